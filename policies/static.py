@@ -1,0 +1,23 @@
+"""Static batching: a batch starts together, runs to its longest member, and is answered together.
+
+The batch is a rectangle, as in a classic server: prompts are padded to the longest, and members that have all their
+tokens are computed on (and counted as held) until everybody has. Nobody joins on the way.
+"""
+
+from collections.abc import Collection
+
+from scheduling import policy
+from scheduling.policy import Room
+from scheduling.sequence import Sequence
+
+
+class Policy(policy.Policy):
+    padded = True
+
+    def admit(
+        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
+    ) -> int:
+        return 0 if running else min(len(waiting), room.slots)
+
+    def release(self, running: list[Sequence]) -> list[Sequence]:
+        return list(running) if all(seq.is_finished for seq in running) else []

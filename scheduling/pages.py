@@ -1,0 +1,128 @@
+"""The pool of KV pages and its prefix cache: bookkeeping of numbers, no tensors.
+
+All pages that a request can ever need are reserved when it is admitted, so nothing grows, nothing is preempted and
+nothing runs out of memory on the way. Full pages of a prompt are published under a hash chain of their tokens;
+a later prompt that begins with the same tokens shares them. Page 0 belongs to nobody: padding rows point at it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator
+
+
+class PagePool:
+    """`n_pages` pages of `page_size` tokens each, page 0 not among those given out.
+
+    `salt` names what makes keys and values differ between pools: model, dtype.
+    """
+
+    def __init__(
+        self, n_pages: int, page_size: int, *, prefix_cache: bool = True, salt: str = ""
+    ) -> None:
+        if n_pages < 2:
+            raise ValueError(f"a pool of {n_pages} pages holds nothing, needs 2. Raise --kv-memory")
+        self.page_size = page_size
+        self.prefix_cache = prefix_cache
+        self.total = n_pages - 1
+        self.query_tokens = 0
+        self.hit_tokens = 0
+        self._salt = hashlib.sha256(salt.encode()).digest()
+        self._references = [0] * n_pages
+        self._key: list[bytes | None] = [None] * n_pages
+        self._by_key: dict[bytes, int] = {}
+        self._free = OrderedDict.fromkeys(range(1, n_pages))  # least recently used first
+
+    @property
+    def free(self) -> int:
+        """Pages that can be given out, cached ones among them."""
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        return self.total - len(self._free)
+
+    @property
+    def cached(self) -> int:
+        """Free pages whose content can still be found."""
+        return len(self._by_key) - sum(1 for p in self._by_key.values() if self._references[p])
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    def can_ever_hold(self, tokens: int) -> bool:
+        return self.pages_for(tokens) <= self.total
+
+    def hashes(self, tokens: list[int]) -> list[bytes]:
+        """Return the hash chain of the full pages of a prompt, without the page of its last token.
+
+        One token at least is left to compute, since its logits are needed.
+        """
+        return list(self._chain(tokens)) if self.prefix_cache else []
+
+    def _chain(self, tokens: list[int]) -> Iterator[bytes]:
+        key = self._salt
+        size = self.page_size
+        for i in range((len(tokens) - 1) // size):
+            key = hashlib.sha256(
+                key + array("I", tokens[i * size : (i + 1) * size]).tobytes()
+            ).digest()
+            yield key
+
+    def cached_tokens(self, hashes: list[bytes]) -> int:
+        """Return how many tokens at the head of this chain are in the cache now."""
+        return self._match(hashes) * self.page_size
+
+    def _match(self, hashes: list[bytes]) -> int:
+        for i, key in enumerate(hashes):
+            if key not in self._by_key:
+                return i
+        return len(hashes)
+
+    def reserve(
+        self, hashes: list[bytes], tokens: int, prompt_tokens: int = 0
+    ) -> tuple[list[int], int] | None:
+        """Take pages for `tokens` tokens; return (pages, cached tokens), or None when there are too few."""
+        hits = [self._by_key[key] for key in hashes[: self._match(hashes)]]
+        fresh = self.pages_for(tokens) - len(hits)
+        if fresh > len(self._free) - sum(self._references[p] == 0 for p in hits):
+            return None
+        for page in hits:
+            self._references[page] += 1
+            self._free.pop(page, None)
+        taken = [self._free.popitem(last=False)[0] for _ in range(fresh)]
+        for page in taken:
+            self._forget(page)
+            self._references[page] = 1
+        if self.prefix_cache:
+            self.query_tokens += prompt_tokens
+            self.hit_tokens += len(hits) * self.page_size
+        return hits + taken, len(hits) * self.page_size
+
+    def publish(self, pages: list[int], hashes: list[bytes]) -> None:
+        """Make the content of `pages` findable; call it when their keys and values have been computed."""
+        for page, key in zip(pages, hashes):
+            if self._by_key.setdefault(key, page) == page:
+                self._key[page] = key
+
+    def release(self, pages: list[int]) -> None:
+        """Give pages back; a prefix outlives its tail, and pages without content are reused first."""
+        for page in reversed(pages):
+            self._references[page] -= 1
+            if self._references[page] == 0:
+                self._free[page] = None
+                if self._key[page] is None:
+                    self._free.move_to_end(page, last=False)
+
+    def clear_cache(self) -> None:
+        """Forget all content, for pages that were written by a step that failed."""
+        for page in list(self._by_key.values()):
+            self._forget(page)
+
+    def _forget(self, page: int) -> None:
+        key = self._key[page]
+        if key is not None:
+            self._by_key.pop(key, None)
+            self._key[page] = None

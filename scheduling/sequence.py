@@ -1,0 +1,88 @@
+"""One request on its way through the scheduler: token ids, time stamps, pages and state.
+
+It must not know text, HTTP or how a token is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+State = Literal["waiting", "running", "held", "finished"]
+WAIT_REASONS = ("slots_full", "token_budget", "kv_full", "policy_order", "window")
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A prompt, the tokens it asks for, and how far it has come.
+
+    `stop` is asked for each new token and returns a finish reason or None. `sampling` belongs to the model and
+    is never looked at here. Times are seconds of the clock that the scheduler is given.
+    """
+
+    prompt_ids: list[int]
+    max_tokens: int
+    id: str = ""
+    arrived_at: float = 0.0
+    stop: Callable[[int], str | None] | None = None
+    sampling: Any = None
+    client: str = ""
+    priority: int = 0
+
+    output_ids: list[int] = field(default_factory=list)
+    computed: int = 0  # tokens whose keys and values lie in the pages
+    cached: int = 0  # of these, prompt tokens found in the prefix cache
+    pages: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    slot: int = -1
+    state: State = "waiting"
+    finish_reason: str | None = None
+    error: BaseException | None = None
+
+    scheduled_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    finished_at: float | None = None
+    first_iteration: int = 0
+    last_iteration: int = 0
+    batch_sum: int = 0  # sum and maximum of the batch sizes it ran in
+    batch_max: int = 0
+    waited: dict[str, tuple[int, float]] = field(
+        default_factory=dict
+    )  # reason: iterations, seconds
+
+    @property
+    def length(self) -> int:
+        """Tokens so far: the prompt and what was generated."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def total(self) -> int:
+        """Tokens at most: what is reserved at admission."""
+        return len(self.prompt_ids) + self.max_tokens
+
+    @property
+    def pending(self) -> int:
+        """Tokens known but not computed: the rest of the prompt, or 1 when decoding."""
+        return len(self.prompt_ids) + len(self.output_ids) - self.computed
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.pending > 1 or not self.output_ids
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has all its tokens, though it may still hold its slot."""
+        return self.finish_reason is not None
+
+    @property
+    def iterations(self) -> int:
+        return self.last_iteration - self.first_iteration + 1 if self.first_iteration else 0
+
+    def tokens(self, start: int, count: int) -> list[int]:
+        """Return the token ids of places start .. start + count."""
+        n = len(self.prompt_ids)
+        if start >= n:
+            return self.output_ids[start - n : start - n + count]
+        return (self.prompt_ids[start : start + count] + self.output_ids)[:count]

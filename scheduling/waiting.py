@@ -1,0 +1,54 @@
+"""Why who waited how long, kept in constant time per request.
+
+At each moment one reason holds the head of the queue back, and with it everybody behind. So one running total for
+each reason is enough: a request's share is the total when it leaves the queue less the total when it came.
+"""
+
+from __future__ import annotations
+
+from scheduling.sequence import WAIT_REASONS, Sequence
+
+Totals = tuple[tuple[int, float], ...]
+
+
+class WaitClock:
+    """`reason` is what holds the queue back now; who arrives during an iteration waits for the policy's turn."""
+
+    def __init__(self) -> None:
+        self.reason = "policy_order"
+        self._iterations = dict.fromkeys(WAIT_REASONS, 0)
+        self._seconds = dict.fromkeys(WAIT_REASONS, 0.0)
+        self._now: float | None = None
+        self._number = 0
+        self._arrivals: dict[Sequence, Totals] = {}
+
+    def tick(self, now: float, number: int) -> None:
+        """Let time and iterations pass under the present reason."""
+        if self._now is not None:
+            self._seconds[self.reason] += now - self._now
+            self._iterations[self.reason] += number - self._number
+        self._now, self._number = now, number
+        if not self._arrivals:
+            self.reason = "policy_order"
+
+    def arrive(self, seq: Sequence) -> None:
+        if not self._arrivals:
+            self.reason = "policy_order"
+        late = 0.0 if self._now is None else seq.arrived_at - self._now
+        if self._now is None:
+            self._now = seq.arrived_at
+        self._arrivals[seq] = self._totals(late)
+
+    def leave(self, seq: Sequence, now: float) -> None:
+        """Write the time since `arrive` into `seq.waited`, by reason; the seconds sum to the queue time."""
+        late = 0.0 if self._now is None else now - self._now
+        came, gone = self._arrivals.pop(seq), self._totals(late)
+        for reason, (i0, s0), (i1, s1) in zip(WAIT_REASONS, came, gone):
+            if i1 > i0 or s1 - s0 > 1e-12:
+                seq.waited[reason] = (i1 - i0, s1 - s0)
+
+    def _totals(self, late: float) -> Totals:
+        return tuple(
+            (self._iterations[r], self._seconds[r] + (late if r == self.reason else 0.0))
+            for r in WAIT_REASONS
+        )
