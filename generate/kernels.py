@@ -1,0 +1,173 @@
+"""C files of the engine: compiled at the first start with the system's compiler, kept, and loaded.
+
+A library is kept under a hash of its source, the flags, the compiler and the processor, so a changed file or a
+moved home directory compiles anew. Compiling and linking are two steps: a link with -ffast-math would put code
+into the library that switches denormals off in the whole process, and a caller may pass that flag to compile.
+
+It must not know what the functions in a file compute.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch  # noqa: F401  its OpenMP must be in the process first: a library then joins the same pool of threads
+
+log = logging.getLogger(__name__)
+
+FLAGS = (
+    "-std=gnu11",
+    "-O3",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fPIC",
+)
+OPENMP = "-fopenmp"
+COMPILE_SECONDS = 120.0
+
+
+class KernelError(RuntimeError):
+    """A C file could not be compiled or loaded; the text holds the compiler's first lines."""
+
+
+def load_library(source: Path, extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
+    """Load the library compiled from C file `source`, compiling it where the cache does not have it.
+
+    `extra_flags` are added when compiling, not when linking. Where the cache directory cannot be written, the
+    library is built in a temporary directory for this process alone. Functions of a `ctypes.CDLL` run without
+    the GIL. Raises KernelError.
+    """
+    compiler = find_compiler()
+    flags = [*FLAGS, *_machine_flags(), *extra_flags]
+    key = "\0".join(
+        [source.read_text(), *compiler, _version(tuple(compiler)), *flags, _processor()]
+    )
+    name = f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.so"
+    kept = cache_directory() / name
+    if kept.exists():
+        try:
+            return ctypes.CDLL(str(kept))
+        except (
+            OSError
+        ) as error:  # cut short by a full disk, or built against libraries that have gone
+            log.info("%s cannot be loaded (%s) and is compiled again", kept, error)
+    try:
+        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        workshop = tempfile.TemporaryDirectory(dir=kept.parent)
+    except OSError:
+        workshop = tempfile.TemporaryDirectory()
+    with workshop as folder:
+        built = _build(compiler, flags, source, Path(folder) / name)
+        try:
+            if (
+                Path(folder).parent == kept.parent
+            ):  # two processes may do this at once: the last one wins whole
+                built = built.rename(kept)
+        except OSError as error:
+            log.info("%s cannot be kept: %s", kept, error)
+        try:
+            return ctypes.CDLL(str(built))
+        except OSError as error:
+            raise KernelError(
+                f"{source.name} was compiled but cannot be loaded: {error}"
+            ) from error
+
+
+def cache_directory() -> Path:
+    """Return where libraries are kept: $EB_CACHE_DIR, or effective-batching in the user's cache directory."""
+    if chosen := os.environ.get("EB_CACHE_DIR"):
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "effective-batching"
+    except RuntimeError:  # a user without a home, as in some containers
+        return Path(tempfile.gettempdir()) / f"effective-batching-{os.getuid()}"
+
+
+def find_compiler() -> list[str]:
+    """Return the command of the C compiler: $CC, cc, gcc or clang. Raises KernelError where there is none."""
+    if chosen := os.environ.get("CC"):
+        command = shlex.split(chosen)
+        if command and shutil.which(command[0]):
+            return command
+        raise KernelError(f"the compiler CC={chosen!r} is not there. Unset CC or install it")
+    for name in ("cc", "gcc", "clang"):
+        if path := shutil.which(name):
+            return [path]
+    raise KernelError("no C compiler (cc, gcc, clang). Install one, for example: apt install gcc")
+
+
+def _build(compiler: list[str], flags: list[str], source: Path, library: Path) -> Path:
+    compiled = library.with_suffix(".o")
+    try:
+        _run([*compiler, *flags, OPENMP, "-c", str(source), "-o", str(compiled)])
+        openmp = [OPENMP]
+    except KernelError as first:
+        try:  # Apple's clang comes without OpenMP: one thread is still far faster than the way without C
+            _run([*compiler, *flags, "-c", str(source), "-o", str(compiled)])
+        except KernelError:
+            raise first from None
+        log.info("%s compiles only without OpenMP and will use one thread: %s", source.name, first)
+        openmp = []
+    _run([*compiler, "-shared", *openmp, str(compiled), "-o", str(library), "-lm"])
+    return library
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=COMPILE_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelError(f"{command[0]} did not run: {error}") from error
+    if done.returncode:
+        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()][:6]
+        raise KernelError(f"{command[0]} ended with {done.returncode}: " + " | ".join(lines))
+
+
+def _machine_flags() -> list[str]:
+    machine = platform.machine().lower()
+    if machine in ("x86_64", "amd64"):
+        # gcc takes 256 bits by itself even where 512 are faster
+        return ["-march=native", "-mprefer-vector-width=512"]
+    return ["-mcpu=native"] if machine in ("aarch64", "arm64") else []
+
+
+@functools.cache
+def _version(compiler: tuple[str, ...]) -> str:
+    try:
+        done = subprocess.run(
+            [*compiler, "--version"], capture_output=True, text=True, errors="replace", timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
+
+
+@functools.cache
+def _processor() -> str:
+    """Return what -march=native depends on, as far as the system tells."""
+    wanted = ("flags", "Features", "model name", "CPU part")
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    return "\n".join(
+        [
+            platform.platform(),
+            platform.processor(),
+            *sorted({x for x in lines if x.startswith(wanted)}),
+        ]
+    )
