@@ -1,0 +1,55 @@
+"""What the handlers may touch: one object, put together by `app.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from batching import BatchingManager, Inference
+from config import Config
+from stats import ServerStats
+
+
+class Tokenizer(Protocol):
+    vocab_size: int
+    longest_token: int
+
+    def encode(self, text: str, end_of_text: Any = "text") -> list[int]: ...
+    def decode(self, tokens: list[int]) -> str: ...
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A model that is loaded and a loop that runs."""
+
+    manager: BatchingManager
+    tokenizer: Tokenizer
+    make_inference: Callable[..., Inference]
+    model_name: str
+    policy: str
+    device: str
+    dtype: str
+    context: int
+    page_size: int
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Service:
+    """The state of the server: `engine` is None while it loads, `failure` says why it never will."""
+
+    config: Config
+    stats: ServerStats = field(default_factory=ServerStats)
+    engine: Engine | None = None
+    failure: str | None = None
+
+    def status(self) -> tuple[str, str | None]:
+        """Return ok, loading or dead, and why."""
+        if self.failure is not None:
+            return "dead", self.failure
+        if self.engine is None:
+            return "loading", "the model is being loaded"
+        if not self.engine.manager.is_alive:
+            return "dead", "the batching loop has ended"
+        return "ok", None

@@ -1,0 +1,227 @@
+"""The composition root: where settings, model, loop and HTTP are put together, and nothing else is done.
+
+`./server.sh` runs `main`, which checks what can be checked, finds the model, and becomes gunicorn; gunicorn's one
+worker asks this module for `app` and starts the engine after the fork. Everything may be imported here, and nobody
+imports this module but tests, benchmarks and gunicorn.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from flask import Flask
+from werkzeug.exceptions import HTTPException
+
+import banner
+import config as settings
+import policies
+import weights
+from api import auth, errors, native, operations
+from api.service import Engine, Service
+from batching import BatchingManager, Inference
+from config import Config, ConfigError
+from stats import ServerStats
+
+log = logging.getLogger("effective-batching")
+RESOLVED = "EB_INTERNAL_RESOLVED"
+
+
+def __getattr__(name: str) -> Any:
+    """Make `app` when gunicorn asks for it: importing this module does no work."""
+    if name != "app":
+        raise AttributeError(f"module 'app' has no attribute {name!r}")
+    globals()["app"] = create_app(settings.load().config)
+    return globals()["app"]
+
+
+def create_app(config: Config, engine: Engine | None = None) -> Flask:
+    """Return the Flask app; without an `engine` it answers 503 until `start` has loaded one."""
+    app = Flask("effective-batching")
+    app.json.sort_keys = False
+    service = Service(config, engine=engine)
+    app.extensions["service"] = service
+    app.before_request(auth.check(config.api_key))
+    for room in (native, operations):
+        app.register_blueprint(room.blueprint(service))
+    app.register_error_handler(errors.ApiError, errors.response)
+    app.register_error_handler(HTTPException, lambda e: errors.response(errors.from_http(e)))
+    app.register_error_handler(Exception, _unexpected)
+    return app
+
+
+def _unexpected(error: Exception) -> Any:
+    log.exception("a handler failed")
+    return errors.response(
+        errors.ApiError("the server failed on this request. Try another", type="server_error")
+    )
+
+
+def start(app: Flask, on_failure: Callable[[], None] = lambda: None) -> threading.Thread:
+    """Load the model and run the loop, in the background; until then the app answers 503."""
+    service: Service = app.extensions["service"]
+
+    def load() -> None:
+        began = time.perf_counter()
+        try:
+            service.engine = load_engine(service.config, service.stats)
+        except (ValueError, OSError, MemoryError, RuntimeError) as error:
+            service.failure = str(error)
+            log.debug("loading failed", exc_info=True)
+            banner.fail(str(error) or type(error).__name__)
+            on_failure()
+            return
+        gc.collect()
+        gc.freeze()  # the model is no garbage: do not look through it again
+        banner.show(service.config, service.engine, time.perf_counter() - began)
+
+    thread = threading.Thread(target=load, name="load-model", daemon=True)
+    thread.start()
+    return thread
+
+
+def load_engine(config: Config, stats: ServerStats) -> Engine:
+    """Load the model that the settings name, make its pages, and start the loop."""
+    from generate import machine
+    from generate.runner import ModelRunner
+    from generate.sampling import SamplingParams
+    from generate.text import AnswerText
+    from generate.tokenizer import load_tokenizer
+    from scheduling.pages import PagePool
+
+    text = os.environ.get(RESOLVED)
+    resolved = (
+        weights.ResolvedModel.from_json(text)
+        if text
+        else weights.resolve(config.model or None, config.load_format)
+    )
+    device = machine.choose_device(config.device)
+    dtype = machine.choose_dtype(config.dtype, device)
+    threads = machine.use_threads(config.compute_threads)
+    tokenizer = load_tokenizer(resolved, config.tokenizer_file or None)
+    model = weights.load(resolved, dtype).to(device)
+    parameters = sum(p.numel() for p in model.parameters())
+    shape = model.config
+    policy = policies.get_policy(config.policy, max_batch_size=config.max_batch_size)
+    n_pages = machine.kv_pages(shape, dtype, device, config.kv_memory, policy.max_batch_size)
+    runner = ModelRunner(model, n_pages, machine.PAGE_SIZE)
+    pages = PagePool(
+        n_pages,
+        machine.PAGE_SIZE,
+        prefix_cache=config.prefix_cache,
+        salt=f"{resolved.name} {dtype}",
+    )
+    budget = config.max_tokens_per_step or (2048 if device.type == "cuda" else 256)
+
+    def make_inference(
+        prompt: str,
+        num_tokens: int,
+        prompt_ids: list[int] | None = None,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stops: list[str] | None = None,
+        ignore_eos: bool = True,
+        **options: Any,
+    ) -> Inference:
+        seed = secrets.randbits(63) if seed is None else seed
+        stop_ids = frozenset() if ignore_eos else frozenset([tokenizer.eot_id])
+        return Inference(
+            prompt,
+            num_tokens,
+            tokenizer.encode(prompt) if prompt_ids is None else prompt_ids,
+            sampling=SamplingParams(temperature, top_k, top_p, seed),
+            text=AnswerText(tokenizer, stops or (), stop_ids),
+            **options,
+        )
+
+    manager = BatchingManager(
+        runner,
+        pages=pages,
+        max_batch_size=policy.max_batch_size,
+        max_queue=config.max_open_requests - policy.max_batch_size,
+        max_tokens_per_step=budget,
+        make_policy=policies.get_policy,
+        make_inference=make_inference,
+    )
+
+    def observe(iteration: Any, left: list[Inference]) -> None:
+        if iteration is not None:
+            stats.record(iteration)
+        for inference in left:
+            stats.finish(inference.sequence)
+
+    manager.observers.append(observe)
+    manager.start(policy)
+    return Engine(
+        manager=manager,
+        tokenizer=tokenizer,
+        make_inference=make_inference,
+        model_name=resolved.name + (" (random weights)" if resolved.load_format == "dummy" else ""),
+        policy=policy.name,
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        context=shape.block_size,
+        page_size=machine.PAGE_SIZE,
+        facts={
+            "parameters": parameters,
+            "attention": runner.attend.name,
+            "compute_threads": threads,
+            "kv_bytes": runner.keys.nbytes * 2,
+            "warnings": [w for w in (resolved.warning, tokenizer.warning) if w],
+        },
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Check the settings, find the model, and become the server."""
+    try:
+        loaded = settings.load(sys.argv[1:] if argv is None else argv)
+        policies.check_name(loaded.config.policy)
+        if "--print-config" in (argv or sys.argv):
+            print(settings.describe(loaded))  # noqa: T201
+            return
+        for warning in loaded.warnings:
+            banner.warn(warning)
+        _check_port(loaded.config)
+        resolved = weights.resolve(loaded.config.model or None, loaded.config.load_format)
+    except (ConfigError, ValueError) as error:
+        banner.fail(str(error))
+        raise SystemExit(2) from None
+    environment = {
+        **os.environ, **loaded.config.to_environment(), RESOLVED: resolved.to_json(),
+        "BATCHING": loaded.config.policy,
+    }  # fmt: skip
+    root = str(settings.ROOT)
+    os.chdir(root)
+    command = [sys.executable, "-m", "gunicorn", "--config", f"{root}/gunicorn_conf.py", "app:app"]
+    sys.stderr.flush()
+    os.execve(sys.executable, command, environment)
+
+
+def _check_port(config: Config) -> None:
+    """Raise ConfigError when the address cannot be bound: gunicorn would try five times and then give up."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.host, config.port))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {config.host}:{config.port}: {error.strerror}. Stop what uses the port, "
+                f"or choose another: --port {config.port % 65535 + 1}"
+            ) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What the terminal says when the server starts: who is served, how, where, and the first thing to try."""
+
+from __future__ import annotations
+
+import sys
+
+from api.service import Engine
+from config import VERSION, Config
+
+
+def warn(text: str) -> None:
+    """Say on stderr what will happen that is not as one may think."""
+    _write(f"warning: {text}")
+
+
+def fail(text: str) -> None:
+    """Say on stderr, in one line, why it does not go on."""
+    _write(f"error: {text}")
+
+
+def show(config: Config, engine: Engine, seconds: float) -> None:
+    """Describe the server that is ready."""
+    facts = engine.facts
+    pages = engine.manager.pages
+    fits = ""
+    if pages is not None:
+        counts = (f"{pages.total // pages.pages_for(n):,} x {n:,}" for n in (128, 256, 512, 1024))
+        fits = f", holds sequences of tokens: {' or '.join(counts)}"
+    local = "127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host
+    url = f"http://{local}:{config.port}"
+    key = "needed (Authorization: Bearer ...)" if config.api_key else "none"
+    public = config.host not in ("127.0.0.1", "::1", "localhost")
+    for text in facts.get("warnings", ()):
+        _loud(text)
+    rows = [
+        ("policy", f"{engine.policy}, {engine.manager.max_batch_size} slots, queue of {engine.manager.max_queue}, "
+                   f"{config.threads} HTTP threads"),
+        ("model", f"{engine.model_name}, {facts.get('parameters', 0) / 1e6:.1f} M parameters, "
+                  f"context {engine.context:,}"),
+        ("device", f"{engine.device}, {engine.dtype}, {facts.get('compute_threads', 0)} threads, "
+                   f"attention {facts.get('attention', '')}"),
+        ("KV memory", f"{facts.get('kv_bytes', 0) / 2**20:,.0f} MiB{fits}"),
+        ("API key", key),
+        ("listening", f"{config.host}:{config.port}, ready in {seconds:.1f} s"),
+    ]  # fmt: skip
+    lines = [f"effective-batching {VERSION}"] + [f"  {name:<10} {value}" for name, value in rows]
+    bearer = " -H 'Authorization: Bearer KEY'" if config.api_key else ""
+    lines += [
+        "try",
+        f'  curl -X POST {url}/inference{bearer} -d \'{{"prompt":"ROMEO:","num_tokens":40}}\'',
+        f"  curl {url}/stats{bearer}",
+    ]
+    _write("\n".join(lines))
+    if public and not config.api_key:
+        warn(
+            f"anybody who reaches {config.host}:{config.port} may use this server. "
+            "Set --api-key, or use --host 127.0.0.1 to serve this machine alone"
+        )
+
+
+def _loud(text: str) -> None:
+    bar = "!" * 78
+    _write(f"{bar}\nwarning: {text}\n{bar}")
+
+
+def _write(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

@@ -1,0 +1,346 @@
+"""Between the HTTP threads and the loop: the bounded queue, the thread that runs the loop, the answers.
+
+A handler enqueues an `Inference` and waits on it; one background thread drives the `Scheduler`. Every accepted
+inference ends exactly once, with its text or with an `InferenceError`, whatever breaks. It must not know HTTP,
+tensors, or which policy it runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from scheduling.iteration import Iteration, Plan
+from scheduling.pages import PagePool
+from scheduling.policy import Policy
+from scheduling.scheduler import Output, Scheduler
+from scheduling.sequence import Sequence
+
+log = logging.getLogger(__name__)
+
+MAX_BATCH_SIZE = 64
+
+
+class InferenceError(Exception):
+    """Why a request has no answer; `kind` is one of WIRE's: server_error, cancelled, timeout_error, ..."""
+
+    def __init__(self, kind: str, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.retry_after = retry_after
+
+
+class Model(Protocol):
+    """What computes a step: `generate.runner.ModelRunner`, or a mock that only takes its time."""
+
+    def forward(self, plan: Plan) -> list[Output]: ...
+
+
+class Text(Protocol):
+    """Turns the token ids of one answer into text, and says when a stop string has come."""
+
+    watches: bool
+
+    def feed(self, token: int) -> str | None: ...
+    def text(self, output_ids: list[int]) -> str: ...
+
+
+class Inference:
+    """One request as its handler sees it. It finishes exactly once: with a completion or an error."""
+
+    def __init__(
+        self,
+        prompt: str,
+        num_tokens: int,
+        prompt_ids: list[int],
+        *,
+        id: str = "",
+        sampling: Any = None,
+        text: Text | None = None,
+        client: str = "",
+    ) -> None:
+        self.id = id or uuid.uuid4().hex
+        self.prompt = prompt
+        self.num_tokens = num_tokens
+        self.text = text
+        self.error: InferenceError | None = None
+        self.event_obj = threading.Event()
+        self.sequence = Sequence(
+            prompt_ids, num_tokens, id=self.id, sampling=sampling, client=client,
+            stop=text.feed if text is not None and text.watches else None,
+        )  # fmt: skip
+        self._lock = threading.Lock()
+        self._cancel: Callable[[Inference, InferenceError], None] | None = None
+
+    @property
+    def data(self) -> list[int]:
+        """The token ids so far, prompt first."""
+        return self.sequence.prompt_ids + self.sequence.output_ids
+
+    @property
+    def completion(self) -> str | None:
+        """Prompt and generated text once finished, else None."""
+        if not self.event_obj.is_set() or self.error is not None:
+            return None
+        return self.prompt + (self.text.text(self.sequence.output_ids) if self.text else "")
+
+    @property
+    def is_finished(self) -> bool:
+        return self.event_obj.is_set()
+
+    def add_token(self, token: int) -> bool:
+        """Append a generated token id; return whether that was the last one asked for."""
+        self.sequence.output_ids.append(token)
+        return len(self.sequence.output_ids) >= self.num_tokens
+
+    def finished(self, error: InferenceError | None = None) -> bool:
+        """End the inference and wake who waits; False if it had ended already."""
+        with self._lock:
+            if self.event_obj.is_set():
+                return False
+            self.error = error
+            self.event_obj.set()
+            return True
+
+    def wait_for_completion(self, timeout: float | None = None) -> str:
+        """Return prompt and generated text; raise InferenceError, after `timeout` seconds at the latest."""
+        if not self.event_obj.wait(timeout):
+            self.cancel(InferenceError("timeout_error", f"no answer within {timeout:g} s. Ask for fewer "
+                                       "tokens, try again later, or raise --request-timeout"))  # fmt: skip
+        self.event_obj.wait()
+        if self.error is not None:
+            raise self.error
+        completion = self.completion
+        assert completion is not None
+        return completion
+
+    def cancel(self, error: InferenceError | None = None) -> None:
+        """End it now; its slot and pages are free within one iteration."""
+        error = error or InferenceError("cancelled", "the request was cancelled")
+        if self.finished(error) and self._cancel is not None:
+            self._cancel(self, error)
+
+
+class BatchingManager:
+    """Queue, loop thread and answers for one model.
+
+    `observers` are called in the loop thread with each Iteration and the inferences that left; what they raise is
+    logged and forgotten. `make_policy` gives the three loops of the original their policies by name.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        pages: PagePool | None = None,
+        max_batch_size: int = MAX_BATCH_SIZE,
+        max_queue: int = 256,
+        max_tokens_per_step: int = 2048,
+        make_policy: Callable[..., Policy] | None = None,
+        make_inference: Callable[..., Inference] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.model = model
+        self.pages = pages
+        self.max_batch_size = max_batch_size
+        self.max_queue = max_queue
+        self.max_tokens_per_step = max_tokens_per_step
+        self.observers: list[Callable[[Iteration | None, list[Inference]], None]] = []
+        self.scheduler: Scheduler | None = None
+        self.beat = clock()  # when the loop last turned
+        self.steps_failed = 0
+        self._make_policy = make_policy
+        self._make_inference = make_inference
+        self._clock = clock
+        self._wake = threading.Condition()
+        self._arrived: list[Inference] = []
+        self._cancelled: list[Inference] = []
+        self._open: dict[Sequence, Inference] = {}
+        self._count = 0
+        self._stopping = False
+        self._dead = False
+
+    def enqueue(self, inference: Inference | str, num_tokens: int = 0, **options: Any) -> Inference:
+        """Take an inference, or make one of a prompt, into the queue; InferenceError when it is full or closed."""
+        if isinstance(inference, str):
+            if self._make_inference is None:
+                raise TypeError(
+                    "this manager takes Inference objects; give make_inference to take text"
+                )
+            inference = self._make_inference(inference, num_tokens, **options)
+        total = inference.sequence.total
+        if self.pages is not None and not self.pages.can_ever_hold(total):
+            size, most = self.pages.page_size, self.pages.total
+            raise InferenceError(
+                "invalid_request_error",
+                f"prompt and answer are {total} tokens and need {self.pages.pages_for(total)} KV pages of {size} "
+                f"tokens, but there are {most}. Ask for fewer tokens or raise --kv-memory",
+            )
+        if self.pages is not None:
+            inference.sequence.hashes = self.pages.hashes(inference.sequence.prompt_ids)
+        with self._wake:
+            if self._dead or self._stopping:
+                raise InferenceError(
+                    "unavailable_error", "the server is shutting down. Try again", 1
+                )
+            limit = self.max_queue + self.max_batch_size
+            if self._count >= limit:
+                raise InferenceError(
+                    "overloaded",
+                    f"{self._count} requests wait or run, {limit} may. Try again later, or raise --max-queue",
+                    self.retry_after(),
+                )
+            self._count += 1
+            inference._cancel = self._take_out
+            inference.sequence.arrived_at = self._clock()
+            self._arrived.append(inference)
+            self._wake.notify()
+        return inference
+
+    def retry_after(self) -> int:
+        """Return the seconds after which a refused client should come again."""
+        return 1
+
+    @property
+    def waiting(self) -> int:
+        scheduler = self.scheduler
+        return len(self._arrived) + (len(scheduler.waiting) if scheduler else 0)
+
+    @property
+    def running(self) -> int:
+        return len(self.scheduler.running) if self.scheduler else 0
+
+    @property
+    def is_alive(self) -> bool:
+        return self.scheduler is not None and not self._dead
+
+    def _take_out(self, inference: Inference, error: InferenceError) -> None:
+        with self._wake:
+            self._cancelled.append(inference)
+            self._wake.notify()
+
+    def no_batching_loop(self) -> None:
+        """Serve one request at a time, forever."""
+        self.run(self._policy("nobatch"))
+
+    def static_batching_loop(self) -> None:
+        """Serve batches that start and end together, forever."""
+        self.run(self._policy("static"))
+
+    def dynamic_batching_loop(self) -> None:
+        """Serve with iteration-level batching, forever."""
+        self.run(self._policy("dynamic"))
+
+    def _policy(self, name: str) -> Policy:
+        if self._make_policy is None:
+            raise TypeError("give make_policy, for instance policies.get_policy")
+        return self._make_policy(name, max_batch_size=self.max_batch_size)
+
+    def start(self, policy: Policy) -> threading.Thread:
+        """Run the loop in a thread of its own."""
+        thread = threading.Thread(
+            target=self.run, args=(policy,), name="batching-loop", daemon=True
+        )
+        thread.start()
+        return thread
+
+    def stop(self) -> None:
+        """Let the loop end; who still waits is answered with an error."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+
+    def run(self, policy: Policy) -> None:
+        """Drive the scheduler until `stop`."""
+        self.scheduler = scheduler = Scheduler(policy, self.pages, self.max_tokens_per_step)
+        worked = True
+        try:
+            while self._take_in(scheduler, wait=not worked):
+                worked = self._turn(scheduler)
+        finally:
+            self._close()
+
+    def _take_in(self, scheduler: Scheduler, wait: bool) -> bool:
+        """Hand arrivals and cancellations to the scheduler; False to end the loop.
+
+        With `wait`, sleep before until something comes or the policy wants to be asked again.
+        """
+        with self._wake:
+            self.beat = now = self._clock()
+            if wait and not (self._arrived or self._cancelled or self._stopping):
+                wake_at = scheduler.wake_at(now)
+                self._wake.wait(1.0 if wake_at is None else max(0.0, min(1.0, wake_at - now)))
+            arrived, self._arrived = self._arrived, []
+            cancelled, self._cancelled = self._cancelled, []
+            for inference in arrived:
+                self._open[inference.sequence] = inference
+            if self._stopping:
+                return False
+        for inference in arrived:
+            scheduler.add(inference.sequence)
+        for inference in cancelled:
+            if inference.sequence in self._open and scheduler.remove(inference.sequence, now):
+                self._leave([inference.sequence], None)
+        return True
+
+    def _turn(self, scheduler: Scheduler) -> bool:
+        """Plan, compute and answer one step; False when the policy lets everybody wait."""
+        plan = scheduler.plan(self._clock())
+        if plan is None:
+            return False
+        try:
+            outputs = self.model.forward(plan)
+        except Exception as error:
+            self._step_failed(scheduler, plan, error)
+            return True
+        iteration = scheduler.commit(plan, outputs, self._clock())
+        left = {id for id, _ in iteration.left}
+        candidates = itertools.chain(plan.sequences, plan.held)
+        self._leave([seq for seq in candidates if seq.id in left], iteration)
+        return True
+
+    def _step_failed(self, scheduler: Scheduler, plan: Plan, error: Exception) -> None:
+        log.exception("step %d failed with %d requests in it", plan.number, len(plan.sequences))
+        self.steps_failed += 1
+        for seq in plan.sequences:
+            seq.error = error
+            scheduler.remove(seq, self._clock(), "abort")
+        self._leave(plan.sequences, None)
+
+    def _leave(self, sequences: list[Sequence], iteration: Iteration | None) -> None:
+        """Answer who left; one pass for all, no waiting on anybody."""
+        inferences = [self._open.pop(seq) for seq in sequences if seq in self._open]
+        with self._wake:
+            self._count -= len(inferences)
+        for observer in self.observers:
+            try:
+                observer(iteration, inferences)
+            except Exception:
+                log.exception("an observer failed")
+        for inference in inferences:
+            error = inference.sequence.error
+            inference.finished(
+                InferenceError("server_error", f"the model failed on this request: {type(error).__name__}. "
+                               "Try again; if it stays, send another prompt")
+                if error is not None
+                else None
+            )  # fmt: skip
+
+    def _close(self) -> None:
+        with self._wake:
+            self._dead = True
+            open_, self._open = [*self._open.values(), *self._arrived], {}
+            self._arrived = []
+        for inference in open_:
+            inference.finished(
+                InferenceError(
+                    "unavailable_error",
+                    "the server stopped before this request was done. Try again",
+                    1,
+                )
+            )

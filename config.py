@@ -1,0 +1,286 @@
+"""Every setting once: its name, default, bounds and help.
+
+A setting is a flag, an `EB_*` variable and a line in `.env`, in this order of precedence; `--max-batch-size`,
+`EB_MAX_BATCH_SIZE`. The policy alone is also the first word on the command line and the original's `BATCHING`.
+It must not know what the settings do, and imports nothing of the project but names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dotenv import dotenv_values
+
+ROOT = Path(__file__).resolve().parent
+VERSION = "0.1.0"
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be: the message names value, bound and remedy."""
+
+
+def setting(
+    default: Any,
+    help: str,
+    group: str,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    choices: Sequence[str] = (),
+    size: bool = False,
+    secret: bool = False,
+) -> Any:
+    return field(
+        default=default,
+        metadata={
+            "help": help, "group": group, "minimum": minimum, "maximum": maximum,
+            "choices": tuple(choices), "size": size, "secret": secret,
+        },
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of one server."""
+
+    policy: str = setting("nobatch", "batching policy, also the first word", "batching")
+    max_batch_size: int = setting(
+        64, "slots: requests computed at once", "batching", minimum=1, maximum=4096
+    )
+    max_tokens_per_step: int = setting(
+        0, "tokens of one step, longer prompts are cut; 0: 256 on a CPU, 2048 on a GPU", "batching",
+        minimum=0, maximum=1 << 20,
+    )  # fmt: skip
+    max_queue: int = setting(
+        256, "requests that may wait beside those that run; more get 429", "batching",
+        minimum=0, maximum=16384,
+    )  # fmt: skip
+    request_timeout: float = setting(
+        600.0, "seconds from arrival to answer at most, then 504", "batching",
+        minimum=0.01, maximum=86400,
+    )  # fmt: skip
+    model: str = setting(
+        "", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2, bard, or a folder with a GPT-2 "
+        "checkpoint; unset: gpt2-medium, or bard where it is not to be had", "model",
+    )  # fmt: skip
+    load_format: str = setting(
+        "auto", "dummy: random weights of the right shape, for measuring", "model",
+        choices=("auto", "dummy"),
+    )  # fmt: skip
+    device: str = setting("auto", "where to compute", "model", choices=("auto", "cpu", "cuda"))
+    dtype: str = setting(
+        "auto", "number format of weights and KV cache", "model",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )  # fmt: skip
+    tokenizer_file: str = setting(
+        "", "file with GPT-2's byte-pair ranks (*.tiktoken); unset: downloaded once", "model"
+    )
+    kv_memory: int = setting(
+        0, "bytes for KV pages, as 512M or 2G; 0: a share of the free memory", "model",
+        minimum=0, size=True,
+    )  # fmt: skip
+    prefix_cache: bool = setting(True, "share KV pages of equal prompt beginnings", "model")
+    compute_threads: int = setting(
+        0, "threads that compute on a CPU; 0: one a core", "model", minimum=0, maximum=1024
+    )
+    host: str = setting("0.0.0.0", "address to listen on", "server")
+    port: int = setting(8500, "port to listen on", "server", minimum=1, maximum=65535)
+    api_key: str = setting(
+        "", "key that clients must send as a bearer token", "server", secret=True
+    )
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            check(item, getattr(self, item.name))
+
+    @property
+    def max_open_requests(self) -> int:
+        """Requests that may wait or run."""
+        return self.max_queue + self.max_batch_size
+
+    @property
+    def threads(self) -> int:
+        """HTTP threads: one for each open request, and a reserve for health, stats and refusals."""
+        return self.max_open_requests + 32
+
+    def to_environment(self) -> dict[str, str]:
+        """Return the settings as `EB_*` variables, for the process that serves."""
+        return {variable(f.name): _text(getattr(self, f.name)) for f in fields(self)}
+
+
+def variable(name: str) -> str:
+    return "EB_" + name.upper()
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _text(value: Any) -> str:
+    return ("1" if value else "0") if isinstance(value, bool) else str(value)
+
+
+def check(item: Field[Any], value: Any) -> None:
+    """Raise ConfigError when `value` is out of the bounds of its setting."""
+    low, high, choices = (item.metadata[k] for k in ("minimum", "maximum", "choices"))
+    if choices and value not in choices:
+        near = get_close_matches(str(value), choices, 1)
+        guess = f" Did you mean {near[0]}?" if near else ""
+        raise ConfigError(
+            f"{flag(item.name)} is {value!r}.{guess} Use one of: {', '.join(choices)}"
+        )
+    if low is not None and not value >= low:
+        raise ConfigError(f"{flag(item.name)} is {value}, must be at least {low}. Set it higher")
+    if high is not None and not value <= high:
+        raise ConfigError(f"{flag(item.name)} is {value}, must be at most {high}. Set it lower")
+
+
+def parse(item: Field[Any], text: str) -> Any:
+    """Return the value that `text` means for a setting; ConfigError when it means none."""
+    kind = type(item.default)
+    try:
+        if kind is bool:
+            return {"1": True, "true": True, "on": True, "yes": True,
+                    "0": False, "false": False, "off": False, "no": False}[text.lower()]  # fmt: skip
+        if item.metadata["size"]:
+            digits = text.upper().removesuffix("B").removesuffix("I")
+            unit = digits[-1:] if digits[-1:] in UNITS else ""
+            return int(float(digits.removesuffix(unit)) * UNITS[unit])
+        return kind(text)
+    except (KeyError, ValueError, OverflowError):
+        wanted = (
+            "on or off"
+            if kind is bool
+            else "a size such as 512M"
+            if item.metadata["size"]
+            else kind.__name__
+        )
+        raise ConfigError(f"{flag(item.name)} is {text!r}. Use {wanted}") from None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration, where each value came from, and what to warn of."""
+
+    config: Config
+    origin: dict[str, str]
+    warnings: list[str]
+
+
+def load(
+    argv: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    dotenv: Path | None = None,
+) -> Loaded:
+    """Read flags, environment and `.env`; ConfigError or, for a bad flag, exit 2."""
+    environ = os.environ if environ is None else environ
+    path = ROOT / ".env" if dotenv is None else dotenv
+    lines = {k: v for k, v in dotenv_values(path).items() if v is not None} if path.exists() else {}
+    values: dict[str, Any] = {}
+    origin = {item.name: "default" for item in fields(Config)}
+    for source, found in ((".env", lines), ("environment", environ)):
+        for item in fields(Config):
+            text = found.get(variable(item.name))
+            if text is None and item.name == "policy":
+                text = found.get("BATCHING")
+            if text:
+                values[item.name], origin[item.name] = parse(item, text), source
+    for name, value in vars(parser().parse_args(list(argv))).items():
+        if value is not None and name in origin:
+            values[name], origin[name] = value, "flag"
+    return Loaded(Config(**values), origin, _unknown_variables([*environ, *lines]))
+
+
+def _unknown_variables(names: Sequence[str]) -> list[str]:
+    known = [variable(f.name) for f in fields(Config)] + ["EB_CACHE_DIR", "EB_KERNELS", "EB_FAULTS"]
+    warnings = []
+    for name in sorted(set(names)):
+        if name.startswith("EB_") and name not in known and not name.startswith("EB_INTERNAL_"):
+            near = get_close_matches(name, known, 1)
+            guess = f" Did you mean {near[0]}?" if near else ""
+            warnings.append(f"the variable {name} is not a setting and has no effect.{guess}")
+    return warnings
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that answers a mistyped flag with the nearest one."""
+
+    def error(self, message: str) -> NoReturn:
+        flags = [option for action in self._actions for option in action.option_strings]
+        if message.startswith("unrecognized arguments: "):
+            given = message.removeprefix("unrecognized arguments: ").split()
+            wrong = next((word for word in given if word.startswith("-")), given[0])
+            near = get_close_matches(wrong.split("=")[0], flags, 1)
+            guess = f" Did you mean {near[0]}?" if near else ""
+            message = f"unknown flag {wrong}.{guess} Use one of: {' '.join(sorted(flags))}"
+        print(f"error: {message}", file=sys.stderr)  # noqa: T201
+        raise SystemExit(2)
+
+
+def parser() -> Parser:
+    """Return the command line of the server, made from the settings."""
+    result = Parser(
+        prog="./server.sh",
+        usage="./server.sh <policy> [flags]",
+        description="Serve a GPT-2 model over HTTP with the batching policy of your choice.",
+        epilog="Each setting is also an EB_* variable and a line in .env; a flag wins over the "
+        "environment, the environment over .env. Example: ./server.sh dynamic --model bard --port 8501",
+        allow_abbrev=False,
+    )
+    result.add_argument("policy", nargs="?", help="the batching policy (BATCHING, EB_POLICY)")
+    result.add_argument("--version", action="version", version=f"effective-batching {VERSION}")
+    result.add_argument(
+        "--print-config",
+        action="store_true",
+        help="show every setting, its value and origin, and leave",
+    )
+    groups = {}
+    for item in fields(Config)[1:]:
+        name = item.metadata["group"]
+        groups[name] = groups.get(name) or result.add_argument_group(name)
+        kind = type(item.default)
+        groups[name].add_argument(
+            flag(item.name),
+            dest=item.name,
+            type=lambda text, item=item: _parse_flag(item, text),
+            metavar="|".join(item.metadata["choices"])
+            or ("SIZE" if item.metadata["size"] else kind.__name__.upper()),
+            help=_help(item),
+        )
+    return result
+
+
+def _parse_flag(item: Field[Any], text: str) -> Any:
+    try:
+        value = parse(item, text)
+        check(item, value)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        raise SystemExit(2) from None
+    return value
+
+
+def _help(item: Field[Any]) -> str:
+    low, high = item.metadata["minimum"], item.metadata["maximum"]
+    bounds = "" if low is None else f", {low:g}.." + ("" if high is None else f"{high:g}")
+    default = "none" if item.default == "" else _text(item.default)
+    text = f"{item.metadata['help']} [{default}{bounds}; {variable(item.name)}]"
+    return text.replace("%", "%%")
+
+
+def describe(loaded: Loaded) -> str:
+    """Return every setting with its value and origin, secrets hidden."""
+    lines = []
+    for item in fields(Config):
+        value = getattr(loaded.config, item.name)
+        shown = "(set)" if item.metadata["secret"] and value else _text(value) or "(unset)"
+        lines.append(f"{flag(item.name):<24}{shown:<24}{loaded.origin[item.name]}")
+    return "\n".join(lines)

@@ -1,0 +1,120 @@
+"""What this machine has: device, number format, threads, memory for KV pages.
+
+It must not know models beyond their shape, nor who asks.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from model import GPTConfig
+
+PAGE_SIZE = 64
+CPU_SHARE, CPU_MOST = (
+    0.3,
+    2 << 30,
+)  # of the free memory, and at most, unless --kv-memory says otherwise
+GPU_SHARE = 0.8
+
+
+class MachineError(ValueError):
+    """This machine cannot do what a setting asks for."""
+
+
+def choose_device(wanted: str) -> torch.device:
+    """Return the device for auto, cpu or cuda."""
+    has_cuda = torch.cuda.is_available()
+    if wanted == "cuda" and not has_cuda:
+        raise MachineError(
+            f"--device cuda, but torch {torch.__version__} sees no GPU. "
+            "Install a CUDA build of torch or use --device cpu"
+        )
+    return torch.device("cuda" if has_cuda and wanted != "cpu" else "cpu")
+
+
+def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """Return the number format; auto is the fastest the device computes in well."""
+    if wanted == "auto":
+        if device.type == "cuda":
+            return torch.float16
+        return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
+    if wanted == "float16" and device.type == "cpu":
+        raise MachineError("--dtype float16 is for GPUs. Use bfloat16 or float32 on a CPU")
+    return getattr(torch, wanted)
+
+
+def cpu_has_bfloat16() -> bool:
+    """Return whether the processor multiplies bfloat16 numbers in hardware."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return any(name in flags for name in ("avx512_bf16", "amx_bf16", " bf16"))
+
+
+def cores() -> int:
+    """Return the processors this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def use_threads(count: int) -> int:
+    """Let PyTorch compute with `count` threads, 0 for one a core; return the number."""
+    count = count or cores()
+    torch.set_num_threads(count)
+    return count
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that are free on `device`, within the limit of a container."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if limit != "max":
+            used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+            free = min(free, max(0, int(limit) - used))
+    except (OSError, StopIteration, ValueError):
+        pass
+    return free
+
+
+def bytes_per_token(shape: GPTConfig, dtype: torch.dtype) -> int:
+    """Return the size of one token's keys and values in all layers."""
+    return 2 * shape.n_layer * shape.n_embd * dtype.itemsize
+
+
+def kv_pages(
+    shape: GPTConfig, dtype: torch.dtype, device: torch.device, kv_memory: int, slots: int
+) -> int:
+    """Return how many pages to make: what `kv_memory` bytes hold, or for 0 a share of the free memory.
+
+    More than all slots with a whole context each are of no use but to the prefix cache, which gets as many again.
+    Raises MachineError when not even one whole context fits.
+    """
+    page = bytes_per_token(shape, dtype) * PAGE_SIZE
+    context = -(-shape.block_size // PAGE_SIZE)
+    free = free_memory(device)
+    if kv_memory:
+        pages = kv_memory // page
+    else:
+        budget = free * GPU_SHARE if device.type == "cuda" else min(free * CPU_SHARE, CPU_MOST)
+        pages = min(int(budget) // page, 2 * slots * context)
+    if kv_memory > free:
+        raise MachineError(
+            f"--kv-memory is {kv_memory:,} bytes, and {free:,} are free on the {device.type}. Set it lower"
+        )
+    if pages < context:
+        raise MachineError(
+            f"{pages} KV pages of {page:,} bytes hold no whole context of {shape.block_size:,} tokens "
+            f"({context} pages). Set --kv-memory to {context * page:,} at least, or use a smaller model"
+        )
+    return pages + 1  # page 0 is for padding

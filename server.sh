@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# ./server.sh <policy> [flags]: makes .venv and installs what is missing, then starts the server.
+# ./server.sh --help lists the policies' settings.
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+"$here/tools/setup.sh" requirements.txt
+exec "$here/.venv/bin/python" "$here/app.py" "$@"

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Make .venv and install a requirements file into it, once: later calls skip what is done.
+# usage: tools/setup.sh requirements.txt|requirements-dev.txt
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+wanted="$1"
+stamp=".venv/.installed-$wanted"
+sum="$(cat requirements.txt client/requirements.txt "$wanted" | cksum)"
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$sum" ]; then exit 0; fi
+python="${PYTHON:-python3}"
+if ! "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+  echo "error: '$python' is no Python >= 3.10 with venv. Install one (Debian: apt install python3-venv) or set PYTHON=" >&2
+  exit 1
+fi
+if [ ! -x .venv/bin/python ]; then
+  echo "first use: making .venv" >&2
+  "$python" -m venv .venv
+fi
+echo "first use: installing $wanted into .venv, once (PyTorch is large)" >&2
+if ! .venv/bin/python -m pip install --disable-pip-version-check -q -r "$wanted" >&2; then
+  echo "error: installing $wanted failed, the reason is above. Mend it and run the command again" >&2
+  exit 1
+fi
+echo "$sum" > "$stamp"
