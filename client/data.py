@@ -1,0 +1,235 @@
+"""What a load run sends and when: prompts, lengths and arrival times, all from one seed.
+
+`PromptData` and its methods keep the names of the original client. The same seed gives the same
+prompts, lengths and arrival times, byte for byte. This module must not know how a request is sent
+or how an answer is measured: it opens no connection and reads no clock.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+
+CONTEXT = 1024
+# The client has no tokenizer. Its words cost 1 to 2 tokens each in GPT-2's and in bard's
+# vocabulary, so two a word keeps prompt + num_tokens inside the context whatever is drawn.
+TOKENS_PER_WORD = 2
+MAX_NUM_TOKENS = CONTEXT - TOKENS_PER_WORD
+
+NORMAL_MEAN, NORMAL_SD, NORMAL_LOW, NORMAL_HIGH = 100, 33, 1, 200
+MIN_WORDS, MAX_WORDS = 8, 64
+BUCKETS = tuple(range(5, 150, 5))
+BUCKET_SAMPLES = 290
+DEFAULT_NUM_TOKENS_RANGE = (1, 25, 100)
+RANGE_SELECTIONS = ("range", "random", "descend")
+SELECTIONS = ("normal", "buckets", *RANGE_SELECTIONS)
+
+_WORDS = {
+    kind: words.split()
+    for kind, words in {
+        "noun": "king queen lord lady father mother brother sister friend soldier captain servant "
+        "night morning winter summer river garden castle crown sword letter candle window "
+        "heart hand eye tongue spirit shadow fortune honour mercy sorrow silence thunder "
+        "city market island forest mountain road harbour ship horse lion bird rose",
+        "adjective": "gentle noble bitter weary merry silent golden hollow honest cruel sweet "
+        "cold bright broken faithful sudden proud humble ancient secret tender wild pale patient",
+        "verb": "loves fears follows forgives remembers betrays commands deceives embraces "
+        "watches answers carries changes destroys defends denies finds keeps leaves mocks seeks",
+        "place": "house field street hall church camp grave tower valley shore court north",
+    }.items()
+}
+# Sentences rather than one fixed text: two prompts hardly ever begin alike, so a prefix cache on
+# the server gains nothing that a real mix of prompts would not give it.
+_SENTENCES = (
+    "the {adjective} {noun} {verb} the {noun} of the {place}",
+    "my {noun} {verb} thy {adjective} {noun} and the {noun} is {adjective}",
+    "if the {noun} {verb} us then no {adjective} {noun} can reach the {place}",
+    "when {adjective} {noun} and {noun} meet the {place} is {adjective}",
+    "speak to the {noun} for he {verb} every {noun} in the {place}",
+    "what {adjective} {noun} is this that {verb} the {noun} by night",
+    "she {verb} the {noun} as the {adjective} {noun} {verb} the {place}",
+    "no {noun} so {adjective} as the {noun} that {verb} a {noun}",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One request of a run: which, when (seconds after the start), with what."""
+
+    index: int
+    at: float
+    prompt: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """When requests leave: `poisson` (value: rate per second), `wait` (longest gap) or `burst`."""
+
+    kind: str
+    value: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Give the expected requests a second; infinite when all leave at once."""
+        if self.kind == "poisson":
+            return self.value
+        # The original's sleep(random() * wait) lasts wait / 2 on average.
+        return 2 / self.value if self.kind == "wait" and self.value else math.inf
+
+    def times(self, count: int, rng: np.random.Generator) -> list[float]:
+        """Draw `count` ascending send times in seconds; the first is 0.
+
+        Poisson gaps are exponential, never truncated and never rescaled.
+        """
+        gaps = np.zeros(count)
+        if self.kind == "poisson":
+            gaps[1:] = rng.exponential(1 / self.value, count - 1)
+        elif self.kind == "wait":
+            gaps[1:] = rng.random(count - 1) * self.value
+        return [float(at) for at in np.cumsum(gaps)]
+
+    def describe(self) -> str:
+        """Say in words when requests leave."""
+        if self.kind == "poisson":
+            return f"Poisson, {self.value:g} a second"
+        if self.kind == "wait":
+            return f"a random wait of 0 to {self.value:g} s between two"
+        return "all at once"
+
+
+class PromptData:
+    """The samples of a run, each `(prompt, num_tokens)`, taken one by one from any thread."""
+
+    def __init__(
+        self,
+        num_samples: int,
+        num_tokens_range: Sequence[int] | None = None,
+        selection: str = "normal",
+        seed: int | np.random.SeedSequence | np.random.Generator | None = None,
+    ) -> None:
+        self.prompts: list[tuple[str, int]] = []
+        self.prompt_idx = 0
+        self.prompt_idx_lock = Lock()
+        self._rng = np.random.default_rng(seed)
+        self.generate_samples(num_samples, num_tokens_range, selection)
+
+    def get_next_sample(self) -> tuple[str, int] | None:
+        """Take the next `(prompt, num_tokens)`, or None when all are taken."""
+        with self.prompt_idx_lock:
+            if self.prompt_idx >= len(self.prompts):
+                return None
+            self.prompt_idx += 1
+            return self.prompts[self.prompt_idx - 1]
+
+    def generate_samples(
+        self,
+        num_samples: int,
+        num_tokens_range: Sequence[int] | None = None,
+        selection: str = "normal",
+    ) -> None:
+        """Add `num_samples` samples chosen by one of `SELECTIONS`."""
+        lengths = DEFAULT_NUM_TOKENS_RANGE if num_tokens_range is None else num_tokens_range
+        ways: dict[str, Callable[[], None]] = {
+            "normal": lambda: self.generate_samples_normal(num_samples),
+            "buckets": lambda: self.generate_samples_buckets(num_samples),
+            "range": lambda: self.generate_samples_range(num_samples, lengths),
+            "random": lambda: self._generate_samples_random(num_samples, lengths),
+            "descend": lambda: self._generate_samples_random(num_samples, lengths, descend=True),
+        }
+        if selection not in ways:
+            raise ValueError(f"unknown selection {selection!r}. Use one of {', '.join(SELECTIONS)}")
+        ways[selection]()
+
+    def generate_samples_normal(self, num_samples: int) -> None:
+        """Add lengths from a normal distribution (mean 100, sd 33) and prompts of 8 to 64 words.
+
+        The distribution is cut to 1..200 by drawing again what falls outside, so that no length
+        piles up at a bound.
+        """
+        lengths = np.rint(self._rng.normal(NORMAL_MEAN, NORMAL_SD, num_samples))
+        while (outside := (lengths < NORMAL_LOW) | (lengths > NORMAL_HIGH)).any():
+            again = self._rng.normal(NORMAL_MEAN, NORMAL_SD, int(outside.sum()))
+            lengths[outside] = np.rint(again)
+        words = self._rng.integers(MIN_WORDS, MAX_WORDS + 1, num_samples)
+        for num_tokens, num_words in zip(lengths, words):
+            self._add(int(num_words), int(num_tokens))
+
+    def generate_samples_range(self, num_samples: int, num_tokens_range: Sequence[int]) -> None:
+        """Add lengths drawn from the list; a prompt has as many words as it asks tokens.
+
+        A prompt that would not fit the context beside its answer is shortened.
+        """
+        for num_tokens in self._rng.choice(_checked(num_tokens_range), num_samples):
+            self._add(int(num_tokens), int(num_tokens))
+
+    def generate_samples_buckets(self, num_samples: int = BUCKET_SAMPLES) -> None:
+        """Add the lengths 5, 10 ... 145, each equally often (within one), in random order.
+
+        Prompts are all equally long, so that latency differs by the answer's length alone.
+        """
+        rounds = math.ceil(num_samples / len(BUCKETS))
+        deck = np.concatenate([self._rng.permutation(BUCKETS) for _ in range(rounds)])
+        for num_tokens in self._rng.permutation(deck[:num_samples]):
+            self._add(MIN_WORDS, int(num_tokens))
+
+    def _generate_samples_random(
+        self, num_samples: int, num_tokens_range: Sequence[int], descend: bool = False
+    ) -> None:
+        """Add short prompts with lengths drawn from the list; `descend` puts the longest first."""
+        lengths = self._rng.choice(_checked(num_tokens_range), num_samples)
+        for num_tokens in sorted(lengths, reverse=True) if descend else lengths:
+            self._add(MIN_WORDS, int(num_tokens))
+
+    def _add(self, num_words: int, num_tokens: int) -> None:
+        room = (CONTEXT - num_tokens) // TOKENS_PER_WORD
+        self.prompts.append((self._prompt(min(num_words, room)), num_tokens))
+
+    def _prompt(self, num_words: int) -> str:
+        words: list[str] = []
+        while len(words) < num_words:
+            for word in self._pick(_SENTENCES).split():
+                words.append(self._pick(_WORDS[word[1:-1]]) if word[0] == "{" else word)
+        return " ".join(words[:num_words]).capitalize()
+
+    def _pick(self, choices: Sequence[str]) -> str:
+        return choices[int(self._rng.integers(len(choices)))]
+
+
+def plan(
+    num_samples: int,
+    num_tokens_range: Sequence[int] | None,
+    selection: str,
+    arrivals: Arrivals,
+    seed: int,
+) -> list[Planned]:
+    """Draw a whole run from one seed.
+
+    Prompts and arrivals have generators of their own: another rate sends the same prompts.
+    """
+    prompt_seed, arrival_seed = np.random.SeedSequence(seed).spawn(2)
+    data = PromptData(num_samples, num_tokens_range, selection, prompt_seed)
+    times = arrivals.times(num_samples, np.random.default_rng(arrival_seed))
+    return [Planned(i, at, *sample) for i, (at, sample) in enumerate(zip(times, data.prompts))]
+
+
+def trace_sha256(trace: Sequence[Planned]) -> str:
+    """Name a run by its contents: equal exactly when prompts, lengths and times are equal."""
+    rows = [[planned.at, planned.prompt, planned.num_tokens] for planned in trace]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def _checked(num_tokens_range: Sequence[int]) -> list[int]:
+    if not num_tokens_range:
+        raise ValueError("num_tokens_range is empty. Use for example 10 20 40")
+    for num_tokens in num_tokens_range:
+        if not 1 <= num_tokens <= MAX_NUM_TOKENS:
+            raise ValueError(
+                f"num_tokens_range holds {num_tokens}, allowed are 1 to {MAX_NUM_TOKENS}. "
+                f"Use lengths that leave room for a prompt in the context of {CONTEXT} tokens"
+            )
+    return [int(num_tokens) for num_tokens in num_tokens_range]
