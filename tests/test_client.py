@@ -1,0 +1,463 @@
+"""The client against a small server of known delay: what it sends, measures, prints and returns."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client import client, load, measure
+from client.data import Planned
+
+ROOT = Path(__file__).resolve().parent.parent
+STATS = {"policy": "dynamic", "requests": 3, "engine": {"model": "bard"}}
+
+
+class FakeServer(ThreadingHTTPServer):
+    """Answers `/inference` after `delay` seconds and remembers what it was asked, and when."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 512
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.delay = 0.0
+        self.asked: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.answer: Callable[[dict[str, Any]], tuple[int, Any]] = completion
+        self.stats: tuple[int, Any] = (200, STATS)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that left is no news."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: FakeServer
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.reply(*self.server.stats)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(body)
+        self.server.keys.append(self.headers["Authorization"])
+        time.sleep(self.server.delay)
+        self.reply(*self.server.answer(body))
+
+    def reply(self, status: int, content: Any) -> None:
+        if status == 0:
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        payload = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+
+def completion(body: dict[str, Any]) -> tuple[int, Any]:
+    text = body["prompt"] + " [bold]and so on"
+    return 200, {"completion": text, "num_tokens": body["num_tokens"], "finish_reason": "length"}
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    fake = FakeServer()
+    thread = threading.Thread(target=fake.serve_forever, args=(0.01,))
+    thread.start()
+    yield fake
+    fake.shutdown()
+    thread.join()
+    fake.server_close()
+
+
+def run(server: FakeServer, *flags: str, **environ: str) -> int:
+    port = str(server.server_address[1])
+    return client.main([*flags, "--port", port], {"IP": "127.0.0.1", **environ})
+
+
+def last_json(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
+    """Give the last line of stdout, parsed, and all of stderr."""
+    out, err = capsys.readouterr()
+    return json.loads(out.splitlines()[-1]), err
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def outcome(index: int = 0, **changes: Any) -> measure.Outcome:
+    usual = {"asked_tokens": 10, "intended": 0.0, "sent": 0.0, "ended": 1.0, "tokens": 10}
+    return measure.Outcome(index, **{**usual, **changes})
+
+
+def facts(num_prompts: int) -> measure.RunFacts:
+    return measure.RunFacts("", {}, 1, "", 1.0, 1.0, num_prompts, None, None, {}, {})
+
+
+def test_a_run_ends_with_a_table_the_stats_and_one_json_line(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "result.json"
+    assert run(server, "--burst", "--numsamples", "12", "--seed", "5", "--json", str(file)) == 0
+    result, err = last_json(capsys)
+    assert (result["completed"], result["failed"], result["unsent"]) == (12, 0, 0)
+    assert result["total_output_tokens"] == sum(body["num_tokens"] for body in server.asked)
+    assert (result["policy"], result["model_id"], result["seed"]) == ("dynamic", "bard", 5)
+    assert result["request_rate"] == "inf"
+    assert result["p99_ttft_ms"] is None
+    assert result["server_before"] == result["server_after"] == STATS
+    assert json.loads(file.read_text()) == result
+    for shown in ("Successful requests", "E2E mean / p50", "Server /stats", '"policy"', "seed 5"):
+        assert shown in err
+    assert "and so on" not in err
+
+
+def test_verbose_prints_the_completions_as_they_are(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(server, "--burst", "--numsamples", "2", "--verbose") == 0
+    assert last_json(capsys)[1].count("[bold]and so on") == 2
+
+
+def test_the_same_seed_sends_the_same_bodies(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = []
+    bodies = []
+    for _ in range(2):
+        server.asked.clear()
+        assert run(server, "--wait", "0", "--numsamples", "6", "--seed", "9") == 0
+        names.append(last_json(capsys)[0]["trace_sha256"])
+        bodies.append(sorted(json.dumps(body) for body in server.asked))
+    assert names[0] == names[1]
+    assert bodies[0] == bodies[1]
+
+
+def test_without_flags_it_is_a_hundred_requests_at_one_a_second() -> None:
+    settings = client.read_settings([], {"IP": "x"}, client.Console(stderr=True))
+    assert settings.numsamples == 100
+    assert settings.arrivals == client.data.Arrivals("poisson", 1.0)
+    assert settings.selection == "normal"
+
+
+def test_numtokens_range_implies_the_selection_range(server: FakeServer) -> None:
+    assert run(server, "--burst", "--numsamples", "9", "--numtokens_range", "3", "7") == 0
+    assert {body["num_tokens"] for body in server.asked} <= {3, 7}
+    assert all(len(body["prompt"].split()) == body["num_tokens"] for body in server.asked)
+
+
+def test_a_slow_server_delays_no_send(server: FakeServer) -> None:
+    server.delay = 1.5
+    trace = [Planned(i, i * 0.01, "To be", 5) for i in range(40)]
+    sending = load.LoadRun(load.Target(f"http://127.0.0.1:{server.server_address[1]}"), trace)
+    sending.start()
+    assert sending.wait(30)
+    outcomes = sending.outcomes()
+    assert [o.error for o in outcomes] == [""] * 40
+    # All leave before the first answer comes: one waiting for another would take a minute.
+    assert max(o.sent for o in outcomes) < min(o.ended for o in outcomes)
+    assert all(o.sent >= o.intended for o in outcomes)
+    assert measure.max_concurrent(outcomes) == 40
+
+
+def test_more_threads_are_started_than_were_ready(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "READY_THREADS", 1)
+    server.delay = 0.5
+    trace = [Planned(i, i * 0.002, "To be", 5) for i in range(20)]
+    sending = load.LoadRun(load.Target(f"http://127.0.0.1:{server.server_address[1]}"), trace)
+    sending.start()
+    assert sending.wait(30)
+    assert sending.counts().done == 20
+    assert measure.max_concurrent(sending.outcomes()) > 10
+
+
+def test_latency_counts_from_the_intended_time_and_holds_the_lag() -> None:
+    outcomes = [outcome(0), outcome(1, intended=1.0, sent=1.5, ended=3.0, tokens=20)]
+    result = measure.result(outcomes, facts(2))
+    assert result["e2els"] == [1.0, 2.0]
+    assert result["mean_e2el_ms"] == 1500
+    assert result["p90_e2el_ms"] == pytest.approx(1900)
+    assert result["client_lag"]["max_ms"] == 500
+    assert result["client_lag"]["p50_ms"] == 250
+    assert result["mean_latency_per_token_ms"] == pytest.approx(100)
+    assert result["duration"] == 3.0
+    assert result["output_throughput"] == 10
+    assert any("lag p99 495.0 ms" in warning for warning in measure.warnings(result, outcomes))
+
+
+def test_a_punctual_client_is_not_warned_about() -> None:
+    outcomes = [outcome(sent=0.009)]
+    assert measure.warnings(measure.result(outcomes, facts(1)), outcomes) == []
+
+
+def test_a_run_in_which_nothing_finished_still_has_a_result() -> None:
+    result = measure.result([outcome(tokens=0, error="timeout")], facts(2))
+    assert (result["completed"], result["failed"], result["unsent"]) == (0, 1, 1)
+    assert result["mean_e2el_ms"] is result["output_throughput"] is None
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert dict(measure.rows(result))["Duration (s)"] == "-"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (
+            (429, {"error": {"message": "queue full", "type": "overloaded"}}),
+            "HTTP 429 (overloaded)",
+        ),
+        ((500, b"<html>"), "HTTP 500"),
+        ((200, b"no json"), "unreadable answer"),
+        ((200, b"[" * 100_000), "unreadable answer"),
+        ((200, {"completion": None}), "unreadable answer"),
+        ((200, [1]), "unreadable answer"),
+        ((302, {"error": "elsewhere"}), "HTTP 302"),
+        ((0, None), "connection broken"),
+    ],
+)
+def test_failures_are_summed_up_by_kind_and_end_with_1(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], answer: tuple[int, Any], kind: str
+) -> None:
+    server.answer = lambda body: answer if len(server.asked) > 1 else completion(body)
+    server.delay = 0.01
+    assert run(server, "--rate", "50", "--numsamples", "4", "--seed", "1") == 1
+    result, err = last_json(capsys)
+    assert result["failed"] >= 3
+    assert result["failures"] == {kind: result["failed"]}
+    assert f"failed: {kind}" in err
+    assert "Traceback" not in err
+
+
+def test_silence_beyond_the_timeout_counts_as_failed(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.delay = 1.0
+    assert run(server, "--burst", "--numsamples", "2", "--timeout", "0.2") == 1
+    assert last_json(capsys)[0]["failures"] == {"timeout": 2}
+
+
+def test_a_server_that_dies_in_the_middle_leaves_a_result(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer_once_then_die(body: dict[str, Any]) -> tuple[int, Any]:
+        server.stats = (0, None)
+        return completion(body) if len(server.asked) == 1 else (0, None)
+
+    server.answer = answer_once_then_die
+    assert run(server, "--wait", "0.1", "--numsamples", "5") == 1
+    result, err = last_json(capsys)
+    assert result["completed"] + result["failed"] == 5
+    assert result["server_after"] is None
+    assert "gave no /stats" in err
+
+
+@pytest.mark.parametrize("flags", [[], ["--prompt", "hi", "--numtokens", "3"]])
+def test_an_unreachable_server_ends_with_3_url_and_remedy(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    assert client.main([*flags, "--port", str(port)], {"IP": "127.0.0.1"}) == 3
+    err = capsys.readouterr().err
+    assert f"error: cannot reach http://127.0.0.1:{port}. Is the server running?" in err
+    assert "./server.sh dynamic" in err
+
+
+def test_a_server_without_stats_is_still_loaded(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.stats = (500, b"the original before its first request")
+    assert run(server, "--burst", "--numsamples", "2") == 0
+    assert last_json(capsys)[0]["server_before"] is None
+
+
+def test_a_prompt_is_sent_alone_and_its_completion_printed(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(server, "--prompt", "ROMEO:", "--numtokens", "4", "--seed", "2") == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "ROMEO: [bold]and so on"
+    assert json.loads(out[-1])["completion"] == out[0]
+    assert server.asked == [{"prompt": "ROMEO:", "num_tokens": 4, "seed": 2}]
+
+
+def test_a_refused_prompt_shows_the_servers_words_and_ends_with_1(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.answer = lambda body: (400, {"error": {"message": "too long. Shorten it"}})
+    assert run(server, "--prompt", "a", "--numtokens", "4") == 1
+    assert "error: HTTP 400: too long. Shorten it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--api-key", "k"], []])
+def test_the_key_travels_as_bearer_and_not_into_the_result(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    assert run(server, "--burst", "--numsamples", "1", *flags, EB_API_KEY="k") == 0
+    assert server.keys == ["Bearer k"]
+    assert '"k"' not in capsys.readouterr().out
+
+
+def test_a_missing_key_is_a_usage_error_with_remedy(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.stats = (401, {"error": {}})
+    assert run(server) == 2
+    assert "Set EB_API_KEY or use --api-key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--burst --rate 2", "--burst and --rate contradict each other. Use one"),
+        ("--wait 1 --rate 2", "--rate and --wait contradict"),
+        ("--burts", "unknown flag '--burts'. Did you mean '--burst'?"),
+        ("--num-samples=5", "Did you mean '--numsamples'?"),
+        ("--selection rang", "Did you mean 'range'?"),
+        ("--rate 0", "'0' is not allowed. Use a number above 0"),
+        ("--rate nan", "'nan' is not allowed"),
+        ("--rate inf", "'inf' is not allowed"),
+        ("--numsamples 0", "Use a whole number of at least 1"),
+        ("--numtokens_range 10 2000", "'2000' is not allowed"),
+        ("--numtokens_range", "expected at least one argument. Run with --help"),
+        ("--numtokens_range 5 --selection normal", "draws its own lengths. Use it without"),
+        ("--prompt hi", "Use --prompt TEXT --numtokens 40"),
+        ("--prompt= --numtokens 3", "--prompt is empty"),
+        ("--numtokens 7", "Use --numtokens_range 7"),
+        ("--prompt hi --numtokens 3 --burst", "Use it without --burst"),
+        ("--json /nowhere/at/all.json", "Use another --json file"),
+        ("--port 99999", "at most 65,535"),
+    ],
+)
+def test_usage_errors_end_with_2_value_and_remedy(
+    flags: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert client.main(flags.split(), {"IP": "127.0.0.1"}) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert words in err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("host", ["http://10.0.0.5", "10.0.0.5:8500", "a b"])
+def test_an_ip_that_is_no_host_is_a_usage_error(
+    host: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert client.main([], {"IP": host}) == 2
+    assert "Set IP=10.0.0.5 in client/.env" in capsys.readouterr().err
+
+
+def test_ip_comes_from_the_environment_then_from_env_file_then_from_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(client, "ENV_FILE", tmp_path / ".env")
+    console = client.Console(stderr=True)
+
+    def url(**environ: str) -> str:
+        return client.read_settings([], environ, console).target.url
+
+    assert url() == "http://127.0.0.1:8500"
+    assert "IP is not set" in capsys.readouterr().err
+    (tmp_path / ".env").write_text("IP=10.0.0.5\n")
+    assert url() == "http://10.0.0.5:8500"
+    assert url(IP="::1") == "http://[::1]:8500"
+    assert capsys.readouterr().err == ""
+
+
+def started(
+    command: list[str], folder: Path, server: FakeServer, **environ: str
+) -> subprocess.Popen[str]:
+    flags = ["--port", str(server.server_address[1])]
+    kept = {name: value for name, value in os.environ.items() if name not in ("IP", "PYTHONPATH")}
+    return subprocess.Popen(
+        [sys.executable, *command, *flags],
+        cwd=folder,
+        env={**kept, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "folder"),
+    [(["client.py"], "client"), (["client/client.py"], "."), (["-m", "client.client"], ".")],
+)
+def test_it_starts_all_three_ways_with_nothing_but_its_folder(
+    command: list[str], folder: str, server: FakeServer, tmp_path: Path
+) -> None:
+    shutil.copytree(ROOT / "client", tmp_path / "client", ignore=lambda *_: {".env", "__pycache__"})
+    (tmp_path / "client" / ".env").write_text("IP=127.0.0.1\n")
+    process = started([*command, "--burst", "--numsamples", "3"], tmp_path / folder, server)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert json.loads(out.splitlines()[-1])["completed"] == 3
+    assert "IP is not set" not in err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals as on Unix")
+def test_ctrl_c_stops_sending_and_sums_up_what_finished(server: FakeServer) -> None:
+    command = ["client/client.py", "--rate", "20", "--numsamples", "5000"]
+    process = started(command, ROOT, server, IP="127.0.0.1")
+    deadline = time.monotonic() + 30
+    while not server.asked and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    result = json.loads(out.splitlines()[-1])
+    assert process.returncode == 1
+    assert result["completed"] >= 1
+    assert result["failed"] == 0
+    assert result["unsent"] == 5000 - result["completed"]
+    assert "stopped early" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals as on Unix")
+def test_a_second_ctrl_c_leaves_at_once(server: FakeServer) -> None:
+    server.delay = 60
+    process = started(["client/client.py", "--burst"], ROOT, server, IP="127.0.0.1")
+    deadline = time.monotonic() + 30
+    while len(server.asked) < 100 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "stopped sending" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=8)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+
+
+def test_the_progress_line_says_how_far_the_run_is(server: FakeServer) -> None:
+    sending = load.LoadRun(load.Target("http://127.0.0.1"), [Planned(0, 0.0, "a", 1)])
+    display = client.Display(sending, client.Console(stderr=True), last_send=0.0)
+    line = display.line(load.Counts(total=100, sent=60, done=48, failed=2, tokens=900, seconds=10))
+    expected = "sent 60/100  running 10  done 48  failed 2  90 tokens/s  ETA 10 s"
+    assert line == expected
+
+
+def test_on_a_terminal_a_bar_is_drawn_to_the_end(server: FakeServer) -> None:
+    with open(os.devnull, "w") as nowhere:
+        console = client.Console(file=nowhere, force_terminal=True, record=True, width=120)
+        target = load.Target(f"http://127.0.0.1:{server.server_address[1]}")
+        client.send(target, [Planned(i, 0.0, "a", 1) for i in range(3)], console)
+        assert "done 3" in console.export_text()
