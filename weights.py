@@ -254,13 +254,11 @@ def _safetensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _pickled(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Read a pytorch_model.bin, and nothing but tensors from it: a pickle may run any code."""
-    import pickle
-
     import torch
 
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, ValueError, OSError, pickle.UnpicklingError) as error:
+    except Exception as error:  # a damaged pickle raises whatever it happens to run into
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise CheckpointError(
             f"{path} cannot be read with weights_only=True: {reason[:200]}. "
