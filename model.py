@@ -9,7 +9,9 @@ It must not know HTTP, batching or scheduling.
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+import weights
+
+log = logging.getLogger(__name__)
 
 ACTIVATIONS = {
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),  # GPT-2's own; nanoGPT's erf form differs
@@ -85,9 +91,7 @@ class CausalSelfAttention(nn.Module):
             part.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)  # (B, H, T, D)
             for part in self.c_attn(x).split(C, dim=2)
         )
-        y = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=self.scale
-        )
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
         return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(B, T, C)))
 
 
@@ -123,13 +127,13 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.transformer = nn.ModuleDict(
-            dict(
-                wte=nn.Embedding(config.vocab_size, config.n_embd),
-                wpe=nn.Embedding(config.block_size, config.n_embd),
-                drop=nn.Dropout(config.dropout),
-                h=nn.ModuleList(Block(config, layer) for layer in range(config.n_layer)),
-                ln_f=nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon),
-            )
+            {
+                "wte": nn.Embedding(config.vocab_size, config.n_embd),
+                "wpe": nn.Embedding(config.block_size, config.n_embd),
+                "drop": nn.Dropout(config.dropout),
+                "h": nn.ModuleList(Block(config, layer) for layer in range(config.n_layer)),
+                "ln_f": nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon),
+            }
         )
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
@@ -174,3 +178,90 @@ class GPT(nn.Module):
         logits = self.lm_head(x)
         flat = logits.float().view(-1, logits.shape[-1])
         return logits, F.cross_entropy(flat, targets.reshape(-1), ignore_index=-1)
+
+
+class ServerModel:
+    """A GPT, its tokenizer and its device, under the original's names.
+
+    `enc` is a tiktoken Encoding or a `generate.tokenizer.Tokenizer`: it has `encode_ordinary` and `decode`.
+    """
+
+    def __init__(self, model: GPT, enc: Any, device: str | torch.device) -> None:
+        self.model = model.to(device).eval()
+        self.enc = enc
+        self.device = torch.device(device)
+
+    def encode(self, s: str) -> list[int]:
+        """Return the token ids of `s`, in which `<|endoftext|>` is ordinary text."""
+        return self.enc.encode_ordinary(s)
+
+    def decode(self, s: Sequence[int]) -> str:
+        """Return the text of token ids."""
+        return self.enc.decode(list(s))
+
+
+class DynamicBatchingServerModel(ServerModel):
+    """Compute sequences of different lengths in one pass, without padding and without a cache."""
+
+    def batch_inference_forward(
+        self, encoded_tensors: Sequence[Sequence[int] | Tensor], prompt_lengths: Sequence[int]
+    ) -> Tensor:
+        """Return the logits (n, 1, V) of the last place of n sequences of `prompt_lengths` token ids.
+
+        Selective batching (Yu et al., Orca, OSDI 2022): all tokens lie in one row that every linear layer
+        takes at once, and only attention looks at each sequence by itself.
+        """
+        gpt, lengths = self.model, list(prompt_lengths)
+        longest = max(lengths)
+        if longest > gpt.config.block_size:
+            raise ValueError(
+                f"{longest} tokens exceed the context of {gpt.config.block_size}. Shorten the text"
+            )
+        rows = [torch.as_tensor(ids, device=self.device) for ids in encoded_tensors]
+        places = [torch.arange(length, device=self.device) for length in lengths]
+        x = gpt.transformer.wte(torch.cat(rows)) + gpt.transformer.wpe(torch.cat(places))  # (T, C)
+        for block in gpt.transformer.h:
+            x = x + self.modified_attention(block.attn, lengths, block.ln_1(x))
+            x = x + block.mlp(block.ln_2(x))
+        last = torch.tensor(lengths, device=self.device).cumsum(0) - 1
+        return gpt.lm_head(gpt.transformer.ln_f(x[last]))[:, None]
+
+    def modified_attention(
+        self, attn: CausalSelfAttention, prompt_lengths: Sequence[int], x: Tensor
+    ) -> Tensor:
+        """Return the attention (T, C) of the packed row x (T, C), each sequence within itself."""
+        C = x.shape[1]
+        outs = []
+        for part in attn.c_attn(x).split(list(prompt_lengths)):  # (t, 3C) of one sequence
+            q, k, v = part.view(-1, 3, attn.n_head, C // attn.n_head).permute(
+                1, 2, 0, 3
+            )  # (H, t, D)
+            y = F.scaled_dot_product_attention(
+                q[None], k[None], v[None], is_causal=True, scale=attn.scale
+            )
+            outs.append(y[0].transpose(0, 1).reshape(-1, C))
+        return attn.c_proj(torch.cat(outs))
+
+
+def load_base_model_config(
+    model: str | None = None,
+    load_format: str = "auto",
+    device: str = "auto",
+    dtype: torch.dtype | str = "float32",
+) -> tuple[GPT, Any, torch.device]:
+    """Return (model, enc, device) for ServerModel: gpt2-medium, or bard with a logged warning if it is not to be had.
+
+    Ranks of GPT-2's tokenizer come from EB_TOKENIZER_FILE where it is set. Raises the errors of
+    `weights.resolve`, `weights.load` and `generate.tokenizer.load_tokenizer`.
+    """
+    # The original hands out the tokenizer from here, so here alone this room looks into the next one.
+    from generate.tokenizer import load_tokenizer
+
+    resolved = weights.resolve(model, load_format)
+    if resolved.warning:
+        log.warning(resolved.warning)
+    enc = load_tokenizer(resolved, os.environ.get("EB_TOKENIZER_FILE"))
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    place = torch.device(device)
+    return weights.load(resolved, dtype).to(place), enc, place
