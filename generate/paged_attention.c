@@ -59,8 +59,10 @@
 #define BLOCK 16             // keys
 #define PARTS (BLOCK / LANES)  // vectors of a block's scores
 #define HALF 4               // queries weighed together: their sums fill the registers
-#define AHEAD 4              // blocks scored together for one query, and how far ahead memory is asked for
+#define AHEAD 4              // blocks scored together for one query
+#define FAR 6                // blocks that memory is asked for ahead of their use by one query
 #define MAX_D 256
+#define ALONE (1 << 18)      // bytes of keys and values below which waking other threads costs more than it saves
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
@@ -91,6 +93,16 @@ INLINE uint16_t narrow(float f) {
   memcpy(&bits, &f, 4);
   if (f != f) return (uint16_t)(bits >> 16 | 0x40);  // rounding up could make a NaN an infinity
   return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// a * b + c, rounded once where vectors do that too: left to itself the compiler fuses some scalar loops and not
+// others.
+INLINE float fused(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
 }
 
 INLINE float load1(const char *p, long i, int half) {
@@ -195,7 +207,7 @@ INLINE void weigh_columns(const Call *c, const int32_t *row, int h, const float 
   }
   for (int b = 0; b < blocks; b++) {
     const char *value = block_at(c, c->values, row, h, b);
-    const char *ahead = nq == 1 ? stream_at(c, row, h, blocks, blocks + b + AHEAD) : value;
+    const char *ahead = nq == 1 ? stream_at(c, row, h, blocks, blocks + b + FAR) : value;
     int end = n - b * BLOCK < BLOCK ? n - b * BLOCK : BLOCK;
     for (int t = 0; t < end; t++) {
       vec v[4];
@@ -219,9 +231,12 @@ INLINE void weigh(const Call *c, const int32_t *row, int h, const float *w, int 
   for (; d + LANES <= c->D; d += LANES) weigh_columns(c, row, h, w, n, o, d, half, nq, 1);
   for (; d < c->D; d++) {  // a head narrower than a vector, or its remainder
     float acc[HALF] = {0};
-    for (int t = 0; t < n; t++) {
-      float v = load1(block_at(c, c->values, row, h, t / BLOCK), (long)(t % BLOCK) * c->D + d, half);
-      UNROLL for (int i = 0; i < nq; i++) acc[i] += v * w[i * c->stride + t];
+    for (int b = 0; b * BLOCK < n; b++) {
+      const char *value = block_at(c, c->values, row, h, b);
+      for (int t = 0; t < BLOCK && b * BLOCK + t < n; t++) {
+        float v = load1(value, (long)t * c->D + d, half);
+        UNROLL for (int i = 0; i < nq; i++) acc[i] = fused(v, w[i * c->stride + b * BLOCK + t], acc[i]);
+      }
     }
     for (int i = 0; i < nq; i++) o[i * MAX_D + d] = acc[i];
   }
@@ -257,7 +272,7 @@ INLINE void attend(const Call *c, const int32_t *row, int h, int first, int posi
     const char *key[AHEAD], *ahead[AHEAD];
     UNROLL for (int j = 0; j < nk; j++) {  // places behind the last block repeat it: no memory is read for them
       key[j] = block_at(c, c->keys, row, h, b + j < blocks ? b + j : blocks - 1);
-      if (nq == 1) ahead[j] = stream_at(c, row, h, blocks, b + j + nk);
+      if (nq == 1) ahead[j] = stream_at(c, row, h, blocks, b + j + FAR);
     }
     score(q, key, nq == 1 ? ahead : 0, scores + b * BLOCK, c->stride, D, half, nq, nk);
   }
@@ -353,7 +368,7 @@ INLINE void weigh64(const Call *c, const int32_t *row, int h, const uint32_t *w,
   }
   for (int b = 0; b < blocks; b++) {
     const char *value = block_at(c, c->values, row, h, b);
-    const char *ahead = nq == 1 ? stream_at(c, row, h, blocks, blocks + b + AHEAD) : value;
+    const char *ahead = nq == 1 ? stream_at(c, row, h, blocks, blocks + b + FAR) : value;
     int pairs = n - b * BLOCK < BLOCK ? (n - b * BLOCK) / 2 : BLOCK / 2;
     for (int t = 0; t < pairs; t++) {
       if (nq == 1) {
@@ -395,7 +410,7 @@ INLINE void attend64(const Call *c, const int32_t *row, int h, int first, int po
     const char *key[AHEAD], *ahead[AHEAD];
     UNROLL for (int j = 0; j < nk; j++) {  // places behind the last block repeat it: no memory is read for them
       key[j] = block_at(c, c->keys, row, h, b + j < blocks ? b + j : blocks - 1);
-      if (nq == 1) ahead[j] = stream_at(c, row, h, blocks, b + j + nk);
+      if (nq == 1) ahead[j] = stream_at(c, row, h, blocks, b + j + FAR);
     }
     score64(q, key, nq == 1 ? ahead : 0, scores + b * BLOCK, c->stride, nq, nk);
   }
@@ -421,6 +436,33 @@ INLINE void attend64(const Call *c, const int32_t *row, int h, int first, int po
 
 // -------------------------------------------------------------------------------------------- the step
 
+// A piece of the step: up to QUERIES queries of one head of one sequence. Pieces are numbered by sequence, then by
+// head, then by query.
+typedef struct {
+  int sequence, rows, head, skip;  // rows: all new tokens of the sequence; skip: those before this piece
+} Item;
+
+static Item item_at(const Call *c, const int *items, int number) {
+  int low = 0, high = c->n;
+  while (high - low > 1) {
+    int middle = (low + high) / 2;
+    if (items[middle] <= number) low = middle;
+    else high = middle;
+  }
+  int rows = c->starts[low + 1] - c->starts[low], pieces = (rows + QUERIES - 1) / QUERIES;
+  return (Item){low, rows, (number - items[low]) / pieces, (number - items[low]) % pieces * QUERIES};
+}
+
+static Item next_item(const Call *c, Item item) {
+  item.skip += QUERIES;
+  if (item.skip < item.rows) return item;
+  item.skip = 0;
+  if (++item.head < c->H) return item;
+  item.head = 0;
+  if (++item.sequence < c->n) item.rows = c->starts[item.sequence + 1] - c->starts[item.sequence];
+  return item;
+}
+
 static void append_any(const Call *c, int half, int i, int h) {
   const int32_t *row = c->tables + (long)i * c->max_pages;
   int first = c->starts[i], count = c->starts[i + 1] - first, position = c->lengths[i] - count;
@@ -434,9 +476,11 @@ static void append_any(const Call *c, int half, int i, int h) {
   else append(c, row, h, first, position, count, 0);
 }
 
-static void attend_any(const Call *c, int half, int i, int h, int skip, int count, float *scores) {
+static void attend_any(const Call *c, int half, Item item, float *scores) {
+  int i = item.sequence, h = item.head, count = item.rows - item.skip;
   const int32_t *row = c->tables + (long)i * c->max_pages;
-  int first = c->starts[i] + skip, position = c->lengths[i] - (c->starts[i + 1] - first);
+  int first = c->starts[i] + item.skip, position = c->lengths[i] - count;
+  if (count > QUERIES) count = QUERIES;
 #ifdef __AVX512BF16__
   if (half && c->D == 64) {
     if (count == 1) attend64(c, row, h, first, position, 1, scores, 1);
@@ -451,7 +495,7 @@ static void attend_any(const Call *c, int half, int i, int h, int skip, int coun
 }
 
 // Check what would make the loops read or write outside their memory; entries behind a length are not looked at.
-static int check(const Call *c, int *longest) {
+static int check(const Call *c, int *longest, double *read) {
   if (c->n < 0 || c->starts[0] != 0) return BAD_ROWS;
   for (int i = 0; i < c->n; i++) {
     int count = c->starts[i + 1] - c->starts[i], length = c->lengths[i];
@@ -461,13 +505,16 @@ static int check(const Call *c, int *longest) {
       if (page < 0 || page >= c->pages) return BAD_PAGE;
     }
     if (length > *longest) *longest = length;
+    *read += (double)count * length;
   }
   return c->starts[c->n] > c->M ? BAD_ROWS : OK;
 }
 
 static int step(Call *c, int half, int threads) {
-  int longest = 0, wrong = check(c, &longest), bytes = half ? 2 : 4, chunks = 0;
+  double read = 0;  // keys, counted anew for each query
+  int longest = 0, wrong = check(c, &longest, &read), bytes = half ? 2 : 4, chunks = 0;
   if (wrong) return wrong;
+  if (read * c->H * c->D * bytes * 2 < ALONE) threads = 1;
   c->block = (long)BLOCK * c->D * bytes;
   c->tile = (long)c->P * c->D * bytes;
   c->stride = ((long)longest + 63) / 64 * 64 + 16;  // the 16 keep rows of a power of two out of one cache set
@@ -478,7 +525,7 @@ static int step(Call *c, int half, int threads) {
     free(items);
     return NO_MEMORY;
   }
-  items[0] = 0;  // item numbers: sequence, then head, then block of queries
+  items[0] = 0;
   for (int i = 0; i < c->n; i++) {
     int count = c->starts[i + 1] - c->starts[i];
     chunks += count > 1;
@@ -500,18 +547,16 @@ static int step(Call *c, int half, int threads) {
         if (c->starts[i + 1] - c->starts[i] > 1) append_any(c, half, i, a % c->H);
       }
     }
-#pragma omp for schedule(dynamic, share) nowait
-    for (int item = 0; item < total; item++) {
-      int low = 0, high = c->n;
-      while (high - low > 1) {
-        int middle = (low + high) / 2;
-        if (items[middle] <= item) low = middle;
-        else high = middle;
-      }
-      int count = c->starts[low + 1] - c->starts[low], groups = (count + QUERIES - 1) / QUERIES;
-      int h = (item - items[low]) / groups, skip = (item - items[low]) % groups * QUERIES;
-      if (count == 1) append_any(c, half, low, h);
-      attend_any(c, half, low, h, skip, count - skip < QUERIES ? count - skip : QUERIES, scores);
+#pragma omp for schedule(dynamic, 1) nowait
+    for (int from = 0; from < total; from += share) {
+      int to = from + share < total ? from + share : total;
+      Item item = item_at(c, items, from);
+      // Decode rows append here, a few heads before they read: a load that meets a store on its way to memory
+      // waits for it, and this one has 32 lines to fetch.
+      for (int a = from; a < to; a++, item = next_item(c, item))
+        if (item.rows == 1) append_any(c, half, item.sequence, item.head);
+      item = item_at(c, items, from);
+      for (int a = from; a < to; a++, item = next_item(c, item)) attend_any(c, half, item, scores);
     }
   }
   long C = (long)c->H * c->D, used = c->n ? c->starts[c->n] : 0;
