@@ -29,6 +29,7 @@ class PagePool:
         self.total = n_pages - 1
         self.query_tokens = 0
         self.hit_tokens = 0
+        self.cached = 0  # free pages whose content can still be found; read by other threads too
         self._salt = hashlib.sha256(salt.encode()).digest()
         self._references = [0] * n_pages
         self._key: list[bytes | None] = [None] * n_pages
@@ -43,11 +44,6 @@ class PagePool:
     @property
     def used(self) -> int:
         return self.total - len(self._free)
-
-    @property
-    def cached(self) -> int:
-        """Free pages whose content can still be found."""
-        return len(self._by_key) - sum(1 for p in self._by_key.values() if self._references[p])
 
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
@@ -90,8 +86,10 @@ class PagePool:
         if fresh > len(self._free) - sum(self._references[p] == 0 for p in hits):
             return None
         for page in hits:
+            if self._references[page] == 0:
+                del self._free[page]
+                self.cached -= 1
             self._references[page] += 1
-            self._free.pop(page, None)
         taken = [self._free.popitem(last=False)[0] for _ in range(fresh)]
         for page in taken:
             self._forget(page)
@@ -110,11 +108,14 @@ class PagePool:
     def release(self, pages: list[int]) -> None:
         """Give pages back; a prefix outlives its tail, and pages without content are reused first."""
         for page in reversed(pages):
+            assert self._references[page] > 0, f"page {page} is given back twice"
             self._references[page] -= 1
             if self._references[page] == 0:
                 self._free[page] = None
                 if self._key[page] is None:
                     self._free.move_to_end(page, last=False)
+                else:
+                    self.cached += 1
 
     def clear_cache(self) -> None:
         """Forget all content, for pages that were written by a step that failed."""
@@ -124,5 +125,6 @@ class PagePool:
     def _forget(self, page: int) -> None:
         key = self._key[page]
         if key is not None:
-            self._by_key.pop(key, None)
+            del self._by_key[key]
             self._key[page] = None
+            self.cached -= self._references[page] == 0
