@@ -284,8 +284,8 @@ class BatchingManager:
         for inference in arrived:
             scheduler.add(inference.sequence)
         for inference in cancelled:
-            if inference.sequence in self._open and scheduler.remove(inference.sequence, now):
-                self._leave([inference.sequence], None)
+            if inference.sequence in self._open:
+                self._leave(scheduler.remove(inference.sequence, now), None)
         return True
 
     def _turn(self, scheduler: Scheduler) -> bool:
@@ -307,10 +307,12 @@ class BatchingManager:
     def _step_failed(self, scheduler: Scheduler, plan: Plan, error: Exception) -> None:
         log.exception("step %d failed with %d requests in it", plan.number, len(plan.sequences))
         self.steps_failed += 1
+        now = self._clock()
+        left: list[Sequence] = []
         for seq in plan.sequences:
             seq.error = error
-            scheduler.remove(seq, self._clock(), "abort")
-        self._leave(plan.sequences, None)
+            left += scheduler.remove(seq, now, "abort")
+        self._leave(left, None)
 
     def _leave(self, sequences: list[Sequence], iteration: Iteration | None) -> None:
         """Answer who left; one pass for all, no waiting on anybody."""

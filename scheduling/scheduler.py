@@ -202,18 +202,25 @@ class Scheduler:
         seq.finished_at = now
         self.policy.on_finish(seq, now)
 
-    def remove(self, seq: Sequence, now: float, reason: str = "abort") -> bool:
-        """Take a waiting or running sequence out at once, between two steps; False if it is done already."""
+    def remove(self, seq: Sequence, now: float, reason: str = "abort") -> list[Sequence]:
+        """Take a waiting or running sequence out at once, between two steps; return who left, first itself.
+
+        Nobody leaves if it is done already. Whom the policy held for its sake alone leaves with it: no step would
+        come to let them go but one that computes nothing, and fails if the model does.
+        """
         if seq.state == "finished":
-            return False
+            return []
         seq.finish_reason = reason
         if seq in self.waiting:
             del self.waiting[seq]
             self._wait_clock.leave(seq, now)
             self._finish(seq, now)
-        else:
-            self._leave(seq, now)
-        return True
+            return [seq]
+        self._leave(seq, now)
+        released = self.policy.release(self.running)
+        for other in released:
+            self._leave(other, now)
+        return [seq, *released]
 
     def _slot_steps(self, plan: Plan) -> SlotSteps:
         rows = len(plan.sequences)
