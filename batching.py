@@ -299,9 +299,8 @@ class BatchingManager:
             self._step_failed(scheduler, plan, error)
             return True
         iteration = scheduler.commit(plan, outputs, self._clock())
-        left = {id for id, _ in iteration.left}
-        candidates = itertools.chain(plan.sequences, plan.held)
-        self._leave([seq for seq in candidates if seq.id in left], iteration)
+        members = itertools.chain(plan.sequences, plan.held)
+        self._leave([seq for seq in members if seq.state == "finished"], iteration)
         return True
 
     def _step_failed(self, scheduler: Scheduler, plan: Plan, error: Exception) -> None:
