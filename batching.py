@@ -275,12 +275,14 @@ class BatchingManager:
             if wait and not (self._arrived or self._cancelled or self._stopping):
                 wake_at = scheduler.wake_at(now)
                 self._wake.wait(1.0 if wake_at is None else max(0.0, min(1.0, wake_at - now)))
+                self.beat = now = self._clock()
             arrived, self._arrived = self._arrived, []
             cancelled, self._cancelled = self._cancelled, []
             for inference in arrived:
                 self._open[inference.sequence] = inference
             if self._stopping:
                 return False
+        cancelled += [inference for inference in arrived if inference.is_finished]
         for inference in arrived:
             scheduler.add(inference.sequence)
         for inference in cancelled:
