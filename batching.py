@@ -217,7 +217,8 @@ class BatchingManager:
 
     @property
     def is_alive(self) -> bool:
-        return self.scheduler is not None and not self._dead
+        """Whether what is enqueued will be answered: the loop has not ended, though it may not have begun."""
+        return not self._dead
 
     def _take_out(self, inference: Inference, error: InferenceError) -> None:
         with self._wake:
@@ -257,11 +258,13 @@ class BatchingManager:
 
     def run(self, policy: Policy) -> None:
         """Drive the scheduler until `stop`."""
-        self.scheduler = scheduler = Scheduler(policy, self.pages, self.max_tokens_per_step)
         worked = True
         try:
+            self.scheduler = scheduler = Scheduler(policy, self.pages, self.max_tokens_per_step)
             while self._take_in(scheduler, wait=not worked):
                 worked = self._turn(scheduler)
+        except Exception:
+            log.exception("the batching loop failed and has ended: everybody is answered with an error")
         finally:
             self._close()
 
