@@ -174,6 +174,12 @@ class BatchingManager:
                 )
             inference = self._make_inference(inference, num_tokens, **options)
         total = inference.sequence.total
+        if not inference.sequence.prompt_ids or inference.num_tokens < 1:
+            raise InferenceError(
+                "invalid_request_error",
+                f"prompt has {len(inference.sequence.prompt_ids)} tokens and num_tokens is {inference.num_tokens}; "
+                "both must be at least 1. Send a prompt and ask for a token",
+            )
         if self.pages is not None and not self.pages.can_ever_hold(total):
             size, most = self.pages.page_size, self.pages.total
             raise InferenceError(
@@ -300,6 +306,8 @@ class BatchingManager:
             return False
         try:
             outputs = self.model.forward(plan)
+            if len(outputs) != len(plan.sequences):
+                raise RuntimeError(f"{len(outputs)} outputs for {len(plan.sequences)} sequences")
         except Exception as error:
             self._step_failed(scheduler, plan, error)
             return True

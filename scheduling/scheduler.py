@@ -173,6 +173,9 @@ class Scheduler:
         if self.pages is not None and not seq.output_ids and seq.hashes and output is not None:
             self.pages.publish(seq.pages, seq.hashes)
         if output is None:
+            if not seq.pending:  # it would have nothing to compute and never end
+                seq.error = RuntimeError("the model gave no token where one was due")
+                seq.finish_reason = "abort"
             return
         seq.output_ids.append(output)
         seq.last_token_at = now
