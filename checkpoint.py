@@ -1,7 +1,8 @@
-"""A folder with a GPT2LMHeadModel checkpoint: what its files say, checked before a single weight is read.
+"""A folder with a GPT2LMHeadModel checkpoint: what its files say, before a weight is read.
 
-Everything here reads JSON and safetensors headers with the standard library, so that a wrong folder is
-refused at once, by name and with the remedy. It must not import torch; `weights.py` reads the tensors.
+Everything here reads JSON and safetensors headers with the standard library, so that a wrong folder
+is refused at once, by name and with the remedy. It must not import torch; `weights.py` reads the
+tensors.
 """
 
 from __future__ import annotations
@@ -49,15 +50,16 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class CheckpointError(ValueError):
-    """A folder is not a GPT-2 checkpoint that can be served; the text names the reason and the remedy."""
+    """A folder is not a GPT-2 checkpoint that can be served; the text says why and what to do."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the shape of the checkpoint in `folder` in GPTConfig's names. Raises CheckpointError."""
+    """Return the shape of the checkpoint in `folder` in GPTConfig's names."""
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(
-            f"{folder} has no config.json. Use a folder that save_pretrained of a GPT2LMHeadModel wrote"
+            f"{folder} has no config.json. "
+            "Use a folder that save_pretrained of a GPT2LMHeadModel wrote"
         )
     raw = _read_json(path)
     kind = raw.get("model_type", "gpt2")
@@ -88,7 +90,8 @@ def _check_values(config: Mapping[str, Any], path: Path) -> None:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise CheckpointError(
-                f"{path} sets {ALIASES.get(name, (name,))[0]} to {value!r}. Use a whole number above 0"
+                f"{path} sets {ALIASES.get(name, (name,))[0]} to {value!r}. "
+                "Use a whole number above 0"
             )
     if config["n_embd"] % config["n_head"]:
         raise CheckpointError(
@@ -111,7 +114,7 @@ def _check_values(config: Mapping[str, Any], path: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files with the weights, safetensors before pytorch_model.bin. Raises CheckpointError."""
+    """Return the files with the weights, safetensors before pytorch_model.bin."""
     for name in ("model.safetensors", "pytorch_model.bin"):
         suffix = Path(name).suffix
         index = folder / f"{name}.index.json"
@@ -143,7 +146,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def safetensors_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of each tensor in `path`, read from its header. Raises CheckpointError."""
+    """Return name and shape of each tensor in `path`, read from its header."""
     broken = f"{path} is broken or truncated: {{}}. Use a complete file: copy or download it again"
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -179,7 +182,7 @@ def plain_name(name: str) -> str | None:
 
 
 def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of every tensor a checkpoint of this shape has, weights as (in, out)."""
+    """Return name and shape of all tensors of a checkpoint of this shape, weights (in, out)."""
     C, inner = config["n_embd"], config["n_inner"] or 4 * config["n_embd"]
     norm = {"weight": (C,), "bias": (C,)}
     block = {
@@ -204,9 +207,10 @@ def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def check_shapes(found: Shapes, config: Mapping[str, Any], folder: Path) -> None:
-    """Raise CheckpointError, naming every missing, unexpected and mis-shaped tensor, unless all fit.
+    """Raise CheckpointError, naming every missing, unexpected and mis-shaped tensor.
 
-    `found` has plain names. A tied model may store `lm_head.weight` as well, or in the place of `wte.weight`.
+    `found` has plain names. A tied model may store `lm_head.weight` as well, or in the place of
+    `wte.weight`.
     """
     expected = expected_shapes(config)
     if config["tie_word_embeddings"] and "lm_head.weight" in found:

@@ -1,7 +1,8 @@
 """Published GPT-2 models: their shapes, their pinned revisions, and how they get onto this machine.
 
-A model that lies in the cache is used without asking the network. Otherwise the hub gets a few seconds to
-answer one small question, whatever name servers, proxies and retries do, and only then is anything downloaded.
+A model that lies in the cache is used without asking the network. Otherwise the hub gets a few
+seconds to answer one small question, whatever name servers, proxies and retries do, and only then
+is anything downloaded.
 
 It must not import torch: a launcher resolves a model before it has any reason to load one.
 """
@@ -75,7 +76,8 @@ def cached(name: str) -> Path | None:
 def fetch(name: str, timeout_s: float) -> Path:
     """Return the folder of published model `name`, downloading what the cache lacks.
 
-    The hub has `timeout_s` seconds in all to answer; the download itself may take its time. Raises HubError.
+    The hub has `timeout_s` seconds in all to answer; the download itself may take its time. Raises
+    HubError.
     """
     folder = cached(name)
     if folder is not None:
@@ -85,7 +87,7 @@ def fetch(name: str, timeout_s: float) -> Path:
 
 
 def _ask(name: str, timeout_s: float) -> None:
-    """Ask for the head of the model's config.json; raise HubError unless an answer comes in time."""
+    """Ask for the head of the model's config.json; raise HubError unless it comes in time."""
     import huggingface_hub
 
     if huggingface_hub.is_offline_mode():
@@ -101,7 +103,7 @@ def _ask(name: str, timeout_s: float) -> None:
         except Exception as error:  # whatever goes wrong there is one reason to do without the hub
             failure.append(error)
 
-    # A name server that says nothing hangs far longer than any HTTP timeout, so nobody waits for the thread.
+    # A silent name server hangs far longer than any HTTP timeout: nobody waits for the thread.
     thread = threading.Thread(target=probe, name="hub-probe", daemon=True)
     thread.start()
     thread.join(timeout_s)

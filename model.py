@@ -1,8 +1,9 @@
 """GPT-2 as nanoGPT writes it, and the original project's model classes around it.
 
-`GPT` reads top to bottom and computes whole sequences with plain PyTorch: it is what `tools/train_bard.py`
-trains and what the tests trust. The serving engine (`generate/runner.py`) takes its weights and computes the
-same function over packed rows and KV pages. Where weights come from is the business of `weights.py`.
+`GPT` reads top to bottom and computes whole sequences with plain PyTorch: it is what
+`tools/train_bard.py` trains and what the tests trust. The serving engine (`generate/runner.py`)
+takes its weights and computes the same function over packed rows and KV pages. Where weights come
+from is the business of `weights.py`.
 
 It must not know HTTP, batching or scheduling.
 """
@@ -55,7 +56,8 @@ class GPTConfig:
     def __post_init__(self) -> None:
         if self.n_embd % self.n_head:
             raise ValueError(
-                f"n_embd {self.n_embd} is not a multiple of n_head {self.n_head}. Use a GPT-2 checkpoint"
+                f"n_embd {self.n_embd} is not a multiple of n_head {self.n_head}. "
+                "Use a GPT-2 checkpoint"
             )
         if self.activation not in ACTIVATIONS:
             raise ValueError(
@@ -121,7 +123,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A GPT-2 language model with nanoGPT's names and, by `tie_word_embeddings`, a head tied to `wte`."""
+    """A GPT-2 language model with nanoGPT's names; `tie_word_embeddings` ties its head to `wte`."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -140,7 +142,7 @@ class GPT(nn.Module):
             self.lm_head.weight = self.transformer.wte.weight
 
     def init_weights(self, generator: torch.Generator | None = None) -> None:
-        """Fill the weights as GPT-2 does: N(0, 0.02), residual projections scaled by 1/sqrt(2 layers)."""
+        """Fill the weights as GPT-2 does: N(0, 0.02), residual projections by 1/sqrt(2 layers)."""
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
@@ -156,7 +158,8 @@ class GPT(nn.Module):
         T = idx.shape[1]
         if position + T > self.config.block_size:
             raise ValueError(
-                f"{position + T} tokens exceed the context of {self.config.block_size}. Shorten the text"
+                f"{position + T} tokens exceed the context of {self.config.block_size}. "
+                "Shorten the text"
             )
         places = torch.arange(position, position + T, device=idx.device)
         x = self.transformer.drop(self.transformer.wte(idx) + self.transformer.wpe(places))
@@ -169,8 +172,8 @@ class GPT(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Return logits and loss of token ids (B, T).
 
-        Without targets: logits (B, 1, V) of the last place, loss None. With targets (B, T), of which -1 is
-        not counted: logits (B, T, V) and the mean cross entropy in nats a token.
+        Without targets: logits (B, 1, V) of the last place, loss None. With targets (B, T), of
+        which -1 is not counted: logits (B, T, V) and the mean cross entropy in nats a token.
         """
         x = self.hidden(idx, position)
         if targets is None:
@@ -183,7 +186,8 @@ class GPT(nn.Module):
 class ServerModel:
     """A GPT, its tokenizer and its device, under the original's names.
 
-    `enc` is a tiktoken Encoding or a `generate.tokenizer.Tokenizer`: it has `encode_ordinary` and `decode`.
+    `enc` is a tiktoken Encoding or a `generate.tokenizer.Tokenizer`: it has `encode_ordinary` and
+    `decode`.
     """
 
     def __init__(self, model: GPT, enc: Any, device: str | torch.device) -> None:
@@ -206,10 +210,10 @@ class DynamicBatchingServerModel(ServerModel):
     def batch_inference_forward(
         self, encoded_tensors: Sequence[Sequence[int] | Tensor], prompt_lengths: Sequence[int]
     ) -> Tensor:
-        """Return the logits (n, 1, V) of the last place of n sequences of `prompt_lengths` token ids.
+        """Return the logits (n, 1, V) of the last place of n sequences of token ids.
 
-        Selective batching (Yu et al., Orca, OSDI 2022): all tokens lie in one row that every linear layer
-        takes at once, and only attention looks at each sequence by itself.
+        Selective batching (Yu et al., Orca, OSDI 2022): all tokens lie in one row that every linear
+        layer takes at once, and only attention looks at each sequence by itself.
         """
         gpt, lengths = self.model, list(prompt_lengths)
         longest = max(lengths)
@@ -249,12 +253,14 @@ def load_base_model_config(
     device: str = "auto",
     dtype: torch.dtype | str = "float32",
 ) -> tuple[GPT, Any, torch.device]:
-    """Return (model, enc, device) for ServerModel: gpt2-medium, or bard with a logged warning if it is not to be had.
+    """Return (model, enc, device), which ServerModel takes; by default of gpt2-medium.
+
+    If nothing was asked for and that is not to be had, it is bard, and a warning is logged.
 
     Ranks of GPT-2's tokenizer come from EB_TOKENIZER_FILE where it is set. Raises the errors of
     `weights.resolve`, `weights.load` and `generate.tokenizer.load_tokenizer`.
     """
-    # The original hands out the tokenizer from here, so here alone this room looks into the next one.
+    # The original hands out the tokenizer here, so here alone this room looks into the next.
     from generate.tokenizer import load_tokenizer
 
     resolved = weights.resolve(model, load_format)

@@ -1,7 +1,8 @@
-"""Which model is served, and its weights: a name or folder becomes a `ResolvedModel`, and that a `GPT`.
+"""Which model is served: a name or folder becomes a `ResolvedModel`, and that a `GPT` with weights.
 
-`resolve` needs no torch and, for what is already on this machine, no network. It never blames: every refusal
-names the reason and what to do. `load` reads the checkpoint tensor by tensor straight into the wanted dtype.
+`resolve` needs no torch and, for what is already on this machine, no network. It never blames:
+every refusal names the reason and what to do. `load` reads the checkpoint tensor by tensor straight
+into the wanted dtype.
 
 It must not know tokenizers, HTTP, batching or scheduling.
 """
@@ -45,8 +46,8 @@ class ModelUnavailable(ValueError):
 class ResolvedModel:
     """What will be served: `config` are GPTConfig's arguments, `folder` None means random weights.
 
-    `requested` is what the user asked for (None: nothing). `warning` is set when something else is served.
-    `tokenizer` is the folder with the model's own tokenizer files, None for GPT-2's ranks.
+    `requested` is what the user asked for (None: nothing). `warning` is set when something else is
+    served. `tokenizer` is the folder with the model's own tokenizer files, None for GPT-2's ranks.
     """
 
     name: str
@@ -59,7 +60,7 @@ class ResolvedModel:
     warning: str | None = None
 
     def to_json(self) -> str:
-        """Return a text for `from_json`: a launcher resolves once and hands the result to its workers."""
+        """Return a text for `from_json`: a launcher resolves once and hands it to its workers."""
         return json.dumps(asdict(self), default=str)
 
     @classmethod
@@ -74,9 +75,9 @@ class ResolvedModel:
 def resolve(model: str | None, load_format: str = "auto", timeout_s: float = 10.0) -> ResolvedModel:
     """Find `model` (a name, a folder, or None for the default) without loading it.
 
-    `load_format` "dummy" asks for random weights: it needs the shape alone. The hub gets `timeout_s` seconds
-    to answer. When the default was not asked for and cannot be had, bard is returned with a warning.
-    Raises UnknownModel, ModelUnavailable or CheckpointError.
+    `load_format` "dummy" asks for random weights: it needs the shape alone. The hub gets
+    `timeout_s` seconds to answer. When the default was not asked for and cannot be had, bard is
+    returned with a warning. Raises UnknownModel, ModelUnavailable or CheckpointError.
     """
     if load_format not in ("auto", "dummy"):
         raise ValueError(f"load format {load_format!r} is not known. Use auto or dummy")
@@ -144,7 +145,7 @@ def _bard(requested: str | None, load_format: str) -> ResolvedModel:
 
 
 def _check_folder(folder: Path, load_format: str) -> dict[str, Any]:
-    """Return the shape of the checkpoint in `folder` after checking what can be checked without torch."""
+    """Return the shape of the checkpoint in `folder`, checked as far as it goes without torch."""
     config = checkpoint.read_config(folder)
     if load_format == "dummy":
         return config
@@ -169,8 +170,8 @@ def _tokenizer_folder(folder: Path) -> Path | None:
 def load(resolved: ResolvedModel, dtype: torch.dtype | str = "float32", seed: int = 0) -> GPT:
     """Return the model on the CPU in `dtype`, ready for inference (eval mode, no gradients).
 
-    At no time do more than one tensor's worth of bytes exist beside the model itself. Random weights depend on
-    `seed` alone. Raises CheckpointError when the files do not hold what the config says.
+    At no time does more than a tensor or two exist beside the model itself. Random weights depend
+    on `seed` alone. Raises CheckpointError when the files do not hold what the config says.
     """
     import torch
 
@@ -197,8 +198,9 @@ def _read(gpt: GPT, config: dict[str, Any], folder: Path, dtype: torch.dtype) ->
         found[name] = tuple(tensor.shape)
         if expected.get(name) != found[name]:
             continue  # check_shapes below names it, together with all the others
-        source = tensor.T if name.endswith(TRANSPOSED) else tensor
-        value = torch.empty(source.shape, dtype=dtype).copy_(source)
+        source = tensor.to(dtype)  # before it is turned: torch turns and converts at once slowly
+        source = source.T if name.endswith(TRANSPOSED) else source
+        value = source.clone(memory_format=torch.contiguous_format)
         if name == "lm_head.weight":
             head = value
         else:
@@ -208,7 +210,7 @@ def _read(gpt: GPT, config: dict[str, Any], folder: Path, dtype: torch.dtype) ->
 
 
 def _join_head(gpt: GPT, head: torch.Tensor | None) -> GPT:
-    """Tie the head to `wte`, or set it apart where the checkpoint does, as transformers reads it."""
+    """Tie the head to `wte`, or set it apart where the checkpoint does, as transformers does."""
     import torch
 
     wte = gpt.transformer.wte.weight
@@ -240,15 +242,21 @@ def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _safetensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield name and tensor, each read from a mapping of its own.
+
+    One mapping for all would keep every page read resident, and the peak would be twice the model.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (it is no dict)
+            names = list(file.keys())
+        for name in names:
+            with safe_open(path, framework="pt") as file:
                 yield name, file.get_tensor(name)
     except SafetensorError as error:
         raise CheckpointError(
-            f"{path} is broken or truncated: {error}. Use a complete file: copy or download it again"
+            f"{path} is broken or truncated: {error}. Use a complete file: download it again"
         ) from error
 
 
@@ -270,7 +278,7 @@ def _pickled(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _fill(gpt: GPT, dtype: torch.dtype, seed: int) -> None:
-    """Fill `gpt` with random weights as `GPT.init_weights` would, but by copying one pool of numbers.
+    """Fill `gpt` as `GPT.init_weights` would, but by copying one pool of random numbers.
 
     Drawing every number of gpt2-medium takes some 5 seconds; copying takes a fraction of one.
     """

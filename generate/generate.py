@@ -1,11 +1,12 @@
-"""Generation as the original wrote it: one plain call each, no cache, no loop thread, nothing clever.
+"""Generation as the original wrote it: one plain call each, no cache, no loop, no thread.
 
-Slow and easy to trust: the tests hold the serving engine against these three. They draw tokens by the engine's own
-rule (`sampling.sample`), so the same seed gives the same text. They must not know HTTP, policies or pages.
+Slow and easy to trust: the tests hold the serving engine against these three. They draw tokens by
+the engine's own rule (`sampling.sample`), so the same seed gives the same text. They must not know
+HTTP, policies or pages.
 
-An inference is anything with `.prompt` and `.num_tokens`; where it has `.data` (token ids) that counts instead of the
-prompt's text. How it draws its tokens is its `.sampling`, or its `.temperature`, `.top_k`, `.top_p` and `.seed`;
-with none of these it is greedy.
+An inference is anything with `.prompt` and `.num_tokens`; where it has `.data` (token ids) that
+counts instead of the prompt's text. How it draws its tokens is its `.sampling`, or its
+`.temperature`, `.top_k`, `.top_p` and `.seed`; with none of these it is greedy.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ def static_batch_generate(
 ) -> list[tuple[str, Any]]:
     """Return (prompt and completion, inference) of all of a batch, when the longest is done.
 
-    Prompts of different lengths are padded on the right. Causal attention never looks there, so the padding costs
-    time and changes nothing; a row that is done keeps its place and its cost, without growing.
+    Prompts of different lengths are padded on the right. Causal attention never looks there, so the
+    padding costs time and changes nothing; a row that is done keeps its place and its cost, without
+    growing.
     """
     if not batch:
         return []
@@ -71,7 +73,8 @@ def dynamic_batch_generate(
 ) -> tuple[list[Any], list[Any]]:
     """Run one iteration: give every inference its next token, and return (finished, in progress).
 
-    An inference needs `.data` and `add_token(id) -> whether it is done`, as `batching.Inference` has them.
+    An inference needs `.data` and `add_token(id) -> whether it is done`, as `batching.Inference`
+    has them.
     """
     if not next_batch:
         return [], []
@@ -85,7 +88,7 @@ def dynamic_batch_generate(
 
 
 def prompt_ids(inference: Any, model: ServerModel) -> list[int]:
-    """Return a fresh list of the token ids of an inference so far: `.data`, else the prompt encoded."""
+    """Return the token ids of an inference so far, copied: `.data`, else the prompt's."""
     data = getattr(inference, "data", None)
     if data is None:
         return list(model.encode(inference.prompt))

@@ -1,7 +1,8 @@
-"""Where a tokenizer's ranks come from: a model folder, a rank file, or tiktoken's cache and download.
+"""Where a tokenizer's ranks come from: a model folder, a rank file, or tiktoken.
 
-tiktoken merges the neighbours whose joined bytes have the lowest rank, and the rank is the token's id. A model
-folder lists its merges in order instead; the two agree when the ids rise along the merges, which is checked.
+tiktoken merges the neighbours whose joined bytes have the lowest rank, and the rank is the token's
+id. A model folder lists its merges in order instead; the two agree when the ids rise along the
+merges, which is checked.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _alphabet() -> dict[str, int]:
 
 
 def from_folder(folder: Path) -> tiktoken.Encoding:
-    """Build the tokenizer of a model folder from vocab.json and merges.txt, else from tokenizer.json.
+    """Build a folder's tokenizer from vocab.json and merges.txt, else from tokenizer.json.
 
     Raises TokenizerError where a file is missing, broken, or the two contradict each other.
     """
@@ -124,7 +125,8 @@ def _encoding(
 def from_file(path: Path) -> tiktoken.Encoding:
     """Read a rank file: a line for each token, its bytes in base64, a space, its rank.
 
-    `<|endoftext|>` gets the id after the last rank. Raises TokenizerError with the number of a bad line.
+    `<|endoftext|>` gets the id after the last rank. Raises TokenizerError with the number of a bad
+    line.
     """
     remedy = "Set EB_TOKENIZER_FILE to a complete rank file such as gpt2.tiktoken"
     try:
@@ -150,7 +152,8 @@ def from_file(path: Path) -> tiktoken.Encoding:
             raise TokenizerError(f"the tokenizer file {path} has no byte {byte}. {remedy}")
     if sorted(table.values()) != list(range(len(table))):
         raise TokenizerError(
-            f"the ranks in the tokenizer file {path} are not 0 to {len(table) - 1:,}, each once. {remedy}"
+            f"the ranks in the tokenizer file {path} are not 0 to {len(table) - 1:,}, each once. "
+            f"{remedy}"
         )
     return tiktoken.Encoding(
         path.stem, pat_str=PATTERN, mergeable_ranks=table, special_tokens={EOT: len(table)}

@@ -1,7 +1,7 @@
-"""Text to token ids and back: tiktoken's encoder, GPT-2's ranks or a model folder's, text that comes in pieces.
+"""Text to token ids and back, with tiktoken's encoder; also for text that comes in pieces.
 
-Ids become bytes, and bytes become text: a character may be cut by the border between two tokens, so a stream
-of tokens goes through a `Detokenizer`. It must not know HTTP or batching.
+Ids become bytes, and bytes become text: a character may be cut by the border between two tokens, so
+a stream of tokens goes through a `Detokenizer`. It must not know HTTP or batching.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from generate.ranks import TokenizerError
 from weights import BARD, ResolvedModel
 
 EOT = ranks.EOT
-LONGEST_RUN = 400_000  # white space in one go; tiktoken's regular expression overflows its stack at some 700,000
+LONGEST_RUN = 400_000  # white space in one go; from some 700,000 on tiktoken's stack overflows
 
 
 class TextError(ValueError):
@@ -29,8 +29,9 @@ class TextError(ValueError):
 class Tokenizer:
     """Encode text and decode ids with a tiktoken Encoding.
 
-    Ids that the encoding does not know decode to nothing (a model's vocabulary may be padded), or, when `fold`
-    is set (random weights with a smaller model's tokenizer), as the id modulo the size of the vocabulary.
+    Ids that the encoding does not know decode to nothing (a model's vocabulary may be padded), or,
+    when `fold` is set (random weights with a smaller model's tokenizer), as the id modulo the size
+    of the vocabulary.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Tokenizer:
                 return self.encoding.encode(text, allowed_special={EOT}, disallowed_special=())
             return self.encoding.encode_ordinary(text)
         except BaseException as error:
-            # The encoder's Rust panics arrive as a BaseException that would end a thread unanswered.
+            # A panic of the encoder arrives as a BaseException and would end a thread unanswered.
             if type(error).__name__ != "PanicException" and not isinstance(error, ValueError):
                 raise
             raise TextError(
@@ -104,15 +105,16 @@ class Detokenizer:
         return self._decoder.decode(self._tokenizer.decode_bytes(tokens))
 
     def finish(self) -> str:
-        """Return what was held back: nothing, or U+FFFD for a character that was never completed."""
+        """Return what was held back: nothing, or U+FFFD for a character never completed."""
         return self._decoder.decode(b"", final=True)
 
 
 def load_tokenizer(resolved: ResolvedModel, file: str | Path | None = None) -> Tokenizer:
-    """Return the tokenizer of `resolved`: its folder's own, else GPT-2's from `file` or tiktoken's cache.
+    """Return the tokenizer of `resolved`: its folder's own, else GPT-2's from `file` or tiktoken's
+    cache.
 
-    `file` is a rank file (EB_TOKENIZER_FILE). Random weights that can have no ranks get bard's tokenizer, and
-    `warning` says so. Raises TokenizerError.
+    `file` is a rank file (EB_TOKENIZER_FILE). Random weights that can have no ranks get bard's
+    tokenizer, and `warning` says so. Raises TokenizerError.
     """
     if resolved.tokenizer is not None:
         return _fitting(Tokenizer(ranks.from_folder(resolved.tokenizer)), resolved)
@@ -148,6 +150,6 @@ def _refuse_long_runs(text: str) -> None:
     for run in re.finditer(r"\s+", text):
         if run.end() - run.start() > LONGEST_RUN:
             raise TextError(
-                f"the text has {run.end() - run.start():,} characters of white space in one run, and "
-                f"at most {LONGEST_RUN:,} can be tokenized. Shorten the run"
+                f"the text has {run.end() - run.start():,} characters of white space in one run, "
+                f"and at most {LONGEST_RUN:,} can be tokenized. Shorten the run"
             )

@@ -1,4 +1,4 @@
-"""The plain model and the original's classes and functions around it: three ways to the same text."""
+"""The plain model and the original's names around it: three ways to the same text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models by name, folder and file: what is found, what is refused and why, and that the weights are right."""
+"""Models by name, folder and file: what is found, what is refused, and that weights are right."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SHAPES = {
 
 
 def reference(**changes: Any) -> Any:
-    """Return a GPT2LMHeadModel whose every tensor is random, so that none can be left out unnoticed."""
+    """Return a GPT2LMHeadModel of random tensors: none can be left out unnoticed."""
     torch.manual_seed(3)
     hf = GPT2LMHeadModel(
         GPT2Config(**{**TINY, "eos_token_id": None, "bos_token_id": None, **changes})
@@ -301,7 +301,7 @@ def bard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Unwilling(BaseHTTPRequestHandler):
-    """A hub that answers every question with the server's `status`, or not before its `released`."""
+    """A hub that answers with the server's `status`, or not before its `released`."""
 
     def do_HEAD(self) -> None:
         if self.server.status == 0:
