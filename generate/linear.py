@@ -1,31 +1,48 @@
-"""Linear layers at the speed of the machine: oneDNN's prepacked kernels on a CPU, cuBLAS on a GPU.
+"""Linear layers at the speed of the machine, and so that a row's numbers do not depend on how many rows there are.
 
-PyTorch's plain `F.linear` in float32 calls MKL, which on some processors runs at a third of the speed of oneDNN
-(and differs in its last bits with the number of rows); so the two are timed once for each format, and the faster
-serves. The results of oneDNN's bfloat16 kernels do not depend on the number of rows; its float32 kernels differ
-for a single row alone, so a single row is computed as two.
+Three ways, tried in this order. `KernelLinear` is our own bfloat16 kernel for processors that multiply bfloat16
+(packed_linear.c): it reads weights at the speed of memory for few rows and computes near the peak for many.
+`PackedLinear` is oneDNN with prepacked weights, for float32 and for bfloat16 elsewhere. `Linear` is PyTorch's plain
+one, for GPUs and where nothing else runs; in float32 on a CPU it calls MKL, which on some processors has a third of
+oneDNN's speed, so the two are timed once and the faster one serves.
 
 It must not know layers, pages or requests.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import logging
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from generate.kernels import KernelError, load_library
 from model import ACTIVATIONS
 
 log = logging.getLogger(__name__)
 
+SOURCE = Path(__file__).with_name("packed_linear.c")
+PLAIN, GELU_TANH, FLOAT32 = 0, 1, 2  # the modes of packed_linear.c
+GELU_TANH_NAMES = ("gelu_new", "gelu_pytorch_tanh")
+
+
+class LinearLayer(Protocol):
+    """x (rows, in) to activation(x W + b) (rows, out); `add` gives x W + b + residual."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+    def add(self, x: Tensor, residual: Tensor) -> Tensor: ...
+
 
 class Linear:
-    """y = activation(x W + b), or `add`: y = x W + b + residual. Weight (out, in), x (rows, in)."""
+    """PyTorch's plain linear layer on any device. Weight (out, in)."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str | None = None) -> None:
         self.weight = weight
@@ -41,9 +58,12 @@ class Linear:
 
 
 class PackedLinear:
-    """The same through oneDNN, the weight packed once, activation and residual fused."""
+    """oneDNN with the weight packed once, activation and residual fused.
 
-    FUSED = {"gelu_new": ("gelu", "tanh"), "gelu_pytorch_tanh": ("gelu", "tanh"), "gelu": ("gelu", "none"),
+    Its float32 kernels differ in the last bits for a single row alone, so a single row is computed as two.
+    """
+
+    FUSED = {**dict.fromkeys(GELU_TANH_NAMES, ("gelu", "tanh")), "gelu": ("gelu", "none"),
              "relu": ("relu", "")}  # fmt: skip
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str | None = None) -> None:
@@ -65,13 +85,110 @@ class PackedLinear:
         return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.packed, self.bias, "add")
 
 
-def make_linear(
-    weight: Tensor, bias: Tensor | None, activation: str | None = None
-) -> Linear | PackedLinear:
-    """Return the faster linear layer for this weight's device and dtype."""
-    if weight.device.type == "cpu" and packed_is_faster(weight.dtype):
+class KernelLinear:
+    """packed_linear.c: bfloat16 in, float32 sums, bfloat16 out, or float32 out with `wide`."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, activation: str | None = None, wide: bool = False
+    ) -> None:
+        self.library = _library()
+        self.n, self.k = weight.shape
+        self.packed = torch.empty(
+            self.library.packed_linear_size(self.n, self.k), dtype=weight.dtype
+        )
+        self.library.packed_linear_pack(
+            weight.contiguous().data_ptr(), self.packed.data_ptr(), self.n, self.k
+        )
+        self.bias = bias.float().contiguous() if bias is not None else None
+        self.bias_at = self.bias.data_ptr() if self.bias is not None else None
+        fused = activation in GELU_TANH_NAMES
+        self.mode = FLOAT32 if wide else GELU_TANH if fused else PLAIN
+        self.dtype = torch.float32 if wide else weight.dtype
+        self.activate = ACTIVATIONS[activation] if activation and not fused else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self._run(x, None, self.mode)
+        return self.activate(y) if self.activate else y
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self._run(x, residual.data_ptr(), PLAIN)
+
+    def _run(self, x: Tensor, residual: int | None, mode: int) -> Tensor:
+        m = len(x)
+        out = torch.empty((m, self.n), dtype=self.dtype)
+        self.library.packed_linear(
+            x.data_ptr(), self.packed.data_ptr(), self.bias_at, residual, out.data_ptr(),
+            m, self.n, self.k, mode,
+        )  # fmt: skip
+        return out
+
+
+def make_linear(weight: Tensor, bias: Tensor | None, activation: str | None = None) -> LinearLayer:
+    """Return the fastest layer for this weight's device and dtype."""
+    if weight.device.type != "cpu":
+        return Linear(weight, bias, activation)
+    if _kernel_takes(weight):
+        return KernelLinear(weight, bias, activation)
+    if packed_is_faster(weight.dtype):
         return PackedLinear(weight, bias, activation)
     return Linear(weight, bias, activation)
+
+
+def make_head(weight: Tensor) -> LinearLayer:
+    """Return a layer that gives float32 outputs: GPT-2's logits share an offset at which 16 bits are coarse."""
+    if _kernel_takes(weight):
+        return KernelLinear(weight, None, wide=True)
+    return WideLinear(weight) if weight.dtype != torch.float32 else make_linear(weight, None)
+
+
+class WideLinear:
+    """A linear layer computed in float32 from 16-bit inputs, where no kernel gives float32 sums."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.linear = make_linear(weight.float(), None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.linear(x.float())
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self.linear.add(x.float(), residual.float())
+
+
+def _kernel_takes(weight: Tensor) -> bool:
+    on_cpu = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+    return on_cpu and weight.shape[1] % 2 == 0 and kernel_runs()
+
+
+@functools.cache
+def kernel_runs() -> bool:
+    """Return whether packed_linear.c compiles, fits this processor, and computes what PyTorch does."""
+    if os.environ.get("EB_KERNELS") == "off":
+        return False
+    try:
+        if not _library().packed_linear_supported():
+            return False
+        x, weight, bias = torch.randn(7, 128), torch.randn(80, 128), torch.randn(80)
+        x, weight = x.bfloat16(), weight.bfloat16()
+        error = KernelLinear(weight, bias, wide=True)(x) - F.linear(x.float(), weight.float(), bias)
+        if error.abs().max() < 1e-2:
+            return True
+        log.warning(
+            "the C kernel for linear layers computes wrong numbers here; oneDNN serves instead"
+        )
+    except (KernelError, OSError) as error:
+        log.warning("the C kernel for linear layers does not run, oneDNN serves instead: %s", error)
+    return False
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = load_library(SOURCE)
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    library.packed_linear_size.argtypes = [integer, integer]
+    library.packed_linear_size.restype = integer
+    library.packed_linear_pack.argtypes = [pointer, pointer, integer, integer]
+    library.packed_linear.argtypes = [pointer] * 5 + [integer] * 3 + [ctypes.c_int]
+    return library
 
 
 @functools.cache
@@ -86,9 +203,7 @@ def packed_is_faster(dtype: torch.dtype) -> bool:
             for i, layer in enumerate(layers):
                 seconds[i] += _best_time(functools.partial(layer, x))
     except (RuntimeError, AttributeError) as error:
-        log.warning(
-            "oneDNN's packed linear layers do not run here (%s), PyTorch's plain ones do", error
-        )
+        log.warning("oneDNN's packed linear layers do not run here (%s), plain ones do", error)
         return False
     return seconds[0] <= seconds[1]
 

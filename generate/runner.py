@@ -15,14 +15,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from generate.attention import Attention, PackedRows, make_attention
-from generate.linear import make_linear
+from generate.linear import make_head, make_linear
 from generate.sampling import sample
 from model import GPT
 from scheduling.iteration import Plan
 from scheduling.scheduler import Output
 from scheduling.sequence import Sequence
-
-REFINED = 64  # logits of a 16-bit head that are computed again in float32
 
 
 class Layer:
@@ -44,34 +42,6 @@ class Layer:
         return self.mlp_proj.add(self.c_fc(self.ln_2(x)), x)
 
 
-class Head:
-    """Float32 logits (R, V) of hidden states (R, C).
-
-    GPT-2's logits share a large negative offset, at which 16-bit numbers are coarse. So a 16-bit head computes with
-    weights less their mean, which shifts all logits of a row alike, and the largest ones again in float32.
-    """
-
-    def __init__(self, weight: Tensor) -> None:
-        self.exact = weight.dtype == torch.float32
-        self.weight = weight
-        if self.exact:
-            self.linear = make_linear(weight, None)
-            return
-        self.mean = weight.float().mean(0)
-        self.linear = make_linear((weight.float() - self.mean).to(weight.dtype), None)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        logits = self.linear(x).float()
-        if self.exact:
-            return logits
-        ids = logits.topk(min(REFINED, logits.shape[1])).indices
-        wide = x.float()
-        exact = (self.weight[ids].float() * wide[:, None]).sum(-1) - (wide * self.mean).sum(
-            -1, True
-        )
-        return logits.scatter_(1, ids, exact)
-
-
 class ModelRunner:
     """Computes plans for one model over one pool of KV pages.
 
@@ -90,7 +60,7 @@ class ModelRunner:
             scale = self.config.attention_scale(i)
             self.layers.append(Layer(block, scale, self.config.activation))
             del block.attn, block.mlp  # the packed weights have taken their place
-        self.head = Head(weight)
+        self.head = make_head(weight)
         c = self.config
         shape = (c.n_layer, n_pages, c.n_head, page_size, c.head_size)
         self.keys = torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -104,7 +74,11 @@ class ModelRunner:
         logits = self.logits(ids, places, rows, due)
         sequences = [s for s, n in zip(plan.sequences, plan.counts) if n == s.pending]
         tokens = iter(
-            sample(logits[: len(sequences)], [s.sampling for s in sequences], [s.length for s in sequences])
+            sample(
+                logits[: len(sequences)],
+                [s.sampling for s in sequences],
+                [s.length for s in sequences],
+            )
             if sequences
             else ()
         )
@@ -117,10 +91,9 @@ class ModelRunner:
         x = F.embedding(ids, self.wte) + F.embedding(places, self.wpe)
         for layer, keys, values in zip(self.layers, self.keys, self.values):
             x = layer(x, self.attend, keys, values, rows)
-        x = x[torch.tensor(due, device=self.device)] if len(due) < len(ids) else x
-        if not len(x):
-            return x
-        return self.head(self.ln_f(x))[: len(due)]
+        if len(due) < len(ids):
+            x = x[torch.tensor(due, dtype=torch.long, device=self.device)]
+        return self.head(self.ln_f(x)) if due else x
 
     def _pack(
         self, plan: Plan, held: Rows[Sequence]
@@ -145,9 +118,8 @@ class ModelRunner:
             lengths.append(seq.computed)
             starts.append(len(ids))
             wasted.append(len(ids) - 1)
-        extra = plan.padding + self._filler(len(ids) + plan.padding)
-        ids += [0] * extra
-        places += [0] * extra
+        ids += [0] * plan.padding
+        places += [0] * plan.padding
         members = itertools.chain(plan.sequences, held)
         return (
             torch.tensor(ids, device=self.device),
@@ -159,16 +131,6 @@ class ModelRunner:
             ),
             due + wasted,
         )
-
-    def _filler(self, rows: int) -> int:
-        """Rows to add so that few different row counts occur: each new one costs oneDNN a compilation."""
-        if self.device.type != "cpu":
-            return 0
-        if rows == 1:
-            return (
-                1 if self.dtype == torch.float32 else 0
-            )  # float32 differs in its last bits for one row
-        return -rows % (1 if rows <= 8 else 4 if rows <= 64 else 16)
 
     def _tables(self, pages: list[list[int]]) -> Tensor:
         width = max(len(p) for p in pages)

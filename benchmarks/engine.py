@@ -1,0 +1,169 @@
+"""The engine without HTTP: seconds of a decode step and of a prefill, and the fraction of the machine's limit.
+
+    python -m benchmarks.engine --load-format dummy --json benchmarks/results/engine.json
+
+Decode steps run over pages of random content: what a step costs does not depend on the numbers. Each figure is the
+median of many steps; the limit is computed from the bandwidth and the arithmetic rate of the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import weights
+from benchmarks import machine as measured
+from generate import machine
+from generate.runner import ModelRunner
+from generate.sampling import SamplingParams
+from scheduling.iteration import Plan
+from scheduling.sequence import Sequence
+
+
+def make_runner(args: argparse.Namespace, tokens: int) -> tuple[ModelRunner, str]:
+    """Load the model with room for `tokens` tokens of KV."""
+    resolved = weights.resolve(args.model, args.load_format)
+    dtype = machine.choose_dtype(args.dtype, torch.device("cpu"))
+    model = weights.load(resolved, dtype)
+    runner = ModelRunner(model, tokens // machine.PAGE_SIZE + 2, machine.PAGE_SIZE)
+    for pool in (runner.keys, runner.values):
+        noise = torch.randn(1 << 16).to(dtype)
+        flat = pool.view(-1)
+        whole = len(flat) // len(noise) * len(noise)
+        flat[:whole].view(-1, len(noise)).copy_(noise)
+        flat[whole:] = 0
+    return runner, resolved.name
+
+
+def decoding(runner: ModelRunner, batch: int, context: int, temperature: float) -> list[Sequence]:
+    """Return sequences that have `context` tokens and decode the next."""
+    pages = -(-(context + 64) // runner.page_size)
+    vocab = runner.config.vocab_size
+    result = []
+    for i in range(batch):
+        seq = Sequence([(i * 7919 + j) % vocab for j in range(context)], 1 << 20, id=str(i))
+        seq.output_ids, seq.computed = [1], context
+        seq.pages = list(range(1 + i * pages, 1 + (i + 1) * pages))
+        seq.sampling = SamplingParams(temperature=temperature, seed=i)
+        result.append(seq)
+    return result
+
+
+def time_decode(runner: ModelRunner, sequences: list[Sequence], seconds: float) -> list[float]:
+    """Return the seconds of steps that decode one token of each sequence."""
+    plan = Plan(1, 0.0, sequences, [1] * len(sequences))
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) < 8 or time.perf_counter() - began < seconds:
+        start = time.perf_counter()
+        runner.forward(plan)
+        times.append(time.perf_counter() - start)
+    return times[2:]
+
+
+def time_prefill(runner: ModelRunner, tokens: int, chunk: int) -> float:
+    """Return the seconds of one prompt of `tokens` tokens computed in pieces of `chunk`."""
+    seq = decoding(runner, 1, tokens, 0.0)[0]
+    seq.output_ids, seq.computed = [], 0
+    start = time.perf_counter()
+    while seq.pending:
+        count = min(chunk, seq.pending)
+        runner.forward(Plan(1, 0.0, [seq], [count]))
+        seq.computed += count
+    return time.perf_counter() - start
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    machine.use_threads(args.threads)
+    most = max(b * (c + 128) for b in args.batch for c in args.context)
+    runner, name = make_runner(args, max(most, 2048))
+    bandwidth = measured.bandwidth()
+    rate = measured.arithmetic_rate(runner.dtype)
+    rows = []
+    for context in args.context:
+        for batch in args.batch:
+            times = time_decode(
+                runner, decoding(runner, batch, context, args.temperature), args.seconds
+            )
+            median = statistics.median(times)
+            limit = measured.limit_seconds(
+                runner.config, runner.dtype, batch, context, bandwidth, rate
+            )
+            rows.append(
+                {"batch": batch, "context": context, "step_ms": median * 1e3, "best_ms": min(times) * 1e3,
+                 "tokens_per_s": batch / median, "limit_ms": limit * 1e3, "fraction": limit / median}
+            )  # fmt: skip
+    prefill = []
+    for tokens in args.prefill:
+        seconds = statistics.median(time_prefill(runner, tokens, args.chunk) for _ in range(4))
+        prefill.append({"tokens": tokens, "ms": seconds * 1e3, "tokens_per_s": tokens / seconds})
+    return {
+        "benchmark": "engine", "model": name, "load_format": args.load_format,
+        "dtype": str(runner.dtype).removeprefix("torch."), "attention": runner.attend.name,
+        "bandwidth_gb_s": bandwidth / 1e9, "rate_gflop_s": rate / 1e9, "temperature": args.temperature,
+        "decode": rows, "prefill": prefill, "chunk": args.chunk, "machine": measured.describe(),
+        "command": "python -m benchmarks.engine " + " ".join(sys.argv[1:]),
+    }  # fmt: skip
+
+
+def show(result: dict[str, Any]) -> None:
+    console = Console(stderr=True)
+    table = Table(
+        title=f"{result['model']} {result['dtype']}, {result['machine']['threads']} threads, "
+        f"{result['bandwidth_gb_s']:.1f} GB/s, {result['rate_gflop_s']:.0f} GFLOP/s"
+    )
+    for name in ("batch", "context", "ms a step", "tokens/s", "limit ms", "of the limit"):
+        table.add_column(name, justify="right")
+    for r in result["decode"]:
+        table.add_row(
+            str(r["batch"]), str(r["context"]), f"{r['step_ms']:.1f}", f"{r['tokens_per_s']:.0f}",
+            f"{r['limit_ms']:.1f}", f"{r['fraction']:.2f}",
+        )  # fmt: skip
+    console.print(table)
+    for r in result["prefill"]:
+        console.print(
+            f"prefill {r['tokens']} tokens: {r['ms']:.0f} ms, {r['tokens_per_s']:.0f} tokens/s"
+        )
+
+
+def numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",") if word]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.engine",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", default="gpt2-medium")
+    parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    parser.add_argument("--batch", type=numbers, default=[1, 4, 16, 32, 64])
+    parser.add_argument("--context", type=numbers, default=[128, 512])
+    parser.add_argument("--prefill", type=numbers, default=[64, 512])
+    parser.add_argument("--chunk", type=int, default=256)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each figure")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    result = run(args)
+    show(result)
+    text = json.dumps(result)
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""The machine's own limits, measured in the run that is judged by them, and what describes it in a result."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from generate.linear import PackedLinear
+from generate.machine import cores
+from model import GPTConfig
+
+
+def best_seconds(call: Callable[[], object], seconds: float = 0.6, least: int = 3) -> float:
+    """Return the shortest of many runs of `call`, after one to warm up."""
+    call()
+    best, began, runs = float("inf"), time.perf_counter(), 0
+    while runs < least or time.perf_counter() - began < seconds:
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+        runs += 1
+    return best
+
+
+def bandwidth() -> float:
+    """Return the bytes a second that this machine reads from memory, with all compute threads."""
+    data = torch.ones(256 << 20, dtype=torch.uint8).view(torch.float32)
+    return data.nbytes / best_seconds(data.sum)
+
+
+def arithmetic_rate(dtype: torch.dtype) -> float:
+    """Return the floating-point operations a second of a large matrix product that stays in the caches."""
+    rows, inner, outer = 256, 1024, 1024
+    layer = PackedLinear(torch.randn(outer, inner).to(dtype), None)
+    x = torch.randn(rows, inner).to(dtype)
+    return 2 * rows * inner * outer / best_seconds(lambda: layer(x))
+
+
+def limit_seconds(
+    shape: GPTConfig, dtype: torch.dtype, batch: int, context: int, bandwidth: float, rate: float
+) -> float:
+    """Return the least time of a decode step (roofline; ENGINE notes, section 2).
+
+    max(weights / bandwidth, batch * operations / rate) + (keys, values and float32 logits) / bandwidth.
+    """
+    c = shape.n_embd
+    read = shape.n_layer * (4 * c * c + 2 * c * shape.inner_size) + shape.vocab_size * c
+    kv = batch * context * 2 * shape.n_layer * c * dtype.itemsize
+    logits = 8 * shape.vocab_size * batch
+    linear = max(read * dtype.itemsize / bandwidth, batch * 2 * read / rate)
+    return linear + (kv + logits) / bandwidth
+
+
+def describe() -> dict[str, Any]:
+    """Return date, processor, threads and versions, without anything that names a user or a path."""
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(
+            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
+        )
+    except (OSError, StopIteration):
+        pass
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "processor": name,
+        "cores": cores(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
