@@ -55,45 +55,50 @@ def load_library(source: Path, extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
         [source.read_text(), *compiler, _version(tuple(compiler)), *flags, _processor()]
     )
     name = f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.so"
-    kept = cache_directory() / name
-    if kept.exists():
+    folder = cache_directory()
+    if folder and (folder / name).exists():
         try:
-            return ctypes.CDLL(str(kept))
+            return ctypes.CDLL(str(folder / name))
         except (
             OSError
         ) as error:  # cut short by a full disk, or built against libraries that have gone
-            log.info("%s cannot be loaded (%s) and is compiled again", kept, error)
-    try:
-        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        workshop = tempfile.TemporaryDirectory(dir=kept.parent)
-    except OSError:
-        workshop = tempfile.TemporaryDirectory()
-    with workshop as folder:
-        built = _build(compiler, flags, source, Path(folder) / name)
+            log.info("%s cannot be loaded (%s) and is compiled again", folder / name, error)
+    with _workshop(folder) as workshop:
+        library = _build(compiler, flags, source, Path(workshop) / name)
+        if folder and library.parent.parent == folder:
+            library = library.replace(folder / name)  # two processes at once: both files are whole
         try:
-            if (
-                Path(folder).parent == kept.parent
-            ):  # two processes may do this at once: the last one wins whole
-                built = built.rename(kept)
-        except OSError as error:
-            log.info("%s cannot be kept: %s", kept, error)
-        try:
-            return ctypes.CDLL(str(built))
+            return ctypes.CDLL(str(library))
         except OSError as error:
             raise KernelError(
                 f"{source.name} was compiled but cannot be loaded: {error}"
             ) from error
 
 
-def cache_directory() -> Path:
-    """Return where libraries are kept: $EB_CACHE_DIR, or effective-batching in the user's cache directory."""
+def _workshop(folder: Path | None) -> tempfile.TemporaryDirectory[str]:
+    """Make a directory to build in: inside `folder`, so that the result can be renamed, if that can be written."""
+    try:
+        if folder:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return tempfile.TemporaryDirectory(dir=folder)
+    except OSError as error:
+        log.info(
+            "%s cannot be written, the library is built for this process alone: %s", folder, error
+        )
+    return tempfile.TemporaryDirectory()
+
+
+def cache_directory() -> Path | None:
+    """Return where libraries are kept: $EB_CACHE_DIR, or effective-batching in the user's cache directory, if any."""
     if chosen := os.environ.get("EB_CACHE_DIR"):
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "effective-batching"
-    except RuntimeError:  # a user without a home, as in some containers
-        return Path(tempfile.gettempdir()) / f"effective-batching-{os.getuid()}"
+    except RuntimeError:
+        # A user without a home, as in some containers. Not a fixed name in the temporary directory: whoever
+        # made it first would choose what is loaded.
+        return None
 
 
 def find_compiler() -> list[str]:
@@ -116,7 +121,7 @@ def _build(compiler: list[str], flags: list[str], source: Path, library: Path) -
         openmp = [OPENMP]
     except KernelError as first:
         try:  # Apple's clang comes without OpenMP: one thread is still far faster than the way without C
-            _run([*compiler, *flags, "-c", str(source), "-o", str(compiled)])
+            _run([*compiler, *flags, "-fopenmp-simd", "-c", str(source), "-o", str(compiled)])
         except KernelError:
             raise first from None
         log.info("%s compiles only without OpenMP and will use one thread: %s", source.name, first)

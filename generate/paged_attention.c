@@ -60,7 +60,7 @@
 #define PARTS (BLOCK / LANES)  // vectors of a block's scores
 #define HALF 4               // queries weighed together: their sums fill the registers
 #define AHEAD 4              // blocks scored together for one query
-#define FAR 6                // blocks that memory is asked for ahead of their use by one query
+#define FAR 4                // blocks that memory is asked for ahead of their use by one query
 #define MAX_D 256
 #define ALONE (1 << 18)      // bytes of keys and values below which waking other threads costs more than it saves
 
