@@ -216,6 +216,7 @@ class Scheduler:
         seq.finish_reason = reason
         if seq in self.waiting:
             del self.waiting[seq]
+            self._wait_clock.tick(now, self.number)
             self._wait_clock.leave(seq, now)
             self._finish(seq, now)
             return [seq]
