@@ -1,0 +1,238 @@
+"""The page pool against a model too simple to be wrong, and its promises one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from scheduling.pages import PagePool
+
+Prefix = tuple[int, ...]
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=14)
+
+
+@dataclass
+class Lease:
+    """Pages that were reserved for a prompt and not yet given back."""
+
+    prompt: list[int]
+    pages: list[int]
+    cached: int
+    hashes: list[bytes]
+
+
+class PoolAgainstModel(RuleBasedStateMachine):
+    """`content` is what each page is known to hold, `freed` when it was last given back."""
+
+    @initialize(pages=st.integers(2, 14), size=st.integers(1, 4))
+    def start(self, pages: int, size: int) -> None:
+        self.pool, self.size, self.total = PagePool(pages, size), size, pages - 1
+        self.leases: list[Lease] = []
+        self.content: dict[int, Prefix] = {}
+        self.freed: dict[int, int] = {}
+        self.time = 0
+        self.asked = self.hit = 0
+
+    def owners(self, page: int) -> int:
+        return sum(page in lease.pages for lease in self.leases)
+
+    def prefixes(self, prompt: list[int]) -> list[Prefix]:
+        """Return the content of each full page that leaves one token at least to compute."""
+        ends = range(self.size, len(prompt), self.size)
+        return [tuple(prompt[:end]) for end in ends]
+
+    @rule(prompt=prompts, answer=st.integers(1, 6))
+    def reserve(self, prompt: list[int], answer: int) -> None:
+        known = {prefix: page for page, prefix in self.content.items()}
+        hits: list[int] = []
+        for prefix in self.prefixes(prompt):
+            if prefix not in known:
+                break
+            hits.append(known[prefix])
+        free = [p for p in range(1, self.total + 1) if not self.owners(p)]
+        fresh = -(-(len(prompt) + answer) // self.size) - len(hits)
+        room = fresh <= len([p for p in free if p not in hits])
+        hashes = self.pool.hashes(prompt)
+        found = self.pool.reserve(hashes, len(prompt) + answer, len(prompt))
+        assert (found is not None) == room
+        if found is None:
+            return
+        pages, cached = found
+        assert cached == len(hits) * self.size < len(prompt)
+        assert pages[: len(hits)] == hits
+        taken = pages[len(hits) :]
+        assert len(set(taken)) == fresh
+        assert set(taken) <= set(free) - set(hits)
+        self.check_that_the_least_valuable_were_taken(taken, set(free) - set(hits) - set(taken))
+        for page in taken:
+            self.content.pop(page, None)
+        self.leases.append(Lease(prompt, pages, cached, hashes))
+        self.asked += len(prompt)
+        self.hit += cached
+
+    def check_that_the_least_valuable_were_taken(self, taken: list[int], spared: set[int]) -> None:
+        evicted = [page for page in taken if page in self.content]
+        if evicted:
+            assert all(page in self.content for page in spared), "an empty page was spared"
+            last = max(self.freed[page] for page in evicted)
+            assert all(self.freed[page] > last for page in spared), "not the least recently used"
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(self.leases))
+        self.pool.publish(lease.pages, lease.hashes)
+        for page, prefix in zip(lease.pages, self.prefixes(lease.prompt)):
+            if prefix not in self.content.values():
+                self.content[page] = prefix
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(self.leases))
+        self.leases = [other for other in self.leases if other is not lease]
+        self.pool.release(lease.pages)
+        for page in reversed(lease.pages):  # a tail is older than its prefix
+            self.time += 1
+            if not self.owners(page):
+                self.freed[page] = self.time
+
+    @rule()
+    def clear_cache(self) -> None:
+        self.pool.clear_cache()
+        self.content.clear()
+
+    @invariant()
+    def counts_are_exact(self) -> None:
+        used = {page for lease in self.leases for page in lease.pages}
+        assert 0 not in used
+        assert (self.pool.used, self.pool.free) == (len(used), self.total - len(used))
+        assert self.pool.cached == len([page for page in self.content if page not in used])
+        assert (self.pool.query_tokens, self.pool.hit_tokens) == (self.asked, self.hit)
+
+    @invariant()
+    def only_what_the_cache_knows_has_two_owners(self) -> None:
+        for i, lease in enumerate(self.leases):
+            assert len(set(lease.pages)) == len(lease.pages)
+            for other in self.leases[:i]:
+                for page in set(lease.pages) & set(other.pages):
+                    place = lease.pages.index(page)
+                    assert place < max(lease.cached, other.cached) // self.size
+                    end = (place + 1) * self.size
+                    assert lease.prompt[:end] == other.prompt[:end]
+
+    def teardown(self) -> None:
+        for lease in getattr(self, "leases", []):
+            self.pool.release(lease.pages)
+        if hasattr(self, "pool"):
+            assert (self.pool.free, self.pool.used) == (self.total, 0)
+
+
+class TestPoolAgainstModel(PoolAgainstModel.TestCase):
+    settings = settings(max_examples=80, stateful_step_count=40)
+
+
+def fill(pool: PagePool, prompt: list[int], answer: int = 1) -> list[int]:
+    """Reserve, publish and give back; return the pages."""
+    hashes = pool.hashes(prompt)
+    found = pool.reserve(hashes, len(prompt) + answer, len(prompt))
+    assert found is not None
+    pool.publish(found[0], hashes)
+    pool.release(found[0])
+    return found[0]
+
+
+@given(prompts, st.integers(1, 5))
+def test_a_prompt_known_in_full_still_has_a_token_to_compute(prompt: list[int], size: int) -> None:
+    pool = PagePool(40, size)
+    fill(pool, prompt)
+    cached = pool.cached_tokens(pool.hashes(prompt))
+    assert cached == (len(prompt) - 1) // size * size
+
+
+def test_nothing_is_found_before_it_is_published() -> None:
+    pool = PagePool(20, 2)
+    hashes = pool.hashes([1, 2, 3, 4, 5])
+    assert pool.reserve(hashes, 6) is not None
+    assert pool.cached_tokens(hashes) == 0
+
+
+def test_a_page_is_found_only_behind_the_same_beginning() -> None:
+    pool = PagePool(20, 2)
+    fill(pool, [1, 2, 3, 4, 5])
+    assert pool.cached_tokens(pool.hashes([1, 2, 3, 4, 9])) == 4
+    assert pool.cached_tokens(pool.hashes([1, 2, 4, 4, 9])) == 2
+    assert pool.cached_tokens(pool.hashes([9, 2, 3, 4, 5])) == 0
+
+
+def test_the_tail_of_a_prompt_is_forgotten_before_its_beginning() -> None:
+    pool = PagePool(6, 2)  # five pages
+    fill(pool, [1, 2, 3, 4, 5, 6, 7])  # three full pages and one without content
+    assert pool.reserve([], 6) is not None  # takes the two empty ones, and the tail
+    assert pool.cached_tokens(pool.hashes([1, 2, 3, 4, 5, 6, 7])) == 4
+
+
+def test_the_least_recently_used_prompt_is_forgotten_first() -> None:
+    pool = PagePool(6, 2)
+    old, used = [1, 1, 0], [2, 2, 0]
+    fill(pool, used)
+    fill(pool, old)
+    fill(pool, used)
+    assert pool.reserve([], 8) is not None  # four of five pages
+    assert pool.cached_tokens(pool.hashes(old)) == 0
+    assert pool.cached_tokens(pool.hashes(used)) == 2
+
+
+def test_without_a_prefix_cache_nothing_is_ever_found() -> None:
+    pool = PagePool(20, 2, prefix_cache=False)
+    fill(pool, [1, 2, 3, 4, 5])
+    assert pool.hashes([1, 2, 3, 4, 5]) == []
+    assert (pool.cached, pool.query_tokens, pool.hit_tokens) == (0, 0, 0)
+
+
+def test_the_salt_separates_models() -> None:
+    one, other = PagePool(20, 2, salt="gpt2 float32"), PagePool(20, 2, salt="gpt2 bfloat16")
+    assert not set(one.hashes([1, 2, 3, 4, 5])) & set(other.hashes([1, 2, 3, 4, 5]))
+    assert one.hashes([1, 2, 3]) == PagePool(9, 2, salt="gpt2 float32").hashes([1, 2, 9])
+
+
+def test_two_who_computed_the_same_at_once_keep_a_page_each() -> None:
+    pool = PagePool(20, 2)
+    hashes = pool.hashes([1, 2, 3])
+    first, second = pool.reserve(hashes, 4), pool.reserve(hashes, 4)
+    assert first is not None
+    assert second is not None
+    assert not set(first[0]) & set(second[0])
+    for pages, _ in (first, second):
+        pool.publish(pages, hashes)
+    for pages, _ in (first, second):
+        pool.release(pages)
+    assert (pool.cached, pool.free) == (1, 19)
+    found = pool.reserve(hashes, 4)
+    assert found is not None
+    assert found[0][0] == first[0][0]
+
+
+def test_pages_given_back_twice_are_caught() -> None:
+    pool = PagePool(9, 2)
+    found = pool.reserve([], 4)
+    assert found is not None
+    pool.release(found[0])
+    with pytest.raises(AssertionError, match="given back twice"):
+        pool.release(found[0])
+
+
+@pytest.mark.parametrize(("tokens", "pages"), [(0, 0), (1, 1), (16, 1), (17, 2), (1024, 64)])
+def test_pages_are_rounded_up(tokens: int, pages: int) -> None:
+    pool = PagePool(64, 16)
+    assert pool.pages_for(tokens) == pages
+    assert pool.can_ever_hold(tokens) == (pages <= 63)
+
+
+def test_a_pool_without_a_page_to_give_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"1 pages.*--kv-memory"):
+        PagePool(1, 16)
