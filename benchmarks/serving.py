@@ -1,0 +1,203 @@
+"""The same requests offline and through HTTP, in a burst and at a Poisson rate, for every policy.
+
+    python -m benchmarks.serving --load-format dummy --json benchmarks/results/serving.json
+
+Offline, this process drives the scheduler and the engine with no server around them. Over HTTP, a real server is
+started for each policy and the project's own client sends the same prompts and lengths. What the server costs is the
+ratio of the two; what a policy gains is the ratio between servers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import policies
+from benchmarks import machine as measured
+from client.data import Arrivals, plan
+from config import Config
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+
+ROOT = Path(__file__).resolve().parents[1]
+console = Console(stderr=True)
+
+
+def offline(args: argparse.Namespace) -> dict[str, float]:
+    """Serve the burst with no HTTP; return tokens a second for each policy."""
+    import app
+    from generate.sampling import SamplingParams
+    from stats import ServerStats
+
+    config = Config(
+        policy="dynamic", model=args.model, load_format=args.load_format, dtype=args.dtype,
+        max_batch_size=args.numsamples,
+    )  # fmt: skip
+    engine = app.load_engine(config, ServerStats())
+    engine.manager.stop()
+    trace = plan(args.numsamples, None, "normal", Arrivals("burst"), args.seed)
+    prompts = [(engine.tokenizer.encode(p.prompt), p.num_tokens) for p in trace]
+    rates: dict[str, float] = {}
+    for name in args.policies:
+        times = []
+        for _ in range(args.repeats if name != "nobatch" else 1):
+            pool = PagePool(engine.manager.pages.total + 1, engine.page_size)
+            policy = policies.get_policy(name, max_batch_size=args.numsamples)
+            scheduler = Scheduler(policy, pool, engine.manager.max_tokens_per_step)
+            for i, (ids, tokens) in enumerate(prompts):
+                params = SamplingParams(seed=i)
+                scheduler.add(Sequence(ids, tokens, id=str(i), sampling=params))
+            began = time.perf_counter()
+            while not scheduler.is_idle:
+                scheduler.step(engine.manager.model.forward, time.perf_counter)
+            times.append(time.perf_counter() - began)
+        rates[name] = sum(tokens for _, tokens in prompts) / statistics.median(times)
+        console.print(f"offline {name}: {rates[name]:.0f} tokens/s")
+    return rates
+
+
+@contextmanager
+def server(policy: str, args: argparse.Namespace) -> Iterator[int]:
+    """Run a real server on a free loopback port; yield the port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        sys.executable, str(ROOT / "app.py"), policy, "--port", str(port), "--host", "127.0.0.1",
+        "--load-format", args.load_format, "--dtype", args.dtype,
+        "--max-batch-size", str(args.numsamples), *(["--model", args.model] if args.model else []),
+    ]  # fmt: skip
+    environment = {k: v for k, v in os.environ.items() if k != "BATCHING"}
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as process:
+        try:
+            wait_until_ready(port, process)
+            yield port
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def wait_until_ready(port: int, process: subprocess.Popen[bytes], seconds: float = 120) -> None:
+    """Return when the server is ready; RuntimeError when it ends or takes too long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.2)
+    raise RuntimeError("the server did not become ready. Start it by hand to see why: ./server.sh")
+
+
+def load(port: int, args: argparse.Namespace, *flags: str) -> dict[str, Any]:
+    """Run the project's client against the server; return its result."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "result.json"
+        command = [
+            sys.executable, str(ROOT / "client" / "client.py"), "--port", str(port), "--seed",
+            str(args.seed), "--json", str(path), *flags,
+        ]  # fmt: skip
+        environment = os.environ | {"IP": "127.0.0.1"}
+        subprocess.run(command, check=True, capture_output=True, env=environment)
+        result: dict[str, Any] = json.loads(path.read_text())
+        return result
+
+
+def over_http(args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Return for each policy the burst's tokens a second and the Poisson load's latency per token."""
+    figures: dict[str, dict[str, float]] = {}
+    for name in args.policies:
+        with server(name, args) as port:
+            load(port, args, "--prompt", "warm up", "--numtokens", "8")
+            repeats = args.repeats if name != "nobatch" else 1
+            bursts = [
+                load(port, args, "--burst", "--numsamples", str(args.numsamples))
+                for _ in range(repeats)
+            ]
+            figures[name] = {"burst": statistics.median(b["output_throughput"] for b in bursts)}
+            if args.poisson:
+                flags = ("--rate", str(args.rate), "--numsamples", str(args.poisson))
+                calm = load(port, args, *flags)
+                figures[name]["latency_per_token"] = calm["server_after"]["latency-per-token"]
+                figures[name]["ms_per_token"] = calm["mean_latency_per_token_ms"]
+        console.print(f"HTTP {name}: {figures[name]}")
+    return figures
+
+
+def show(result: dict[str, Any]) -> None:
+    table = Table(
+        title=f"{result['model']}, burst of {result['requests']}, {result['rate']}/s Poisson"
+    )
+    for name in (
+        "policy",
+        "offline tokens/s",
+        "HTTP tokens/s",
+        "HTTP / offline",
+        "ms per token, Poisson",
+    ):
+        table.add_column(name, justify="right")
+    for name, figures in result["http"].items():
+        alone = result["offline"].get(name)
+        table.add_row(
+            name,
+            f"{alone:.0f}" if alone else "",
+            f"{figures['burst']:.0f}",
+            f"{figures['burst'] / alone:.2f}" if alone else "",
+            f"{figures['ms_per_token']:.1f}" if "ms_per_token" in figures else "",
+        )
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serving",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", default="gpt2-medium")
+    parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    parser.add_argument(
+        "--policies", type=lambda t: t.split(","), default=["nobatch", "static", "dynamic"]
+    )
+    parser.add_argument(
+        "--numsamples", type=int, default=64, help="requests of the burst, and slots"
+    )
+    parser.add_argument("--rate", type=float, default=1.0, help="requests a second, Poisson")
+    parser.add_argument("--poisson", type=int, default=30, help="requests at that rate, 0 for none")
+    parser.add_argument("--repeats", type=int, default=3, help="bursts, of which the median counts")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--skip-offline", action="store_true")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    result = {
+        "benchmark": "serving", "model": args.model, "load_format": args.load_format, "dtype": args.dtype,
+        "requests": args.numsamples, "rate": args.rate, "seed": args.seed,
+        "http": over_http(args), "offline": {} if args.skip_offline else offline(args),
+        "machine": measured.describe(),
+        "command": "python -m benchmarks.serving " + " ".join(sys.argv[1:]),
+    }  # fmt: skip
+    show(result)
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
