@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 from generate.attention import Attention, PackedRows, make_attention
 from generate.linear import make_head, make_linear
-from generate.sampling import sample
+from generate.sampling import History, logprobs, sample
 from model import GPT
 from scheduling.iteration import Plan
-from scheduling.scheduler import Output
+from scheduling.scheduler import Output, Token
 from scheduling.sequence import Sequence
 
 
@@ -40,6 +40,13 @@ class Layer:
         qkv = self.c_attn(self.ln_1(x))
         x = self.attn_proj.add(attend(qkv, keys, values, rows, self.scale), x)
         return self.mlp_proj.add(self.c_fc(self.ln_2(x)), x)
+
+
+def _rows_due(seq: Sequence, count: int) -> int:
+    """Return how many of the last rows of a piece give logits: one at its end, all when the prompt is scored."""
+    if seq.sampling.prompt_logprobs and seq.computed < len(seq.prompt_ids):
+        return count
+    return int(count == seq.pending)
 
 
 class ModelRunner:
@@ -72,19 +79,61 @@ class ModelRunner:
         held = [seq for seq in plan.held if seq.pages] if plan.padded else []
         ids, places, rows, due = self._pack(plan, held)
         logits = self.logits(ids, places, rows, due)
-        sequences = [s for s, n in zip(plan.sequences, plan.counts) if n == s.pending]
-        tokens = iter(
-            sample(
-                logits[: len(sequences)],
-                [s.sampling for s in sequences],
-                [s.length for s in sequences],
-            )
-            if sequences
-            else ()
+        return self._sample(plan, logits)
+
+    def _sample(self, plan: Plan, logits: Tensor) -> list[Output]:
+        """Return the plan's outputs from the logits of the rows due, in their order."""
+        spans = [_rows_due(s, n) for s, n in zip(plan.sequences, plan.counts)]
+        last = [end - 1 for end in itertools.accumulate(spans)]
+        due = [i for i, s in enumerate(plan.sequences) if plan.counts[i] == s.pending]
+        if not any(spans):
+            return [None] * len(spans)
+        members = [plan.sequences[i] for i in due]
+        rows = logits[: last[-1] + 1]
+        if len(due) < len(rows):
+            rows = logits[[last[i] for i in due]]
+        tokens = sample(
+            rows,
+            [s.sampling for s in members],
+            [s.length for s in members],
+            [History(s.prompt_ids, s.output_ids) for s in members],
         )
-        return [
-            next(tokens) if n == s.pending else None for s, n in zip(plan.sequences, plan.counts)
+        outputs: list[Output] = [None] * len(spans)
+        for i, token in zip(due, tokens):
+            outputs[i] = token
+        self._add_logprobs(plan, outputs, rows, due)
+        for i, seq in enumerate(plan.sequences):
+            if seq.sampling.prompt_logprobs and spans[i]:
+                first = last[i] - spans[i] + 1
+                outputs[i] = self._score_prompt(seq, outputs[i], logits[first : last[i] + 1])
+        return outputs
+
+    def _add_logprobs(
+        self, plan: Plan, outputs: list[Output], rows: Tensor, due: list[int]
+    ) -> None:
+        wanted = [
+            (row, i)
+            for row, i in enumerate(due)
+            if plan.sequences[i].sampling.logprobs is not None and isinstance(outputs[i], int)
         ]
+        if wanted:
+            found = logprobs(
+                rows[[row for row, _ in wanted]],
+                [outputs[i] for _, i in wanted],
+                [plan.sequences[i].sampling.logprobs for _, i in wanted],
+            )
+            for (_, i), detail in zip(wanted, found):
+                outputs[i] = Token(detail.token, detail)
+
+    def _score_prompt(self, seq: Sequence, output: Output, logits: Tensor) -> Output:
+        """Add the log probabilities of the prompt tokens that this piece's rows predict."""
+        targets = seq.prompt_ids[seq.computed + 1 : seq.computed + 1 + len(logits)]
+        n = seq.sampling.logprobs or 0
+        scores = logprobs(logits[: len(targets)], targets, [n] * len(targets))
+        if isinstance(output, BaseException):
+            return output
+        id, detail = output if isinstance(output, Token) else (output, None)
+        return Token(id, detail, scores)
 
     def logits(self, ids: Tensor, places: Tensor, rows: PackedRows, due: list[int]) -> Tensor:
         """Return float32 logits of the rows that are `due`, after all rows' keys and values are written."""
@@ -110,8 +159,7 @@ class ModelRunner:
             places += range(seq.computed, seq.computed + count)
             lengths.append(seq.computed + count)
             starts.append(len(ids))
-            if count == seq.pending:
-                due.append(len(ids) - 1)
+            due += range(len(ids) - _rows_due(seq, count), len(ids))
         for seq in held:
             ids += seq.tokens(seq.computed - 1, 1)
             places.append(seq.computed - 1)

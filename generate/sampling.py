@@ -1,15 +1,18 @@
-"""From logits to tokens: greedy, temperature, top-k and top-p, one rule on every device and for every policy.
+"""From logits to tokens: one rule on every device and for every policy.
 
-A token is drawn by inverting the distribution's cumulative sum at one uniform number that is keyed by the request's
-seed and the token's position. So a request's text depends on the request alone: not on its neighbours, not on the
-policy, not on the order of steps. It must not know batches beyond "these rows".
+Penalties and bias, temperature, top-k, top-p, typical-p, min-p, draw; in this order (WIRE.md, section 5). A token is
+drawn by inverting the distribution's cumulative sum at one uniform number that is keyed by the request's seed and the
+token's position. So a request's text depends on the request alone: not on its neighbours, not on the policy, not on
+the order of steps. It must not know batches beyond "these rows".
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,19 +30,60 @@ class NotFinite(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request draws its tokens. Temperature 0 is greedy; top_k 0 and top_p 1 filter nothing."""
+    """How one request draws its tokens. Temperature 0 is greedy; every other default changes nothing.
+
+    `banned_ids` cannot come before `min_tokens` tokens are there. `logprobs` asks for the log probability of each
+    token and of so many alternatives, None for none at all; `prompt_logprobs` for those of the prompt's tokens too.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    banned_ids: frozenset[int] = frozenset()
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+    is_processed: bool = field(init=False)
+    is_filtered: bool = field(init=False)
 
-    @property
-    def is_filtered(self) -> bool:
-        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
+    def __post_init__(self) -> None:
+        processed = bool(
+            self.repetition_penalty != 1
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.logit_bias
+            or (self.min_tokens and self.banned_ids)
+        )
+        filtered = self.temperature > 0 and (
+            self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or self.typical_p < 1
+        )
+        object.__setattr__(self, "is_processed", processed)
+        object.__setattr__(self, "is_filtered", filtered)
 
 
 GREEDY = SamplingParams(temperature=0.0)
+
+
+class TokenLogprobs(NamedTuple):
+    """The natural log of a token's probability under the model alone, and the likeliest (id, log) pairs."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class History(NamedTuple):
+    """What penalties look at."""
+
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
 
 
 def uniform(seed: int, position: int) -> float:
@@ -51,54 +95,127 @@ def uniform(seed: int, position: int) -> float:
 
 
 def sample(
-    logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    positions: Sequence[int],
+    histories: Sequence[History] | None = None,
 ) -> list[int | NotFinite]:
     """Return a token for each row of float32 logits (R, V), or what is wrong with the row.
 
-    `positions[i]` is the place in the context that the new token of row i takes.
+    `positions[i]` is the place in the context that the new token of row i takes; `histories` may be left out when
+    nobody's parameters are processed (penalties, bias, minimum).
     """
     best, tokens = logits.max(dim=1)
     result: list[int | NotFinite] = tokens.tolist()
-    plain = [i for i, p in enumerate(params) if p.temperature > 0 and not p.is_filtered]
+    plain = [
+        i
+        for i, p in enumerate(params)
+        if p.temperature > 0 and not (p.is_filtered or p.is_processed)
+    ]
     if plain:
         rows = logits if len(plain) == len(params) else logits[plain]
         heat = torch.tensor([[1 / params[i].temperature] for i in plain], device=logits.device)
         where = [uniform(params[i].seed, positions[i]) for i in plain]
         for i, token in zip(plain, _invert(torch.softmax(rows * heat, dim=1), where)):
             result[i] = token
-    for i, p in enumerate(params):
-        if p.is_filtered:
-            result[i] = _sample_filtered(logits[i], p, uniform(p.seed, positions[i]))
     for i, value in enumerate(best.tolist()):
+        p = params[i]
         if not math.isfinite(value):
             result[i] = NotFinite()
+        elif p.is_processed or p.is_filtered:
+            row = logits[i]
+            if p.is_processed:
+                row = _process(row, p, histories[i] if histories else History((), ()))
+            u = uniform(p.seed, positions[i])
+            result[i] = _draw(row, p, u) if p.temperature > 0 else int(row.argmax())
     return result
+
+
+def _process(row: Tensor, p: SamplingParams, history: History) -> Tensor:
+    """Return the row after penalties, bias, and the ban on endings that come too early."""
+    row = row.clone()
+    if p.repetition_penalty != 1:
+        seen = torch.tensor(sorted({*history.prompt_ids, *history.output_ids}), device=row.device)
+        values = row[seen]
+        row[seen] = torch.where(
+            values > 0, values / p.repetition_penalty, values * p.repetition_penalty
+        )
+    if (p.presence_penalty or p.frequency_penalty) and history.output_ids:
+        counts = Counter(history.output_ids)
+        ids = torch.tensor(list(counts), device=row.device)
+        times = torch.tensor(list(counts.values()), dtype=row.dtype, device=row.device)
+        row[ids] -= p.presence_penalty + p.frequency_penalty * times
+    for token, bias in p.logit_bias:
+        row[token] += bias
+    if len(history.output_ids) < p.min_tokens:
+        row[list(p.banned_ids)] = -torch.inf
+    return row
+
+
+def _draw(row: Tensor, p: SamplingParams, u: float) -> int:
+    """Draw from what the filters leave of one row; equal logits rank by id, lowest first."""
+    scaled = row / p.temperature
+    values, ids = _candidates(scaled, p)
+    if p.typical_p < 1:
+        values, ids = _typical(values, ids, p.typical_p)
+    if p.min_p > 0:
+        keep = values >= values.max() + math.log(p.min_p)
+        values, ids = values[keep], ids[keep]
+    ids, order = ids.sort()  # the draw goes by id, so that ties cannot reorder it
+    return int(ids[_invert(torch.softmax(values[order], 0)[None], [u])[0]])
+
+
+def _candidates(scaled: Tensor, p: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Return values and ids of the top-k and top-p part, largest first, without sorting more than it takes."""
+    vocabulary = len(scaled)
+    k = min(p.top_k or vocabulary, vocabulary)
+    if p.top_p >= 1 and k == vocabulary:
+        return scaled, torch.arange(vocabulary, device=scaled.device)
+    size = k if p.top_p >= 1 or k < vocabulary else min(CANDIDATES, k)
+    values, ids = scaled.topk(size)
+    if p.top_p >= 1:
+        return values, ids
+    whole = scaled.logsumexp(0) if k == vocabulary else values.logsumexp(0)
+    sums = (values - whole).exp().cumsum(0)
+    if float(sums[-1]) < p.top_p and size < k:  # a flat row: few candidates do not do
+        values, ids = scaled.topk(k)
+        sums = (values - whole).exp().cumsum(0)
+    keep = int((sums < p.top_p).sum()) + 1  # the token that crosses the threshold is kept
+    return values[:keep], ids[:keep]
+
+
+def _typical(values: Tensor, ids: Tensor, mass: float) -> tuple[Tensor, Tensor]:
+    """Keep the tokens whose surprise is nearest to the entropy (Meister et al. 2022, arXiv 2202.00666)."""
+    logs = torch.log_softmax(values, 0)
+    probabilities = logs.exp()
+    entropy = -(probabilities * logs).nan_to_num().sum()
+    order = (-logs - entropy).abs().argsort(stable=True)
+    keep = int((probabilities[order].cumsum(0) < mass).sum()) + 1
+    return values[order[:keep]], ids[order[:keep]]
 
 
 def _invert(probabilities: Tensor, where: Sequence[float]) -> list[int]:
     """Return for each row the first index at which the cumulative sum exceeds `where` of the whole."""
     sums = probabilities.cumsum(dim=1)
     goal = torch.tensor(where, device=sums.device, dtype=sums.dtype)[:, None] * sums[:, -1:]
-    return torch.searchsorted(sums, goal, right=True).clamp_(max=sums.shape[1] - 1)[:, 0].tolist()
+    found = torch.searchsorted(sums, goal, right=True)[:, 0]
+    return found.clamp_(max=sums.shape[1] - 1).tolist()
 
 
-def _sample_filtered(row: Tensor, p: SamplingParams, u: float) -> int:
-    """Draw from the top-k, then top-p part of one row; equal logits rank by id, lowest first."""
-    scaled = row / p.temperature
-    k = min(p.top_k or row.shape[0], row.shape[0])
-    size = min(k, CANDIDATES) if p.top_p < 1 or k <= CANDIDATES else k
-    values, ids = scaled.topk(size)
-    if p.top_p < 1:
-        whole = scaled.logsumexp(0) if k == row.shape[0] else None
-        if whole is None and size < k:
-            values, ids = scaled.topk(k)
-        mass = torch.softmax(values, 0) if whole is None else (values - whole).exp()
-        sums = mass.cumsum(0)
-        if float(sums[-1]) < p.top_p and len(values) < k:  # a flat row: few candidates do not do
-            values, ids = scaled.topk(k)
-            mass = (values - whole).exp() if whole is not None else torch.softmax(values, 0)
-            sums = mass.cumsum(0)
-        keep = int((sums < p.top_p).sum()) + 1  # the token that crosses the threshold is kept
-        values, ids = values[:keep], ids[:keep]
-    ids, order = ids.sort()  # the draw goes by id, so that ties cannot reorder it
-    return int(ids[_invert(torch.softmax(values[order], 0)[None], [u])[0]])
+def logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
+    """Return for each row of float32 logits (R, V) the log probability of its token and of the likeliest ones.
+
+    For a token that is the likeliest, its value is the same number, bit for bit, as the first alternative's.
+    """
+    if not len(logits):
+        return []
+    whole = logits.logsumexp(dim=1, keepdim=True)
+    chosen = logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None]) - whole
+    values, ids = logits.topk(max(1, *counts), dim=1)
+    values = values - whole
+    return [
+        TokenLogprobs(token, own, tuple(zip(row_ids[:n], row[:n])))
+        for token, own, row, row_ids, n in zip(
+            tokens, chosen[:, 0].tolist(), values.tolist(), ids.tolist(), counts
+        )
+    ]

@@ -10,6 +10,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
+from typing import Any, NamedTuple
 
 from scheduling.iteration import Iteration, Member, Plan, SlotSteps
 from scheduling.pages import PagePool
@@ -17,7 +18,16 @@ from scheduling.policy import Policy, Room
 from scheduling.sequence import Sequence
 from scheduling.waiting import WaitClock
 
-Output = int | BaseException | None  # a token, the row's own failure, or nothing due
+
+class Token(NamedTuple):
+    """A token with what else is known of it; `prompt_details` belong to prompt tokens of the same step."""
+
+    id: int | None
+    detail: Any = None
+    prompt_details: list[Any] | None = None
+
+
+Output = int | Token | BaseException | None  # a token, the row's own failure, or nothing due
 Forward = Callable[[Plan], list[Output]]
 
 
@@ -170,6 +180,10 @@ class Scheduler:
         if isinstance(output, BaseException):
             seq.error, seq.finish_reason = output, "abort"
             return
+        detail = None
+        if isinstance(output, Token):
+            seq.prompt_details += output.prompt_details or ()
+            detail, output = output.detail, output.id
         if self.pages is not None and not seq.output_ids and seq.hashes and output is not None:
             self.pages.publish(seq.pages, seq.hashes)
         if output is None:
@@ -177,7 +191,12 @@ class Scheduler:
                 seq.error = RuntimeError("the model gave no token where one was due")
                 seq.finish_reason = "abort"
             return
+        if seq.max_tokens == 0:  # the prompt was to be scored, no more
+            seq.finish_reason, seq.state = "length", "held"
+            return
         seq.output_ids.append(output)
+        if detail is not None:
+            seq.details.append(detail)
         seq.last_token_at = now
         if seq.first_token_at is None:
             seq.first_token_at = now

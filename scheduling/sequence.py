@@ -31,6 +31,8 @@ class Sequence:
     priority: int = 0
 
     output_ids: list[int] = field(default_factory=list)
+    details: list[Any] = field(default_factory=list)  # what the model tells of each output token
+    prompt_details: list[Any] = field(default_factory=list)
     computed: int = 0  # tokens whose keys and values lie in the pages
     cached: int = 0  # of these, prompt tokens found in the prefix cache
     pages: list[int] = field(default_factory=list)
