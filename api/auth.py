@@ -17,10 +17,10 @@ def check(key: str) -> Callable[[], None]:
     expected = key.encode()
 
     def before_request() -> None:
-        if not expected or request.path in OPEN:
-            return
+        if not expected or request.path in OPEN or request.routing_exception is not None:
+            return  # an unknown path is 404 and a wrong method 405, with or without the key
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(
+        if scheme != "Bearer" or not hmac.compare_digest(
             given.encode("utf-8", "replace"), expected
         ):
             raise ApiError(

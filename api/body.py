@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from flask import Request
 from pydantic import BaseModel, ValidationError
@@ -27,9 +28,11 @@ def read(request: Request) -> bytes:
     )
     if (request.content_length or 0) > LIMIT:
         raise too_large
-    body = request.stream.read(LIMIT + 1)
-    if len(body) > LIMIT:
-        raise too_large
+    body = bytearray()
+    while piece := request.stream.read(LIMIT + 1 - len(body)):
+        body += piece
+        if len(body) > LIMIT:
+            raise too_large
     return bytes(body)
 
 
@@ -43,14 +46,19 @@ def parse(body: bytes, example: str) -> dict[str, Any]:
         raise ApiError(f"the body is no UTF-8 at byte {error.start}. Send JSON in UTF-8") from None
     _check_depth(text)
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        value = json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_not_finite, parse_float=_finite
+        )
     except json.JSONDecodeError as error:
         raise ApiError(
             f"the body is no JSON: {error.msg} at line {error.lineno}, column {error.colno}. "
             f"Send a JSON object such as {example}"
         ) from None
     except ValueError as error:  # an integer of thousands of digits
-        raise ApiError(f"the body holds a number that is too long: {str(error)[:80]}") from None
+        raise ApiError(
+            f"the body holds a number that is too long: {str(error).partition(';')[0][:80]}. "
+            "Send a shorter one"
+        ) from None
     if not isinstance(value, dict):
         raise ApiError(f"the body is {shown(value)}, must be a JSON object such as {example}")
     return value
@@ -88,8 +96,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ApiError(f"the body holds {name}, numbers must be finite. Send a finite number")
+def _not_finite(name: str) -> NoReturn:
+    raise ApiError(f"the body holds {shown(name)}, numbers must be finite. Send a finite number")
+
+
+def _finite(text: str) -> float:
+    """Return a number with a point or an exponent; 1e999 is infinite and refused."""
+    value = float(text)
+    return value if math.isfinite(value) else _not_finite(text)
 
 
 def validate(schema: type[Schema], fields: dict[str, Any]) -> tuple[Schema, list[str]]:
@@ -103,22 +117,31 @@ def validate(schema: type[Schema], fields: dict[str, Any]) -> tuple[Schema, list
     try:
         return schema.model_validate(given | dict.fromkeys(nulls)), ignored
     except ValidationError as error:
-        raise _plain_words(error, fields, ignored) from None
+        raise _plain_words(error, schema, ignored) from None
 
 
-def _plain_words(error: ValidationError, fields: dict[str, Any], ignored: list[str]) -> ApiError:
+def _plain_words(error: ValidationError, schema: type[Schema], ignored: list[str]) -> ApiError:
+    """Say of the first faults what was sent, the bound it breaks, and what to send."""
     faults = error.errors(include_url=False, include_context=True)
     texts = []
     for fault in faults[:5]:
         name = ".".join(str(part) for part in fault["loc"])
+        field = schema.model_fields.get(str(fault["loc"][0])) if fault["loc"] else None
+        remedy = f"Send {field.description}" if field and field.description else "Send another"
         if fault["type"] == "missing":
             near = get_close_matches(name, ignored, 1)
             guess = f" Did you mean it by {near[0]!r}?" if near else ""
-            texts.append(f"{name} is missing.{guess} Add it")
+            texts.append(f"{name} is missing.{guess} {remedy}")
         else:
-            reason = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
-            texts.append(f"{name} is {shown(fault['input'])}, {reason[:1].lower()}{reason[1:]}")
+            reason = _reason(fault["msg"])
+            texts.append(f"{name} is {shown(fault['input'])}, {reason}. {remedy}")
     if len(faults) > 5:
         texts.append(f"and {len(faults) - 5} more")
     param = str(faults[0]["loc"][0]) if faults[0]["loc"] else None
     return ApiError(". ".join(texts), param=param)
+
+
+def _reason(message: str) -> str:
+    """Return pydantic's words as the end of a sentence of ours."""
+    message = message.removeprefix("Value error, ").removeprefix("Input ").replace("should", "must")
+    return f"{message[:1].lower()}{message[1:]}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flask import Response, jsonify
-from werkzeug.exceptions import HTTPException
+from flask import Response, current_app, jsonify, request
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from batching import InferenceError
 
@@ -33,13 +33,18 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.type = type
         self.status = status or STATUS[type]
         self.param = param
         self.code = code
-        self.retry_after = retry_after
+        self.headers = dict(headers or {})
+        if self.status in (429, 503):
+            self.headers["Retry-After"] = str(retry_after or 1)
+        if self.status == 401:
+            self.headers["WWW-Authenticate"] = "Bearer"
 
 
 def shown(value: object) -> str:
@@ -55,11 +60,21 @@ def from_inference(error: InferenceError) -> ApiError:
 def from_http(error: HTTPException) -> ApiError:
     """Return flask's own refusal (unknown path, wrong method) as one of ours."""
     status = error.code or 500
-    type = {404: "not_found_error", 500: "server_error"}.get(status, "invalid_request_error")
-    remedy = {404: " See GET /openapi.json for the routes", 405: " See the Allow header"}.get(
-        status, ""
-    )
-    return ApiError(f"{error.name}.{remedy}", type=type, status=status)
+    if status == 404:
+        paths = sorted({rule.rule for rule in current_app.url_map.iter_rules()})
+        return ApiError(
+            f"there is no path {shown(request.path)}. Use one of: {' '.join(paths)}",
+            type="not_found_error",
+        )
+    if isinstance(error, MethodNotAllowed):
+        methods = ", ".join(sorted(error.valid_methods or ()))
+        return ApiError(
+            f"{shown(request.path)} does not take {shown(request.method)}. Use {methods}",
+            status=405,
+            headers={"Allow": methods},
+        )
+    type = "server_error" if status >= 500 else "invalid_request_error"
+    return ApiError(f"{error.name}. Send a plain HTTP/1.1 request", type=type, status=status)
 
 
 def response(error: ApiError) -> Response:
@@ -70,6 +85,5 @@ def response(error: ApiError) -> Response:
         }
     )  # fmt: skip
     result.status_code = error.status
-    if error.retry_after is not None or error.status in (429, 503):
-        result.headers["Retry-After"] = str(error.retry_after or 1)
+    result.headers.update(error.headers)
     return result

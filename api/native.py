@@ -25,10 +25,10 @@ def blueprint(service: Service) -> Blueprint:
         asked, ignored = body.validate(InferenceRequest, body.parse(body.read(request), EXAMPLE))
         result = answer(service, engine, asked)
         reply = jsonify(result)
+        if "priority" in asked.model_fields_set:
+            ignored.append("priority")  # no policy here looks at it
         if ignored:
-            reply.headers["X-Ignored-Params"] = (
-                ", ".join(ignored)[:1000].encode("ascii", "replace").decode()
-            )
+            reply.headers["X-Ignored-Params"] = _header_text(", ".join(ignored))
         return reply
 
     @routes.get("/stats")
@@ -47,6 +47,11 @@ def blueprint(service: Service) -> Blueprint:
         )
 
     return routes
+
+
+def _header_text(text: str) -> str:
+    """Return a client's own words in a form that a header can carry."""
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text[:1000])
 
 
 def ready_engine(service: Service) -> Engine:
@@ -73,10 +78,14 @@ def tokenize(engine: Engine, prompt: str, asked: int, name: str) -> list[int]:
         raise ApiError(f"prompt cannot be tokenized: {str(error)[:200]}", param="prompt") from None
     room = engine.context - len(ids)
     if asked > room:
-        remedy = f"ask for at most {room:,} tokens" if room > 0 else "leave room for a token"
+        remedy = (
+            f"Shorten the prompt or ask for at most {room:,} tokens" if room > 0 else
+            f"Shorten the prompt to at most {engine.context - 1:,} tokens"
+        )  # fmt: skip
+        number = f"{asked:,}" if asked < 10**18 else errors.shown(asked)
         raise ApiError(
-            f"prompt has {len(ids):,} tokens and {name} is {asked:,}; together they may be "
-            f"{engine.context:,} at most. Shorten the prompt or {remedy}",
+            f"prompt has {len(ids):,} tokens and {name} is {number}; together they may be "
+            f"{engine.context:,} at most. {remedy}",
             param=name if room > 0 else "prompt", code="context_length_exceeded",
         )  # fmt: skip
     return ids
@@ -92,6 +101,9 @@ def answer(service: Service, engine: Engine, asked: InferenceRequest) -> dict[st
     )  # fmt: skip
     try:
         engine.manager.enqueue(inference)
+        part = partial(inference, asked.timeout_s, service.config.request_timeout)
+        if part is not None:
+            return part
         completion = inference.wait_for_completion(service.config.request_timeout)
     except InferenceError as error:
         raise errors.from_inference(error) from None
@@ -105,12 +117,33 @@ def answer(service: Service, engine: Engine, asked: InferenceRequest) -> dict[st
     }
 
 
+def partial(inference: Inference, own: float | None, limit: float) -> dict[str, Any] | None:
+    """Wait the request's `own` seconds, then end it with what it has; None if it ended by itself.
+
+    A request can only lower the server's `limit`, which ends it with 504.
+    """
+    if own is None or own >= limit or inference.event_obj.wait(own):
+        return None
+    over = InferenceError("timeout_error", f"timeout_s of {own:g} s is over")
+    inference.cancel(over)
+    if inference.error is not over:
+        return None  # it ended in the very moment
+    ids = list(inference.sequence.output_ids)
+    return {
+        "completion": inference.prompt + (inference.text.text(ids) if inference.text else ""),
+        "id": inference.id,
+        "num_tokens": len(ids),
+        "finish_reason": "length",
+        "timings": timings(inference),
+    }
+
+
 def timings(inference: Inference) -> dict[str, float | int | None]:
     """Return where a finished request's time went, in seconds, and in what company it ran."""
     seq = inference.sequence
     scheduled = seq.scheduled_at if seq.scheduled_at is not None else time.perf_counter()
     first = seq.first_token_at if seq.first_token_at is not None else scheduled
-    last = seq.finished_at if seq.finished_at is not None else first
+    last = seq.finished_at if seq.finished_at is not None else max(first, time.perf_counter())
     return {
         "queue_s": scheduled - seq.arrived_at,
         "prefill_s": first - scheduled,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from flask import Blueprint, Response, jsonify
 
 from api.service import Service
@@ -20,7 +18,8 @@ def blueprint(service: Service) -> Blueprint:
             body["reason"] = reason
         if engine is not None:
             body["model"] = engine.model_name
-            body["last_iteration_age_s"] = round(time.perf_counter() - engine.manager.beat, 3)
+        age = service.beat_age()
+        body["last_iteration_age_s"] = None if age is None else round(age, 3)
         result = jsonify(body)
         if status != "ok":
             result.status_code = 503

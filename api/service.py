@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -35,6 +36,9 @@ class Engine:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
+STALL_SECONDS = 300.0  # a loop that has not turned for so long hangs: no step takes that long
+
+
 @dataclass
 class Service:
     """The state of the server: `engine` is None while it loads, `failure` says why it never will."""
@@ -45,11 +49,18 @@ class Service:
     failure: str | None = None
 
     def status(self) -> tuple[str, str | None]:
-        """Return ok, loading or dead, and why."""
+        """Return ok, loading, stalled or dead, and why."""
         if self.failure is not None:
             return "dead", self.failure
         if self.engine is None:
             return "loading", "the model is being loaded"
         if not self.engine.manager.is_alive:
             return "dead", "the batching loop has ended"
+        age = self.beat_age()
+        if age is not None and age > STALL_SECONDS:
+            return "stalled", f"the batching loop has not turned for {age:.0f} s"
         return "ok", None
+
+    def beat_age(self) -> float | None:
+        """Return the seconds since the loop last turned, None while there is none."""
+        return None if self.engine is None else time.perf_counter() - self.engine.manager.beat
