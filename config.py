@@ -20,6 +20,7 @@ from dotenv import dotenv_values
 
 ROOT = Path(__file__).resolve().parent
 VERSION = "0.1.0"
+COMPLETE = "EB_INTERNAL_COMPLETE"  # set where the environment holds every setting
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -51,7 +52,7 @@ def setting(
 class Config:
     """The settings of one server."""
 
-    policy: str = setting("nobatch", "batching policy, also the first word", "batching")
+    policy: str = setting("nobatch", "the batching policy; the original's BATCHING too", "batching")
     max_batch_size: int = setting(
         64, "slots: requests computed at once", "batching", minimum=1, maximum=4096
     )
@@ -111,9 +112,15 @@ class Config:
         """HTTP threads: one for each open request, and a reserve for health, stats and refusals."""
         return self.max_open_requests + 32
 
+    @property
+    def connections(self) -> int:
+        """Sockets that may be open: those with a thread, and idle ones kept for their next request."""
+        return self.threads + 512
+
     def to_environment(self) -> dict[str, str]:
-        """Return the settings as `EB_*` variables, for the process that serves."""
-        return {variable(f.name): _text(getattr(self, f.name)) for f in fields(self)}
+        """Return the settings as `EB_*` variables, for the process that serves: `.env` is in them."""
+        settings = {variable(f.name): _text(getattr(self, f.name)) for f in fields(self)}
+        return settings | {COMPLETE: "1"}
 
 
 def variable(name: str) -> str:
@@ -125,26 +132,33 @@ def flag(name: str) -> str:
 
 
 def _text(value: Any) -> str:
-    return ("1" if value else "0") if isinstance(value, bool) else str(value)
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
-def check(item: Field[Any], value: Any) -> None:
-    """Raise ConfigError when `value` is out of the bounds of its setting."""
+def check(item: Field[Any], value: Any, name: str = "") -> None:
+    """Raise ConfigError, which calls the setting `name`, when `value` is out of its bounds."""
     low, high, choices = (item.metadata[k] for k in ("minimum", "maximum", "choices"))
+    name = name or flag(item.name)
     if choices and value not in choices:
         near = get_close_matches(str(value), choices, 1)
-        guess = f" Did you mean {near[0]}?" if near else ""
-        raise ConfigError(
-            f"{flag(item.name)} is {value!r}.{guess} Use one of: {', '.join(choices)}"
-        )
+        guess = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{name} is {value!r}.{guess} Use one of: {', '.join(choices)}")
     if low is not None and not value >= low:
-        raise ConfigError(f"{flag(item.name)} is {value}, must be at least {low}. Set it higher")
+        raise ConfigError(f"{name} is {value}, must be at least {low}. Set it higher")
     if high is not None and not value <= high:
-        raise ConfigError(f"{flag(item.name)} is {value}, must be at most {high}. Set it lower")
+        raise ConfigError(f"{name} is {value}, must be at most {high}. Set it lower")
+    if item.metadata["secret"] and not (value.isascii() and value.isprintable()):
+        raise ConfigError(f"{name} has characters that no HTTP header holds. Use printable ASCII")
 
 
-def parse(item: Field[Any], text: str) -> Any:
-    """Return the value that `text` means for a setting; ConfigError when it means none."""
+def parse(item: Field[Any], text: str, name: str = "") -> Any:
+    """Return the checked value that `text` means for a setting; ConfigError when it means none."""
+    value = _parse(item, text, name or flag(item.name))
+    check(item, value, name)
+    return value
+
+
+def _parse(item: Field[Any], text: str, name: str) -> Any:
     kind = type(item.default)
     try:
         if kind is bool:
@@ -156,14 +170,10 @@ def parse(item: Field[Any], text: str) -> Any:
             return int(float(digits.removesuffix(unit)) * UNITS[unit])
         return kind(text)
     except (KeyError, ValueError, OverflowError):
-        wanted = (
-            "on or off"
-            if kind is bool
-            else "a size such as 512M"
-            if item.metadata["size"]
-            else kind.__name__
-        )
-        raise ConfigError(f"{flag(item.name)} is {text!r}. Use {wanted}") from None
+        wanted = {bool: "on or off", int: "a whole number", float: "a number"}[kind]
+        if item.metadata["size"]:
+            wanted = "a size such as 512M"
+        raise ConfigError(f"{name} is {text!r}. Use {wanted}") from None
 
 
 @dataclass(frozen=True)
@@ -179,24 +189,36 @@ def load(
     argv: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
     dotenv: Path | None = None,
+    policies: Mapping[str, str] | None = None,
 ) -> Loaded:
-    """Read flags, environment and `.env`; ConfigError or, for a bad flag, exit 2."""
+    """Read flags, environment and `.env`; ConfigError or, for a bad flag, exit 2.
+
+    `policies` are the names that exist, each with what it is in one line, for `--help`.
+    """
     environ = os.environ if environ is None else environ
-    path = ROOT / ".env" if dotenv is None else dotenv
-    lines = {k: v for k, v in dotenv_values(path).items() if v is not None} if path.exists() else {}
+    lines = {} if environ.get(COMPLETE) else _read_dotenv(dotenv or ROOT / ".env")
     values: dict[str, Any] = {}
     origin = {item.name: "default" for item in fields(Config)}
     for source, found in ((".env", lines), ("environment", environ)):
         for item in fields(Config):
-            text = found.get(variable(item.name))
-            if text is None and item.name == "policy":
-                text = found.get("BATCHING")
-            if text:
-                values[item.name], origin[item.name] = parse(item, text), source
-    for name, value in vars(parser().parse_args(list(argv))).items():
+            name = variable(item.name)
+            if item.name == "policy" and not found.get(name):
+                name = "BATCHING"
+            if found.get(name):
+                values[item.name], origin[item.name] = parse(item, found[name], name), source
+    for name, value in vars(parser(policies).parse_args(list(argv))).items():
         if value is not None and name in origin:
             values[name], origin[name] = value, "flag"
     return Loaded(Config(**values), origin, _unknown_variables([*environ, *lines]))
+
+
+def _read_dotenv(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        return {}
+    try:
+        return {name: text for name, text in dotenv_values(path).items() if text is not None}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path.name}: {error}. Use plain UTF-8 text") from None
 
 
 def _unknown_variables(names: Sequence[str]) -> list[str]:
@@ -210,6 +232,16 @@ def _unknown_variables(names: Sequence[str]) -> list[str]:
     return warnings
 
 
+METAVARS = {bool: "on|off", int: "N", float: "SECONDS", str: "TEXT"}
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """argparse's help at our line length."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26, width=100)
+
+
 class Parser(argparse.ArgumentParser):
     """argparse that answers a mistyped flag with the nearest one."""
 
@@ -218,24 +250,31 @@ class Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments: "):
             given = message.removeprefix("unrecognized arguments: ").split()
             wrong = next((word for word in given if word.startswith("-")), given[0])
-            near = get_close_matches(wrong.split("=")[0], flags, 1)
+            wrong = wrong.split("=")[0]  # what follows may be a secret
+            near = get_close_matches(wrong, flags, 1)
             guess = f" Did you mean {near[0]}?" if near else ""
-            message = f"unknown flag {wrong}.{guess} Use one of: {' '.join(sorted(flags))}"
+            what = "flag" if wrong.startswith("-") else "argument"
+            message = f"unknown {what} {wrong}.{guess} Use one of: {' '.join(sorted(flags))}"
         print(f"error: {message}", file=sys.stderr)  # noqa: T201
         raise SystemExit(2)
 
 
-def parser() -> Parser:
-    """Return the command line of the server, made from the settings."""
+def parser(policies: Mapping[str, str] | None = None) -> Parser:
+    """Return the command line of the server, made from the settings and the names of the policies."""
+    lines = [f"  {name:<22}{text}" for name, text in (policies or {}).items()]
+    known = "\n\npolicies:\n" + "\n".join(lines) if lines else ""
     result = Parser(
         prog="./server.sh",
         usage="./server.sh <policy> [flags]",
-        description="Serve a GPT-2 model over HTTP with the batching policy of your choice.",
-        epilog="Each setting is also an EB_* variable and a line in .env; a flag wins over the "
-        "environment, the environment over .env. Example: ./server.sh dynamic --model bard --port 8501",
+        description="Serve a GPT-2 model over HTTP with the batching policy of your choice."
+        + known,
+        epilog="Each setting is also an EB_* variable and a line in .env; a flag wins over the environment,\n"
+        "the environment over .env. Example: ./server.sh dynamic --model bard --port 8501",
+        formatter_class=Formatter,
         allow_abbrev=False,
     )
-    result.add_argument("policy", nargs="?", help="the batching policy (BATCHING, EB_POLICY)")
+    policy = fields(Config)[0]
+    result.add_argument("policy", nargs="?", help=_help(policy))
     result.add_argument("--version", action="version", version=f"effective-batching {VERSION}")
     result.add_argument(
         "--print-config",
@@ -252,7 +291,7 @@ def parser() -> Parser:
             dest=item.name,
             type=lambda text, item=item: _parse_flag(item, text),
             metavar="|".join(item.metadata["choices"])
-            or ("SIZE" if item.metadata["size"] else kind.__name__.upper()),
+            or ("SIZE" if item.metadata["size"] else METAVARS[kind]),
             help=_help(item),
         )
     return result
@@ -260,17 +299,15 @@ def parser() -> Parser:
 
 def _parse_flag(item: Field[Any], text: str) -> Any:
     try:
-        value = parse(item, text)
-        check(item, value)
+        return parse(item, text)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         raise SystemExit(2) from None
-    return value
 
 
 def _help(item: Field[Any]) -> str:
     low, high = item.metadata["minimum"], item.metadata["maximum"]
-    bounds = "" if low is None else f", {low:g}.." + ("" if high is None else f"{high:g}")
+    bounds = "" if low is None else f", {low}.." + ("" if high is None else f"{high}")
     default = "none" if item.default == "" else _text(item.default)
     text = f"{item.metadata['help']} [{default}{bounds}; {variable(item.name)}]"
     return text.replace("%", "%%")

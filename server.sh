@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ./server.sh <policy> [flags]: makes .venv and installs what is missing, then starts the server.
-# ./server.sh --help lists the policies' settings.
+# ./server.sh --help lists the policies and the settings.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 "$here/tools/setup.sh" requirements.txt
