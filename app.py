@@ -7,25 +7,31 @@ imports this module but tests, benchmarks and gunicorn.
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import gc
+import importlib
 import logging
 import os
+import resource
 import secrets
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from flask import Flask
+from flask.json.provider import DefaultJSONProvider
 from werkzeug.exceptions import HTTPException
 
 import banner
 import config as settings
 import policies
 import weights
-from api import auth, errors, native, operations
+from api import auth, door, errors, native, operations
 from api.service import Engine, Service
 from batching import BatchingManager, Inference
 from config import Config, ConfigError
@@ -39,23 +45,37 @@ def __getattr__(name: str) -> Any:
     """Make `app` when gunicorn asks for it: importing this module does no work."""
     if name != "app":
         raise AttributeError(f"module 'app' has no attribute {name!r}")
-    globals()["app"] = create_app(settings.load().config)
-    return globals()["app"]
+    app = globals()["app"] = create_app(settings.load().config)
+    # Under ./server.sh the engine has been started by then; a bare `gunicorn app:app` starts it so.
+    app.before_request(lambda: start(app) and None)
+    return app
 
 
 def create_app(config: Config, engine: Engine | None = None) -> Flask:
     """Return the Flask app; without an `engine` it answers 503 until `start` has loaded one."""
-    app = Flask("effective-batching")
-    app.json.sort_keys = False
+    app = Flask("effective-batching", static_folder=None)
+    app.url_map.merge_slashes = False  # another path is another path, not a redirect
+    app.json = Json(app)
     service = Service(config, engine=engine)
     app.extensions["service"] = service
+    app.before_request(door.enter)
     app.before_request(auth.check(config.api_key))
+    app.after_request(door.leave)
     for room in (native, operations):
         app.register_blueprint(room.blueprint(service))
     app.register_error_handler(errors.ApiError, errors.response)
     app.register_error_handler(HTTPException, lambda e: errors.response(errors.from_http(e)))
     app.register_error_handler(Exception, _unexpected)
     return app
+
+
+class Json(DefaultJSONProvider):
+    """JSON in the order of its making, and never NaN, which no other language reads."""
+
+    sort_keys = False
+
+    def dumps(self, obj: Any, **options: Any) -> str:
+        return super().dumps(obj, allow_nan=False, **options)
 
 
 def _unexpected(error: Exception) -> Any:
@@ -66,17 +86,18 @@ def _unexpected(error: Exception) -> Any:
 
 
 def start(app: Flask, on_failure: Callable[[], None] = lambda: None) -> threading.Thread:
-    """Load the model and run the loop, in the background; until then the app answers 503."""
+    """Load the model and run the loop, once, in the background; until then the app answers 503."""
     service: Service = app.extensions["service"]
 
     def load() -> None:
         began = time.perf_counter()
         try:
             service.engine = load_engine(service.config, service.stats)
-        except (ValueError, OSError, MemoryError, RuntimeError) as error:
-            service.failure = str(error)
-            log.debug("loading failed", exc_info=True)
-            banner.fail(str(error) or type(error).__name__)
+        except Exception as error:  # whatever it is, the server must say so and not load for ever
+            if not isinstance(error, (ValueError, OSError, MemoryError, RuntimeError)):
+                log.exception("loading failed in a way nobody thought of")
+            service.failure = str(error) or type(error).__name__
+            banner.fail(service.failure)
             on_failure()
             return
         gc.collect()
@@ -84,8 +105,10 @@ def start(app: Flask, on_failure: Callable[[], None] = lambda: None) -> threadin
         banner.show(service.config, service.engine, time.perf_counter() - began)
 
     thread = threading.Thread(target=load, name="load-model", daemon=True)
-    thread.start()
-    return thread
+    started = app.extensions.setdefault("load-model", thread)  # atomic: the first caller's stays
+    if started is thread:
+        thread.start()
+    return started
 
 
 def load_engine(config: Config, stats: ServerStats) -> Engine:
@@ -185,28 +208,61 @@ def load_engine(config: Config, stats: ServerStats) -> Engine:
 
 def main(argv: list[str] | None = None) -> None:
     """Check the settings, find the model, and become the server."""
+    argv = sys.argv[1:] if argv is None else argv
     try:
-        loaded = settings.load(sys.argv[1:] if argv is None else argv)
+        loaded = settings.load(
+            argv, policies={name: _first_line(name) for name in policies.names()}
+        )
         policies.check_name(loaded.config.policy)
-        if "--print-config" in (argv or sys.argv):
+        if "--print-config" in argv:
             print(settings.describe(loaded))  # noqa: T201
             return
         for warning in loaded.warnings:
             banner.warn(warning)
-        _check_port(loaded.config)
-        resolved = weights.resolve(loaded.config.model or None, loaded.config.load_format)
-    except (ConfigError, ValueError) as error:
+        config = _with_absolute_paths(loaded.config)
+        _check_port(config)
+        _check_open_files(config)
+        resolved = weights.resolve(config.model or None, config.load_format)
+    except (ValueError, OSError) as error:
         banner.fail(str(error))
         raise SystemExit(2) from None
     environment = {
-        **os.environ, **loaded.config.to_environment(), RESOLVED: resolved.to_json(),
-        "BATCHING": loaded.config.policy,
+        **os.environ, **config.to_environment(), RESOLVED: resolved.to_json(),
+        "BATCHING": config.policy,
     }  # fmt: skip
     root = str(settings.ROOT)
     os.chdir(root)
     command = [sys.executable, "-m", "gunicorn", "--config", f"{root}/gunicorn_conf.py", "app:app"]
     sys.stderr.flush()
     os.execve(sys.executable, command, environment)
+
+
+def _first_line(policy: str) -> str:
+    """Return what a policy says of itself in one line."""
+    module = importlib.import_module(f"policies.{policy.replace('-', '_')}")
+    return (module.__doc__ or "").strip().partition("\n")[0]
+
+
+def _with_absolute_paths(config: Config) -> Config:
+    """Return settings that mean the same in the folder of this file, where gunicorn runs."""
+    if not config.tokenizer_file:
+        return config
+    path = Path(config.tokenizer_file).expanduser().absolute()
+    return dataclasses.replace(config, tokenizer_file=str(path))
+
+
+def _check_open_files(config: Config) -> None:
+    """Raise the limit of open files to what the connections need; ConfigError when that is not allowed."""
+    needed = config.connections + 128
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"the open-file limit is {hard:,}, and {config.connections:,} connections need {needed:,}. "
+            f"Run 'ulimit -n {needed}', or lower --max-queue from {config.max_queue:,}"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _check_port(config: Config) -> None:
@@ -217,9 +273,14 @@ def _check_port(config: Config) -> None:
         try:
             probe.bind((config.host, config.port))
         except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigError(
+                    f"port {config.port} of {config.host} is taken. Stop what uses it, or choose "
+                    f"another: --port {config.port % 65535 + 1}"
+                ) from None
             raise ConfigError(
-                f"cannot listen on {config.host}:{config.port}: {error.strerror}. Stop what uses the port, "
-                f"or choose another: --port {config.port % 65535 + 1}"
+                f"cannot listen on {config.host}:{config.port}: {error.strerror}. Use another --host "
+                "(127.0.0.1 for this machine alone) or --port"
             ) from None
 
 

@@ -26,10 +26,10 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
     if pages is not None:
         counts = (f"{pages.total // pages.pages_for(n):,} x {n:,}" for n in (128, 256, 512, 1024))
         fits = f", holds sequences of tokens: {' or '.join(counts)}"
-    local = "127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host
-    url = f"http://{local}:{config.port}"
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
+    url = f"http://[{local}]:{config.port}" if ":" in local else f"http://{local}:{config.port}"
     key = "needed (Authorization: Bearer ...)" if config.api_key else "none"
-    public = config.host not in ("127.0.0.1", "::1", "localhost")
+    public = config.host not in ("::1", "localhost") and not config.host.startswith("127.")
     for text in facts.get("warnings", ()):
         _loud(text)
     rows = [

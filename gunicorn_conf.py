@@ -7,8 +7,10 @@ starts after the fork: neither threads nor a GPU's state survive one.
 import os
 import sys
 import threading
+from typing import Any
 
 import app as application
+import banner
 import config as settings
 
 _config = settings.load().config
@@ -17,9 +19,9 @@ bind = (
     f"[{_config.host}]:{_config.port}" if ":" in _config.host else f"{_config.host}:{_config.port}"
 )
 workers = 1
-worker_class = "gthread"
+worker_class = "worker.Worker"
 threads = _config.threads
-worker_connections = _config.threads + 512
+worker_connections = _config.connections
 backlog = 2048
 timeout = 120  # of the worker's own heartbeat, not of a request
 graceful_timeout = int(_config.request_timeout) + 10
@@ -31,7 +33,20 @@ proc_name = "effective-batching"
 control_socket_disable = True
 
 
-def post_worker_init(worker):
+def on_starting(server: Any) -> None:
+    """Refuse what flags of gunicorn or GUNICORN_CMD_ARGS would break."""
+    cfg = server.cfg
+    if cfg.workers != 1 or cfg.preload_app or cfg.worker_class_str != worker_class:
+        banner.fail(
+            f"gunicorn was told {cfg.workers} workers of class {cfg.worker_class_str}, preload "
+            f"{'on' if cfg.preload_app else 'off'}. Only 1 worker of ours without preload serves one model "
+            "with one queue: take the flags out of GUNICORN_CMD_ARGS"
+        )
+        sys.exit(2)
+
+
+def post_worker_init(worker: Any) -> None:
+    """Start the engine in the process that serves."""
     sys.setswitchinterval(2e-4)  # the loop wants the GIL back sooner than after 5 ms
     threading.stack_size(512 * 1024)
     # 3 tells gunicorn not to try again: a model that cannot be loaded will not load the next time either.

@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 wanted="$1"
 stamp=".venv/.installed-$wanted"
 sum="$(cat requirements.txt client/requirements.txt "$wanted" | cksum)"
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$sum" ]; then exit 0; fi
+if [ -x .venv/bin/python ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$sum" ]; then exit 0; fi
 python="${PYTHON:-python3}"
 if ! "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
   echo "error: '$python' is no Python >= 3.10 with venv. Install one (Debian: apt install python3-venv) or set PYTHON=" >&2
