@@ -1,0 +1,323 @@
+"""What several tests of the server need: a tiny checkpoint, an engine without a model, a real process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+import policies
+from api.service import Engine
+from batching import BatchingManager, Inference
+from scheduling.iteration import Plan
+from stats import ServerStats
+
+ROOT = Path(__file__).resolve().parent.parent
+EOT = "<|endoftext|>"
+MERGES = ["t h", "th e", "o u", "r o"]
+CONTEXT = 1024
+
+
+def byte_alphabet() -> list[str]:
+    """Return GPT-2's 256 printable stand-ins for the bytes 0 to 255."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(rest)) for byte in range(256)]
+
+
+def write_checkpoint(folder: Path, context: int = CONTEXT, layers: int = 2) -> Path:
+    """Write a random GPT2LMHeadModel, 128 wide, whose text is varied, with a byte-level tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = [*byte_alphabet(), *(m.replace(" ", "") for m in MERGES), EOT]
+    width, vocabulary = 128, len(tokens)
+    config = {
+        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_positions": context,
+        "n_embd": width, "n_layer": layers, "n_head": 2, "vocab_size": vocabulary,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "vocab.json").write_text(json.dumps({t: i for i, t in enumerate(tokens)}))
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *MERGES]) + "\n")
+    rng = np.random.default_rng(7)
+
+    def weight(*shape: int) -> np.ndarray:
+        return rng.normal(0, 0.12, shape).astype(np.float32)
+
+    tensors = {"transformer.wte.weight": weight(vocabulary, width)}
+    tensors["transformer.wpe.weight"] = weight(context, width)
+    linear = {
+        "attn.c_attn": (1, 3),
+        "attn.c_proj": (1, 1),
+        "mlp.c_fc": (1, 4),
+        "mlp.c_proj": (4, 1),
+    }
+    norms = [f"h.{i}.{name}" for i in range(layers) for name in ("ln_1", "ln_2")] + ["ln_f"]
+    for norm in norms:
+        tensors[f"transformer.{norm}.weight"] = 1 + weight(width)
+        tensors[f"transformer.{norm}.bias"] = weight(width)
+    for i in range(layers):
+        for name, (rows, columns) in linear.items():
+            key = f"transformer.h.{i}.{name}"
+            tensors[f"{key}.weight"] = weight(rows * width, columns * width)
+            tensors[f"{key}.bias"] = weight(columns * width)
+    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    return folder
+
+
+class FakeTokenizer:
+    """A byte is a token; token 256 is nothing. Counts what it is asked."""
+
+    vocab_size = 257
+    longest_token = 4
+
+    def __init__(self) -> None:
+        self.encoded = 0
+
+    def encode(self, text: str, end_of_text: Any = "text") -> list[int]:
+        self.encoded += 1
+        return list(text.encode())
+
+    def decode(self, tokens: list[int]) -> str:
+        return bytes(t for t in tokens if t < 256).decode("utf-8", "replace")
+
+
+class FakeText:
+    """Decodes bytes; the stop is a single character."""
+
+    def __init__(self, tokenizer: FakeTokenizer, stops: list[str]) -> None:
+        self.tokenizer, self.stops = tokenizer, stops
+
+    @property
+    def watches(self) -> bool:
+        return bool(self.stops)
+
+    def feed(self, token: int) -> str | None:
+        return "stop" if chr(token) in self.stops else None
+
+    def text(self, output_ids: list[int]) -> str:
+        return self.tokenizer.decode(output_ids)
+
+
+class FakeModel:
+    """Answers a, b, c, ...; `before` is called with each plan and may wait or raise."""
+
+    def __init__(self) -> None:
+        self.plans = 0
+        self.before: Callable[[Plan], None] = lambda plan: None
+
+    def forward(self, plan: Plan) -> list[Any]:
+        self.plans += 1
+        self.before(plan)
+        return [
+            97 + len(s.output_ids) % 26 if n == s.pending else None
+            for s, n in zip(plan.sequences, plan.counts)
+        ]
+
+
+def fake_engine(
+    model: FakeModel | None = None,
+    stats: ServerStats | None = None,
+    *,
+    policy: str = "dynamic",
+    context: int = 1024,
+    max_batch_size: int = 8,
+    max_queue: int = 8,
+) -> Engine:
+    """Return an engine whose loop runs on a fake model; stop it with `engine.manager.stop()`."""
+    tokenizer = FakeTokenizer()
+
+    def make_inference(
+        prompt: str, num_tokens: int, prompt_ids: list[int], **options: Any
+    ) -> Inference:
+        sampling = {
+            k: options.pop(k) for k in ("temperature", "top_k", "top_p", "seed", "ignore_eos")
+        }
+        text = FakeText(tokenizer, options.pop("stops"))
+        return Inference(prompt, num_tokens, prompt_ids, sampling=sampling, text=text, **options)
+
+    manager = BatchingManager(
+        model or FakeModel(),
+        max_batch_size=max_batch_size,
+        max_queue=max_queue,
+        make_inference=make_inference,
+    )
+    if stats is not None:
+
+        def observe(iteration: Any, left: list[Inference]) -> None:
+            if iteration is not None:
+                stats.record(iteration)
+            for inference in left:
+                stats.finish(inference.sequence)
+
+        manager.observers.append(observe)
+    manager.start(policies.get_policy(policy, max_batch_size=max_batch_size))
+    wait_until(lambda: manager.is_alive)
+    return Engine(
+        manager, tokenizer, make_inference, "fake", policy, "cpu", "float32", context, page_size=16
+    )
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Return as soon as `condition()` is true; fail when it is not in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.002)
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """Return this process's environment without anybody's settings, and never asking a hub."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("EB_") and k != "BATCHING"}
+    cache = {k: os.environ[k] for k in ("EB_CACHE_DIR",) if k in os.environ}
+    return {**kept, **cache, "HF_HUB_OFFLINE": "1", **extra}
+
+
+def run_app(*argv: str, cwd: Path = ROOT, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Run app.py to its end, as server.sh does."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / "app.py"), *argv],
+        capture_output=True, text=True, timeout=60, cwd=cwd, env=clean_environment(**extra),
+    )  # fmt: skip
+
+
+@dataclass
+class Answer:
+    """A response, whatever its status."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Server:
+    """A server in a process of its own; `with` waits until it is ready and stops it by its pid."""
+
+    def __init__(self, log: Path, *argv: str, key: str = "", **extra: str) -> None:
+        self.port = free_port()
+        self.key = key
+        self.log = log
+        self.argv = [*argv, "--host", "127.0.0.1", "--port", str(self.port)]
+        self.extra = extra
+
+    def start(self) -> Server:
+        """Start the process without waiting for it."""
+        with self.log.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, str(ROOT / "app.py"), *self.argv],
+                stdout=stderr, stderr=stderr, env=clean_environment(**self.extra),
+            )  # fmt: skip
+        return self
+
+    def wait(self, seconds: float = 90.0) -> Server:
+        """Wait until /health says ok."""
+        end = time.monotonic() + seconds
+        while True:
+            assert self.process.poll() is None, self.output()
+            assert time.monotonic() < end, self.output()
+            with contextlib.suppress(OSError):
+                if self.get("/health").status == 200:
+                    return self
+            time.sleep(0.05)
+
+    def __enter__(self) -> Server:
+        self.start()
+        try:
+            return self.wait()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def stop(self, seconds: float = 20.0) -> int:
+        """End it politely and return its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+    def output(self) -> str:
+        """Return what it said so far."""
+        return self.log.read_text("utf-8", "replace")
+
+    def get(self, path: str) -> Answer:
+        return self.send("GET", path)
+
+    def post(self, path: str = "/inference", **fields: Any) -> Answer:
+        return self.send("POST", path, json.dumps(fields).encode())
+
+    def send(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        """Return the answer to one request on a connection of its own."""
+        if self.key:
+            headers.setdefault("Authorization", f"Bearer {self.key}")
+        url = f"http://127.0.0.1:{self.port}{path}"
+        request = urllib.request.Request(url, body, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                return Answer(reply.status, reply.headers, reply.read())
+        except urllib.error.HTTPError as reply:
+            with reply:
+                return Answer(reply.code, reply.headers, reply.read())
+
+    def burst(self, bodies: list[dict[str, Any]]) -> list[Answer]:
+        """Send all bodies at once, each on a connection that is already open; return their answers."""
+        connections = [socket.create_connection(("127.0.0.1", self.port), 60) for _ in bodies]
+        try:
+            for connection, fields in zip(connections, bodies):
+                body = json.dumps(fields).encode()
+                head = f"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+                connection.sendall(f"{head}Connection: close\r\n\r\n".encode() + body)
+            return [read_answer(connection) for connection in connections]
+        finally:
+            for connection in connections:
+                connection.close()
+
+
+def read_answer(connection: socket.socket) -> Answer:
+    """Read until the other side closes; return the one answer that came."""
+    data = b"".join(iter(lambda: connection.recv(65536), b""))
+    head, _, body = data.partition(b"\r\n\r\n")
+    status, *lines = head.decode("latin-1").split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines)
+    return Answer(int(status.split()[1]), headers, body)
+
+
+@contextlib.contextmanager
+def in_background(act: Callable[[], Any]) -> Iterator[list[Any]]:
+    """Run `act` in a thread meanwhile; the list gets its result, at the latest at the end."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(act()), daemon=True)
+    thread.start()
+    yield results
+    thread.join(20)
+    assert not thread.is_alive(), "it hangs"
