@@ -6,6 +6,7 @@ import re
 import uuid
 
 from flask import Response, g, request
+from werkzeug.exceptions import NotFound
 
 from api.errors import ApiError
 
@@ -16,6 +17,8 @@ def enter() -> None:
     """Give the request an id, the client's own if it is one, and refuse what another site's page sends."""
     given = request.headers.get("X-Request-Id", "")
     g.request_id = given if ID.fullmatch(given) else uuid.uuid4().hex
+    if request.environ["PATH_INFO"].startswith("//"):
+        raise NotFound  # flask itself would read it as one slash
     if request.method == "POST" and request.headers.get("Sec-Fetch-Site") == "cross-site":
         raise ApiError(
             "a page of another site sent this request. Use a client that is no browser, or a page "
