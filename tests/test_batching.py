@@ -364,12 +364,22 @@ def test_a_policy_that_raises_ends_the_loop_and_everybody_is_answered(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(Policy):
-        def admit(self, *args: Any) -> int:
+        def on_token(self, *args: Any) -> None:
             raise ZeroDivisionError
 
-    served = serve(Broken(max_batch_size=2))
-    assert kind_of(served.ask("a", 1)) == "unavailable_error"
+    served = serve(Broken(max_batch_size=1))
+    late: list[Inference] = []
+
+    def breaks(plan: Plan, outputs: list[Output]) -> list[Output]:
+        late.append(served.ask("late", 1))
+        return outputs
+
+    served.model.breaks = breaks
+    everybody = [served.hold(), served.ask("waiting", 1)]
+    served.model.gate.set()
+    assert [kind_of(i) for i in everybody] == ["unavailable_error"] * 2
     served.thread.join(SOON)
+    assert [kind_of(i) for i in late] == ["unavailable_error"]
     assert not served.manager.is_alive
     assert "ZeroDivisionError" in caplog.text
 
@@ -398,9 +408,17 @@ def test_two_requests_of_the_same_id_get_their_own_answers(serve: Serve) -> None
     served = serve()
     served.hold()
     short, long = served.ask("same", 2), served.ask("same", 9)
+    answered_early = []
+
+    def breaks(plan: Plan, outputs: list[Output]) -> list[Output]:
+        answered_early.append(long.is_finished)
+        return outputs
+
+    served.model.breaks = breaks
     served.model.gate.set()
     assert short.wait_for_completion(SOON) == expected("same", 2)
     assert long.wait_for_completion(SOON) == expected("same", 9)
+    assert not any(answered_early)
     assert served.is_empty()
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
+from scheduling.policy import Policy
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 
@@ -22,7 +23,7 @@ ALL = ["nobatch", "static", "dynamic"]
 
 every_policy = pytest.mark.parametrize("policy", ALL)
 slots = st.integers(1, 5)
-budgets = st.integers(1, 30)
+budgets = st.integers(1, 12)
 faults = st.dictionaries(st.integers(0, 25), st.lists(st.integers(0, 9), max_size=3), max_size=8)
 
 
@@ -139,17 +140,13 @@ def test_a_long_prompt_is_cut_to_the_budget_beside_a_decode() -> None:
     run = drive(scheduler("dynamic", 2, budget=4), requests((0, 2, 5), (1, 10, 1)))
     assert [plan.counts for plan in run.plans] == [[2], [1, 3], [1, 3], [1, 3], [1, 1]]
     assert [m.phase for m in run.iterations[4].members] == ["decode", "prefill"]
-    assert [m.computed for it in run.iterations for m in it.members if m.id == "r1"] == [
-        3,
-        6,
-        9,
-        10,
-    ]
+    computed = [m.computed for it in run.iterations for m in it.members if m.id == "r1"]
+    assert computed == [3, 6, 9, 10]
 
 
 def test_a_budget_below_the_batch_size_is_raised_to_it() -> None:
-    run = drive(scheduler("dynamic", 3, budget=1), requests((0, 1, 4), (0, 1, 4), (0, 1, 4)))
-    assert [plan.counts for plan in run.plans] == [[1, 1, 1]] * 4
+    run = drive(scheduler("dynamic", 3, budget=1), requests((0, 1, 3), (0, 5, 1)))
+    assert [plan.counts for plan in run.plans] == [[1, 2], [1, 2], [1, 1]]
 
 
 def test_who_waits_for_a_slot_is_told_so() -> None:
@@ -189,6 +186,39 @@ def test_who_arrived_before_the_last_plan_but_was_handed_over_after_it_waited_as
     assert loop.plan(25) is not None
     assert late.scheduled_at == 25
     assert sum(seconds for _, seconds in late.waited.values()) == 16
+
+
+def test_who_comes_when_the_queue_was_just_emptied_inherits_no_reason() -> None:
+    loop = scheduler("nobatch", 1)
+    running, gone, late = requests((0, 4, 3), (0, 4, 1), (12, 4, 1))
+    loop.add(running)
+    loop.add(gone)
+    plan = loop.plan(0)
+    assert plan is not None
+    loop.commit(plan, next_tokens(plan), 14)
+    loop.remove(gone, 14)
+    loop.add(late)
+    assert loop.plan(14) is not None
+    loop.remove(late, 20)
+    assert late.waited == {"policy_order": (0, 2), "slots_full": (1, 6)}
+
+
+def test_who_waits_for_a_deadline_of_the_policy_is_told_so_and_the_loop_when_to_wake() -> None:
+    class Window(Policy):
+        def admit(self, waiting, running, room, now):
+            return len(waiting) if now >= 50 else 0
+
+        def deadline(self, waiting, now):
+            return 50.0
+
+    loop = Scheduler(Window(max_batch_size=2))
+    (seq,) = requests((10, 4, 1))
+    assert loop.wake_at(0) is None
+    loop.add(seq)
+    assert loop.plan(10) is None
+    assert loop.wake_at(10) == 50
+    assert loop.plan(50) is not None
+    assert seq.waited == {"window": (0, 40)}
 
 
 def test_held_members_leave_with_the_last_live_one_that_is_cancelled() -> None:
@@ -256,6 +286,19 @@ def test_a_row_that_failed_publishes_no_pages() -> None:
     pool = PagePool(20, 4)
     drive(scheduler("dynamic", 1, pool), requests((0, 9, 2)), forward=failing({1: [0]}))
     assert pool.cached == 0
+
+
+def test_a_row_that_fails_leaves_a_static_batch_at_once() -> None:
+    run = drive(scheduler("static", 2), requests((0, 9, 9), (0, 9, 9)), forward=failing({2: [1]}))
+    assert run.iterations[1].left == [("r1", "abort")]
+    assert [it.batch_size for it in run.iterations] == [2, 2] + [1] * 7
+
+
+def test_a_prompt_that_is_half_computed_shares_nothing_yet() -> None:
+    pool = PagePool(20, 2)
+    run = drive(scheduler("dynamic", 2, pool, budget=4), requests((0, 12, 1), (5, 12, 1)))
+    assert [s.cached for s in run.sequences] == [0, 0]
+    assert pool.cached_tokens(pool.hashes(list(range(12)))) == 10
 
 
 def test_the_record_tells_phase_company_and_waste() -> None:
