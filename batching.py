@@ -270,7 +270,7 @@ class BatchingManager:
             while self._take_in(scheduler, wait=not worked):
                 worked = self._turn(scheduler)
         except Exception:
-            log.exception("the batching loop failed and has ended: everybody is answered with an error")
+            log.exception("the batching loop failed; everybody is answered with an error")
         finally:
             self._close()
 
