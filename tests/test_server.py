@@ -1,0 +1,357 @@
+"""Real processes: the server as ./server.sh starts it, its signals, its batches, the client beside it.
+
+All servers start before the first test, so that they load at the same time; each is stopped by its own pid.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from support import (
+    ROOT,
+    Server,
+    clean_environment,
+    in_background,
+    read_answer,
+    run_app,
+    wait_until,
+    write_checkpoint,
+)
+
+pytestmark = pytest.mark.process
+
+POLICIES = ("nobatch", "static", "dynamic")
+BARD = ROOT / "models" / "bard"
+MB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def servers(
+    checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Server]]:
+    """Return a ready server for each policy; the one with dynamic batching wants a key."""
+    folder = tmp_path_factory.mktemp("logs")
+    with ExitStack() as stack:
+        result = {}
+        for policy in POLICIES:
+            argv = [policy, "--model", str(checkpoint), "--compute-threads", "1"]
+            result[policy] = Server(folder / policy, *argv).start()
+            stack.callback(result[policy].stop)
+        for server in result.values():
+            server.wait()
+        yield result
+
+
+@pytest.fixture
+def server(servers: dict[str, Server]) -> Server:
+    return servers["dynamic"]
+
+
+def test_the_server_is_ready_within_seconds_and_says_what_it_is(
+    server: Server, checkpoint: Path
+) -> None:
+    answer = server.post(prompt="the house", num_tokens=12)
+    assert answer.json["completion"].startswith("the house")
+    assert answer.json["num_tokens"] == 12
+    wait_until(lambda: "curl" in server.output())
+    text = server.output()
+    seconds = re.search(r"ready in ([\d.]+) s", text)
+    assert seconds is not None
+    assert float(seconds[1]) < 45
+    for words in ("dynamic, 64 slots", "352 HTTP threads", f"{checkpoint.name}, ", "cpu, ", "1 threads",
+                  "KV memory", f"http://127.0.0.1:{server.port}/inference", f"http://127.0.0.1:{server.port}/stats",
+                  f"127.0.0.1:{server.port}, ready"):  # fmt: skip
+        assert words in text, words
+    assert re.search(r"API key +none", text)
+    assert "Traceback" not in text
+    assert "warning" not in text  # 127.0.0.1 is not public
+
+
+def test_sixty_four_at_once_are_one_batch(server: Server) -> None:
+    asked = [{"prompt": f"request {i}", "num_tokens": 600, "seed": i} for i in range(64)]
+    answers = server.burst(asked)
+    assert {answer.status for answer in answers} == {200}
+    assert {answer.json["num_tokens"] for answer in answers} == {600}
+    assert max(answer.json["timings"]["batch_max"] for answer in answers) == 64
+    sizes = {
+        row["batch_size"]: row["count"]
+        for row in server.get("/stats").json["engine"]["batch_stats"]
+    }
+    assert max(sizes) == 64
+    assert sizes[64] >= 50
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_the_text_is_the_same_under_every_policy(
+    servers: dict[str, Server], temperature: float
+) -> None:
+    prompts = ["a", "the road " * 9, "you\0", "😀 out", "x" * 150, "<|endoftext|>"]
+    asked = [
+        {"prompt": p, "num_tokens": 4 + 9 * i, "seed": i, "temperature": temperature}
+        for i, p in enumerate(prompts)
+    ]
+    texts = {
+        policy: [answer.json["completion"] for answer in server.burst(asked)]
+        for policy, server in servers.items()
+    }
+    alone = [servers["dynamic"].post(**fields).json["completion"] for fields in asked]
+    assert texts == dict.fromkeys(POLICIES, alone)
+    assert len(set(alone)) == len(prompts)
+
+
+def test_each_policy_batches_as_its_name_says(servers: dict[str, Server]) -> None:
+    asked = [{"prompt": "the", "num_tokens": 8 * (1 + i % 4), "seed": i} for i in range(12)]
+    for server in servers.values():
+        server.burst(asked)
+    stats = {policy: server.get("/stats").json for policy, server in servers.items()}
+    for policy in POLICIES:
+        assert stats[policy]["policy"] == policy
+    assert max(row["batch_size"] for row in stats["nobatch"]["engine"]["batch_stats"]) == 1
+    assert max(row["batch_size"] for row in stats["static"]["engine"]["batch_stats"]) > 1
+    assert stats["static"]["engine"]["slot_steps"]["held"] > 0
+    assert stats["dynamic"]["engine"]["slot_steps"]["held"] == 0
+
+
+def test_a_late_short_request_overtakes_a_long_one_only_in_dynamic(
+    servers: dict[str, Server],
+) -> None:
+    overtook = {}
+    for policy, server in servers.items():
+
+        def running(server: Server = server) -> int:
+            return int(server.get("/stats").json["requests-running"])
+
+        def send_long(server: Server = server) -> int:
+            return server.post(prompt="long", num_tokens=1000).status
+
+        with in_background(send_long) as long:
+            wait_until(lambda: running() == 1)
+            assert server.post(prompt="short", num_tokens=2).status == 200
+            overtook[policy] = running() == 1
+        assert long == [200]
+    assert overtook == {"nobatch": False, "static": False, "dynamic": True}
+
+
+def test_a_client_that_does_not_hang_up_keeps_nobody_waiting(server: Server) -> None:
+    request = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    lingering = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(8)]
+    try:
+        for connection in lingering:
+            connection.sendall(request)
+        for connection in lingering:
+            assert (
+                read_answer(connection).status == 200
+            )  # and the connection stays open on this side
+        began = time.monotonic()
+        assert server.get("/health").status == 200
+        assert time.monotonic() - began < 1.5
+    finally:
+        for connection in lingering:
+            connection.close()
+
+
+@pytest.mark.parametrize("size", [2 * MB, 20 * MB])
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("connection", ["keep-alive", "close"])
+def test_who_sends_too_much_can_read_the_refusal(
+    server: Server, size: int, chunked: bool, connection: str
+) -> None:
+    piece = b"x" * (MB // 4)
+    body: Any = (piece for _ in range(size // len(piece))) if chunked else b"x" * size
+    reply = requests.post(
+        f"http://127.0.0.1:{server.port}/inference", data=body, timeout=20, headers={"Connection": connection}
+    )  # fmt: skip
+    assert reply.status_code == 413
+    assert "1,048,576 bytes" in reply.json()["error"]["message"]
+
+
+def test_a_body_of_a_hundred_thousand_chunks_is_read_in_time(server: Server) -> None:
+    text = json.dumps({"num_tokens": 1, "prompt": "y" * 100_000}).encode()
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in text)
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
+        connection.sendall(
+            b"POST /inference HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+            + chunks + b"0\r\n\r\n"
+        )  # fmt: skip
+        answer = read_answer(connection)
+    assert answer.status == 400
+    assert answer.json["error"]["code"] == "context_length_exceeded"
+    assert time.monotonic() - began < 10
+
+
+def test_a_length_shorter_than_the_body_is_refused(server: Server) -> None:
+    body = b'{"prompt": "x", "num_tokens": 1}'
+    with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
+        connection.sendall(
+            b"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Length: 20\r\n\r\n" + body
+        )
+        connection.shutdown(socket.SHUT_WR)
+        data = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert data.startswith(b"HTTP/1.1 400")
+    assert b"HTTP/1.1 200" not in data
+
+
+def test_bad_requests_over_http_are_json_and_harm_nobody(server: Server) -> None:
+    before = server.get("/stats").json["requests"]
+    for method, path, body, status in (
+        ("POST", "/inference", b"{bad", 400),
+        ("POST", "/inference", b"", 400),
+        ("POST", "/inference", b'{"prompt": "x", "num_tokens": 1e999}', 400),
+        ("GET", "/inference", None, 405),
+        ("GET", "/nowhere", None, 404),
+        ("GET", "//stats", None, 404),
+        ("GET", "/%2e%2e/etc/passwd", None, 404),
+    ):
+        answer = server.send(method, path, body)
+        assert answer.status == status, path
+        assert answer.json["error"]["message"]
+    assert server.get("/health").status == 200
+    assert server.get("/stats").json["requests"] == before
+    assert server.post(prompt="x", num_tokens=1).status == 200
+    assert "Traceback" not in server.output()
+
+
+def test_the_client_runs_against_the_server_end_to_end(server: Server, tmp_path: Path) -> None:
+    client = ROOT / "client" / "client.py"
+    if not client.is_file():
+        pytest.skip("client/client.py is not there yet")
+    result = subprocess.run(
+        [sys.executable, str(client), "--burst", "--numsamples", "8", "--seed", "1", "--port", str(server.port)],
+        capture_output=True, text=True, timeout=90, cwd=tmp_path, env=clean_environment(IP="127.0.0.1"),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    numbers = json.loads(result.stdout.splitlines()[-1])
+    assert (numbers["completed"], numbers["failed"]) == (8, 0)
+    assert numbers["total_output_tokens"] > 0
+
+
+def test_a_key_is_asked_for_and_sigterm_lets_the_last_request_finish(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    argv = ["dynamic", "--model", str(checkpoint), "--compute-threads", "1"]
+    with Server(tmp_path / "log", *argv, key="hunter2", EB_API_KEY="hunter2", EB_MAX_BATCH_SIZE="3",
+                EB_MODLE="x") as server:  # fmt: skip
+        assert requests.get(f"http://127.0.0.1:{server.port}/stats", timeout=10).status_code == 401
+        assert server.get("/stats").json["engine"]["max_batch_size"] == 3
+        with in_background(lambda: server.post(prompt="x", num_tokens=1000)) as last:
+            wait_until(lambda: server.get("/stats").json["requests-running"] == 1)
+            began = time.monotonic()
+            assert server.stop() == 0
+        assert time.monotonic() - began < 15
+        assert last[0].status == 200
+        assert last[0].json["num_tokens"] == 1000
+    text = server.output()
+    assert re.search(r"API key +needed", text)
+    assert "hunter2" not in text
+    assert "EB_MODLE is not a setting and has no effect. Did you mean EB_MODEL?" in text
+    assert "Traceback" not in text
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", server.port), 1)
+
+
+def broken_models(checkpoint: Path, folder: Path) -> dict[str, tuple[Path, str]]:
+    """Return folders with one fault each, and the words that name it."""
+    result = {}
+    for name, file, content, words in (
+        ("no config", "config.json", None, "config.json"),
+        ("no weights", "model.safetensors", None, "no weights"),
+        ("garbage", "model.safetensors", b"not a checkpoint", "model.safetensors"),
+        ("no vocabulary", "vocab.json", b"{}", "the vocabulary has no"),
+    ):
+        broken = folder / name
+        broken.mkdir()
+        for path in checkpoint.iterdir():
+            if path.name != file:
+                os.link(path, broken / path.name)
+            elif content is not None:
+                (broken / file).write_bytes(content)
+        result[name] = (broken, words)
+    return result
+
+
+def test_a_broken_model_is_one_line_with_the_remedy(checkpoint: Path, tmp_path: Path) -> None:
+    outcomes = {}
+
+    def launch(name: str, path: Path, words: str) -> None:
+        port = Server(tmp_path / "unused").port
+        outcomes[name] = run_app(
+            "dynamic", "--model", str(path), "--host", "127.0.0.1", "--port", str(port)
+        )
+
+    broken = broken_models(checkpoint, tmp_path)
+    threads = [threading.Thread(target=launch, args=(n, *rest)) for n, rest in broken.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name, (_, words) in broken.items():
+        result = outcomes[name]
+        assert result.returncode in (2, 3), name
+        errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1, result.stderr
+        assert words in errors[0], name
+        assert "Traceback" not in result.stderr
+        assert result.stderr.count("\n") == 1, result.stderr
+
+
+def test_gunicorn_flags_that_break_the_server_are_refused(checkpoint: Path) -> None:
+    port = Server(Path(os.devnull)).port
+    result = run_app(
+        "dynamic", "--model", str(checkpoint), "--host", "127.0.0.1", "--port", str(port),
+        GUNICORN_CMD_ARGS="--workers 3 --preload", WEB_CONCURRENCY="3",
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: gunicorn was told 3 workers")
+    assert "GUNICORN_CMD_ARGS" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_ctrl_c_ends_it_too(checkpoint: Path, tmp_path: Path) -> None:
+    server = Server(tmp_path / "log", "static", "--model", str(checkpoint)).start()
+    wait_until(lambda: server.log.exists(), 5)
+    try:
+        with_listener = time.monotonic() + 30
+        while time.monotonic() < with_listener:
+            try:
+                assert server.get("/health").status in (
+                    200,
+                    503,
+                )  # loading or ready: both may be stopped
+                break
+            except OSError:
+                time.sleep(0.05)
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(20) == 0
+    finally:
+        server.stop()
+    assert "Traceback" not in server.output()
+
+
+@pytest.mark.skipif(not (BARD / "config.json").is_file(), reason="models/bard is not trained yet")
+def test_bard_is_served_by_its_name(tmp_path: Path) -> None:
+    with Server(tmp_path / "log", "dynamic", "--model", "bard", "--compute-threads", "1") as server:
+        answer = server.post(prompt="ROMEO:", num_tokens=40, seed=1)
+        assert answer.json["completion"].startswith("ROMEO:")
+        words = re.findall(r"[A-Za-z]+", answer.json["completion"])
+        assert len(words) > 10
+        assert server.get("/stats").json["engine"]["model"] == "bard"
