@@ -4,6 +4,7 @@ Threads are as many as requests may be open, and a reserve, so that the HTTP sid
 starts after the fork: neither threads nor a GPU's state survive one.
 """
 
+import logging
 import os
 import sys
 import threading
@@ -35,6 +36,7 @@ control_socket_disable = True
 
 def on_starting(server: Any) -> None:
     """Refuse what flags of gunicorn or GUNICORN_CMD_ARGS would break."""
+    logging.getLogger("gunicorn.error").addFilter(_is_news)
     cfg = server.cfg
     if cfg.workers != 1 or cfg.preload_app or cfg.worker_class_str != worker_class:
         banner.fail(
@@ -43,6 +45,13 @@ def on_starting(server: Any) -> None:
             "with one queue: take the flags out of GUNICORN_CMD_ARGS"
         )
         sys.exit(2)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a line of gunicorn's says more than ours, in which the worker said why it will not serve."""
+    text = record.getMessage()
+    ending = ("Shutting down: Master", "Reason: Worker failed to boot.")
+    return text not in ending and not text.endswith("exited with code 3.")
 
 
 def post_worker_init(worker: Any) -> None:
