@@ -222,7 +222,7 @@ def main(argv: list[str] | None = None) -> None:
         config = _with_absolute_paths(loaded.config)
         _check_port(config)
         _check_open_files(config)
-        resolved = weights.resolve(config.model or None, config.load_format)
+        resolved = _resolve(config)
     except (ValueError, OSError) as error:
         banner.fail(str(error))
         raise SystemExit(2) from None
@@ -235,6 +235,17 @@ def main(argv: list[str] | None = None) -> None:
     command = [sys.executable, "-m", "gunicorn", "--config", f"{root}/gunicorn_conf.py", "app:app"]
     sys.stderr.flush()
     os.execve(sys.executable, command, environment)
+
+
+def _resolve(config: Config) -> weights.ResolvedModel:
+    """Find the model, and say so when that takes more than a moment."""
+    name = config.model or weights.DEFAULT
+    timer = threading.Timer(1.0, lambda: banner.note(f"asking the model hub for {name} ..."))
+    timer.start()
+    try:
+        return weights.resolve(config.model or None, config.load_format)
+    finally:
+        timer.cancel()
 
 
 def _first_line(policy: str) -> str:

@@ -13,6 +13,11 @@ def warn(text: str) -> None:
     _write(f"warning: {text}")
 
 
+def note(text: str) -> None:
+    """Say on stderr what it is busy with."""
+    _write(text)
+
+
 def fail(text: str) -> None:
     """Say on stderr, in one line, why it does not go on."""
     _write(f"error: {text}")
