@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from generate import memory
 from generate.attention import Attention, PackedRows, make_attention
 from generate.linear import make_head, make_linear
 from generate.sampling import History, logprobs, sample
@@ -70,8 +71,8 @@ class ModelRunner:
         self.head = make_head(weight)
         c = self.config
         shape = (c.n_layer, n_pages, c.n_head, page_size, c.head_size)
-        self.keys = torch.empty(shape, dtype=self.dtype, device=self.device)
-        self.values = torch.empty(shape, dtype=self.dtype, device=self.device)
+        self.keys = memory.empty(shape, self.dtype, self.device)
+        self.values = memory.empty(shape, self.dtype, self.device)
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> list[Output]:

@@ -8,15 +8,25 @@ the order of steps. It must not know batches beyond "these rows".
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import logging
 import math
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from generate.kernels import KernelError, load_library
+
+log = logging.getLogger(__name__)
+
+MOST_LOGITS = 1 << 20  # sampler.c's
 MASK = (1 << 64) - 1
 CANDIDATES = 256  # top-k and top-p look at so many largest logits before they sort a whole row
 
@@ -105,30 +115,62 @@ def sample(
     `positions[i]` is the place in the context that the new token of row i takes; `histories` may be left out when
     nobody's parameters are processed (penalties, bias, minimum).
     """
-    best, tokens = logits.max(dim=1)
-    result: list[int | NotFinite] = tokens.tolist()
-    plain = [
-        i
-        for i, p in enumerate(params)
-        if p.temperature > 0 and not (p.is_filtered or p.is_processed)
-    ]
-    if plain:
-        rows = logits if len(plain) == len(params) else logits[plain]
-        heat = torch.tensor([[1 / params[i].temperature] for i in plain], device=logits.device)
-        where = [uniform(params[i].seed, positions[i]) for i in plain]
-        for i, token in zip(plain, _invert(torch.softmax(rows * heat, dim=1), where)):
-            result[i] = token
-    for i, value in enumerate(best.tolist()):
+    result: list[int | NotFinite] = []
+    for i, token in enumerate(_sample_plain(logits, params, positions)):
         p = params[i]
-        if not math.isfinite(value):
-            result[i] = NotFinite()
-        elif p.is_processed or p.is_filtered:
+        if token < 0:
+            result.append(NotFinite())
+            continue
+        if p.is_processed or p.is_filtered:
             row = logits[i]
             if p.is_processed:
                 row = _process(row, p, histories[i] if histories else History((), ()))
             u = uniform(p.seed, positions[i])
-            result[i] = _draw(row, p, u) if p.temperature > 0 else int(row.argmax())
+            token = _draw(row, p, u) if p.temperature > 0 else int(row.argmax())
+        result.append(token)
     return result
+
+
+def _sample_plain(
+    logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
+) -> list[int]:
+    """Return each row's token as if nothing were processed or filtered, -1 where the row is not finite."""
+    plain = [p.temperature > 0 and not (p.is_filtered or p.is_processed) for p in params]
+    heat = [1 / p.temperature if warm else 0.0 for p, warm in zip(params, plain)]
+    where = [uniform(p.seed, x) if warm else 0.0 for p, x, warm in zip(params, positions, plain)]
+    library = _library() if logits.device.type == "cpu" else None
+    if library is not None and logits.shape[1] <= MOST_LOGITS:
+        logits = logits.contiguous()
+        out = torch.empty(len(logits), dtype=torch.int64)
+        heats, places = torch.tensor(heat), torch.tensor(where, dtype=torch.float64)
+        library.sample_rows(
+            logits.data_ptr(), *logits.shape, heats.data_ptr(), places.data_ptr(), out.data_ptr()
+        )
+        return out.tolist()
+    best, tokens = logits.max(dim=1)
+    drawn = tokens.tolist()
+    warm = [i for i, h in enumerate(heat) if h]
+    if warm:
+        scaled = logits[warm] * torch.tensor([[heat[i]] for i in warm], device=logits.device)
+        chosen = _invert(torch.softmax(scaled, dim=1), [where[i] for i in warm])
+        for i, token in zip(warm, chosen):
+            drawn[i] = token
+    return [t if math.isfinite(b) else -1 for t, b in zip(drawn, best.tolist())]
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    """Return sampler.c compiled, or None where it cannot be."""
+    if os.environ.get("EB_KERNELS") == "off":
+        return None
+    try:
+        library = load_library(Path(__file__).with_name("sampler.c"))
+    except (KernelError, OSError) as error:
+        log.warning("the C sampler does not run, PyTorch samples instead: %s", error)
+        return None
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    library.sample_rows.argtypes = [pointer, integer, integer, pointer, pointer, pointer]
+    return library
 
 
 def _process(row: Tensor, p: SamplingParams, history: History) -> Tensor:
