@@ -15,115 +15,24 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from inference import Inference, InferenceError
 from scheduling.iteration import Iteration, Plan
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 
+__all__ = ["MAX_BATCH_SIZE", "BatchingManager", "Inference", "InferenceError"]
+
 log = logging.getLogger(__name__)
 
 MAX_BATCH_SIZE = 64
-
-
-class InferenceError(Exception):
-    """Why a request has no answer; `kind` is one of WIRE's: server_error, cancelled, timeout_error, ..."""
-
-    def __init__(self, kind: str, message: str, retry_after: int | None = None) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.retry_after = retry_after
 
 
 class Model(Protocol):
     """What computes a step: `generate.runner.ModelRunner`, or a mock that only takes its time."""
 
     def forward(self, plan: Plan) -> list[Output]: ...
-
-
-class Text(Protocol):
-    """Turns the token ids of one answer into text, and says when a stop string has come."""
-
-    watches: bool
-
-    def feed(self, token: int) -> str | None: ...
-    def text(self, output_ids: list[int]) -> str: ...
-
-
-class Inference:
-    """One request as its handler sees it. It finishes exactly once: with a completion or an error."""
-
-    def __init__(
-        self,
-        prompt: str,
-        num_tokens: int,
-        prompt_ids: list[int],
-        *,
-        id: str = "",
-        sampling: Any = None,
-        text: Text | None = None,
-        client: str = "",
-    ) -> None:
-        self.id = id or uuid.uuid4().hex
-        self.prompt = prompt
-        self.num_tokens = num_tokens
-        self.text = text
-        self.error: InferenceError | None = None
-        self.event_obj = threading.Event()
-        self.sequence = Sequence(
-            prompt_ids, num_tokens, id=self.id, sampling=sampling, client=client,
-            stop=text.feed if text is not None and text.watches else None,
-        )  # fmt: skip
-        self._lock = threading.Lock()
-        self._cancel: Callable[[Inference, InferenceError], None] | None = None
-
-    @property
-    def data(self) -> list[int]:
-        """The token ids so far, prompt first."""
-        return self.sequence.prompt_ids + self.sequence.output_ids
-
-    @property
-    def completion(self) -> str | None:
-        """Prompt and generated text once finished, else None."""
-        if not self.event_obj.is_set() or self.error is not None:
-            return None
-        return self.prompt + (self.text.text(self.sequence.output_ids) if self.text else "")
-
-    @property
-    def is_finished(self) -> bool:
-        return self.event_obj.is_set()
-
-    def add_token(self, token: int) -> bool:
-        """Append a generated token id; return whether that was the last one asked for."""
-        self.sequence.output_ids.append(token)
-        return len(self.sequence.output_ids) >= self.num_tokens
-
-    def finished(self, error: InferenceError | None = None) -> bool:
-        """End the inference and wake who waits; False if it had ended already."""
-        with self._lock:
-            if self.event_obj.is_set():
-                return False
-            self.error = error
-            self.event_obj.set()
-            return True
-
-    def wait_for_completion(self, timeout: float | None = None) -> str:
-        """Return prompt and generated text; raise InferenceError, after `timeout` seconds at the latest."""
-        if not self.event_obj.wait(timeout):
-            self.cancel(InferenceError("timeout_error", f"no answer within {timeout:g} s. Ask for fewer "
-                                       "tokens, try again later, or raise --request-timeout"))  # fmt: skip
-        self.event_obj.wait()
-        if self.error is not None:
-            raise self.error
-        completion = self.completion
-        assert completion is not None
-        return completion
-
-    def cancel(self, error: InferenceError | None = None) -> None:
-        """End it now; its slot and pages are free within one iteration."""
-        error = error or InferenceError("cancelled", "the request was cancelled")
-        if self.finished(error) and self._cancel is not None:
-            self._cancel(self, error)
 
 
 class BatchingManager:
@@ -173,40 +82,58 @@ class BatchingManager:
                     "this manager takes Inference objects; give make_inference to take text"
                 )
             inference = self._make_inference(inference, num_tokens, **options)
-        total = inference.sequence.total
-        if not inference.sequence.prompt_ids or inference.num_tokens < 1:
-            raise InferenceError(
-                "invalid_request_error",
-                f"prompt has {len(inference.sequence.prompt_ids)} tokens and num_tokens is {inference.num_tokens}; "
-                "both must be at least 1. Send a prompt and ask for a token",
-            )
-        if self.pages is not None and not self.pages.can_ever_hold(total):
-            size, most = self.pages.page_size, self.pages.total
-            raise InferenceError(
-                "invalid_request_error",
-                f"prompt and answer are {total} tokens and need {self.pages.pages_for(total)} KV pages of {size} "
-                f"tokens, but there are {most}. Ask for fewer tokens or raise --kv-memory",
-            )
-        if self.pages is not None:
-            inference.sequence.hashes = self.pages.hashes(inference.sequence.prompt_ids)
+        self.enqueue_all([inference])
+        return inference
+
+    def enqueue_all(self, inferences: list[Inference]) -> None:
+        """Take all of them into the queue or, with an InferenceError, none."""
+        for inference in inferences:
+            self._check(inference)
         with self._wake:
             if self._dead or self._stopping:
                 raise InferenceError(
                     "unavailable_error", "the server is shutting down. Try again", 1
                 )
             limit = self.max_queue + self.max_batch_size
-            if self._count >= limit:
+            if self._count + len(inferences) > limit:
+                asked = f"; this one needs {len(inferences)} places" if len(inferences) > 1 else ""
                 raise InferenceError(
                     "overloaded",
-                    f"{self._count} requests wait or run, {limit} may. Try again later, or raise --max-queue",
+                    f"{self._count} requests wait or run, {limit} may{asked}. Try again later, or raise "
+                    "--max-queue",
                     self.retry_after(),
                 )
-            self._count += 1
-            inference._cancel = self._take_out
-            inference.sequence.arrived_at = self._clock()
-            self._arrived.append(inference)
+            self._count += len(inferences)
+            now = self._clock()
+            for inference in inferences:
+                inference._cancel = self._take_out
+                inference.sequence.arrived_at = now
+            self._arrived += inferences
             self._wake.notify()
-        return inference
+
+    def _check(self, inference: Inference) -> None:
+        """Refuse what can never be computed, and find its prompt's place in the prefix cache."""
+        seq = inference.sequence
+        fewest = 0 if inference.scores_prompt else 1
+        if not seq.prompt_ids or inference.num_tokens < fewest:
+            raise InferenceError(
+                "invalid_request_error",
+                f"prompt has {len(seq.prompt_ids)} tokens and num_tokens is {inference.num_tokens}; "
+                "both must be at least 1. Send a prompt and ask for a token",
+            )
+        if self.pages is None:
+            return
+        if not self.pages.can_ever_hold(seq.total):
+            size, most = self.pages.page_size, self.pages.total
+            raise InferenceError(
+                "invalid_request_error",
+                f"prompt and answer are {seq.total} tokens and need {self.pages.pages_for(seq.total)} KV pages of "
+                f"{size} tokens, but there are {most}. Ask for fewer tokens or raise --kv-memory",
+            )
+        # A prompt to be scored must be computed, so that it looks for a page that nobody has.
+        seq.hashes = (
+            [uuid.uuid4().bytes] if inference.scores_prompt else self.pages.hashes(seq.prompt_ids)
+        )
 
     def retry_after(self) -> int:
         """Return the seconds after which a refused client should come again."""
@@ -226,7 +153,7 @@ class BatchingManager:
         """Whether what is enqueued will be answered: the loop has not ended, though it may not have begun."""
         return not self._dead
 
-    def _take_out(self, inference: Inference, error: InferenceError) -> None:
+    def _take_out(self, inference: Inference, error: InferenceError | None) -> None:
         with self._wake:
             self._cancelled.append(inference)
             self._wake.notify()
@@ -296,7 +223,8 @@ class BatchingManager:
             scheduler.add(inference.sequence)
         for inference in cancelled:
             if inference.sequence in self._open:
-                self._leave(scheduler.remove(inference.sequence, now), None)
+                reason = "length" if inference.error is None else "abort"
+                self._leave(scheduler.remove(inference.sequence, now, reason), None)
         return True
 
     def _turn(self, scheduler: Scheduler) -> bool:
@@ -312,9 +240,17 @@ class BatchingManager:
             self._step_failed(scheduler, plan, error)
             return True
         iteration = scheduler.commit(plan, outputs, self._clock())
+        self._hand_over(plan)
         members = itertools.chain(plan.sequences, plan.held)
         self._leave([seq for seq in members if seq.state == "finished"], iteration)
         return True
+
+    def _hand_over(self, plan: Plan) -> None:
+        """Tell the readers of streams what there is; who ends is told by `_leave`, together with how."""
+        for seq in plan.sequences:
+            inference = self._open.get(seq)
+            if inference is not None and inference.bell is not None and not seq.is_finished:
+                inference.hand_over()
 
     def _step_failed(self, scheduler: Scheduler, plan: Plan, error: Exception) -> None:
         log.exception("step %d failed with %d requests in it", plan.number, len(plan.sequences))

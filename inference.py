@@ -1,0 +1,200 @@
+"""One request as its handler sees it: it waits on an `Inference`, or reads its tokens while they come.
+
+The loop never waits for a reader: it notes once per step how many tokens there are, and rings a `Bell` that only a
+reader who wants to hear it makes it ring. It must not know HTTP, tensors, or how requests are scheduled.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from scheduling.sequence import Sequence
+
+
+class InferenceError(Exception):
+    """Why a request has no answer; `kind` is one of WIRE's: server_error, cancelled, timeout_error, ..."""
+
+    def __init__(self, kind: str, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.retry_after = retry_after
+
+
+class Text(Protocol):
+    """Turns the token ids of one answer into text, and says when a stop string has come."""
+
+    watches: bool
+    stop_reason: str | int | None
+
+    def feed(self, token: int) -> str | None: ...
+    def text(self, output_ids: list[int]) -> str: ...
+
+
+class Bell:
+    """Wakes the one reader of some streams; ringing never blocks, and twice is as good as once.
+
+    A reader sets `wants_tokens`, looks whether there are any, and only then waits; else only an ending rings.
+    """
+
+    __slots__ = ("_lock", "wants_tokens")
+
+    def __init__(self) -> None:
+        self.wants_tokens = False
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def ring(self) -> None:
+        try:
+            self._lock.release()
+        except RuntimeError:  # it has been rung and nobody has listened yet
+            return
+
+    def wait(self, seconds: float) -> bool:
+        """Return as soon as it rings, at the latest after so many seconds."""
+        return self._lock.acquire(timeout=max(0.0, min(seconds, 3600.0)))
+
+
+class Inference:
+    """One request as its handler sees it. It finishes exactly once: with a completion or an error.
+
+    With a `bell` its tokens can be read as they come: `ready` says how many of them are certain. One that
+    `scores_prompt` computes its whole prompt, whatever is cached, and may ask for no token beyond it.
+    """
+
+    def __init__(
+        self,
+        prompt: str,
+        num_tokens: int,
+        prompt_ids: list[int],
+        *,
+        id: str = "",
+        sampling: Any = None,
+        text: Text | None = None,
+        client: str = "",
+        priority: int = 0,
+        bell: Bell | None = None,
+        scores_prompt: bool = False,
+    ) -> None:
+        self.id = id or uuid.uuid4().hex
+        self.prompt = prompt
+        self.num_tokens = num_tokens
+        self.text = text
+        self.bell = bell
+        self.ready = 0
+        self.scores_prompt = scores_prompt
+        self.error: InferenceError | None = None
+        self.event_obj = threading.Event()
+        self.sequence = Sequence(
+            prompt_ids, num_tokens, id=self.id, sampling=sampling, client=client, priority=priority,
+            stop=text.feed if text is not None and text.watches else None,
+        )  # fmt: skip
+        self._lock = threading.Lock()
+        self._kept: int | None = None  # tokens it had when its own time was over
+        self._cancel: Callable[[Inference, InferenceError | None], None] | None = None
+
+    @property
+    def data(self) -> list[int]:
+        """The token ids so far, prompt first."""
+        return self.sequence.prompt_ids + self.output_ids
+
+    @property
+    def output_ids(self) -> list[int]:
+        """The generated token ids so far; those that came after its time was over are not among them."""
+        return self.sequence.output_ids[: self._kept]
+
+    @property
+    def details(self) -> list[Any]:
+        """What the model tells of each of `output_ids`, if it was asked to."""
+        return self.sequence.details[: self._kept]
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why it ended: stop or length; None before, and when it failed."""
+        if not self.is_finished or self.error is not None:
+            return None
+        return self.sequence.finish_reason if self._kept is None else "length"
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string or id that ended it, "timeout" when its own time was over, else None."""
+        if self._kept is not None:
+            return "timeout"
+        return self.text.stop_reason if self.text is not None else None
+
+    @property
+    def answer(self) -> str:
+        """The generated text alone."""
+        return self.text.text(self.output_ids) if self.text else ""
+
+    @property
+    def completion(self) -> str | None:
+        """Prompt and generated text once finished, else None."""
+        if not self.is_finished or self.error is not None:
+            return None
+        return self.prompt + self.answer
+
+    @property
+    def is_finished(self) -> bool:
+        return self.event_obj.is_set()
+
+    def add_token(self, token: int) -> bool:
+        """Append a generated token id; return whether that was the last one asked for."""
+        self.sequence.output_ids.append(token)
+        return len(self.sequence.output_ids) >= self.num_tokens
+
+    def hand_over(self) -> None:
+        """Let the reader have the tokens so far; the loop calls this after each step that gave one."""
+        self.ready = len(self.sequence.output_ids)
+        bell = self.bell
+        if bell is not None and bell.wants_tokens:
+            bell.wants_tokens = False
+            bell.ring()
+
+    def finished(self, error: InferenceError | None = None) -> bool:
+        """End the inference and wake who waits; False if it had ended already."""
+        return self._end(error, early=False)
+
+    def _end(self, error: InferenceError | None, early: bool) -> bool:
+        with self._lock:
+            if self.event_obj.is_set():
+                return False
+            self.error = error
+            if early:
+                self._kept = len(self.sequence.output_ids)
+            self.event_obj.set()
+        if self.bell is not None:
+            self.bell.ring()
+        return True
+
+    def wait_for_completion(self, timeout: float | None = None) -> str:
+        """Return prompt and generated text; raise InferenceError, after `timeout` seconds at the latest."""
+        if not self.event_obj.wait(timeout):
+            self.cancel(too_late(timeout or 0.0))
+        self.event_obj.wait()
+        if self.error is not None:
+            raise self.error
+        completion = self.completion
+        assert completion is not None
+        return completion
+
+    def cancel(self, error: InferenceError | None = None) -> None:
+        """End it now; its slot and pages are free within one iteration."""
+        error = error or InferenceError("cancelled", "the request was cancelled")
+        if self._end(error, early=False) and self._cancel is not None:
+            self._cancel(self, error)
+
+    def end_early(self) -> None:
+        """End it now with the tokens it has, as one that finished."""
+        if self._end(None, early=True) and self._cancel is not None:
+            self._cancel(self, None)
+
+
+def too_late(seconds: float) -> InferenceError:
+    """Return the error of a request that the server's own limit ended."""
+    return InferenceError(
+        "timeout_error",
+        f"no answer within {seconds:g} s. Ask for fewer tokens, try again later, or raise --request-timeout",
+    )
