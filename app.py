@@ -272,6 +272,11 @@ def _check_open_files(config: Config) -> None:
         raise ConfigError(
             f"the open-file limit is {hard:,}, and {config.connections:,} connections need {needed:,}. "
             f"Run 'ulimit -n {needed}', or lower --max-queue from {config.max_queue:,}"
+            + (
+                f" and --max-connections from {config.max_connections:,}"
+                if config.max_connections
+                else ""
+            )
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 

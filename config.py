@@ -21,6 +21,7 @@ from dotenv import dotenv_values
 ROOT = Path(__file__).resolve().parent
 VERSION = "0.1.0"
 COMPLETE = "EB_INTERNAL_COMPLETE"  # set where the environment holds every setting
+RESERVE = 32  # HTTP threads beyond those of open requests
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -64,6 +65,10 @@ class Config:
         256, "requests that may wait beside those that run; more get 429", "batching",
         minimum=0, maximum=16384,
     )  # fmt: skip
+    queue_timeout: float = setting(
+        0.0, "seconds a request may wait for its first step, then 504; 0: --request-timeout alone",
+        "batching", minimum=0, maximum=86400,
+    )  # fmt: skip
     request_timeout: float = setting(
         600.0, "seconds from arrival to answer at most, then 504", "batching",
         minimum=0.01, maximum=86400,
@@ -94,6 +99,17 @@ class Config:
     )
     host: str = setting("0.0.0.0", "address to listen on", "server")
     port: int = setting(8500, "port to listen on", "server", minimum=1, maximum=65535)
+    max_connections: int = setting(
+        0, "sockets open at once; 0: a thread for each open request, and 544 more", "server",
+        minimum=0, maximum=1 << 20,
+    )  # fmt: skip
+    overload_status: str = setting(
+        "429", "status of a refusal because the queue is full", "server", choices=("429", "503")
+    )
+    access_log: bool = setting(
+        True, "a JSON line on stdout for each request: lengths and times, never prompts", "server"
+    )
+    tgi_metrics: bool = setting(False, "also export tgi_* names on /metrics", "server")
     api_key: str = setting(
         "", "key that clients must send as a bearer token", "server", secret=True
     )
@@ -101,6 +117,12 @@ class Config:
     def __post_init__(self) -> None:
         for item in fields(self):
             check(item, getattr(self, item.name))
+        if self.max_connections and self.max_connections < self.threads:
+            raise ConfigError(
+                f"--max-connections is {self.max_connections:,}, but --max-queue {self.max_queue:,} and "
+                f"--max-batch-size {self.max_batch_size:,} need {self.threads:,}: one for each request and "
+                f"{RESERVE} for health and refusals. Set it to {self.threads:,} or more, or lower --max-queue"
+            )
 
     @property
     def max_open_requests(self) -> int:
@@ -110,12 +132,21 @@ class Config:
     @property
     def threads(self) -> int:
         """HTTP threads: one for each open request, and a reserve for health, stats and refusals."""
-        return self.max_open_requests + 32
+        return self.max_open_requests + RESERVE
 
     @property
     def connections(self) -> int:
         """Sockets that may be open: those with a thread, and idle ones kept for their next request."""
-        return self.threads + 512
+        return self.max_connections or self.threads + 512
+
+    @property
+    def overload_code(self) -> int:
+        return int(self.overload_status)
+
+    @property
+    def queue_limit(self) -> float:
+        """Seconds a request may wait at most."""
+        return min(self.queue_timeout or self.request_timeout, self.request_timeout)
 
     def to_environment(self) -> dict[str, str]:
         """Return the settings as `EB_*` variables, for the process that serves: `.env` is in them."""

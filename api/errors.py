@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from flask import Response, current_app, jsonify, request
+from typing import Any
+
+from flask import Response, current_app, g, jsonify, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from batching import InferenceError
@@ -17,6 +19,15 @@ STATUS = {
     "server_error": 500,
     "unavailable_error": 503,
     "timeout_error": 504,
+}
+TGI_PATHS = frozenset({"/", "/generate", "/generate_stream"})  # of POST
+TGI_STATUS = {400: 422, 499: 500, 500: 424}
+TGI_TYPE = {
+    "invalid_request_error": "validation",
+    "cancelled": "incomplete_generation",
+    "server_error": "generation",
+    "unavailable_error": "healthcheck",
+    "timeout_error": "timeout",
 }
 LONGEST_VALUE = 100
 
@@ -77,13 +88,33 @@ def from_http(error: HTTPException) -> ApiError:
     return ApiError(f"{error.name}. Send a plain HTTP/1.1 request", type=type, status=status)
 
 
-def response(error: ApiError) -> Response:
-    """Return an error in the form of the native and OpenAI dialects."""
-    result = jsonify(
-        error={
+def is_tgi() -> bool:
+    """Return whether the request speaks TGI's dialect: by its path, or because its handler said `g.tgi`."""
+    return bool(g.get("tgi", request.method == "POST" and request.path in TGI_PATHS))
+
+
+def status(error: ApiError) -> int:
+    """Return the status of an error in the dialect of the request."""
+    code = error.status
+    if error.type == "overloaded":
+        code = current_app.extensions["service"].config.overload_code
+    return TGI_STATUS.get(code, code) if is_tgi() else code
+
+
+def content(error: ApiError) -> dict[str, Any]:
+    """Return the body of an error in the dialect of the request; the last event of a stream has it too."""
+    if is_tgi():
+        return {"error": str(error), "error_type": TGI_TYPE.get(error.type, error.type)}
+    return {
+        "error": {
             "message": str(error), "type": error.type, "param": error.param, "code": error.code
         }
-    )  # fmt: skip
-    result.status_code = error.status
+    }  # fmt: skip
+
+
+def response(error: ApiError) -> Response:
+    """Return an error in the form and with the status of the request's dialect."""
+    result = jsonify(content(error))
+    result.status_code = status(error)
     result.headers.update(error.headers)
     return result

@@ -28,10 +28,13 @@ OTHER: dict[str, tuple[str, Any]] = {
     "load_format": ("dummy", "dummy"), "device": ("cpu", "cpu"), "dtype": ("float32", "float32"),
     "tokenizer_file": ("x.tiktoken", "x.tiktoken"), "kv_memory": ("1.5G", 3 << 29),
     "prefix_cache": ("off", False), "compute_threads": ("3", 3), "host": ("::1", "::1"),
-    "port": ("9000", 9000), "api_key": ("k", "k"),
+    "port": ("9000", 9000), "api_key": ("k", "k"), "queue_timeout": ("1.5", 1.5),
+    "max_connections": ("2000", 2000), "overload_status": ("503", "503"),
+    "access_log": ("off", False), "tgi_metrics": ("on", True),
 }  # fmt: skip
 THIRD = {"policy": "nobatch", "port": "9001", "prefix_cache": "on", "load_format": "auto", "device": "cuda",
-         "dtype": "bfloat16", "kv_memory": "7M"}  # fmt: skip
+         "dtype": "bfloat16", "kv_memory": "7M", "max_connections": "999", "overload_status": "429",
+         "access_log": "on", "tgi_metrics": "off"}  # fmt: skip
 
 
 def read(
@@ -311,6 +314,18 @@ def test_threads_exceed_what_may_wait_or_run() -> None:
     assert config.max_open_requests == 164
     assert config.threads >= 164 + 32
     assert config.connections > config.threads
+    assert Config(max_connections=400).connections == 400
+
+
+def test_fewer_connections_than_threads_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"is 351, .* 256 and .* 64 need 352: .* Set it to 352"):
+        Config(max_connections=351)
+
+
+def test_waiting_never_outlasts_the_whole() -> None:
+    assert Config(request_timeout=5).queue_limit == 5
+    assert Config(request_timeout=5, queue_timeout=9).queue_limit == 5
+    assert Config(request_timeout=5, queue_timeout=2).queue_limit == 2
 
 
 # ---------------------------------------------------------------- banner
