@@ -9,11 +9,39 @@ from flask import Blueprint, Response, jsonify, request
 
 from api import body, errors
 from api.errors import ApiError
+from api.openapi import Operation
 from api.schemas import InferenceRequest
 from api.service import Engine, Service
 from batching import Inference, InferenceError
 
 EXAMPLE = '{"prompt": "ROMEO:", "num_tokens": 40}'
+NUMBER = {"type": ["number", "null"]}
+OPERATIONS = [
+    Operation(
+        "post", "/inference", "complete a prompt, in the original's way", "original",
+        body=InferenceRequest, example={"prompt": "ROMEO:", "num_tokens": 8}, generates=True, streams=True,
+        answer={
+            "type": "object",
+            "required": ["completion", "id", "num_tokens", "finish_reason", "timings"],
+            "properties": {
+                "completion": {"type": "string"}, "id": {"type": "string"}, "num_tokens": {"type": "integer"},
+                "finish_reason": {"type": "string"}, "timings": {"type": "object", "additionalProperties": NUMBER},
+            },
+        },
+    ),
+    Operation(
+        "get", "/stats", "the original's four figures, and more beside them", "original",
+        answer={
+            "type": "object",
+            "required": ["latency-per-token", "throughput", "total-tokens-handled", "total-elapsed-time"],
+            "properties": {"latency-per-token": NUMBER, "throughput": NUMBER},
+        },
+    ),
+    Operation(
+        "get", "/stats/token_data.csv", "tokens asked for and mean latency in seconds", "original",
+        media="text/csv", answer={"type": "string"},
+    ),
+]  # fmt: skip
 
 
 def blueprint(service: Service) -> Blueprint:

@@ -1,0 +1,189 @@
+"""The document of the API, made from what each room says of its routes in its own `OPERATIONS`.
+
+A route is described beside its handler; here that becomes OpenAPI 3.1 and a page that shows it. It must not know
+what any route does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+Schema = Mapping[str, Any]
+REFERENCE = "#/components/schemas/{model}"
+WHAT = {
+    200: "done",
+    400: "the body or a value is wrong; the message says what, and what to send",
+    401: "the key is missing or wrong",
+    403: "a page of another site sent this",
+    404: "there is no such thing",
+    405: "another method is meant",
+    413: "the body is too large",
+    415: "the body is of a type that is not taken",
+    422: "the body or a value is wrong; the message says what, and what to send",
+    424: "the model failed on this request",
+    429: "the queue is full; Retry-After says when to come again",
+    499: "the request was cancelled",
+    500: "the model failed on this request",
+    503: "loading, draining or dead",
+    504: "too late",
+}
+ERROR: Schema = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
+}
+TGI_ERROR: Schema = {
+    "type": "object",
+    "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}},
+    "required": ["error", "error_type"],
+}
+GENERATING = (400, 404, 413, 415, 429, 499, 500, 503, 504)
+TGI_GENERATING = (404, 413, 415, 422, 424, 429, 500, 503, 504)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What the document says of one method of one path (`/requests/{id}`).
+
+    `answer` is the schema of the 200 (None: `media` says all), `answers` those of other codes that are no errors in
+    the usual form. One that `generates` takes a place in the queue before its body is read.
+    """
+
+    method: str
+    path: str
+    summary: str
+    tag: str
+    body: type[BaseModel] | Schema | None = None
+    example: Any = None
+    answer: type[BaseModel] | Schema | None = None
+    media: str = "application/json"
+    streams: bool = False  # the answer may be text/event-stream too
+    answers: Mapping[int, Schema] = field(default_factory=dict)
+    errors: tuple[int, ...] = ()
+    query: Mapping[str, Schema] = field(default_factory=dict)
+    generates: bool = False
+    tgi: bool = False
+
+    @property
+    def id(self) -> str:
+        words = re.sub(r"\W+", "_", self.path).strip("_") or "root"
+        return f"{self.method}_{words}"
+
+
+def document(
+    operations: Iterable[Operation], version: str, open_paths: frozenset[str], keyed: bool
+) -> dict[str, Any]:
+    """Return the OpenAPI document; with `keyed` every path but the open ones asks for the key."""
+    operations = list(operations)
+    models = {
+        model
+        for op in operations
+        for model in (op.body, op.answer)
+        if isinstance(model, type) and issubclass(model, BaseModel)
+    }
+    ordered = sorted(models, key=lambda model: model.__name__)
+    references, definitions = models_json_schema(
+        [(model, "validation") for model in ordered], ref_template=REFERENCE
+    )
+    named = {model: reference for (model, _), reference in references.items()}
+    schemas = {name: _nullable(s) for name, s in definitions.get("$defs", {}).items()}
+    schemas |= {"Error": ERROR, "TgiError": TGI_ERROR}
+    paths: dict[str, dict[str, Any]] = {}
+    for op in operations:
+        item = _operation(op, named, keyed and op.path not in open_paths)
+        paths.setdefault(op.path, {})[op.method] = item
+    result: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "effective-batching", "version": version},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+    if keyed:
+        result["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    return result
+
+
+def _operation(op: Operation, named: Mapping[Any, Any], keyed: bool) -> dict[str, Any]:
+    def schema(what: Any) -> Any:
+        return named[what] if isinstance(what, type) else what
+
+    answered = {op.media: {} if op.answer is None else {"schema": schema(op.answer)}}
+    if op.streams:
+        answered["text/event-stream"] = {"schema": {"type": "string"}}
+    responses: dict[str, Any] = {"200": {"description": WHAT[200], "content": answered}}
+    for code, form in op.answers.items():
+        responses[str(code)] = _response(code, form)
+    common = (TGI_GENERATING if op.tgi else GENERATING) if op.generates else ()
+    extra = ((403,) if op.method == "post" else ()) + ((401,) if keyed else ())
+    error = {"$ref": REFERENCE.format(model="TgiError" if op.tgi else "Error")}
+    for code in sorted({*common, *extra, *op.errors}):
+        responses.setdefault(str(code), _response(code, error))
+    result: dict[str, Any] = {
+        "operationId": op.id, "summary": op.summary, "tags": [op.tag], "responses": responses
+    }  # fmt: skip
+    if parameters := _parameters(op):
+        result["parameters"] = parameters
+    if op.body is not None:
+        content: dict[str, Any] = {"schema": schema(op.body)}
+        if op.example is not None:
+            content["example"] = op.example
+        result["requestBody"] = {"required": True, "content": {"application/json": content}}
+    if keyed:
+        result["security"] = [{"key": []}]
+    return result
+
+
+def _response(code: int, form: Any) -> dict[str, Any]:
+    headers = {"Retry-After": {"schema": {"type": "integer", "minimum": 1}}}
+    return {
+        "description": WHAT[code],
+        "content": {"application/json": {"schema": form}},
+        **({"headers": headers} if code in (429, 503) else {}),
+    }
+
+
+def _parameters(op: Operation) -> list[dict[str, Any]]:
+    words = re.findall(r"{(\w+)}", op.path)
+    text = {"type": "string", "minLength": 1}
+    return [{"name": w, "in": "path", "required": True, "schema": text} for w in words] + [
+        {"name": name, "in": "query", "schema": schema} for name, schema in op.query.items()
+    ]
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object in which null is as good as absent, as `body.validate` has it."""
+    required = schema.get("required", ())
+    properties = {
+        name: value if name in required or _takes_null(value) else _or_null(value)
+        for name, value in schema.get("properties", {}).items()
+    }
+    return schema | ({"properties": properties} if properties else {})
+
+
+def _takes_null(schema: Any) -> bool:
+    kinds = [schema, *schema.get("anyOf", ())]
+    return any(kind.get("type") == "null" or "null" in kind.get("type", ()) for kind in kinds)
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    words = {k: v for k, v in schema.items() if k in ("title", "description", "default")}
+    rest = {k: v for k, v in schema.items() if k not in words}
+    kinds = rest["anyOf"] if set(rest) == {"anyOf"} else [rest]
+    return words | {"anyOf": [*kinds, {"type": "null"}]}
