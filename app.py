@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +111,59 @@ def start(app: Flask, on_failure: Callable[[], None] = lambda: None) -> threadin
     return started
 
 
+def inference_maker(tokenizer: Any) -> Callable[..., Inference]:
+    """Return what turns a prompt and a request's parameters into an Inference of this tokenizer."""
+    from generate.sampling import SamplingParams
+    from generate.text import AnswerText
+
+    drawing = {f.name for f in dataclasses.fields(SamplingParams) if f.init}
+
+    def make_inference(
+        prompt: str,
+        num_tokens: int,
+        prompt_ids: list[int] | None = None,
+        *,
+        seed: int | None = None,
+        stops: Sequence[str] = (),
+        stop_ids: Sequence[int] = (),
+        ignore_eos: bool = True,
+        keep_stop: bool = False,
+        hide_special: bool = False,
+        min_tokens: int = 0,
+        **options: Any,
+    ) -> Inference:
+        params = {name: options.pop(name) for name in drawing & options.keys()}
+        eot_id = tokenizer.eot_id
+        endings = frozenset(stop_ids) | (frozenset() if ignore_eos else {eot_id})
+        return Inference(
+            prompt,
+            num_tokens,
+            tokenizer.encode(prompt) if prompt_ids is None else prompt_ids,
+            sampling=SamplingParams(
+                seed=secrets.randbits(63) if seed is None else seed,
+                min_tokens=min_tokens,
+                banned_ids=endings,
+                **params,
+            ),
+            text=AnswerText(
+                tokenizer,
+                stops,
+                stop_ids,
+                eot_id=None if ignore_eos else eot_id,
+                keep_stop=keep_stop,
+                min_tokens=min_tokens,
+                hidden=[eot_id] if hide_special else (),
+            ),
+            **options,
+        )
+
+    return make_inference
+
+
 def load_engine(config: Config, stats: ServerStats) -> Engine:
     """Load the model that the settings name, make its pages, and start the loop."""
     from generate import machine
     from generate.runner import ModelRunner
-    from generate.sampling import SamplingParams
-    from generate.text import AnswerText
     from generate.tokenizer import load_tokenizer
     from scheduling.pages import PagePool
 
@@ -144,30 +191,7 @@ def load_engine(config: Config, stats: ServerStats) -> Engine:
     )
     budget = config.max_tokens_per_step or (2048 if device.type == "cuda" else 256)
 
-    def make_inference(
-        prompt: str,
-        num_tokens: int,
-        prompt_ids: list[int] | None = None,
-        *,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        stops: list[str] | None = None,
-        ignore_eos: bool = True,
-        **options: Any,
-    ) -> Inference:
-        seed = secrets.randbits(63) if seed is None else seed
-        stop_ids = frozenset() if ignore_eos else frozenset([tokenizer.eot_id])
-        return Inference(
-            prompt,
-            num_tokens,
-            tokenizer.encode(prompt) if prompt_ids is None else prompt_ids,
-            sampling=SamplingParams(temperature, top_k, top_p, seed),
-            text=AnswerText(tokenizer, stops or (), stop_ids),
-            **options,
-        )
-
+    make_inference = inference_maker(tokenizer)
     manager = BatchingManager(
         runner,
         pages=pages,
@@ -196,6 +220,7 @@ def load_engine(config: Config, stats: ServerStats) -> Engine:
         dtype=str(dtype).removeprefix("torch."),
         context=shape.block_size,
         page_size=machine.PAGE_SIZE,
+        vocabulary=shape.vocab_size,
         facts={
             "parameters": parameters,
             "attention": runner.attend.name,

@@ -15,9 +15,11 @@ from stats import ServerStats
 class Tokenizer(Protocol):
     vocab_size: int
     longest_token: int
+    eot_id: int
 
     def encode(self, text: str, end_of_text: Any = "text") -> list[int]: ...
     def decode(self, tokens: list[int]) -> str: ...
+    def token_bytes(self, token: int) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Engine:
     dtype: str
     context: int
     page_size: int
+    vocabulary: int = 0  # ids that the model has; 0: as many as the tokenizer
     facts: dict[str, Any] = field(default_factory=dict)
 
 

@@ -1,4 +1,4 @@
-"""The text of one answer: bytes to characters, cut at the first stop string.
+"""The text of one answer: bytes to characters, cut at the first stop string, whole or as it grows.
 
 The loop feeds it token by token only for requests that have something to watch for; all others are decoded once, at
 the end, in the handler's thread. It must not know HTTP or batching.
@@ -6,7 +6,8 @@ the end, in the handler's thread. It must not know HTTP or batching.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 
 from generate.tokenizer import Detokenizer, Tokenizer
 
@@ -14,50 +15,142 @@ from generate.tokenizer import Detokenizer, Tokenizer
 class AnswerText:
     """Follows the generated tokens of one request.
 
-    `stops` end the answer where the first of them begins; `stop_ids` end it and give no text.
+    The answer ends where the first of `stops` begins, at the first of `stop_ids`, and at `eot_id`; with `keep_stop`
+    what ended it stays in the text. None of them counts among the first `min_tokens` tokens. `hidden` ids give no
+    text anywhere.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         stops: Sequence[str] = (),
-        stop_ids: frozenset[int] = frozenset(),
+        stop_ids: Collection[int] = (),
+        *,
+        eot_id: int | None = None,
+        keep_stop: bool = False,
+        min_tokens: int = 0,
+        hidden: Collection[int] = (),
     ) -> None:
         self.stops = tuple(stops)
-        self.stop_ids = stop_ids
+        self.stop_ids = frozenset(stop_ids)
+        self.eot_id = eot_id
+        self.keep_stop = keep_stop
+        self.min_tokens = min_tokens
+        self.hidden = frozenset(hidden)
         self.stop_reason: str | int | None = None
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer) if self.stops else None
         self._longest = max(map(len, self.stops), default=0)
         self._text = ""
+        self._fed = 0
+        self._ends_at = 0  # tokens there were when the end was found
 
     @property
     def watches(self) -> bool:
         """Whether each token must be fed as it comes."""
-        return bool(self.stops or self.stop_ids)
+        return bool(self.stops or self.stop_ids or self.eot_id is not None)
 
     def feed(self, token: int) -> str | None:
         """Take in a token; return "stop" when the answer ends with it."""
-        if token in self.stop_ids:
-            self.stop_reason = token
-            return "stop"
-        if self._detokenizer is None:
+        self._fed += 1
+        counts = self._fed > self.min_tokens
+        if counts and token == self.eot_id:
+            return self._end(None)
+        if counts and token in self.stop_ids:
+            return self._end(token)
+        if self._detokenizer is None or token in self.hidden:
             return None
-        piece = self._detokenizer.feed([token])
         start = max(0, len(self._text) - self._longest + 1)
-        self._text += piece
+        self._text += self._detokenizer.feed([token])
+        if not counts:
+            return None
         found = [(self._text.find(stop, start), stop) for stop in self.stops]
         found = [(place, stop) for place, stop in found if place >= 0]
         if not found:
             return None
-        place, self.stop_reason = min(found, key=lambda hit: hit[0])
-        self._text = self._text[:place]
+        place, stop = min(found, key=lambda hit: hit[0])
+        self._text = self._text[: place + (len(stop) if self.keep_stop else 0)]
+        return self._end(stop)
+
+    def _end(self, reason: str | int | None) -> str:
+        self.stop_reason = reason
+        self._ends_at = self._fed
         return "stop"
 
     def text(self, output_ids: list[int]) -> str:
         """Return the answer's whole text, given all its token ids."""
-        if isinstance(self.stop_reason, str):
-            return self._text
-        if isinstance(self.stop_reason, int):
-            output_ids = output_ids[:-1]
+        if self._ends_at and len(output_ids) >= self._ends_at:
+            if isinstance(self.stop_reason, str):
+                return self._text
+            if not self.keep_stop:
+                output_ids = output_ids[:-1]
+        if self.hidden:
+            output_ids = [token for token in output_ids if token not in self.hidden]
         return self._tokenizer.decode(output_ids)
+
+    def growing(self, follows_tokens: bool = False) -> GrowingText:
+        """Return what a reader of this answer may see while it grows."""
+        stops = () if self.keep_stop else self.stops
+        return GrowingText(self._tokenizer, stops, self.hidden, follows_tokens)
+
+
+class GrowingText:
+    """The part of an answer that is certain: whole characters, and nothing that may be the beginning of a stop.
+
+    What `feed` gave and `rest` gives at the end join to the answer's whole text. With `follows_tokens`,
+    `shown_tokens` counts the tokens whose text has been given in full.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str],
+        hidden: Collection[int],
+        follows_tokens: bool,
+    ) -> None:
+        self.shown_tokens = 0
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = stops
+        self._hidden = hidden
+        self._follows = follows_tokens
+        self._held = ""
+        self._shown = 0  # characters
+        self._ends: deque[int] = deque()  # of the tokens not shown yet, in characters
+
+    def feed(self, tokens: list[int]) -> str:
+        """Take in further tokens, none of which ends the answer; return the text that became certain."""
+        if self._hidden:
+            tokens = [t for t in tokens if t not in self._hidden] if not self._follows else tokens
+        if self._follows:
+            self._feed_singly(tokens)
+        else:
+            self._held += self._detokenizer.feed(tokens)
+        cut = len(self._held) - self._doubtful()
+        new, self._held = self._held[:cut], self._held[cut:]
+        self._shown += len(new)
+        while self._ends and self._ends[0] <= self._shown:
+            self._ends.popleft()
+            self.shown_tokens += 1
+        return new
+
+    def _feed_singly(self, tokens: list[int]) -> None:
+        for token in tokens:
+            if token not in self._hidden:
+                self._held += self._detokenizer.feed([token])
+            # A token that leaves a character open is shown with the one that completes it.
+            half = self._detokenizer.is_halfway
+            self._ends.append(self._shown + len(self._held) + half)
+
+    def _doubtful(self) -> int:
+        """Return the length of the longest tail that may be the beginning of a stop."""
+        longest = 0
+        for stop in self._stops:
+            for length in range(min(len(stop) - 1, len(self._held)), longest, -1):
+                if self._held.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest
+
+    def rest(self, whole: str) -> str:
+        """Return what is left to show of the answer's `whole` text."""
+        return whole[self._shown :]

@@ -104,6 +104,11 @@ class Detokenizer:
         """Return the text that became certain with `tokens`; it may be empty."""
         return self._decoder.decode(self._tokenizer.decode_bytes(tokens))
 
+    @property
+    def is_halfway(self) -> bool:
+        """Whether a character has begun whose end has not come."""
+        return bool(self._decoder.getstate()[0])
+
     def finish(self) -> str:
         """Return what was held back: nothing, or U+FFFD for a character never completed."""
         return self._decoder.decode(b"", final=True)
