@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from inference import Inference, InferenceError
+from inference import Inference, InferenceError, failure, outcome
+from pacing import Deadlines, Rate
 from scheduling.iteration import Iteration, Plan
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 
-__all__ = ["MAX_BATCH_SIZE", "BatchingManager", "Inference", "InferenceError"]
+__all__ = ["MAX_BATCH_SIZE", "BatchingManager", "Inference", "InferenceError", "outcome"]
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +40,8 @@ class Model(Protocol):
 class BatchingManager:
     """Queue, loop thread and answers for one model.
 
-    `observers` are called in the loop thread with each Iteration and the inferences that left; what they raise is
-    logged and forgotten. `make_policy` gives the three loops of the original their policies by name.
+    `observers` are called in the loop thread with each Iteration and the inferences that left, `greeters` in the
+    caller's with each inference that is taken in; what they raise is logged and forgotten. `make_policy` gives the three loops of the original their policies by name.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class BatchingManager:
         max_batch_size: int = MAX_BATCH_SIZE,
         max_queue: int = 256,
         max_tokens_per_step: int = 2048,
+        queue_timeout: float = math.inf,
+        request_timeout: float = math.inf,
         make_policy: Callable[..., Policy] | None = None,
         make_inference: Callable[..., Inference] | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -59,7 +63,10 @@ class BatchingManager:
         self.max_batch_size = max_batch_size
         self.max_queue = max_queue
         self.max_tokens_per_step = max_tokens_per_step
+        self.queue_timeout = queue_timeout
+        self.request_timeout = request_timeout
         self.observers: list[Callable[[Iteration | None, list[Inference]], None]] = []
+        self.greeters: list[Callable[[Inference], None]] = []
         self.scheduler: Scheduler | None = None
         self.beat = clock()  # when the loop last turned
         self.steps_failed = 0
@@ -71,6 +78,9 @@ class BatchingManager:
         self._cancelled: list[Inference] = []
         self._open: dict[Sequence, Inference] = {}
         self._count = 0
+        self._queued_tokens = 0  # of prompts and answers that wait
+        self._rate = Rate()
+        self._deadlines = Deadlines()
         self._stopping = False
         self._dead = False
 
@@ -108,8 +118,17 @@ class BatchingManager:
             for inference in inferences:
                 inference._cancel = self._take_out
                 inference.sequence.arrived_at = now
+                self._queued_tokens += inference.sequence.total
+                self._greet(inference)
             self._arrived += inferences
             self._wake.notify()
+
+    def _greet(self, inference: Inference) -> None:
+        for greeter in self.greeters:
+            try:
+                greeter(inference)
+            except Exception:
+                log.exception("a greeter failed")
 
     def _check(self, inference: Inference) -> None:
         """Refuse what can never be computed, and find its prompt's place in the prefix cache."""
@@ -136,8 +155,8 @@ class BatchingManager:
         )
 
     def retry_after(self) -> int:
-        """Return the seconds after which a refused client should come again."""
-        return 1
+        """Return the seconds after which a refused client should come again: until the queue is computed."""
+        return max(1, min(60, math.ceil(self._rate.seconds_for(self._queued_tokens))))
 
     @property
     def waiting(self) -> int:
@@ -209,8 +228,9 @@ class BatchingManager:
         with self._wake:
             self.beat = now = self._clock()
             if wait and not (self._arrived or self._cancelled or self._stopping):
-                wake_at = scheduler.wake_at(now)
-                self._wake.wait(1.0 if wake_at is None else max(0.0, min(1.0, wake_at - now)))
+                moments = (scheduler.wake_at(now), self._deadlines.next())
+                wait_for = min((at - now for at in moments if at is not None), default=1.0)
+                self._wake.wait(max(0.0, min(1.0, wait_for)))
                 self.beat = now = self._clock()
             arrived, self._arrived = self._arrived, []
             cancelled, self._cancelled = self._cancelled, []
@@ -221,7 +241,9 @@ class BatchingManager:
         cancelled += [inference for inference in arrived if inference.is_finished]
         for inference in arrived:
             scheduler.add(inference.sequence)
-        for inference in cancelled:
+            self._deadlines.add(inference, self.queue_timeout, self.request_timeout)
+        self._deadlines.forget(len(self._open))
+        for inference in cancelled + self._deadlines.over(now):
             if inference.sequence in self._open:
                 reason = "length" if inference.error is None else "abort"
                 self._leave(scheduler.remove(inference.sequence, now, reason), None)
@@ -232,6 +254,9 @@ class BatchingManager:
         plan = scheduler.plan(self._clock())
         if plan is None:
             return False
+        if plan.joined:
+            with self._wake:
+                self._queued_tokens -= sum(seq.total for seq in plan.joined)
         try:
             outputs = self.model.forward(plan)
             if len(outputs) != len(plan.sequences):
@@ -240,6 +265,7 @@ class BatchingManager:
             self._step_failed(scheduler, plan, error)
             return True
         iteration = scheduler.commit(plan, outputs, self._clock())
+        self._rate.add(iteration.tokens, iteration.seconds)
         self._hand_over(plan)
         members = itertools.chain(plan.sequences, plan.held)
         self._leave([seq for seq in members if seq.state == "finished"], iteration)
@@ -265,32 +291,33 @@ class BatchingManager:
     def _leave(self, sequences: list[Sequence], iteration: Iteration | None) -> None:
         """Answer who left; one pass for all, no waiting on anybody."""
         inferences = [self._open.pop(seq) for seq in sequences if seq in self._open]
+        never_begun = sum(seq.total for seq in sequences if seq.scheduled_at is None)
         with self._wake:
             self._count -= len(inferences)
+            self._queued_tokens -= never_begun
+        self._tell(iteration, inferences)
+        for inference in inferences:
+            inference.finished(failure(inference.sequence.error))
+
+    def _tell(self, iteration: Iteration | None, left: list[Inference]) -> None:
         for observer in self.observers:
             try:
-                observer(iteration, inferences)
+                observer(iteration, left)
             except Exception:
                 log.exception("an observer failed")
-        for inference in inferences:
-            error = inference.sequence.error
-            inference.finished(
-                InferenceError("server_error", f"the model failed on this request: {type(error).__name__}. "
-                               "Try again; if it stays, send another prompt")
-                if error is not None
-                else None
-            )  # fmt: skip
 
     def _close(self) -> None:
         with self._wake:
             self._dead = True
             open_, self._open = [*self._open.values(), *self._arrived], {}
             self._arrived = []
+            self._count = self._queued_tokens = 0
         for inference in open_:
-            inference.finished(
-                InferenceError(
-                    "unavailable_error",
-                    "the server stopped before this request was done. Try again",
-                    1,
-                )
+            inference.sequence.error = inference.sequence.error or InferenceError(
+                "unavailable_error",
+                "the server stopped before this request was done. Try again",
+                1,
             )
+        self._tell(None, open_)
+        for inference in open_:
+            inference.finished(failure(inference.sequence.error))

@@ -85,6 +85,10 @@ class Inference:
         self.bell = bell
         self.ready = 0
         self.scores_prompt = scores_prompt
+        self.may_wait: float | None = (
+            None  # seconds to its first step, if it asks for less than is granted
+        )
+        self.may_take: float | None = None  # seconds in all
         self.error: InferenceError | None = None
         self.event_obj = threading.Event()
         self.sequence = Sequence(
@@ -197,4 +201,23 @@ def too_late(seconds: float) -> InferenceError:
     return InferenceError(
         "timeout_error",
         f"no answer within {seconds:g} s. Ask for fewer tokens, try again later, or raise --request-timeout",
+    )
+
+
+def outcome(inference: Inference) -> str:
+    """Return how one that left ends: stop, length, or the kind of its error."""
+    error = inference.error or failure(inference.sequence.error)
+    if error is not None:
+        return error.kind
+    return inference.sequence.finish_reason or "cancelled"
+
+
+def failure(error: BaseException | None) -> InferenceError | None:
+    """Return what its caller is told of a sequence's error."""
+    if error is None or isinstance(error, InferenceError):
+        return error
+    return InferenceError(
+        "server_error",
+        f"the model failed on this request: {type(error).__name__}. "
+        "Try again; if it stays, send another prompt",
     )

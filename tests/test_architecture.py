@@ -12,7 +12,7 @@ import pytest
 from support import ROOT
 
 STANDARD = set(sys.stdlib_module_names)
-WEB = {"flask", "werkzeug", "pydantic"}
+WEB = {"flask", "werkzeug", "pydantic", "prometheus_client"}
 MODEL = {"model", "weights", "hub", "checkpoint"}
 CLIENT = {"client", "requests", "matplotlib", "rich", "numpy", "dotenv"}
 
@@ -25,7 +25,8 @@ LAW: dict[str, set[str]] = {
     "model": MODEL | {"torch", "safetensors", "huggingface_hub"},
     "generate": MODEL | {"scheduling", "torch", "numpy", "tiktoken"},
     "inference": {"scheduling"},
-    "batching": {"inference", "scheduling"},
+    "pacing": {"inference"},
+    "batching": {"inference", "pacing", "scheduling"},
     "stats": {"scheduling"},
     "config": {"dotenv"},
     "api": {"batching", "stats", "config"} | WEB,

@@ -1,0 +1,80 @@
+"""What the loop knows of time: whose is over, and how fast tokens come.
+
+Only the loop's thread calls these. They read no clock: seconds come as arguments. They must not know HTTP, threads,
+or how requests are scheduled.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from itertools import count
+
+from inference import Inference, InferenceError, too_late
+
+MEMORY_SECONDS = 10.0  # of work; what is older counts for little
+
+
+class Deadlines:
+    """When to give up whom: those who wait too long for their first step, and those who take too long in all."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Inference, InferenceError, bool]] = []
+        self._numbers = count()
+
+    def add(self, inference: Inference, queue_seconds: float, seconds: float) -> None:
+        """Note an arrival; it may itself ask for less than the server grants, not for more."""
+        queue_seconds = min(queue_seconds, inference.may_wait or math.inf)
+        seconds = min(seconds, inference.may_take or math.inf)
+        if queue_seconds < seconds:
+            error = InferenceError(
+                "timeout_error",
+                f"it waited {queue_seconds:g} s and was not begun. Try again later, or raise --queue-timeout",
+            )
+            self._push(inference, queue_seconds, error, True)
+        if seconds < math.inf:
+            self._push(inference, seconds, too_late(seconds), False)
+
+    def _push(
+        self, inference: Inference, seconds: float, error: InferenceError, waits: bool
+    ) -> None:
+        when = inference.sequence.arrived_at + seconds
+        heapq.heappush(self._heap, (when, next(self._numbers), inference, error, waits))
+
+    def over(self, now: float) -> list[Inference]:
+        """End those whose time is over, and return them."""
+        ended = []
+        while self._heap and self._heap[0][0] <= now:
+            _, _, inference, error, waits = heapq.heappop(self._heap)
+            began = inference.sequence.scheduled_at is not None
+            if not (waits and began) and inference.finished(error):
+                ended.append(inference)
+        return ended
+
+    def next(self) -> float | None:
+        """Return when to look again."""
+        return self._heap[0][0] if self._heap else None
+
+    def forget(self, still_open: int) -> None:
+        """Drop those who ended in time, now and then."""
+        if len(self._heap) > 4 * still_open + 64:
+            self._heap = [entry for entry in self._heap if not entry[2].is_finished]
+            heapq.heapify(self._heap)
+
+
+class Rate:
+    """Tokens per second of work: the mean over the last seconds in which there was any."""
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._seconds = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Take in one step."""
+        decay = math.exp(-seconds / MEMORY_SECONDS)
+        self._tokens = self._tokens * decay + tokens
+        self._seconds = self._seconds * decay + seconds
+
+    def seconds_for(self, tokens: int) -> float:
+        """Return how long so many tokens take; 0 while nothing has been computed."""
+        return tokens * self._seconds / self._tokens if self._tokens else 0.0
