@@ -1,0 +1,297 @@
+"""What a step costs: the default law of a calibrated engine, and what every cost model reads of a plan.
+
+A cost model is a callable from `scheduling.iteration.Plan` to seconds. It sees a plan only through `Step`, a handful
+of sums, so the simulator can go through thousands of equal decode steps without a plan for each. It must not know
+clocks, policies or how it was fitted. Published models are in `published.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scheduling.iteration import Plan
+
+
+class Step(NamedTuple):
+    """The sums of one step that cost models charge for.
+
+    A held row of a padded plan is a decoding row; a padded prefill has rows x longest prompt tokens.
+    """
+
+    decodes: int = 0  # rows that decode
+    context: int = 0  # their contexts (prompt + tokens so far), summed
+    prefills: int = 0  # rows that compute prompt tokens
+    prompt: int = 0  # prompt tokens computed, padding among them
+    pairs: float = (
+        0.0  # attention pairs of the chunks: c (k + (c + 1) / 2) for c tokens after k cached
+    )
+    squares: int = 0  # the squares of the chunks' lengths, summed
+    longest: int = 0  # the longest row so far, in tokens
+    widest: int = 0  # the most tokens that one row computes
+    work: int = 0  # row length x tokens computed, summed over the rows
+
+    @property
+    def rows(self) -> int:
+        return self.decodes + self.prefills
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the linear layers."""
+        return self.decodes + self.prompt
+
+
+def decoding(rows: int, context: int, longest: int = 0) -> Step:
+    """Return the step in which `rows` rows of `context` tokens together decode one token each."""
+    return Step(rows, context, 0, 0, 0.0, 0, longest, 1 if rows else 0, context)
+
+
+def prefilling(*prompts: int, cached: int = 0, padded: bool = False) -> Step:
+    """Return the step that computes whole prompts, each after `cached` tokens found in the cache."""
+    chunks = [p - cached for p in prompts]
+    return Step(
+        prefills=len(prompts),
+        prompt=len(chunks) * max(chunks) if padded else sum(chunks),
+        pairs=sum(c * (cached + (c + 1) / 2) for c in chunks),
+        squares=sum(c * c for c in chunks),
+        longest=max(prompts),
+        widest=max(chunks),
+        work=sum(p * c for p, c in zip(prompts, chunks)),
+    )
+
+
+def step_of(plan: Plan) -> Step:
+    """Sum a plan up; what finished rows of an unpadded plan hold is not computed and costs nothing."""
+    decodes = context = prefills = prompt = squares = longest = widest = work = 0
+    pairs = 0.0
+    for seq, count in zip(plan.sequences, plan.counts):
+        length = seq.computed + count
+        if count == 1 and seq.output_ids:
+            decodes += 1
+            context += length
+        else:
+            prefills += 1
+            prompt += count
+            pairs += count * (seq.computed + (count + 1) / 2)
+            squares += count * count
+        work += length * count
+        if length > longest:
+            longest = length
+        if count > widest:
+            widest = count
+    if plan.padded:
+        prompt += plan.padding
+        for seq in plan.held:
+            decodes += 1
+            context += seq.computed + 1
+            work += seq.computed + 1
+            longest = max(longest, seq.computed + 1)
+    return Step(decodes, context, prefills, prompt, pairs, squares, longest, widest, work)
+
+
+class Cost:
+    """A cost model: override `seconds`."""
+
+    name = "cost"
+
+    def seconds(self, step: Step) -> float:
+        """Return how long a step takes."""
+        raise NotImplementedError
+
+    def step(self, plan: Plan) -> Step:
+        """Return what this engine computes for a plan."""
+        return step_of(plan)
+
+    def __call__(self, plan: Plan) -> float:
+        return self.seconds(self.step(plan))
+
+
+@dataclass(frozen=True)
+class Ragged(Cost):
+    """Another engine for the same law: no padding is computed, and finished rows cost nothing."""
+
+    law: Cost
+    name = "ragged"
+
+    def seconds(self, step: Step) -> float:
+        return self.law.seconds(step)
+
+    def step(self, plan: Plan) -> Step:
+        return step_of(replace(plan, padded=False))
+
+
+@dataclass(frozen=True)
+class Padded(Cost):
+    """Another engine for the same law: all prompts of a step are padded to the longest, for any policy."""
+
+    law: Cost
+    name = "padded"
+
+    def seconds(self, step: Step) -> float:
+        return self.law.seconds(step)
+
+    def step(self, plan: Plan) -> Step:
+        step = step_of(plan)
+        return step._replace(prompt=step.prefills * step.widest) if step.prefills else step
+
+
+@dataclass(frozen=True)
+class Affine(Cost):
+    """The default law, in seconds, with an optional hinge where a device becomes bound by arithmetic.
+
+    T = base + prefill [any prompt token] + token n_tok + hinge max(0, n_tok - knee) + row n_seq
+        + context (sum over decodes) + pairs (sum over prompt pieces of c (k + (c + 1) / 2))
+    """
+
+    base: float = 0.0
+    prefill: float = 0.0
+    token: float = 0.0
+    hinge: float = 0.0
+    knee: int = 0
+    row: float = 0.0
+    context: float = 0.0
+    pair: float = 0.0
+    name = "affine"
+
+    def seconds(self, step: Step) -> float:
+        tokens = step.decodes + step.prompt
+        seconds = (
+            self.base
+            + self.token * tokens
+            + self.row * (step.decodes + step.prefills)
+            + self.context * step.context
+        )
+        if step.prompt:
+            seconds += self.prefill + self.pair * step.pairs
+        if self.hinge and tokens > self.knee:
+            seconds += self.hinge * (tokens - self.knee)
+        return seconds
+
+
+@dataclass(frozen=True)
+class Phases(Cost):
+    """Prefill and decode charged apart, in seconds; a mixed step pays both (constants of both, too).
+
+    decode: base + row B + context (sum); prefill: start + token (sum of tokens) + request (prompts) + square (sum of p^2)
+    """
+
+    base: float = 0.0
+    row: float = 0.0
+    context: float = 0.0
+    start: float = 0.0
+    token: float = 0.0
+    request: float = 0.0
+    square: float = 0.0
+    name = "phases"
+
+    def seconds(self, step: Step) -> float:
+        seconds = 0.0
+        if step.decodes:
+            seconds = self.base + self.row * step.decodes + self.context * step.context
+        if step.prefills:
+            seconds += (
+                self.start
+                + self.token * step.prompt
+                + self.request * step.prefills
+                + self.square * step.squares
+            )
+        return seconds
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the computer around the model adds, in seconds.
+
+    alpha0 before a request is seen (HTTP, tokenizing), alpha1 after its last token, alpha2 for each token handed out,
+    sigma for each turn of the loop; an idle loop looks for work every `poll` seconds, at once when that is 0.
+    """
+
+    alpha0: float = 0.0
+    alpha1: float = 0.0
+    alpha2: float = 0.0
+    sigma: float = 0.0
+    poll: float = 0.0
+
+
+def load(path: str | Path) -> tuple[Cost, Host, dict[str, Any]]:
+    """Read a file of `calibrate`: cost, host overheads, and everything the file says."""
+    try:
+        facts = json.loads(Path(path).read_text())
+        cost = facts["cost"]
+        make = {"affine": Affine, "interpolated": Interpolated.from_dict}[cost["kind"]]
+        model = make(**{key: value for key, value in cost.items() if key != "kind"})
+        return model, Host(**facts.get("host", {})), facts
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"cannot read a cost model from {str(path)!r}: {error!r}. Make one with "
+            "'python -m simulate calibrate --out FILE.json'"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Interpolated(Cost):
+    """Measured points where no affine law fits: monotone in tokens, with terms for context and pairs beside it.
+
+    `decode` and `mixed` are ascending (tokens, seconds) points of steps without and with prompt tokens.
+    """
+
+    decode: tuple[tuple[float, float], ...]
+    mixed: tuple[tuple[float, float], ...]
+    context: float = 0.0
+    pair: float = 0.0
+    name = "interpolated"
+
+    @classmethod
+    def from_dict(cls, decode: Any, mixed: Any, **rest: float) -> Interpolated:
+        return cls(tuple(map(tuple, decode)), tuple(map(tuple, mixed)), **rest)
+
+    def seconds(self, step: Step) -> float:
+        points = self.mixed if step.prompt else self.decode
+        return (
+            interpolate(points, step.decodes + step.prompt)
+            + self.context * step.context
+            + self.pair * step.pairs
+        )
+
+
+def interpolate(points: tuple[tuple[float, float], ...], x: float) -> float:
+    """Go through ascending points by straight lines, the outer two lines drawn on, never below the first."""
+    if len(points) == 1:
+        return points[0][1]
+    i = 1
+    while i < len(points) - 1 and points[i][0] < x:
+        i += 1
+    (x0, y0), (x1, y1) = points[i - 1], points[i]
+    return y0 + (y1 - y0) * (max(x, points[0][0]) - x0) / (x1 - x0)
+
+
+def to_dict(cost: Affine | Interpolated) -> dict[str, Any]:
+    """Return what `load` reads."""
+    return {"kind": cost.name, **asdict(cost)}
+
+
+def make(name: str, options: Mapping[str, float] | None = None) -> Cost:
+    """Return the cost model of that name (or of a file that `calibrate` wrote), with some constants changed."""
+    from simulate import published
+
+    models: dict[str, Callable[..., Cost]] = published.MODELS
+    if name.endswith(".json"):
+        model: Cost = load(name)[0]
+        models = {name: lambda **changed: type(model)(**{**model.__dict__, **changed})}
+    if name not in models:
+        near = get_close_matches(name, models, 1)
+        guess = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"unknown cost model {name!r}.{guess} Use one of: {', '.join(models)}, or a file of "
+            "'python -m simulate calibrate'"
+        )
+    model = models[name]()
+    known = [field.name for field in fields(model)]  # type: ignore[arg-type]
+    for key in options or ():
+        if key not in known:
+            raise ValueError(f"cost model {name!r} has no constant {key!r}. Use {', '.join(known)}")
+    return models[name](**(options or {}))

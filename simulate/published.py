@@ -1,0 +1,174 @@
+"""Cost models that others measured or published, by name, with their constants and sources.
+
+Times in the sources are mostly ms; here everything is seconds. SCHEDULING notes, sections 6 to 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from simulate.costs import Affine, Cost, Phases, Step, interpolate
+
+
+@dataclass(frozen=True)
+class LlmMock(Cost):
+    """llm-mock: rows x longest row x widest piece / 468000 + 0.06, also for an empty batch.
+
+    468000 = 312 * 1500 (an A100's arithmetic), 0.06 = 120 GB / 2000 GB/s. A batch is a rectangle in both directions,
+    so a prefill beside decodes makes all of them pay for it; `ragged` charges each row its own product instead.
+    """
+
+    rate: float = 468000.0
+    base: float = 0.06
+    ragged: bool = False
+    name = "llm-mock"
+
+    def seconds(self, step: Step) -> float:
+        work = step.work if self.ragged else step.rows * step.longest * step.widest
+        return work / self.rate + self.base
+
+
+@dataclass(frozen=True)
+class DistServe(Cost):
+    """DistServe's fit of OPT-13B on one A100-80G (its simulator's profile; OSDI 2024).
+
+    Prefill 18.1025 + 0.101912 (sum of p) + 7.1223e-6 (sum of p^2) ms; decode of B rows 19.9347 + 6.26936e-4 (sum of
+    contexts) + 0.0385070 B below B = 95, and 7.16619 + 5.79800e-4 (sum) + 0.158311 B from there: the pieces do not meet.
+    `memory` scales what memory bandwidth bounds (decode's constant and contexts) for another card. In a mixed step the
+    weights are read once: the decode's constant is left out.
+    """
+
+    memory: float = 1.0
+    name = "distserve-opt13b"
+
+    def seconds(self, step: Step) -> float:
+        ms, batch = 0.0, step.decodes
+        if step.prefills:
+            ms = 18.1025 + 0.101912 * step.prompt + 7.1223e-6 * step.squares
+        if batch:
+            small = batch < 95
+            constant, context, row = (
+                (19.9347, 6.26936e-4, 0.0385070) if small else (7.16619, 5.79800e-4, 0.158311)
+            )
+            ms += self.memory * context * step.context + row * batch
+            if not step.prefills:
+                ms += self.memory * constant
+        return ms / 1000
+
+
+@dataclass(frozen=True)
+class Ssjf(Cost):
+    """SSJF (arXiv 2404.08509): a batch takes 0.1 s + 0.02 s for each token of its longest answer."""
+
+    start: float = 0.1
+    token: float = 0.02
+    name = "ssjf"
+
+    def seconds(self, step: Step) -> float:
+        return self.token + (self.start if step.prefills else 0.0)
+
+
+@dataclass(frozen=True)
+class SchedulerSim(Cost):
+    """llm-scheduler-sim: alpha + beta L (1 + gamma (b - 1) / b) for b rows, gamma 0.316 on an RTX 4080.
+
+    alpha and beta are the user's; the defaults are a 60 ms start and 15 ms a token.
+    """
+
+    alpha: float = 0.06
+    beta: float = 0.015
+    gamma: float = 0.316
+    name = "scheduler-sim"
+
+    def seconds(self, step: Step) -> float:
+        rows = step.rows
+        slower = 1 + self.gamma * (rows - 1) / rows if rows else 1.0
+        return self.beta * slower + (self.alpha if step.prefills else 0.0)
+
+
+@dataclass(frozen=True)
+class Splitwise(Cost):
+    """Splitwise's simulator (ISCA 2024): measured points (tokens in the batch, seconds), a mixed batch x 1.1.
+
+    The points shipped are those of `distserve-opt13b` at contexts of 512; give your own.
+    """
+
+    prefill: tuple[tuple[float, float], ...] = (
+        (64, 0.024654), (128, 0.031264), (256, 0.044659), (512, 0.072149), (1024, 0.129929),
+        (2048, 0.256692),
+    )  # fmt: skip
+    decode: tuple[tuple[float, float], ...] = (
+        (1, 0.020294), (8, 0.022811), (16, 0.025686), (32, 0.031438), (64, 0.042941),
+    )  # fmt: skip
+    mixed: float = 1.1
+    name = "splitwise"
+
+    def seconds(self, step: Step) -> float:
+        if not step.prefills:
+            return interpolate(self.decode, step.decodes)
+        seconds = interpolate(self.prefill, step.tokens)
+        return seconds * self.mixed if step.decodes else seconds
+
+
+@dataclass(frozen=True)
+class Constant(Cost):
+    """a + b n for n rows, whatever they compute: the closed forms of continuous batching."""
+
+    a: float = 0.008
+    b: float = 0.0002
+    name = "constant"
+
+    def seconds(self, step: Step) -> float:
+        return self.a + self.b * (step.decodes + step.prefills)
+
+
+@dataclass(frozen=True)
+class Roofline(Cost):
+    """The textbook's law: linear layers bound by weights or by arithmetic, then keys and values, then a constant.
+
+    max(weights / bandwidth, tokens * operations / rate) + kv * contexts / bandwidth + base. The defaults are GPT-2 medium
+    in 16 bit (0.708 GFLOP a token, 0.71 GB, 96 KiB of keys and values a token) on an A100's 2 TB/s and 312 TFLOP/s.
+    """
+
+    weights: float = 0.71e9
+    operations: float = 0.708e9
+    kv: float = 96 * 1024.0
+    bandwidth: float = 2e12
+    rate: float = 312e12
+    base: float = 0.0
+    name = "roofline"
+
+    def seconds(self, step: Step) -> float:
+        linear = max(self.weights / self.bandwidth, step.tokens * self.operations / self.rate)
+        read = step.context + step.pairs
+        return linear + self.kv * read / self.bandwidth + self.base
+
+
+# Least squares on rows divided by the time, of data/vtc/cost_profile.json (VTC artifact, OSDI 2024; Llama-2-7B, A10G).
+# tests/test_costs.py fits them again.
+VTC_A10G = {
+    "base": 18.159e-3, "row": 0.21513e-3, "context": 1.8906e-6, "token": 0.21087e-3, "request": 0.5933e-3,
+}  # fmt: skip
+ORACLE_A = {"base": 8e-3, "row": 0.2e-3, "start": 5e-3, "request": 2e-3}
+INOUE = {"a": 1.8874e-3, "b": 0.1438e-3}
+
+
+def _named(make: Callable[..., Cost], constants: dict[str, float]) -> Callable[..., Cost]:
+    return lambda **changed: make(**{**constants, **changed})
+
+
+MODELS: dict[str, Callable[..., Cost]] = {
+    "affine": _named(Affine, {"base": 8e-3, "token": 0.1e-3, "row": 0.1e-3}),
+    "llm-mock": LlmMock,
+    "llm-mock-ragged": _named(LlmMock, {"ragged": True}),
+    "distserve-opt13b": DistServe,
+    "vtc-a10g": _named(Phases, VTC_A10G),
+    "ssjf": Ssjf,
+    "scheduler-sim": SchedulerSim,
+    "splitwise": Splitwise,
+    "constant": Constant,
+    "roofline": Roofline,
+    "oracle-a": _named(Phases, ORACLE_A),
+    "inoue-v100": _named(Constant, INOUE),
+}

@@ -1,0 +1,280 @@
+"""The server's scheduler on a virtual clock: arrivals in, records out, the same from every run.
+
+One engine needs no event heap: the next event is the end of this step or, when nobody runs, the next arrival or the
+time at which the policy wants to be asked again. It must not know what a policy decides, or how a cost was fitted.
+
+Decode steps in which nothing can change but the clock are gone through without a plan for each; the result is equal
+bit for bit to that of asking every time (`leap=False`, which records of single steps imply).
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from scheduling.iteration import Iteration, Plan
+from scheduling.policy import Policy
+from scheduling.scheduler import Output, Scheduler
+from scheduling.sequence import Sequence
+from simulate.costs import Cost, Host, Step
+
+FRUITLESS = 100_000  # turns without a step or an arrival after which a policy is said to hang
+
+
+class PolicyHangs(RuntimeError):
+    """A policy lets somebody wait for ever."""
+
+
+@dataclass
+class Run:
+    """What happened: the sequences with their times, and the sums of the steps. Times are seconds.
+
+    `gaps` are all times between two tokens of one sequence. `batches` counts the steps at which somebody joined.
+    """
+
+    policy: str
+    sequences: list[Sequence]
+    host: Host = field(default_factory=Host)
+    iterations: list[Iteration] = field(default_factory=list)
+    gaps: array[float] = field(default_factory=lambda: array("d"))
+    steps: int = 0
+    batches: int = 0
+    busy: float = 0.0
+    began: float = 0.0
+    ended: float = 0.0
+
+    @property
+    def done(self) -> list[Sequence]:
+        """The sequences that have their answer, in order of arrival."""
+        return [seq for seq in self.sequences if seq.finish_reason in ("length", "stop")]
+
+    @property
+    def arrival(self) -> np.ndarray:
+        return np.array([seq.arrived_at for seq in self.done]) - self.host.alpha0
+
+    @property
+    def latency(self) -> np.ndarray:
+        """Seconds from arrival to the end of the answer."""
+        return np.array([seq.finished_at for seq in self.done]) + self.host.alpha1 - self.arrival
+
+    @property
+    def ttft(self) -> np.ndarray:
+        """Seconds from arrival to the first token."""
+        return np.array([seq.first_token_at for seq in self.done]) - self.arrival
+
+    @property
+    def waiting(self) -> np.ndarray:
+        """Seconds from arrival to admission."""
+        return np.array([seq.scheduled_at for seq in self.done]) - self.arrival
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return np.array([len(seq.output_ids) for seq in self.done])
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the first arrival to the last answer."""
+        return self.ended + self.host.alpha1 - self.began
+
+    @property
+    def throughput(self) -> float:
+        """Output tokens a second over the makespan."""
+        return float(self.tokens.sum() / self.makespan)
+
+
+def simulate(
+    scheduler: Scheduler,
+    arrivals: Iterable[Sequence],
+    cost: Cost,
+    host: Host | None = None,
+    *,
+    records: bool = False,
+    leap: bool = True,
+) -> Run:
+    """Serve all arrivals and return the run; with `records`, the Iteration of each step too.
+
+    `arrived_at` of a sequence is when it was sent; while the run lasts it is `host.alpha0` later, when it is seen.
+    Raises PolicyHangs when the policy will never let those who wait join.
+    """
+    return Simulation(scheduler, arrivals, cost, host or Host(), records, leap).run()
+
+
+class Simulation:
+    """The state of one run."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        arrivals: Iterable[Sequence],
+        cost: Cost,
+        host: Host,
+        records: bool,
+        leap: bool,
+    ) -> None:
+        self.scheduler = scheduler
+        self.cost = cost
+        self.host = host
+        self.records = records
+        ordered = sorted(arrivals, key=lambda seq: seq.arrived_at)  # stable: ties as submitted
+        self.result = Run(scheduler.policy.name, ordered, host)
+        if ordered:
+            self.result.began = ordered[0].arrived_at
+        for seq in ordered:
+            seq.arrived_at += host.alpha0
+        self.now: float = 0
+        self._next = 0  # index of the next arrival
+        self._fruitless = 0
+        self._arrivals = array("d", [seq.arrived_at for seq in ordered] + [math.inf])
+        scheduler.record = records
+        policy = scheduler.policy
+        own = {
+            hook for hook in vars(Policy) if getattr(type(policy), hook) is not vars(Policy)[hook]
+        }
+        self._listens = bool(own & {"on_token", "on_step"})
+        self._in_order = not own & {"admit", "order", "obstacle"}
+        shares_alike = policy.padded or "share" not in own
+        releases_alike = policy.closed or "release" not in own
+        self._leap = (
+            leap and not records and shares_alike and releases_alike and "displace" not in own
+        )
+
+    def run(self) -> Run:
+        """Take in, plan, compute, until everybody has left."""
+        scheduler, result = self.scheduler, self.result
+        while True:
+            self._take_in()
+            plan = scheduler.plan(self.now)
+            if plan is None:
+                if self._next == len(result.sequences) and scheduler.is_idle:
+                    break
+                self._sleep()
+                continue
+            self._fruitless = 0
+            result.batches += bool(plan.joined)
+            if not (self._leap and self._go_through(plan)):
+                self._compute(plan)
+        result.ended = self.now
+        return result
+
+    def _take_in(self) -> None:
+        """Let everybody wait who has arrived by now."""
+        while self._arrivals[self._next] <= self.now:
+            self.scheduler.add(self.result.sequences[self._next])
+            self._next += 1
+            if self._next == len(self.result.sequences):
+                self.scheduler.drain()
+
+    def _sleep(self) -> None:
+        """Let time pass to the next arrival or to when the policy wants to be asked again."""
+        scheduler = self.scheduler
+        wake_at = scheduler.wake_at(self.now)
+        until = min(self._arrivals[self._next], math.inf if wake_at is None else wake_at)
+        if until == math.inf:
+            raise PolicyHangs(
+                f"{scheduler.policy.name} lets {len(scheduler.waiting)} wait, nobody runs, and nobody will "
+                "arrive. Return a time from deadline(), or admit them"
+            )
+        self._fruitless += 1
+        if self._fruitless > FRUITLESS:
+            raise PolicyHangs(
+                f"{scheduler.policy.name} was asked {FRUITLESS:,} times in a row by {self.now:g} s, and admits "
+                "nobody. Return a later time from deadline(), or admit somebody"
+            )
+        if until <= self.now:  # rounding: oldest + delay <= now, while now - oldest < delay
+            until = math.nextafter(self.now, math.inf)
+        if self.host.poll and not scheduler.waiting:
+            until = self.now + self.host.poll * math.ceil((until - self.now) / self.host.poll)
+        self.now = until
+
+    def _seconds(self, step: Step, tokens: int) -> float:
+        return self.cost.seconds(step) + self.host.sigma + self.host.alpha2 * tokens
+
+    def _compute(self, plan: Plan) -> None:
+        """Take the time of one step and hand out its tokens."""
+        result = self.result
+        outputs: list[Output] = [
+            0 if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)
+        ]
+        due = sum(1 for output in outputs if output is not None)
+        seconds = self._seconds(self.cost.step(plan), due)
+        self.now += seconds
+        now, gaps = self.now, result.gaps
+        for seq, output in zip(plan.sequences, outputs):
+            if output is not None and seq.last_token_at is not None:
+                gaps.append(now - seq.last_token_at)
+        result.steps += 1
+        result.busy += seconds
+        iteration = self.scheduler.commit(plan, outputs, now)
+        if self.records:
+            result.iterations.append(iteration)
+
+    def _go_through(self, plan: Plan) -> bool:
+        """Compute this plan and those after it that must be equal, short of somebody's last token; False if none is.
+
+        They are equal while nobody finishes, and nobody who waits could join: because all slots are taken, because
+        the policy lets nobody join a running batch, or because nobody waits.
+        """
+        scheduler, members = self.scheduler, plan.sequences
+        if plan.joined or len(members) + len(plan.held) < len(scheduler.running):
+            return False
+        steps = min(seq.max_tokens - len(seq.output_ids) for seq in members) - 1
+        if steps < 1 or any(not s.output_ids or s.pending > 1 or s.stop for s in members):
+            return False
+        policy = scheduler.policy
+        full = len(scheduler.running) >= policy.max_batch_size
+        if scheduler.waiting and not (full or policy.closed or self._in_order):
+            return False
+        step, live = self.cost.step(plan), len(members)
+        longest = max(seq.computed for seq in members) + 1
+        done = 0
+        while done < steps:
+            before = self.now
+            seconds = self._seconds(step, live)
+            self.now += seconds
+            self.result.busy += seconds
+            self._hand_out(plan, before, done)
+            done += 1
+            if self._arrivals[self._next] <= self.now:
+                # Who comes now begins to wait in this step: let the clock of the queue know which that is.
+                scheduler._wait_clock.tick(before, scheduler.number + done - 2)
+                break
+            longest += 1
+            step = Step(
+                step.decodes, step.context + live, 0, 0, 0.0, 0,
+                longest if longest > step.longest else step.longest, 1, step.work + live,
+            )  # fmt: skip
+        self._book(plan, done)
+        return True
+
+    def _hand_out(self, plan: Plan, before: float, done: int) -> None:
+        """Note the gaps of one equal step, and tell a policy that listens."""
+        now, gaps, members = self.now, self.result.gaps, plan.sequences
+        if not done:
+            gaps.extend(now - (seq.last_token_at or 0.0) for seq in members)
+        else:
+            gaps.extend([now - before] * len(members))
+        if self._listens:
+            policy = self.scheduler.policy
+            for seq in members:
+                seq.computed += 1
+                seq.output_ids.append(0)
+                seq.last_token_at = now
+                policy.on_token(seq, now)
+            policy.on_step(replace(plan, number=plan.number + done, started_at=before), now)
+
+    def _book(self, plan: Plan, steps: int) -> None:
+        """Write into the books what `steps` equal steps have changed, as that many commits would."""
+        self.scheduler.number += steps - 1
+        self.result.steps += steps
+        batch = len(plan.sequences) + len(plan.held)
+        for seq in plan.sequences:
+            if not self._listens:
+                seq.computed += steps
+                seq.output_ids.extend([0] * steps)
+                seq.last_token_at = self.now
+            seq.batch_sum += batch * steps
+            seq.last_iteration = self.scheduler.number

@@ -1,0 +1,64 @@
+"""What the simulator's tests share: schedulers and sequences from numbers, and estimates with their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import policies
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from simulate.costs import Cost
+from simulate.simulator import Run, simulate
+
+
+def make_scheduler(policy: str, slots: int, budget: int = 1 << 30, **options: Any) -> Scheduler:
+    """Return a scheduler without pages; skip the test when there is no such policy yet."""
+    missing = [part for part in policy.split("+") if part not in known_names()]
+    if missing:
+        pytest.skip(f"there is no policy {missing[0]!r} yet")
+    more = {"options": options} if options else {}
+    return Scheduler(policies.get_policy(policy, max_batch_size=slots, **more), None, budget)
+
+
+def known_names() -> set[str]:
+    orders = getattr(policies, "orders", None)
+    return {*policies.names(), *(getattr(orders, "names", list)() if orders else ())}
+
+
+def sequences(rows: Iterable[tuple[float, int, int]]) -> list[Sequence]:
+    """Return a sequence for each (arrival, prompt tokens, output tokens)."""
+    return [
+        Sequence([0] * prompt, output, id=f"r{i}", arrived_at=at)
+        for i, (at, prompt, output) in enumerate(rows)
+    ]
+
+
+def poisson(
+    rate: float, lengths: np.ndarray, rng: np.random.Generator, prompt: int = 1
+) -> list[Sequence]:
+    """Return Poisson arrivals with these output lengths."""
+    times = np.cumsum(rng.exponential(1 / rate, len(lengths))).tolist()
+    return sequences((at, prompt, n) for at, n in zip(times, lengths.tolist()))
+
+
+def replicate(one: Callable[[np.random.Generator], float], seeds: int) -> tuple[float, float]:
+    """Return the mean over independent runs and its standard error."""
+    values = [one(np.random.default_rng([seed, 7])) for seed in range(seeds)]
+    return float(np.mean(values)), float(np.std(values, ddof=1) / np.sqrt(seeds))
+
+
+def agrees(found: tuple[float, float], exact: float) -> bool:
+    """Say whether an estimate lies within 4 of its errors or 1 % of the exact value (notes, section 14)."""
+    mean, error = found
+    return abs(mean - exact) <= max(4 * error, 0.01 * exact)
+
+
+def run_poisson(
+    policy: str, slots: int, cost: Cost, rate: float, lengths: np.ndarray,
+    rng: np.random.Generator, **options: Any,
+) -> Run:  # fmt: skip
+    return simulate(make_scheduler(policy, slots, **options), poisson(rate, lengths, rng), cost)

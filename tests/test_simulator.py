@@ -1,0 +1,246 @@
+"""The simulator: the conventions of time, leaps that change nothing, overheads, and policies that hang."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import pytest
+from driver import drive, pools, toy_cost, traces
+from hypothesis import given
+from hypothesis import strategies as st
+from support_simulate import known_names, make_scheduler, poisson, sequences
+
+import policies
+from scheduling.iteration import Plan
+from scheduling.pages import PagePool
+from scheduling.policy import Policy
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from simulate import costs
+from simulate.costs import Cost, Host, Step
+from simulate.simulator import PolicyHangs, Run, simulate
+
+NAMES = sorted(set(policies.names()) - {"adaptive"})
+
+
+class Toy(Cost):
+    """10 + prompt tokens + 2 x decoding rows, as the timelines by hand have it."""
+
+    def seconds(self, step: Step) -> float:
+        return 10 + step.prompt + 2 * step.decodes
+
+
+def everything(run: Run) -> list[object]:
+    """Return all that a run says, but why who waited, which rounds differently."""
+    times = [
+        (s.id, s.scheduled_at, s.first_token_at, s.last_token_at, s.finished_at, s.computed,
+         s.first_iteration, s.last_iteration, s.batch_sum, s.batch_max, len(s.output_ids))
+        for s in run.sequences
+    ]  # fmt: skip
+    return [times, run.gaps, run.steps, run.busy, run.ended, run.batches]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(trace=traces(), make_pages=pools(), slots=st.integers(1, 4))
+def test_the_simulator_and_the_scheduler_under_test_do_the_same(
+    name: str, trace: list, make_pages: object, slots: int
+) -> None:
+    def fresh() -> list[Sequence]:
+        return [Sequence(p, n, id=f"r{i}", arrived_at=at) for i, (at, p, n) in enumerate(trace)]
+
+    if name not in ("nobatch", "static", "dynamic"):
+        pytest.skip("the driver knows no deadlines")
+    mine = simulate(
+        Scheduler(policies.get_policy(name, max_batch_size=slots), make_pages()), fresh(), Toy()
+    )
+    theirs = drive(
+        Scheduler(policies.get_policy(name, max_batch_size=slots), make_pages()), fresh()
+    )
+    assert [(s.first_token_at, s.finished_at) for s in mine.sequences] == [
+        (s.first_token_at, s.finished_at) for s in theirs.sequences
+    ]
+    assert mine.steps == len(theirs.plans)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("slots", [1, 3, 32])
+@pytest.mark.parametrize("pages", [None, 40])
+def test_a_leap_changes_nothing(name: str, slots: int, pages: int | None) -> None:
+    rng = np.random.default_rng(slots)
+    lengths = rng.integers(1, 40, 120)
+    runs = [
+        simulate(
+            Scheduler(
+                policies.get_policy(name, max_batch_size=slots),
+                PagePool(pages, 16, prefix_cache=False) if pages else None,
+            ),
+            poisson(6.0, lengths, np.random.default_rng(3), prompt=9),
+            costs.make("llm-mock"),
+            Host(alpha0=0.001, alpha2=1e-5, sigma=1e-4),
+            leap=leap,
+        )
+        for leap in (False, True)
+    ]
+    assert everything(runs[0]) == everything(runs[1])
+    for before, after in zip(*(run.sequences for run in runs)):
+        assert set(before.waited) == set(after.waited)
+        for reason, (steps, seconds) in before.waited.items():
+            assert after.waited[reason] == (steps, pytest.approx(seconds, abs=1e-9))
+
+
+def test_a_leap_gives_a_policy_that_listens_each_token_at_its_time() -> None:
+    class Listening(Policy):
+        def __init__(self, max_batch_size: int) -> None:
+            super().__init__(max_batch_size)
+            self.heard: list[object] = []
+
+        def on_arrival(self, seq: Sequence, now: float) -> None:
+            self.heard.append(("arrival", seq.id, now))
+
+        def on_token(self, seq: Sequence, now: float) -> None:
+            self.heard.append(("token", seq.id, now, len(seq.output_ids)))
+
+        def on_finish(self, seq: Sequence, now: float) -> None:
+            self.heard.append(("finish", seq.id, now))
+
+    heard = []
+    for leap in (False, True):
+        policy = Listening(2)
+        trace = sequences([(0, 4, 30), (0.2, 3, 20), (0.3, 1, 9), (5, 2, 8)])
+        simulate(Scheduler(policy), trace, costs.make("constant", {"a": 0.05}), leap=leap)
+        heard.append(policy.heard)
+    assert heard[0] == heard[1]
+    assert len(heard[0]) == 67 + 2 * 4
+
+
+def test_two_runs_give_the_same_and_records_say_what_happened() -> None:
+    def run() -> Run:
+        trace = poisson(9.0, np.arange(1, 60), np.random.default_rng(5))
+        return simulate(make_scheduler("static", 4), trace, costs.make("oracle-a"), records=True)
+
+    first, second = run(), run()
+    assert [i.to_dict() for i in first.iterations] == [i.to_dict() for i in second.iterations]
+    assert len(first.iterations) == first.steps
+    assert sum(i.seconds for i in first.iterations) == pytest.approx(first.busy)
+    assert sum(m.phase != "held" for i in first.iterations for m in i.members) == 59 * 60 // 2
+    assert all(sum(i.slot_steps) == pytest.approx(4) for i in first.iterations)
+
+
+def test_littles_law_holds_exactly() -> None:
+    run = simulate(
+        make_scheduler("dynamic", 8),
+        poisson(5.0, np.full(400, 30), np.random.default_rng(1)),
+        costs.make("oracle-a"),
+    )
+    events = sorted(
+        [(at, 1) for at in run.arrival] + [(at + t, -1) for at, t in zip(run.arrival, run.latency)]
+    )
+    area, n, last = 0.0, 0, 0.0
+    for at, change in events:
+        area, n, last = area + n * (at - last), n + change, at
+    assert n == 0
+    assert area == pytest.approx(run.latency.sum(), rel=1e-9)
+
+
+def test_ties_come_in_as_they_were_submitted_and_an_arrival_at_the_end_of_a_step_joins_the_next() -> (
+    None
+):
+    trace = sequences([(5, 1, 1), (0, 1, 2), (5, 2, 1), (11, 3, 1)])
+    run = simulate(make_scheduler("nobatch", 1), trace, Toy())
+    assert [s.id for s in run.sequences] == ["r1", "r0", "r2", "r3"]
+    assert [s.finished_at for s in run.sequences] == [23, 34, 46, 59]
+    run = simulate(make_scheduler("dynamic", 4), sequences([(0, 1, 2), (11, 3, 1)]), Toy())
+    assert [s.first_token_at for s in run.sequences] == [11, 26]
+
+
+def test_host_overheads_lie_where_they_belong() -> None:
+    host = Host(alpha0=1.0, alpha1=2.0, alpha2=0.25, sigma=0.5)
+    run = simulate(make_scheduler("dynamic", 2), sequences([(0, 4, 3)]), Toy(), host)
+    step = 0.5 + 0.25
+    assert run.ttft[0] == 1 + 14 + step
+    assert run.latency[0] == 1 + 14 + 12 + 12 + 3 * step + 2
+    assert run.makespan == run.latency[0]
+    assert run.waiting[0] == 1
+    assert list(run.gaps) == [12 + step] * 2
+
+
+def test_an_idle_loop_that_polls_sees_an_arrival_at_its_next_look() -> None:
+    run = simulate(
+        make_scheduler("nobatch", 1), sequences([(1, 4, 1), (31, 1, 1)]), Toy(), Host(poll=10)
+    )
+    assert [s.finished_at for s in run.sequences] == [24, 45]
+
+
+class Waits(Policy):
+    """Lets everybody wait until `until`."""
+
+    until: float | None = None
+
+    def admit(
+        self, waiting: Collection[Sequence], running: list[Sequence], room: object, now: float
+    ) -> int:
+        return len(waiting) if self.until is not None and now >= self.until else 0
+
+    def deadline(self, waiting: Collection[Sequence], now: float) -> float | None:
+        return self.until
+
+
+def test_a_deadline_wakes_the_policy() -> None:
+    policy = Waits(4)
+    policy.until = 7.5
+    run = simulate(Scheduler(policy), sequences([(0, 1, 1), (30, 1, 1)]), Toy())
+    assert [s.finished_at for s in run.sequences] == [18.5, 41]
+
+
+def test_a_policy_that_hangs_is_named() -> None:
+    with pytest.raises(PolicyHangs, match=r"lets 1 wait, nobody runs.*Return a time"):
+        simulate(Scheduler(Waits(4)), sequences([(0, 1, 1)]), Toy())
+
+
+def test_a_policy_that_asks_to_be_woken_for_nothing_is_named() -> None:
+    class Restless(Waits):
+        def deadline(self, waiting: Collection[Sequence], now: float) -> float:
+            return now
+
+    with pytest.raises(PolicyHangs, match="100,000 times in a row"):
+        simulate(Scheduler(Restless(4)), sequences([(0, 1, 1)]), Toy())
+
+
+def test_a_run_of_nobody_is_a_run() -> None:
+    run = simulate(make_scheduler("dynamic", 4), [], Toy())
+    assert (run.steps, len(run.done), run.ended) == (0, 0, 0)
+
+
+def test_halving_all_costs_and_gaps_halves_all_latencies_exactly() -> None:
+    class Halved(Cost):
+        def seconds(self, step: Step) -> float:
+            return costs.make("oracle-a").seconds(step) / 2
+
+    for name in sorted({"static", "dynamic", "chunked", "prefill-first"} & known_names()):
+        trace = poisson(8.0, np.arange(1, 80), np.random.default_rng(2))
+        whole = simulate(make_scheduler(name, 8), trace, costs.make("oracle-a"))
+        trace = poisson(8.0, np.arange(1, 80), np.random.default_rng(2))
+        for seq in trace:
+            seq.arrived_at /= 2
+        half = simulate(make_scheduler(name, 8), trace, Halved())
+        assert (half.latency * 2 == whole.latency).all()
+
+
+def test_the_cost_sees_the_plan_that_was_made() -> None:
+    plans: list[Plan] = []
+
+    class Watching(Toy):
+        def step(self, plan: Plan) -> Step:
+            plans.append(plan)
+            step = super().step(plan)
+            assert self.seconds(step) == toy_cost(plan)
+            return step
+
+    simulate(
+        make_scheduler("static", 2),
+        sequences([(0, 4, 3), (5, 8, 1), (6, 2, 5)]),
+        Watching(),
+        leap=False,
+    )
+    assert len(plans) == 3 + 5
