@@ -82,26 +82,45 @@ def time_prefill(runner: ModelRunner, tokens: int, chunk: int) -> float:
     return time.perf_counter() - start
 
 
+def measure_decode(
+    runner: ModelRunner, batch: int, context: int, args: argparse.Namespace
+) -> dict[str, float]:
+    """Time decode steps in rounds, with the machine's limits measured before and after each round.
+
+    A machine that is shared changes its speed from second to second, so each round is judged by its own limit.
+    """
+    sequences = decoding(runner, batch, context, args.temperature)
+    limits = [machine_limits(runner)]
+    times, fractions = [], []
+    for _ in range(args.rounds):
+        median = statistics.median(time_decode(runner, sequences, args.seconds / args.rounds))
+        limits.append(machine_limits(runner))
+        bandwidth, rate = (sum(pair) / 2 for pair in zip(*limits[-2:]))
+        limit = measured.limit_seconds(runner.config, runner.dtype, batch, context, bandwidth, rate)
+        times.append(median)
+        fractions.append(limit / median)
+    median = statistics.median(times)
+    return {
+        "batch": batch, "context": context, "step_ms": median * 1e3, "best_ms": min(times) * 1e3,
+        "tokens_per_s": batch / median, "fraction": statistics.median(fractions),
+        "bandwidth_gb_s": statistics.median(b for b, _ in limits) / 1e9,
+        "rate_gflop_s": statistics.median(r for _, r in limits) / 1e9,
+    }  # fmt: skip
+
+
+def machine_limits(runner: ModelRunner) -> tuple[float, float]:
+    """Return bytes and floating-point operations a second that the machine gives now."""
+    return measured.bandwidth(), measured.arithmetic_rate(runner.dtype)
+
+
 def run(args: argparse.Namespace) -> dict[str, Any]:
     machine.use_threads(args.threads)
     most = max(b * (c + 128) for b in args.batch for c in args.context)
     runner, name = make_runner(args, max(most, 2048))
-    bandwidth = measured.bandwidth()
-    rate = measured.arithmetic_rate(runner.dtype)
     rows = []
     for context in args.context:
         for batch in args.batch:
-            times = time_decode(
-                runner, decoding(runner, batch, context, args.temperature), args.seconds
-            )
-            median = statistics.median(times)
-            limit = measured.limit_seconds(
-                runner.config, runner.dtype, batch, context, bandwidth, rate
-            )
-            rows.append(
-                {"batch": batch, "context": context, "step_ms": median * 1e3, "best_ms": min(times) * 1e3,
-                 "tokens_per_s": batch / median, "limit_ms": limit * 1e3, "fraction": limit / median}
-            )  # fmt: skip
+            rows.append(measure_decode(runner, batch, context, args))
     prefill = []
     for tokens in args.prefill:
         seconds = statistics.median(time_prefill(runner, tokens, args.chunk) for _ in range(4))
@@ -109,8 +128,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "benchmark": "engine", "model": name, "load_format": args.load_format,
         "dtype": str(runner.dtype).removeprefix("torch."), "attention": runner.attend.name,
-        "bandwidth_gb_s": bandwidth / 1e9, "rate_gflop_s": rate / 1e9, "temperature": args.temperature,
-        "decode": rows, "prefill": prefill, "chunk": args.chunk, "machine": measured.describe(),
+        "temperature": args.temperature, "decode": rows, "prefill": prefill, "chunk": args.chunk, "machine": measured.describe(),
         "command": "python -m benchmarks.engine " + " ".join(sys.argv[1:]),
     }  # fmt: skip
 
@@ -118,15 +136,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> None:
     console = Console(stderr=True)
     table = Table(
-        title=f"{result['model']} {result['dtype']}, {result['machine']['threads']} threads, "
-        f"{result['bandwidth_gb_s']:.1f} GB/s, {result['rate_gflop_s']:.0f} GFLOP/s"
+        title=f"{result['model']} {result['dtype']}, {result['machine']['threads']} threads"
     )
-    for name in ("batch", "context", "ms a step", "tokens/s", "limit ms", "of the limit"):
+    for name in ("batch", "context", "ms a step", "tokens/s", "GB/s", "GFLOP/s", "of the limit"):
         table.add_column(name, justify="right")
     for r in result["decode"]:
         table.add_row(
             str(r["batch"]), str(r["context"]), f"{r['step_ms']:.1f}", f"{r['tokens_per_s']:.0f}",
-            f"{r['limit_ms']:.1f}", f"{r['fraction']:.2f}",
+            f"{r['bandwidth_gb_s']:.0f}", f"{r['rate_gflop_s']:.0f}", f"{r['fraction']:.2f}",
         )  # fmt: skip
     console.print(table)
     for r in result["prefill"]:
@@ -154,7 +171,10 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=256)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each figure")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each figure")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="of each figure, with a limit of its own"
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     result = run(args)
