@@ -169,7 +169,7 @@ class CAttention:
             len(rows.lengths), M, H, D, P, rows.tables.shape[1], pages, torch.get_num_threads(), scale,
         )  # fmt: skip
         if wrong:
-            raise self._error(wrong, rows, M, P, pages)
+            raise self.error(wrong, rows, M, P, pages)
         return out
 
     def _check(self, qkv: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
@@ -194,7 +194,8 @@ class CAttention:
                     f"a {tensor.dtype} tensor on {tensor.device}. Pass contiguous {self.dtype} on the CPU"
                 )
 
-    def _error(self, wrong: int, rows: PackedRows, M: int, P: int, pages: int) -> Exception:
+    def error(self, wrong: int, rows: PackedRows, M: int, P: int, pages: int) -> Exception:
+        """Return what the C code's refusal `wrong` means."""
         if wrong == 1:
             return ValueError(
                 f"starts {rows.starts.tolist()} and lengths {rows.lengths.tolist()} do not fit {M} rows and "

@@ -15,32 +15,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from generate import memory
-from generate.attention import Attention, PackedRows, make_attention
-from generate.linear import make_head, make_linear
+from generate.attention import PackedRows, make_attention
+from generate.blocks import make_blocks
+from generate.linear import make_head
 from generate.sampling import History, logprobs, sample
 from model import GPT
 from scheduling.iteration import Plan
 from scheduling.scheduler import Output, Token
 from scheduling.sequence import Sequence
-
-
-class Layer:
-    """One transformer block with its weights where they are fastest."""
-
-    def __init__(self, block: torch.nn.Module, scale: float, activation: str) -> None:
-        self.ln_1, self.ln_2 = block.ln_1, block.ln_2
-        self.scale = scale
-        self.c_attn = make_linear(block.attn.c_attn.weight, block.attn.c_attn.bias)
-        self.attn_proj = make_linear(block.attn.c_proj.weight, block.attn.c_proj.bias)
-        self.c_fc = make_linear(block.mlp.c_fc.weight, block.mlp.c_fc.bias, activation)
-        self.mlp_proj = make_linear(block.mlp.c_proj.weight, block.mlp.c_proj.bias)
-
-    def __call__(
-        self, x: Tensor, attend: Attention, keys: Tensor, values: Tensor, rows: PackedRows
-    ) -> Tensor:
-        qkv = self.c_attn(self.ln_1(x))
-        x = self.attn_proj.add(attend(qkv, keys, values, rows, self.scale), x)
-        return self.mlp_proj.add(self.c_fc(self.ln_2(x)), x)
 
 
 def _rows_due(seq: Sequence, count: int) -> int:
@@ -63,16 +45,12 @@ class ModelRunner:
         self.device, self.dtype = weight.device, weight.dtype
         self.wte, self.wpe, self.ln_f = body.wte.weight, body.wpe.weight, body.ln_f
         self.attend = make_attention(self.dtype, self.device)
-        self.layers = []
-        for i, block in enumerate(body.h):
-            scale = self.config.attention_scale(i)
-            self.layers.append(Layer(block, scale, self.config.activation))
-            del block.attn, block.mlp  # the packed weights have taken their place
         self.head = make_head(weight)
         c = self.config
         shape = (c.n_layer, n_pages, c.n_head, page_size, c.head_size)
         self.keys = memory.empty(shape, self.dtype, self.device)
         self.values = memory.empty(shape, self.dtype, self.device)
+        self.blocks = make_blocks(body.h, self.attend, self.keys, self.values, c)
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> list[Output]:
@@ -139,8 +117,7 @@ class ModelRunner:
     def logits(self, ids: Tensor, places: Tensor, rows: PackedRows, due: list[int]) -> Tensor:
         """Return float32 logits of the rows that are `due`, after all rows' keys and values are written."""
         x = F.embedding(ids, self.wte) + F.embedding(places, self.wpe)
-        for layer, keys, values in zip(self.layers, self.keys, self.values):
-            x = layer(x, self.attend, keys, values, rows)
+        x = self.blocks(x, rows)
         if len(due) < len(ids):
             x = x[torch.tensor(due, dtype=torch.long, device=self.device)]
         return self.head(self.ln_f(x)) if due else x

@@ -1,0 +1,100 @@
+// All transformer blocks of a step in one call: layer norm, attention and linear layers one after the other, without
+// going back to Python some hundred times a step. The two kernels are those of packed_linear.c and paged_attention.c,
+// handed in by address; layer norm is here. bfloat16 in and out, float32 within.
+//
+// By hand: cc -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp -fPIC -c blocks.c && cc -shared -fopenmp blocks.o -o blocks.so -lm
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef uint16_t bf;
+typedef void (*linear_fn)(const bf *x, const bf *packed, const float *bias, const bf *residual, void *out, int64_t m,
+                          int64_t n, int64_t k, int mode);
+typedef int (*attention_fn)(const void *qkv, void *keys, void *values, void *out, const int32_t *starts,
+                            const int32_t *lengths, const int32_t *tables, int n, int M, int H, int D, int P,
+                            int max_pages, int pages, int threads, float scale);
+
+enum { PLAIN = 0, GELU_TANH = 1, LANES = 16, FEW = 8 };
+
+typedef struct {
+  const bf *packed;
+  const float *bias;
+} Linear;
+
+typedef struct {
+  const float *ln_1, *ln_2;  // weight [C], then bias [C]
+  Linear c_attn, attn_proj, c_fc, mlp_proj;
+  bf *keys, *values;
+  float scale, eps;
+} Block;
+
+typedef struct {
+  linear_fn linear;
+  attention_fn attention;
+  int64_t width, inner;
+  int heads, head_size, page_size, pages;
+} Model;
+
+static inline float widen(bf x) {
+  uint32_t bits = (uint32_t)x << 16;
+  float f;
+  memcpy(&f, &bits, 4);
+  return f;
+}
+
+static inline bf narrow(float f) {  // to the nearest, ties to even; NaN stays NaN
+  uint32_t bits;
+  memcpy(&bits, &f, 4);
+  uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  return f == f ? (bf)rounded : (bf)(bits >> 16 | 0x40);
+}
+
+static float total(const float *lanes) {
+  float sum = 0;
+  for (int j = 0; j < LANES; j++) sum += lanes[j];
+  return sum;
+}
+
+static void norm_row(const bf *x, const float *weight, bf *y, int64_t n, float eps) {
+  const float *bias = weight + n;
+  float sum[LANES] = {0}, square[LANES] = {0};
+  int64_t whole = n / LANES * LANES;
+  for (int64_t i = 0; i < whole; i += LANES)
+    for (int j = 0; j < LANES; j++) sum[j] += widen(x[i + j]);
+  for (int64_t i = whole; i < n; i++) sum[0] += widen(x[i]);
+  float mean = total(sum) / n;
+  for (int64_t i = 0; i < whole; i += LANES)
+    for (int j = 0; j < LANES; j++) {
+      float d = widen(x[i + j]) - mean;
+      square[j] += d * d;
+    }
+  for (int64_t i = whole; i < n; i++) square[0] += (widen(x[i]) - mean) * (widen(x[i]) - mean);
+  float factor = 1 / sqrtf(total(square) / n + eps);
+  for (int64_t i = 0; i < n; i++) y[i] = narrow((widen(x[i]) - mean) * factor * weight[i] + bias[i]);
+}
+
+// x, y [m, n], weight [2, n]: weight and bias. Rows are computed each by itself.
+void layer_norm(const bf *x, const float *weight, bf *y, int64_t m, int64_t n, float eps) {
+#pragma omp parallel for schedule(static) if (m > FEW)
+  for (int64_t r = 0; r < m; r++) norm_row(x + r * n, weight, y + r * n, n, eps);
+}
+
+// x [m, width] is read and written; work has m * (3 * width + inner + width) elements. Returns what attention returns
+// when it refuses, with x then of no use, else 0.
+int run_blocks(const Model *model, const Block *blocks, int n_blocks, bf *x, bf *work, int64_t m, const int32_t *starts,
+               const int32_t *lengths, const int32_t *tables, int n, int max_pages, int threads) {
+  int64_t c = model->width;
+  bf *normed = work, *qkv = normed + m * c, *inner = qkv + m * 3 * c;
+  for (const Block *b = blocks; b < blocks + n_blocks; b++) {
+    layer_norm(x, b->ln_1, normed, m, c, b->eps);
+    model->linear(normed, b->c_attn.packed, b->c_attn.bias, 0, qkv, m, 3 * c, c, PLAIN);
+    int wrong = model->attention(qkv, b->keys, b->values, normed, starts, lengths, tables, n, (int)m, model->heads,
+                                 model->head_size, model->page_size, max_pages, model->pages, threads, b->scale);
+    if (wrong) return wrong;
+    model->linear(normed, b->attn_proj.packed, b->attn_proj.bias, x, x, m, c, c, PLAIN);
+    layer_norm(x, b->ln_2, normed, m, c, b->eps);
+    model->linear(normed, b->c_fc.packed, b->c_fc.bias, 0, inner, m, model->inner, c, GELU_TANH);
+    model->linear(inner, b->mlp_proj.packed, b->mlp_proj.bias, x, x, m, c, model->inner, PLAIN);
+  }
+  return 0;
+}

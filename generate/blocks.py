@@ -1,0 +1,174 @@
+"""The transformer blocks of a step: as calls of the layers one by one, or all of them in one call of C.
+
+At one row a block takes half a millisecond, of which going in and out of Python took a tenth. The C way serves where
+all its parts do: bfloat16 on a CPU, our kernels for linear layers and attention, GPT-2's activation.
+
+It must not know pages' owners, requests or sampling.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from generate.attention import Attention, CAttention, PackedRows
+from generate.kernels import KernelError, load_library
+from generate.linear import GELU_TANH, KernelLinear, make_linear
+from model import GPTConfig
+
+log = logging.getLogger(__name__)
+SOURCE = Path(__file__).with_name("blocks.c")
+
+
+class Blocks(Protocol):
+    """x (rows, C) through all blocks; the rows' keys and values are written on the way."""
+
+    def __call__(self, x: Tensor, rows: PackedRows) -> Tensor: ...
+
+
+class Block:
+    """One transformer block with its weights where they are fastest."""
+
+    def __init__(self, block: nn.Module, scale: float, activation: str) -> None:
+        self.ln_1, self.ln_2 = block.ln_1, block.ln_2
+        self.scale = scale
+        self.c_attn = make_linear(block.attn.c_attn.weight, block.attn.c_attn.bias)
+        self.attn_proj = make_linear(block.attn.c_proj.weight, block.attn.c_proj.bias)
+        self.c_fc = make_linear(block.mlp.c_fc.weight, block.mlp.c_fc.bias, activation)
+        self.mlp_proj = make_linear(block.mlp.c_proj.weight, block.mlp.c_proj.bias)
+
+    @property
+    def linears(self) -> tuple[object, ...]:
+        return self.c_attn, self.attn_proj, self.c_fc, self.mlp_proj
+
+    def __call__(
+        self, x: Tensor, attend: Attention, keys: Tensor, values: Tensor, rows: PackedRows
+    ) -> Tensor:
+        qkv = self.c_attn(self.ln_1(x))
+        x = self.attn_proj.add(attend(qkv, keys, values, rows, self.scale), x)
+        return self.mlp_proj.add(self.c_fc(self.ln_2(x)), x)
+
+
+class LayeredBlocks:
+    """Block after block, any device and format."""
+
+    def __init__(
+        self, blocks: Sequence[Block], attend: Attention, keys: Tensor, values: Tensor
+    ) -> None:
+        self.blocks, self.attend = blocks, attend
+        self.keys, self.values = keys, values
+
+    def __call__(self, x: Tensor, rows: PackedRows) -> Tensor:
+        for block, keys, values in zip(self.blocks, self.keys, self.values):
+            x = block(x, self.attend, keys, values, rows)
+        return x
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = [("packed", ctypes.c_void_p), ("bias", ctypes.c_void_p)]
+
+
+class _Block(ctypes.Structure):
+    _fields_ = [
+        ("ln_1", ctypes.c_void_p), ("ln_2", ctypes.c_void_p),
+        ("c_attn", _Linear), ("attn_proj", _Linear), ("c_fc", _Linear), ("mlp_proj", _Linear),
+        ("keys", ctypes.c_void_p), ("values", ctypes.c_void_p),
+        ("scale", ctypes.c_float), ("eps", ctypes.c_float),
+    ]  # fmt: skip
+
+
+class _Model(ctypes.Structure):
+    _fields_ = [
+        ("linear", ctypes.c_void_p), ("attention", ctypes.c_void_p),
+        ("width", ctypes.c_int64), ("inner", ctypes.c_int64),
+        ("heads", ctypes.c_int), ("head_size", ctypes.c_int),
+        ("page_size", ctypes.c_int), ("pages", ctypes.c_int),
+    ]  # fmt: skip
+
+
+class CBlocks:
+    """blocks.c over weights and pages that this object keeps alive. Raises KernelError where it cannot be made."""
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        attend: CAttention,
+        keys: Tensor,
+        values: Tensor,
+        config: GPTConfig,
+    ) -> None:
+        self.run = _library().run_blocks
+        self.attend = attend
+        self.width, self.inner = config.n_embd, config.inner_size
+        self.keep = [blocks, attend, keys, values]
+        first = blocks[0].c_attn
+        assert isinstance(first, KernelLinear)
+        _, pages, heads, page_size, head_size = keys.shape
+        address = ctypes.cast(first.library.packed_linear, ctypes.c_void_p)
+        attention = ctypes.cast(attend.entry, ctypes.c_void_p)
+        self.model = _Model(
+            address, attention, self.width, self.inner, heads, head_size, page_size, pages
+        )
+        self.table = (_Block * len(blocks))(
+            *(self._entry(b, k, v, config) for b, k, v in zip(blocks, keys, values))
+        )
+
+    def _entry(self, block: Block, keys: Tensor, values: Tensor, config: GPTConfig) -> _Block:
+        norms = [
+            torch.cat((norm.weight, norm.bias)).float().contiguous()
+            for norm in (block.ln_1, block.ln_2)
+        ]
+        self.keep += norms
+        linears = [_Linear(layer.packed.data_ptr(), layer.bias_at) for layer in block.linears]
+        return _Block(
+            norms[0].data_ptr(), norms[1].data_ptr(), *linears, keys.data_ptr(), values.data_ptr(),
+            block.scale, config.layer_norm_epsilon,
+        )  # fmt: skip
+
+    def __call__(self, x: Tensor, rows: PackedRows) -> Tensor:
+        m = len(x)
+        work = torch.empty(m * (4 * self.width + self.inner), dtype=torch.bfloat16)
+        wrong = self.run(
+            ctypes.byref(self.model), self.table, len(self.table), x.data_ptr(), work.data_ptr(), m,
+            rows.starts.data_ptr(), rows.lengths.data_ptr(), rows.tables.data_ptr(),
+            len(rows.lengths), rows.tables.shape[1], torch.get_num_threads(),
+        )  # fmt: skip
+        if wrong:
+            raise self.attend.error(wrong, rows, m, self.model.page_size, self.model.pages)
+        return x
+
+
+def make_blocks(
+    modules: Sequence[nn.Module], attend: Attention, keys: Tensor, values: Tensor, config: GPTConfig
+) -> Blocks:
+    """Take the weights out of `modules` and return the fastest way through them.
+
+    keys, values: (layers, pages, heads, page size, head size).
+    """
+    blocks = []
+    for i, module in enumerate(modules):
+        blocks.append(Block(module, config.attention_scale(i), config.activation))
+        del module.attn, module.mlp  # the packed weights have taken their place
+    ours = all(isinstance(layer, KernelLinear) for block in blocks for layer in block.linears)
+    if ours and isinstance(attend, CAttention) and blocks[0].c_fc.mode == GELU_TANH:
+        try:
+            return CBlocks(blocks, attend, keys, values, config)
+        except (KernelError, OSError) as error:
+            log.warning("blocks go layer by layer through Python, somewhat slower: %s", error)
+    return LayeredBlocks(blocks, attend, keys, values)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = load_library(SOURCE)
+    pointer, integer = ctypes.c_void_p, ctypes.c_int
+    library.run_blocks.argtypes = [pointer, pointer, integer, pointer, pointer, ctypes.c_int64,
+                                   pointer, pointer, pointer, integer, integer, integer]  # fmt: skip
+    return library
