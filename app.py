@@ -31,7 +31,7 @@ import banner
 import config as settings
 import policies
 import weights
-from api import auth, door, errors, native, operations
+from api import auth, chat, door, errors, native, openai, operations, tgi, tokens
 from api.service import Engine, Service
 from batching import BatchingManager, Inference
 from config import Config, ConfigError
@@ -61,7 +61,7 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     app.before_request(door.enter)
     app.before_request(auth.check(config.api_key))
     app.after_request(door.leave)
-    for room in (native, operations):
+    for room in (native, openai, chat, tgi, tokens, operations):
         app.register_blueprint(room.blueprint(service))
     app.register_error_handler(errors.ApiError, errors.response)
     app.register_error_handler(HTTPException, lambda e: errors.response(errors.from_http(e)))
@@ -221,6 +221,7 @@ def load_engine(config: Config, stats: ServerStats) -> Engine:
         context=shape.block_size,
         page_size=machine.PAGE_SIZE,
         vocabulary=shape.vocab_size,
+        special_end=config.end_of_text == "special",
         facts={
             "parameters": parameters,
             "attention": runner.attend.name,

@@ -93,6 +93,10 @@ class Config:
         0, "bytes for KV pages, as 512M or 2G; 0: a share of the free memory", "model",
         minimum=0, size=True,
     )  # fmt: skip
+    end_of_text: str = setting(
+        "special", "what <|endoftext|> in a prompt is, but on /inference: the token, or text", "model",
+        choices=("special", "text"),
+    )  # fmt: skip
     prefix_cache: bool = setting(True, "share KV pages of equal prompt beginnings", "model")
     compute_threads: int = setting(
         0, "threads that compute on a CPU; 0: one a core", "model", minimum=0, maximum=1024

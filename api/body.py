@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
-from flask import Request
+from flask import Request, Response
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from api.errors import ApiError, shown
 
@@ -106,27 +108,79 @@ def _finite(text: str) -> float:
     return value if math.isfinite(value) else _not_finite(text)
 
 
+def take(request: Request, example: str, any_type: bool = False) -> dict[str, Any]:
+    """Return the request's JSON object; without `any_type` it must say that it is JSON."""
+    kind = request.mimetype
+    if not any_type and kind != "application/json" and not kind.endswith("+json"):
+        raise ApiError(
+            f"the content type is {shown(kind or 'absent')}. Send the header 'Content-Type: application/json' "
+            "(curl: -H 'Content-Type: application/json')",
+            status=415,
+        )
+    return parse(read(request), example)
+
+
+def refuse_unsupported(fields: dict[str, Any], table: dict[str, tuple[Any, ...]]) -> list[str]:
+    """Refuse known fields that would change the output and are not supported; return those that ask for nothing.
+
+    The table has for each name the values that change nothing.
+    """
+    harmless = [name for name in fields if name in table]
+    for name in harmless:
+        value = fields[name]
+        if value is None or any(
+            type(value) is type(same) and value == same for same in table[name]
+        ):
+            continue
+        raise ApiError(f"{name} is {shown(value)}, and is not supported. Leave it out", param=name)
+    return harmless
+
+
+def name_ignored(response: Response, names: Iterable[str]) -> Response:
+    """Name in a header what was ignored, in characters that a header can carry."""
+    if text := ", ".join(names):
+        header = "".join(c if c.isascii() and c.isprintable() else "?" for c in text[:1000])
+        response.headers["X-Ignored-Params"] = header
+    return response
+
+
 def validate(schema: type[Schema], fields: dict[str, Any]) -> tuple[Schema, list[str]]:
     """Return the checked object and the names of fields nobody knows; null is as good as absent."""
-    known = {name for n, f in schema.model_fields.items() for name in (n, f.alias) if name}
-    ignored = [name for name in fields if name not in known]
-    given = {name: value for name, value in fields.items() if name in known and value is not None}
-    nulls = [
-        n for n, f in schema.model_fields.items() if f.is_required() and fields.get(n, 0) is None
-    ]
+    ignored: list[str] = []
     try:
-        return schema.model_validate(given | dict.fromkeys(nulls)), ignored
+        return schema.model_validate(_known(schema, fields, ignored)), ignored
     except ValidationError as error:
         raise _plain_words(error, schema, ignored) from None
 
 
-def _plain_words(error: ValidationError, schema: type[Schema], ignored: list[str]) -> ApiError:
+def _known(schema: type[BaseModel], fields: Any, ignored: list[str], path: str = "") -> Any:
+    """Return the fields that the schema knows and that are not null, objects within objects too."""
+    if not isinstance(fields, dict):
+        return fields
+    ignored += [path + name for name in fields if name not in schema.model_fields]
+    known = {}
+    for name, field in schema.model_fields.items():
+        value = fields.get(name)
+        if value is None and not (field.is_required() and name in fields):
+            continue
+        inner = _schema_of(field.annotation)
+        known[name] = value if inner is None else _known(inner, value, ignored, f"{path}{name}.")
+    return known
+
+
+def _schema_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the schema of a field that is an object, or an object or nothing."""
+    kinds = [annotation, *get_args(annotation)] if get_origin(annotation) is not list else []
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
+
+
+def _plain_words(error: ValidationError, schema: type[BaseModel], ignored: list[str]) -> ApiError:
     """Say of the first faults what was sent, the bound it breaks, and what to send."""
     faults = error.errors(include_url=False, include_context=True)
     texts = []
     for fault in faults[:5]:
         name = ".".join(str(part) for part in fault["loc"])
-        field = schema.model_fields.get(str(fault["loc"][0])) if fault["loc"] else None
+        field = _field_at(schema, fault["loc"])
         remedy = f"Send {field.description}" if field and field.description else "Send another"
         if fault["type"] == "missing":
             near = get_close_matches(name, ignored, 1)
@@ -139,6 +193,14 @@ def _plain_words(error: ValidationError, schema: type[Schema], ignored: list[str
         texts.append(f"and {len(faults) - 5} more")
     param = str(faults[0]["loc"][0]) if faults[0]["loc"] else None
     return ApiError(". ".join(texts), param=param)
+
+
+def _field_at(schema: type[BaseModel], place: tuple[int | str, ...]) -> FieldInfo | None:
+    """Return the innermost field that a place such as ("parameters", "stop", 3) lies in."""
+    found = schema.model_fields.get(str(place[0])) if place else None
+    inner = None if found is None else _schema_of(found.annotation)
+    within = _field_at(inner, place[1:]) if inner is not None else None
+    return within or found
 
 
 def _reason(message: str) -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from flask import Blueprint, Response, jsonify, request
 
-from api import body, errors
-from api.errors import ApiError
+from api import body, generation, streaming
+from api.generation import Ask, Job, Prompt
 from api.openapi import Operation
 from api.schemas import InferenceRequest
 from api.service import Engine, Service
-from batching import Inference, InferenceError
+from api.streaming import Follower, Growth
 
 EXAMPLE = '{"prompt": "ROMEO:", "num_tokens": 40}'
 NUMBER = {"type": ["number", "null"]}
@@ -49,15 +48,14 @@ def blueprint(service: Service) -> Blueprint:
 
     @routes.post("/inference")
     def inference() -> Response:
-        engine = ready_engine(service)
-        asked, ignored = body.validate(InferenceRequest, body.parse(body.read(request), EXAMPLE))
-        result = answer(service, engine, asked)
-        reply = jsonify(result)
+        engine = generation.ready_engine(service)
+        fields = body.take(request, EXAMPLE, any_type=True)
+        asked, ignored = body.validate(InferenceRequest, fields)
+        job = generation.start(service, engine, ask_of(engine, asked), streams=asked.stream)
+        reply = stream(job) if asked.stream else jsonify(answer(job))
         if "priority" in asked.model_fields_set:
             ignored.append("priority")  # no policy here looks at it
-        if ignored:
-            reply.headers["X-Ignored-Params"] = _header_text(", ".join(ignored))
-        return reply
+        return body.name_ignored(reply, ignored)
 
     @routes.get("/stats")
     def stats() -> Response:
@@ -68,120 +66,53 @@ def blueprint(service: Service) -> Blueprint:
         lines = [f"{n},{mean}\n" for n, mean in service.stats.token_breakdown().items()]
         return Response("".join(lines), mimetype="text/csv")
 
-    @routes.post("/")
-    def greeting() -> Response:
-        return Response(
-            "effective-batching is here: POST /inference, GET /stats\n", mimetype="text/plain"
-        )
-
     return routes
 
 
-def _header_text(text: str) -> str:
-    """Return a client's own words in a form that a header can carry."""
-    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text[:1000])
+def ask_of(engine: Engine, asked: InferenceRequest) -> Ask:
+    """Return what a request asks for; in a prompt end-of-text is plain text, as nothing is special here."""
+    ids = generation.encode(engine, asked.prompt, special=False)
+    options = {
+        "temperature": asked.temperature, "top_k": max(asked.top_k, 0), "top_p": asked.top_p,
+        "stops": asked.stop, "ignore_eos": asked.ignore_eos, "client": asked.user, "priority": asked.priority,
+    }  # fmt: skip
+    prompt = Prompt(asked.prompt, ids)
+    return Ask(
+        [prompt],
+        asked.num_tokens,
+        "num_tokens",
+        options,
+        seed=asked.seed,
+        timeout_s=asked.timeout_s,
+    )
 
 
-def ready_engine(service: Service) -> Engine:
-    """Return the engine, or raise 503 with the reason."""
-    status, reason = service.status()
-    if service.engine is None or status != "ok":
-        raise ApiError(f"the server is {status}: {reason}. Try again", type="unavailable_error")
-    return service.engine
+def answer(job: Job) -> dict[str, Any]:
+    """Wait for one completion; return the body of its answer."""
+    job.wait()
+    return {"completion": job.inferences[0].completion} | ending(job)
 
 
-def tokenize(engine: Engine, prompt: str, asked: int, name: str) -> list[int]:
-    """Return the prompt's ids, refusing what cannot fit the context before it is tokenized."""
-    most = engine.context * engine.tokenizer.longest_token
-    size = len(prompt.encode("utf-8", "replace"))
-    if size > most:
-        raise ApiError(
-            f"prompt has {size:,} bytes, a context of {engine.context:,} tokens holds {most:,} at most. "
-            "Shorten the prompt", param="prompt", code="context_length_exceeded",
-        )  # fmt: skip
-    try:
-        prompt.encode("utf-8")
-        ids = engine.tokenizer.encode(prompt)
-    except ValueError as error:
-        raise ApiError(f"prompt cannot be tokenized: {str(error)[:200]}", param="prompt") from None
-    room = engine.context - len(ids)
-    if asked > room:
-        remedy = (
-            f"Shorten the prompt or ask for at most {room:,} tokens" if room > 0 else
-            f"Shorten the prompt to at most {engine.context - 1:,} tokens"
-        )  # fmt: skip
-        number = f"{asked:,}" if asked < 10**18 else errors.shown(asked)
-        raise ApiError(
-            f"prompt has {len(ids):,} tokens and {name} is {number}; together they may be "
-            f"{engine.context:,} at most. {remedy}",
-            param=name if room > 0 else "prompt", code="context_length_exceeded",
-        )  # fmt: skip
-    return ids
-
-
-def answer(service: Service, engine: Engine, asked: InferenceRequest) -> dict[str, Any]:
-    """Generate one completion; return the body of its answer."""
-    ids = tokenize(engine, asked.prompt, asked.num_tokens, "num_tokens")
-    inference = engine.make_inference(
-        asked.prompt, asked.num_tokens, ids,
-        temperature=asked.temperature, top_k=max(asked.top_k, 0), top_p=asked.top_p, seed=asked.seed,
-        stops=asked.stop, ignore_eos=asked.ignore_eos, client=asked.user,
-    )  # fmt: skip
-    try:
-        engine.manager.enqueue(inference)
-        part = partial(inference, asked.timeout_s, service.config.request_timeout)
-        if part is not None:
-            return part
-        completion = inference.wait_for_completion(service.config.request_timeout)
-    except InferenceError as error:
-        raise errors.from_inference(error) from None
-    seq = inference.sequence
+def ending(job: Job) -> dict[str, Any]:
+    """Return what is said of an answer beside its text."""
+    inference = job.inferences[0]
     return {
-        "completion": completion,
         "id": inference.id,
-        "num_tokens": len(seq.output_ids),
-        "finish_reason": seq.finish_reason,
-        "timings": timings(inference),
+        "num_tokens": len(inference.output_ids),
+        "finish_reason": inference.finish_reason,
+        "timings": generation.timings(inference),
     }
 
 
-def partial(inference: Inference, own: float | None, limit: float) -> dict[str, Any] | None:
-    """Wait the request's `own` seconds, then end it with what it has; None if it ended by itself.
+def stream(job: Job) -> Response:
+    """Return the completion in pieces: events with `text`, the last with all else too; then [DONE]."""
 
-    A request can only lower the server's `limit`, which ends it with 504.
-    """
-    if own is None or own >= limit or inference.event_obj.wait(own):
-        return None
-    over = InferenceError("timeout_error", f"timeout_s of {own:g} s is over")
-    inference.cancel(over)
-    if inference.error is not over:
-        return None  # it ended in the very moment
-    ids = list(inference.sequence.output_ids)
-    return {
-        "completion": inference.prompt + (inference.text.text(ids) if inference.text else ""),
-        "id": inference.id,
-        "num_tokens": len(ids),
-        "finish_reason": "length",
-        "timings": timings(inference),
-    }
+    def chunk(growth: Growth) -> bytes:
+        last = ending(job) if growth.ended else {}
+        return streaming.event({"text": growth.text} | last)
 
-
-def timings(inference: Inference) -> dict[str, float | int | None]:
-    """Return where a finished request's time went, in seconds, and in what company it ran."""
-    seq = inference.sequence
-    scheduled = seq.scheduled_at if seq.scheduled_at is not None else time.perf_counter()
-    first = seq.first_token_at if seq.first_token_at is not None else scheduled
-    last = seq.finished_at if seq.finished_at is not None else max(first, time.perf_counter())
-    return {
-        "queue_s": scheduled - seq.arrived_at,
-        "prefill_s": first - scheduled,
-        "decode_s": last - first,
-        "ttft_s": first - seq.arrived_at,
-        "total_s": last - seq.arrived_at,
-        "iterations": seq.iterations,
-        "batch_mean": seq.batch_sum / seq.iterations if seq.iterations else 0,
-        "batch_max": seq.batch_max,
-    }
+    follower = Follower(0, job.inferences[0], scored=False, every_token=False)
+    return streaming.respond(job, [follower], chunk, lambda: b"data: [DONE]\n\n")
 
 
 def statistics(service: Service) -> dict[str, Any]:

@@ -36,7 +36,14 @@ class Engine:
     context: int
     page_size: int
     vocabulary: int = 0  # ids that the model has; 0: as many as the tokenizer
+    special_end: bool = True  # <|endoftext|> in a prompt is that token, but on /inference
     facts: dict[str, Any] = field(default_factory=dict)
+    loaded_at: float = field(default_factory=time.time)
+
+    @property
+    def served_name(self) -> str:
+        """The name that requests use for the model."""
+        return self.model_name.removesuffix(" (random weights)")
 
 
 STALL_SECONDS = 300.0  # a loop that has not turned for so long hangs: no step takes that long

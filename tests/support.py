@@ -13,10 +13,10 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -24,13 +24,19 @@ from safetensors.numpy import save_file
 import policies
 from api.service import Engine
 from batching import BatchingManager, Inference
+from generate.text import AnswerText
 from scheduling.iteration import Plan
+from scheduling.scheduler import Token
 from stats import ServerStats
 
 ROOT = Path(__file__).resolve().parent.parent
 EOT = "<|endoftext|>"
 MERGES = ["t h", "th e", "o u", "r o"]
 CONTEXT = 1024
+SAMPLING = {
+    "temperature", "top_k", "top_p", "seed", "ignore_eos", "min_p", "typical_p", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "prompt_logprobs",
+}  # fmt: skip
 
 
 def byte_alphabet() -> list[str]:
@@ -79,53 +85,72 @@ def write_checkpoint(folder: Path, context: int = CONTEXT, layers: int = 2) -> P
 
 
 class FakeTokenizer:
-    """A byte is a token; token 256 is nothing. Counts what it is asked."""
+    """A byte is a token; token 256 ends a text. Counts what it is asked."""
 
     vocab_size = 257
     longest_token = 4
+    eot_id = 256
 
     def __init__(self) -> None:
         self.encoded = 0
 
     def encode(self, text: str, end_of_text: Any = "text") -> list[int]:
         self.encoded += 1
+        if end_of_text == "special":
+            parts = text.split(EOT)
+            return [
+                t for i, part in enumerate(parts) for t in ([256] * (i > 0) + list(part.encode()))
+            ]
         return list(text.encode())
 
-    def decode(self, tokens: list[int]) -> str:
-        return bytes(t for t in tokens if t < 256).decode("utf-8", "replace")
+    def token_bytes(self, token: int) -> bytes:
+        return EOT.encode() if token == 256 else bytes([token])
+
+    def decode_bytes(self, tokens: Iterable[int]) -> bytes:
+        return b"".join(map(self.token_bytes, tokens))
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        return self.decode_bytes(tokens).decode("utf-8", "replace")
 
 
-class FakeText:
-    """Decodes bytes; the stop is a single character."""
+class FakeDetail(NamedTuple):
+    """What a model tells of a token: its log probability, and the likeliest tokens with theirs."""
 
-    def __init__(self, tokenizer: FakeTokenizer, stops: list[str]) -> None:
-        self.tokenizer, self.stops = tokenizer, stops
-
-    @property
-    def watches(self) -> bool:
-        return bool(self.stops)
-
-    def feed(self, token: int) -> str | None:
-        return "stop" if chr(token) in self.stops else None
-
-    def text(self, output_ids: list[int]) -> str:
-        return self.tokenizer.decode(output_ids)
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
 
 
 class FakeModel:
-    """Answers a, b, c, ...; `before` is called with each plan and may wait or raise."""
+    """Answers a, b, c, ..., or what `says` has; `before` is called with each plan and may wait or raise."""
 
-    def __init__(self) -> None:
+    def __init__(self, says: bytes | list[int] = b"") -> None:
         self.plans = 0
+        self.says = list(says)
         self.before: Callable[[Plan], None] = lambda plan: None
 
     def forward(self, plan: Plan) -> list[Any]:
         self.plans += 1
         self.before(plan)
         return [
-            97 + len(s.output_ids) % 26 if n == s.pending else None
+            self.output(s, n) if n == s.pending else None
             for s, n in zip(plan.sequences, plan.counts)
         ]
+
+    def output(self, seq: Any, count: int) -> Any:
+        at = len(seq.output_ids)
+        token = self.says[at % len(self.says)] if self.says else 97 + at % 26
+        wanted = seq.sampling.get("logprobs")
+        if wanted is None:
+            return token
+        scored = seq.prompt_ids[1:] if seq.sampling.get("prompt_logprobs") and not at else []
+        return Token(token, detail(token, wanted), [detail(t, wanted) for t in scored])
+
+
+def detail(token: int, wanted: int) -> FakeDetail:
+    """Return what the fake model tells: the token itself is the likeliest, with the log of 1/2."""
+    others = [((token + i) % 256, -1.0 - i) for i in range(1, wanted)]
+    return FakeDetail(token, -0.5, ((token, -0.5), *others)[:wanted])
 
 
 def fake_engine(
@@ -143,10 +168,18 @@ def fake_engine(
     def make_inference(
         prompt: str, num_tokens: int, prompt_ids: list[int], **options: Any
     ) -> Inference:
-        sampling = {
-            k: options.pop(k) for k in ("temperature", "top_k", "top_p", "seed", "ignore_eos")
+        sampling = {k: options.pop(k) for k in SAMPLING & options.keys()}
+        written = {
+            k: options.pop(k)
+            for k in ("stops", "stop_ids", "keep_stop", "min_tokens")
+            if k in options
         }
-        text = FakeText(tokenizer, options.pop("stops"))
+        text = AnswerText(
+            tokenizer,  # type: ignore[arg-type]
+            **written,
+            eot_id=None if sampling.get("ignore_eos", True) else tokenizer.eot_id,
+            hidden=[tokenizer.eot_id] if options.pop("hide_special", False) else (),
+        )
         return Inference(prompt, num_tokens, prompt_ids, sampling=sampling, text=text, **options)
 
     manager = BatchingManager(

@@ -29,7 +29,7 @@ LAW: dict[str, set[str]] = {
     "batching": {"inference", "pacing", "scheduling"},
     "stats": {"scheduling"},
     "config": {"dotenv"},
-    "api": {"batching", "stats", "config"} | WEB,
+    "api": {"batching", "inference", "stats", "config"} | WEB,
     "banner": {"api", "config"},
     "worker": {"gunicorn"},
 }

@@ -1,0 +1,172 @@
+"""POST /v1/chat/completions: a conversation as plain text, since GPT-2 has no format for one.
+
+The template is fixed and never comes from a request: a line `System: ...`, `User: ...` or `Assistant: ...` for each
+message, then `Assistant:`; the answer ends before a line that begins with `User:`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from flask import Blueprint, Response, g, jsonify, request
+
+from api import body, generation, streaming
+from api.errors import ApiError
+from api.generation import Ask, Job, Prompt
+from api.openai import (
+    USAGE,
+    check_sampled,
+    choose,
+    ignored_here,
+    options_of,
+    stream_options,
+    too_many_at_least,
+    usage,
+)
+from api.openapi import Operation
+from api.schemas import ChatRequest
+from api.schemas.openai import UNSUPPORTED_CHAT, Message
+from api.service import Engine, Service
+from api.streaming import Follower, Growth, dumps
+from inference import Inference
+
+EXAMPLE = '{"messages": [{"role": "user", "content": "Who are you?"}]}'
+STOP = "\nUser:"
+OPERATIONS = [
+    Operation(
+        "post", "/v1/chat/completions", "answer a conversation, by one fixed plain template", "openai",
+        body=ChatRequest, generates=True, streams=True,
+        example={"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 8},
+        answer={
+            "type": "object", "required": ["id", "object", "created", "model", "choices", "usage"],
+            "properties": {"object": {"const": "chat.completion"}, "choices": {"type": "array"}, "usage": USAGE},
+        },
+    ),
+]  # fmt: skip
+
+
+def blueprint(service: Service) -> Blueprint:
+    routes = Blueprint("chat", __name__)
+
+    @routes.post("/v1/chat/completions")
+    def chat() -> Response:
+        engine = generation.ready_engine(service)
+        fields = body.take(request, EXAMPLE)
+        harmless = body.refuse_unsupported(fields, UNSUPPORTED_CHAT)
+        asked, ignored = body.validate(ChatRequest, fields)
+        generation.check_model(engine, asked.model)
+        check_sampled(asked)
+        job = generation.start(service, engine, ask_of(engine, asked), streams=asked.stream)
+        writer = ChatWriter(engine, job, asked)
+        reply = writer.stream() if asked.stream else writer.whole()
+        names = [n for n in ignored if n not in harmless] + ignored_here(asked)
+        return body.name_ignored(reply, names)
+
+    return routes
+
+
+def plain(messages: list[Message]) -> str:
+    """Return a conversation as text."""
+    lines = [f"{message.role.capitalize()}: {message.content}" for message in messages]
+    return "\n".join([*lines, "Assistant:"])
+
+
+def ask_of(engine: Engine, asked: ChatRequest) -> Ask:
+    given = [n for n in (asked.max_completion_tokens, asked.max_tokens) if n is not None]
+    if len(set(given)) > 1:
+        raise ApiError(
+            f"max_tokens is {str(asked.max_tokens)[:40]} and max_completion_tokens is "
+            f"{str(asked.max_completion_tokens)[:40]}; they are the same. Send one of them", param="max_tokens",
+        )  # fmt: skip
+    most = given[0] if given else None
+    if most is not None and asked.min_tokens > most:
+        raise too_many_at_least(asked.min_tokens, most)
+    options = options_of(engine, asked)
+    options["stops"] = [*asked.stop, STOP]
+    text = plain(asked.messages)
+    ids = generation.encode(
+        engine,
+        text,
+        special=engine.special_end,
+        keep=asked.truncate_prompt_tokens,
+        param="messages",
+    )
+    return Ask(
+        [Prompt(text, ids)], most, "max_tokens", options,
+        n=asked.n, best_of=asked.n, seed=asked.seed, timeout_s=asked.timeout_s,
+    )  # fmt: skip
+
+
+class ChatWriter:
+    """Writes the answer to one chat request, whole or in chunks."""
+
+    def __init__(self, engine: Engine, job: Job, asked: ChatRequest) -> None:
+        self.job = job
+        self.asked = asked
+        self.head = {
+            "id": f"chatcmpl-{g.request_id}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": engine.served_name,
+        }
+        self._usage_last, self._usage_always = stream_options(asked)
+        self._begun: set[int] = set()
+
+    def whole(self) -> Response:
+        self.job.wait()
+        choices = [self._choice(i, inference) for i, inference in enumerate(choose(self.job))]
+        total = usage(self.job, self.job.inferences)
+        return jsonify(
+            {**self.head, "system_fingerprint": None, "choices": choices, "usage": total}
+        )
+
+    def _choice(self, index: int, inference: Inference) -> dict[str, Any]:
+        choice = {
+            "index": index,
+            "message": {"role": "assistant", "content": inference.answer},
+            "logprobs": None,
+            "finish_reason": inference.finish_reason,
+            "stop_reason": inference.stop_reason,
+        }
+        if self.asked.return_token_ids:
+            choice["token_ids"] = inference.output_ids
+        return choice
+
+    def stream(self) -> Response:
+        self.head["object"] = "chat.completion.chunk"
+        followers = [
+            Follower(i, inference, scored=self.asked.return_token_ids, every_token=False)
+            for i, inference in enumerate(self.job.inferences)
+        ]
+        return streaming.respond(
+            self.job, followers, self._chunk, self._end, tokens_together=self.asked.stream_interval
+        )
+
+    def _chunk(self, growth: Growth) -> bytes:
+        """Return one choice's event; the first has the role and text too, so that it tells the first token's time."""
+        inference = self.job.inferences[growth.index]
+        delta: dict[str, Any] = {"content": growth.text}
+        if growth.index not in self._begun:
+            self._begun.add(growth.index)
+            delta = {"role": "assistant"} | delta
+        choice = {
+            "index": growth.index,
+            "delta": delta,
+            "logprobs": None,
+            "finish_reason": inference.finish_reason if growth.ended else None,
+            "stop_reason": inference.stop_reason if growth.ended else None,
+        }
+        if self.asked.return_token_ids:
+            choice["token_ids"] = inference.sequence.output_ids[growth.start : growth.stop]
+        chunk: dict[str, Any] = {**self.head, "choices": [choice]}
+        if self._usage_last:
+            so_far = usage(self.job, self.job.inferences, ready=True)
+            chunk["usage"] = so_far if self._usage_always else None
+        return f"data: {dumps(chunk)}\n\n".encode()
+
+    def _end(self) -> bytes:
+        if not self._usage_last:
+            return b"data: [DONE]\n\n"
+        total = {**self.head, "choices": [], "usage": usage(self.job, self.job.inferences)}
+        return streaming.event(total) + b"data: [DONE]\n\n"

@@ -1,0 +1,249 @@
+"""What all dialects share: from a checked request to inferences in the queue, and from these to an answer.
+
+It must not know what the request looked like on the wire, nor what its answer will.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from flask import g
+
+from api import errors
+from api.errors import ApiError
+from api.service import Engine, Service
+from batching import Inference, InferenceError
+from inference import Bell, too_late
+
+GREEDY_BELOW = 1e-5  # a temperature that differs from 0 by less is 0
+HOTTEST = 1e6  # beyond it all tokens are as likely as they get
+SEED_BITS = 63
+
+
+class Prompt(NamedTuple):
+    """A prompt as text and as ids."""
+
+    text: str
+    ids: list[int]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What one request asks for, whatever its dialect; `options` are those of `make_inference`.
+
+    `name` is what the dialect calls the number of tokens; None for that number is all the room there is.
+    Of `best_of` answers to each prompt, those with the highest score are kept: `n`.
+    """
+
+    prompts: list[Prompt]
+    max_tokens: int | None
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    n: int = 1
+    best_of: int = 1
+    seed: int | None = None
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request whose inferences are in the queue: `best_of` for each prompt, in order."""
+
+    ask: Ask
+    inferences: list[Inference]
+    bell: Bell | None
+    limit: float  # seconds that the server grants
+    seeds: list[int]
+
+    @property
+    def groups(self) -> list[list[Inference]]:
+        """The inferences of each prompt."""
+        size = self.ask.best_of
+        return [self.inferences[i : i + size] for i in range(0, len(self.inferences), size)]
+
+    @property
+    def arrived_at(self) -> float:
+        return self.inferences[0].sequence.arrived_at
+
+    @property
+    def own_limit(self) -> float | None:
+        """The seconds after which it ends with what it has, if that is before the server's limit."""
+        own = self.ask.timeout_s
+        return own if own is not None and own < self.limit else None
+
+    def cancel(self, error: InferenceError | None = None) -> None:
+        """End what has not ended."""
+        for inference in self.inferences:
+            if not inference.is_finished:
+                inference.cancel(error)
+
+    def end_early(self) -> None:
+        """Let what has not ended end with what it has."""
+        for inference in self.inferences:
+            inference.end_early()
+
+    def wait(self) -> None:
+        """Return when all have ended well; ApiError when one has not, and the others are cancelled."""
+        own = self.own_limit
+        if own is not None:
+            end = self.arrived_at + own
+            if not all(
+                i.event_obj.wait(max(0.0, end - time.perf_counter())) for i in self.inferences
+            ):
+                self.end_early()
+        end = self.arrived_at + self.limit
+        try:
+            for inference in self.inferences:
+                if not inference.event_obj.wait(max(0.0, end - time.perf_counter())):
+                    inference.cancel(too_late(self.limit))
+                if inference.error is not None:
+                    raise inference.error
+        except InferenceError as error:
+            self.cancel(error)
+            raise errors.from_inference(error) from None
+
+
+def ready_engine(service: Service) -> Engine:
+    """Return the engine, or raise 503 with the reason."""
+    status, reason = service.status()
+    if service.engine is None or status != "ok":
+        raise ApiError(f"the server is {status}: {reason}. Try again", type="unavailable_error")
+    return service.engine
+
+
+def check_model(engine: Engine, asked: str | None) -> None:
+    """Raise 404 when another model is asked for than the one that is served."""
+    if asked is not None and asked != engine.served_name:
+        raise ApiError(
+            f"there is no model {errors.shown(asked)}. Use {engine.served_name!r}, or leave model out",
+            type="not_found_error", param="model", code="model_not_found",
+        )  # fmt: skip
+
+
+def encode(
+    engine: Engine, text: str, *, special: bool, keep: int | None = None, param: str = "prompt"
+) -> list[int]:
+    """Return a text's ids, or the last `keep` of them; what cannot fit the context is not even tokenized.
+
+    With `special` the text of end-of-text is that token.
+    """
+    most = engine.context * engine.tokenizer.longest_token
+    size = len(text.encode("utf-8", "replace"))
+    if keep is None and size > most:
+        raise ApiError(
+            f"{param} has {size:,} bytes, a context of {engine.context:,} tokens holds {most:,} at most. "
+            f"Shorten the {'prompt' if param == 'prompt' else param}",
+            param=param, code="context_length_exceeded",
+        )  # fmt: skip
+    ids = tokenize(engine, text, special=special, param=param)
+    return ids if keep is None else ids[-keep:]
+
+
+def tokenize(engine: Engine, text: str, *, special: bool, param: str) -> list[int]:
+    """Return a text's ids, however many; ApiError for what the tokenizer cannot take."""
+    try:
+        text.encode("utf-8")
+        return engine.tokenizer.encode(text, "special" if special else "text")
+    except ValueError as error:
+        raise ApiError(f"{param} cannot be tokenized: {str(error)[:200]}", param=param) from None
+
+
+def check_ids(engine: Engine, ids: Sequence[int], param: str) -> None:
+    """Raise ApiError when an id is none of the model's."""
+    size = engine.vocabulary or engine.tokenizer.vocab_size
+    bad = next((token for token in ids if not 0 <= token < size), None)
+    if bad is not None:
+        raise ApiError(
+            f"{param} has the token id {errors.shown(bad)}, the model has {size:,}. Use ids from 0 to "
+            f"{size - 1}", param=param,
+        )  # fmt: skip
+
+
+def fit(engine: Engine, prompt: Prompt, asked: int | None, name: str, param: str = "prompt") -> int:
+    """Return how many tokens to generate; ApiError when prompt and answer do not fit the context."""
+    room = engine.context - len(prompt.ids)
+    if asked is None and room > 0:
+        return room
+    asked = 1 if asked is None else asked
+    if asked <= room and (room > 0 or asked == 0):
+        return asked
+    remedy = (
+        f"Shorten the prompt or ask for at most {room:,} tokens"
+        if room > 0
+        else f"Shorten the prompt to at most {engine.context - 1:,} tokens"
+    )
+    number = f"{asked:,}" if asked < 10**18 else errors.shown(asked)
+    raise ApiError(
+        f"{param} has {len(prompt.ids):,} tokens and {name} is {number}; together they may be "
+        f"{engine.context:,} at most. {remedy}",
+        param=name if room > 0 else param, code="context_length_exceeded",
+    )  # fmt: skip
+
+
+def start(service: Service, engine: Engine, ask: Ask, *, streams: bool = False) -> Job:
+    """Put a request's inferences into the queue, all or none."""
+    lengths = [fit(engine, prompt, ask.max_tokens, ask.name) for prompt in ask.prompts]
+    bell = Bell() if streams else None
+    options = dict(ask.options)
+    if "temperature" in options:
+        heat = options["temperature"]
+        options["temperature"] = 0.0 if heat < GREEDY_BELOW else min(heat, HOTTEST)
+    if bell is not None:
+        options["bell"] = bell
+    inferences, seeds = [], []
+    id = g.request_id
+    for prompt, length in zip(ask.prompts, lengths):
+        seed = secrets.randbits(SEED_BITS) if ask.seed is None else ask.seed
+        for j in range(ask.best_of):
+            seeds.append(seed_of(seed, j))
+            inferences.append(
+                engine.make_inference(
+                    prompt.text, length, prompt.ids, seed=seeds[-1],
+                    id=f"{id}-{len(inferences)}" if inferences else id, **options,
+                )
+            )  # fmt: skip
+    try:
+        engine.manager.enqueue_all(inferences)
+    except InferenceError as error:
+        raise errors.from_inference(error) from None
+    return Job(ask, inferences, bell, service.config.request_timeout, seeds)
+
+
+def seed_of(seed: int, j: int) -> int:
+    """Return the seed of answer j: the request's own for the first, and one far from all others for the rest."""
+    if j == 0:
+        return seed
+    return int.from_bytes(hashlib.sha256(f"{seed} {j}".encode()).digest()[:8], "little") >> 1
+
+
+def timings(inference: Inference) -> dict[str, float | int | None]:
+    """Return where a finished request's time went, in seconds, and in what company it ran."""
+    seq = inference.sequence
+    scheduled = seq.scheduled_at if seq.scheduled_at is not None else time.perf_counter()
+    first = seq.first_token_at if seq.first_token_at is not None else scheduled
+    last = seq.finished_at if seq.finished_at is not None else max(first, time.perf_counter())
+    return {
+        "queue_s": scheduled - seq.arrived_at,
+        "prefill_s": first - scheduled,
+        "decode_s": last - first,
+        "ttft_s": first - seq.arrived_at,
+        "total_s": last - seq.arrived_at,
+        "iterations": seq.iterations,
+        "batch_mean": seq.batch_sum / seq.iterations if seq.iterations else 0,
+        "batch_max": seq.batch_max,
+    }
+
+
+def mean_score(inference: Inference) -> float:
+    """Return the mean log probability of an answer's tokens, by which TGI ranks."""
+    return total_score(inference) / max(1, len(inference.details))
+
+
+def total_score(inference: Inference) -> float:
+    """Return the sum of the log probabilities of an answer's tokens, by which vLLM ranks."""
+    return sum(detail.logprob for detail in inference.details)

@@ -1,0 +1,85 @@
+"""Tokens and their log probabilities as the dialects write them.
+
+A token's text is what it adds to the text before it: nothing while a character is unfinished. It must not know how
+an answer travels.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from api.service import Tokenizer
+
+
+class Pieces:
+    """What each token adds to a text; the pieces join to it, but for a character that is never finished."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(self, token: int) -> str:
+        return self._decoder.decode(self._tokenizer.token_bytes(token))
+
+
+def token_name(tokenizer: Tokenizer, token: int) -> str:
+    """Return a token's own text, or `bytes:\\xNN` for one that is no text by itself."""
+    data = tokenizer.token_bytes(token)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+class Scored(NamedTuple):
+    """One token with what the model told of it; nothing is told of a prompt's first."""
+
+    token: int
+    detail: Any
+
+
+class Logprobs:
+    """Builds OpenAI's logprobs object of one answer, in one piece or in several that continue each other.
+
+    `offset` is the place of the first token in characters; `hidden` ids are left out.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, offset: int, hidden: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._offset = offset
+        self._hidden = hidden
+        self._pieces = Pieces(tokenizer)
+
+    def write(self, scored: Sequence[Scored]) -> dict[str, list[Any]]:
+        """Return the object of some tokens."""
+        written = [s for s in scored if s.token not in self._hidden]
+        offsets = []
+        for token, _ in written:
+            offsets.append(self._offset)
+            self._offset += len(self._pieces.add(token))
+        return {
+            "tokens": [token_name(self._tokenizer, token) for token, _ in written],
+            "token_logprobs": [d and d.logprob for _, d in written],
+            "top_logprobs": [self._top(token, d) for token, d in written],
+            "text_offset": offsets,
+        }
+
+    def _top(self, token: int, detail: Any) -> dict[str, float] | None:
+        if detail is None:
+            return None
+        names: dict[str, float] = {}
+        for id, value in (*detail.top, (token, detail.logprob)):
+            names.setdefault(token_name(self._tokenizer, id), value)
+        return names
+
+
+def join(first: dict[str, list[Any]], second: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return the logprobs object of a text that continues another."""
+    return {key: first[key] + second[key] for key in first}
+
+
+def prompt_scores(ids: Sequence[int], details: Sequence[Any]) -> list[Scored]:
+    """Return a prompt's tokens with what the model told of them: nothing of the first."""
+    return [Scored(token, detail) for token, detail in zip(ids, (None, *details))]

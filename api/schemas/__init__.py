@@ -1,0 +1,17 @@
+"""What a request may say in each dialect, checked before it takes a place in the queue."""
+
+from api.schemas.native import InferenceRequest
+from api.schemas.openai import ChatRequest, CompletionRequest
+from api.schemas.tgi import CompatRequest, GenerateParameters, GenerateRequest
+from api.schemas.tokens import DetokenizeRequest, TokenizeRequest
+
+__all__ = [
+    "ChatRequest",
+    "CompatRequest",
+    "CompletionRequest",
+    "DetokenizeRequest",
+    "GenerateParameters",
+    "GenerateRequest",
+    "InferenceRequest",
+    "TokenizeRequest",
+]

@@ -1,0 +1,161 @@
+"""The one table of what a field may hold: strict types, finite numbers, bounds (WIRE.md, section 5).
+
+A description completes the sentence "Send ..." in the message of a refusal.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, StrictBool, StrictStr, WithJsonSchema
+
+INT64 = 1 << 63
+MOST_PROMPTS = 64
+MOST_STOPS = 4
+LONGEST_STOP = 256
+MOST_BIASES = 300
+
+
+def whole(value: Any) -> Any:
+    """5.0 is 5; true is no number and "5" is no integer."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < INT64:
+        return int(value)
+    return value
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("must be a number")
+    if isinstance(value, int) and abs(value) > INT64:
+        raise ValueError("must be a number of reasonable size")
+    return float(value) + 0.0  # -0.0 is 0
+
+
+def _digits(value: Any) -> Any:
+    """The original passed num_tokens through int(), so that "10" was 10."""
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d{1,18}\s*", value):
+        return int(value)
+    return whole(value)
+
+
+def _list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _biases(value: Any) -> Any:
+    """{"50256": -100}: ids are text in JSON, and only those of plain digits are ids."""
+    if not isinstance(value, dict):
+        raise ValueError("must be an object")
+    if len(value) > MOST_BIASES:
+        raise ValueError(f"must have {MOST_BIASES} ids at most, has {len(value):,}")
+    biases = {}
+    for key, bias in value.items():
+        if not re.fullmatch(r"\d{1,18}", key):
+            raise ValueError(f"must have token ids as keys, has {key[:20]!r}")
+        if not -100 <= _number(bias) <= 100:
+            raise ValueError(f"must have values from -100 to 100, has {str(bias)[:20]}")
+        biases[int(key)] = float(bias)
+    return biases
+
+
+def prompts(value: Any) -> Any:
+    """Return the prompts that a text, a list of texts, token ids, or a list of lists of these are."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list):
+        raise ValueError("must be a text, a list of texts, token ids, or a list of lists of these")
+    if not value:
+        raise ValueError("must not be empty")
+    if not isinstance(value[0], str | list):
+        return [_ids(value)]
+    if len(value) > MOST_PROMPTS:
+        raise ValueError(f"must have {MOST_PROMPTS} prompts at most, has {len(value):,}")
+    if isinstance(value[0], list):
+        return [_ids(entry) for entry in value]
+    if not all(isinstance(entry, str) and entry for entry in value):
+        raise ValueError("must have only texts of at least one character")
+    return value
+
+
+def _ids(value: Any) -> list[int]:
+    if not isinstance(value, list):
+        raise ValueError("must not mix texts with token ids")
+    if not value:
+        raise ValueError("must not have an empty list of token ids")
+    if len(value) > 1 << 16:
+        raise ValueError(f"must be shorter than a list of {len(value):,}")
+    ids = [whole(token) for token in value]
+    for token in ids:
+        if type(token) is not int or not 0 <= token < INT64:
+            raise ValueError(f"must have token ids from 0 on, has {str(token)[:20]}")
+    return ids
+
+
+_TEXTS = {"type": "string", "minLength": 1}
+_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+PROMPT_SCHEMA = {
+    "anyOf": [
+        _TEXTS,
+        {"type": "array", "items": _TEXTS, "minItems": 1, "maxItems": MOST_PROMPTS},
+        _TOKENS,
+        {"type": "array", "items": _TOKENS, "minItems": 1, "maxItems": MOST_PROMPTS},
+    ]
+}
+BIAS_SCHEMA = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]{1,18}$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "maxProperties": MOST_BIASES,
+}
+
+Whole = Annotated[int, BeforeValidator(whole), Field(strict=True)]
+Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+Flag = StrictBool
+Seconds = Annotated[Number, Field(gt=0)]
+Int64 = Annotated[Whole, Field(ge=-INT64, lt=INT64)]
+Text = Annotated[StrictStr, Field(min_length=1)]
+Name = Annotated[StrictStr, Field(max_length=256)]
+RequestId = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
+Prompts = Annotated[list[Any], BeforeValidator(prompts), WithJsonSchema(PROMPT_SCHEMA)]
+Biases = Annotated[dict[int, float], BeforeValidator(_biases), WithJsonSchema(BIAS_SCHEMA)]
+Digits = Annotated[int, BeforeValidator(_digits), Field(strict=True, ge=1)]
+
+StopText = Annotated[StrictStr, Field(min_length=1, max_length=LONGEST_STOP)]
+StopList = Annotated[list[StopText], Field(max_length=MOST_STOPS)]
+Stops = Annotated[
+    list[StopText],
+    BeforeValidator(_list),
+    Field(max_length=MOST_STOPS),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1, "maxLength": LONGEST_STOP},
+                {
+                    "type": "array",
+                    "items": {"type": "string", "minLength": 1, "maxLength": LONGEST_STOP},
+                    "maxItems": MOST_STOPS,
+                },
+            ]
+        }
+    ),
+]
+Ids = Annotated[list[Annotated[Whole, Field(ge=0, lt=INT64)]], Field(max_length=1 << 16)]
+
+Temperature = Annotated[Number, Field(ge=0, le=2)]
+TopP = Annotated[Number, Field(gt=0, le=1)]
+TopK = Annotated[Whole, Field(ge=-1, lt=1 << 31)]
+MinP = Annotated[Number, Field(ge=0, le=1)]
+Penalty = Annotated[Number, Field(ge=-2, le=2)]
+Above0 = Annotated[Number, Field(gt=0, le=1e6)]
+
+TEMPERATURE = "a number from 0 (greedy) to 2"
+TOP_P = "a number above 0, 1 at most"
+TOP_K = "a whole number of candidates, 0 or -1 for all"
+SEED = "a whole number of 64 bits"
+STOP = "a text, or a list of at most 4, each of 1 to 256 characters"
+FLAG = "true or false, without quotes"
+USER = "a text of at most 256 characters"
+SECONDS = "a number of seconds above 0"
+PROMPT = "a text of at least one character"
+PENALTY = "a number from -2 to 2"

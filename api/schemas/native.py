@@ -1,0 +1,26 @@
+"""What a request to /inference may say."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.schemas import fields as f
+
+
+class InferenceRequest(BaseModel):
+    """The original's request with its two fields, and what has been added to it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    prompt: f.Text = Field(description=f.PROMPT)
+    num_tokens: f.Digits = Field(description="a whole number of tokens to generate, at least 1")
+    temperature: f.Temperature = Field(1.0, description=f.TEMPERATURE)
+    top_k: f.TopK = Field(0, description=f.TOP_K)
+    top_p: f.TopP = Field(1.0, description=f.TOP_P)
+    seed: f.Int64 | None = Field(None, description=f.SEED)
+    stop: f.Stops = Field([], description=f.STOP)
+    ignore_eos: f.Flag = Field(True, description=f.FLAG)
+    stream: f.Flag = Field(False, description=f.FLAG)
+    timeout_s: f.Seconds | None = Field(None, description=f.SECONDS)
+    priority: f.Int64 = Field(0, description=f.SEED)
+    user: f.Name = Field("", description=f.USER)

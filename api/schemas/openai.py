@@ -1,0 +1,160 @@
+"""What requests in OpenAI's dialect may say, vLLM's extras among it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr, WithJsonSchema
+
+from api.schemas import fields as f
+
+MOST_MESSAGES = 1024
+
+
+class StreamOptions(BaseModel):
+    """How much a stream tells of its usage."""
+
+    include_usage: f.Flag = Field(False, description=f.FLAG)
+    continuous_usage_stats: f.Flag = Field(False, description=f.FLAG)
+
+
+class Sampled(BaseModel):
+    """What completions and chat have in common."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: f.Name | None = Field(None, description="the name of the served model, or nothing")
+    temperature: f.Temperature = Field(1.0, description=f.TEMPERATURE)
+    top_p: f.TopP = Field(1.0, description=f.TOP_P)
+    n: Annotated[f.Whole, Field(ge=1, le=16)] = Field(1, description="a whole number from 1 to 16")
+    stream: f.Flag = Field(False, description=f.FLAG)
+    stream_options: StreamOptions | None = Field(
+        None, description='an object such as {"include_usage": true}'
+    )
+    stop: f.Stops = Field([], description=f.STOP)
+    presence_penalty: f.Penalty = Field(0.0, description=f.PENALTY)
+    frequency_penalty: f.Penalty = Field(0.0, description=f.PENALTY)
+    logit_bias: f.Biases = Field(
+        {}, description='an object such as {"50256": -100}, of 300 ids at most'
+    )
+    seed: f.Int64 | None = Field(None, description=f.SEED)
+    user: f.Name = Field("", description=f.USER)
+    top_k: f.TopK = Field(0, description=f.TOP_K)
+    min_p: f.MinP = Field(0.0, description="a number from 0 to 1")
+    repetition_penalty: f.Above0 = Field(1.0, description="a number above 0")
+    ignore_eos: f.Flag = Field(False, description=f.FLAG)
+    min_tokens: Annotated[f.Whole, Field(ge=0)] = Field(
+        0, description="a whole number from 0 to max_tokens"
+    )
+    stop_token_ids: Annotated[f.Ids, Field(max_length=64)] = Field(
+        [], description="a list of at most 64 token ids"
+    )
+    include_stop_str_in_output: f.Flag = Field(False, description=f.FLAG)
+    skip_special_tokens: f.Flag = Field(True, description=f.FLAG)
+    priority: f.Int64 = Field(0, description=f.SEED)
+    request_id: f.RequestId | None = Field(
+        None, description="1 to 128 letters, digits and any of . _ : -"
+    )
+    truncate_prompt_tokens: Annotated[f.Whole, Field(ge=1, lt=1 << 31)] | None = Field(
+        None, description="a whole number of tokens to keep, at least 1"
+    )
+    return_token_ids: f.Flag = Field(False, description=f.FLAG)
+    stream_interval: Annotated[f.Whole, Field(ge=1, le=1024)] | None = Field(
+        None, description="a whole number of tokens, 1 to 1024, that make a chunk"
+    )
+    timeout_s: f.Seconds | None = Field(None, description=f.SECONDS)
+
+
+class CompletionRequest(Sampled):
+    """POST /v1/completions."""
+
+    prompt: f.Prompts = Field(
+        description="a text of at least one character, a list of at most 64, token ids, or lists of these"
+    )
+    max_tokens: Annotated[f.Whole, Field(ge=0)] = Field(
+        16, description="a whole number of tokens to generate, at least 1 (0 with echo)"
+    )
+    best_of: Annotated[f.Whole, Field(ge=1, le=20)] | None = Field(
+        None, description="a whole number from n to 20"
+    )
+    logprobs: Annotated[f.Whole, Field(ge=0, le=5)] | None = Field(
+        None, description="a whole number from 0 to 5"
+    )
+    echo: f.Flag = Field(False, description=f.FLAG)
+
+
+def _content(value: Any) -> Any:
+    """Return the text of a message: a string, or the parts of one."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value or len(value) > MOST_MESSAGES:
+        raise ValueError("must be a text or a list of text parts")
+    texts = []
+    for part in value:
+        text = part.get("text") if isinstance(part, dict) else None
+        if not isinstance(text, str) or part.get("type") != "text":
+            raise ValueError('must have only parts such as {"type": "text", "text": "..."}')
+        texts.append(text)
+    return "".join(texts)
+
+
+CONTENT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": MOST_MESSAGES,
+            "items": {
+                "type": "object",
+                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                "required": ["type", "text"],
+            },
+        },
+    ]
+}
+
+
+class Message(BaseModel):
+    """One turn of a conversation."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["system", "user", "assistant"] = Field(description="system, user or assistant")
+    content: Annotated[StrictStr, BeforeValidator(_content), WithJsonSchema(CONTENT_SCHEMA)] = (
+        Field(description="a text, or a list of text parts")
+    )
+
+
+class ChatRequest(Sampled):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)] = Field(
+        description='a list such as [{"role": "user", "content": "..."}]'
+    )
+    max_tokens: Annotated[f.Whole, Field(ge=1)] | None = Field(
+        None, description="a whole number of tokens to generate, at least 1"
+    )
+    max_completion_tokens: Annotated[f.Whole, Field(ge=1)] | None = Field(
+        None, description="a whole number of tokens to generate, at least 1"
+    )
+
+
+# Known fields that would change the output and are not supported, each with the values that change nothing.
+_OFF = (False, [], {}, "", 0)
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "use_beam_search": _OFF, "length_penalty": (1, 1.0), "early_stopping": _OFF, "logits_processors": _OFF,
+    "bad_words": _OFF, "allowed_token_ids": (), "prompt_logprobs": (), "prompt_embeds": (),
+    "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (),
+    "structured_outputs": (), "response_format": (), "typical_p": (1, 1.0), "watermark": _OFF,
+    "logits_bias_type": (), "add_generation_prompt": (True,), "continue_final_message": _OFF,
+    "kv_transfer_params": (), "thinking_token_budget": (), "repetition_detection": (),
+}  # fmt: skip
+UNSUPPORTED_COMPLETION = {name: same for name, same in UNSUPPORTED.items() if "message" not in name
+                          and name != "add_generation_prompt"} | {"suffix": ()}  # fmt: skip
+UNSUPPORTED_CHAT = UNSUPPORTED | {
+    "tools": ([],), "tool_choice": ("none",), "functions": ([],), "function_call": ("none",), "logprobs": (False,),
+    "top_logprobs": (), "chat_template": (), "chat_template_kwargs": (), "documents": ([],), "echo": (False,),
+    "modalities": (["text"],), "audio": (), "prediction": (), "best_of": (1,), "reasoning_effort": (),
+    "media_io_kwargs": (), "mm_processor_kwargs": (), "include_reasoning": (True, False),
+}  # fmt: skip

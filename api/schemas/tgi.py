@@ -1,0 +1,72 @@
+"""What requests in TGI's dialect may say; its bounds differ from OpenAI's here and there."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.schemas import fields as f
+
+Fraction = Annotated[f.Number, Field(gt=0, lt=1)]
+FRACTION = "a number between 0 and 1, neither of them; leave it out for no limit"
+STOP_LIST = "a list of at most 4 texts, each of 1 to 256 characters"
+
+
+class GenerateParameters(BaseModel):
+    """How to generate."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    best_of: Annotated[f.Whole, Field(ge=1, le=4)] | None = Field(
+        None, description="a whole number from 1 to 4"
+    )
+    temperature: f.Above0 | None = Field(
+        None, description="a number above 0; leave it out for greedy"
+    )
+    repetition_penalty: f.Above0 | None = Field(None, description="a number above 0")
+    frequency_penalty: f.Penalty | None = Field(None, description=f.PENALTY)
+    top_k: Annotated[f.Whole, Field(gt=0, lt=1 << 31)] | None = Field(
+        None, description="a whole number of candidates, at least 1"
+    )
+    top_p: Fraction | None = Field(None, description=FRACTION)
+    typical_p: Fraction | None = Field(None, description=FRACTION)
+    do_sample: f.Flag = Field(False, description=f.FLAG)
+    max_new_tokens: Annotated[f.Whole, Field(ge=1)] | None = Field(
+        None, description="a whole number of tokens to generate, at least 1"
+    )
+    return_full_text: f.Flag = Field(False, description=f.FLAG)
+    stop: f.StopList | None = Field(None, description=STOP_LIST)
+    stop_sequences: f.StopList | None = Field(None, description=STOP_LIST)
+    truncate: Annotated[f.Whole, Field(ge=1, lt=1 << 31)] | None = Field(
+        None, description="a whole number of tokens to keep, at least 1"
+    )
+    watermark: f.Flag = Field(False, description=f.FLAG)
+    details: f.Flag = Field(False, description=f.FLAG)
+    decoder_input_details: f.Flag = Field(False, description=f.FLAG)
+    seed: Annotated[f.Whole, Field(ge=0, lt=1 << 64)] | None = Field(
+        None, description="a whole number from 0 to 2^64 - 1"
+    )
+    top_n_tokens: Annotated[f.Whole, Field(ge=1, le=5)] | None = Field(
+        None, description="a whole number from 1 to 5"
+    )
+
+
+class GenerateRequest(BaseModel):
+    """POST /generate and /generate_stream."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    inputs: f.Text = Field(description=f.PROMPT)
+    parameters: GenerateParameters | None = Field(
+        None, description='an object such as {"max_new_tokens": 20}'
+    )
+
+
+class CompatRequest(GenerateRequest):
+    """POST /, where the body says whether it streams."""
+
+    stream: f.Flag = Field(False, description=f.FLAG)
+
+
+UNSUPPORTED_PARAMETERS = {"watermark": (False,), "grammar": (), "adapter_id": ()}

@@ -1,0 +1,27 @@
+"""What requests to /tokenize and /detokenize may say."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, StrictStr
+
+from api.schemas import fields as f
+
+
+class TokenizeRequest(BaseModel):
+    """vLLM's form has a prompt, TGI's has inputs."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: f.Name | None = Field(None, description="the name of the served model, or nothing")
+    prompt: StrictStr | None = Field(None, description="a text")
+    inputs: StrictStr | None = Field(None, description="a text")
+    add_special_tokens: f.Flag = Field(True, description=f.FLAG)
+
+
+class DetokenizeRequest(BaseModel):
+    """Token ids to be made text."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: f.Name | None = Field(None, description="the name of the served model, or nothing")
+    tokens: f.Ids = Field(description="a list of token ids")
