@@ -23,6 +23,10 @@ class Plan:
     held: list[Sequence] = field(default_factory=list)
     padded: bool = False
     joined: list[Sequence] = field(default_factory=list)
+    paused: list[Sequence] = field(
+        default_factory=list
+    )  # they run, but compute nothing in this step
+    displaced: list[Sequence] = field(default_factory=list)
 
     @property
     def padding(self) -> int:
@@ -33,7 +37,7 @@ class Plan:
 
 
 class Member(NamedTuple):
-    """One slot's part in a step: phase is prefill, decode or held; computed and total count tokens."""
+    """One slot's part in a step: phase is prefill, decode, held or idle; computed and total count tokens."""
 
     id: str
     slot: int
@@ -44,7 +48,10 @@ class Member(NamedTuple):
 
 
 class SlotSteps(NamedTuple):
-    """How the slots of one step were spent; the five kinds add up to the number of slots."""
+    """How the slots of one step were spent; the five kinds add up to the number of slots.
+
+    A slot whose sequence computes nothing is idle; recomputed is the share of what had been computed before.
+    """
 
     useful: float = 0.0
     padding: float = 0.0
@@ -55,7 +62,10 @@ class SlotSteps(NamedTuple):
 
 @dataclass(slots=True)
 class Iteration:
-    """One step as it happened: `t` and `seconds` on the scheduler's clock, `queue` those left waiting."""
+    """One step as it happened: `t` and `seconds` on the scheduler's clock, `queue` those left waiting.
+
+    `displaced` were taken off their slots before it, and wait again.
+    """
 
     n: int
     t: float
@@ -68,10 +78,12 @@ class Iteration:
     slot_steps: SlotSteps
     pages_used: int
     pages_total: int
+    displaced: list[str] = field(default_factory=list)
 
     @property
     def batch_size(self) -> int:
-        return len(self.members)
+        """Rows that were computed, held ones too."""
+        return sum(1 for m in self.members if m.phase != "idle")
 
     @property
     def tokens(self) -> int:
@@ -79,6 +91,7 @@ class Iteration:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as `/events` and trace files have it."""
+        displaced = {"displaced": self.displaced} if self.displaced else {}
         return {
             "n": self.n,
             "t": self.t,
@@ -88,6 +101,7 @@ class Iteration:
             "members": [m._asdict() for m in self.members],
             "joined": self.joined,
             "left": [{"id": id, "reason": reason} for id, reason in self.left],
+            **displaced,
             "slot_steps": self.slot_steps._asdict(),
             "pages": {"used": self.pages_used, "total": self.pages_total},
         }

@@ -2,39 +2,71 @@
 
 A policy is one file in `policies/` with a class `Policy(scheduling.policy.Policy)` that overrides only what makes
 it itself. It reads no clock and no random generator: what it needs is passed in, what it remembers is its own.
+An order is such a class too, called `Order`, that decides who is first; `loop+order` inherits from both, the loop
+before the order, so whoever overrides an `on_...` hook calls `super()`'s as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
+from scheduling.iteration import Plan
+from scheduling.options import set_options
 from scheduling.sequence import Sequence
 
 
 class Room(NamedTuple):
-    """What is free before an iteration."""
+    """What is free before an iteration, and how many tokens one step may compute."""
 
     slots: int
     kv_tokens: int
+    tokens: int = 1 << 60
+    page_size: int = 1
+
+    def holds(self, tokens: int) -> bool:
+        """Whether so many tokens of one sequence fit into the free KV pages."""
+        return -(-tokens // self.page_size) * self.page_size <= self.kv_tokens
+
+    def less(self, tokens: int) -> Room:
+        """Return what is left when one more sequence has taken a slot and its pages."""
+        kv_tokens = self.kv_tokens - -(-tokens // self.page_size) * self.page_size
+        return Room(self.slots - 1, kv_tokens, self.tokens, self.page_size)
 
 
 class Policy:
     """Join and leave at any iteration, in order of arrival: the defaults are Orca's dynamic batching."""
 
     padded = False  # rows of a step are padded to the longest, and finished rows are computed on
+    closed = False  # nobody joins while somebody runs
+    apart = False  # a step computes prompts or decodes, never both
+    early = False  # who has all its tokens is answered at once, though its row stays
+    conserving = True  # no slot stays empty while the next in order fits
+    patience = (
+        0.0  # how long the oldest may wait though nobody runs; inf: until nobody comes any more
+    )
+    displaces = True  # `displace` may name somebody, where it is overridden
+    max_batched_tokens = 1 << 60  # tokens that one step may compute, where that is the policy's own
 
-    def __init__(self, max_batch_size: int) -> None:
+    draining = False  # nobody will arrive any more; the scheduler says so
+
+    def __init__(self, max_batch_size: int, **options: object) -> None:
         if max_batch_size < 1:
             raise ValueError(f"max_batch_size is {max_batch_size}, must be at least 1. Raise it")
         self.max_batch_size = max_batch_size
+        self.name = type(self).__module__.rpartition(".")[2].replace("_", "-")
+        self.cached_tokens: Callable[[Sequence], int] = lambda seq: 0  # the scheduler knows better
+        set_options(self, options)
 
-    @property
-    def name(self) -> str:
-        return type(self).__module__.rpartition(".")[2].replace("_", "-")
+    def refuse(self, seq: Sequence, now: float) -> bool:
+        """Return whether a sequence that arrives is turned away instead of waiting."""
+        return False
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
-        """Return who waits, first to join first; `waiting` comes in order of arrival."""
+        """Return who waits, first to join first; `waiting` comes in order of arrival.
+
+        It may be a generator: each is asked for when the one before has joined.
+        """
         return waiting
 
     def admit(
@@ -43,12 +75,28 @@ class Policy:
         """Return how many join now, from the head of the order, as far as their pages fit."""
         return min(len(waiting), room.slots)
 
+    def obstacle(self, seq: Sequence, running: list[Sequence], room: Room) -> str | None:
+        """Return what keeps the next in order from joining, one of WAIT_REASONS; None if nothing does.
+
+        Asked for each of those that `admit` counted; who joined before is among `running` already.
+        """
+        return None
+
+    def displace(
+        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
+    ) -> list[Sequence]:
+        """Return who is taken off its slot now, loses its pages, and computes all its tokens anew later."""
+        return []
+
     def share(self, running: list[Sequence], budget: int) -> list[int]:
         """Return how many tokens each running sequence computes in this step, 0 for none.
 
         Decodes come first, so that nobody's stream stalls; what is left of the budget goes to prompts in the
-        order of their admission, the last one cut (Sarathi-Serve, OSDI 2024; all of them whole: Orca).
+        order of their admission, the last one cut (Sarathi-Serve, OSDI 2024; all of them whole: Orca). A policy
+        that keeps them `apart` lets decodes pause while a prompt is computed (vLLM v0, TGI).
         """
+        if self.apart and any(seq.is_prefilling for seq in running):
+            return self._share_among_prompts(running, budget)
         left = budget - sum(1 for seq in running if seq.pending == 1 and not seq.is_finished)
         counts = []
         for seq in running:
@@ -56,6 +104,14 @@ class Policy:
             if count > 1:
                 count = max(0, min(count, left))
                 left -= count
+            counts.append(count)
+        return counts
+
+    def _share_among_prompts(self, running: list[Sequence], budget: int) -> list[int]:
+        counts = []
+        for seq in running:
+            count = min(seq.pending, budget) if seq.is_prefilling and not seq.is_finished else 0
+            budget -= count
             counts.append(count)
         return counts
 
@@ -70,8 +126,21 @@ class Policy:
     def on_arrival(self, seq: Sequence, now: float) -> None:
         """Take note of a new sequence."""
 
+    def on_admit(self, seq: Sequence, now: float) -> None:
+        """Take note of a sequence that joined; after a live switch also of those that run already."""
+
+    def on_displace(self, seq: Sequence, now: float) -> None:
+        """Take note of a sequence that was taken off its slot and waits again."""
+
     def on_token(self, seq: Sequence, now: float) -> None:
         """Take note of a generated token."""
 
+    def on_step(self, plan: Plan, now: float) -> None:
+        """Take note of a step that was computed from `plan.started_at` to now, before anybody leaves."""
+
     def on_finish(self, seq: Sequence, now: float) -> None:
         """Take note of a sequence that left, for whatever reason."""
+
+    def on_cancel(self, seq: Sequence, now: float) -> None:
+        """Take note of a sequence that left, waiting or running, without all its tokens."""
+        self.on_finish(seq, now)

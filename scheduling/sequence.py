@@ -29,12 +29,15 @@ class Sequence:
     sampling: Any = None
     client: str = ""
     priority: int = 0
+    deadline: float | None = None  # when its client wants the whole answer
 
     output_ids: list[int] = field(default_factory=list)
     details: list[Any] = field(default_factory=list)  # what the model tells of each output token
     prompt_details: list[Any] = field(default_factory=list)
     computed: int = 0  # tokens whose keys and values lie in the pages
     cached: int = 0  # of these, prompt tokens found in the prefix cache
+    displaced: int = 0  # how often it was taken off its slot
+    lost: int = 0  # tokens that had been computed when it was, and are computed again
     pages: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     slot: int = -1

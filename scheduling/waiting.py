@@ -24,28 +24,30 @@ class WaitClock:
 
     def tick(self, now: float, number: int) -> None:
         """Let time and iterations pass under the present reason."""
-        if self._now is not None:
-            self._seconds[self.reason] += now - self._now
-            self._iterations[self.reason] += number - self._number
+        if self._arrivals:
+            if self._now is not None:
+                self._seconds[self.reason] += now - self._now
+                self._iterations[self.reason] += number - self._number
+        else:  # nobody's waiting: time passes under no reason
+            self.reason = "policy_order"
         self._now, self._number = now, number
-        if not self._arrivals:
-            self.reason = "policy_order"
 
-    def arrive(self, seq: Sequence) -> None:
+    def arrive(self, seq: Sequence, at: float) -> None:
         if not self._arrivals:
             self.reason = "policy_order"
-        late = 0.0 if self._now is None else seq.arrived_at - self._now
+        late = 0.0 if self._now is None else at - self._now
         if self._now is None:
-            self._now = seq.arrived_at
+            self._now = at
         self._arrivals[seq] = self._totals(late)
 
     def leave(self, seq: Sequence, now: float) -> None:
-        """Write the time since `arrive` into `seq.waited`, by reason; the seconds sum to the queue time."""
+        """Add the time since `arrive` to `seq.waited`, by reason; the seconds sum to the queue time."""
         late = 0.0 if self._now is None else now - self._now
         came, gone = self._arrivals.pop(seq), self._totals(late)
         for reason, (i0, s0), (i1, s1) in zip(WAIT_REASONS, came, gone):
             if i1 > i0 or s1 - s0 > 1e-12:
-                seq.waited[reason] = (i1 - i0, s1 - s0)
+                iterations, seconds = seq.waited.get(reason, (0, 0.0))
+                seq.waited[reason] = (iterations + i1 - i0, seconds + s1 - s0)
 
     def _totals(self, late: float) -> Totals:
         return tuple(

@@ -1,0 +1,112 @@
+"""What a policy can be told: a default, bounds and one line of help, declared as attributes of its class.
+
+`delay: float = option(0.0, "seconds that ...", low=0.0)` in a class gives each of its objects a `delay`, read from
+text, held to its bounds, and told by `describe`. The type of the default is the type of the option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class OptionError(ValueError):
+    """An option that does not exist, or a value outside of its bounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: numbers lie in low..high, words are one of `choices`, a tuple is whole numbers with commas."""
+
+    default: Any
+    help: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+
+    @property
+    def bounds(self) -> str:
+        """Return what values are good, for people."""
+        if self.choices:
+            return " or ".join(self.choices)
+        if isinstance(self.default, bool):
+            return "on or off"
+        if isinstance(self.default, str):
+            return "text"
+        kind = "numbers with commas, each " if isinstance(self.default, tuple) else ""
+        ends = [f"at least {self.low:g}"] if self.low is not None else []
+        ends += [f"at most {self.high:g}"] if self.high is not None else []
+        return (kind + " and ".join(ends)) or "any number"
+
+    def read(self, name: str, value: object) -> Any:
+        """Return `value`, text or not, as what it stands for; OptionError when it is not a good one."""
+        try:
+            found = self._parse(value)
+        except (TypeError, ValueError):
+            found = None
+        parts = found if isinstance(found, tuple) else (found,)
+        if found is None or not all(self._is_good(part) for part in parts):
+            raise OptionError(
+                f"policy option {name} is {value!r}, must be {self.bounds} ({self.help}). "
+                f"Leave it out to have {self.default!r}"
+            )
+        return found
+
+    def _parse(self, value: object) -> Any:
+        if isinstance(self.default, bool):
+            words = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
+            return words.get(str(value).lower())
+        if isinstance(self.default, tuple):
+            parts = value.split(",") if isinstance(value, str) else value
+            return tuple(int(part) for part in parts if part != "")  # type: ignore[attr-defined]
+        if isinstance(self.default, int) and isinstance(value, float) and value != int(value):
+            return None
+        return type(self.default)(value)
+
+    def _is_good(self, value: Any) -> bool:
+        if isinstance(value, str):
+            return not self.choices or value in self.choices
+        low_enough = self.high is None or value <= self.high  # False for nan
+        return low_enough and (self.low is None or value >= self.low)
+
+
+def option(
+    default: T,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> T:
+    """Declare an option of a policy, as a class attribute."""
+    return Option(default, help, low, high, choices)  # type: ignore[return-value]
+
+
+def options_of(cls: type) -> dict[str, Option]:
+    """Return the options that a class and its bases declare, the bases' first."""
+    found: dict[str, Option] = {}
+    for base in reversed(cls.__mro__):
+        for name, value in vars(base).items():
+            if isinstance(value, Option):
+                found[name] = value
+            elif name in found:  # a class that gives it a fixed value has no such option any more
+                del found[name]
+    return found
+
+
+def set_options(target: object, given: Mapping[str, object]) -> None:
+    """Give `target` all its options: those given, checked, and the defaults of the rest."""
+    known = options_of(type(target))
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            guess = f" Did you mean {near[0]!r}?" if near else ""
+            owner = getattr(target, "name", type(target).__name__)
+            has = f"It has: {', '.join(known)}" if known else "It has none"
+            raise OptionError(f"policy {owner} has no option {name!r}.{guess} {has}")
+    for name, item in known.items():
+        setattr(target, name, item.read(name, given[name]) if name in given else item.default)
