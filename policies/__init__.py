@@ -1,34 +1,156 @@
-"""Batching policies, one a file: the file's name is the policy's name, a hyphen for each underscore.
+"""Batching policies: a loop, one a file here, or `loop+order` with an order from `policies/orders/`.
 
-There is no registry to edit: a new file here is a new policy.
+The file's name is the policy's name, a hyphen for each underscore. There is no registry to edit: a new file here is a
+new policy, and one of the user's own is named by its file (`path/to/my_policy.py`) or module (`my_package.my_policy`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import NamedTuple
 
+from scheduling.options import options_of
 from scheduling.policy import Policy
 
 
+class OptionInfo(NamedTuple):
+    """What can be said with `--policy-option option=value`."""
+
+    option: str
+    default: str
+    bounds: str
+    help: str
+
+
 def names() -> list[str]:
-    """Return the names of all policies."""
-    return sorted(p.stem.replace("_", "-") for p in Path(__file__).parent.glob("[!_]*.py"))
+    """Return the names of all loops."""
+    return _names_in(Path(__file__).parent)
 
 
-def check_name(name: str) -> None:
-    """Raise ValueError with the nearest match when there is no such policy."""
-    if name not in names():
-        near = get_close_matches(name, names(), 1)
-        guess = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown policy {name!r}.{guess} Use one of: {', '.join(names())}")
+def order_names() -> list[str]:
+    """Return the names of all orders, for `loop+order`."""
+    return _names_in(Path(__file__).parent / "orders")
 
 
-def get_policy(name: str, **options: Any) -> Policy:
-    """Return the policy called `name`, made with `options`."""
-    check_name(name)
-    policy = import_module(f"policies.{name.replace('-', '_')}").Policy(**options)
+def check_name(name: str, *, own: bool = True) -> None:
+    """Raise ValueError with the nearest match when there is no such policy.
+
+    `own=False` knows the policies of this package alone: no file and no module that somebody names is run.
+    """
+    loop, order = _split(name)
+    _check(loop, "policy", names(), own)
+    if order:
+        _check(order, "order", order_names(), own)
+
+
+def get_policy(
+    name: str,
+    max_batch_size: int = 32,
+    options: Mapping[str, object] | None = None,
+    *,
+    own: bool = True,
+    **more: object,
+) -> Policy:
+    """Return the policy called `name`, `loop` or `loop+order`, with `options`, which may be text.
+
+    ValueError says which name, option or value is wrong, and what would be right.
+    """
+    check_name(name, own=own)
+    given = {**(options or {}), **more}
+    loop, order = _split(name)
+    made = _class_of(loop, order)
+    policy = made(max_batch_size=max_batch_size, **given)
     assert isinstance(policy, Policy)
+    if order:
+        policy.name = f"{policy.name}+{_stem(order)}"
     return policy
+
+
+def describe(name: str) -> list[OptionInfo]:
+    """Return the options of a policy: name, default, bounds and help."""
+    check_name(name)
+    return [
+        OptionInfo(option, _text(item.default), item.bounds, item.help)
+        for option, item in options_of(_class_of(*_split(name))).items()
+    ]
+
+
+def summary(name: str) -> str:
+    """Return what a policy says of itself in one line."""
+    check_name(name)
+    doc = _module(_split(name)[0], "policies").__doc__ or ""
+    return doc.strip().partition("\n")[0]
+
+
+def _names_in(folder: Path) -> list[str]:
+    return sorted(p.stem.replace("_", "-") for p in folder.glob("[!_]*.py"))
+
+
+def _split(name: str) -> tuple[str, str]:
+    loop, plus, order = name.rpartition("+")
+    return (name, "") if not plus or _is_file(name) else (loop, order)
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".py") and Path(name).expanduser().is_file()
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return "." in name and not name.startswith(".") and find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _check(name: str, kind: str, known: list[str], own: bool) -> None:
+    if name in known or (own and (_is_file(name) or _is_module(name))):
+        return
+    if own and name.endswith(".py"):
+        raise ValueError(f"unknown {kind} {name!r}: there is no such file. Check the path")
+    near = get_close_matches(name, known, 1)
+    guess = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"unknown {kind} {name!r}.{guess} Use one of: {', '.join(known)}")
+
+
+def _module(name: str, room: str) -> ModuleType:
+    if _is_file(name):
+        path = Path(name).expanduser()
+        spec = spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    return import_module(name if "." in name else f"{room}.{name.replace('-', '_')}")
+
+
+def _stem(name: str) -> str:
+    return Path(name).stem if _is_file(name) else name.rpartition(".")[2]
+
+
+def _class_of(loop: str, order: str) -> type[Policy]:
+    """Return the class that decides as the loop does, among those that the order puts first."""
+    made = _find(_module(loop, "policies"), "Policy", loop)
+    if not order:
+        return made
+    first = _find(_module(order, "policies.orders"), "Order", order)
+    return type("Policy", (made, first), {"__module__": made.__module__})
+
+
+def _find(module: ModuleType, name: str, said: str) -> type[Policy]:
+    found = getattr(module, name, None)
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        raise ValueError(
+            f"{said} has no class {name} that inherits from scheduling.policy.Policy. Write "
+            f"`class {name}(policy.Policy)` in it"
+        )
+    return found
+
+
+def _text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

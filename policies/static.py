@@ -1,7 +1,8 @@
 """Static batching: a batch starts together, runs to its longest member, and is answered together.
 
 The batch is a rectangle, as in a classic server: prompts are padded to the longest, and members that have all their
-tokens are computed on (and counted as held) until everybody has. Nobody joins on the way.
+tokens are computed on (and counted as held) until everybody has. Nobody joins on the way. Greedy: an idle engine takes
+whoever waits, up to its slots, and never waits for company (bulk service).
 """
 
 from collections.abc import Collection
@@ -13,6 +14,8 @@ from scheduling.sequence import Sequence
 
 class Policy(policy.Policy):
     padded = True
+    closed = True
+    conserving = False
 
     def admit(
         self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float

@@ -256,7 +256,13 @@ def test_help_lists_the_policies_and_print_config_hides_the_key(tmp_path: Path) 
     [
         (
             ["dinamic"],
-            ["unknown policy 'dinamic'", "Did you mean 'dynamic'?", "dynamic, nobatch, static"],
+            [
+                "unknown policy 'dinamic'",
+                "Did you mean 'dynamic'?",
+                "dynamic, ",
+                "nobatch, ",
+                "static, ",
+            ],
         ),
         (["dynamic", "--prot", "1"], ["unknown flag --prot", "--port"]),
         (

@@ -1,0 +1,49 @@
+"""Dynamic batching that finds its batch size: one more while tokens come fast enough, half of it when not (AIMD).
+
+Every `every` steps that decode, the 99th percentile of their lengths, which is that of the gaps between tokens, is held
+against `target`. Who runs when the size is halved runs on; nobody joins until enough have left (Chiu and Jain 1989; for
+batch sizes Clipper, NSDI 2017).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from scheduling import policy
+from scheduling.iteration import Plan
+from scheduling.options import option
+from scheduling.policy import Room
+from scheduling.sequence import Sequence
+
+
+class Policy(policy.Policy):
+    conserving = False
+    target = option(0.05, "seconds between two tokens that 99 of 100 gaps keep", low=0.0)
+    every = option(20, "decoding steps between two looks at the gaps", low=1, high=10_000)
+
+    def __init__(self, max_batch_size: int, **options: object) -> None:
+        super().__init__(max_batch_size, **options)
+        self.limit = 1  # the batch size for now
+        self._gaps: list[tuple[float, int]] = []  # seconds of a step, and how many tokens it parted
+
+    def admit(
+        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
+    ) -> int:
+        return max(0, min(len(waiting), room.slots, self.limit - len(running)))
+
+    def on_step(self, plan: Plan, now: float) -> None:
+        super().on_step(plan, now)
+        decodes = sum(1 for seq in plan.sequences if len(seq.output_ids) > 1)
+        if not decodes:
+            return
+        self._gaps.append((now - plan.started_at, decodes))
+        if len(self._gaps) >= self.every:
+            self._adapt()
+            self._gaps.clear()
+
+    def _adapt(self) -> None:
+        slow = sum(tokens for gap, tokens in self._gaps if gap > self.target)
+        if 100 * slow > sum(tokens for _, tokens in self._gaps):
+            self.limit = max(1, self.limit // 2)
+        else:
+            self.limit = min(self.max_batch_size, self.limit + 1)

@@ -1,0 +1,21 @@
+"""Chunked prefill (Sarathi-Serve, OSDI 2024; vLLM V1): a step never computes more than C tokens.
+
+First one token for each decode, then the rest of the prompts that have begun, then new ones while C, slots and KV last;
+the last prompt is cut. A decode is never left out, so nobody's stream stalls for a whole prompt. With C without end it
+is `dynamic`.
+"""
+
+from __future__ import annotations
+
+from scheduling import policy
+from scheduling.options import option
+from scheduling.policy import Room
+from scheduling.sequence import Sequence
+
+
+class Policy(policy.Policy):
+    max_batched_tokens = option(512, "tokens that one step may compute", low=1)
+
+    def obstacle(self, seq: Sequence, running: list[Sequence], room: Room) -> str | None:
+        used = sum(other.pending for other in running)
+        return "token_budget" if used >= room.tokens else None

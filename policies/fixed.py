@@ -1,0 +1,39 @@
+"""Static batches of exactly k: nobody starts until k wait (bulk service with a fixed batch).
+
+A server must not keep the last ones for ever: when the oldest has waited for `flush` seconds, or when nobody will
+arrive any more, whoever waits makes a batch. The engine has k slots, or fewer if `max_batch_size` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from policies import static
+from scheduling.options import option
+from scheduling.policy import Room
+from scheduling.sequence import Sequence
+
+
+class Policy(static.Policy):
+    k = option(8, "requests that make a batch", low=1)
+    flush = option(1.0, "seconds after which the oldest waits no longer for company", low=0.0)
+
+    def __init__(self, max_batch_size: int, **options: object) -> None:
+        super().__init__(max_batch_size, **options)
+        self.k = self.max_batch_size = min(self.k, max_batch_size)
+        self.patience = self.flush
+
+    def admit(
+        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
+    ) -> int:
+        if running:
+            return 0
+        if len(waiting) >= self.k or self.draining or now >= self._flush_at(waiting):
+            return min(len(waiting), self.k)
+        return 0
+
+    def deadline(self, waiting: Collection[Sequence], now: float) -> float | None:
+        return self._flush_at(waiting)
+
+    def _flush_at(self, waiting: Collection[Sequence]) -> float:
+        return next(iter(waiting)).arrived_at + self.flush

@@ -1,0 +1,64 @@
+"""LightLLM's and S-LoRA's loop: try to admit every so many decodes, by the peak that the cache will reach.
+
+Admission is tried when nobody runs, or when `max_wait` decode steps have passed since somebody joined, and then in each
+step until somebody does. A candidate fits if the tokens in cache stay below `pool` to the end: with everybody sorted by
+the tokens to come, most first, max over k of (rest_k x k + sum of what the first k hold now). Who joins gets a step for
+its prompt, at most `batch_max_tokens` of them, in which the others pause. Nothing is ever displaced. A request that
+exceeds the pool runs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from scheduling import policy
+from scheduling.iteration import Plan
+from scheduling.options import option
+from scheduling.policy import Room
+from scheduling.sequence import Sequence
+
+
+class Policy(policy.Policy):
+    apart = True
+    conserving = False
+    max_wait = option(10, "decode steps between two admissions", low=0)
+    batch_max_tokens = option(3072, "prompt tokens that join at once", low=1)
+    pool = option(10_000, "KV tokens", low=1)
+    per_client = option(0, "KV tokens set aside for each client in the batch (adapters)", low=0)
+
+    def __init__(self, max_batch_size: int, **options: object) -> None:
+        super().__init__(max_batch_size, **options)
+        self._decodes = 0  # steps since somebody joined
+
+    def admit(
+        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
+    ) -> int:
+        due = not running or self._decodes >= self.max_wait
+        return min(len(waiting), room.slots) if due else 0
+
+    def obstacle(self, seq: Sequence, running: list[Sequence], room: Room) -> str | None:
+        prompts = [other.pending for other in running if other.is_prefilling]
+        most = min(self.batch_max_tokens, room.tokens)
+        if prompts and sum(prompts) + seq.pending > most:
+            return "token_budget"
+        batch = [*running, seq]
+        pool = self.pool - self.per_client * len({other.client for other in batch})
+        return "kv_full" if running and self._peak(batch) >= pool else None
+
+    @staticmethod
+    def _peak(batch: list[Sequence]) -> int:
+        """Return the most tokens that the cache will hold if nobody else joins."""
+        rests = sorted(((s.max_tokens - len(s.output_ids), s.length) for s in batch), reverse=True)
+        peak = held = 0
+        for k, (rest, length) in enumerate(rests, 1):
+            held += length - 1  # the newest token is not in the cache yet
+            peak = max(peak, rest * k + held)
+        return peak
+
+    def on_admit(self, seq: Sequence, now: float) -> None:
+        super().on_admit(seq, now)
+        self._decodes = 0
+
+    def on_step(self, plan: Plan, now: float) -> None:
+        super().on_step(plan, now)
+        self._decodes += any(len(seq.output_ids) > 1 for seq in plan.sequences)

@@ -1,0 +1,96 @@
+"""Orders that are fair between clients: a queue for each client, and an account of what each has been given."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator
+
+from scheduling import policy
+from scheduling.options import OptionError, option
+from scheduling.sequence import Sequence
+
+
+class Fair(policy.Policy):
+    """Serves the head of the queue of the client with the least `counter`; equal ones in the order first seen."""
+
+    weights = option("", "shares of clients that are not 1, as in alice:2,bob:0.5")
+
+    def __init__(self, max_batch_size: int, **options: object) -> None:
+        super().__init__(max_batch_size, **options)
+        self.counters: dict[str, float] = {}  # in the order in which clients were first seen
+        self._queues: dict[str, OrderedDict[Sequence, None]] = {}
+        self._weights = _parse_weights(self.weights)
+
+    def price_of_joining(self, seq: Sequence) -> float:
+        """Return what the admission of a sequence costs its client."""
+        raise NotImplementedError
+
+    def charge(self, client: str, price: float) -> None:
+        """Write a price on a client's account, a fraction of it for a client of more weight."""
+        self.counters[client] = self.counters.get(client, 0.0) + price / self._weight(client)
+
+    def _weight(self, client: str) -> float:
+        return self._weights.get(client, 1.0)
+
+    def backlogged(self) -> list[str]:
+        """Return the clients with somebody waiting, in the order first seen."""
+        return [client for client in self.counters if self._queues.get(client)]
+
+    def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
+        """Yield the heads of the queues; what does not join is passed over as if it had been charged."""
+        places: dict[str, Iterator[Sequence]] = {}
+        passed: dict[str, float] = {}
+        heads = {client: next(iter(self._queues[client])) for client in self.backlogged()}
+        while heads:
+            client = min(heads, key=lambda c: self.counters[c] + passed.get(c, 0.0))
+            seq = heads[client]
+            yield seq
+            if seq.state == "waiting":
+                price = self.price_of_joining(seq) / self._weight(client)
+                passed[client] = passed.get(client, 0.0) + price
+                places.setdefault(client, iter(list(self._queues[client])[1:]))
+            if client in places:
+                following = next(places[client], None)
+            else:
+                following = next(iter(self._queues[client]), None)
+            if following is None:
+                del heads[client]
+            else:
+                heads[client] = following
+
+    def on_arrival(self, seq: Sequence, now: float) -> None:
+        super().on_arrival(seq, now)
+        self.counters.setdefault(seq.client, 0.0)
+        self._queues.setdefault(seq.client, OrderedDict())[seq] = None
+
+    def on_displace(self, seq: Sequence, now: float) -> None:
+        super().on_displace(seq, now)
+        queue = self._queues.setdefault(seq.client, OrderedDict())
+        queue[seq] = None
+        queue.move_to_end(seq, last=False)
+
+    def on_admit(self, seq: Sequence, now: float) -> None:
+        super().on_admit(seq, now)
+        self._queues.setdefault(seq.client, OrderedDict()).pop(seq, None)
+        if not seq.displaced:  # what it loses by that is not its client's fault
+            self.charge(seq.client, self.price_of_joining(seq))
+
+    def on_cancel(self, seq: Sequence, now: float) -> None:
+        super().on_cancel(seq, now)
+        self._queues.get(seq.client, OrderedDict()).pop(seq, None)
+
+
+def _parse_weights(text: str) -> dict[str, float]:
+    weights: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        client, _, weight = part.rpartition(":")
+        try:
+            weights[client] = float(weight)
+        except ValueError:
+            weights[client] = 0.0
+        if not 0 < weights[client] < float("inf"):
+            raise OptionError(
+                f"policy option weights has {part!r}, must be client:weight with a weight above 0. "
+                "Write it as in alice:2,bob:0.5"
+            )
+    return weights

@@ -1,0 +1,91 @@
+"""Guesses of how many tokens a request will ask for in the end, for policies that go by length.
+
+The chance in them is a hash of the seed and the request's id, so that a prediction is the same in every run, and the
+same for a request whoever else is there. Whoever asks for a prediction must not look at `max_tokens` beside it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from hashlib import blake2b
+from math import cos, exp, log, pi, sqrt
+from typing import Any
+
+from scheduling import policy
+from scheduling.options import option
+from scheduling.sequence import Sequence
+
+PRIOR = 64.0  # tokens, where nothing is known yet
+
+
+def chance(seed: int, id: str, what: str = "") -> float:
+    """Return a number from (0, 1), which looks like chance and belongs to this seed and id."""
+    digest = blake2b(f"{seed}:{what}:{id}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") + 0.5) / 2.0**64
+
+
+def gauss(seed: int, id: str) -> float:
+    """Return a standard normal number of this seed and id (Box and Muller)."""
+    radius = sqrt(-2.0 * log(chance(seed, id, "radius")))
+    return radius * cos(2.0 * pi * chance(seed, id, "angle"))
+
+
+class Predicting(policy.Policy):
+    """Has `predict`; `predictor` says how good it is."""
+
+    predictor = option(
+        "oracle",
+        "what is known of a request's length: all, all but a log-normal error, a class, or its client's past",
+        choices=("oracle", "noisy", "classes", "mean"),
+    )
+    sigma = option(
+        0.5, "noisy: standard deviation of the logarithm of the error", low=0.0, high=10.0
+    )
+    classes = option(2, "classes: how many of equal width, up to `longest`", low=1, high=1000)
+    longest = option(128, "classes: the longest answer in tokens", low=1)
+    accuracy = option(
+        1.0, "classes: the share of requests that are put into the right one", low=0.0, high=1.0
+    )
+    recent = option(5, "mean: over so many of its client's last answers", low=1, high=100_000)
+    seed = option(0, "of what chance there is in predictions")
+
+    def __init__(self, max_batch_size: int, **options: object) -> None:
+        super().__init__(max_batch_size, **options)
+        self._predicted: dict[Sequence, float] = {}
+        self._past: dict[str, deque[int]] = {}
+        self._guess: Any = getattr(self, f"_{self.predictor}")
+
+    def predict(self, seq: Sequence) -> float:
+        """Return how many tokens this sequence will generate, as far as is known; the same at every call."""
+        found = self._predicted.get(seq)
+        if found is None:
+            found = self._predicted[seq] = self._guess(seq)
+        return found
+
+    def _oracle(self, seq: Sequence) -> float:
+        return float(seq.max_tokens)
+
+    def _noisy(self, seq: Sequence) -> float:
+        return seq.max_tokens * exp(self.sigma * gauss(self.seed, seq.id))
+
+    def _classes(self, seq: Sequence) -> float:
+        """Return the middle of the class that the sequence is put into."""
+        k = min(max(seq.max_tokens - 1, 0) * self.classes // self.longest, self.classes - 1)
+        if self.classes > 1 and chance(self.seed, seq.id, "right") >= self.accuracy:
+            k = (
+                k + 1 + int(chance(self.seed, seq.id, "class") * (self.classes - 1))
+            ) % self.classes
+        return (k + 0.5) * self.longest / self.classes
+
+    def _mean(self, seq: Sequence) -> float:
+        """Return the mean of the client's last answers; of everybody's while the client has none."""
+        past = self._past.get(seq.client) or self._past.get("")
+        return sum(past) / len(past) if past else PRIOR
+
+    def on_finish(self, seq: Sequence, now: float) -> None:
+        super().on_finish(seq, now)
+        self._predicted.pop(seq, None)
+        if self.predictor == "mean" and seq.finish_reason != "abort":
+            for client in {seq.client, ""}:
+                past = self._past.setdefault(client, deque(maxlen=self.recent))
+                past.append(len(seq.output_ids))

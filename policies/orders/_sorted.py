@@ -1,0 +1,74 @@
+"""Orders by a key that a sequence gets when it arrives: a sorted list, so that no step looks through the queue."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable, Iterator
+from itertools import count
+
+from scheduling import policy
+from scheduling.sequence import Sequence
+
+Entry = tuple[
+    float, int, Sequence
+]  # key, number of arrival, both negated: the first in order is the last here
+
+
+class Sorted(policy.Policy):
+    """Least key first, then by arrival. `first_of_all` may name somebody who goes before."""
+
+    def __init__(self, max_batch_size: int, **options: object) -> None:
+        super().__init__(max_batch_size, **options)
+        self._numbers = count()
+        self._entries: dict[Sequence, Entry] = {}
+        self._sorted: list[Entry] = []
+
+    def key(self, seq: Sequence, now: float) -> float:
+        """Return what the order goes by, asked once, when a sequence begins to wait."""
+        raise NotImplementedError
+
+    def first_of_all(self, waiting: Collection[Sequence], now: float) -> Sequence | None:
+        """Return who goes first whatever its key."""
+        return None
+
+    def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
+        first = self.first_of_all(waiting, now)
+        return self._by_key() if first is None else self._after(first)
+
+    def _by_key(self) -> Iterator[Sequence]:
+        entries = self._sorted
+        passed = 0  # of those at the end, who were yielded and did not join
+        while passed < len(entries):
+            entry = entries[-1 - passed]
+            yield entry[2]
+            if passed < len(entries) and entries[-1 - passed] is entry:
+                passed += 1
+
+    def _after(self, first: Sequence) -> Iterator[Sequence]:
+        yield first
+        yield from (seq for seq in self._by_key() if seq is not first)
+
+    def on_arrival(self, seq: Sequence, now: float) -> None:
+        super().on_arrival(seq, now)
+        self._put(seq, now)
+
+    def on_displace(self, seq: Sequence, now: float) -> None:
+        super().on_displace(seq, now)
+        self._put(seq, now)
+
+    def on_admit(self, seq: Sequence, now: float) -> None:
+        super().on_admit(seq, now)
+        self._drop(seq)
+
+    def on_cancel(self, seq: Sequence, now: float) -> None:
+        super().on_cancel(seq, now)
+        self._drop(seq)
+
+    def _put(self, seq: Sequence, now: float) -> None:
+        entry = self._entries[seq] = (-self.key(seq, now), -next(self._numbers), seq)
+        insort(self._sorted, entry)
+
+    def _drop(self, seq: Sequence) -> None:
+        entry = self._entries.pop(seq, None)
+        if entry is not None:
+            del self._sorted[bisect_left(self._sorted, entry)]

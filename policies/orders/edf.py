@@ -1,0 +1,20 @@
+"""Earliest deadline first (Liu and Layland 1973): by the time at which the whole answer is wanted.
+
+A request that names none is given `slo` seconds and `slo_per_token` for each token that it asks for.
+"""
+
+from __future__ import annotations
+
+from policies.orders._sorted import Sorted
+from scheduling.options import option
+from scheduling.sequence import Sequence
+
+
+class Order(Sorted):
+    slo = option(10.0, "seconds in which a request without a deadline is to be answered", low=0.0)
+    slo_per_token = option(0.0, "seconds more for each token", low=0.0)
+
+    def key(self, seq: Sequence, now: float) -> float:
+        if seq.deadline is not None:
+            return seq.deadline
+        return seq.arrived_at + self.slo + self.slo_per_token * seq.max_tokens

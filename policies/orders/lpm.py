@@ -1,0 +1,22 @@
+"""Longest prefix match (SGLang, arXiv 2312.07104): who finds most of its prompt in the cache goes first.
+
+Like prompts then run one after the other while their pages are still there. When more than `most` wait, looking for
+the longest costs more than it saves, and it is first come, first served (SGLang: 128).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from scheduling import policy
+from scheduling.options import option
+from scheduling.sequence import Sequence
+
+
+class Order(policy.Policy):
+    most = option(128, "waiting requests above which it is first come, first served", low=0)
+
+    def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
+        if len(waiting) > self.most:
+            return waiting
+        return sorted(waiting, key=self.cached_tokens, reverse=True)

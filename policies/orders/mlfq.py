@@ -1,0 +1,83 @@
+"""Skip-join multi-level feedback queue (FastServe, arXiv 2305.05920), for lengths that nobody knows.
+
+Level i has a quantum of `quantum` x 2^i seconds. A newcomer joins the first level whose quantum is at least the time of
+its own prompt, and sinks by one each time it has run for its level's quantum. A lower level gives its slots up to a
+higher one, and computes what it had anew later. Every `lift_every` steps, whoever has waited for more than `starving`
+seconds rises to the top. Who computes a prompt is left alone, so that everybody who joins moves on by a token at least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from policies.orders._sorted import Sorted
+from scheduling.iteration import Plan
+from scheduling.options import option
+from scheduling.policy import Room
+from scheduling.sequence import Sequence
+
+LEVELS = 32
+
+
+class Order(Sorted):
+    quantum = option(0.01, "seconds that the top level may run", low=1e-9)
+    prompt_pace = option(0.0005, "seconds that a prompt token is thought to take", low=0.0)
+    lift_every = option(1000, "steps between two looks for those who starve", low=1)
+    starving = option(3.0, "seconds of waiting after which a request is lifted to the top", low=0.0)
+
+    def __init__(self, max_batch_size: int, **options: object) -> None:
+        super().__init__(max_batch_size, **options)
+        self._level: dict[Sequence, int] = {}
+        self._used: dict[Sequence, float] = {}  # seconds at its level
+        self._since: dict[Sequence, float] = {}  # when it began to wait
+        self._steps = 0
+
+    def _level_of(self, seq: Sequence) -> int:
+        level = self._level.get(seq)
+        if level is None:
+            level, time = 0, len(seq.prompt_ids) * self.prompt_pace
+            while self.quantum * 2**level < time and level < LEVELS:
+                level += 1
+            self._level[seq], self._used[seq] = level, 0.0
+        return level
+
+    def key(self, seq: Sequence, now: float) -> float:
+        self._since[seq] = now
+        return self._level_of(seq)
+
+    def displace(
+        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
+    ) -> list[Sequence]:
+        if room.slots or not waiting or self.closed:
+            return []
+        may_go = [s for s in running if s.pending == 1 and s.output_ids and not s.is_finished]
+        lowest = sorted(may_go, key=self._level_of, reverse=True)
+        out = []
+        for seq, better in zip(lowest, self._by_key()):
+            if self._level_of(better) >= self._level_of(seq):
+                break
+            out.append(seq)
+        return out
+
+    def on_step(self, plan: Plan, now: float) -> None:
+        super().on_step(plan, now)
+        seconds = now - plan.started_at
+        for seq in plan.sequences:
+            level = self._level_of(seq)
+            self._used[seq] += seconds
+            if self._used[seq] > self.quantum * 2**level and level < LEVELS:
+                self._level[seq], self._used[seq] = level + 1, 0.0
+        self._steps += 1
+        if self._steps % self.lift_every == 0:
+            self._lift(now)
+
+    def _lift(self, now: float) -> None:
+        for seq in [s for s in self._entries if now - self._since[s] > self.starving]:
+            self._drop(seq)
+            self._level[seq], self._used[seq] = 0, 0.0
+            self._put(seq, now)
+
+    def on_finish(self, seq: Sequence, now: float) -> None:
+        super().on_finish(seq, now)
+        for kept in (self._level, self._used, self._since):
+            kept.pop(seq, None)

@@ -1,0 +1,18 @@
+"""By priority, the lower number first (Triton: 1 is the highest), first come first served within.
+
+With `aging`, a request rises by one level each time it has waited for so many seconds, so that none starves.
+"""
+
+from __future__ import annotations
+
+from policies.orders._sorted import Sorted
+from scheduling.options import option
+from scheduling.sequence import Sequence
+
+
+class Order(Sorted):
+    aging = option(0.0, "seconds of waiting that are worth one level, 0 for none", low=0.0)
+
+    def key(self, seq: Sequence, now: float) -> float:
+        """Return the level; all age alike, so it is enough to add the time of arrival once."""
+        return seq.priority + (seq.arrived_at / self.aging if self.aging else 0.0)

@@ -1,0 +1,47 @@
+"""Shortest remaining work first, with displacement (TRAIL, arXiv 2410.01035): the B with least predicted work left run.
+
+A running sequence gives up its slot to one with less work left, and computes what it had anew later; but only while its
+age, the tokens it has generated, is below `c` times its prediction: the nearer the end, the dearer the loss. Who computes
+a prompt is left alone, so that everybody who joins moves on by a token at least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from policies.orders._predictions import Predicting
+from policies.orders._sorted import Sorted
+from scheduling.options import option
+from scheduling.policy import Room
+from scheduling.sequence import Sequence
+
+
+class Order(Predicting, Sorted):
+    c = option(
+        0.8, "share of the predicted length after which nobody is displaced", low=0.0, high=1.0
+    )
+
+    def key(self, seq: Sequence, now: float) -> float:
+        return self.predict(seq) - len(seq.output_ids)
+
+    def displace(
+        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
+    ) -> list[Sequence]:
+        if room.slots or not waiting or self.closed:
+            return []
+        worst = sorted(
+            (s for s in running if self._may_go(s)), key=lambda s: self.key(s, now), reverse=True
+        )
+        out = []
+        for seq, better in zip(worst, self._by_key()):
+            if self._work(better, now) >= self._work(seq, now):
+                break
+            out.append(seq)
+        return out
+
+    def _work(self, seq: Sequence, now: float) -> float:
+        return self.key(seq, now)
+
+    def _may_go(self, seq: Sequence) -> bool:
+        age = len(seq.output_ids)
+        return seq.pending == 1 and 0 < age < self.c * self.predict(seq) and not seq.is_finished

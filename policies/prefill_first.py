@@ -1,0 +1,47 @@
+"""Prefill first (vLLM v0, SOSP 2023): a step computes prompts if anybody new fits, and tokens of all others if not.
+
+Decodes never share a step with prompt tokens; a stream of arrivals stalls everybody's tokens for whole prompts. Who
+waits joins while slots, KV and the tokens of one step last. With `kv_tokens`, sequences are admitted by the tokens they
+have now, as vLLM does, and when the KV is full the newest loses its slot and is computed anew later; without it, pages
+are reserved for the whole answer and nobody is displaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from scheduling import policy
+from scheduling.options import option
+from scheduling.policy import Room
+from scheduling.sequence import Sequence
+
+
+class Policy(policy.Policy):
+    apart = True
+    max_batched_tokens = option(2048, "prompt tokens that one step may compute", low=1)
+    kv_tokens = option(0, "KV tokens to fill and to displace by, 0 to go by the pages", low=0)
+
+    def __init__(self, max_batch_size: int, **options: object) -> None:
+        super().__init__(max_batch_size, **options)
+        self.displaces = self.kv_tokens > 0
+
+    def obstacle(self, seq: Sequence, running: list[Sequence], room: Room) -> str | None:
+        prompts = [other.pending for other in running if other.is_prefilling]
+        size = seq.pending - self.cached_tokens(seq)
+        if (prompts and sum(prompts) + size > room.tokens) or len(running) >= room.tokens:
+            return "token_budget"
+        used = sum(other.length for other in running) if self.kv_tokens else 0
+        if running and used + seq.length + len(running) >= self.kv_tokens > 0:
+            return "kv_full"
+        return None
+
+    def displace(
+        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
+    ) -> list[Sequence]:
+        live = [seq for seq in running if not seq.is_finished]
+        used = sum(seq.length for seq in live)
+        newest: list[Sequence] = []
+        while used > self.kv_tokens and len(live) > 1:
+            newest.append(live.pop())
+            used -= newest[-1].length
+        return newest

@@ -1,0 +1,64 @@
+"""Static batches that all run to the longest of the whole collection: Anyscale's naive baseline (2023).
+
+Everybody is collected first, until nobody will arrive any more, `n` wait, or the oldest has waited for `flush` seconds.
+Then come batches of `max_batch_size`, each decoded to the most tokens that anybody in the collection asked for. It is
+here to reproduce a published number, not to be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from policies import static
+from scheduling.iteration import Plan
+from scheduling.options import option
+from scheduling.policy import Room
+from scheduling.sequence import Sequence
+
+
+class Policy(static.Policy):
+    n = option(0, "requests to collect, 0 for as many as come", low=0)
+    flush = option(1.0, "seconds after which the oldest waits no longer for the rest", low=0.0)
+
+    def __init__(self, max_batch_size: int, **options: object) -> None:
+        super().__init__(max_batch_size, **options)
+        self.patience = self.flush
+        self._collected: dict[Sequence, None] = {}
+        self._longest = 0  # tokens of the longest of the collection
+        self._steps = 0  # of the present batch
+
+    def admit(
+        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
+    ) -> int:
+        if running:
+            return 0
+        if not self._collected and self._is_complete(waiting, now):
+            self._collected = dict.fromkeys(super().order(waiting, now))
+            self._longest = max(seq.max_tokens for seq in waiting)
+        self._steps = 0
+        return min(len(self._collected), room.slots)
+
+    def _is_complete(self, waiting: Collection[Sequence], now: float) -> bool:
+        enough = bool(self.n) and len(waiting) >= self.n
+        return enough or self.draining or now >= next(iter(waiting)).arrived_at + self.flush
+
+    def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
+        return list(self._collected)
+
+    def release(self, running: list[Sequence]) -> list[Sequence]:
+        return super().release(running) if self._steps >= self._longest else []
+
+    def deadline(self, waiting: Collection[Sequence], now: float) -> float | None:
+        return next(iter(waiting)).arrived_at + self.flush
+
+    def on_admit(self, seq: Sequence, now: float) -> None:
+        super().on_admit(seq, now)
+        self._collected.pop(seq, None)
+
+    def on_step(self, plan: Plan, now: float) -> None:
+        super().on_step(plan, now)
+        self._steps += 1
+
+    def on_cancel(self, seq: Sequence, now: float) -> None:
+        super().on_cancel(seq, now)
+        self._collected.pop(seq, None)

@@ -1,0 +1,76 @@
+"""TGI's queue (Hugging Face text-generation-inference, router/src/infer.rs): joining must be worth a pause.
+
+With n running, those who wait join only when at least floor(n x ratio) of them fit, or any of them when `max_waiting`
+decode steps have passed since somebody joined. Who joins gets a step for its prompt, in which the others pause, and a
+decode step follows before the next try. The prompts and answers in the batch are at most `max_total_tokens` long
+together; a request longer than that runs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import floor
+
+from scheduling import policy
+from scheduling.iteration import Plan
+from scheduling.options import option
+from scheduling.policy import Room
+from scheduling.sequence import Sequence
+
+
+class Policy(policy.Policy):
+    apart = True
+    conserving = False
+    ratio = option(0.3, "waiting requests it takes for each running one (1.2 in 2023)", low=0.0)
+    max_waiting = option(20, "decode steps after which any waiting request will do", low=0)
+    max_total_tokens = option(1 << 60, "prompt and answer tokens of a batch", low=1)
+
+    def __init__(self, max_batch_size: int, **options: object) -> None:
+        super().__init__(max_batch_size, **options)
+        self._decodes = 0  # steps since somebody joined
+
+    def admit(
+        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
+    ) -> int:
+        if not running:
+            return min(len(waiting), room.slots)
+        if not self._decodes:
+            return 0
+        needed = 1 if self._decodes >= self.max_waiting else floor(len(running) * self.ratio)
+        return room.slots if self._fit(waiting, running, room, now, needed) else 0
+
+    def _fit(
+        self,
+        waiting: Collection[Sequence],
+        running: list[Sequence],
+        room: Room,
+        now: float,
+        needed: int,
+    ) -> bool:
+        """Whether the first `needed` in order fit together."""
+        if needed > min(len(waiting), room.slots):
+            return False
+        joining = list(running)
+        for seq in self.order(waiting, now) if needed else ():
+            if not room.holds(seq.total) or self.obstacle(seq, joining, room) is not None:
+                return False
+            joining.append(seq)
+            if len(joining) == len(running) + needed:
+                break
+            room = room.less(seq.total)
+        return len(joining) == len(running) + needed
+
+    def obstacle(self, seq: Sequence, running: list[Sequence], room: Room) -> str | None:
+        prompts = [other.pending for other in running if other.is_prefilling]
+        if prompts and sum(prompts) + seq.pending - self.cached_tokens(seq) > room.tokens:
+            return "token_budget"
+        total = sum(other.total for other in running) + seq.total
+        return "kv_full" if running and total > self.max_total_tokens else None
+
+    def on_admit(self, seq: Sequence, now: float) -> None:
+        super().on_admit(seq, now)
+        self._decodes = 0
+
+    def on_step(self, plan: Plan, now: float) -> None:
+        super().on_step(plan, now)
+        self._decodes += any(len(seq.output_ids) > 1 for seq in plan.sequences)

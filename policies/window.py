@@ -1,0 +1,45 @@
+"""Triton's dynamic batching: an idle engine waits a little for company, and likes certain batch sizes.
+
+With n waiting: as many as there are slots if n is enough; else the largest preferred size that n reaches; else all n
+when the oldest has waited for `delay`; else it sleeps until then. The batch runs as under `static`. With no delay and no
+preferred size it is `static` (NVIDIA Triton, "dynamic batcher": preferred_batch_size, max_queue_delay_microseconds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from policies import static
+from scheduling.options import option
+from scheduling.policy import Room
+from scheduling.sequence import Sequence
+
+
+class Policy(static.Policy):
+    delay = option(
+        0.0, "seconds that the oldest may wait for company, 0.005 to 0.1 usually", low=0.0
+    )
+    preferred: tuple[int, ...] = option((), "batch sizes to start with at once, as in 4,8", low=1)
+
+    def __init__(self, max_batch_size: int, **options: object) -> None:
+        super().__init__(max_batch_size, **options)
+        self.patience = self.delay
+
+    def admit(
+        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
+    ) -> int:
+        if running:
+            return 0
+        n = len(waiting)
+        if n >= self.max_batch_size:
+            return self.max_batch_size
+        sizes = [size for size in self.preferred if size <= n]
+        if sizes:
+            return max(sizes)
+        return n if now >= self._latest(waiting) else 0
+
+    def deadline(self, waiting: Collection[Sequence], now: float) -> float | None:
+        return self._latest(waiting)
+
+    def _latest(self, waiting: Collection[Sequence]) -> float:
+        return next(iter(waiting)).arrived_at + self.delay
