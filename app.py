@@ -31,9 +31,21 @@ import banner
 import config as settings
 import policies
 import weights
-from api import auth, chat, door, errors, native, openai, operations, tgi, tokens
+from api import (
+    admission,
+    auth,
+    chat,
+    docs,
+    door,
+    errors,
+    native,
+    openai,
+    operations,
+    tgi,
+    tokens,
+)
 from api.service import Engine, Service
-from batching import BatchingManager, Inference
+from batching import BatchingManager, Inference, outcome
 from config import Config, ConfigError
 from stats import ServerStats
 
@@ -58,10 +70,15 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     app.json = Json(app)
     service = Service(config, engine=engine)
     app.extensions["service"] = service
+    rooms = (native, openai, chat, tgi, tokens, operations, docs)
+    service.operations = [operation for room in rooms for operation in room.OPERATIONS]
+    generating = frozenset((op.method, op.path) for op in service.operations if op.generates)
     app.before_request(door.enter)
     app.before_request(auth.check(config.api_key))
-    app.after_request(door.leave)
-    for room in (native, openai, chat, tgi, tokens, operations):
+    app.before_request(admission.check(service, generating))
+    app.after_request(door.leave(service))
+    app.teardown_request(door.abandon(service))
+    for room in rooms:
         app.register_blueprint(room.blueprint(service))
     app.register_error_handler(errors.ApiError, errors.response)
     app.register_error_handler(HTTPException, lambda e: errors.response(errors.from_http(e)))
@@ -206,7 +223,7 @@ def load_engine(config: Config, stats: ServerStats) -> Engine:
         if iteration is not None:
             stats.record(iteration)
         for inference in left:
-            stats.finish(inference.sequence)
+            stats.finish(inference.sequence, outcome(inference))
 
     manager.observers.append(observe)
     manager.start(policy)

@@ -256,7 +256,8 @@ class BatchingManager:
             return False
         if plan.joined:
             with self._wake:
-                self._queued_tokens -= sum(seq.total for seq in plan.joined)
+                first_time = [s for s in plan.joined if s.first_iteration == plan.number]
+                self._queued_tokens -= sum(seq.total for seq in first_time)
         try:
             outputs = self.model.forward(plan)
             if len(outputs) != len(plan.sequences):

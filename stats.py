@@ -41,6 +41,7 @@ class ServerStats:
         self.total_latency = 0.0
         self.failed = 0
         self.cancelled = 0
+        self.timed_out = 0
         self.iterations = 0
         self.table: dict[int, tuple[float, int]] = {}
         self._clock = clock
@@ -70,13 +71,15 @@ class ServerStats:
             arrived, tokens = self.table.pop(rid)
             self._count(arrived, self._clock(), tokens, tokens)
 
-    def finish(self, request: Request) -> None:
-        """Take in a sequence that left the scheduler, for whatever reason."""
+    def finish(self, request: Request, outcome: str = "") -> None:
+        """Take in a sequence that left the scheduler: by stop or length, or with the error called `outcome`."""
         finished = request.finished_at if request.finished_at is not None else self._clock()
         tokens = len(request.output_ids)
         with self._lock:
             self._last_token.pop(request.id, None)
-            if request.error is not None:
+            if outcome == "timeout_error":
+                self.timed_out += 1
+            elif request.error is not None:
                 self.failed += 1
             elif request.finish_reason == "abort":
                 self.cancelled += 1
@@ -153,6 +156,7 @@ class ServerStats:
             "requests": self.total_requests,
             "requests-failed": self.failed,
             "requests-cancelled": self.cancelled,
+            "requests-timed-out": self.timed_out,
             "throughput-wall": self.throughput_wall(),
         }
         with self._lock:

@@ -1,22 +1,39 @@
-"""The door: what every request passes before a route sees it, and what every answer carries out."""
+"""The door: what every request passes before a route sees it, and what every answer carries out.
+
+On the way out the request's places go back, it is counted, and it gets its line in the access log: lengths and
+times, never what was said.
+"""
 
 from __future__ import annotations
 
 import re
+import time
 import uuid
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
 
 from flask import Response, g, request
 from werkzeug.exceptions import NotFound
 
-from api.errors import ApiError
+from api.auth import OPEN
+from api.errors import ApiError, shown
+from api.service import Service
+from api.visits import Visit
 
 ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+REJECTIONS = {
+    401: "key", 403: "cross_site", 404: "not_found", 405: "method", 413: "too_large", 415: "media_type",
+    422: "invalid", 400: "invalid",
+}  # fmt: skip
+REJECTED_TYPES = {"overloaded": "queue_full", "unavailable_error": "unavailable"}
 
 
 def enter() -> None:
     """Give the request an id, the client's own if it is one, and refuse what another site's page sends."""
     given = request.headers.get("X-Request-Id", "")
     g.request_id = given if ID.fullmatch(given) else uuid.uuid4().hex
+    g.began = time.perf_counter()
     if request.environ["PATH_INFO"].startswith("//"):
         raise NotFound  # flask itself would read it as one slash
     if request.method == "POST" and request.headers.get("Sec-Fetch-Site") == "cross-site":
@@ -27,7 +44,90 @@ def enter() -> None:
         )
 
 
-def leave(response: Response) -> Response:
-    """Send the request's id back."""
-    response.headers["X-Request-Id"] = g.request_id
-    return response
+def leave(service: Service) -> Callable[[Response], Response]:
+    """Return what to do with each answer: send the request's id back, and see it off when its last byte is out."""
+
+    def after_request(response: Response) -> Response:
+        response.headers["X-Request-Id"] = g.request_id
+        visit: Visit | None = g.get("visit")
+        see_off = _departure(service, response, visit)
+        g.departs = True
+        if response.is_streamed:  # its generator may never start: this is called all the same
+            if visit is not None:
+                visit.streams = True
+            response.call_on_close(see_off)
+        else:
+            see_off()
+        return response
+
+    return after_request
+
+
+def abandon(service: Service) -> Callable[[BaseException | None], None]:
+    """Return what to do when a request ends in any way: nothing, if its answer sees it off."""
+
+    def teardown_request(error: BaseException | None) -> None:
+        visit: Visit | None = g.get("visit")
+        if visit is not None and not g.get("departs"):
+            service.visits.leave(visit)
+
+    return teardown_request
+
+
+def _departure(service: Service, response: Response, visit: Visit | None) -> Callable[[], None]:
+    """Return what ends a request: it may be called when the request's own context is gone."""
+    error: ApiError | None = g.get("refusal")
+    route = request.url_rule.rule if request.url_rule is not None else "other"
+    ignored = response.headers.get("X-Ignored-Params", "")
+    n_ignored = ignored.count(",") + 1 if ignored else 0
+    began = g.began
+    record: dict[str, Any] = {
+        "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        "id": g.request_id,
+        "client": request.remote_addr,
+        "method": request.method if request.method.isalpha() else shown(request.method),
+        "route": route,
+        "status": response.status_code,
+        "seconds": 0.0,
+        "bytes_in": request.content_length,
+        "bytes_out": None if response.is_streamed else response.content_length,
+    }
+    if error is not None:
+        record["error"] = error.type
+
+    def see_off() -> None:
+        if visit is not None:
+            if not service.visits.leave(visit):
+                return
+            record.update(_lengths(visit))
+            if visit.gone:
+                record["status"] = 499
+        record["seconds"] = round(time.perf_counter() - began, 6)
+        status = record["status"]
+        rejected = None if error is None else REJECTED_TYPES.get(error.type, REJECTIONS.get(status))
+        outputs = [] if visit is None else [len(i.output_ids) for i in visit.inferences]
+        service.meters.answered(route, status, rejected, n_ignored, outputs)
+        if service.config.access_log and service.serves and not (route in OPEN and status == 200):
+            service.access_log.write(record)
+
+    return see_off
+
+
+def _lengths(visit: Visit) -> dict[str, Any]:
+    """Return what the log tells of a request's inferences."""
+    if not visit.inferences:
+        return {}
+    seqs = [inference.sequence for inference in visit.inferences]
+    first = min((s.first_token_at for s in seqs if s.first_token_at is not None), default=None)
+    began = min((s.scheduled_at for s in seqs if s.scheduled_at is not None), default=None)
+    arrived = seqs[0].arrived_at
+    reasons = [i.finish_reason or (i.error.kind if i.error else None) for i in visit.inferences]
+    return {
+        "prompt_tokens": len(seqs[0].prompt_ids),
+        "output_tokens": sum(len(i.output_ids) for i in visit.inferences),
+        "choices": len(seqs),
+        "finish_reason": reasons[0],
+        "queue_s": None if began is None else round(began - arrived, 6),
+        "ttft_s": None if first is None else round(first - arrived, 6),
+        "streams": visit.streams,
+    }

@@ -114,6 +114,7 @@ def content(error: ApiError) -> dict[str, Any]:
 
 def response(error: ApiError) -> Response:
     """Return an error in the form and with the status of the request's dialect."""
+    g.refusal = error
     result = jsonify(content(error))
     result.status_code = status(error)
     result.headers.update(error.headers)

@@ -1,40 +1,181 @@
-"""Looking in: whether the process answers, whether the loop is alive, who is served."""
+"""Looking in: whether the process answers, whether the loop is alive, who is served and what became of whom.
+
+No answer here waits for the engine. What is told of a request are lengths and times, no text.
+"""
 
 from __future__ import annotations
 
-from flask import Blueprint, Response, jsonify
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
+from flask import Blueprint, Response, jsonify, request
+
+from api.errors import ApiError, shown
+from api.metrics import Exposition
+from api.openapi import Operation
 from api.service import Service
+
+HEALTH = ("/health", "/healthz", "/ping")
+READY = ("/ready", "/health/ready")
+NUMBER = {"type": ["number", "null"]}
+STATE = {
+    "type": "object",
+    "required": ["status", "last_iteration_age_s"],
+    "properties": {"status": {"type": "string"}, "reason": {"type": "string"}, "last_iteration_age_s": NUMBER},
+}  # fmt: skip
+TIMELINE = {
+    "type": "object",
+    "required": ["id", "state", "finish_reason"],
+    "properties": {
+        "id": {"type": "string"},
+        "state": {"enum": ["waiting", "running", "held", "finished"]},
+        "finish_reason": {"type": ["string", "null"]},
+        "prompt_tokens": {"type": "integer"}, "output_tokens": {"type": "integer"},
+        "cached_tokens": {"type": "integer"}, "arrived_at": NUMBER, "scheduled_at": NUMBER,
+        "first_token_at": NUMBER, "finished_at": NUMBER, "iterations": {"type": ["array", "null"]},
+        "batch": {"type": "object"}, "waited": {"type": "array"}, "choices": {"type": "array"},
+    },
+}  # fmt: skip
+SLOT = {
+    "type": "object",
+    "required": ["id", "id_task", "n_ctx", "is_processing", "state", "prompt_tokens", "params", "next_token"],
+}  # fmt: skip
+CANCELLED = {
+    "type": "object",
+    "required": ["id", "state"],
+    "properties": {"id": {"type": "string"}, "state": {"type": "string"}},
+}
+TAG = "operations"
+OPERATIONS = [
+    *(Operation("get", path, "whether the loop is alive", TAG, answer=STATE, answers={503: STATE}) for path in ("/", *HEALTH)),
+    *(Operation("get", path, "whether new requests are welcome", TAG, answer=STATE, answers={503: STATE}) for path in READY),
+    Operation("get", "/health/live", "whether the process answers", TAG, answer={"type": "object"}),
+    Operation("get", "/metrics", "figures for Prometheus", TAG, media="text/plain", answer={"type": "string"}),
+    Operation(
+        "get", "/slots", "what each slot of the batch does", TAG, errors=(400, 503),
+        answer={"type": "array", "items": SLOT}, query={"fail_on_no_slot": {"type": "string", "enum": ["0", "1"]}},
+    ),
+    Operation("get", "/requests/{id}", "what became of a request", TAG, answer=TIMELINE, errors=(404,)),
+    Operation("delete", "/requests/{id}", "cancel a request", TAG, answer=CANCELLED, errors=(404,)),
+]  # fmt: skip
 
 
 def blueprint(service: Service) -> Blueprint:
     routes = Blueprint("operations", __name__)
+    exposition = Exposition(service)
 
     def health() -> Response:
-        status, reason = service.status()
-        engine = service.engine
-        body: dict[str, object] = {"status": status, "policy": service.config.policy}
-        if reason:
-            body["reason"] = reason
-        if engine is not None:
-            body["model"] = engine.model_name
-        age = service.beat_age()
-        body["last_iteration_age_s"] = None if age is None else round(age, 3)
-        result = jsonify(body)
-        if status != "ok":
-            result.status_code = 503
-            result.headers["Retry-After"] = "1"
-        return result
+        return _state(service, *service.status())
 
-    for path in ("/health", "/healthz", "/ping", "/ready", "/health/ready"):
-        routes.add_url_rule(path, endpoint=path.strip("/").replace("/", "_"), view_func=health)
+    def ready() -> Response:
+        if service.draining:
+            return _state(service, "draining", "the server is shutting down")
+        return health()
+
+    for paths, view in ((HEALTH, health), (READY, ready), (("/",), health)):
+        for path in paths:
+            name = path.strip("/").replace("/", "_") or "home"
+            routes.add_url_rule(path, endpoint=name, view_func=view)
 
     @routes.get("/health/live")
     def live() -> Response:
         return jsonify(status="ok")
 
-    @routes.get("/")
-    def home() -> Response:
-        return health()
+    @routes.get("/metrics")
+    def metrics() -> Response:
+        text, content_type = exposition.render(request.headers.get("Accept", ""))
+        return Response(text, content_type=content_type)
+
+    @routes.get("/slots")
+    def slots() -> Response:
+        return jsonify(_slots(service, request.args.get("fail_on_no_slot", "0")))
+
+    @routes.get("/requests/<id>")
+    def timeline(id: str) -> Response:
+        found = service.visits.find(id)
+        if found is None:
+            raise _unknown(id)
+        return jsonify(found)
+
+    @routes.delete("/requests/<id>")
+    def cancel(id: str) -> Response:
+        state = service.visits.cancel(id)
+        if state is None:
+            raise _unknown(id)
+        return jsonify(id=id, state=state)
 
     return routes
+
+
+def _state(service: Service, status: str, reason: str | None) -> Response:
+    engine = service.engine
+    body: dict[str, object] = {"status": status, "policy": service.config.policy}
+    if reason:
+        body["reason"] = reason
+    if engine is not None:
+        body["model"] = engine.model_name
+    age = service.beat_age()
+    body["last_iteration_age_s"] = None if age is None else round(age, 3)
+    result = jsonify(body)
+    if status != "ok":
+        result.status_code = 503
+        result.headers["Retry-After"] = "1"
+    return result
+
+
+def _unknown(id: str) -> ApiError:
+    return ApiError(
+        f"there is no request {shown(id)}. The last 1,000 that finished can be looked up, by the "
+        "X-Request-Id of their answer",
+        type="not_found_error",
+    )
+
+
+def _slots(service: Service, fail: str) -> list[dict[str, Any]]:
+    """Return the slots in order; ApiError 503 when one was to be idle and none is."""
+    if fail not in ("0", "1"):
+        raise ApiError(f"fail_on_no_slot is {shown(fail)}. Send 0 or 1", param="fail_on_no_slot")
+    engine = service.engine
+    scheduler = None if engine is None else engine.manager.scheduler
+    taken = {} if scheduler is None else {seq.slot: seq for seq in list(scheduler.running)}
+    total = engine.manager.max_batch_size if engine is not None else 0
+    if fail == "1" and len(taken) >= total:
+        raise ApiError(
+            f"all {total} slots are taken. Try again, or raise --max-batch-size",
+            type="unavailable_error",
+            retry_after=service.retry_after(),
+        )
+    context = engine.context if engine is not None else 0
+    return [_slot(number, taken.get(number), context) for number in range(total)]
+
+
+def _slot(number: int, seq: Any, context: int) -> dict[str, Any]:
+    if seq is None:
+        what: dict[str, Any] = {"id_task": None, "state": "idle", "prompt_tokens": 0, "params": {}}
+        decoded = remain = 0
+    else:
+        phase = "prefill" if seq.is_prefilling else "decode"
+        state = "held" if seq.is_finished else phase
+        what = {"id_task": seq.id, "state": state, "prompt_tokens": len(seq.prompt_ids),
+                "params": {"max_tokens": seq.max_tokens, **_plain(seq.sampling)}}  # fmt: skip
+        decoded = len(seq.output_ids)
+        remain = 0 if seq.is_finished else seq.max_tokens - decoded
+    return {
+        "id": number,
+        "n_ctx": context,
+        "is_processing": seq is not None,
+        **what,
+        "next_token": {"n_decoded": decoded, "n_remain": remain},
+    }
+
+
+def _plain(sampling: Any) -> dict[str, Any]:
+    """Return the numbers among a request's sampling parameters."""
+    if isinstance(sampling, Mapping):
+        values = dict(sampling)
+    elif dataclasses.is_dataclass(sampling):
+        values = {f.name: getattr(sampling, f.name) for f in dataclasses.fields(sampling)}
+    else:
+        values = {}
+    return {k: v for k, v in values.items() if isinstance(v, int | float | bool)}

@@ -7,6 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from api.access_log import AccessLog
+from api.meters import Meters
+from api.openapi import Operation
+from api.visits import Places, Visits
+from api.watcher import Watcher
 from batching import BatchingManager, Inference
 from config import Config
 from stats import ServerStats
@@ -46,17 +51,50 @@ class Engine:
         return self.model_name.removesuffix(" (random weights)")
 
 
-STALL_SECONDS = 300.0  # a loop that has not turned for so long hangs: no step takes that long
+STALL_SECONDS = 300.0
+GPU_STALL_SECONDS = 60.0
 
 
-@dataclass
 class Service:
     """The state of the server: `engine` is None while it loads, `failure` says why it never will."""
 
-    config: Config
-    stats: ServerStats = field(default_factory=ServerStats)
-    engine: Engine | None = None
-    failure: str | None = None
+    def __init__(
+        self,
+        config: Config,
+        stats: ServerStats | None = None,
+        engine: Engine | None = None,
+        failure: str | None = None,
+    ) -> None:
+        self.config = config
+        self.stats = stats or ServerStats()
+        self.failure = failure
+        self.draining = False
+        self.serves = False  # under gunicorn: only then there is a log to write
+        self.viewers = 0
+        self.access_log = AccessLog()
+        self.operations: list[Operation] = []
+        self.places = Places(config.max_open_requests)
+        self.watcher = Watcher()
+        self.visits = Visits(self.watcher)
+        self.meters = Meters()
+        self._engine: Engine | None = None
+        if engine is not None:
+            self.engine = engine
+
+    @property
+    def engine(self) -> Engine | None:
+        return self._engine
+
+    @engine.setter
+    def engine(self, engine: Engine) -> None:
+        """Begin to serve with it: whom it takes in and lets go is noted from now on."""
+        manager = engine.manager
+        for noting in (self.visits, self.meters):
+            manager.greeters.append(noting.greet)
+            manager.observers.append(noting.observe)
+        manager.queue_timeout = self.config.queue_limit
+        manager.request_timeout = self.config.request_timeout
+        self._engine = engine
 
     def status(self) -> tuple[str, str | None]:
         """Return ok, loading, stalled or dead, and why."""
@@ -67,10 +105,29 @@ class Service:
         if not self.engine.manager.is_alive:
             return "dead", "the batching loop has ended"
         age = self.beat_age()
-        if age is not None and age > STALL_SECONDS:
+        if age is not None and age > self.stall_seconds:
             return "stalled", f"the batching loop has not turned for {age:.0f} s"
         return "ok", None
+
+    @property
+    def stall_seconds(self) -> float:
+        """Seconds without a turn of the loop after which it hangs: no step takes that long."""
+        on_gpu = self.engine is not None and self.engine.device.startswith("cuda")
+        return GPU_STALL_SECONDS if on_gpu else STALL_SECONDS
 
     def beat_age(self) -> float | None:
         """Return the seconds since the loop last turned, None while there is none."""
         return None if self.engine is None else time.perf_counter() - self.engine.manager.beat
+
+    def retry_after(self) -> int:
+        """Return the seconds after which a refused client should come again."""
+        return 1 if self.engine is None else self.engine.manager.retry_after()
+
+    def dropped(self) -> int:
+        """Return how many lines and events found nobody to take them."""
+        return self.access_log.dropped
+
+    def answer_all(self) -> None:
+        """Answer everybody who is still here, since the process ends."""
+        if self.engine is not None:
+            self.engine.manager.stop()

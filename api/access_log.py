@@ -1,0 +1,66 @@
+"""The access log: a JSON line on stdout for each request; ids, lengths and times, never what was said.
+
+Lines are written by a thread of their own from a bounded queue, so that whoever does not read them harms nobody:
+what finds no room is dropped and counted. It must not know the server's state.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import sys
+import threading
+from typing import Any, TextIO
+
+ROOM = 4096  # lines
+
+
+class AccessLog:
+    """Takes lines without ever waiting; its thread starts with the first."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.dropped = 0
+        self._stream = stream
+        self._lines: queue.Queue[str] = queue.Queue(ROOM)
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def write(self, record: dict[str, Any]) -> None:
+        self.write_text(json.dumps(record, separators=(",", ":")))
+
+    def write_text(self, line: str) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
+                self._thread.start()
+        try:
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self.dropped += 1
+
+    def _run(self) -> None:
+        while True:
+            lines = [self._lines.get()]
+            while len(lines) < ROOM and not self._lines.empty():
+                lines.append(self._lines.get())
+            try:
+                stream = self._stream or sys.stdout
+                stream.write("\n".join(lines) + "\n")
+                stream.flush()
+            except (OSError, ValueError):  # a full disk, a closed pipe
+                self.dropped += len(lines)
+
+
+class QueuedHandler(logging.Handler):
+    """Sends what the server logs through a thread too, so that a full pipe never stops the loop."""
+
+    def __init__(self, log: AccessLog) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._log.write_text(self.format(record))
+        except Exception:
+            self.handleError(record)

@@ -1,0 +1,73 @@
+"""Who may come in: a place for each request that generates, taken before its body is read.
+
+Refusing costs nothing and waits for nobody. Places are as many as may wait or run, so that there is always an HTTP
+thread left for health and refusals. It must not know what is asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from flask import g, request
+
+from api.errors import ApiError, shown
+from api.service import Service
+
+PATIENCE = {"X-Queue-Timeout": "may_wait", "X-Request-Timeout": "may_take"}
+
+
+def check(service: Service, generating: frozenset[tuple[str, str]]) -> Callable[[], None]:
+    """Return what to do before each request: those of the `generating` methods and paths need a place."""
+
+    def before_request() -> None:
+        if (request.method.lower(), request.path) not in generating:
+            return
+        if service.draining:
+            raise ApiError(
+                "the server is shutting down. Try again, or another server",
+                type="unavailable_error",
+            )
+        take(service, 1)
+        g.visit = service.visits.enter(g.request_id, request.path, service.places.give_back)
+        for header, name in PATIENCE.items():
+            setattr(g.visit, name, _seconds(header))
+
+    return before_request
+
+
+def take(service: Service, n: int) -> None:
+    """Take `n` places, or refuse with the time to come again."""
+    if not service.places.take(n):
+        asked = f"; this one needs {n} more" if n > 1 else ""
+        raise ApiError(
+            f"{service.places.taken} requests wait or run, {service.places.total} may{asked}. Try again later, "
+            "or raise --max-queue",
+            type="overloaded",
+            retry_after=service.retry_after(),
+        )
+
+
+def take_more(service: Service, n: int) -> None:
+    """Take `n` further places for the other prompts and choices of the present request, all or none."""
+    visit = g.get("visit")
+    if visit is not None and n > 0:
+        take(service, n)
+        visit.places += n
+
+
+def _seconds(header: str) -> float | None:
+    text = request.headers.get(header)
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ApiError(
+            f"the header {header} is {shown(text)}, must be a number of seconds above 0. "
+            "Send one, or leave it out",
+            param=header,
+        )
+    return value

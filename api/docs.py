@@ -1,0 +1,93 @@
+"""GET /openapi.json and a page that shows it: plain HTML made here, with no script and no other host."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import Any
+
+from flask import Blueprint, Response, jsonify
+
+from api.auth import OPEN
+from api.openapi import Operation, document
+from api.service import Service
+from config import VERSION
+
+OPERATIONS = [
+    Operation("get", "/openapi.json", "this document", "docs", answer={"type": "object"}),
+    Operation("get", "/docs", "this page", "docs", media="text/html", answer={"type": "string"}),
+]
+STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
+summary{cursor:pointer;padding:.3rem 0}b{display:inline-block;width:4.5rem;text-transform:uppercase}
+code,pre{font:13px/1.4 ui-monospace,monospace}pre{background:#f4f4f4;padding:.7rem;overflow:auto}
+table{border-collapse:collapse}td,th{text-align:left;padding:.15rem .8rem .15rem 0;vertical-align:top}
+@media(prefers-color-scheme:dark){body{color:#ddd;background:#161616}pre{background:#242424}}
+"""
+
+
+def blueprint(service: Service) -> Blueprint:
+    routes = Blueprint("docs", __name__)
+
+    def described() -> dict[str, Any]:
+        return document(service.operations, VERSION, OPEN, keyed=bool(service.config.api_key))
+
+    @routes.get("/openapi.json")
+    def openapi() -> Response:
+        return jsonify(described())
+
+    @routes.get("/docs")
+    def docs() -> Response:
+        reply = Response(page(described()), mimetype="text/html")
+        reply.headers["Content-Security-Policy"] = "default-src 'none'; style-src 'unsafe-inline'"
+        return reply
+
+    return routes
+
+
+def page(document: dict[str, Any]) -> str:
+    """Return the document as HTML, its operations by tag."""
+    by_tag: dict[str, list[str]] = {}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            text = _operation(path, method, operation, document["components"]["schemas"])
+            by_tag.setdefault(operation["tags"][0], []).append(text)
+    parts = [f"<h2>{escape(tag)}</h2>{''.join(texts)}" for tag, texts in by_tag.items()]
+    title = escape(f"{document['info']['title']} {document['info']['version']}")
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><h1>{title}</h1>'
+        f'<p>The same as <a href="openapi.json">openapi.json</a>.</p>{"".join(parts)}</body></html>\n'
+    )
+
+
+def _operation(path: str, method: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
+    rows = "".join(
+        f"<tr><td>{code}</td><td>{escape(reply['description'])}</td></tr>"
+        for code, reply in operation["responses"].items()
+    )
+    body = ""
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json")
+    if content:
+        schema = content["schema"]
+        name = schema.get("$ref", "").rpartition("/")[2]
+        body = _fields(schemas.get(name, schema))
+        if "example" in content:
+            body += f"<pre>{escape(json.dumps(content['example'], indent=2))}</pre>"
+    return (
+        f"<details><summary><b>{method}</b> <code>{escape(path)}</code> {escape(operation['summary'])}</summary>"
+        f"{body}<table>{rows}</table></details>"
+    )
+
+
+def _fields(schema: dict[str, Any]) -> str:
+    required = schema.get("required", ())
+    rows = "".join(
+        f"<tr><td><code>{escape(name)}</code>{' *' if name in required else ''}</td>"
+        f"<td>{escape(field.get('description', ''))}</td>"
+        f"<td>{escape(json.dumps(field['default'])) if field.get('default') is not None else ''}</td></tr>"
+        for name, field in schema.get("properties", {}).items()
+    )
+    return (
+        f"<table><tr><th>field</th><th>send</th><th>default</th></tr>{rows}</table>" if rows else ""
+    )

@@ -1,0 +1,228 @@
+"""GET /metrics: vLLM's names and units where they mean the same, `eb_*` for what only we have, `tgi_*` if asked for.
+
+Nothing is computed before it is asked for. No label takes a client's words. It must not know how things are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, exposition
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+
+from api.meters import Histogram
+from api.service import Service
+
+ENDINGS = {"stop": ("stop",), "length": ("length",), "abort": ()}  # abort is all the rest
+SLOT_STEPS = ("useful", "padding", "held", "idle", "recomputed")
+Values = Mapping[str, float]
+
+
+class Exposition(Collector):
+    """Makes the families of one server, each time they are asked for."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: what there is, is known when it is asked for."""
+        return []
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Return the text and its content type: OpenMetrics if asked for."""
+        if "application/openmetrics-text" in accept:
+            text: bytes = openmetrics.generate_latest(self.registry)
+            return text, "application/openmetrics-text; version=1.0.0; charset=utf-8"
+        return exposition.generate_latest(self.registry), exposition.CONTENT_TYPE_PLAIN_0_0_4
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._vllm_state()
+        yield from self._vllm_requests()
+        yield from self._steps()
+        yield from self._answers()
+        yield from self._server()
+        if self.service.config.tgi_metrics:
+            yield from self._tgi()
+
+    @property
+    def _names(self) -> dict[str, str]:
+        """The labels of vLLM's names."""
+        engine, config = self.service.engine, self.service.config
+        name = engine.served_name if engine is not None else config.model or "loading"
+        return {"engine": "0", "model_name": name}
+
+    def _vllm_state(self) -> Iterator[Metric]:
+        manager = self.service.engine.manager if self.service.engine else None
+        pages = manager.pages if manager else None
+        running, waiting = (manager.running, manager.waiting) if manager else (0, 0)
+        share = pages.used / pages.total if pages else 0.0
+        one = self._names
+        yield gauge("vllm:num_requests_running", "Requests in the batch.", one, running)
+        yield gauge("vllm:num_requests_waiting", "Requests in the queue.", one, waiting)
+        yield gauge("vllm:kv_cache_usage_perc", "KV pages in use, 1 is all.", one, share)
+        cache = {
+            "block_size": str(pages.page_size if pages else 0),
+            "num_gpu_blocks": str(pages.total if pages else 0),
+            "enable_prefix_caching": str(bool(pages and pages.prefix_cache)),
+        }
+        yield gauge("vllm:cache_config_info", "How the KV pages are set up.", one | cache, 1)
+        asked, found = (pages.query_tokens, pages.hit_tokens) if pages else (0, 0)
+        yield counter(
+            "vllm:prefix_cache_queries", "Prompt tokens looked for in the cache.", one, asked
+        )
+        yield counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", one, found)
+
+    def _vllm_requests(self) -> Iterator[Metric]:
+        m, one = self.service.meters, self._names
+        yield counter(
+            "vllm:prompt_tokens", "Prompt tokens computed or found.", one, m.prompt_tokens
+        )
+        yield counter("vllm:generation_tokens", "Tokens generated.", one, m.generation_tokens)
+        yield counter("vllm:num_preemptions", "Requests put back to wait.", one, m.preemptions)
+        ended = dict(m.finished)
+        by_reason = {"stop": ended.pop("stop", 0), "length": ended.pop("length", 0)}
+        by_reason["abort"] = sum(ended.values())
+        help = "Requests that ended, by why."
+        yield counters("vllm:request_success", help, "finished_reason", by_reason, one)
+        per_token = "Seconds between two tokens of a request."
+        for name, help, values in (
+            ("vllm:time_to_first_token_seconds", "Arrival to first token.", m.ttft),
+            ("vllm:inter_token_latency_seconds", per_token, m.itl),
+            ("vllm:time_per_output_token_seconds", f"{per_token} The former name.", m.itl),
+            ("vllm:request_time_per_output_token_seconds", "Their mean by request.", m.tpot),
+            ("vllm:e2e_request_latency_seconds", "Arrival to end.", m.e2e),
+            ("vllm:request_queue_time_seconds", "Arrival to first step.", m.queue),
+            ("vllm:request_prefill_time_seconds", "First step to first token.", m.prefill),
+            ("vllm:request_decode_time_seconds", "First token to last.", m.decode),
+            ("vllm:request_inference_time_seconds", "First step to last token.", m.inference),
+            ("vllm:request_prompt_tokens", "Tokens of a prompt.", m.prompt_length),
+            ("vllm:request_generation_tokens", "Tokens of an answer.", m.output_length),
+            ("vllm:request_params_max_tokens", "Tokens asked for.", m.asked),
+            ("vllm:request_params_n", "Choices of an HTTP request.", m.choices),
+            ("vllm:request_max_num_generation_tokens", "The longest choice.", m.longest_choice),
+            ("vllm:iteration_tokens_total", "Tokens computed in a step.", m.iteration_tokens),
+        ):
+            yield histograms(name, help, None, {"": values}, one)
+
+    def _steps(self) -> Iterator[Metric]:
+        m = self.service.meters
+        help = "Seconds of a step, by what was in it."
+        yield histograms("eb_iteration_seconds", help, "phase", m.iteration_seconds)
+        yield histograms("eb_batch_size", "Members of a step.", None, {"": m.batch})
+        help = "Seconds a request waited, by what for."
+        yield histograms("eb_queue_wait_seconds", help, "reason", m.waited)
+        spent = {kind: m.slot_steps[kind] for kind in SLOT_STEPS}
+        yield counters("eb_slot_steps", "Slots times steps, by how they were spent.", "kind", spent)
+        where = {place: m.cancelled[place] for place in ("queued", "prefill", "decode")}
+        yield counters("eb_cancelled", "Requests whose client went away.", "where", where)
+
+    def _answers(self) -> Iterator[Metric]:
+        m = self.service.meters
+        requests = CounterMetricFamily(
+            "eb_http_requests", "Answers, by path and status.", labels=("route", "status")
+        )
+        for (route, status), times in sorted(m.http.copy().items()):
+            requests.add_metric((route, str(status)), times)
+        yield requests
+        rejected = m.rejected.copy()
+        yield counters("eb_rejected", "Requests refused at the door, by why.", "reason", rejected)
+        yield counter("eb_ignored_params", "Fields that nobody knew.", {}, m.ignored)
+        yield counter("eb_events_dropped", "Log lines nobody took.", {}, self.service.dropped())
+
+    def _server(self) -> Iterator[Metric]:
+        service, engine = self.service, self.service.engine
+        manager = engine.manager if engine else None
+        failed = manager.steps_failed if manager else 0
+        yield counter("eb_step_failures", "Steps that failed.", {}, failed)
+        retried = getattr(manager, "steps_retried", 0)
+        yield counter("eb_step_retries", "Steps tried again.", {}, retried)
+        policy = {"policy": engine.policy if engine else service.config.policy}
+        yield gauge("eb_policy_info", "Who decides.", policy, 1)
+        yield gauge("eb_engine_up", "1 if the loop lives.", {}, float(service.status()[0] == "ok"))
+        age = service.beat_age()
+        help = "Seconds since the loop turned."
+        yield gauge("eb_last_iteration_age_seconds", help, {}, 0.0 if age is None else age)
+        slots = manager.max_batch_size if manager else service.config.max_batch_size
+        yield gauge("eb_slots", "Requests that fit into the batch.", {}, slots)
+        yield gauge("eb_event_viewers", "Who watches /events.", {}, service.viewers)
+
+    def _tgi(self) -> Iterator[Metric]:
+        m = self.service.meters
+        manager = self.service.engine.manager if self.service.engine else None
+        running, waiting = (manager.running, manager.waiting) if manager else (0, 0)
+        ended = m.finished.copy()
+        done = ended.pop("stop", 0) + ended.pop("length", 0)
+        yield gauge("tgi_queue_size", "Requests in the queue.", {}, waiting)
+        yield gauge("tgi_batch_current_size", "Requests in the batch.", {}, running)
+        yield counter("tgi_request_count", "Requests that ended.", {}, done + sum(ended.values()))
+        yield counter("tgi_request_success", "Requests that ended well.", {}, done)
+        yield counters("tgi_request_failure", "Requests that did not.", "err", ended)
+        for name, help, values in (
+            ("tgi_request_duration", "Arrival to end.", m.e2e),
+            ("tgi_request_queue_duration", "Arrival to first step.", m.queue),
+            ("tgi_request_inference_duration", "First step to last token.", m.inference),
+            ("tgi_request_mean_time_per_token_duration", "Seconds a token.", m.tpot),
+            ("tgi_request_input_length", "Tokens of a prompt.", m.prompt_length),
+            ("tgi_request_generated_tokens", "Tokens of an answer.", m.output_length),
+        ):
+            yield histograms(name, help, None, {"": values})
+
+
+def gauge(name: str, help: str, labels: Mapping[str, str], value: float) -> Metric:
+    family = GaugeMetricFamily(name, help, labels=tuple(labels))
+    family.add_metric(tuple(labels.values()), value)
+    return family
+
+
+def counter(name: str, help: str, labels: Mapping[str, str], value: float) -> Metric:
+    family = CounterMetricFamily(name, help, labels=tuple(labels))
+    family.add_metric(tuple(labels.values()), value)
+    return family
+
+
+def counters(
+    name: str, help: str, label: str, values: Values, common: Mapping[str, str] | None = None
+) -> Metric:
+    """Return a counter with one series for each value of a label."""
+    common = common or {}
+    family = CounterMetricFamily(name, help, labels=(label, *common))
+    for word, value in values.items():
+        family.add_metric((word, *common.values()), value)
+    return family
+
+
+def histograms(
+    name: str,
+    help: str,
+    label: str | None,
+    values: Mapping[str, Histogram],
+    common: Mapping[str, str] | None = None,
+) -> Metric:
+    """Return a histogram with one series for each value of a label, or one without."""
+    common = common or {}
+    family = HistogramMetricFamily(
+        name, help, labels=(*([] if label is None else [label]), *common)
+    )
+    for word, histogram in values.items():
+        words: tuple[Any, ...] = (*(() if label is None else (word,)), *common.values())
+        family.add_metric(words, _buckets(histogram), histogram.sum)
+    return family
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    total = 0
+    result: list[tuple[str, float]] = []
+    for bound, count in zip([*map(float, histogram.bounds), None], list(histogram.counts)):
+        total += count
+        result.append(("+Inf" if bound is None else str(bound), total))
+    return result
