@@ -111,7 +111,7 @@ class ModelRunner:
         scores = logprobs(logits[: len(targets)], targets, [n] * len(targets))
         if isinstance(output, BaseException):
             return output
-        id, detail = output if isinstance(output, Token) else (output, None)
+        id, detail = output[:2] if isinstance(output, Token) else (output, None)
         return Token(id, detail, scores)
 
     def logits(self, ids: Tensor, places: Tensor, rows: PackedRows, due: list[int]) -> Tensor:
