@@ -98,6 +98,11 @@ class Cost:
 
     name = "cost"
 
+    @property
+    def flat(self) -> bool:
+        """Whether a decode step of the same rows costs the same however long they are."""
+        return False
+
     def seconds(self, step: Step) -> float:
         """Return how long a step takes."""
         raise NotImplementedError
@@ -157,6 +162,10 @@ class Affine(Cost):
     pair: float = 0.0
     name = "affine"
 
+    @property
+    def flat(self) -> bool:
+        return not self.context
+
     def seconds(self, step: Step) -> float:
         tokens = step.decodes + step.prompt
         seconds = (
@@ -187,6 +196,10 @@ class Phases(Cost):
     request: float = 0.0
     square: float = 0.0
     name = "phases"
+
+    @property
+    def flat(self) -> bool:
+        return not self.context
 
     def seconds(self, step: Step) -> float:
         seconds = 0.0

@@ -64,6 +64,7 @@ class Ssjf(Cost):
     start: float = 0.1
     token: float = 0.02
     name = "ssjf"
+    flat = True
 
     def seconds(self, step: Step) -> float:
         return self.token + (self.start if step.prefills else 0.0)
@@ -80,6 +81,7 @@ class SchedulerSim(Cost):
     beta: float = 0.015
     gamma: float = 0.316
     name = "scheduler-sim"
+    flat = True
 
     def seconds(self, step: Step) -> float:
         rows = step.rows
@@ -103,6 +105,7 @@ class Splitwise(Cost):
     )  # fmt: skip
     mixed: float = 1.1
     name = "splitwise"
+    flat = True
 
     def seconds(self, step: Step) -> float:
         if not step.prefills:
@@ -118,6 +121,7 @@ class Constant(Cost):
     a: float = 0.008
     b: float = 0.0002
     name = "constant"
+    flat = True
 
     def seconds(self, step: Step) -> float:
         return self.a + self.b * (step.decodes + step.prefills)

@@ -190,8 +190,8 @@ class Simulation:
             until = self.now + self.host.poll * math.ceil((until - self.now) / self.host.poll)
         self.now = until
 
-    def _seconds(self, step: Step, tokens: int) -> float:
-        return self.cost.seconds(step) + self.host.sigma + self.host.alpha2 * tokens
+    def _overhead(self, tokens: int) -> float:
+        return self.host.sigma + self.host.alpha2 * tokens
 
     def _compute(self, plan: Plan) -> None:
         """Take the time of one step and hand out its tokens."""
@@ -200,7 +200,7 @@ class Simulation:
             0 if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)
         ]
         due = sum(1 for output in outputs if output is not None)
-        seconds = self._seconds(self.cost.step(plan), due)
+        seconds = self.cost(plan) + self._overhead(due)
         self.now += seconds
         now, gaps = self.now, result.gaps
         for seq, output in zip(plan.sequences, outputs):
@@ -219,7 +219,7 @@ class Simulation:
         the policy lets nobody join a running batch, or because nobody waits.
         """
         scheduler, members = self.scheduler, plan.sequences
-        if plan.joined or len(members) + len(plan.held) < len(scheduler.running):
+        if plan.joined or not members or len(members) + len(plan.held) < len(scheduler.running):
             return False
         steps = min(seq.max_tokens - len(seq.output_ids) for seq in members) - 1
         if steps < 1 or any(not s.output_ids or s.pending > 1 or s.stop for s in members):
@@ -228,43 +228,51 @@ class Simulation:
         full = len(scheduler.running) >= policy.max_batch_size
         if scheduler.waiting and not (full or policy.closed or self._in_order):
             return False
-        step, live = self.cost.step(plan), len(members)
-        longest = max(seq.computed for seq in members) + 1
-        done = 0
-        while done < steps:
-            before = self.now
-            seconds = self._seconds(step, live)
-            self.now += seconds
-            self.result.busy += seconds
-            self._hand_out(plan, before, done)
-            done += 1
-            if self._arrivals[self._next] <= self.now:
-                # Who comes now begins to wait in this step: let the clock of the queue know which that is.
-                scheduler._wait_clock.tick(before, scheduler.number + done - 2)
-                break
-            longest += 1
-            step = Step(
-                step.decodes, step.context + live, 0, 0, 0.0, 0,
-                longest if longest > step.longest else step.longest, 1, step.work + live,
-            )  # fmt: skip
-        self._book(plan, done)
+        self._book(plan, self._turn(plan, steps))
         return True
 
-    def _hand_out(self, plan: Plan, before: float, done: int) -> None:
-        """Note the gaps of one equal step, and tell a policy that listens."""
-        now, gaps, members = self.now, self.result.gaps, plan.sequences
-        if not done:
-            gaps.extend(now - (seq.last_token_at or 0.0) for seq in members)
-        else:
-            gaps.extend([now - before] * len(members))
-        if self._listens:
-            policy = self.scheduler.policy
-            for seq in members:
-                seq.computed += 1
-                seq.output_ids.append(0)
-                seq.last_token_at = now
-                policy.on_token(seq, now)
-            policy.on_step(replace(plan, number=plan.number + done, started_at=before), now)
+    def _turn(self, plan: Plan, steps: int) -> int:
+        """Let up to `steps` equal steps pass, until somebody arrives; return how many have."""
+        cost, gaps, members = self.cost, self.result.gaps, plan.sequences
+        step, live, flat = cost.step(plan), len(members), cost.flat
+        longest = max(seq.computed for seq in members) + 1
+        overhead = self._overhead(live)
+        arrival, now, busy = self._arrivals[self._next], self.now, self.result.busy
+        seconds = cost.seconds(step) + overhead
+        for done in range(steps):
+            before, now = now, now + seconds
+            busy += seconds
+            if not done:
+                gaps.extend([now - (seq.last_token_at or 0.0) for seq in members])
+            elif live == 1:
+                gaps.append(now - before)
+            else:
+                gaps.extend([now - before] * live)
+            if self._listens:
+                self._tell(plan, done, before, now)
+            if arrival <= now:
+                # Who comes now begins to wait in this step: let the clock of the queue know which that is.
+                self.scheduler._wait_clock.tick(before, self.scheduler.number + done - 1)
+                break
+            if not flat:
+                longest += 1
+                step = Step(
+                    step.decodes, step.context + live, 0, 0, 0.0, 0,
+                    longest if longest > step.longest else step.longest, 1, step.work + live,
+                )  # fmt: skip
+                seconds = cost.seconds(step) + overhead
+        self.now, self.result.busy = now, busy
+        return done + 1
+
+    def _tell(self, plan: Plan, done: int, before: float, now: float) -> None:
+        """Give a policy that listens the tokens of one equal step."""
+        policy = self.scheduler.policy
+        for seq in plan.sequences:
+            seq.computed += 1
+            seq.output_ids.append(0)
+            seq.last_token_at = now
+            policy.on_token(seq, now)
+        policy.on_step(replace(plan, number=plan.number + done, started_at=before), now)
 
     def _book(self, plan: Plan, steps: int) -> None:
         """Write into the books what `steps` equal steps have changed, as that many commits would."""

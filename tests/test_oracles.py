@@ -1,0 +1,380 @@
+"""The simulator against exact results of queueing theory: SCHEDULING notes, section 8.
+
+An estimate passes within 4 of its replication errors or 1 % of the exact value, and its error must be small enough to
+say something. Each test names the figure it holds to.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from support_simulate import (
+    agrees,
+    known_names,
+    make_scheduler,
+    poisson,
+    replicate,
+    run_poisson,
+    sequences,
+)
+
+from scheduling.iteration import Plan
+from simulate import costs
+from simulate.costs import Cost, Step
+from simulate.published import Constant
+from simulate.simulator import Run, simulate
+
+COST_A = costs.make("oracle-a")
+Rng = np.random.Generator
+
+
+def uniform(n: int, rng: Rng) -> np.ndarray:
+    """Draw L ~ U{1..128} decode steps after a prefill that yields no token: L + 1 tokens of ours."""
+    return rng.integers(1, 129, n) + 1
+
+
+def geometric(n: int, rng: Rng, mean: float = 64.0) -> np.ndarray:
+    return rng.geometric(1 / mean, n)
+
+
+def mean_latency(
+    policy: str,
+    slots: int,
+    cost: Cost,
+    rate: float,
+    n: int,
+    draw: object = uniform,
+    **options: object,
+):
+    return lambda rng: float(
+        run_poisson(policy, slots, cost, rate, draw(n, rng), rng, **options).latency.mean()
+    )
+
+
+@pytest.mark.parametrize(
+    ("rate", "exact"), [(0.4, 0.6324), (0.9, 0.8653), (1.2, 1.1730), (1.5, 1.9850)]
+)
+def test_nobatch_is_pollaczek_khinchine(rate: float, exact: float) -> None:
+    found = replicate(mean_latency("nobatch", 1, COST_A, rate, 3000), 8)
+    assert agrees(found, exact), found
+    assert found[1] < 0.04 * exact
+
+
+def test_nobatch_with_geometric_answers_is_pollaczek_khinchine() -> None:
+    draw = lambda n, rng: geometric(n, rng) + 1  # noqa: E731
+    found = replicate(mean_latency("nobatch", 1, COST_A, 1.2, 3000, draw), 8)
+    assert agrees(found, 1.4503), found
+
+
+@pytest.mark.parametrize(("rate", "exact"), [(0.5, 1.5), (0.9, 5.5)])
+def test_nobatch_with_constant_service_is_m_d_1(rate: float, exact: float) -> None:
+    ones = lambda n, rng: np.ones(n, int)  # noqa: E731
+    found = replicate(mean_latency("nobatch", 1, Constant(1.0, 0.0), rate, 10_000, ones), 6)
+    assert agrees(found, exact), found
+
+
+def test_nobatch_on_llm_mock_is_m_d_1() -> None:
+    def one(rng: Rng) -> float:
+        trace = poisson(0.15, np.full(4000, 71), rng, prompt=100)
+        return float(
+            simulate(make_scheduler("nobatch", 1), trace, costs.make("llm-mock")).latency.mean()
+        )
+
+    found = replicate(one, 6)
+    assert agrees(found, 8.2135), found
+
+
+def test_clipping_answers_lowers_the_mean_latency() -> None:
+    means = []
+    for most in (128, 100, 70, 40):
+        rng = np.random.default_rng(1)
+        lengths = np.minimum(uniform(2000, rng), most + 1)
+        means.append(run_poisson("nobatch", 1, COST_A, 1.2, lengths, rng).latency.mean())
+    assert means == sorted(means, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("slots", "rate", "exact", "batch", "busy"),
+    [
+        (1, 1.2, 1.1730, 1.0, 0.6431),
+        (2, 1.5, 1.0068, 1.298, 0.6861),
+        (4, 3.0, 1.3484, 2.351, 0.9308),
+        (8, 3.0, 1.2164, 2.335, 0.9209),
+        (8, 6.0, 1.8095, 6.084, 0.9982),
+        (16, 4.0, 1.3688, 3.348, 0.9736),
+        (16, 7.0, 1.6983, 7.553, 0.9994),
+    ],
+)
+def test_static_is_the_bulk_service_chain(
+    slots: int, rate: float, exact: float, batch: float, busy: float
+) -> None:
+    n, found = 4000, []
+    for seed in range(6):
+        rng = np.random.default_rng([seed, 1])
+        run = run_poisson("static", slots, COST_A, rate, uniform(n, rng), rng)
+        found.append((run.latency.mean(), n / run.batches, run.busy / run.ended))
+    means, errors = np.mean(found, axis=0), np.std(found, axis=0, ddof=1) / np.sqrt(len(found))
+    for mean, error, value in zip(means, errors, (exact, batch, busy)):
+        assert agrees((mean, error), value), (mean, error, value)
+    assert errors[0] < 0.03 * exact
+
+
+@pytest.mark.parametrize(
+    ("k", "rate", "exact"),
+    [(2, 1.0, 1.3085), (2, 2.0, 1.5142), (4, 2.0, 1.7093), (4, 3.0, 1.6101), (8, 4.5, 1.9382), (16, 10.0, 2.3266)],
+)  # fmt: skip
+def test_fixed_is_fixed_bulk_service(k: int, rate: float, exact: float) -> None:
+    found = replicate(mean_latency("fixed", k, COST_A, rate, 4000, k=k, flush=1e9), 6)
+    assert agrees(found, exact), found
+
+
+ALPHA, TAU = 0.1438, 1.8874
+
+
+def inoue(
+    policy: str, slots: int, rate: float, n: int, seeds: int = 6
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return E[latency] in ms with its error, and the mean batch with its, at `rate` per ms."""
+    batches: list[float] = []
+
+    def one(rng: Rng) -> float:
+        run = run_poisson(
+            policy, slots, costs.make("inoue-v100"), rate * 1000, np.ones(n, int), rng
+        )
+        batches.append(n / run.batches)
+        return float(run.latency.mean() * 1000)
+
+    found = replicate(one, seeds)
+    return found, (float(np.mean(batches)), float(np.std(batches) / np.sqrt(seeds - 1)))
+
+
+@pytest.mark.parametrize("policy", ["window", "static"])
+@pytest.mark.parametrize(
+    ("rho", "exact", "batch"),
+    [(0.1, 3.1459, 1.712), (0.3, 4.2248, 5.632), (0.5, 5.9019, 13.125), (0.6, 7.3698, 19.688), (0.8, 14.7147, 52.501)],
+)  # fmt: skip
+def test_a_window_without_delay_meets_inoues_table(
+    policy: str, rho: float, exact: float, batch: float
+) -> None:
+    rate = rho / ALPHA
+    found, (batches, error) = inoue(policy, 4096, rate, 12_000)
+    assert agrees(found, exact), found
+    assert abs(batches - batch) <= max(4 * error, 0.02 * batch)
+    x = rate * ALPHA
+    phi1 = 1.5 * TAU / (1 - x) + ALPHA / 2 * (x + 2) / (1 - x * x)
+    phi0 = (ALPHA + TAU) / (2 * (1 - x)) * (1 + 2 * rate * TAU + (1 - rate * TAU) / (1 + x))
+    assert found[0] <= min(phi0, phi1) * 1.01
+
+
+@pytest.mark.parametrize(
+    ("slots", "exact"), [(1, 6.0936), (3, 4.5142), (4, 4.3698), (8, 4.4997), (12, 4.8938), (32, 6.8175)]
+)  # fmt: skip
+def test_a_limited_batch_meets_inoues_table(slots: int, exact: float) -> None:
+    rate = 0.8 * slots / (TAU + ALPHA * slots)
+    found, _ = inoue("static", slots, rate, 8000, 6)
+    assert agrees(found, exact), found
+
+
+MEAN_S = 0.5359
+
+
+def waits(
+    order: str, rate: float, n: int = 4000, seeds: int = 8, **options: object
+) -> tuple[float, float]:
+    name = f"nobatch+{order}" if order else "nobatch"
+    return replicate(
+        lambda rng: float(
+            run_poisson(name, 1, COST_A, rate, uniform(n, rng), rng, **options).waiting.mean()
+        ),
+        seeds,
+    )
+
+
+@pytest.mark.parametrize(("rate", "fcfs", "sjf"), [(0.8, 0.2654, 0.2241), (1.3, 0.8121, 0.5872)])
+def test_the_mean_waits_of_one_server_are_those_of_phipps(
+    rate: float, fcfs: float, sjf: float
+) -> None:
+    found = waits("", rate)
+    assert agrees(found, fcfs), found
+    found = waits("sjf", rate, max_wait=1e9, max_ratio=1e9)
+    assert agrees(found, sjf), found
+
+
+def test_the_service_time_weighted_wait_is_conserved() -> None:
+    """Sum of rho_k W_k = rho W_FCFS = 0.565784 at 1.3 per second, whatever the order knows."""
+
+    def conserved(order: str, options: dict[str, object]) -> tuple[float, float]:
+        def one(rng: Rng) -> float:
+            run = run_poisson(f"nobatch{order}", 1, COST_A, 1.3, uniform(4000, rng), rng, **options)
+            service = run.latency - run.waiting
+            return float(1.3 * (service * run.waiting).mean())
+
+        return replicate(one, 8)
+
+    assert agrees(conserved("", {}), 0.565784)
+    if "sjf" in known_names():
+        assert agrees(conserved("+sjf", {"max_wait": 1e9, "max_ratio": 1e9}), 0.565784)
+
+
+@pytest.mark.parametrize(("order", "factor"), [("", 1.0), ("sjf", 1 - 0.3264)])
+def test_a_burst_waits_by_the_gini_coefficient(order: str, factor: float) -> None:
+    n = 300
+
+    def one(rng: Rng) -> float:
+        trace = sequences((0.0, 1, int(x)) for x in uniform(n, rng))
+        options = {"max_wait": 1e9, "max_ratio": 1e9} if order else {}
+        run = simulate(
+            make_scheduler(f"nobatch+{order}" if order else "nobatch", 1, **options), trace, COST_A
+        )
+        return float(run.waiting.mean())
+
+    found = replicate(one, 10)
+    assert agrees(found, (n - 1) / 2 * MEAN_S * factor), found
+
+
+@pytest.mark.parametrize(
+    ("slots", "bins", "exact"),
+    [(8, 1, 0.44720), (8, 2, 0.56360), (8, 8, 0.70030), (32, 4, 2.51354)],
+)
+def test_multibin_meets_its_saturation(slots: int, bins: int, exact: float) -> None:
+    class Longest(Cost):
+        """A step takes one grain of time: a batch lasts as long as its longest member."""
+
+        flat = True
+
+        def seconds(self, step: Step) -> float:
+            return 1 / 40
+
+    bounds = tuple(int(40 * (1 + 19 * i / bins)) for i in range(1, bins))
+
+    def one(rng: Rng) -> float:
+        n = 100 * slots * bins
+        lengths = np.ceil(rng.uniform(1, 20, n) * 40).astype(int)
+        more = {"bounds": bounds} if bounds else {"k": 1}
+        scheduler = make_scheduler("multibin", slots, flush=1e9, **more)
+        run = simulate(scheduler, sequences((0.0, 1, int(x)) for x in lengths), Longest())
+        return n / run.ended
+
+    mean, error = replicate(one, 3)
+    assert mean == pytest.approx(exact, rel=0.015), (mean, error)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "steps", "rate", "exact", "n"),
+    [
+        (8, 0.2, 100, 5, 0.9111, 2500),
+        (8, 0.2, 100, 20, 1.3667, 5000),
+        (8, 0.2, 100, 35, 2.7333, 6000),
+        (5, 1, 50, 10, 0.6000, 3000),
+        (15, 0.05, 64, 150, 1.8523, 6000),
+    ],
+)
+def test_continuous_batching_is_processor_sharing(
+    a: float, b: float, steps: int, rate: float, exact: float, n: int
+) -> None:
+    cost = Constant(a / 1000, b / 1000)
+    found = replicate(
+        mean_latency("dynamic", 4096, cost, rate, n, lambda n, rng: np.full(n, steps)), 3
+    )
+    assert exact * 0.99 - 4 * found[1] <= found[0] <= exact * 1.04 + 4 * found[1], found
+
+
+def test_latency_under_continuous_batching_is_a_line_through_the_origin() -> None:
+    rng = np.random.default_rng(4)
+    run = run_poisson("dynamic", 4096, Constant(), 20, rng.integers(5, 196, 6000), rng)
+    slope, intercept = np.polyfit(run.tokens, run.latency, 1)
+    assert np.corrcoef(run.tokens, run.latency)[0, 1] > 0.98
+    assert slope == pytest.approx(0.0082 / (1 - 20 * 0.1 * 0.2), rel=0.04)
+    assert abs(intercept) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("slots", "rate", "exact"), [(8, 6.6667, 1.1969), (16, 7.1429, 0.9572), (32, 17.7778, 1.2898)]
+)
+def test_continuous_batching_with_a_cap_is_its_birth_death_chain(
+    slots: int, rate: float, exact: float
+) -> None:
+    draw = lambda n, rng: geometric(n, rng, 100.0)  # noqa: E731
+    mean, error = replicate(mean_latency("dynamic", slots, Constant(), rate, 6000, draw), 4)
+    assert exact * 0.99 - 4 * error <= mean <= exact * 1.04 + 4 * error, (mean, error)
+
+
+@pytest.mark.parametrize(("slots", "exact"), [(8, 833.33), (16, 1428.57), (32, 2222.22)])
+def test_a_saturated_cap_gives_exactly_its_throughput(slots: int, exact: float) -> None:
+    trace = sequences((0.0, 1, 50) for _ in range(20 * slots))
+    run = simulate(make_scheduler("dynamic", slots), trace, Constant())
+    assert run.throughput == pytest.approx(exact, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("slots", "longest"), [(2, 85.832), (8, 114.273), (12, 118.646), (32, 124.600)]
+)
+def test_a_static_batch_runs_for_the_expected_maximum(slots: int, longest: float) -> None:
+    rng = np.random.default_rng(8)
+    n = 30_000 // slots
+    trace = sequences((0.0, 1, int(x)) for x in uniform(n * slots, rng))
+    run = simulate(make_scheduler("static", slots), trace, COST_A)
+    assert run.batches == n
+    assert (run.steps - n) / n == pytest.approx(longest, rel=0.015)
+
+
+@pytest.mark.parametrize(("slots", "exact"), [(1, 1.8660), (4, 4.3549), (16, 11.4963)])
+def test_the_capacity_of_static_is_its_batch_over_its_time(slots: int, exact: float) -> None:
+    rng = np.random.default_rng(9)
+    n = 8000 + 1000 * slots
+    trace = sequences((0.0, 1, int(x)) for x in uniform(n, rng))
+    run = simulate(make_scheduler("static", slots), trace, COST_A)
+    assert n / run.ended == pytest.approx(exact, rel=0.015)
+
+
+def times(run: Run) -> list[tuple[float, float]]:
+    return [(seq.scheduled_at, seq.finished_at) for seq in run.sequences]
+
+
+@pytest.mark.parametrize(
+    ("one", "slots", "options", "other", "other_slots"),
+    [
+        ("window", 8, {"delay": 0}, "static", 8),
+        ("fixed", 1, {}, "nobatch", 1),
+        ("static", 1, {}, "nobatch", 1),
+        ("chunked", 16, {"max_batched_tokens": 1 << 20}, "dynamic", 16),
+    ],
+)
+def test_two_policies_are_the_same_event_for_event(
+    one: str, slots: int, options: dict[str, object], other: str, other_slots: int
+) -> None:
+    runs = [
+        run_poisson(name, n, COST_A, 6.0, uniform(300, rng), rng, **more)
+        for name, n, more, rng in (
+            (one, slots, options, np.random.default_rng(6)),
+            (other, other_slots, {}, np.random.default_rng(6)),
+        )
+    ]
+    assert times(runs[0]) == times(runs[1])
+
+
+def test_a_window_costs_its_delay_when_hardly_anybody_comes_and_more_when_it_is_longer() -> None:
+    means = []
+    for delay in (0.0, 0.05, 0.1, 0.4):
+        rng = np.random.default_rng(7)
+        lengths = uniform(400, rng)
+        run = run_poisson("window", 8, COST_A, 0.01, lengths, rng, delay=delay)
+        means.append(run.latency.mean())
+        assert run.latency.mean() == pytest.approx(
+            delay + (0.007 + 0.0082 * (lengths - 1)).mean(), rel=0.02
+        )
+    assert all(a < b for a, b in pairwise(means))
+
+
+def test_splitting_tokens_evenly_over_steps_is_best_under_a_concave_cost() -> None:
+    class Root(Cost):
+        def seconds(self, step: Step) -> float:
+            return float(np.sqrt(step.tokens))
+
+    def total(*chunks: int) -> float:
+        steps = [Plan(1, 0.0, sequences([(0, n, 1)]), [n]) for n in chunks]
+        return sum(1 / Root()(plan) * n for plan, n in zip(steps, chunks))
+
+    assert total(512, 512) >= total(256, 768) >= total(1, 1023)
