@@ -25,7 +25,10 @@ from benchmarks import machine as measured
 from generate import machine
 from generate.runner import ModelRunner
 from generate.sampling import SamplingParams
+from policies import get_policy
 from scheduling.iteration import Plan
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 
 
@@ -82,6 +85,24 @@ def time_prefill(runner: ModelRunner, tokens: int, chunk: int) -> float:
     return time.perf_counter() - start
 
 
+def time_prefix(runner: ModelRunner, tokens: int, chunk: int) -> dict[str, float]:
+    """Return the seconds to the first token of two requests that share their first `tokens` tokens."""
+    pool = PagePool(runner.keys.shape[1], runner.page_size)
+    scheduler = Scheduler(get_policy("dynamic", max_batch_size=1), pool, chunk)
+    vocab = runner.config.vocab_size
+    prefix = [j * 31 % vocab for j in range(tokens)]
+    seconds = []
+    for i in range(2):
+        seq = Sequence([*prefix, i + 1], 1, id=str(i), sampling=SamplingParams(temperature=0))
+        scheduler.add(seq)
+        began = time.perf_counter()
+        while not scheduler.is_idle:
+            scheduler.step(runner.forward, time.perf_counter)
+        seconds.append(time.perf_counter() - began)
+    return {"tokens": tokens, "cached": seq.cached, "first_ms": seconds[0] * 1e3,
+            "second_ms": seconds[1] * 1e3, "ratio": seconds[1] / seconds[0]}  # fmt: skip
+
+
 def measure_decode(
     runner: ModelRunner, batch: int, context: int, args: argparse.Namespace
 ) -> dict[str, float]:
@@ -128,7 +149,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "benchmark": "engine", "model": name, "load_format": args.load_format,
         "dtype": str(runner.dtype).removeprefix("torch."), "attention": runner.attend.name,
-        "temperature": args.temperature, "decode": rows, "prefill": prefill, "chunk": args.chunk, "machine": measured.describe(),
+        "temperature": args.temperature, "decode": rows, "prefix": time_prefix(runner, 512, args.chunk), "prefill": prefill, "chunk": args.chunk, "machine": measured.describe(),
         "command": "python -m benchmarks.engine " + " ".join(sys.argv[1:]),
     }  # fmt: skip
 
@@ -150,6 +171,11 @@ def show(result: dict[str, Any]) -> None:
         console.print(
             f"prefill {r['tokens']} tokens: {r['ms']:.0f} ms, {r['tokens_per_s']:.0f} tokens/s"
         )
+    p = result["prefix"]
+    console.print(
+        f"first token with {p['tokens']} shared tokens: {p['first_ms']:.0f} ms, then {p['second_ms']:.1f} ms "
+        f"({p['cached']} cached, ratio {p['ratio']:.3f})"
+    )
 
 
 def numbers(text: str) -> list[int]:

@@ -1,4 +1,9 @@
-"""What all tests share: properties that run the same way everywhere."""
+"""What all tests share: properties that run the same way everywhere, and one thread for tiny tensors."""
+
+import os
+
+# Two compute threads on two busy cores wait for each other through whole scheduler quanta.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hypothesis import HealthCheck, settings
 

@@ -1,0 +1,97 @@
+"""Is the text of a request the same alone and in a full batch? Greedy, prompt by prompt, token by token.
+
+    python -m benchmarks.parity --load-format dummy --dtype bfloat16 --json benchmarks/results/parity.json
+
+Random weights are the hard case: the two likeliest tokens are often close, so a change in the last bits of the logits
+would show. Ends with exit code 1 when a text differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks import machine as measured
+from benchmarks.engine import make_runner
+from generate import machine
+from generate.runner import ModelRunner
+from generate.sampling import GREEDY
+from policies import get_policy
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+
+
+def texts(
+    runner: ModelRunner, policy: str, slots: int, args: argparse.Namespace
+) -> list[list[int]]:
+    """Return the tokens of all prompts, served by `policy` with so many slots."""
+    rng = random.Random(args.seed)
+    pool = PagePool(runner.keys.shape[1], runner.page_size, prefix_cache=False)
+    scheduler = Scheduler(get_policy(policy, max_batch_size=slots), pool, 256)
+    vocab = runner.config.vocab_size
+    sequences = [
+        Sequence(
+            [rng.randrange(vocab) for _ in range(rng.randrange(4, 80))],
+            args.tokens,
+            id=str(i),
+            sampling=GREEDY,
+        )
+        for i in range(args.prompts)
+    ]
+    for seq in sequences:
+        scheduler.add(seq)
+    while not scheduler.is_idle:
+        scheduler.step(runner.forward, lambda: 0.0)
+    return [seq.output_ids for seq in sequences]
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    machine.use_threads(args.threads)
+    runner, name = make_runner(args, args.slots * (80 + args.tokens + 128))
+    alone = texts(runner, "nobatch", 1, args)
+    batch = texts(runner, "dynamic", args.slots, args)
+    return {
+        "benchmark": "parity", "model": name, "load_format": args.load_format,
+        "dtype": str(runner.dtype).removeprefix("torch."), "prompts": args.prompts, "tokens": args.tokens,
+        "slots": args.slots, "equal": sum(a == b for a, b in zip(alone, batch)),
+        "different_texts": len({tuple(tokens) for tokens in alone}), "machine": measured.describe(),
+        "command": "python -m benchmarks.parity " + " ".join(sys.argv[1:]),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.parity",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", default="gpt2-medium")
+    parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    parser.add_argument("--prompts", type=int, default=100)
+    parser.add_argument("--tokens", type=int, default=20)
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    result = run(args)
+    Console(stderr=True).print(
+        f"{result['model']} {result['dtype']}: {result['equal']} of {result['prompts']} texts are the same alone "
+        f"and among {result['slots']} ({result['different_texts']} different texts)"
+    )
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
+    raise SystemExit(result["equal"] != result["prompts"])
+
+
+if __name__ == "__main__":
+    main()
