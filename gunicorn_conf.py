@@ -13,6 +13,7 @@ from typing import Any
 import app as application
 import banner
 import config as settings
+from api.access_log import AccessLog, QueuedHandler
 
 _config = settings.load().config
 
@@ -58,5 +59,16 @@ def post_worker_init(worker: Any) -> None:
     """Start the engine in the process that serves."""
     sys.setswitchinterval(2e-4)  # the loop wants the GIL back sooner than after 5 ms
     threading.stack_size(512 * 1024)
+    service = worker.app.callable.extensions["service"]
+    service.serves = True
+    # Whoever does not read our stderr must not stop the loop when it has something to say.
+    logging.basicConfig(handlers=[QueuedHandler(AccessLog(sys.stderr))], level=logging.WARNING)
     # 3 tells gunicorn not to try again: a model that cannot be loaded will not load the next time either.
     application.start(worker.app.callable, on_failure=lambda: os._exit(3))
+
+
+def worker_exit(server: Any, worker: Any) -> None:
+    """Let the last lines of the access log out."""
+    app = getattr(worker, "wsgi", None)
+    if app is not None:
+        app.extensions["service"].access_log.flush()

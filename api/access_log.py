@@ -11,6 +11,7 @@ import logging
 import queue
 import sys
 import threading
+import time
 from typing import Any, TextIO
 
 ROOM = 4096  # lines
@@ -39,6 +40,12 @@ class AccessLog:
         except queue.Full:
             self.dropped += 1
 
+    def flush(self, seconds: float = 1.0) -> None:
+        """Wait until what was said is written, so long at most."""
+        end = time.monotonic() + seconds
+        while self._lines.unfinished_tasks and time.monotonic() < end:
+            time.sleep(0.01)
+
     def _run(self) -> None:
         while True:
             lines = [self._lines.get()]
@@ -50,6 +57,8 @@ class AccessLog:
                 stream.flush()
             except (OSError, ValueError):  # a full disk, a closed pipe
                 self.dropped += len(lines)
+            for _ in lines:
+                self._lines.task_done()
 
 
 class QueuedHandler(logging.Handler):

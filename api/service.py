@@ -127,7 +127,7 @@ class Service:
         """Return how many lines and events found nobody to take them."""
         return self.access_log.dropped
 
-    def answer_all(self) -> None:
+    def stop(self) -> None:
         """Answer everybody who is still here, since the process ends."""
         if self.engine is not None:
             self.engine.manager.stop()
