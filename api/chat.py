@@ -11,7 +11,7 @@ from typing import Any
 
 from flask import Blueprint, Response, g, jsonify, request
 
-from api import body, generation, streaming
+from api import admission, body, generation, streaming
 from api.errors import ApiError
 from api.generation import Ask, Job, Prompt
 from api.openai import (
@@ -56,7 +56,8 @@ def blueprint(service: Service) -> Blueprint:
         harmless = body.refuse_unsupported(fields, UNSUPPORTED_CHAT)
         asked, ignored = body.validate(ChatRequest, fields)
         generation.check_model(engine, asked.model)
-        check_sampled(asked)
+        check_sampled(service, asked)
+        admission.take_more(service, asked.n - 1)
         job = generation.start(service, engine, ask_of(engine, asked), streams=asked.stream)
         writer = ChatWriter(engine, job, asked)
         reply = writer.stream() if asked.stream else writer.whole()

@@ -7,7 +7,7 @@ from typing import Any
 
 from flask import Blueprint, Response, g, jsonify, request
 
-from api import body, generation, streaming
+from api import admission, body, generation, streaming
 from api.errors import ApiError
 from api.generation import Ask, Job, Prompt
 from api.logprobs import Logprobs, Scored, join, prompt_scores
@@ -50,8 +50,9 @@ def blueprint(service: Service) -> Blueprint:
         harmless = body.refuse_unsupported(fields, UNSUPPORTED_COMPLETION)
         asked, ignored = body.validate(CompletionRequest, fields)
         generation.check_model(engine, asked.model)
-        check_sampled(asked)
+        check_sampled(service, asked)
         check_completion(asked)
+        admission.take_more(service, len(asked.prompt) * (asked.best_of or asked.n) - 1)
         job = generation.start(service, engine, completion_ask(engine, asked), streams=asked.stream)
         writer = CompletionWriter(engine, job, asked)
         reply = writer.stream() if asked.stream else writer.whole()
@@ -88,8 +89,8 @@ def ignored_here(asked: Sampled) -> list[str]:
     return ["priority"] if "priority" in asked.model_fields_set else []
 
 
-def check_sampled(asked: Sampled) -> None:
-    """Raise ApiError for fields that do not go together."""
+def check_sampled(service: Service, asked: Sampled) -> None:
+    """Raise ApiError for fields that do not go together; take the id that the body asks for."""
     if asked.stream_options is not None and not asked.stream:
         raise ApiError(
             'stream_options is there without stream. Send "stream": true, or leave it out',
@@ -97,6 +98,7 @@ def check_sampled(asked: Sampled) -> None:
         )
     if asked.request_id is not None and "X-Request-Id" not in request.headers:
         g.request_id = asked.request_id
+        service.visits.rename(g.visit, asked.request_id)
 
 
 def check_completion(asked: CompletionRequest) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from flask import Response, stream_with_context
+from flask import Response, g, stream_with_context
 
 from api import errors
 from api.errors import ApiError
@@ -167,7 +167,10 @@ def respond(
     )
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Accel-Buffering"] = "no"
-    response.call_on_close(job.cancel)
+    if (
+        g.get("visit") is None
+    ):  # else the visit ends what is open, whether the generator began or not
+        response.call_on_close(job.cancel)
     return response
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from flask import Blueprint, Response, g, jsonify, request
 
 import config as settings
-from api import body, generation, streaming
+from api import admission, body, generation, streaming
 from api.errors import ApiError
 from api.generation import Ask, Job, Prompt
 from api.logprobs import Pieces, prompt_scores
@@ -35,6 +35,10 @@ OPERATIONS = [
     Operation(
         "post", "/generate_stream", "complete a prompt in events, one for each token", "tgi", body=GenerateRequest,
         example=SENT, media="text/event-stream", answer={"type": "string"}, generates=True, tgi=True,
+    ),
+    Operation(
+        "post", "/", "as /generate if the body has inputs (the answer is a list of one), else a greeting", "tgi",
+        media="text/plain", answer={"type": "string"}, generates=True, tgi=True,
     ),
     Operation("get", "/info", "what serves, and how much it takes", "tgi", answer={"type": "object"}, errors=(503,)),
 ]  # fmt: skip
@@ -89,6 +93,7 @@ def _answer(
         n for n in ignored if n.removeprefix("parameters.") not in harmless and n != "stream"
     ]
     check(asked.parameters, bool(streams))
+    admission.take_more(service, ((asked.parameters and asked.parameters.best_of) or 1) - 1)
     job = generation.start(
         service, engine, ask_of(engine, asked, bool(streams)), streams=bool(streams)
     )

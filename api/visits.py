@@ -117,6 +117,14 @@ class Visits:
             self._latest[id] = name
         return visit
 
+    def rename(self, visit: Visit, id: str) -> None:
+        """Let a visit be known by the id that its body asks for."""
+        with self._lock:
+            if self._latest.get(visit.id) == visit.name:
+                del self._latest[visit.id]
+            visit.id = id
+            self._latest[id] = visit.name
+
     def greet(self, inference: Inference) -> None:
         """Note whose inference this is; called in the handler's thread when it has been taken in."""
         visit: Visit | None = g.get("visit") if has_request_context() else None
