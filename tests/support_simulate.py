@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-import pytest
 
 import policies
 from scheduling.scheduler import Scheduler
@@ -16,17 +15,10 @@ from simulate.simulator import Run, simulate
 
 
 def make_scheduler(policy: str, slots: int, budget: int = 1 << 30, **options: Any) -> Scheduler:
-    """Return a scheduler without pages; skip the test when there is no such policy yet."""
-    missing = [part for part in policy.split("+") if part not in known_names()]
-    if missing:
-        pytest.skip(f"there is no policy {missing[0]!r} yet")
-    more = {"options": options} if options else {}
-    return Scheduler(policies.get_policy(policy, max_batch_size=slots, **more), None, budget)
-
-
-def known_names() -> set[str]:
-    orders = getattr(policies, "orders", None)
-    return {*policies.names(), *(getattr(orders, "names", list)() if orders else ())}
+    """Return a scheduler without pages whose policy has these options."""
+    return Scheduler(
+        policies.get_policy(policy, max_batch_size=slots, options=options), None, budget
+    )
 
 
 def sequences(rows: Iterable[tuple[float, int, int]]) -> list[Sequence]:
