@@ -1,0 +1,344 @@
+"""TGI's dialect: what /generate, /generate_stream, / and /info take, answer and refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+from support import EOT, FakeModel, fake_engine, write_checkpoint
+from werkzeug.test import TestResponse
+
+from api.service import Service
+from app import create_app, load_engine
+from config import Config
+
+EOT_ID = 256
+
+
+@pytest.fixture
+def model() -> FakeModel:
+    return FakeModel()
+
+
+@pytest.fixture
+def app(model: FakeModel) -> Iterator[Flask]:
+    app = create_app(Config(policy="dynamic", max_batch_size=8, max_queue=8, access_log=False))
+    service: Service = app.extensions["service"]
+    service.engine = engine = fake_engine(model, service.stats)
+    yield app
+    engine.manager.stop()
+
+
+@pytest.fixture
+def client(app: Flask) -> FlaskClient:
+    return app.test_client()
+
+
+def ask(client: FlaskClient, path: str = "/generate", **parameters: Any) -> TestResponse:
+    return client.post(
+        path, json={"inputs": "hi", "parameters": {"max_new_tokens": 3} | parameters}
+    )
+
+
+def done(client: FlaskClient, **parameters: Any) -> dict[str, Any]:
+    reply = ask(client, **parameters)
+    assert reply.status_code == 200, reply.text
+    result: dict[str, Any] = reply.get_json()
+    return result
+
+
+def stream(client: FlaskClient, **parameters: Any) -> list[dict[str, Any]]:
+    reply = ask(client, "/generate_stream", **parameters)
+    assert reply.status_code == 200, reply.text
+    assert "[DONE]" not in reply.text
+    return [json.loads(f[5:]) for f in reply.text.split("\n\n") if f.startswith("data:")]
+
+
+def error(reply: TestResponse, status: int = 422) -> str:
+    assert reply.status_code == status, reply.text
+    body = reply.get_json()
+    assert set(body) == {"error", "error_type"}
+    assert body["error_type"] == "validation"
+    result: str = body["error"]
+    return result
+
+
+# ---------------------------------------------------------------- answers
+
+
+def test_the_text_comes_alone_unless_details_are_wanted(client: FlaskClient) -> None:
+    assert done(client) == {"generated_text": "abc"}
+    details = done(client, details=True)["details"]
+    assert details == {
+        "finish_reason": "length", "generated_tokens": 3, "seed": None, "prefill": [],
+        "tokens": [{"id": 97 + i, "text": "abc"[i], "logprob": -0.5, "special": False} for i in range(3)],
+    }  # fmt: skip
+
+
+def test_all_the_room_is_the_default(client: FlaskClient) -> None:
+    reply = client.post("/generate", json={"inputs": "x" * 1000})
+    assert len(reply.get_json()["generated_text"]) == 24
+
+
+def test_the_prompt_is_scored_if_it_is_wanted(client: FlaskClient) -> None:
+    prefill = done(client, decoder_input_details=True)["details"]["prefill"]
+    assert prefill == [
+        {"id": 104, "text": "h", "logprob": None}, {"id": 105, "text": "i", "logprob": -0.5},
+    ]  # fmt: skip
+
+
+def test_alternatives_come_token_by_token(client: FlaskClient) -> None:
+    details = done(client, details=True, top_n_tokens=2)["details"]
+    assert len(details["top_tokens"]) == 3
+    assert details["top_tokens"][0][0] == details["tokens"][0]
+    assert len(details["top_tokens"][0]) == 2
+
+
+def test_the_full_text_begins_with_the_prompt(client: FlaskClient) -> None:
+    assert done(client, return_full_text=True)["generated_text"] == "hiabc"
+    assert stream(client, return_full_text=True)[-1]["generated_text"] == "hiabc"
+
+
+def test_a_stop_stays_in_the_text(client: FlaskClient) -> None:
+    for name in ("stop", "stop_sequences"):
+        answer = done(client, max_new_tokens=20, details=True, **{name: ["zz", "cd"]})
+        assert answer["generated_text"] == "abcd"
+        assert answer["details"]["finish_reason"] == "stop_sequence"
+        assert "".join(t["text"] for t in answer["details"]["tokens"]) == "abcd"
+        events = stream(client, max_new_tokens=20, **{name: ["zz", "cd"]})
+        assert events[-1]["generated_text"] == "abcd"
+        assert "".join(e["token"]["text"] for e in events) == "abcd"
+
+
+def test_end_of_text_is_a_special_token_and_no_text(client: FlaskClient, model: FakeModel) -> None:
+    model.says = [97, EOT_ID]
+    answer = done(client, details=True)
+    assert answer["generated_text"] == "a"
+    assert answer["details"]["finish_reason"] == "eos_token"
+    last = {"id": EOT_ID, "text": EOT, "logprob": -0.5, "special": True}
+    assert answer["details"]["tokens"][-1] == last
+    assert stream(client)[-1]["token"] == last
+
+
+def test_what_a_token_adds_joins_to_the_text(client: FlaskClient, model: FakeModel) -> None:
+    model.says = list("é😀".encode())
+    for n, want in ((6, "é😀"), (4, "é\ufffd")):
+        tokens = done(client, details=True, max_new_tokens=n)["details"]["tokens"]
+        assert "".join(t["text"] for t in tokens) == want
+        assert tokens[0]["text"] == ""
+        events = stream(client, max_new_tokens=n)
+        assert "".join(e["token"]["text"] for e in events) == want
+        assert [e["token"] for e in events] == tokens
+
+
+def test_the_last_of_the_prompt_may_be_kept(client: FlaskClient, model: FakeModel) -> None:
+    seen: list[int] = []
+    model.before = lambda plan: seen.append(len(plan.sequences[0].prompt_ids))
+    body = {"inputs": "x" * 5000, "parameters": {"max_new_tokens": 1, "truncate": 4}}
+    assert client.post("/generate", json=body).status_code == 200
+    assert seen == [4]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "drawn"),
+    [(None, True), ({}, False), ({"do_sample": True}, True), ({"temperature": 0.5}, True), ({"top_k": 3}, True),
+     ({"top_p": 0.5}, True), ({"typical_p": 0.5}, True), ({"repetition_penalty": 1.2}, False), ({"seed": 1}, False)],
+    ids=repr,
+)  # fmt: skip
+def test_tokens_are_drawn_if_a_parameter_means_it(
+    client: FlaskClient, model: FakeModel, parameters: dict[str, Any] | None, drawn: bool
+) -> None:
+    heats: list[float] = []
+    model.before = lambda plan: heats.append(plan.sequences[0].sampling["temperature"])
+    body: dict[str, Any] = {"inputs": "x" * 1022}
+    if parameters is not None:
+        body["parameters"] = parameters
+    assert client.post("/generate", json=body).status_code == 200
+    assert (heats[0] > 0) == drawn
+
+
+def test_the_seed_that_was_used_is_told(client: FlaskClient) -> None:
+    biggest = 2**64 - 1
+    assert done(client, do_sample=True, seed=biggest, details=True)["details"]["seed"] == biggest
+    drawn = {done(client, do_sample=True, details=True)["details"]["seed"] for _ in range(3)}
+    assert len(drawn) == 3
+    assert all(isinstance(seed, int) for seed in drawn)
+    assert done(client, seed=4, details=True)["details"]["seed"] is None
+
+
+def test_the_best_of_several_comes_with_the_others(client: FlaskClient) -> None:
+    details = done(client, do_sample=True, best_of=3, details=True)["details"]
+    others = details["best_of_sequences"]
+    assert len(others) == 2
+    assert {
+        "generated_text",
+        "finish_reason",
+        "generated_tokens",
+        "seed",
+        "prefill",
+        "tokens",
+    } == set(others[0])
+    assert len({details["seed"], *(o["seed"] for o in others)}) == 3
+
+
+def test_the_headers_tell_times_in_milliseconds(client: FlaskClient) -> None:
+    headers = ask(client).headers
+    for name in ("compute-time", "total-time", "validation-time", "queue-time", "inference-time",
+                 "time-per-token", "compute-characters", "prompt-tokens", "generated-tokens"):  # fmt: skip
+        assert int(headers[f"x-{name}"]) >= 0
+    assert (headers["x-compute-characters"], headers["x-generated-tokens"]) == ("2", "3")
+    assert headers["x-compute-type"] == "cpu"
+
+
+def test_a_stream_has_an_event_for_each_token(client: FlaskClient) -> None:
+    events = stream(client, top_n_tokens=1)
+    assert [e["index"] for e in events] == [1, 2, 3]
+    assert all(e["generated_text"] is None and e["details"] is None for e in events[:-1])
+    assert events[-1]["generated_text"] == "abc"
+    assert events[-1]["details"] == {
+        "finish_reason": "length", "generated_tokens": 3, "seed": None, "input_length": 2,
+    }  # fmt: skip
+    assert all(len(e["top_tokens"]) == 1 for e in events)
+    assert "top_tokens" not in stream(client)[0]
+
+
+def test_the_root_answers_a_list_or_a_stream_or_greets(client: FlaskClient) -> None:
+    assert ask(client, "/").get_json() == [{"generated_text": "abc"}]
+    body = {"inputs": "hi", "parameters": {"max_new_tokens": 2}, "stream": True}
+    reply = client.post("/", json=body)
+    assert reply.mimetype == "text/event-stream"
+    assert reply.text.count("data:{") == 2
+    plain = client.post("/", data=json.dumps(body), content_type="text/plain")
+    assert plain.mimetype == "text/event-stream"
+    for other in (b"", b"{", b"[]", b'{"prompt": "x"}'):
+        reply = client.post("/", data=other)
+        assert (reply.status_code, reply.mimetype) == (200, "text/plain")
+
+
+def test_end_of_text_in_a_prompt_is_the_token(client: FlaskClient, model: FakeModel) -> None:
+    seen: list[list[int]] = []
+    model.before = lambda plan: seen.append(plan.sequences[0].prompt_ids)
+    client.post("/generate", json={"inputs": f"a{EOT}", "parameters": {"max_new_tokens": 1}})
+    assert seen == [[97, EOT_ID]]
+
+
+def test_info_says_how_much_is_taken(client: FlaskClient) -> None:
+    info = client.get("/info").get_json()
+    assert (info["model_id"], info["model_pipeline_tag"]) == ("fake", "text-generation")
+    assert (info["max_total_tokens"], info["max_input_tokens"]) == (1024, 1023)
+    assert (info["max_concurrent_requests"], info["max_best_of"], info["max_stop_sequences"]) == (
+        16,
+        4,
+        4,
+    )
+    assert (info["policy"], info["max_batch_size"], info["device"]) == ("dynamic", 8, "cpu")
+
+
+# ---------------------------------------------------------------- refusals
+
+BAD: list[tuple[str, Any]] = [
+    *(("temperature", v) for v in (0, -1, "1", True, -0.0)),
+    *(("top_p", v) for v in (0, 1, 1.0, 1.5)),
+    *(("typical_p", v) for v in (0, 1)),
+    *(("top_k", v) for v in (0, -1, 1.5)),
+    *(("repetition_penalty", v) for v in (0, -1)),
+    *(("frequency_penalty", v) for v in (-3, 3)),
+    *(("max_new_tokens", v) for v in (0, -1, "x", 10_000, 10**30)),
+    *(("best_of", v) for v in (0, 5, 10**18)),
+    *(("seed", v) for v in (-1, 2**64, 1.5)),
+    *(("top_n_tokens", v) for v in (0, 6)),
+    *(("stop", v) for v in ("x", list("abcde"), [""], [1], ["x" * 257])),
+    *(("truncate", v) for v in (0, -1)),
+    ("do_sample", "true"), ("watermark", True), ("grammar", {"type": "json"}), ("adapter_id", "x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), BAD, ids=lambda v: repr(v)[:24])
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/"])
+def test_a_bad_parameter_is_refused(
+    client: FlaskClient, model: FakeModel, path: str, name: str, value: Any
+) -> None:
+    message = error(ask(client, path, **{name: value}))
+    assert name in message
+    assert model.plans == 0
+
+
+def test_parameters_that_do_not_go_together_are_refused(client: FlaskClient) -> None:
+    assert "greedy" in error(ask(client, best_of=2))
+    assert "seed" in error(ask(client, best_of=2, do_sample=True, seed=1))
+    assert "stream" in error(ask(client, "/generate_stream", best_of=2, do_sample=True))
+    assert "stream" in error(ask(client, "/generate_stream", decoder_input_details=True))
+    assert "the same" in error(ask(client, stop=["a"], stop_sequences=["b"]))
+
+
+@pytest.mark.parametrize(
+    "body", [{"inputs": ""}, {"inputs": ["a"]}, {"inputs": None}, {"inputs": "a", "parameters": 5}]
+)
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/"])
+def test_bad_inputs_are_refused(client: FlaskClient, path: str, body: dict[str, Any]) -> None:
+    error(client.post(path, json=body))
+
+
+def test_bodies_of_other_kinds_are_refused_in_the_dialect(client: FlaskClient) -> None:
+    error(client.post("/generate", json={"parameters": {}}))
+    error(client.post("/generate", data=b"{", content_type="application/json"))
+    error(client.post("/generate", data=b'{"inputs": "x"}', content_type="text/plain"), 415)
+    big = b'{"inputs": "' + b"x" * (1 << 20) + b'"}'
+    error(client.post("/", data=big), 413)
+    assert "1,024" in error(client.post("/generate", json={"inputs": "x" * 2000}))
+
+
+def test_unknown_parameters_are_named(client: FlaskClient) -> None:
+    reply = ask(client, odd=1, watermark=False, grammar=None)
+    assert reply.headers["X-Ignored-Params"] == "parameters.odd"
+
+
+# ---------------------------------------------------------------- a real model, tiny
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
+    folder = write_checkpoint(tmp_path_factory.mktemp("tiny"))
+    config = Config(
+        policy="dynamic", model=str(folder), compute_threads=1, kv_memory=64 << 20, access_log=False
+    )
+    app = create_app(config)
+    service: Service = app.extensions["service"]
+    service.engine = engine = load_engine(config, service.stats)
+    yield app.test_client()
+    engine.manager.stop()
+
+
+def test_the_best_has_the_highest_mean(tiny: FlaskClient) -> None:
+    details = done(tiny, do_sample=True, best_of=4, details=True, max_new_tokens=9)["details"]
+
+    def mean(sequence: dict[str, Any]) -> float:
+        scores = [t["logprob"] for t in sequence["tokens"]]
+        return sum(scores) / len(scores)
+
+    means = [mean(details), *map(mean, details["best_of_sequences"])]
+    assert means == sorted(means, reverse=True)
+
+
+def test_a_stream_and_a_whole_answer_agree(tiny: FlaskClient) -> None:
+    for parameters in ({}, {"seed": 3, "do_sample": True}, {"top_k": 1, "seed": 9}):
+        fields = {"max_new_tokens": 30, "top_n_tokens": 2, **parameters}
+        whole = done(tiny, details=True, **fields)
+        events = stream(tiny, **fields)
+        tokens = whole["details"]["tokens"]
+        assert [e["token"]["id"] for e in events] == [t["id"] for t in tokens]
+        assert "".join(e["token"]["text"] for e in events) == whole["generated_text"]
+        assert events[-1]["generated_text"] == whole["generated_text"]
+
+
+def test_the_prefill_joins_to_the_prompt(tiny: FlaskClient) -> None:
+    text = "the house é " * 5
+    body = {"inputs": text, "parameters": {"max_new_tokens": 1, "decoder_input_details": True}}
+    prefill = tiny.post("/generate", json=body).get_json()["details"]["prefill"]
+    assert "".join(t["text"] for t in prefill) == text
+    assert prefill[0]["logprob"] is None
+    assert all(t["logprob"] <= 0 for t in prefill[1:])
