@@ -118,7 +118,7 @@ def stream(job: Job) -> Response:
 def statistics(service: Service) -> dict[str, Any]:
     """Return the body of /stats, also before the first request and while the model loads."""
     engine = service.engine
-    result = service.stats.snapshot()
+    result = service.stats.snapshot() | {"http": service.meters.http_totals()}
     if engine is None:
         return result | {"requests-running": 0, "requests-waiting": 0, "policy": service.config.policy,
                          "engine": None}  # fmt: skip
