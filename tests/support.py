@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 
 import policies
 from api.service import Engine
-from batching import BatchingManager, Inference
+from batching import BatchingManager, Inference, outcome
 from generate.text import AnswerText
 from scheduling.iteration import Plan
 from scheduling.scheduler import Token
@@ -194,7 +194,7 @@ def fake_engine(
             if iteration is not None:
                 stats.record(iteration)
             for inference in left:
-                stats.finish(inference.sequence)
+                stats.finish(inference.sequence, outcome(inference))
 
         manager.observers.append(observe)
     manager.start(policies.get_policy(policy, max_batch_size=max_batch_size))
