@@ -30,7 +30,9 @@ def blueprint(service: Service) -> Blueprint:
     routes = Blueprint("docs", __name__)
 
     def described() -> dict[str, Any]:
-        return document(service.operations, VERSION, OPEN, keyed=bool(service.config.api_key))
+        context = 1024 if service.engine is None else service.engine.context
+        keyed = bool(service.config.api_key)
+        return document(service.operations, VERSION, OPEN, keyed, most_tokens=context - 1)
 
     @routes.get("/openapi.json")
     def openapi() -> Response:

@@ -54,6 +54,10 @@ TGI_ERROR: Schema = {
     "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}},
     "required": ["error", "error_type"],
 }
+EVENTS = "text/event-stream"
+BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+TOKEN_COUNTS = ("num_tokens", "max_tokens", "max_completion_tokens", "max_new_tokens")
+BY_VALUE = ("default", "const", "enum", "example", "examples")  # whose content is no schema
 GENERATING = (400, 404, 413, 415, 429, 499, 500, 503, 504)
 TGI_GENERATING = (404, 413, 415, 422, 424, 429, 500, 503, 504)
 
@@ -88,9 +92,16 @@ class Operation:
 
 
 def document(
-    operations: Iterable[Operation], version: str, open_paths: frozenset[str], keyed: bool
+    operations: Iterable[Operation],
+    version: str,
+    open_paths: frozenset[str],
+    keyed: bool,
+    most_tokens: int = 1023,
 ) -> dict[str, Any]:
-    """Return the OpenAPI document; with `keyed` every path but the open ones asks for the key."""
+    """Return the OpenAPI document; with `keyed` every path but the open ones asks for the key.
+
+    `most_tokens` is what the context leaves for an answer.
+    """
     operations = list(operations)
     models = {
         model
@@ -103,7 +114,9 @@ def document(
         [(model, "validation") for model in ordered], ref_template=REFERENCE
     )
     named = {model: reference for (model, _), reference in references.items()}
-    schemas = {name: _nullable(s) for name, s in definitions.get("$defs", {}).items()}
+    schemas = {
+        name: _nullable(_plain(s), most_tokens) for name, s in definitions.get("$defs", {}).items()
+    }
     schemas |= {"Error": ERROR, "TgiError": TGI_ERROR}
     paths: dict[str, dict[str, Any]] = {}
     for op in operations:
@@ -124,9 +137,10 @@ def _operation(op: Operation, named: Mapping[Any, Any], keyed: bool) -> dict[str
     def schema(what: Any) -> Any:
         return named[what] if isinstance(what, type) else what
 
-    answered = {op.media: {} if op.answer is None else {"schema": schema(op.answer)}}
+    plain = op.answer is None or op.media == EVENTS  # an event is no schema's instance
+    answered: dict[str, Any] = {op.media: {} if plain else {"schema": schema(op.answer)}}
     if op.streams:
-        answered["text/event-stream"] = {"schema": {"type": "string"}}
+        answered[EVENTS] = {}
     responses: dict[str, Any] = {"200": {"description": WHAT[200], "content": answered}}
     for code, form in op.answers.items():
         responses[str(code)] = _response(code, form)
@@ -167,13 +181,31 @@ def _parameters(op: Operation) -> list[dict[str, Any]]:
     ]
 
 
-def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+def _plain(schema: Any) -> Any:
+    """Return a schema in JSON Schema's own words: pydantic leaves its own where a validator comes first."""
+    if isinstance(schema, list):
+        return [_plain(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {}
+    for word, value in schema.items():
+        if word == "properties":
+            result[word] = {name: _plain(inner) for name, inner in value.items()}
+        else:
+            result[BOUNDS.get(word, word)] = value if word in BY_VALUE else _plain(value)
+    return result
+
+
+def _nullable(schema: dict[str, Any], most_tokens: int) -> dict[str, Any]:
     """Return the schema of an object in which null is as good as absent, as `body.validate` has it."""
     required = schema.get("required", ())
-    properties = {
-        name: value if name in required or _takes_null(value) else _or_null(value)
-        for name, value in schema.get("properties", {}).items()
-    }
+    properties = {}
+    for name, value in schema.get("properties", {}).items():
+        if name in TOKEN_COUNTS:
+            kinds = value.get("anyOf", [value])
+            next(k for k in kinds if k.get("type") == "integer")["maximum"] = most_tokens
+        optional = name not in required and not _takes_null(value)
+        properties[name] = _or_null(value) if optional else value
     return schema | ({"properties": properties} if properties else {})
 
 
