@@ -201,6 +201,40 @@ def test_the_mean_waits_of_one_server_are_those_of_phipps(
     assert agrees(found, sjf), found
 
 
+@pytest.mark.parametrize(
+    ("rate", "classes", "accuracy", "exact"),
+    [
+        (0.8, 2, 1.0, 0.2341),
+        (0.8, 4, 1.0, 0.2266),
+        (0.8, 2, 0.8, 0.2457),
+        (1.3, 2, 1.0, 0.6437),
+        (1.3, 4, 1.0, 0.6022),
+        (1.3, 2, 0.8, 0.7019),
+    ],
+)
+def test_classes_of_length_wait_as_cobham_says(
+    rate: float, classes: int, accuracy: float, exact: float
+) -> None:
+    predictor = {"predictor": "classes", "classes": classes, "accuracy": accuracy}
+    found = waits("sjf", rate, guard=1e9, guard_ratio=1e9, **predictor)
+    assert agrees(found, exact), found
+
+
+def test_each_of_two_classes_waits_as_cobham_says() -> None:
+    short, long = [], []
+    for seed in range(8):
+        rng = np.random.default_rng([seed, 3])
+        run = run_poisson(
+            "nobatch+sjf", 1, COST_A, 1.3, uniform(4000, rng), rng,
+            guard=1e9, guard_ratio=1e9, predictor="classes",
+        )  # fmt: skip
+        is_long = run.tokens > 64 + 1
+        short.append(run.waiting[~is_long].mean())
+        long.append(run.waiting[is_long].mean())
+    for found, exact in ((short, 0.2996), (long, 0.9877)):
+        assert agrees((np.mean(found), np.std(found, ddof=1) / np.sqrt(8)), exact)
+
+
 def test_the_service_time_weighted_wait_is_conserved() -> None:
     """Sum of rho_k W_k = rho W_FCFS = 0.565784 at 1.3 per second, whatever the order knows."""
 

@@ -1,0 +1,83 @@
+"""Time single steps of the engine for `python -m simulate calibrate`: points in on stdin, seconds out on stdout.
+
+The first line out says what was timed and where; then a line {"seconds": ...} for each point, as it is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+
+from benchmarks import machine as measured
+from benchmarks.engine import decoding, make_runner
+from generate import machine
+from generate.runner import ModelRunner
+from scheduling.iteration import Plan
+from scheduling.sequence import Sequence
+
+
+def plan_of(runner: ModelRunner, point: dict[str, int]) -> Plan:
+    """Return the step that a point means: decodes, and beside them chunks of prompts after cached tokens."""
+    decodes = decoding(runner, point["decodes"], max(1, point["context"]), 0.0)
+    length = point["cached"] + point["chunk"]
+    prompts = decoding(runner, point["prefills"], length, 0.0) if point["prefills"] else []
+    first = 1 + max((page for seq in decodes for page in seq.pages), default=0)
+    for seq in prompts:
+        seq.output_ids, seq.computed = [], point["cached"]
+        seq.pages = [page + first - 1 for page in seq.pages]
+    counts = [1] * len(decodes) + [point["chunk"]] * len(prompts)
+    return Plan(1, 0.0, [*decodes, *prompts], counts)
+
+
+def seconds_of(runner: ModelRunner, plan: Plan, steps: int, statistic: str = "median") -> float:
+    """Return the median or min of `steps` runs of a plan; nothing moves, so each is the same work."""
+    times = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        runner.forward(plan)
+        times.append(time.perf_counter() - start)
+    return min(times) if statistic == "min" else statistics.median(times)
+
+
+def tokens_of(point: dict[str, int]) -> int:
+    """Return for how many tokens of keys and values there must be room."""
+    return (point["decodes"] * (point["context"] + 80)) + point["prefills"] * (
+        point["cached"] + point["chunk"] + 80
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.probe", description=__doc__)
+    parser.add_argument("--model", default="gpt2-medium")
+    parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--statistic", default="median", choices=("median", "min"))
+    args = parser.parse_args()
+    points: list[dict[str, int]] = json.load(sys.stdin)
+    machine.use_threads(args.threads)
+    runner, name = make_runner(args, max(map(tokens_of, points)) + 1024)
+    facts = {
+        "model": name,
+        "dtype": str(runner.dtype).removeprefix("torch."),
+        **measured.describe(),
+    }
+    print(json.dumps(facts), flush=True)
+    warm = Sequence([1] * 8, 1)
+    warm.pages, warm.sampling = [1], decoding(runner, 1, 8, 0.0)[0].sampling
+    seconds_of(runner, Plan(1, 0.0, [warm], [8]), 3)
+    for point in points:
+        print(
+            json.dumps(
+                {"seconds": seconds_of(runner, plan_of(runner, point), args.steps, args.statistic)}
+            ),
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
