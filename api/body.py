@@ -150,7 +150,7 @@ def validate(schema: type[Schema], fields: dict[str, Any]) -> tuple[Schema, list
     try:
         return schema.model_validate(_known(schema, fields, ignored)), ignored
     except ValidationError as error:
-        raise _plain_words(error, schema, ignored) from None
+        raise _plain_words(error, schema, fields, ignored) from None
 
 
 def _known(schema: type[BaseModel], fields: Any, ignored: list[str], path: str = "") -> Any:
@@ -174,7 +174,9 @@ def _schema_of(annotation: Any) -> type[BaseModel] | None:
     return next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
 
 
-def _plain_words(error: ValidationError, schema: type[BaseModel], ignored: list[str]) -> ApiError:
+def _plain_words(
+    error: ValidationError, schema: type[BaseModel], fields: dict[str, Any], ignored: list[str]
+) -> ApiError:
     """Say of the first faults what was sent, the bound it breaks, and what to send."""
     faults = error.errors(include_url=False, include_context=True)
     texts = []
@@ -188,11 +190,24 @@ def _plain_words(error: ValidationError, schema: type[BaseModel], ignored: list[
             texts.append(f"{name} is missing.{guess} {remedy}")
         else:
             reason = _reason(fault["msg"])
-            texts.append(f"{name} is {shown(fault['input'])}, {reason}. {remedy}")
+            value = _value_at(fields, fault["loc"], fault["input"])
+            texts.append(f"{name} is {shown(value)}, {reason}. {remedy}")
     if len(faults) > 5:
         texts.append(f"and {len(faults) - 5} more")
     param = str(faults[0]["loc"][0]) if faults[0]["loc"] else None
     return ApiError(". ".join(texts), param=param)
+
+
+def _value_at(fields: Any, place: tuple[int | str, ...], otherwise: Any) -> Any:
+    """Return what was sent in a place, or `otherwise` where what was sent has been read as something else."""
+    for part in place:
+        if not isinstance(fields, dict | list):
+            return otherwise
+        try:
+            fields = fields[part]  # type: ignore[index]
+        except (LookupError, TypeError):
+            return otherwise
+    return fields
 
 
 def _field_at(schema: type[BaseModel], place: tuple[int | str, ...]) -> FieldInfo | None:

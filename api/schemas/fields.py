@@ -109,17 +109,26 @@ BIAS_SCHEMA = {
     "maxProperties": MOST_BIASES,
 }
 
-Whole = Annotated[int, BeforeValidator(whole), Field(strict=True)]
-Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+
+def integer(**bounds: Any) -> Any:
+    """Return the type of a whole number within bounds (which stand first, so that the document has them too)."""
+    return Annotated[int, Field(strict=True, **bounds), BeforeValidator(whole)]
+
+
+def number(**bounds: Any) -> Any:
+    """Return the type of a finite number within bounds."""
+    return Annotated[float, Field(allow_inf_nan=False, **bounds), BeforeValidator(_number)]
+
+
 Flag = StrictBool
-Seconds = Annotated[Number, Field(gt=0)]
-Int64 = Annotated[Whole, Field(ge=-INT64, lt=INT64)]
+Seconds = number(gt=0)
+Int64 = integer(ge=-INT64, lt=INT64)
 Text = Annotated[StrictStr, Field(min_length=1)]
 Name = Annotated[StrictStr, Field(max_length=256)]
 RequestId = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 Prompts = Annotated[list[Any], BeforeValidator(prompts), WithJsonSchema(PROMPT_SCHEMA)]
 Biases = Annotated[dict[int, float], BeforeValidator(_biases), WithJsonSchema(BIAS_SCHEMA)]
-Digits = Annotated[int, BeforeValidator(_digits), Field(strict=True, ge=1)]
+Digits = Annotated[int, Field(strict=True, ge=1), BeforeValidator(_digits)]
 
 StopText = Annotated[StrictStr, Field(min_length=1, max_length=LONGEST_STOP)]
 StopList = Annotated[list[StopText], Field(max_length=MOST_STOPS)]
@@ -140,14 +149,14 @@ Stops = Annotated[
         }
     ),
 ]
-Ids = Annotated[list[Annotated[Whole, Field(ge=0, lt=INT64)]], Field(max_length=1 << 16)]
+Ids = Annotated[list[integer(ge=0, lt=INT64)], Field(max_length=1 << 16)]  # type: ignore[misc]
 
-Temperature = Annotated[Number, Field(ge=0, le=2)]
-TopP = Annotated[Number, Field(gt=0, le=1)]
-TopK = Annotated[Whole, Field(ge=-1, lt=1 << 31)]
-MinP = Annotated[Number, Field(ge=0, le=1)]
-Penalty = Annotated[Number, Field(ge=-2, le=2)]
-Above0 = Annotated[Number, Field(gt=0, le=1e6)]
+Temperature = number(ge=0, le=2)
+TopP = number(gt=0, le=1)
+TopK = integer(ge=-1, lt=1 << 31)
+MinP = number(ge=0, le=1)
+Penalty = number(ge=-2, le=2)
+Above0 = number(gt=0, le=1e6)
 
 TEMPERATURE = "a number from 0 (greedy) to 2"
 TOP_P = "a number above 0, 1 at most"

@@ -26,7 +26,7 @@ class Sampled(BaseModel):
     model: f.Name | None = Field(None, description="the name of the served model, or nothing")
     temperature: f.Temperature = Field(1.0, description=f.TEMPERATURE)
     top_p: f.TopP = Field(1.0, description=f.TOP_P)
-    n: Annotated[f.Whole, Field(ge=1, le=16)] = Field(1, description="a whole number from 1 to 16")
+    n: f.integer(ge=1, le=16) = Field(1, description="a whole number from 1 to 16")
     stream: f.Flag = Field(False, description=f.FLAG)
     stream_options: StreamOptions | None = Field(
         None, description='an object such as {"include_usage": true}'
@@ -43,9 +43,7 @@ class Sampled(BaseModel):
     min_p: f.MinP = Field(0.0, description="a number from 0 to 1")
     repetition_penalty: f.Above0 = Field(1.0, description="a number above 0")
     ignore_eos: f.Flag = Field(False, description=f.FLAG)
-    min_tokens: Annotated[f.Whole, Field(ge=0)] = Field(
-        0, description="a whole number from 0 to max_tokens"
-    )
+    min_tokens: f.integer(ge=0) = Field(0, description="a whole number from 0 to max_tokens")
     stop_token_ids: Annotated[f.Ids, Field(max_length=64)] = Field(
         [], description="a list of at most 64 token ids"
     )
@@ -55,11 +53,11 @@ class Sampled(BaseModel):
     request_id: f.RequestId | None = Field(
         None, description="1 to 128 letters, digits and any of . _ : -"
     )
-    truncate_prompt_tokens: Annotated[f.Whole, Field(ge=1, lt=1 << 31)] | None = Field(
+    truncate_prompt_tokens: f.integer(ge=1, lt=1 << 31) | None = Field(
         None, description="a whole number of tokens to keep, at least 1"
     )
     return_token_ids: f.Flag = Field(False, description=f.FLAG)
-    stream_interval: Annotated[f.Whole, Field(ge=1, le=1024)] | None = Field(
+    stream_interval: f.integer(ge=1, le=1024) | None = Field(
         None, description="a whole number of tokens, 1 to 1024, that make a chunk"
     )
     timeout_s: f.Seconds | None = Field(None, description=f.SECONDS)
@@ -71,15 +69,11 @@ class CompletionRequest(Sampled):
     prompt: f.Prompts = Field(
         description="a text of at least one character, a list of at most 64, token ids, or lists of these"
     )
-    max_tokens: Annotated[f.Whole, Field(ge=0)] = Field(
+    max_tokens: f.integer(ge=0) = Field(
         16, description="a whole number of tokens to generate, at least 1 (0 with echo)"
     )
-    best_of: Annotated[f.Whole, Field(ge=1, le=20)] | None = Field(
-        None, description="a whole number from n to 20"
-    )
-    logprobs: Annotated[f.Whole, Field(ge=0, le=5)] | None = Field(
-        None, description="a whole number from 0 to 5"
-    )
+    best_of: f.integer(ge=1, le=20) | None = Field(None, description="a whole number from n to 20")
+    logprobs: f.integer(ge=0, le=5) | None = Field(None, description="a whole number from 0 to 5")
     echo: f.Flag = Field(False, description=f.FLAG)
 
 
@@ -132,10 +126,10 @@ class ChatRequest(Sampled):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)] = Field(
         description='a list such as [{"role": "user", "content": "..."}]'
     )
-    max_tokens: Annotated[f.Whole, Field(ge=1)] | None = Field(
+    max_tokens: f.integer(ge=1) | None = Field(
         None, description="a whole number of tokens to generate, at least 1"
     )
-    max_completion_tokens: Annotated[f.Whole, Field(ge=1)] | None = Field(
+    max_completion_tokens: f.integer(ge=1) | None = Field(
         None, description="a whole number of tokens to generate, at least 1"
     )
 

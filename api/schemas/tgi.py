@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.schemas import fields as f
 
-Fraction = Annotated[f.Number, Field(gt=0, lt=1)]
+Fraction = f.number(gt=0, lt=1)
 FRACTION = "a number between 0 and 1, neither of them; leave it out for no limit"
 STOP_LIST = "a list of at most 4 texts, each of 1 to 256 characters"
 
@@ -18,36 +16,34 @@ class GenerateParameters(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    best_of: Annotated[f.Whole, Field(ge=1, le=4)] | None = Field(
-        None, description="a whole number from 1 to 4"
-    )
+    best_of: f.integer(ge=1, le=4) | None = Field(None, description="a whole number from 1 to 4")
     temperature: f.Above0 | None = Field(
         None, description="a number above 0; leave it out for greedy"
     )
     repetition_penalty: f.Above0 | None = Field(None, description="a number above 0")
     frequency_penalty: f.Penalty | None = Field(None, description=f.PENALTY)
-    top_k: Annotated[f.Whole, Field(gt=0, lt=1 << 31)] | None = Field(
+    top_k: f.integer(gt=0, lt=1 << 31) | None = Field(
         None, description="a whole number of candidates, at least 1"
     )
     top_p: Fraction | None = Field(None, description=FRACTION)
     typical_p: Fraction | None = Field(None, description=FRACTION)
     do_sample: f.Flag = Field(False, description=f.FLAG)
-    max_new_tokens: Annotated[f.Whole, Field(ge=1)] | None = Field(
+    max_new_tokens: f.integer(ge=1) | None = Field(
         None, description="a whole number of tokens to generate, at least 1"
     )
     return_full_text: f.Flag = Field(False, description=f.FLAG)
     stop: f.StopList | None = Field(None, description=STOP_LIST)
     stop_sequences: f.StopList | None = Field(None, description=STOP_LIST)
-    truncate: Annotated[f.Whole, Field(ge=1, lt=1 << 31)] | None = Field(
+    truncate: f.integer(ge=1, lt=1 << 31) | None = Field(
         None, description="a whole number of tokens to keep, at least 1"
     )
     watermark: f.Flag = Field(False, description=f.FLAG)
     details: f.Flag = Field(False, description=f.FLAG)
     decoder_input_details: f.Flag = Field(False, description=f.FLAG)
-    seed: Annotated[f.Whole, Field(ge=0, lt=1 << 64)] | None = Field(
+    seed: f.integer(ge=0, lt=1 << 64) | None = Field(
         None, description="a whole number from 0 to 2^64 - 1"
     )
-    top_n_tokens: Annotated[f.Whole, Field(ge=1, le=5)] | None = Field(
+    top_n_tokens: f.integer(ge=1, le=5) | None = Field(
         None, description="a whole number from 1 to 5"
     )
 
