@@ -35,7 +35,7 @@ def blueprint(service: Service) -> Blueprint:
         engine = generation.ready_engine(service)
         asked, ignored = body.validate(TokenizeRequest, body.take(request, EXAMPLE))
         generation.check_model(engine, asked.model)
-        if (asked.prompt is None) == (asked.inputs is None):
+        if asked.prompt is None and asked.inputs is None:
             raise ApiError(
                 "one of prompt and inputs is wanted. Send prompt for vLLM's form of the answer, inputs for TGI's",
                 param="prompt",

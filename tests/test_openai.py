@@ -507,7 +507,7 @@ def test_tgi_wants_the_place_of_each_token(client: FlaskClient) -> None:
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [("/tokenize", {}), ("/tokenize", {"prompt": 5}), ("/tokenize", {"prompt": "a", "inputs": "b"}),
+    [("/tokenize", {}), ("/tokenize", {"prompt": 5}), ("/tokenize", {"prompt": None, "inputs": None}),
      ("/detokenize", {}), ("/detokenize", {"tokens": [-1]}), ("/detokenize", {"tokens": [257]}),
      ("/detokenize", {"tokens": "x"}), ("/detokenize", {"tokens": [True]})],
 )  # fmt: skip

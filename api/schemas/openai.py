@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr, W
 
 from api.schemas import fields as f
 
-MOST_MESSAGES = 1024
+MOST_MESSAGES = 256
 
 
 class StreamOptions(BaseModel):

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
 from api.schemas import fields as f
 
 
+def _has(name: str) -> dict[str, Any]:
+    return {"required": [name], "properties": {name: {"type": "string"}}}
+
+
 class TokenizeRequest(BaseModel):
     """vLLM's form has a prompt, TGI's has inputs."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(
+        extra="ignore", json_schema_extra={"anyOf": [_has("prompt"), _has("inputs")]}
+    )
 
     model: f.Name | None = Field(None, description="the name of the served model, or nothing")
     prompt: StrictStr | None = Field(None, description="a text")
