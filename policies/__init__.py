@@ -6,6 +6,7 @@ new policy, and one of the user's own is named by its file (`path/to/my_policy.p
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import import_module
@@ -120,10 +121,10 @@ def _check(name: str, kind: str, known: list[str], own: bool) -> None:
 def _module(name: str, room: str) -> ModuleType:
     if _is_file(name):
         path = Path(name).expanduser()
-        spec = spec_from_file_location(path.stem, path)
+        spec = spec_from_file_location(f"policies._own.{path.stem}", path)
         assert spec is not None
         assert spec.loader is not None
-        module = module_from_spec(spec)
+        module = sys.modules[spec.name] = module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
     return import_module(name if "." in name else f"{room}.{name.replace('-', '_')}")

@@ -23,13 +23,13 @@ class Policy(policy.Policy):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self.limit = 1  # the batch size for now
+        self.batch_size = 1  # the batch size for now
         self._gaps: list[tuple[float, int]] = []  # seconds of a step, and how many tokens it parted
 
     def admit(
         self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
     ) -> int:
-        return max(0, min(len(waiting), room.slots, self.limit - len(running)))
+        return max(0, min(len(waiting), room.slots, self.batch_size - len(running)))
 
     def on_step(self, plan: Plan, now: float) -> None:
         super().on_step(plan, now)
@@ -44,6 +44,6 @@ class Policy(policy.Policy):
     def _adapt(self) -> None:
         slow = sum(tokens for gap, tokens in self._gaps if gap > self.target)
         if 100 * slow > sum(tokens for _, tokens in self._gaps):
-            self.limit = max(1, self.limit // 2)
+            self.batch_size = max(1, self.batch_size // 2)
         else:
-            self.limit = min(self.max_batch_size, self.limit + 1)
+            self.batch_size = min(self.max_batch_size, self.batch_size + 1)

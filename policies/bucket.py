@@ -21,9 +21,9 @@ Entry = tuple[int, int, Sequence]  # prompt length, number
 class Policy(static.Policy):
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self._numbers = count()
-        self._entries: dict[Sequence, Entry] = {}
-        self._sorted: list[Entry] = []
+        self._count = count()
+        self._filed: dict[Sequence, Entry] = {}
+        self._by_length: list[Entry] = []
 
     def admit(
         self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
@@ -32,38 +32,40 @@ class Policy(static.Policy):
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
         first = next(iter(super().order(waiting, now)))
-        place = bisect_left(self._sorted, self._entries[first])
+        place = bisect_left(self._by_length, self._filed[first])
         size = self.max_batch_size
-        starts = range(max(0, place - size + 1), max(0, min(place, len(self._sorted) - size)) + 1)
+        starts = range(
+            max(0, place - size + 1), max(0, min(place, len(self._by_length) - size)) + 1
+        )
         start = min(starts, key=self._padding)
-        batch = [seq for _, _, seq in self._sorted[start : start + size]]
+        batch = [seq for _, _, seq in self._by_length[start : start + size]]
         return [first, *(seq for seq in batch if seq is not first)]
 
     def _padding(self, start: int) -> int:
-        batch = self._sorted[start : start + self.max_batch_size]
+        batch = self._by_length[start : start + self.max_batch_size]
         return batch[-1][0] * len(batch) - sum(length for length, _, _ in batch)
 
     def on_arrival(self, seq: Sequence, now: float) -> None:
         super().on_arrival(seq, now)
-        self._put(seq)
+        self._file(seq)
 
     def on_displace(self, seq: Sequence, now: float) -> None:
         super().on_displace(seq, now)
-        self._put(seq)
+        self._file(seq)
 
     def on_admit(self, seq: Sequence, now: float) -> None:
         super().on_admit(seq, now)
-        self._drop(seq)
+        self._unfile(seq)
 
     def on_cancel(self, seq: Sequence, now: float) -> None:
         super().on_cancel(seq, now)
-        self._drop(seq)
+        self._unfile(seq)
 
-    def _put(self, seq: Sequence) -> None:
-        entry = self._entries[seq] = (seq.pending, next(self._numbers), seq)
-        insort(self._sorted, entry)
+    def _file(self, seq: Sequence) -> None:
+        entry = self._filed[seq] = (seq.pending, next(self._count), seq)
+        insort(self._by_length, entry)
 
-    def _drop(self, seq: Sequence) -> None:
-        entry = self._entries.pop(seq, None)
+    def _unfile(self, seq: Sequence) -> None:
+        entry = self._filed.pop(seq, None)
         if entry is not None:
-            del self._sorted[bisect_left(self._sorted, entry)]
+            del self._by_length[bisect_left(self._by_length, entry)]

@@ -11,5 +11,7 @@ from scheduling.sequence import Sequence
 
 
 class Policy(static.Policy):
+    holds = False
+
     def release(self, running: list[Sequence]) -> list[Sequence]:
         return [seq for seq in running if seq.is_finished]

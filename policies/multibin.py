@@ -34,27 +34,27 @@ class Policy(Predicting, static.Policy):
         self.k = len(self.bounds) + 1 if self.bounds else self.k
         self._bins: list[list[Sequence]] = [[] for _ in range(self.k)]
         self._batches: deque[list[Sequence]] = deque()
-        self._recent: deque[float] = deque()
-        self._sorted: list[float] = []
+        self._latest: deque[float] = deque()
+        self._quantiles: list[float] = []
 
     def _bin_of(self, length: float) -> int:
         if self.bounds:
             return bisect_left(sorted(self.bounds), length)
-        if len(self._recent) == SEEN:
-            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
-        self._recent.append(length)
-        insort(self._sorted, length)
-        return bisect_left(self._sorted, length) * self.k // len(self._sorted)
+        if len(self._latest) == SEEN:
+            del self._quantiles[bisect_left(self._quantiles, self._latest.popleft())]
+        self._latest.append(length)
+        insort(self._quantiles, length)
+        return bisect_left(self._quantiles, length) * self.k // len(self._quantiles)
 
     def on_arrival(self, seq: Sequence, now: float) -> None:
         super().on_arrival(seq, now)
-        self._put(seq)
+        self._into_bin(seq)
 
     def on_displace(self, seq: Sequence, now: float) -> None:
         super().on_displace(seq, now)
-        self._put(seq)
+        self._into_bin(seq)
 
-    def _put(self, seq: Sequence) -> None:
+    def _into_bin(self, seq: Sequence) -> None:
         members = self._bins[self._bin_of(self.predict(seq))]
         members.append(seq)
         if len(members) == self.max_batch_size:

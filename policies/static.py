@@ -15,6 +15,7 @@ from scheduling.sequence import Sequence
 class Policy(policy.Policy):
     padded = True
     closed = True
+    holds = True
     conserving = False
 
     def admit(

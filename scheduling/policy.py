@@ -41,6 +41,9 @@ class Policy:
     closed = False  # nobody joins while somebody runs
     apart = False  # a step computes prompts or decodes, never both
     early = False  # who has all its tokens is answered at once, though its row stays
+    holds = False  # who has all its tokens keeps its slot until the batch is done
+    overruns = False  # a batch may run on when all its members are done
+    fair = False  # between clients, within the bound of VTC's theorem
     conserving = True  # no slot stays empty while the next in order fits
     patience = (
         0.0  # how long the oldest may wait though nobody runs; inf: until nobody comes any more
@@ -97,14 +100,12 @@ class Policy:
         """
         if self.apart and any(seq.is_prefilling for seq in running):
             return self._share_among_prompts(running, budget)
-        left = budget - sum(1 for seq in running if seq.pending == 1 and not seq.is_finished)
-        counts = []
-        for seq in running:
-            count = 0 if seq.is_finished else seq.pending
+        counts = [0 if seq.finish_reason is not None else seq.pending for seq in running]
+        left = budget - counts.count(1)
+        for i, count in enumerate(counts):
             if count > 1:
-                count = max(0, min(count, left))
-                left -= count
-            counts.append(count)
+                counts[i] = max(0, min(count, left))
+                left -= counts[i]
         return counts
 
     def _share_among_prompts(self, running: list[Sequence], budget: int) -> list[int]:

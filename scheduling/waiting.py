@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from scheduling.sequence import WAIT_REASONS, Sequence
 
-Totals = tuple[tuple[int, float], ...]
+Totals = tuple[list[int], list[float]]
+PLACES = {reason: place for place, reason in enumerate(WAIT_REASONS)}
 
 
 class WaitClock:
@@ -16,8 +17,8 @@ class WaitClock:
 
     def __init__(self) -> None:
         self.reason = "policy_order"
-        self._iterations = dict.fromkeys(WAIT_REASONS, 0)
-        self._seconds = dict.fromkeys(WAIT_REASONS, 0.0)
+        self._iterations = [0] * len(WAIT_REASONS)
+        self._seconds = [0.0] * len(WAIT_REASONS)
         self._now: float | None = None
         self._number = 0
         self._arrivals: dict[Sequence, Totals] = {}
@@ -26,8 +27,9 @@ class WaitClock:
         """Let time and iterations pass under the present reason."""
         if self._arrivals:
             if self._now is not None:
-                self._seconds[self.reason] += now - self._now
-                self._iterations[self.reason] += number - self._number
+                place = PLACES[self.reason]
+                self._seconds[place] += now - self._now
+                self._iterations[place] += number - self._number
         else:  # nobody's waiting: time passes under no reason
             self.reason = "policy_order"
         self._now, self._number = now, number
@@ -43,14 +45,13 @@ class WaitClock:
     def leave(self, seq: Sequence, now: float) -> None:
         """Add the time since `arrive` to `seq.waited`, by reason; the seconds sum to the queue time."""
         late = 0.0 if self._now is None else now - self._now
-        came, gone = self._arrivals.pop(seq), self._totals(late)
-        for reason, (i0, s0), (i1, s1) in zip(WAIT_REASONS, came, gone):
+        (came_i, came_s), (gone_i, gone_s) = self._arrivals.pop(seq), self._totals(late)
+        for reason, i0, i1, s0, s1 in zip(WAIT_REASONS, came_i, gone_i, came_s, gone_s):
             if i1 > i0 or s1 - s0 > 1e-12:
                 iterations, seconds = seq.waited.get(reason, (0, 0.0))
                 seq.waited[reason] = (iterations + i1 - i0, seconds + s1 - s0)
 
     def _totals(self, late: float) -> Totals:
-        return tuple(
-            (self._iterations[r], self._seconds[r] + (late if r == self.reason else 0.0))
-            for r in WAIT_REASONS
-        )
+        seconds = self._seconds.copy()
+        seconds[PLACES[self.reason]] += late
+        return self._iterations.copy(), seconds

@@ -15,7 +15,12 @@ Entry = tuple[
 
 
 class Sorted(policy.Policy):
-    """Least key first, then by arrival. `first_of_all` may name somebody who goes before."""
+    """Least key first, then by arrival. `is_overdue` lets the oldest go before.
+
+    An order with a `guard` promises that the oldest goes first when it has waited for longer than that.
+    """
+
+    guard = float("inf")
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
@@ -27,13 +32,20 @@ class Sorted(policy.Policy):
         """Return what the order goes by, asked once, when a sequence begins to wait."""
         raise NotImplementedError
 
-    def first_of_all(self, waiting: Collection[Sequence], now: float) -> Sequence | None:
-        """Return who goes first whatever its key."""
-        return None
+    def is_overdue(self, seq: Sequence, now: float) -> bool:
+        """Whether the oldest goes before everybody else, whatever its key."""
+        return False
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
-        first = self.first_of_all(waiting, now)
-        return self._by_key() if first is None else self._after(first)
+        overdue: dict[Sequence, None] = {}
+        for seq in waiting:
+            if not self.is_overdue(seq, now):
+                break
+            overdue[seq] = None
+            yield seq
+        for seq in self._by_key():
+            if seq not in overdue:
+                yield seq
 
     def _by_key(self) -> Iterator[Sequence]:
         entries = self._sorted
@@ -43,10 +55,6 @@ class Sorted(policy.Policy):
             yield entry[2]
             if passed < len(entries) and entries[-1 - passed] is entry:
                 passed += 1
-
-    def _after(self, first: Sequence) -> Iterator[Sequence]:
-        yield first
-        yield from (seq for seq in self._by_key() if seq is not first)
 
     def on_arrival(self, seq: Sequence, now: float) -> None:
         super().on_arrival(seq, now)

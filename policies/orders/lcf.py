@@ -7,4 +7,5 @@ from policies.orders import vtc
 
 
 class Order(vtc.Order):
+    fair = False
     lifts = False

@@ -30,7 +30,7 @@ class Order(Sorted):
         self._level: dict[Sequence, int] = {}
         self._used: dict[Sequence, float] = {}  # seconds at its level
         self._since: dict[Sequence, float] = {}  # when it began to wait
-        self._steps = 0
+        self._step_count = 0
 
     def _level_of(self, seq: Sequence) -> int:
         level = self._level.get(seq)
@@ -67,12 +67,13 @@ class Order(Sorted):
             self._used[seq] += seconds
             if self._used[seq] > self.quantum * 2**level and level < LEVELS:
                 self._level[seq], self._used[seq] = level + 1, 0.0
-        self._steps += 1
-        if self._steps % self.lift_every == 0:
+        self._step_count += 1
+        if self._step_count % self.lift_every == 0:
             self._lift(now)
 
     def _lift(self, now: float) -> None:
-        for seq in [s for s in self._entries if now - self._since[s] > self.starving]:
+        waiting = [s for s in self._entries if self._level[s] > 0]
+        for seq in [s for s in waiting if now - self._since[s] > self.starving]:
             self._drop(seq)
             self._level[seq], self._used[seq] = 0, 0.0
             self._put(seq, now)

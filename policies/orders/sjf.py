@@ -8,8 +8,6 @@ coefficient of the lengths.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from policies.orders._predictions import Predicting
 from policies.orders._sorted import Sorted
 from scheduling.options import option
@@ -29,14 +27,12 @@ class Order(Predicting, Sorted):
     def key(self, seq: Sequence, now: float) -> float:
         return self.predict(seq)
 
-    def first_of_all(self, waiting: Collection[Sequence], now: float) -> Sequence | None:
-        oldest = next(iter(waiting))
-        waited = now - oldest.arrived_at
+    def is_overdue(self, seq: Sequence, now: float) -> bool:
         limit = self.guard
         if self._tokens:
             pace = self._served / self._tokens
-            limit = min(limit, self.guard_ratio * pace * self.predict(oldest))
-        return oldest if waited > limit else None
+            limit = min(limit, self.guard_ratio * pace * self.predict(seq))
+        return now - seq.arrived_at > limit
 
     def on_finish(self, seq: Sequence, now: float) -> None:
         super().on_finish(seq, now)

@@ -21,12 +21,15 @@ class Order(Fair):
         False, "charge as the paper's code does: decodes only, all again when somebody finishes"
     )
 
+    fair = True
     lifts = True
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
         self._decoded: list[str] = []  # clients of the tokens of the present step, which ends at:
         self._at = float("-inf")
+        if self.count_twice:
+            self.fair = False
 
     def price_of_joining(self, seq: Sequence) -> float:
         return self.w_p * len(seq.prompt_ids)

@@ -17,6 +17,7 @@ KNOWN = options_of(Predicting)["predictor"]
 
 class Order(Predicting, vtc.Order):
     predictor = Option("mean", KNOWN.help, choices=KNOWN.choices)  # type: ignore[assignment]
+    fair = False  # as good as its predictions are
     count_twice = False
 
     def __init__(self, max_batch_size: int, **options: object) -> None:

@@ -1,0 +1,465 @@
+"""The laws that every policy keeps (SCHEDULING.md, section 4), held against one small case step by step.
+
+A case is a handful of requests with whole-number times; `try_case` serves it on the real `Scheduler` and raises `Broken`
+with the law and what happened, in plain words, at the first step that breaks one. It must not know how cases are found.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from scheduling.iteration import Iteration, Plan
+from scheduling.pages import PagePool
+from scheduling.policy import Policy
+from scheduling.scheduler import Output, PolicyError, Scheduler
+from scheduling.sequence import Sequence
+
+FORBIDDEN = {
+    "asyncio", "concurrent", "datetime", "flask", "logging", "multiprocessing", "os", "queue", "random", "secrets",
+    "socket", "subprocess", "threading", "time", "torch", "uuid",
+}  # fmt: skip
+FORBIDDEN_CALLS = {"__import__", "eval", "exec", "hash", "id", "input", "open"}
+
+
+class Broken(Exception):
+    """A law is broken: `law` names it, `words` say what happened."""
+
+    def __init__(self, law: str, words: str) -> None:
+        super().__init__(f"{law}: {words}")
+        self.law = law
+        self.words = words
+
+
+@dataclass(frozen=True)
+class Request:
+    """What somebody asks for; times are whole numbers of no unit."""
+
+    arrival: int
+    prompt: tuple[int, ...]
+    output: int
+    client: str = "a"
+    priority: int = 0
+    deadline: float | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """Requests in order of arrival, and what there is to serve them with.
+
+    `pages` is (pages, tokens of a page) or None for KV without end; `cancels` says before which step who goes, as an
+    index into those inside.
+    """
+
+    requests: tuple[Request, ...]
+    slots: int = 2
+    budget: int = 1 << 30
+    pages: tuple[int, int] | None = None
+    prefix_cache: bool = False
+    drains: bool = True
+    cancels: tuple[tuple[int, int], ...] = ()
+
+    def sequences(self, backwards: bool = False) -> list[Sequence]:
+        """Return fresh sequences r0, r1, ...; made `backwards`, they lie the other way round in memory."""
+        numbered = list(enumerate(self.requests))
+        made = [
+            Sequence(
+                list(r.prompt), r.output, id=f"r{i}", arrived_at=r.arrival, client=r.client,
+                priority=r.priority, deadline=r.deadline,
+            )
+            for i, r in (reversed(numbered) if backwards else numbered)
+        ]  # fmt: skip
+        return made[::-1] if backwards else made
+
+    def pool(self) -> PagePool | None:
+        if self.pages is None:
+            return None
+        return PagePool(*self.pages, prefix_cache=self.prefix_cache, salt="check")
+
+
+def toy_cost(plan: Plan) -> int:
+    """Return 10 + prompt tokens + 2 x decoding rows, padded and held ones too."""
+    prompt = sum(n for s, n in zip(plan.sequences, plan.counts) if s.is_prefilling) + plan.padding
+    decodes = sum(1 for s in plan.sequences if not s.is_prefilling) + len(plan.held)
+    return 10 + prompt + 2 * decodes
+
+
+def token(seq: Sequence, place: int) -> int:
+    """Return the token that a sequence gets at a place, whoever else is in the batch."""
+    return (sum(seq.prompt_ids) * 31 + len(seq.prompt_ids) * 7 + place) % 997
+
+
+@dataclass
+class Trial:
+    """One case on its way through a scheduler, with books of its own."""
+
+    case: Case
+    scheduler: Scheduler
+    sequences: list[Sequence]
+    now: float = 0
+    added: list[Sequence] = field(default_factory=list)
+    records: list[dict[str, Any]] = field(default_factory=list)
+    events: list[tuple[float, int]] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    service: dict[str, float] = field(default_factory=dict)
+    backlog: list[tuple[set[str], dict[str, float]]] = field(default_factory=list)
+
+    @property
+    def policy(self) -> Policy:
+        return self.scheduler.policy
+
+    def run(self) -> None:
+        """Serve everybody; Broken at the first thing that must not be."""
+        todo = sorted(self.sequences, key=lambda seq: seq.arrived_at)
+        cancels = dict(self.case.cancels)
+        work = sum(len(r.prompt) + r.output for r in self.case.requests)
+        limit = 100 + 20 * work
+        self._watch_admit()
+        while todo or not self.scheduler.is_idle:
+            self._take_in(todo)
+            self._cancel(cancels)
+            oldest = next(iter(self.scheduler.waiting), None)
+            plan = self.scheduler.plan(self.now)
+            if plan is None:
+                self._sleep(todo)
+                continue
+            self._check_guard(plan, oldest)
+            self._check_plan(plan)
+            self._check_conservation_of_work(plan)
+            self._compute(plan)
+            if self.scheduler.number > limit:
+                inside = [*self.scheduler.waiting, *self.scheduler.running]
+                raise Broken("nobody starves", f"after {limit} steps {names(inside)} not done yet")
+        self._check_end()
+
+    def _watch_admit(self) -> None:
+        asked = self.policy.admit
+
+        def admit(waiting: Any, running: Any, room: Any, now: float) -> int:
+            n = asked(waiting, running, room, now)
+            if n > room.slots:
+                raise Broken(
+                    "slots", f"admit() lets {n} join where {room.slots} slots are free, of {self.case.slots}"
+                )  # fmt: skip
+            return n
+
+        self.policy.admit = admit  # type: ignore[method-assign]
+
+    def _take_in(self, todo: list[Sequence]) -> None:
+        while todo and todo[0].arrived_at <= self.now:
+            seq = todo.pop(0)
+            self.added.append(seq)
+            if self.scheduler.add(seq):
+                self.events.append((seq.arrived_at, +1))
+            else:
+                self.outcomes[seq.id] += 1
+        if not todo and (self.case.drains or self.policy.patience == inf):
+            self.scheduler.drain()
+
+    def _cancel(self, cancels: dict[int, int]) -> None:
+        index = cancels.pop(self.scheduler.number, None)
+        running = [seq for seq in self.scheduler.running if seq.state != "finished"]
+        inside = [*self.scheduler.waiting, *running]
+        if index is None or not inside:
+            return
+        seq = inside[index % len(inside)]
+        self._book(self.scheduler.remove(seq, self.now))
+        if seq in self.scheduler.waiting or seq in self.scheduler.running:
+            raise Broken("cancelled ones leave", f"{seq.id} was cancelled and is still there")
+
+    def _book(self, left: list[Sequence]) -> None:
+        for seq in left:
+            self.outcomes[seq.id] += 1
+            self.events.append((self.now, -1))
+
+    def _sleep(self, todo: list[Sequence]) -> None:
+        """Let time pass to the next arrival or the policy's deadline, if nobody waits in vain."""
+        waiting = self.scheduler.waiting
+        if not waiting:
+            if todo:
+                self.now = max(self.now, todo[0].arrived_at)
+            return
+        oldest = min(waiting, key=lambda seq: seq.arrived_at)
+        latest = oldest.arrived_at + self.policy.patience
+        if self.now >= latest:
+            law = "deadlines" if self.policy.patience else "no idle slot while somebody fits"
+            raise Broken(
+                law, f"at {self.now:g} nobody runs, {names(waiting)} waits, and none is admitted"
+            )
+        wake_at = self.scheduler.wake_at(self.now)
+        if wake_at is not None and wake_at <= self.now:
+            raise Broken(
+                "deadlines",
+                f"deadline() wants to be asked at {wake_at:g}, and at {self.now:g} nobody is admitted",
+            )
+        times = [seq.arrived_at for seq in todo[:1]] + ([wake_at] if wake_at is not None else [])
+        if not times:
+            raise Broken(
+                "nobody starves",
+                f"{names(waiting)} waits for ever: nobody runs or will arrive, deadline() names no time",
+            )
+        self.now = min(times)
+        if self.now > latest:
+            raise Broken(
+                "deadlines",
+                f"{oldest.id} waits until {latest:g} at most, but the policy sleeps to {self.now:g}",
+            )
+
+    def _check_guard(self, plan: Plan, oldest: Sequence | None) -> None:
+        """An order with a guard puts the oldest first when it has waited for longer."""
+        orders = [c for c in type(self.policy).__mro__ if "order" in vars(c)]
+        if oldest is None or not plan.joined or not hasattr(orders[0], "guard"):
+            return
+        waited = self.now - oldest.arrived_at
+        guard = getattr(self.policy, "guard", inf)
+        if waited > guard and plan.joined[0] is not oldest:
+            raise Broken(
+                "the guard against starvation",
+                f"{oldest.id} has waited for {waited:g}, which is more than {guard:g}, and "
+                f"{plan.joined[0].id} is put before it",
+            )
+
+    def _check_plan(self, plan: Plan) -> None:
+        policy, running = self.policy, self.scheduler.running
+        members = [*plan.sequences, *plan.held, *plan.paused]
+        twice = [s for s, n in Counter(map(id, members)).items() if n > 1]
+        if twice or len({s.slot for s in running}) < len(running):
+            raise Broken("nobody twice in a step", f"step {plan.number} has {names(members)}")
+        if len(running) > policy.max_batch_size:
+            raise Broken("slots", f"{len(running)} run in {policy.max_batch_size} slots")
+        for seq, count in zip(plan.sequences, plan.counts):
+            if seq.is_finished or seq.state != "running":
+                raise Broken(
+                    "nobody runs after its finish", f"{seq.id} is done and computes {count}"
+                )
+            if seq.arrived_at > self.now:
+                raise Broken("nobody runs before it arrives", f"{seq.id} in step {plan.number}")
+        if not policy.padded and sum(plan.counts) > self.scheduler.budget:
+            raise Broken(
+                "tokens of a step", f"{sum(plan.counts)} computed, {self.scheduler.budget} allowed"
+            )
+        if plan.held and not policy.holds:
+            raise Broken("slots of those who are done", f"{names(plan.held)} done, and hold slots")
+        if not plan.sequences and not policy.overruns:
+            raise Broken(
+                "slots of those who are done",
+                f"{names(plan.held)} have all their tokens, and a step is computed for nobody",
+            )
+
+    def _check_conservation_of_work(self, plan: Plan) -> None:
+        """No slot stays empty while the next in order fits, where the policy says so."""
+        scheduler, policy = self.scheduler, self.policy
+        free = policy.max_batch_size - len(scheduler.running)
+        if not policy.conserving or not scheduler.waiting or free <= 0:
+            return
+        first = next(iter(policy.order(scheduler.waiting, self.now)))
+        reason = scheduler._wait_clock.reason
+        pages = scheduler.pages
+        if reason == "kv_full" and getattr(policy, "kv_tokens", 0):
+            return
+        if reason == "kv_full" and pages is not None:
+            if pages.reserve(first.hashes, first.total) is None:
+                return
+        elif reason == "token_budget":
+            needed = first.pending - policy.cached_tokens(first)
+            if sum(plan.counts) + needed > scheduler.budget or sum(plan.counts) >= scheduler.budget:
+                return
+        raise Broken(
+            "no idle slot while somebody fits",
+            f"at {self.now:g} {free} slots are empty, and {first.id} waits (reason: {reason})",
+        )
+
+    def _compute(self, plan: Plan) -> None:
+        outputs: list[Output] = [
+            token(seq, len(seq.output_ids)) if count == seq.pending else None
+            for seq, count in zip(plan.sequences, plan.counts)
+        ]
+        for seq in plan.joined:
+            if not seq.displaced:
+                self._serve(seq.client, getattr(self.policy, "w_p", 1.0) * len(seq.prompt_ids))
+        for seq, output in zip(plan.sequences, outputs):
+            if output is not None:
+                self._serve(seq.client, getattr(self.policy, "w_q", 2.0))
+        inside = [s for s in self.added if s.state != "finished"]
+        self.backlog.append(({s.client for s in self.scheduler.waiting}, dict(self.service)))
+        self.now += toy_cost(plan)
+        iteration = self.scheduler.commit(plan, outputs, self.now)
+        self.records.append(iteration.to_dict())
+        self._book([seq for seq in inside if seq.state == "finished"])
+        self._check_books(iteration, inside)
+
+    def _serve(self, client: str, service: float) -> None:
+        self.service[client] = self.service.get(client, 0.0) + service
+
+    def _check_books(self, iteration: Iteration, before: list[Sequence]) -> None:
+        scheduler, policy = self.scheduler, self.policy
+        running = [seq for seq in scheduler.running if seq.state != "finished"]
+        done = [seq for seq in self.added if seq.state == "finished"]
+        if len(self.added) != len(scheduler.waiting) + len(running) + len(done):
+            raise Broken(
+                "nobody is lost",
+                f"{len(self.added)} came, {len(scheduler.waiting)} wait, {len(running)} run, "
+                f"{len(done)} are done",
+            )
+        now_done = sorted(seq.id for seq in before if seq.state == "finished")
+        if sorted(id for id, _ in iteration.left) != now_done:
+            raise Broken("one outcome each", f"{now_done} left, the record says {iteration.left}")
+        late = [s for s in before if s.state == "finished" and s.last_token_at != self.now]
+        if late and not policy.holds:
+            raise Broken(
+                "slots of those who are done",
+                f"{late[0].id} had its last token at {late[0].last_token_at:g} and leaves at {self.now:g}",
+            )
+        spent = iteration.slot_steps
+        if abs(sum(spent) - policy.max_batch_size) > 1e-9 or min(spent) < -1e-12:
+            raise Broken("slot-steps add up", f"{spent} of {policy.max_batch_size} slots")
+        if scheduler.pages is not None:
+            used = {page for seq in scheduler.running for page in seq.pages}
+            if scheduler.pages.used != len(used) or 0 in used:
+                raise Broken(
+                    "pages", f"{scheduler.pages.used} are given out, {len(used)} are in use"
+                )
+
+    def _check_end(self) -> None:
+        scheduler = self.scheduler
+        for seq in self.sequences:
+            if self.outcomes[seq.id] != 1:
+                raise Broken("one outcome each", f"{seq.id} has {self.outcomes[seq.id]}")
+            wanted = [token(seq, place) for place in range(seq.max_tokens)]
+            if seq.finish_reason == "length" and seq.output_ids != wanted:
+                raise Broken("exactly its tokens", f"{seq.id} has {seq.output_ids}, not {wanted}")
+        if sorted(scheduler._free_slots) != list(range(self.policy.max_batch_size)):
+            raise Broken("slots", f"free at the end: {sorted(scheduler._free_slots)}")
+        if scheduler.pages is not None and scheduler.pages.free != scheduler.pages.total:
+            raise Broken("pages", f"{scheduler.pages.used} pages are never given back")
+        self._check_little()
+        if self.policy.fair:
+            self._check_fairness()
+
+    def _check_little(self) -> None:
+        area, inside, before = 0.0, 0, 0.0
+        for at, change in sorted(self.events):
+            area += inside * (at - before)
+            inside, before = inside + change, at
+        latencies = sum((s.finished_at or 0) - s.arrived_at for s in self.sequences)
+        if inside or abs(area - latencies) > 1e-6:
+            raise Broken("Little's law", f"area {area:g}, sum of latencies {latencies:g}")
+
+    def _check_fairness(self) -> None:
+        """Two clients that both have somebody waiting are served alike, within the bound of VTC's theorem."""
+        requests, policy = self.case.requests, self.policy
+        w_p, w_q = getattr(policy, "w_p", 1.0), getattr(policy, "w_q", 2.0)
+        tokens = self.case.slots * max(len(r.prompt) + r.output for r in requests)
+        bound = 2 * max(w_p * max(len(r.prompt) for r in requests), w_q * tokens)
+        for a, b in itertools.combinations(sorted(self.service), 2):
+            marked = [({a, b} <= clients, served) for clients, served in self.backlog]
+            for both, steps in itertools.groupby(marked, key=lambda step: step[0]):
+                gaps = [served.get(a, 0.0) - served.get(b, 0.0) for _, served in steps]
+                if both and max(gaps) - min(gaps) > bound:
+                    raise Broken(
+                        "fair between clients",
+                        f"{a} and {b} both had somebody waiting, and one was served "
+                        f"{max(gaps) - min(gaps):g} more than the other, {bound:g} at most are allowed",
+                    )
+
+
+def names(sequences: Any) -> str:
+    return ", ".join(seq.id for seq in sequences)
+
+
+def try_case(
+    make: Callable[[int], Policy],
+    case: Case,
+    make_scheduler: Callable[..., Scheduler] = Scheduler,
+) -> Trial:
+    """Serve a case twice with fresh policies and other addresses in memory; Broken when a law is."""
+    trials = [
+        _trial(make, case, case.sequences(backwards), make_scheduler) for backwards in (False, True)
+    ]
+    if trials[0].records != trials[1].records:
+        step = next(i for i, (x, y) in enumerate(zip(*(t.records for t in trials))) if x != y)
+        raise Broken("the same again", f"step {step + 1} is another one when the case is run again")
+    return trials[0]
+
+
+def _trial(
+    make: Callable[[int], Policy],
+    case: Case,
+    sequences: list[Sequence],
+    make_scheduler: Callable[..., Scheduler],
+) -> Trial:
+    try:
+        trial = Trial(case, make_scheduler(make(case.slots), case.pool(), case.budget), sequences)
+        trial.run()
+    except Broken:
+        raise
+    except PolicyError as error:
+        raise Broken(_law_of(str(error)), str(error)) from error
+    except AssertionError as error:
+        law = "pages" if "page" in str(error) else "it keeps running"
+        raise Broken(law, f"{error}") from error
+    except Exception as error:
+        raise Broken(
+            "it keeps running", f"{type(error).__name__}: {error}, {_place(error)}"
+        ) from error
+    return trial
+
+
+def _law_of(words: str) -> str:
+    if words.startswith("order"):
+        return "nobody twice in a step" if "running" in words else "nobody runs after its finish"
+    return "one outcome each" if words.startswith("release") else "it keeps running"
+
+
+def _place(error: BaseException) -> str:
+    """Return where an exception came from: the last line of it that is not this room's."""
+    places = [
+        (Path(f.filename).name, f.lineno) for f in inspect.getinnerframes(error.__traceback__)
+    ]  # type: ignore[arg-type]
+    name, line = places[-1]
+    return f"line {line} of {name}"
+
+
+def check_purity(policy: Policy) -> None:
+    """Broken when the source of a policy reads a clock, chance, or what differs from run to run."""
+    for module in _modules_of(policy):
+        path = Path(str(module.__file__))
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            for name in _asked(node):
+                raise Broken(
+                    "purity",
+                    f"{path.name}, line {getattr(node, 'lineno', 0)}: {name}. A policy reads no clock and no "
+                    "chance, and goes by nothing that another run would not see",
+                )
+
+
+def _modules_of(policy: Policy) -> Iterator[ModuleType]:
+    seen = set()
+    for cls in type(policy).__mro__:
+        module = inspect.getmodule(cls)
+        if (
+            module is not None
+            and module not in seen
+            and not module.__name__.startswith("scheduling")
+        ):
+            seen.add(module)
+            if getattr(module, "__file__", None):
+                yield module
+
+
+def _asked(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (f"import {a.name}" for a in node.names if a.name.partition(".")[0] in FORBIDDEN)
+    elif isinstance(node, ast.ImportFrom):
+        if not node.level and str(node.module).partition(".")[0] in FORBIDDEN:
+            yield f"import from {node.module}"
+    elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in FORBIDDEN_CALLS:
+        yield f"{node.func.id}()"  # type: ignore[attr-defined]
