@@ -5,7 +5,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 wanted="$1"
 stamp=".venv/.installed-$wanted"
-sum="$(cat requirements.txt client/requirements.txt "$wanted" | cksum)"
+alone="${wanted%.txt}-alone.txt"  # installed without dependencies
+[ -f "$alone" ] || alone=/dev/null
+sum="$(cat requirements.txt client/requirements.txt "$wanted" "$alone" | cksum)"
 if [ -x .venv/bin/python ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$sum" ]; then exit 0; fi
 python="${PYTHON:-python3}"
 if ! "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
@@ -17,7 +19,8 @@ if [ ! -x .venv/bin/python ]; then
   "$python" -m venv .venv
 fi
 echo "first use: installing $wanted into .venv, once (PyTorch is large)" >&2
-if ! .venv/bin/python -m pip install --disable-pip-version-check -q -r "$wanted" >&2; then
+pip=(.venv/bin/python -m pip install --disable-pip-version-check -q)
+if ! "${pip[@]}" -r "$wanted" >&2 || { [ -s "$alone" ] && ! "${pip[@]}" --no-deps -r "$alone" >&2; }; then
   echo "error: installing $wanted failed, the reason is above. Mend it and run the command again" >&2
   exit 1
 fi

@@ -1,0 +1,70 @@
+"""Real clients against a real server: the acceptance scripts that lie beside the repository, where they do."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import ROOT, Server, clean_environment
+
+CLIENTS = ROOT.parent / "shared" / "clients"
+BARD = ROOT / "models" / "bard"
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(not CLIENTS.is_dir(), reason="the acceptance scripts are not here"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("clients") / "server.log"
+    argv = ("dynamic", "--model", "bard", "--compute-threads", "1", "--access-log", "off")
+    with Server(log, *argv, OMP_NUM_THREADS="1") as server:
+        yield server
+
+
+def accept(server: Server, script: str, **environment: str) -> str:
+    """Run an acceptance script to its end; return what it printed."""
+    result = subprocess.run(
+        [sys.executable, str(CLIENTS / script), f"http://127.0.0.1:{server.port}"],
+        capture_output=True, text=True, timeout=300,
+        env=clean_environment(PYTHONDONTWRITEBYTECODE="1", TOKENIZER_DIR=str(BARD), **environment),
+    )  # fmt: skip
+    failed = [line for line in result.stdout.splitlines() if "PASS" not in line]
+    assert result.returncode == 0, "\n".join(failed) + result.stderr + server.output()[-2000:]
+    return result.stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "needs"),
+    [
+        ("accept_openai.py", "openai"),
+        ("accept_tgi.py", "text_generation"),
+        ("accept_tokenizer.py", "tokenizers"),
+        ("accept_prometheus.py", "prometheus_client"),
+    ],
+)
+def test_an_official_client_is_content(server: Server, script: str, needs: str) -> None:
+    if importlib.util.find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed: tools/setup.sh requirements-dev.txt installs it")
+    assert " 0 failed" in accept(server, script, STRICT="1", EXAMPLES="100")
+
+
+def test_generated_requests_find_nothing(server: Server) -> None:
+    if importlib.util.find_spec("schemathesis") is None:
+        pytest.skip("schemathesis is not installed: tools/setup.sh requirements-dev.txt does it")
+    examples = os.environ.get("MAX_EXAMPLES", "2")
+    assert " 0 failed" in accept(server, "accept_schemathesis.py", MAX_EXAMPLES=examples)
+
+
+def test_the_server_is_as_quiet_as_before_they_came(server: Server) -> None:
+    assert "Traceback" not in Path(server.log).read_text("utf-8")
+    stats = server.get("/stats").json
+    assert (stats["requests-running"], stats["requests-waiting"]) == (0, 0)
+    assert stats["engine"]["kv"]["pages_used"] == 0
