@@ -201,9 +201,9 @@ def _nullable(schema: dict[str, Any], most_tokens: int) -> dict[str, Any]:
     required = schema.get("required", ())
     properties = {}
     for name, value in schema.get("properties", {}).items():
-        if name in TOKEN_COUNTS:
-            kinds = value.get("anyOf", [value])
-            next(k for k in kinds if k.get("type") == "integer")["maximum"] = most_tokens
+        for kind in value.get("anyOf", [value]) if name in TOKEN_COUNTS else ():
+            if kind.get("type") == "integer":
+                kind.setdefault("maximum", most_tokens)
         optional = name not in required and not _takes_null(value)
         properties[name] = _or_null(value) if optional else value
     return schema | ({"properties": properties} if properties else {})
