@@ -10,6 +10,7 @@ from flask import Blueprint, Response, jsonify
 
 from api.auth import OPEN
 from api.openapi import Operation, document
+from api.schemas.fields import within_vocabulary
 from api.service import Service
 from config import VERSION
 
@@ -30,9 +31,13 @@ def blueprint(service: Service) -> Blueprint:
     routes = Blueprint("docs", __name__)
 
     def described() -> dict[str, Any]:
-        context = 1024 if service.engine is None else service.engine.context
+        engine = service.engine
+        context = 1024 if engine is None else engine.context
         keyed = bool(service.config.api_key)
-        return document(service.operations, VERSION, OPEN, keyed, most_tokens=context - 1)
+        found = document(service.operations, VERSION, OPEN, keyed, most_tokens=context - 1)
+        size = 50257 if engine is None else engine.vocabulary or engine.tokenizer.vocab_size
+        result: dict[str, Any] = within_vocabulary(found, size)
+        return result
 
     @routes.get("/openapi.json")
     def openapi() -> Response:

@@ -13,7 +13,7 @@ from api.errors import ApiError
 from api.generation import Ask, Job, Prompt
 from api.logprobs import Pieces, prompt_scores
 from api.openapi import Operation
-from api.schemas import CompatRequest, GenerateParameters, GenerateRequest
+from api.schemas import CompatRequest, GenerateParameters, GenerateRequest, StreamRequest
 from api.schemas.tgi import UNSUPPORTED_PARAMETERS
 from api.service import Engine, Service
 from api.streaming import Follower, Growth
@@ -33,7 +33,7 @@ OPERATIONS = [
         answer=GENERATED, generates=True, tgi=True,
     ),
     Operation(
-        "post", "/generate_stream", "complete a prompt in events, one for each token", "tgi", body=GenerateRequest,
+        "post", "/generate_stream", "complete a prompt in events, one for each token", "tgi", body=StreamRequest,
         example=SENT, media="text/event-stream", answer={"type": "string"}, generates=True, tgi=True,
     ),
     Operation(
@@ -53,7 +53,7 @@ def blueprint(service: Service) -> Blueprint:
 
     @routes.post("/generate_stream")
     def generate_stream() -> Response:
-        return _answer(service, body.take(request, EXAMPLE), GenerateRequest, True)
+        return _answer(service, body.take(request, EXAMPLE), StreamRequest, True)
 
     @routes.post("/")
     def compatible() -> Response:
@@ -118,8 +118,6 @@ def check(p: GenerateParameters | None, streams: bool) -> None:
             "decoder_input_details is true in a stream, which has no place for them. Leave it out, or use /generate",
             param="decoder_input_details",
         )
-    if p.stop and p.stop_sequences:
-        raise ApiError("stop and stop_sequences are the same. Send one of them", param="stop")
     if p.best_of is None or p.best_of == 1:
         return
     for wrong, reason, remedy in (

@@ -2,7 +2,7 @@
 
 from api.schemas.native import InferenceRequest
 from api.schemas.openai import ChatRequest, CompletionRequest
-from api.schemas.tgi import CompatRequest, GenerateParameters, GenerateRequest
+from api.schemas.tgi import CompatRequest, GenerateParameters, GenerateRequest, StreamRequest
 from api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "GenerateParameters",
     "GenerateRequest",
     "InferenceRequest",
+    "StreamRequest",
     "TokenizeRequest",
 ]

@@ -93,7 +93,8 @@ def _ids(value: Any) -> list[int]:
 
 
 _TEXTS = {"type": "string", "minLength": 1}
-_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TOKEN = {"type": "integer", "minimum": 0, "x-token-id": True}
+_TOKENS = {"type": "array", "items": _TOKEN, "minItems": 1}
 PROMPT_SCHEMA = {
     "anyOf": [
         _TEXTS,
@@ -104,10 +105,24 @@ PROMPT_SCHEMA = {
 }
 BIAS_SCHEMA = {
     "type": "object",
-    "propertyNames": {"pattern": "^[0-9]{1,18}$"},
+    "propertyNames": {"pattern": "^[0-9]{1,18}$", "x-token-id": True},
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
     "maxProperties": MOST_BIASES,
 }
+
+
+def within_vocabulary(schema: Any, size: int) -> Any:
+    """Return a schema whose token ids end where the model's do, which is known when it is loaded."""
+    if isinstance(schema, list):
+        return [within_vocabulary(item, size) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {k: within_vocabulary(v, size) for k, v in schema.items() if k != "x-token-id"}
+    if "x-token-id" in schema and "pattern" in schema:
+        result["pattern"] = f"^[0-9]{{1,{len(str(size - 1)) - 1}}}$"
+    elif "x-token-id" in schema:
+        result["maximum"] = size - 1
+    return result
 
 
 def integer(**bounds: Any) -> Any:
@@ -149,7 +164,10 @@ Stops = Annotated[
         }
     ),
 ]
-Ids = Annotated[list[integer(ge=0, lt=INT64)], Field(max_length=1 << 16)]  # type: ignore[misc]
+Token = Annotated[
+    int, Field(strict=True, ge=0, lt=INT64), BeforeValidator(whole), WithJsonSchema(_TOKEN)
+]
+Ids = Annotated[list[Token], Field(max_length=1 << 16)]
 
 Temperature = number(ge=0, le=2)
 TopP = number(gt=0, le=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr, WithJsonSchema
+from pydantic.json_schema import SkipJsonSchema
 
 from api.schemas import fields as f
 
@@ -18,10 +19,25 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: f.Flag = Field(False, description=f.FLAG)
 
 
+# What one schema cannot say of two fields without naming every pair is left out of it, and told in words.
+NEEDS_STREAM = {
+    "anyOf": [
+        {"required": ["stream"], "properties": {"stream": {"const": True}}},
+        {"properties": {"stream_options": {"type": "null"}}},
+    ]
+}
+ZERO_NEEDS_ECHO = {
+    "anyOf": [
+        {"required": ["echo"], "properties": {"echo": {"const": True}}},
+        {"properties": {"max_tokens": {"anyOf": [{"minimum": 1}, {"type": "null"}]}}},
+    ]
+}
+
+
 class Sampled(BaseModel):
     """What completions and chat have in common."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", json_schema_extra=NEEDS_STREAM)
 
     model: f.Name | None = Field(None, description="the name of the served model, or nothing")
     temperature: f.Temperature = Field(1.0, description=f.TEMPERATURE)
@@ -43,7 +59,9 @@ class Sampled(BaseModel):
     min_p: f.MinP = Field(0.0, description="a number from 0 to 1")
     repetition_penalty: f.Above0 = Field(1.0, description="a number above 0")
     ignore_eos: f.Flag = Field(False, description=f.FLAG)
-    min_tokens: f.integer(ge=0) = Field(0, description="a whole number from 0 to max_tokens")
+    min_tokens: SkipJsonSchema[f.integer(ge=0)] = Field(
+        0, description="a whole number from 0 to max_tokens"
+    )
     stop_token_ids: Annotated[f.Ids, Field(max_length=64)] = Field(
         [], description="a list of at most 64 token ids"
     )
@@ -64,7 +82,9 @@ class Sampled(BaseModel):
 
 
 class CompletionRequest(Sampled):
-    """POST /v1/completions."""
+    """POST /v1/completions. Beside these: `best_of`, from n to 20, and `min_tokens`, 0 to max_tokens."""
+
+    model_config = ConfigDict(json_schema_extra={"allOf": [NEEDS_STREAM, ZERO_NEEDS_ECHO]})
 
     prompt: f.Prompts = Field(
         description="a text of at least one character, a list of at most 64, token ids, or lists of these"
@@ -72,7 +92,9 @@ class CompletionRequest(Sampled):
     max_tokens: f.integer(ge=0) = Field(
         16, description="a whole number of tokens to generate, at least 1 (0 with echo)"
     )
-    best_of: f.integer(ge=1, le=20) | None = Field(None, description="a whole number from n to 20")
+    best_of: SkipJsonSchema[f.integer(ge=1, le=20) | None] = Field(
+        None, description="a whole number from n to 20"
+    )
     logprobs: f.integer(ge=0, le=5) | None = Field(None, description="a whole number from 0 to 5")
     echo: f.Flag = Field(False, description=f.FLAG)
 
@@ -121,7 +143,7 @@ class Message(BaseModel):
 
 
 class ChatRequest(Sampled):
-    """POST /v1/chat/completions."""
+    """POST /v1/chat/completions. Beside these: `max_completion_tokens`, which is max_tokens, and `min_tokens`."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)] = Field(
         description='a list such as [{"role": "user", "content": "..."}]'
@@ -129,7 +151,7 @@ class ChatRequest(Sampled):
     max_tokens: f.integer(ge=1) | None = Field(
         None, description="a whole number of tokens to generate, at least 1"
     )
-    max_completion_tokens: f.integer(ge=1) | None = Field(
+    max_completion_tokens: SkipJsonSchema[f.integer(ge=1) | None] = Field(
         None, description="a whole number of tokens to generate, at least 1"
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.schemas import fields as f
@@ -11,10 +13,26 @@ FRACTION = "a number between 0 and 1, neither of them; leave it out for no limit
 STOP_LIST = "a list of at most 4 texts, each of 1 to 256 characters"
 
 
+ONE = {"enum": [None, 1]}
+DRAWS: list[dict[str, Any]] = [
+    {"required": ["do_sample"], "properties": {"do_sample": {"const": True}}}
+] + [
+    {"required": [name], "properties": {name: {"type": "number"}}}
+    for name in ("temperature", "top_k", "top_p", "typical_p")
+]
+BEST_OF_DRAWS = {
+    "anyOf": [
+        {"properties": {"best_of": ONE}},
+        {"properties": {"seed": {"type": "null"}}, "anyOf": DRAWS},
+    ]
+}
+STREAMS = {"properties": {"best_of": ONE, "decoder_input_details": {"enum": [None, False]}}}
+
+
 class GenerateParameters(BaseModel):
     """How to generate."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"allOf": [BEST_OF_DRAWS]})
 
     best_of: f.integer(ge=1, le=4) | None = Field(None, description="a whole number from 1 to 4")
     temperature: f.Above0 | None = Field(
@@ -37,7 +55,7 @@ class GenerateParameters(BaseModel):
     truncate: f.integer(ge=1, lt=1 << 31) | None = Field(
         None, description="a whole number of tokens to keep, at least 1"
     )
-    watermark: f.Flag = Field(False, description=f.FLAG)
+    watermark: Literal[False] = Field(False, description="false, or nothing")
     details: f.Flag = Field(False, description=f.FLAG)
     decoder_input_details: f.Flag = Field(False, description=f.FLAG)
     seed: f.integer(ge=0, lt=1 << 64) | None = Field(
@@ -49,12 +67,26 @@ class GenerateParameters(BaseModel):
 
 
 class GenerateRequest(BaseModel):
-    """POST /generate and /generate_stream."""
+    """POST /generate."""
 
     model_config = ConfigDict(extra="ignore")
 
     inputs: f.Text = Field(description=f.PROMPT)
     parameters: GenerateParameters | None = Field(
+        None, description='an object such as {"max_new_tokens": 20}'
+    )
+
+
+class StreamParameters(GenerateParameters):
+    """How to generate in a stream: one answer, and nothing of the prompt."""
+
+    model_config = ConfigDict(json_schema_extra={"allOf": [STREAMS]})
+
+
+class StreamRequest(GenerateRequest):
+    """POST /generate_stream."""
+
+    parameters: StreamParameters | None = Field(
         None, description='an object such as {"max_new_tokens": 20}'
     )
 
