@@ -77,6 +77,11 @@ class Sequence:
         return self.pending > 1 or not self.output_ids
 
     @property
+    def has_moved_on(self) -> bool:
+        """Whether it decodes, and has generated a token since it joined, the last time if it was displaced."""
+        return self.pending == 1 and bool(self.output_ids) and self.computed > self.lost
+
+    @property
     def is_finished(self) -> bool:
         """Whether it has all its tokens, though it may still hold its slot."""
         return self.finish_reason is not None

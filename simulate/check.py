@@ -19,7 +19,7 @@ from scheduling.scheduler import Scheduler
 from simulate.laws import Broken, Case, Request, check_purity, try_case
 
 CASES = 2000
-SHRINKS = 2000  # tries at most to make a case smaller
+SHRINKS = 1000  # tries at most to make a case smaller
 
 Make = Callable[[int], Policy]
 
@@ -133,7 +133,7 @@ def shrink(
             if tries > SHRINKS:
                 return case, broken
             try:
-                try_case(make, smaller, make_scheduler)
+                try_case(make, smaller, make_scheduler, broken.law == "the same again")
             except Broken as again:
                 if again.law == broken.law:
                     case, broken, found = smaller, again, True

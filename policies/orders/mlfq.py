@@ -3,7 +3,7 @@
 Level i has a quantum of `quantum` x 2^i seconds. A newcomer joins the first level whose quantum is at least the time of
 its own prompt, and sinks by one each time it has run for its level's quantum. A lower level gives its slots up to a
 higher one, and computes what it had anew later. Every `lift_every` steps, whoever has waited for more than `starving`
-seconds rises to the top. Who computes a prompt is left alone, so that everybody who joins moves on by a token at least.
+seconds rises to the top. Who joins is left alone until it has moved on by a token.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Order(Sorted):
     ) -> list[Sequence]:
         if room.slots or not waiting or self.closed:
             return []
-        may_go = [s for s in running if s.pending == 1 and s.output_ids and not s.is_finished]
+        may_go = [s for s in running if s.has_moved_on and not s.is_finished]
         lowest = sorted(may_go, key=self._level_of, reverse=True)
         out = []
         for seq, better in zip(lowest, self._by_key()):

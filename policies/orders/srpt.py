@@ -1,8 +1,8 @@
 """Shortest remaining work first, with displacement (TRAIL, arXiv 2410.01035): the B with least predicted work left run.
 
 A running sequence gives up its slot to one with less work left, and computes what it had anew later; but only while its
-age, the tokens it has generated, is below `c` times its prediction: the nearer the end, the dearer the loss. Who computes
-a prompt is left alone, so that everybody who joins moves on by a token at least.
+age, the tokens it has generated, is below `c` times its prediction: the nearer the end, the dearer the loss. Who joins
+is left alone until it has moved on by a token.
 """
 
 from __future__ import annotations
@@ -43,5 +43,5 @@ class Order(Predicting, Sorted):
         return self.key(seq, now)
 
     def _may_go(self, seq: Sequence) -> bool:
-        age = len(seq.output_ids)
-        return seq.pending == 1 and 0 < age < self.c * self.predict(seq) and not seq.is_finished
+        young = len(seq.output_ids) < self.c * self.predict(seq)
+        return young and seq.has_moved_on and not seq.is_finished

@@ -1,0 +1,9 @@
+"""Planted fault: an error on the way."""
+
+from scheduling import policy
+
+
+class Policy(policy.Policy):
+    def on_token(self, seq, now):
+        if len(seq.output_ids) == 5:
+            {}["five"]

@@ -1,0 +1,8 @@
+"""Planted fault: whoever is last in the queue never joins."""
+
+from scheduling import policy
+
+
+class Policy(policy.Policy):
+    def admit(self, waiting, running, room, now):
+        return min(len(waiting) - 1, room.slots)

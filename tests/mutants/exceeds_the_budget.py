@@ -1,0 +1,8 @@
+"""Planted fault: computes whole prompts, whatever a step may compute."""
+
+from scheduling import policy
+
+
+class Policy(policy.Policy):
+    def share(self, running, budget):
+        return [seq.pending for seq in running]

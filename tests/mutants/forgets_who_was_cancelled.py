@@ -1,0 +1,18 @@
+"""Planted fault: a queue of its own that hears of arrivals and not of cancellations."""
+
+from scheduling import policy
+
+
+class Policy(policy.Policy):
+    def __init__(self, max_batch_size, **options):
+        super().__init__(max_batch_size, **options)
+        self.queue = []
+
+    def on_arrival(self, seq, now):
+        self.queue.append(seq)
+
+    def on_admit(self, seq, now):
+        self.queue.remove(seq)
+
+    def order(self, waiting, now):
+        return list(self.queue)

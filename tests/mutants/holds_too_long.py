@@ -1,0 +1,14 @@
+"""Planted fault: who is done keeps the slot for one more iteration."""
+
+from scheduling import policy
+
+
+class Policy(policy.Policy):
+    def __init__(self, max_batch_size, **options):
+        super().__init__(max_batch_size, **options)
+        self.done = []
+
+    def release(self, running):
+        leaving = [seq for seq in self.done if seq in running]
+        self.done = [seq for seq in running if seq.is_finished]
+        return leaving

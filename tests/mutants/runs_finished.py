@@ -1,0 +1,15 @@
+"""Planted fault: puts somebody first who is done."""
+
+from scheduling import policy
+
+
+class Policy(policy.Policy):
+    def __init__(self, max_batch_size, **options):
+        super().__init__(max_batch_size, **options)
+        self.done = []
+
+    def order(self, waiting, now):
+        return [*self.done, *waiting]
+
+    def on_finish(self, seq, now):
+        self.done = [seq]

@@ -1,0 +1,8 @@
+"""Planted fault: a window that asks to be woken too late."""
+
+from policies import window
+
+
+class Policy(window.Policy):
+    def deadline(self, waiting, now):
+        return super().deadline(waiting, now) + self.delay

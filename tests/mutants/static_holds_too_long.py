@@ -1,0 +1,14 @@
+"""Planted fault: a static batch that runs once more when everybody is done."""
+
+from policies import static
+
+
+class Policy(static.Policy):
+    def __init__(self, max_batch_size, **options):
+        super().__init__(max_batch_size, **options)
+        self.was_done = False
+
+    def release(self, running):
+        leaving = super().release(running)
+        self.was_done, was_done = bool(leaving), self.was_done
+        return leaving if was_done else []

@@ -1,0 +1,8 @@
+"""Planted fault: a window that admits nobody when it is woken."""
+
+from policies import window
+
+
+class Policy(window.Policy):
+    def admit(self, waiting, running, room, now):
+        return super().admit(waiting, running, room, now - 1)
