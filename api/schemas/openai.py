@@ -9,7 +9,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from api.schemas import fields as f
 
-MOST_MESSAGES = 256
+MOST_MESSAGES = 64
 
 
 class StreamOptions(BaseModel):
