@@ -1,0 +1,217 @@
+"""Prefix caches compared: llm-mock's static trie, which keeps what was asked for most, and a live cache of pages.
+
+Two kinds of experiment. Traces of block hashes (Mooncake) are counted request by request, no engine needed. Prompts are
+served by the simulator with the trie in the place of the page pool, so that hits become time (SCHEDULING notes, 11).
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections import OrderedDict
+from collections.abc import Iterable
+from collections.abc import Sequence as Rows
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import policies
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from simulate.costs import Cost
+from simulate.result import tpots
+from simulate.simulator import Run, simulate
+
+Blocks = Rows[int]
+
+
+def read_blocks(path: Path) -> list[list[int]]:
+    """Return the block ids of each request of a Mooncake trace; an id stands for a block with all before it."""
+    return [json.loads(line)["hash_ids"] for line in path.read_text().splitlines()]
+
+
+class Recent:
+    """The live cache: the least recently used block goes when there are more than `capacity` (None: never)."""
+
+    def __init__(self, capacity: int | None = None) -> None:
+        self.capacity = capacity
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def serve(self, blocks: Blocks) -> int:
+        """Return how many blocks at the head are found; then keep all, the head as the most recent."""
+        hits = 0
+        while hits < len(blocks) and blocks[hits] in self._blocks:
+            hits += 1
+        for block in reversed(blocks):
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+        while self.capacity is not None and len(self._blocks) > self.capacity:
+            self._blocks.popitem(last=False)
+        return hits
+
+
+class Trie:
+    """llm-mock's static cache: of all paths that `prompts` take, the `edges` most visited, from the root on.
+
+    Ties go to the smaller token. A kept edge's parent is kept, since it is visited at least as often.
+    """
+
+    def __init__(self, prompts: Iterable[Blocks], edges: int) -> None:
+        root: dict[int, list[Any]] = {}
+        for prompt in prompts:
+            node = root
+            for token in prompt:
+                entry = node.setdefault(token, [0, {}])
+                entry[0] += 1
+                node = entry[1]
+        self.root: dict[int, Any] = {}
+        self.edges = 0
+        count = 0  # breaks ties of ties, so that nodes are never compared
+        heap = [
+            (-n, token, i, children, self.root)
+            for i, (token, (n, children)) in enumerate(root.items())
+        ]
+        count = len(heap)
+        heapq.heapify(heap)
+        while heap and self.edges < edges:
+            _, token, _, children, kept = heapq.heappop(heap)
+            below: dict[int, Any] = kept.setdefault(token, {})
+            self.edges += 1
+            for child, (n, more) in children.items():
+                count += 1
+                heapq.heappush(heap, (-n, child, count, more, below))
+
+    def serve(self, blocks: Blocks) -> int:
+        """Return the length of the longest path from the root; nothing is kept."""
+        node, hits = self.root, 0
+        for block in blocks:
+            if block not in node:
+                break
+            node, hits = node[block], hits + 1
+        return hits
+
+
+def hits(cache: Recent | Trie, requests: Iterable[Blocks]) -> int:
+    return sum(cache.serve(blocks) for blocks in requests)
+
+
+def popularity_and_recency(requests: Rows[Blocks], sizes: Iterable[int]) -> list[dict[str, int]]:
+    """Return for each size the hits on the second half of a trace: a trie of the first half, an LRU warmed by it."""
+    half = len(requests) // 2
+    rows = []
+    for size in sizes:
+        recent = Recent(size)
+        hits(recent, requests[:half])
+        rows.append(
+            {
+                "size": size,
+                "trie": hits(Trie(requests[:half], size), requests[half:]),
+                "lru": hits(recent, requests[half:]),
+            }
+        )
+    return rows
+
+
+class TriePool:
+    """A trie where the scheduler has its page pool: room without end, and hits that never change."""
+
+    page_size = 1
+    total = free = 1 << 40
+    used = 0
+
+    def __init__(self, trie: Trie) -> None:
+        self.trie = trie
+        self.hit_tokens = self.query_tokens = 0
+
+    def hashes(self, tokens: list[int]) -> list[bytes]:
+        return []
+
+    def reserve(
+        self, hashes: list[bytes], tokens: int, prompt_tokens: int = 0
+    ) -> tuple[list[int], int]:
+        return [], 0
+
+    def release(self, pages: list[int]) -> None:
+        """Nothing was taken."""
+
+    def cached_tokens(self, hashes: list[bytes]) -> int:
+        return 0
+
+
+class TriedSequences(Scheduler):
+    """A scheduler that lets a sequence begin after what the trie has of its prompt; one token is always computed."""
+
+    def _reserve(self, seq: Sequence) -> bool:
+        assert isinstance(self.pages, TriePool)
+        seq.cached = min(self.pages.trie.serve(seq.prompt_ids), len(seq.prompt_ids) - 1)
+        seq.computed = seq.cached
+        return True
+
+
+def llm_mock_output(prompt: int) -> int:
+    """Return what llm-mock generates after a prompt, in our convention: D + 1 tokens, D = 50 + min(p, 500) / 5."""
+    return 50 + int(min(prompt, 500) * 100 / 500) + 1
+
+
+def prompts(count: int, seed: int, share: int = 0, kinds: int = 10) -> list[list[int]]:
+    """Draw prompts of Zipf-like tokens; with `share`, each begins with one of `kinds` system prompts that long."""
+    rng = np.random.default_rng([seed, share])
+    systems = np.random.default_rng([7, share]).integers(0, 5000, (kinds, share))
+    drawn = []
+    for _ in range(count):
+        own = np.minimum(rng.zipf(1.3, int(rng.integers(20, 400))), 50_000)
+        drawn.append([*systems[int(rng.integers(kinds))].tolist(), *own.tolist()])
+    return drawn
+
+
+def serve(
+    cost: Cost, served: Rows[list[int]], slots: int, trie: Trie | None = None, pages: int = 0
+) -> Run:
+    """Serve prompts that are all there at once, first come first served, after a trie or with a pool of pages."""
+    policy = policies.get_policy("dynamic", max_batch_size=slots)
+    if trie is not None:
+        scheduler: Scheduler = TriedSequences(policy, TriePool(trie), 1 << 30)  # type: ignore[arg-type]
+    else:
+        scheduler = Scheduler(policy, PagePool(pages, 16) if pages else None, 1 << 30)
+    sequences = [Sequence(p, llm_mock_output(len(p)), id=str(i)) for i, p in enumerate(served)]
+    return simulate(scheduler, sequences, cost)
+
+
+def experiment(
+    cost: Cost,
+    sizes: Iterable[int] = (0, 100, 1000, 5000),
+    batches: Iterable[int] = (1, 5, 10, 20),
+    share: int = 0,
+    train: int = 5000,
+) -> list[dict[str, float]]:
+    """Repeat llm-mock's table: 50 prompts after a trie of `train` others, over cache and batch sizes.
+
+    "tpot" is llm-mock's: latency by output tokens; ours stands beside it.
+    """
+    built, served = prompts(train, 1, share), prompts(50, 2, share)
+    rows = []
+    for size in sizes:
+        trie = Trie(built if size else [], size)
+        for batch in batches:
+            run = serve(cost, served, batch, trie)
+            rows.append(
+                {
+                    "cache": size,
+                    "batch": batch,
+                    "hit_tokens": float(np.mean([seq.cached for seq in run.sequences])),
+                    "requests_per_s": len(run.done) / run.makespan,
+                    "p99_ttft_s": float(np.percentile(run.ttft, 99)),
+                    "p99_latency_per_token_ms": float(
+                        np.percentile(run.latency / (run.tokens - 1), 99) * 1e3
+                    ),
+                    "p99_tpot_ms": float(np.percentile(tpots(run), 99) * 1e3),
+                }
+            )
+    return rows
+
+
+def expected_misses(kinds: int, requests: int) -> float:
+    """Return how many of `kinds` system prompts are computed when requests draw them evenly: K (1 - (1 - 1/K)^N)."""
+    return kinds * (1 - (1 - 1 / kinds) ** requests)

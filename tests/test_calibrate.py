@@ -1,0 +1,156 @@
+"""The fit of a cost model to timings: laws recovered from noisy ones, errors that are honest, files that are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from collections.abc import Sequence as Rows
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulate import calibrate, costs, validate
+from simulate.calibrate import (
+    Measure,
+    Point,
+    choose,
+    cross_validate,
+    fit,
+    grid,
+    interpolated,
+    predict,
+)
+from simulate.costs import Affine, Cost, Host, Step
+
+LAW = Affine(base=0.09, prefill=0.004, token=0.005, row=0.0006, context=6e-6, pair=2e-6)
+
+
+def noisy(law: Cost, noise: float = 0.02, seed: int = 0) -> Measure:
+    rng = np.random.default_rng(seed)
+
+    def measure(points: Rows[Point]) -> Iterator[float]:
+        for point in points:
+            yield law.seconds(point.step) * (1 + noise * rng.standard_normal())
+
+    return measure
+
+
+@pytest.mark.parametrize("size", ["small", "full"])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_law_is_recovered_from_timings_with_noise(size: str, seed: int) -> None:
+    """2 % of noise: within 1 % of the law, and what carries half of some step within 10 %, none below 0."""
+    points = grid(size, 1024)
+    found, _ = calibrate.calibrate(noisy(LAW, seed=seed), points)
+    steps = [point.step for point in points]
+    truth = predict(LAW, steps)
+    assert np.abs(predict(found.cost, steps) / truth - 1).mean() < 0.01
+    assert isinstance(found.cost, Affine)
+    shares = calibrate.table(steps) * [
+        LAW.base,
+        LAW.prefill,
+        LAW.token,
+        LAW.row,
+        LAW.context,
+        LAW.pair,
+    ]
+    carries = (shares / truth[:, None]).max(axis=0) >= 0.5
+    for name, share in zip(("base", "prefill", "token", "row", "context", "pair"), carries):
+        value = getattr(found.cost, name)
+        assert value >= 0
+        if share:
+            assert value == pytest.approx(getattr(LAW, name), rel=0.1), name
+    assert found.mape < 0.03
+    assert found.drift < calibrate.DRIFT
+
+
+def test_a_hinge_is_taken_where_there_is_one_and_only_there() -> None:
+    law = Affine(base=0.01, token=1e-5, hinge=5e-5, knee=128, context=1e-8)
+    found, _ = calibrate.calibrate(noisy(law, 0.005), grid("full", 1024))
+    assert (found.cost.hinge > 0, found.cost.knee) == (True, 128)
+    found, _ = calibrate.calibrate(noisy(LAW, 0.005), grid("full", 1024))
+    assert found.cost.hinge == 0
+
+
+def test_where_no_affine_law_fits_the_points_are_interpolated() -> None:
+    class Stairs(Cost):
+        def seconds(self, step: Step) -> float:
+            return (
+                0.01
+                * 3.0 ** (step.tokens > 3)
+                * 3.0 ** (step.tokens > 20)
+                * 3.0 ** (step.tokens > 100)
+            )
+
+    points = [
+        Point(b, 16 * k) for b in (1, 2, 3, 4, 8, 16, 20, 21, 64, 100, 101, 128) for k in (1, 2)
+    ]
+    found, _ = calibrate.calibrate(noisy(Stairs(), 0.01), points)
+    assert found.cost.name == "interpolated"
+    curve = [seconds for _, seconds in found.cost.decode]
+    assert curve == sorted(curve)
+
+
+def test_a_machine_that_drifts_is_noticed() -> None:
+    def measure(points: Rows[Point]) -> Iterator[float]:
+        for i, point in enumerate(points):
+            yield LAW.seconds(point.step) * (1.3 if i >= len(points) // 2 else 1.0)
+
+    assert calibrate.calibrate(measure, grid())[0].drift > calibrate.DRIFT
+
+
+def test_the_error_is_that_of_points_not_seen() -> None:
+    steps = [Point(b, 16).step for b in (1, 2, 4, 8)]
+    seconds = np.array([1.0, 2.0, 3.0, 10.0])
+    assert (
+        np.abs(cross_validate(fit, steps, seconds, folds=0)).mean()
+        > np.abs(predict(fit(steps, seconds), steps) / seconds - 1).mean()
+    )
+    assert len(cross_validate(interpolated, steps, seconds, folds=2)) == 4
+    assert choose(steps, seconds).worst >= choose(steps, seconds).mape
+
+
+def test_the_small_grid_has_all_kinds_of_steps_and_none_beyond_its_bound() -> None:
+    points = grid("small", 256)
+    assert {(p.decodes > 0, p.prefills > 0) for p in points} == {
+        (True, False),
+        (False, True),
+        (True, True),
+    }
+    assert any(p.cached for p in points)
+    assert max(p.prefills * p.chunk for p in points) <= 256
+    assert len(points) == len(set(points)) < 50
+
+
+def test_the_file_of_a_calibration_is_a_cost_model(tmp_path: Path) -> None:
+    found, rows = calibrate.calibrate(noisy(LAW), grid())
+    path = tmp_path / "cost.json"
+    calibrate.write(path, found, rows, Host(sigma=0.001), {"model": "none"})
+    law, host, facts = costs.load(path)
+    assert (law, host) == (found.cost, Host(sigma=0.001))
+    assert facts["mape"] == found.mape
+    assert len(facts["points"]) == len(grid())
+    json.dumps(facts, allow_nan=False)
+
+
+def test_an_engine_that_fails_is_told_with_what_to_do() -> None:
+    measure = calibrate.probe(["--no-such-flag"], {})
+    with pytest.raises(RuntimeError, match="Use --model and --load-format"):
+        list(measure(grid()))
+
+
+def test_the_hosts_part_is_what_single_requests_take_beyond_the_model() -> None:
+    cost = costs.make("oracle-a")
+    host = Host(alpha0=0.004, alpha1=0.004, sigma=0.002)
+    seconds = {n: validate.alone(cost, 5, n) + 0.008 + 0.002 * n for n in (4, 32)}
+    found = validate.fit_host(cost, seconds, 5)
+    assert (found.alpha0, found.alpha1, found.sigma) == pytest.approx((0.004, 0.004, 0.002))
+    assert host.alpha2 == found.alpha2 == 0
+    faster = {n: validate.alone(cost, 5, n) - 0.001 for n in (4, 32)}
+    assert validate.fit_host(cost, faster, 5) == Host()
+
+
+def test_a_comparison_fails_above_its_bound() -> None:
+    assert validate.Comparison("makespan", 10.4, 10.0, 0.05).good
+    assert not validate.Comparison("makespan", 9.4, 10.0, 0.05).good
+    assert validate.Comparison("p99 latency", 20.0, 10.0).good

@@ -1,0 +1,147 @@
+"""The model without weights: in the real loop, fast enough, and replayed by the simulator step for step."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import policies
+from batching import BatchingManager, Inference
+from scheduling.iteration import Iteration, Plan
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from simulate import mock
+from simulate.costs import Affine, Host, to_dict
+from simulate.mock import MockModel, VirtualClock
+from simulate.published import Constant
+from simulate.replay import replay
+from simulate.simulator import simulate
+
+
+def decoding(rows: int, context: int = 100) -> Plan:
+    members = []
+    for i in range(rows):
+        seq = Sequence([i] * context, 1000, output_ids=[1])
+        seq.computed = context
+        members.append(seq)
+    return Plan(1, 0.0, members, [1] * rows)
+
+
+def test_it_takes_the_time_that_the_cost_says_and_gives_a_token_to_each_that_is_due() -> None:
+    clock = VirtualClock()
+    model = MockModel(Constant(0.5, 0.25), sleep=clock.sleep, clock=clock)
+    plan = decoding(3)
+    plan.counts[2], plan.sequences[2].output_ids = 40, []
+    plan.sequences[2].computed = 0
+    tokens = model.forward(plan)
+    assert clock.now == 1.25
+    assert [token is None for token in tokens] == [False, False, True]
+    assert all(0 <= token < model.vocab_size - 1 for token in tokens if token is not None)
+
+
+def test_a_sleep_that_lasts_too_long_makes_the_next_shorter() -> None:
+    clock = VirtualClock()
+    model = MockModel(Constant(1.0, 0.0), sleep=lambda s: clock.sleep(s + 0.125), clock=clock)
+    ends = []
+    for _ in range(4):
+        model.forward(decoding(1))
+        ends.append(clock.now)
+    assert ends == [1.125, 2.125, 3.125, 4.125]
+
+
+def test_a_token_depends_on_its_own_sequence_alone() -> None:
+    model = MockModel(Constant(0.0, 0.0))
+    alone, together = model.forward(decoding(1)), model.forward(decoding(5))
+    assert together[0] == alone[0]
+    assert len(set(together)) == 5
+
+
+def test_its_own_work_takes_less_than_a_millisecond_a_step_at_batch_64() -> None:
+    model, plan = (
+        MockModel(mock.load("mock:llm-mock").cost, sleep=lambda seconds: None),
+        decoding(64),
+    )
+    times = []
+    for _ in range(50):
+        start = time.perf_counter()
+        model.forward(plan)
+        times.append(time.perf_counter() - start)
+    assert float(np.median(times)) < 1e-3
+
+
+def test_models_are_found_by_name_and_by_file(tmp_path: Path) -> None:
+    assert mock.load("mock:llm-mock").cost.seconds.__self__.name == "llm-mock"
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps({"cost": to_dict(Affine(base=0.5)), "host": {"sigma": 0.25}}))
+    model = mock.load(f"mock:{path}")
+    assert (model.cost, model.host, model.name) == (
+        Affine(base=0.5),
+        Host(sigma=0.25),
+        f"mock:{path}",
+    )
+    assert (model.context, model.vocab_size) == (1024, 50257)
+    with pytest.raises(ValueError, match="Did you mean 'llm-mock'"):
+        mock.load("mock:llm-moc")
+
+
+@pytest.fixture
+def recorded(
+    request: pytest.FixtureRequest,
+) -> tuple[str, list[Sequence], list[Iteration]]:
+    """Serve 40 requests by the real loop, its thread and a mock that sleeps; give arrivals and records."""
+    name, model = request.param, MockModel(Constant(0.002, 0.0001))
+    manager = BatchingManager(model, pages=PagePool(200, 16), max_batch_size=4)
+    records: list[Iteration] = []
+    manager.observers.append(lambda iteration, left: iteration and records.append(iteration))
+    thread = manager.start(policies.get_policy(name, max_batch_size=4))
+    rng = np.random.default_rng(5)
+    inferences = []
+    for i in range(40):
+        prompt = [i] * int(rng.integers(1, 40))
+        inferences.append(
+            manager.enqueue(Inference("", int(rng.integers(1, 12)), prompt, id=str(i)))
+        )
+        time.sleep(float(rng.exponential(0.004)))
+    for inference in inferences:
+        inference.event_obj.wait(20)
+    manager.stop()
+    thread.join(5)
+    return name, [inference.sequence for inference in inferences], records
+
+
+@pytest.mark.parametrize(
+    "recorded", ["dynamic", "static", "chunked", "prefill-first"], indirect=True
+)
+def test_a_recorded_run_is_replayed_batch_for_batch(
+    recorded: tuple[str, list[Sequence], list[Iteration]],
+) -> None:
+    """With the step times of the server, the scheduler admits the same and computes the same in every step."""
+    name, served, records = recorded
+    scheduler = Scheduler(policies.get_policy(name, max_batch_size=4), PagePool(200, 16))
+    fresh = [Sequence(s.prompt_ids, s.max_tokens, id=s.id, arrived_at=s.arrived_at) for s in served]
+    agreement = replay(scheduler, fresh, records)
+    assert agreement.share == 1.0, agreement.first_difference
+    assert agreement.steps > 40
+    assert [s.scheduled_at for s in fresh] == [s.scheduled_at for s in served]
+
+
+def test_a_replay_under_another_policy_names_the_first_difference() -> None:
+    def trace() -> list[Sequence]:
+        return [Sequence([1] * 4, 5, id=str(i), arrived_at=0.01 * i) for i in range(6)]
+
+    scheduler = Scheduler(policies.get_policy("dynamic", max_batch_size=2))
+    run = simulate(scheduler, trace(), Constant(), records=True)
+    same = replay(
+        Scheduler(policies.get_policy("dynamic", max_batch_size=2)), trace(), run.iterations
+    )
+    other = replay(
+        Scheduler(policies.get_policy("static", max_batch_size=2)), trace(), run.iterations
+    )
+    assert (same.share, same.first_difference) == (1.0, "")
+    assert other.share < 1
+    assert other.first_difference.startswith("step ")
