@@ -11,6 +11,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,33 @@ COLUMNS = ("index", "id", "client", "arrival_s", "prompt_tokens", "cached_tokens
            "output_tokens", "queue_s", "ttft_s", "latency_s", "batch_mean", "batch_max", "outcome")  # fmt: skip
 
 
-def outcome(index: int, seq: Sequence, run: Run) -> measure.Outcome:
-    """Return what a client that sent this request on time would have seen, from the start of the run."""
+def gaps_of(run: Run) -> dict[str, tuple[float, ...]]:
+    """Return the seconds between the tokens of each request, as far as its steps were recorded."""
+    times: dict[str, list[float]] = {seq.id: [] for seq in run.sequences}
+    prompts = {seq.id: len(seq.prompt_ids) for seq in run.sequences}
+    for record in run.iterations:
+        for m in record.members:
+            if m.phase == "decode" or (m.phase == "prefill" and m.computed >= prompts[m.id]):
+                times[m.id].append(record.t + record.seconds)
+    return {id: tuple(b - a for a, b in pairwise(at)) for id, at in times.items()}
+
+
+def outcome(
+    index: int, seq: Sequence, run: Run, gaps: Mapping[str, tuple[float, ...]]
+) -> measure.Outcome:
+    """Return what a client that sent this request on time would have seen, from the start of the run.
+
+    It tells of tokens one by one only where steps were recorded.
+    """
     sent = seq.arrived_at - run.host.alpha0 - run.began
+    told: dict[str, Any] = {"prompt_tokens": len(seq.prompt_ids), "cached_tokens": seq.cached}
+    if seq.id in gaps and seq.first_token_at is not None:
+        told |= {"first": seq.first_token_at - run.began, "gaps": gaps[seq.id]}
+        told["chunks"] = (1,) * (len(gaps[seq.id]) + 1)
+    if seq.scheduled_at is not None:
+        told["queue"] = seq.scheduled_at - run.began - sent
+    if seq.iterations:
+        told |= {"batch_mean": seq.batch_sum / seq.iterations, "batch_max": seq.batch_max}
     finished = seq.finish_reason in ("length", "stop")
     return measure.Outcome(
         index=index,
@@ -38,6 +63,9 @@ def outcome(index: int, seq: Sequence, run: Run) -> measure.Outcome:
         ended=(seq.finished_at or 0.0) + run.host.alpha1 - run.began,
         tokens=len(seq.output_ids) if finished else 0,
         error="" if finished else str(seq.finish_reason),
+        id=seq.id,
+        user=seq.client,
+        **told,
     )
 
 
@@ -97,22 +125,17 @@ def result(
             "scipy": scipy.__version__,
         },
     )
-    numbers = measure.result([outcome(i, seq, run) for i, seq in enumerate(run.sequences)], facts)
-    done, many = run.done, run.tokens > 1
-    prompts = [len(seq.prompt_ids) for seq in run.sequences]
-    total = sum(len(seq.prompt_ids) for seq in done)
-    duration = numbers["duration"]
+    gaps = gaps_of(run) if run.iterations else {}
+    numbers = measure.result([outcome(i, s, run, gaps) for i, s in enumerate(run.sequences)], facts)
+    many = run.tokens > 1
     wanted = limits or {}
     numbers |= {
         "backend": "effective-batching simulate",
         "model_id": config.get("cost"),
-        "total_input_tokens": total,
-        "total_token_throughput": (total + int(run.tokens.sum())) / duration if duration else None,
         "request_goodput": goodput(run, wanted.get("ttft"), wanted.get("tpot"), wanted.get("e2el")),
         **measure.statistics_ms("ttft", run.ttft.tolist()),
         **measure.statistics_ms("tpot", tpots(run)[many].tolist()),
         **measure.statistics_ms("itl", np.frombuffer(run.gaps) if run.gaps else []),
-        "input_lens": prompts,
         "ttfts": run.ttft.tolist(),
     }
     numbers["simulation"] = summary(run)

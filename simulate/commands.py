@@ -1,0 +1,298 @@
+"""The commands: what each does with its arguments, what it shows, and the object it returns for stdout."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from scheduling.scheduler import Scheduler
+from simulate import calibrate, costs, fleet, pictures, plan, prefix, result, validate, workloads
+from simulate.arguments import (
+    UsageError,
+    config_of,
+    make_cost,
+    make_rows,
+    make_scheduler,
+    now,
+    options,
+    say,
+)
+from simulate.simulator import simulate
+
+
+def run_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Serve one workload with each policy."""
+    cost, host = make_cost(args)
+    rows = make_rows(args)
+    told = []
+    for policy in args.policies:
+        scheduler = make_scheduler(args, policy)
+        began = time.perf_counter()
+        run = simulate(
+            scheduler,
+            rows.sequences(),
+            cost,
+            host,
+            records=args.out is not None and not args.no_records,
+        )
+        seconds = time.perf_counter() - began
+        limits = {"ttft": args.ttft, "tpot": args.tpot, "e2el": args.e2el}
+        numbers = result.result(
+            run, config={**config_of(args), "policies": [policy]}, seed=args.seed, limits=limits,
+            request_rate=float("inf") if args.trace else args.rate, date=now(),
+        )  # fmt: skip
+        say(
+            console,
+            f"{policy}: {run.steps:,} steps in {seconds:.2f} s, {run.steps / max(seconds, 1e-9):,.0f} a second",
+        )
+        if args.out:
+            folder = args.out if len(args.policies) == 1 else args.out / policy
+            result.write(run, numbers, folder)
+            say(console, f"written: {folder}")
+        told.append(numbers)
+    show_runs(console, told)
+    short = [{k: v for k, v in n.items() if k not in result.ARRAYS} for n in told]
+    return short[0] if len(short) == 1 else {"runs": short}
+
+
+def show_runs(console: Console, told: Sequence[dict[str, Any]]) -> None:
+    if len(told) == 1:
+        table = Table(title=f"{told[0]['policy']}, simulated", show_header=False)
+        for name, value in lines(told[0]):
+            table.add_row(name, value)
+        console.print(table)
+        return
+    table = Table(title="simulated, the same arrivals for all")
+    columns = {
+        "tokens/s": "output_throughput", "E2E mean ms": "mean_e2el_ms", "E2E p99 ms": "p99_e2el_ms",
+        "TTFT mean ms": "mean_ttft_ms", "TTFT p99 ms": "p99_ttft_ms", "ITL p99 ms": "p99_itl_ms",
+    }  # fmt: skip
+    table.add_column("policy")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for n in told:
+        table.add_row(
+            n["policy"],
+            *(f"{n[key]:,.1f}" if n[key] is not None else "-" for key in columns.values()),
+        )
+    console.print(table)
+
+
+def lines(numbers: dict[str, Any]) -> list[tuple[str, str]]:
+    """Lay out one result in the words and order of the field (`vllm bench serve`)."""
+
+    def shown(value: float | None) -> str:
+        return "-" if value is None else f"{value:,.2f}"
+
+    rows = [
+        ("Successful requests", str(numbers["completed"])),
+        ("Failed requests", str(numbers["failed"])),
+        ("Duration (s)", shown(numbers["duration"])),
+        ("Requests/s", shown(numbers["request_throughput"])),
+        ("Output tokens/s", shown(numbers["output_throughput"])),
+        ("Total tokens/s", shown(numbers["total_token_throughput"])),
+    ]
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        values = " / ".join(shown(numbers[f"{key}_{name}_ms"]) for key in ("mean", "median", "p99"))
+        rows.append((f"{name.upper()} mean / median / p99 (ms)", values))
+    return rows
+
+
+def plan_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Bisect the rate of each policy at each batch size."""
+    cost, host = make_cost(args)
+    limits = [plan.parse_limit(text) for text in args.limit]
+    if args.ttft:
+        limits.append(plan.Limit("ttft", "p99", args.ttft))
+    if args.itl:
+        limits.append(plan.Limit("itl", "p99", args.itl))
+    limits = limits or list(plan.DEFAULT_LIMITS)
+    unit = workloads.draw(args.workload, 1.0, args.num, args.seed, args.arrivals)
+    table = Table(title=f"{args.workload}, {args.cost}: " + ", ".join(map(str, limits)))
+    for name in (
+        "policy",
+        "slots",
+        "requests/s",
+        "binds",
+        f"replicas for {args.rate:g}/s",
+        "shortest queue",
+    ):
+        table.add_column(name, justify="left" if name in ("policy", "binds") else "right")
+    found = []
+    for policy in args.policies:
+        for slots in args.slots or [args.max_batch_size]:
+
+            def make(policy: str = policy, slots: int = slots) -> Scheduler:
+                return make_scheduler(args, policy, slots)
+
+            capacity = plan.capacity(make, unit, cost, limits, host)
+            replicas = capacity.replicas(args.rate)
+            shortest = None
+            if 1 < replicas <= args.shortest_queue:
+                shortest = plan.shortest_queue_replicas(
+                    make, unit, cost, args.rate, replicas, limits
+                )
+            found.append({"policy": policy, "slots": slots, "rate": capacity.low, "fails_at": capacity.high,
+                          "binds": capacity.binds, "replicas": replicas, "shortest_queue": shortest})  # fmt: skip
+            table.add_row(
+                policy,
+                str(slots),
+                f"{capacity.low:.3g}",
+                capacity.binds,
+                str(replicas or "-"),
+                str(shortest or "-"),
+            )
+    console.print(table)
+    if args.out:
+        pictures.draw(pictures.capacities, found, args.out, console)
+    return {"limits": [asdict(limit) for limit in limits], "wanted": args.rate, "capacities": found}
+
+
+def fleet_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Serve one workload with many replicas behind each router."""
+    cost, _ = make_cost(args)
+    rows = make_rows(args)
+    if args.replicas < 1:
+        raise UsageError(f"--replicas is {args.replicas}, must be at least 1. Use --replicas 8")
+    table = Table(title=f"{args.replicas} replicas of {args.policies[0]}")
+    for name in ("router", "E2E mean s", "E2E p99 s", "TTFT p99 s", "steps/s"):
+        table.add_column(name, justify="right" if name != "router" else "left")
+    told = []
+    for name in args.router or list(fleet.ROUTERS):
+        if name not in fleet.ROUTERS:
+            near = get_close_matches(name, fleet.ROUTERS, 1)
+            guess = f" Did you mean {near[0]!r}?" if near else ""
+            raise UsageError(
+                f"unknown router {name!r}.{guess} Use one of: {', '.join(fleet.ROUTERS)}"
+            )
+        began = time.perf_counter()
+        replicas = [make_scheduler(args, args.policies[0]) for _ in range(args.replicas)]
+        run = fleet.Fleet(replicas, cost).run(rows.sequences(), fleet.ROUTERS[name]())
+        row = {"router": name, "mean_e2el_s": float(run.latency.mean()), "steps": run.steps,
+               "p99_e2el_s": float(np.percentile(run.latency, 99)), "p99_ttft_s": float(np.percentile(run.ttft, 99))}  # fmt: skip
+        told.append(row)
+        table.add_row(name, *(f"{row[k]:.3f}" for k in ("mean_e2el_s", "p99_e2el_s", "p99_ttft_s")),
+                      f"{run.steps / (time.perf_counter() - began):,.0f}")  # fmt: skip
+    console.print(table)
+    return {"replicas": args.replicas, "policy": args.policies[0], "routers": told}
+
+
+def prefix_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Repeat llm-mock's experiment, without and with shared prompts, and compare caches on a trace of blocks."""
+    cost = costs.make(args.cost)
+    told: dict[str, Any] = {"cost": args.cost}
+    for share in args.share:
+        rows = prefix.experiment(cost, args.sizes, args.batches, share, args.train)
+        told[f"share_{share}"] = rows
+        table = Table(
+            title=f"{args.cost}, prompts share {share} tokens"
+            if share
+            else f"{args.cost}, no shared prompts"
+        )
+        for name in rows[0]:
+            table.add_column(name, justify="right")
+        for row in rows:
+            table.add_row(*(f"{value:.4g}" for value in row.values()))
+        console.print(table)
+    if args.trace:
+        blocks = prefix.read_blocks(args.trace)
+        told["caches"] = prefix.popularity_and_recency(
+            blocks, (100, 300, 1000, 3000, 5000, 10_000, 30_000)
+        )
+        table = Table(
+            title="hits on the second half: a static trie of the first, and the most recent"
+        )
+        for name in ("size", "trie", "lru"):
+            table.add_column(name, justify="right")
+        for row in told["caches"]:
+            table.add_row(*(f"{value:,}" for value in row.values()))
+        console.print(table)
+    if args.out:
+        pictures.draw(pictures.prefix, told, args.out, console)
+    return told
+
+
+def calibrate_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Time the engine, fit, say how good the fit is, and write the file."""
+    facts: dict[str, Any] = {"date": now()}
+    flags = ["--model", args.model, "--load-format", args.load_format, "--dtype", args.dtype,
+             "--threads", str(args.threads), "--steps", str(args.steps), "--statistic", args.statistic]  # fmt: skip
+    measure_points = calibrate.probe(flags, facts)
+    points = calibrate.grid(args.grid, args.max_tokens_per_step)
+    began, shown, done = time.perf_counter(), 0.0, 0
+
+    def watched(wanted: Sequence[calibrate.Point]) -> Any:
+        nonlocal shown, done
+        for seconds in measure_points(wanted):
+            done += 1
+            if time.perf_counter() - shown > 5:
+                shown = time.perf_counter()
+                say(console, f"{done} of {len(wanted)} steps timed, {shown - began:.0f} s")
+            yield seconds
+
+    found, rows = calibrate.calibrate(watched, points)
+    calibrate.write(args.out, found, rows, costs.Host(), facts)
+    say(console, f"{found.cost}")
+    say(console, f"error on points not seen: {found.mape:.1%} on average, {found.worst:.1%} at worst "
+                 f"({len(rows)} points, {time.perf_counter() - began:.0f} s)")  # fmt: skip
+    if found.drift > calibrate.DRIFT:
+        say(console, f"warning: the same step took {found.drift:.0%} longer or shorter at another time: this machine was "
+                     "not its own. Repeat it when nothing else runs, or use --statistic min")  # fmt: skip
+    if found.mape > calibrate.ACCEPT_MAPE or found.worst > calibrate.ACCEPT_WORST:
+        say(
+            console,
+            f"warning: above {calibrate.ACCEPT_MAPE:.0%} or {calibrate.ACCEPT_WORST:.0%}: predictions will be poor",
+        )
+    say(console, f"written: {args.out}. Use it: python -m simulate run dynamic --cost {args.out}")
+    return {
+        "file": str(args.out),
+        "cost": costs.to_dict(found.cost),
+        "mape": found.mape,
+        "worst": found.worst,
+        "drift": found.drift,
+    }
+
+
+def validate_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Serve the same arrivals by a real server and by the simulator; exit code 1 above a bound."""
+    cost, _ = make_cost(args)
+    told, good = [], True
+    for policy in args.policies:
+        compared, host, run = validate.validate(
+            policy, cost, args.rate, args.num, slots=args.max_batch_size, budget=args.max_tokens_per_step,
+            kv_tokens=args.kv_tokens, seed=args.seed, arguments=args.server_flag,
+            options=options(args.policy_option, "--policy-option"),
+        )  # fmt: skip
+        table = Table(
+            title=f"{policy}, {args.num} requests at {args.rate:g}/s, utilization {validate.utilization(run):.2f}"
+        )
+        for name in ("", "predicted s", "measured s", "error", "bound"):
+            table.add_column(name, justify="right" if name else "left")
+        for c in compared:
+            bound = "" if c.bound is None else f"{c.bound:.0%}"
+            table.add_row(
+                c.name, f"{c.predicted:.3f}", f"{c.measured:.3f}", f"{c.error:+.1%}", bound
+            )
+            if not c.good:
+                good = False
+                say(
+                    console,
+                    f"error: {policy}: {c.name} is off by {c.error:+.1%}, the bound is {c.bound:.0%}. Calibrate again, or lower --rate",
+                )
+        console.print(table)
+        told.append(
+            {
+                "policy": policy,
+                "host": asdict(host),
+                "compared": [{**asdict(c), "error": c.error} for c in compared],
+            }
+        )
+    return {"good": good, "runs": told}

@@ -1,0 +1,195 @@
+"""The simulator's command line: what it prints, what it writes, and how it answers mistakes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulate.__main__ import COMMANDS, build_parser, main
+
+ROOT = Path(__file__).parents[1]
+SMALL = ["--num", "40", "--rate", "3"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> tuple[Any, str]:
+    """Run a command; return the object on stdout's last line, and the words on stderr."""
+    assert main(list(argv)) == code
+    captured = capsys.readouterr()
+    return json.loads(captured.out.splitlines()[-1]) if captured.out else None, captured.err
+
+
+def test_a_run_is_told_and_written_like_a_measured_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    told, words = run(
+        capsys, "run", "dynamic", *SMALL, "--out", str(tmp_path / "one"), "--e2el", "2"
+    )
+    summary = json.loads((tmp_path / "one" / "summary.json").read_text())
+    keys = [
+        "date",
+        "backend",
+        "model_id",
+        "num_prompts",
+        "request_rate",
+        "burstiness",
+        "max_concurrency",
+        "duration",
+        "completed",
+        "failed",
+        "total_input_tokens",
+        "total_output_tokens",
+        "request_throughput",
+        "request_goodput",
+        "output_throughput",
+        "total_token_throughput",
+        "max_output_tokens_per_s",
+        "max_concurrent_requests",
+        "input_lens",
+        "output_lens",
+        "ttfts",
+        "itls",
+        "errors",
+        "seed",
+        "trace_sha256",
+        "policy",
+        "config",
+        "machine",
+        "versions",
+        "client_lag",
+        "server_before",
+        "server_after",
+        "simulation",
+    ]
+    keys += [
+        f"{s}_{m}_ms"
+        for s in ("mean", "median", "std", "p50", "p90", "p99")
+        for m in ("ttft", "tpot", "itl", "e2el")
+    ]
+    assert set(keys) <= set(summary)
+    assert (summary["completed"], summary["policy"], summary["num_prompts"]) == (40, "dynamic", 40)
+    assert sum(summary["simulation"]["waste"].values()) == pytest.approx(1)
+    assert [len(gaps) + 1 for gaps in summary["itls"]] == summary["output_lens"]
+    assert summary["mean_ttft_ms"] == pytest.approx(1000 * sum(summary["ttfts"]) / 40)
+    assert told["mean_e2el_ms"] == summary["mean_e2el_ms"]
+    assert "itls" not in told
+    assert "steps in" in words
+    lines = (tmp_path / "one" / "iterations.jsonl").read_text().splitlines()
+    assert len(lines) == summary["simulation"]["steps"]
+    assert len((tmp_path / "one" / "requests.csv").read_text().splitlines()) == 41
+
+
+def test_records_change_nothing_and_two_runs_are_the_same_bytes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flags = ["run", "static", "--max-batch-size", "4", "--kv-tokens", "4000", *SMALL]
+    with_records, _ = run(capsys, *flags, "--out", str(tmp_path / "a"))
+    without, _ = run(capsys, *flags, "--out", str(tmp_path / "b"), "--no-records")
+    assert not (tmp_path / "b" / "iterations.jsonl").exists()
+    assert (tmp_path / "a" / "requests.csv").read_bytes() == (
+        tmp_path / "b" / "requests.csv"
+    ).read_bytes()
+    assert with_records["trace_sha256"] == without["trace_sha256"]
+    for key in ("mean_ttft_ms", "p99_itl_ms", "mean_tpot_ms", "p99_e2el_ms", "duration"):
+        assert with_records[key] == pytest.approx(without[key], rel=1e-12)
+
+
+def test_several_policies_meet_the_same_arrivals(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    told, words = run(capsys, "run", "dynamic", "static", "nobatch", *SMALL, "--out", str(tmp_path))
+    assert [r["policy"] for r in told["runs"]] == ["dynamic", "static", "nobatch"]
+    assert len({r["trace_sha256"] for r in told["runs"]}) == 1
+    assert (tmp_path / "static" / "summary.json").is_file()
+    assert "the same arrivals" in words
+
+
+def test_a_trace_and_options_are_taken(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,4,3\n1,600,600\n2,5,2\n")
+    flags = [
+        "--trace",
+        str(path),
+        "--context",
+        "1024",
+        "--cost",
+        "constant",
+        "--cost-option",
+        "a=1",
+    ]
+    told, _ = run(capsys, "run", "window", *flags, "--policy-option", "delay=0.5", "--speed", "2")
+    assert told["num_prompts"] == 2
+    assert told["request_rate"] == "inf"
+    assert told["mean_ttft_ms"] > 1500
+
+
+def test_capacity_fleet_and_prefixes_are_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "a.png"
+    told, _ = run(capsys, "plan", "dynamic", "--num", "300", "--slots", "4", "16", "--limit", "p50:e2el:3",
+                  "--shortest-queue", "8", "--out", str(picture))  # fmt: skip
+    few, many = told["capacities"]
+    assert few["rate"] < many["rate"]
+    assert picture.stat().st_size > 1000
+    told, _ = run(
+        capsys,
+        "fleet",
+        "static",
+        "--replicas",
+        "4",
+        "--rate",
+        "9",
+        "--num",
+        "80",
+        "--router",
+        "random",
+    )
+    assert told["routers"][0]["router"] == "random"
+    told, _ = run(capsys, "prefix", "--train", "60", "--sizes", "0", "50", "--batches", "10", "--share", "0", "40",
+                  "--out", str(tmp_path / "b.svg"))  # fmt: skip
+    assert told["share_40"][1]["hit_tokens"] > told["share_0"][1]["hit_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["rum"], "unknown command 'rum'. Did you mean 'run'? Use one of: run,"),
+        (["run", "dinamic"], "Did you mean 'dynamic'?"),
+        (["run", "dynamic", "--rat", "3"], "Did you mean --rate?"),
+        (["run", "dynamic", "--cost", "lm-mock"], "Did you mean 'llm-mock'?"),
+        (["run", "dynamic", "--workload", "orka"], "Did you mean 'orca'?"),
+        (["run", "dynamic", "--rate", "0"], "must be positive. Use --rate 2"),
+        (["run", "dynamic", "--policy-option", "x"], "must be name=value. Use --policy-option x=1"),
+        (["run", "dynamic", "--cost-option", "a=b"], "must be a number. Use a=0.01"),
+        (["run", "dynamic", "--kv-tokens", "64"], "Raise --kv-tokens"),
+        (["plan", "dynamic", "--limit", "p99:tft:1"], "as in p99:ttft:1"),
+        (["fleet", "dynamic", "--router", "randm"], "Did you mean 'random'?"),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line(
+    capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    _, err = run(capsys, *argv, code=2)
+    assert words in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"check"}))
+def test_each_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser(command).parse_args(["--help"])
+    assert COMMANDS[command] in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_simulator_loads_neither_torch_nor_flask() -> None:
+    code = "import simulate.__main__, simulate.check, simulate.mock, sys; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert not {"torch", "flask", "gunicorn", "batching"} & set(loaded.stdout.split())
