@@ -48,10 +48,16 @@ class Policy(policy.Policy):
     @staticmethod
     def _peak(batch: list[Sequence]) -> int:
         """Return the most tokens that the cache will hold if nobody else joins."""
-        rests = sorted(((s.max_tokens - len(s.output_ids), s.length) for s in batch), reverse=True)
+        parts = [
+            (
+                s.max_tokens - len(s.output_ids),
+                s.length - bool(s.output_ids),
+            )  # the newest is not in yet
+            for s in batch
+        ]
         peak = held = 0
-        for k, (rest, length) in enumerate(rests, 1):
-            held += length - 1  # the newest token is not in the cache yet
+        for k, (rest, holds) in enumerate(sorted(parts, reverse=True), 1):
+            held += holds
             peak = max(peak, rest * k + held)
         return peak
 

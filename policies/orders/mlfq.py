@@ -3,7 +3,8 @@
 Level i has a quantum of `quantum` x 2^i seconds. A newcomer joins the first level whose quantum is at least the time of
 its own prompt, and sinks by one each time it has run for its level's quantum. A lower level gives its slots up to a
 higher one, and computes what it had anew later. Every `lift_every` steps, whoever has waited for more than `starving`
-seconds rises to the top. Who joins is left alone until it has moved on by a token.
+seconds rises to the top. FastServe swaps what it displaces to the host; computing it anew is dearer, so here it pays only
+when many wait. Who joins is left alone until it has moved on by a token.
 """
 
 from __future__ import annotations
