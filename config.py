@@ -113,6 +113,9 @@ class Config:
     access_log: bool = setting(
         True, "a JSON line on stdout for each request: lengths and times, never prompts", "server"
     )
+    dashboard_show_text: bool = setting(
+        False, "show the beginnings of prompts to everybody who watches the live page", "server"
+    )
     tgi_metrics: bool = setting(False, "also export tgi_* names on /metrics", "server")
     api_key: str = setting(
         "", "key that clients must send as a bearer token", "server", secret=True

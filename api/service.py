@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from api.access_log import AccessLog
+from api.feed import Feed
 from api.meters import Meters
 from api.openapi import Operation
 from api.visits import Places, Visits
@@ -70,7 +71,7 @@ class Service:
         self.failure = failure
         self.draining = False
         self.serves = False  # under gunicorn: only then there is a log to write
-        self.viewers = 0
+        self.feed = Feed(show_text=config.dashboard_show_text)
         self.access_log = AccessLog()
         self.operations: list[Operation] = []
         self.places = Places(config.max_open_requests)
@@ -89,7 +90,7 @@ class Service:
     def engine(self, engine: Engine) -> None:
         """Begin to serve with it: whom it takes in and lets go is noted from now on."""
         manager = engine.manager
-        for noting in (self.visits, self.meters):
+        for noting in (self.visits, self.meters, self.feed):
             manager.greeters.append(noting.greet)
             manager.observers.append(noting.observe)
         manager.queue_timeout = self.config.queue_limit
@@ -127,7 +128,13 @@ class Service:
         """Return how many lines and events found nobody to take them."""
         return self.access_log.dropped
 
+    @property
+    def viewers(self) -> int:
+        """How many watch /events."""
+        return len(self.feed.viewers)
+
     def stop(self) -> None:
         """Answer everybody who is still here, since the process ends."""
+        self.feed.close()
         if self.engine is not None:
             self.engine.manager.stop()

@@ -30,11 +30,11 @@ OTHER: dict[str, tuple[str, Any]] = {
     "prefix_cache": ("off", False), "compute_threads": ("3", 3), "host": ("::1", "::1"),
     "port": ("9000", 9000), "api_key": ("k", "k"), "queue_timeout": ("1.5", 1.5),
     "max_connections": ("2000", 2000), "overload_status": ("503", "503"),
-    "access_log": ("off", False), "tgi_metrics": ("on", True), "end_of_text": ("text", "text"),
+    "access_log": ("off", False), "tgi_metrics": ("on", True), "dashboard_show_text": ("on", True), "end_of_text": ("text", "text"),
 }  # fmt: skip
 THIRD = {"policy": "nobatch", "port": "9001", "prefix_cache": "on", "load_format": "auto", "device": "cuda",
          "dtype": "bfloat16", "kv_memory": "7M", "max_connections": "999", "overload_status": "429",
-         "access_log": "on", "tgi_metrics": "off", "end_of_text": "special"}  # fmt: skip
+         "access_log": "on", "tgi_metrics": "off", "dashboard_show_text": "off", "end_of_text": "special"}  # fmt: skip
 
 
 def read(

@@ -1,0 +1,139 @@
+"""GET /events: the loop's steps as server-sent events, each a record as trace files have it.
+
+`id` is the number of the step, so that a client that comes again with Last-Event-ID goes on where it was; what it
+missed is an `event: gap`. With `detail=1`, which the live page asks for, there are also `state` (first, what the
+server is), `arrival` and `departure`. A viewer that does not read costs the loop nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from flask import Blueprint, Response, request
+
+from api import generation
+from api.errors import ApiError, shown
+from api.feed import KEPT, event
+from api.openapi import Operation
+from api.service import Engine, Service
+from config import VERSION
+
+RUN = uuid.uuid4().hex[:12]  # another process counts its steps from 1 again
+SWITCH = {"type": "string", "enum": ["0", "1"]}
+OPERATIONS = [
+    Operation(
+        "get", "/events", "the steps of the loop, as server-sent events without end", "operations",
+        media="text/event-stream", answer={"type": "string"}, errors=(400, 503),
+        query={
+            "last": {"type": "integer", "minimum": 0, "maximum": KEPT},
+            "after": {"type": "integer", "minimum": 0}, "detail": SWITCH,
+        },
+    ),
+]  # fmt: skip
+
+
+def blueprint(service: Service) -> Blueprint:
+    routes = Blueprint("events", __name__)
+
+    @routes.get("/events")
+    def events() -> Response:
+        engine = service.engine or generation.ready_engine(service)  # a stalled one may be watched
+        after = _number(request.headers.get("Last-Event-ID"), "the header Last-Event-ID")
+        if after is None:
+            after = _number(request.args.get("after"), "after")
+        last = min(_number(request.args.get("last"), "last") or 0, KEPT)
+        detail = _number(request.args.get("detail"), "detail") == 1
+        response = _stream(service, engine, after, last, detail)
+        if origin := _neighbour(request.headers.get("Origin", "")):
+            response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Vary"] = "Origin"
+        return response
+
+    return routes
+
+
+def _number(text: str | None, name: str) -> int | None:
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise ApiError(
+            f"{name} is {shown(text)}, must be a whole number. Send one, or leave it out"
+        )
+    return int(text)
+
+
+def _neighbour(origin: str) -> str:
+    """Return the origin if it is this host at another port: a race of two servers is watched on one page."""
+    with contextlib.suppress(ValueError):
+        if urlsplit(origin).hostname == urlsplit(f"//{request.host}").hostname:
+            return origin
+    return ""
+
+
+def _stream(
+    service: Service, engine: Engine, after: int | None, last: int, detail: bool
+) -> Response:
+    sock: socket.socket | None = request.environ.get("gunicorn.socket")
+
+    def hang_up() -> None:
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    feed = service.feed
+    viewer = feed.enter(hang_up)
+    if viewer is None:
+        raise ApiError(
+            f"{feed.most_viewers} viewers watch already, no more may. Close another, then try again",
+            type="unavailable_error",
+            retry_after=5,
+        )
+
+    def gone() -> None:
+        viewer.gone = True
+
+    watched = service.watcher.add(sock, gone) if sock is not None else None
+
+    def leave() -> None:
+        if watched is not None:
+            service.watcher.remove(watched)
+        feed.leave(viewer)
+
+    def frames() -> Iterator[bytes]:
+        yield b"retry: 1000\n\n" + (event("state", state(service, engine)) if detail else b"")
+        yield from feed.frames(viewer, after, last, detail=detail)
+
+    response = Response(frames(), content_type="text/event-stream; charset=utf-8")
+    response.headers["Cache-Control"] = "no-cache"
+    response.headers["X-Accel-Buffering"] = "no"
+    response.call_on_close(leave)
+    return response
+
+
+def state(service: Service, engine: Engine) -> dict[str, Any]:
+    """Return what a page must know to show the steps; `epoch` is the wall clock's time at 0 of the loop's."""
+    manager = engine.manager
+    pages = manager.pages
+    return {
+        "run": RUN,
+        "version": VERSION,
+        "epoch": time.time() - time.perf_counter(),
+        "now": time.perf_counter(),
+        "policy": engine.policy,
+        "slots": manager.max_batch_size,
+        "max_queue": manager.max_queue,
+        "model": engine.model_name,
+        "parameters": engine.facts.get("parameters"),
+        "device": engine.device,
+        "dtype": engine.dtype,
+        "context": engine.context,
+        "pages_total": pages.total if pages is not None else 0,
+        "show_text": service.config.dashboard_show_text,
+        "waiting": list(service.feed.waiting.copy().values()),
+    }

@@ -1,0 +1,235 @@
+"""A ring of what the loop did, for viewers who read it by number; the loop appends and waits for nobody.
+
+An entry is a step, or (for the live page) an arrival or a departure that belongs to no step. Nobody holds a lock:
+a writer takes the next number and puts its entry into that place, a reader looks at the place of the number it wants
+next, and sees by the entry's own number whether it is there, not yet there, or overwritten. It must not know HTTP.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from batching import Inference, outcome
+
+KEPT = 4096  # entries of the ring
+LOOK_SECONDS = 0.04  # how often a viewer looks: the loop wakes nobody
+PING_SECONDS = 10.0
+TOGETHER = 64  # entries of one send
+FROZEN_SECONDS = 30.0  # of one send, after which a viewer gives way to a new one
+SHOWN_CHARACTERS = 300  # of a prompt, where prompts are shown
+PING = b": ping\n\n"
+
+
+class Entry:
+    """One step, arrival or departure, turned into bytes by the first who reads it."""
+
+    __slots__ = ("_frame", "_value", "kind", "n", "number")
+
+    def __init__(self, number: int, kind: str, n: int, value: Any) -> None:
+        self.number = number
+        self.kind = kind
+        self.n = n  # of the step; of others, that of the last step before
+        self._value = value
+        self._frame: bytes | None = None
+
+    @property
+    def frame(self) -> bytes:
+        value, frame = (
+            self._value,
+            self._frame,
+        )  # in this order: whoever makes the frame drops the value last
+        if frame is None:
+            if self.kind == "step":
+                frame = b"id: %d\n" % self.n + data(unpack(*value).to_dict())
+            else:
+                frame = event(self.kind, value)
+            self._frame = frame
+            self._value = None
+        return frame
+
+
+def pack(iteration: Any) -> tuple[Any, Any]:
+    """Return a copy whose members are one flat tuple, which the garbage collector need not walk through."""
+    thin = copy.copy(iteration)
+    thin.members = tuple(itertools.chain.from_iterable(iteration.members))
+    return thin, type(iteration.members[0]) if iteration.members else None
+
+
+def unpack(thin: Any, kind: Any) -> Any:
+    """Return the record that was packed, its members of that kind of named tuple."""
+    full, flat = copy.copy(thin), thin.members
+    width = len(kind._fields) if kind else 1
+    full.members = [kind(*flat[at : at + width]) for at in range(0, len(flat), width)]
+    return full
+
+
+def data(value: Any) -> bytes:
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return b"data: " + text.encode() + b"\n\n"
+
+
+def event(name: str, value: Any) -> bytes:
+    return b"event: " + name.encode() + b"\n" + data(value)
+
+
+class Viewer:
+    """One who watches: `begun` is when the send that is under way began, `hang_up` ends its connection."""
+
+    def __init__(self, hang_up: Callable[[], None]) -> None:
+        self.begun: float | None = None
+        self.gone = False
+        self.hang_up = hang_up
+
+
+class Feed:
+    """The ring, who watches it, and who waits in the queue just now."""
+
+    def __init__(
+        self,
+        kept: int = KEPT,
+        most_viewers: int = 16,
+        show_text: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.kept = kept
+        self.most_viewers = most_viewers
+        self.show_text = show_text
+        self.waiting: dict[str, dict[str, Any]] = {}
+        self.viewers: list[Viewer] = []
+        self.closed = False
+        self._clock = clock
+        self._ring: list[Entry | None] = [None] * kept
+        self._numbers = itertools.count()
+        self._newest = -1
+        self._n = 0
+        self._lock = threading.Lock()  # of the list of viewers: the loop never takes it
+
+    def greet(self, inference: Inference) -> None:
+        """Note an arrival; called in the handler's thread."""
+        seq = inference.sequence
+        arrival: dict[str, Any] = {
+            "id": inference.id, "t": seq.arrived_at, "prompt_tokens": len(seq.prompt_ids),
+            "max_tokens": seq.max_tokens,
+        }  # fmt: skip
+        if self.show_text:
+            arrival["prompt"] = inference.prompt[:SHOWN_CHARACTERS]
+        self.waiting[inference.id] = arrival
+        self._put("arrival", self._n, arrival)
+
+    def observe(self, iteration: Any, left: list[Inference]) -> None:
+        """Note a step, or who left without one; called in the loop's thread, and waits for nobody."""
+        if iteration is not None:
+            self._n = iteration.n
+            self._put("step", iteration.n, pack(iteration))
+            for id in iteration.joined:
+                self.waiting.pop(id, None)
+        for inference in left:
+            self.waiting.pop(inference.id, None)
+            if iteration is None:
+                gone = {"id": inference.id, "t": self._clock(), "reason": outcome(inference)}
+                self._put("departure", self._n, gone)
+
+    def _put(self, kind: str, n: int, value: Any) -> None:
+        number = next(self._numbers)
+        self._ring[number % self.kept] = Entry(number, kind, n, value)
+        self._newest = number
+
+    def enter(self, hang_up: Callable[[], None]) -> Viewer | None:
+        """Return a new viewer, None when there are too many; one that has been frozen for long gives way."""
+        with self._lock:
+            if len(self.viewers) >= self.most_viewers:
+                now = self._clock()
+                frozen = [
+                    v for v in self.viewers
+                    if v.begun is not None and now - v.begun > FROZEN_SECONDS
+                ]  # fmt: skip
+                if not frozen:
+                    return None
+                self.viewers.remove(frozen[0])
+                frozen[0].gone = True
+                frozen[0].hang_up()
+            viewer = Viewer(hang_up)
+            self.viewers.append(viewer)
+            return viewer
+
+    def leave(self, viewer: Viewer) -> None:
+        viewer.gone = True
+        with self._lock:
+            if viewer in self.viewers:
+                self.viewers.remove(viewer)
+
+    def close(self) -> None:
+        """Let every viewer end, those too whose client does not read."""
+        self.closed = True
+        with self._lock:
+            for viewer in self.viewers:
+                if viewer.begun is not None:
+                    viewer.hang_up()
+
+    def entries(self) -> list[Entry]:
+        """Return what is kept, oldest first."""
+        return sorted(filter(None, self._ring), key=lambda entry: entry.number)
+
+    def start(self, after: int | None, last: int) -> tuple[int, int | None, bool]:
+        """Return the number to read from, the last step that the viewer knows of, and whether it may miss some.
+
+        `after` is the step it had last; one that has not been yet is of another run of the server, so that the
+        viewer knows nothing of this one. Else it begins with the `last` steps.
+        """
+        entries = self.entries()
+        oldest = entries[0].number if entries else 0
+        end = entries[-1].number + 1 if entries else 0
+        if after is not None and after <= self._n:
+            begin = next((e.number for e in entries if e.n > after), end)
+            return begin, after, begin == oldest > 0
+        if after is not None:
+            return oldest, None, False
+        if not last:
+            return end, None, False
+        steps = [entry.number for entry in entries if entry.kind == "step"]
+        return (steps[-last] if len(steps) >= last else oldest), None, False
+
+    def frames(
+        self, viewer: Viewer, after: int | None = None, last: int = 0, *, detail: bool = False
+    ) -> Iterator[bytes]:
+        """Yield events for ever, several in one piece if there are; without `detail`, steps and gaps alone."""
+        wanted, known, missed = self.start(after, last)
+        looked = self._clock()
+        while not (viewer.gone or self.closed):
+            frames: list[bytes] = []
+            for entry in self._from(wanted):
+                missed = missed or entry.number > wanted
+                wanted = entry.number + 1
+                if entry.kind == "step":
+                    if missed and known is not None and entry.n > known + 1:
+                        frames.append(event("gap", {"from": known + 1, "to": entry.n - 1}))
+                    known, missed = entry.n, False
+                if detail or entry.kind == "step":
+                    frames.append(entry.frame)
+            now = self._clock()
+            if not frames and now - looked < PING_SECONDS:
+                time.sleep(LOOK_SECONDS)
+                continue
+            looked = viewer.begun = now
+            yield b"".join(frames) or PING
+            viewer.begun = None
+
+    def _from(self, number: int) -> Iterable[Entry]:
+        """Yield some entries from a number on; from the oldest, when that one has been overwritten."""
+        for _ in range(TOGETHER):
+            entry = self._ring[number % self.kept]
+            if entry is None or entry.number < number:
+                return
+            if entry.number > number:  # leave room for what is written meanwhile
+                number = self._newest - self.kept + 1 + self.kept // 8
+                entry = self._ring[number % self.kept]
+                if entry is None or entry.number != number:
+                    return
+            yield entry
+            number += 1
