@@ -149,7 +149,10 @@ class ChatRequest(Sampled):
         description='a list such as [{"role": "user", "content": "..."}]'
     )
     max_tokens: f.integer(ge=1) | None = Field(
-        None, description="a whole number of tokens to generate, at least 1"
+        None,
+        description="a whole number of tokens to generate, at least 1; all the room there is by default",
+        examples=[8],
+        json_schema_extra=lambda schema: schema.pop("default"),
     )
     max_completion_tokens: SkipJsonSchema[f.integer(ge=1) | None] = Field(
         None, description="a whole number of tokens to generate, at least 1"
