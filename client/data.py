@@ -1,4 +1,4 @@
-"""What a load run sends and when: prompts, lengths and arrival times, all from one seed.
+"""The original's workloads: prompts, lengths and arrival times, all from one seed.
 
 `PromptData` and its methods keep the names of the original client. The same seed gives the same
 prompts, lengths and arrival times, byte for byte. This module must not know how a request is sent
@@ -14,7 +14,9 @@ from threading import Lock
 
 import numpy as np
 
-CONTEXT = 1024
+from .arrivals import Arrivals
+from .corpus import CONTEXT
+
 # The client has no tokenizer. Its words cost 1 to 2 tokens each in GPT-2's and in bard's
 # vocabulary, so two a word keeps prompt + num_tokens inside the context whatever is drawn.
 TOKENS_PER_WORD = 2
@@ -64,42 +66,7 @@ class Planned:
     at: float
     prompt: str
     num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Arrivals:
-    """When requests leave: `poisson` (value: rate per second), `wait` (longest gap) or `burst`."""
-
-    kind: str
-    value: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        """Give the expected requests a second; infinite when all leave at once."""
-        if self.kind == "poisson":
-            return self.value
-        # The original's sleep(random() * wait) lasts wait / 2 on average.
-        return 2 / self.value if self.kind == "wait" and self.value else math.inf
-
-    def times(self, count: int, rng: np.random.Generator) -> list[float]:
-        """Draw `count` ascending send times in seconds; the first is 0.
-
-        Poisson gaps are exponential, never truncated and never rescaled.
-        """
-        gaps = np.zeros(count)
-        if self.kind == "poisson":
-            gaps[1:] = rng.exponential(1 / self.value, count - 1)
-        elif self.kind == "wait":
-            gaps[1:] = rng.random(count - 1) * self.value
-        return [float(at) for at in np.cumsum(gaps)]
-
-    def describe(self) -> str:
-        """Say in words when requests leave."""
-        if self.kind == "poisson":
-            return f"Poisson, {self.value:g} a second"
-        if self.kind == "wait":
-            return f"a random wait of 0 to {self.value:g} s between two"
-        return "all at once"
+    user: str = ""
 
 
 class PromptData:
@@ -219,7 +186,10 @@ def plan(
 
 def trace_sha256(trace: Sequence[Planned]) -> str:
     """Name a run by its contents: equal exactly when prompts, lengths and times are equal."""
-    rows = [[planned.at, planned.prompt, planned.num_tokens] for planned in trace]
+    rows = [
+        [p.at, p.prompt, p.num_tokens, p.user] if p.user else [p.at, p.prompt, p.num_tokens]
+        for p in trace
+    ]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 

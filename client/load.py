@@ -1,66 +1,30 @@
-"""Sending: the open loop that lets each request leave at its time, whatever the others do.
+"""Sending: each request leaves at its time, whatever the others do, from one event loop in one thread.
 
-One thread keeps the schedule and hands each request to a waiting thread, so that neither a slow
-server nor the drawing of the progress can delay a send. It must not know how the requests were
-drawn (`data`), what their numbers mean (`measure`), or how the command line looks (`client`).
+Thousands may be under way. The loop watches itself: how late requests leave and how long it stood still is part
+of the result, so that a stalled client is not taken for a slow server. It must not know how requests were drawn
+(`workloads`), what their numbers mean (`measure`), or how the command line looks (`client`).
 """
 
+from __future__ import annotations
+
+import asyncio
 import contextlib
+import gc
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
-from typing import Any
 
-import requests
+import aiohttp
 
-if __package__:
-    from .data import Planned
-    from .measure import Outcome
-else:
-    from data import Planned
-    from measure import Outcome
+from .data import Planned
+from .dialects import Answer, Events, Refused, Unreadable, fault
+from .measure import Outcome
+from .target import CANNOT_CONNECT, Target
 
-CONNECT_SECONDS = 5.0
-STATS_SECONDS = 10.0
-# Threads held ready before an open-loop run; more are started when all of them wait for answers.
-READY_THREADS = 64
-STACK_BYTES = 512 * 1024
 DETAIL_CHARACTERS = 200
-CANNOT_CONNECT = "cannot connect"
-
-
-class ServerUnreachable(Exception):
-    """Nothing that speaks HTTP answers at the address."""
-
-
-class KeyRefused(Exception):
-    """The server wants an API key, or another one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The server under load and how to ask it."""
-
-    url: str
-    timeout: float = 600.0
-    # Long enough for a SYN dropped by a full backlog to be sent again a few times.
-    connect_timeout: float = 30.0
-    api_key: str | None = field(default=None, repr=False)
-
-    def session(self) -> requests.Session:
-        """Open a session for one thread."""
-        session = requests.Session()
-        # Proxies are read once: per request that costs time, and a .netrc would replace our key.
-        session.proxies = requests.utils.get_environ_proxies(self.url)
-        session.trust_env = False
-        # As the original did. A kept connection that the server closes meanwhile would fail a
-        # request, and only the first request of each thread would pay for the connect.
-        session.headers["Connection"] = "close"
-        if self.api_key:
-            session.headers["Authorization"] = f"Bearer {self.api_key}"
-        return session
+HEARTBEAT_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,140 +44,120 @@ class Counts:
         return self.sent - self.done - self.failed
 
 
-def fetch_stats(target: Target) -> dict[str, Any] | None:
-    """Fetch the server's `/stats`; None when something answers but gives no statistics.
+@dataclass(slots=True)
+class _Reading:
+    """What is known of one request while its answer comes."""
 
-    Raises `ServerUnreachable` when nothing answers and `KeyRefused` on 401.
-    """
-    with target.session() as session:
-        try:
-            answer = session.get(f"{target.url}/stats", timeout=(CONNECT_SECONDS, STATS_SECONDS))
-            body = answer.json() if answer.status_code == 200 else None
-        except (requests.ReadTimeout, requests.JSONDecodeError, RecursionError):
-            return None
-        except (requests.RequestException, OSError, ValueError) as error:
-            raise ServerUnreachable(str(error)) from error
-    if answer.status_code == 401:
-        raise KeyRefused
-    return body if isinstance(body, dict) else None
+    planned: Planned
+    intended: float
+    sent: float
+    answer: Answer = field(default_factory=Answer)
+    first: float | None = None
+    last: float = 0.0
+    gaps: list[float] = field(default_factory=list)
+    chunks: list[int] = field(default_factory=list)
 
+    def token(self, now: float, count: int) -> None:
+        """Note that a chunk of `count` tokens (0: untold) came."""
+        if self.first is None:
+            self.first = now
+        else:
+            self.gaps.append(now - self.last)
+        self.last = now
+        self.chunks.append(count)
 
-def ask(
-    session: requests.Session,
-    target: Target,
-    planned: Planned,
-    now: Callable[[], float],
-    **extra: int,
-) -> tuple[Outcome, dict[str, Any]]:
-    """Send one request and tell what became of it, with the answer; never raise.
-
-    `now` gives the seconds since the start of the run; `extra` are further fields of the request.
-    """
-    body = {"prompt": planned.prompt, "num_tokens": planned.num_tokens, **extra}
-    facts = {"index": planned.index, "asked_tokens": planned.num_tokens, "intended": planned.at}
-    sent = now()
-    try:
-        # A redirect would turn the POST into a GET and time two requests as one.
-        answer = session.post(
-            f"{target.url}/inference",
-            json=body,
-            timeout=(target.connect_timeout, target.timeout),
-            allow_redirects=False,
-        )
-    except Exception as error:
-        # Also what is no RequestException: urllib3's own escape now and then. Whatever it is,
-        # this request failed and the run goes on.
-        kind, detail = _failure(error)
-        return Outcome(**facts, sent=sent, ended=now(), error=kind, detail=detail), {}
-    ended = now()
-    error, detail, content = _read(answer)
-    tokens = content.get("num_tokens")
-    if type(tokens) is not int or tokens < 0:
-        # The original's server does not tell; it always generates what was asked.
-        tokens = planned.num_tokens
-    return Outcome(
-        **facts,
-        sent=sent,
-        ended=ended,
-        tokens=0 if error else tokens,
-        error=error,
-        detail=detail,
-        completion="" if error else content["completion"],
-    ), content
+    def outcome(self, now: float, error: str = "", detail: str = "") -> Outcome:
+        """Say what became of it."""
+        a, failed = self.answer, bool(error)
+        tokens = a.tokens if a.tokens is not None else self.planned.num_tokens
+        return Outcome(
+            self.planned.index, self.planned.num_tokens, self.intended, self.sent, now,
+            tokens=0 if failed else tokens, error=error, detail=detail[:DETAIL_CHARACTERS],
+            completion="" if failed else a.text, first=self.first, gaps=tuple(self.gaps),
+            chunks=tuple(self.chunks), prompt_tokens=a.prompt_tokens,
+            cached_tokens=a.cached_tokens, queue=a.queue, batch_mean=a.batch_mean,
+            batch_max=a.batch_max, id=a.id, user=self.planned.user,
+        )  # fmt: skip
 
 
-def _read(answer: requests.Response) -> tuple[str, str, dict[str, Any]]:
-    """Split an answer into failure kind ("" when complete), detail and the JSON object."""
-    try:
-        content = answer.json()
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        content = {}
-    if answer.status_code != 200:
-        fault = content.get("error")
-        fault = fault if isinstance(fault, dict) else {"message": fault}
-        kind = f"HTTP {answer.status_code}"
-        if isinstance(fault.get("type"), str):
-            kind += f" ({fault['type'][:40]})"
-        return kind, str(fault.get("message") or "")[:DETAIL_CHARACTERS], content
-    if not isinstance(content.get("completion"), str):
-        return "unreadable answer", f"200 without a completion: {answer.text[:60]!r}", content
-    return "", "", content
-
-
-def _failure(error: Exception) -> tuple[str, str]:
-    if isinstance(error, requests.ConnectTimeout):
+def failure(error: BaseException) -> tuple[str, str]:
+    """Give kind and detail of what an exception means for a request."""
+    if isinstance(error, Refused):
+        return f"error event ({error.kind or 'no type'})", str(error)
+    if isinstance(error, Unreadable):
+        return "unreadable answer", str(error)
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
         return CANNOT_CONNECT, "no answer to the connect"
-    if isinstance(error, requests.Timeout):
+    if isinstance(error, TimeoutError):
         return "timeout", "no answer in time; --timeout allows more"
-    if isinstance(error, requests.ConnectionError) and "NewConnectionError" in repr(error):
+    if isinstance(error, aiohttp.ClientConnectorError):
         return CANNOT_CONNECT, "no connection to the server"
-    if isinstance(error, requests.ConnectionError | requests.exceptions.ChunkedEncodingError):
+    if isinstance(error, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError | OSError):
         return "connection broken", "the server closed it before the answer was complete"
-    return "unreadable answer", f"{type(error).__name__}: {error}"[:DETAIL_CHARACTERS]
+    return "unreadable answer", f"{type(error).__name__}: {error}"
 
 
 class LoadRun:
-    """One run of a trace against a server; start it, wait for it, then take the outcomes."""
+    """One run of a trace against a server; start it, wait for it, then take the outcomes.
 
-    def __init__(self, target: Target, trace: Sequence[Planned]) -> None:
+    With `users` the loop is closed: so many users send, each when its answer is there and `think` seconds have
+    passed; the times of the trace are not looked at. `on_outcome` is told of each end in the sending thread.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        trace: Sequence[Planned],
+        users: int | None = None,
+        think: float = 0.0,
+        on_outcome: Callable[[Outcome], None] = lambda outcome: None,
+    ) -> None:
         self._target = target
         self._trace = trace
-        self._jobs: SimpleQueue[Planned | None] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
-        self._ready = threading.Semaphore(0)
-        self._workers = 0
+        self._users = users
+        self._think = think
+        self._on_outcome = on_outcome
         self._lock = threading.Lock()
-        self._running: dict[int, Planned] = {}
+        self._running: dict[int, tuple[Planned, float]] = {}
         self._outcomes: list[Outcome] = []
         self._sent = self._done = self._tokens = 0
-        self._all_sent = False
-        self._stop = threading.Event()
+        self._requests: set[asyncio.Task[None]] = set()
+        self.stalls: list[float] = []
+        self._ready = threading.Event()
         self._finished = threading.Event()
+        self._broken: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._schedule: asyncio.Task[None] | None = None
+        self._main: asyncio.Task[None] | None = None
         self._start = time.perf_counter()
 
     def start(self) -> None:
-        """Start the threads, then the clock, then the schedule."""
-        at_once = sum(1 for planned in self._trace if planned.at == 0)
-        ready = min(len(self._trace), max(READY_THREADS, at_once))
-        with _small_stacks():
-            while self._workers < ready and self._add_worker():
-                pass
-        # Only when all of them wait for work does the clock start.
-        for _ in range(self._workers):
-            self._ready.acquire()
-        self._idle.release(self._workers)
-        self._start = time.perf_counter()
-        threading.Thread(target=self._schedule, name="schedule", daemon=True).start()
+        """Start the loop, then the clock, then the schedule."""
+        self._thread.start()
+        self._ready.wait()
 
     def stop(self) -> None:
         """Send nothing more."""
-        self._stop.set()
+        self._cancel(self._schedule)
+
+    def close(self) -> None:
+        """Give up what is still on its way."""
+        self._cancel(self._main)
+        if self._thread.is_alive():
+            self._thread.join(5)
+
+    def _cancel(self, task: asyncio.Task[None] | None) -> None:
+        if self._loop is not None and task is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+                self._loop.call_soon_threadsafe(task.cancel)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until every request that was sent has ended; False when time is up first."""
-        return self._finished.wait(seconds)
+        over = self._finished.wait(seconds)
+        if self._broken is not None:
+            raise self._broken
+        return over
 
     def now(self) -> float:
         """Give the seconds since the start."""
@@ -232,67 +176,137 @@ class LoadRun:
         now = self.now()
         with self._lock:
             cut = [
-                Outcome(
-                    planned.index, planned.num_tokens, planned.at, planned.at, now, 0, "cut off"
-                )
-                for planned in self._running.values()
+                Outcome(planned.index, planned.num_tokens, at, at, now, 0, "cut off")
+                for planned, at in self._running.values()
             ]
             return [*self._outcomes, *cut]
 
-    def _schedule(self) -> None:
-        with _small_stacks():
-            for planned in self._trace:
-                if self._stop.wait(max(0.0, planned.at - self.now())):
-                    break
-                with self._lock:
-                    self._running[planned.index] = planned
-                    self._sent += 1
-                if not self._idle.acquire(blocking=False):
-                    self._add_worker()
-                self._jobs.put(planned)
-        with self._lock:
-            self._all_sent = True
-            self._finish_if_over()
-
-    def _add_worker(self) -> bool:
-        """Start one more thread; False when the machine allows none (the request then waits).
-
-        Raises `RuntimeError` when it does not even allow the first.
-        """
+    def _run(self) -> None:
+        # A collection that looks through everything would hold sends up for 100 ms and more.
+        usual = gc.get_threshold()
+        gc.set_threshold(usual[0], usual[1], 1_000_000)
         try:
-            threading.Thread(target=self._work, name="request", daemon=True).start()
-        except RuntimeError:
-            if not self._workers:
-                raise
-            return False
-        self._workers += 1
-        return True
-
-    def _work(self) -> None:
-        with self._target.session() as session:
-            self._ready.release()
-            while (planned := self._jobs.get()) is not None:
-                outcome, _ = ask(session, self._target, planned, self.now)
-                with self._lock:
-                    del self._running[planned.index]
-                    self._outcomes.append(outcome)
-                    self._done += not outcome.error
-                    self._tokens += outcome.tokens
-                    self._finish_if_over()
-                self._idle.release()
-
-    def _finish_if_over(self) -> None:
-        if self._all_sent and not self._running and not self._finished.is_set():
+            asyncio.run(self._serve())
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            self._broken = error
+        finally:
+            gc.set_threshold(*usual)
+            self._ready.set()
             self._finished.set()
-            for _ in range(self._workers):
-                self._jobs.put(None)
 
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._main = asyncio.current_task()
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=self._target.connect_timeout, sock_read=self._target.timeout
+        )
+        # As the original did. A kept connection that the server closes meanwhile would fail a
+        # request, and only the first request on each would pay for the connect.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=None)
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, headers=self._target.headers,
+            cookie_jar=aiohttp.DummyCookieJar(), proxy=self._target.proxy,
+        ) as session:  # fmt: skip
+            send = self._closed(session) if self._users else self._open(session)
+            self._schedule = asyncio.create_task(send)
+            heart = asyncio.create_task(self._beat())
+            self._start = time.perf_counter()
+            self._ready.set()
+            await asyncio.wait([self._schedule])
+            while self._requests:
+                await asyncio.wait(self._requests)
+            heart.cancel()
+            if not self._schedule.cancelled():
+                self._schedule.result()
 
-@contextlib.contextmanager
-def _small_stacks() -> Iterator[None]:
-    """Let threads started meanwhile have small stacks: thousands of them must fit in memory."""
-    before = threading.stack_size(STACK_BYTES)
-    try:
-        yield
-    finally:
-        threading.stack_size(before)
+    async def _open(self, session: aiohttp.ClientSession) -> None:
+        for planned in self._trace:
+            if (wait := planned.at - self.now()) > 0:
+                await asyncio.sleep(wait)
+            self._begin(session, planned, planned.at)
+
+    async def _closed(self, session: aiohttp.ClientSession) -> None:
+        free = asyncio.Semaphore(self._users or 1)
+
+        async def leave(task: asyncio.Task[None]) -> None:
+            await asyncio.wait([task])
+            await asyncio.sleep(self._think)
+            free.release()
+
+        for planned in self._trace:
+            await free.acquire()
+            task = self._begin(session, planned, self.now())
+            self._keep(asyncio.create_task(leave(task)))
+
+    def _keep(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
+        return task
+
+    def _begin(
+        self, session: aiohttp.ClientSession, planned: Planned, intended: float
+    ) -> asyncio.Task[None]:
+        with self._lock:
+            self._running[planned.index] = planned, intended
+            self._sent += 1
+        return self._keep(asyncio.create_task(self._ask(session, planned, intended)))
+
+    async def _beat(self) -> None:
+        """Note how much longer than asked the loop slept: so long nothing could be sent or read."""
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            self.stalls.append(time.perf_counter() - before - HEARTBEAT_SECONDS)
+
+    async def _ask(self, session: aiohttp.ClientSession, planned: Planned, intended: float) -> None:
+        dialect = self._target.dialect
+        body = json.dumps(dialect.body(planned)).encode()
+        reading = _Reading(planned, intended, self.now())
+        try:
+            # A redirect would turn the POST into a GET and time two requests as one.
+            async with session.post(
+                self._target.url + dialect.path, data=body, headers={"Content-Type": "application/json"},
+                allow_redirects=False,
+            ) as answer:  # fmt: skip
+                if answer.status == 200 and dialect.stream:
+                    outcome = await self._follow(answer, reading)
+                else:
+                    outcome = await self._whole(answer, reading)
+        except Exception as error:  # whatever it is, this request failed and the run goes on
+            outcome = reading.outcome(self.now(), *failure(error))
+        with self._lock:
+            del self._running[planned.index]
+            self._outcomes.append(outcome)
+            self._done += not outcome.error
+            self._tokens += outcome.tokens
+        self._on_outcome(outcome)
+
+    async def _whole(self, answer: aiohttp.ClientResponse, reading: _Reading) -> Outcome:
+        payload = await answer.read()
+        now = self.now()
+        try:
+            content = json.loads(payload)
+        except (ValueError, RecursionError):
+            content = payload[:60]
+        if answer.status != 200:
+            kind, words = fault(content)
+            return reading.outcome(
+                now, f"HTTP {answer.status}" + (f" ({kind})" if kind else ""), words
+            )
+        reading.answer = self._target.dialect.read(content, answer.headers, reading.planned)
+        return reading.outcome(now)
+
+    async def _follow(self, answer: aiohttp.ClientResponse, reading: _Reading) -> Outcome:
+        events = Events()
+        reading.answer.id = answer.headers.get("X-Request-Id", "")
+        async for received in answer.content.iter_any():
+            now = self.now()
+            for data in events.cut(received):
+                brought = self._target.dialect.feed(data, reading.answer)
+                if brought is not None:
+                    reading.token(now, brought)
+        if not reading.answer.ended:
+            return reading.outcome(self.now(), "stream cut", "it ended without its end event")
+        return reading.outcome(self.now())

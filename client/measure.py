@@ -8,21 +8,26 @@ minus intended send time, percentiles are interpolated linearly. The keys are th
 `vllm bench serve`, so that others' plotting works, with our own beside them.
 """
 
-from collections import Counter
+from __future__ import annotations
+
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-LAG_BOUND_MS = 10.0
-_STREAMED_ONLY = ("ttft", "tpot", "itl")
+from . import figures
+
 _STATISTICS = ("mean", "median", "std", "p50", "p90", "p99")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one request; times are seconds after the start of the run."""
+    """What became of one request; times are seconds after the start of the run.
+
+    `first`, `gaps` and `chunks` (tokens of each chunk, 0 where untold) are known of streams alone.
+    """
 
     index: int
     asked_tokens: int
@@ -33,16 +38,43 @@ class Outcome:
     error: str = ""
     detail: str = ""
     completion: str = ""
+    first: float | None = None
+    gaps: tuple[float, ...] = ()
+    chunks: tuple[int, ...] = ()
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    queue: float | None = None
+    batch_mean: float | None = None
+    batch_max: int | None = None
+    id: str = ""
+    user: str = ""
 
     @property
     def latency(self) -> float:
         """Give the seconds from the intended send time to the last byte."""
         return self.ended - self.intended
 
+    @property
+    def ttft(self) -> float | None:
+        """Give the seconds from the intended send time to the first token; None without a stream."""
+        return None if self.first is None else self.first - self.intended
+
+    @property
+    def tpot(self) -> float | None:
+        """Give the seconds for each token after the first; None for a single one."""
+        if self.ttft is None or self.tokens < 2:
+            return None
+        return (self.latency - self.ttft) / (self.tokens - 1)
+
+    @property
+    def normalized(self) -> float | None:
+        """Give latency / tokens, the original's latency per token."""
+        return self.latency / self.tokens if self.tokens else None
+
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What is known of a run besides its outcomes."""
+    """What is known of a run besides its outcomes; `slos` are limits in ms by measure."""
 
     date: str
     config: Mapping[str, Any]
@@ -55,11 +87,17 @@ class RunFacts:
     server_after: Mapping[str, Any] | None
     machine: Mapping[str, Any]
     versions: Mapping[str, str]
+    backend: str = "effective-batching"
+    model_id: str | None = None
+    max_concurrency: int | None = None
+    slos: Mapping[str, float] = field(default_factory=dict)
+    warmup: int = 0
+    stalls: Sequence[float] = ()
 
 
 def statistics_ms(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
     """Give mean, median, std, p50, p90 and p99 in milliseconds; None where nothing was measured."""
-    if not seconds:
+    if len(seconds) == 0:
         return {f"{statistic}_{name}_ms": None for statistic in _STATISTICS}
     values = np.asarray(seconds) * 1000
     p50, p90, p99 = np.percentile(values, [50, 90, 99])
@@ -67,13 +105,20 @@ def statistics_ms(name: str, seconds: Sequence[float]) -> dict[str, float | None
     return {f"{key}_{name}_ms": float(n) for key, n in zip(_STATISTICS, numbers)}
 
 
-def client_lag(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
-    """Give how late requests left (ms): p50, p99 and max."""
-    if not outcomes:
-        return {"p50_ms": None, "p99_ms": None, "max_ms": None}
-    lags = [(outcome.sent - outcome.intended) * 1000 for outcome in outcomes]
-    p50, p99 = np.percentile(lags, [50, 99])
-    return {"p50_ms": float(p50), "p99_ms": float(p99), "max_ms": max(lags)}
+def client_lag(
+    outcomes: Sequence[Outcome], stalls: Sequence[float] = ()
+) -> dict[str, float | None]:
+    """Give how late requests left and how long the client stood still (ms): p50, p99 and max."""
+    result: dict[str, float | None] = {}
+    for prefix, seconds in (
+        ("", [outcome.sent - outcome.intended for outcome in outcomes]),
+        ("stall_", stalls),
+    ):
+        values = np.asarray(seconds) * 1000
+        p50, p99 = np.percentile(values, [50, 99]).tolist() if len(values) else (None, None)
+        highest = float(values.max()) if len(values) else None
+        result |= {f"{prefix}p50_ms": p50, f"{prefix}p99_ms": p99, f"{prefix}max_ms": highest}
+    return result
 
 
 def max_concurrent(outcomes: Sequence[Outcome]) -> int:
@@ -91,19 +136,90 @@ def throughput(outcomes: Sequence[Outcome]) -> dict[str, float | int | None]:
     done = [outcome for outcome in outcomes if not outcome.error]
     tokens = sum(outcome.tokens for outcome in done)
     duration = max(o.ended for o in done) - min(o.intended for o in outcomes) if done else None
+    prompts = [o.prompt_tokens for o in done]
+    told = sum(p for p in prompts if p is not None) if done and None not in prompts else None
     return {
         "duration": duration,
         "completed": len(done),
         "failed": len(outcomes) - len(done),
-        "total_input_tokens": None,
+        "total_input_tokens": told,
         "total_output_tokens": tokens,
         "request_throughput": len(done) / duration if duration else None,
         "request_goodput": None,
         "output_throughput": tokens / duration if duration else None,
-        "total_token_throughput": None,
-        "max_output_tokens_per_s": None,
+        "total_token_throughput": (
+            (tokens + told) / duration if duration and told is not None else None
+        ),
+        "max_output_tokens_per_s": peak(done),
         "max_concurrent_requests": max_concurrent(outcomes),
     }
+
+
+def peak(done: Sequence[Outcome]) -> float | None:
+    """Give the tokens that came in the best whole second; None unless all were streamed."""
+    if not done or any(o.first is None for o in done):
+        return None
+    seconds: dict[int, float] = defaultdict(float)
+    for o in done:
+        # A chunk of untold size is an equal share of the tokens.
+        share = o.tokens / max(1, len(o.chunks))
+        at = o.first or 0.0
+        for gap, tokens in zip((0.0, *o.gaps), o.chunks):
+            at += gap
+            seconds[int(at)] += tokens or share
+    return float(max(seconds.values(), default=0.0))
+
+
+def steady(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
+    """Give the output tokens a second of the middle: after the first tenth of the arrivals, before the last.
+
+    What fills and what drains the server is left out; tokens count for the request's whole stay.
+    """
+    done = [o for o in outcomes if not o.error]
+    arrivals = sorted(o.intended for o in outcomes)
+    if len(arrivals) < 20 or arrivals[0] == arrivals[-1]:
+        return {"from_s": None, "to_s": None, "output_throughput": None}
+    low, high = arrivals[len(arrivals) // 10], arrivals[-1]
+    tokens = sum(
+        o.tokens * max(0.0, min(o.ended, high) - max(o.intended, low)) / o.latency
+        for o in done
+        if o.latency > 0
+    )
+    rate = tokens / (high - low) if high > low else None
+    return {"from_s": low, "to_s": high, "output_throughput": rate}
+
+
+def fairness(done: Sequence[Outcome]) -> dict[str, float | None]:
+    """Tell who waits for whom: latency over tokens asked, Jain's index, short against long requests."""
+    line = figures.fit([o.asked_tokens for o in done], [o.latency * 1000 for o in done])
+    slope, intercept, r = line or (None, None, None)
+    users: dict[str, float] = defaultdict(float)
+    for o in done:
+        if o.user:
+            users[o.user] += o.tokens
+    result: dict[str, float | None] = {
+        "slope_ms_per_token": slope,
+        "intercept_ms": intercept,
+        "r": r,
+        "jain_requests": figures.jain([o.tokens / o.latency for o in done if o.latency > 0]),
+        "jain_users": figures.jain(list(users.values())) if len(users) > 1 else None,
+        "p99_short_over_long": None,
+    }
+    if len(done) >= 8:
+        ranked = [o.normalized or 0.0 for o in sorted(done, key=lambda o: o.asked_tokens)]
+        quarter = len(ranked) // 4
+        short, long = np.percentile(ranked[:quarter], 99), np.percentile(ranked[-quarter:], 99)
+        result["p99_short_over_long"] = float(short / long) if long else None
+    return result
+
+
+def meets(outcome: Outcome, slos: Mapping[str, float]) -> bool:
+    """Tell whether a request was answered within all limits; a single token has a TPOT of 0."""
+    if outcome.error:
+        return False
+    measures = {"ttft": outcome.ttft, "tpot": outcome.tpot or 0.0, "e2el": outcome.latency}
+    measured = {name: measures[name] for name in slos}
+    return all(value is not None and value * 1000 <= slos[name] for name, value in measured.items())
 
 
 def result(outcomes: Sequence[Outcome], facts: RunFacts) -> dict[str, Any]:
@@ -112,82 +228,77 @@ def result(outcomes: Sequence[Outcome], facts: RunFacts) -> dict[str, Any]:
     done = [outcome for outcome in outcomes if not outcome.error]
     server = facts.server_after or facts.server_before or {}
     engine = server.get("engine")
-    per_token = [outcome.latency / outcome.tokens for outcome in done if outcome.tokens]
+    model = engine.get("model") if isinstance(engine, Mapping) else facts.model_id
     numbers = throughput(outcomes)
-    for name in _STREAMED_ONLY:
-        numbers |= statistics_ms(name, [])
+    if facts.slos and numbers["duration"]:
+        numbers["request_goodput"] = (
+            sum(meets(o, facts.slos) for o in outcomes) / numbers["duration"]
+        )
+    per_token = [o.normalized for o in done if o.normalized is not None]
+    streamed = any(o.first is not None for o in done)
     return {
         "date": facts.date,
-        "backend": "effective-batching",
-        "model_id": engine.get("model") if isinstance(engine, Mapping) else None,
+        "backend": facts.backend,
+        "model_id": model,
         "num_prompts": facts.num_prompts,
         "request_rate": facts.request_rate if facts.request_rate != float("inf") else "inf",
         "burstiness": facts.burstiness,
-        "max_concurrency": None,
+        "max_concurrency": facts.max_concurrency,
         **numbers,
-        **statistics_ms("e2el", [outcome.latency for outcome in done]),
+        **distributions(done),
         "mean_latency_per_token_ms": 1000 * sum(per_token) / len(per_token) if per_token else None,
-        "input_lens": None,
+        "input_lens": _all_or_none([o.prompt_tokens for o in outcomes]),
         "output_lens": [outcome.tokens for outcome in outcomes],
-        "ttfts": None,
-        "itls": None,
+        "ttfts": [None if o.error else o.ttft for o in outcomes] if streamed else None,
+        "itls": [list(o.gaps) for o in outcomes] if streamed else None,
         "e2els": [None if outcome.error else outcome.latency for outcome in outcomes],
         "errors": [outcome.error for outcome in outcomes],
+        "asked_lens": [outcome.asked_tokens for outcome in outcomes],
         "failures": dict(Counter(o.error for o in outcomes if o.error).most_common()),
         "unsent": facts.num_prompts - len(outcomes),
+        "warmup_requests": facts.warmup,
+        "steady": steady(outcomes),
+        "fairness": fairness(done),
+        "slos_ms": dict(facts.slos),
+        "intervals": intervals(done),
         "seed": facts.seed,
         "trace_sha256": facts.trace_sha256,
         "policy": server.get("policy"),
         "config": dict(facts.config),
         "machine": dict(facts.machine),
         "versions": dict(facts.versions),
-        "client_lag": client_lag(outcomes),
+        "client_lag": client_lag(outcomes, facts.stalls),
         "server_before": facts.server_before,
         "server_after": facts.server_after,
     }
 
 
-def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Lay out a result as the lines of the final table, in the field's words and order."""
-    e2e = "".join(
-        f" / {_shown(numbers[f'{key}_e2el_ms'])}" for key in ("mean", "p50", "p90", "p99")
+def distributions(done: Sequence[Outcome]) -> dict[str, float | None]:
+    """Give the statistics of every measure of single requests; ITL is pooled over all gaps."""
+    series: dict[str, list[float | None]] = {
+        "ttft": [o.ttft for o in done],
+        "tpot": [o.tpot for o in done],
+        "itl": [gap for o in done for gap in o.gaps],
+        "e2el": [o.latency for o in done],
+        "normalized_latency": [o.normalized for o in done],
+        "queue": [o.queue for o in done],
+    }
+    numbers: dict[str, float | None] = {}
+    for name, values in series.items():
+        numbers |= statistics_ms(name, [value for value in values if value is not None])
+    return numbers
+
+
+def intervals(done: Sequence[Outcome]) -> dict[str, Any]:
+    """Give 95 % intervals within this run (block bootstrap over requests) of mean, p50 and p99."""
+    done = sorted(done, key=lambda o: o.intended)
+    return (
+        figures.intervals("ttft", [o.ttft for o in done])
+        | figures.intervals("tpot", [o.tpot for o in done])
+        | figures.intervals("e2el", [o.latency for o in done])
+        | figures.intervals("normalized_latency", [o.normalized for o in done])
     )
-    lag = "".join(
-        f" / {_shown(numbers['client_lag'][f'{key}_ms'])}" for key in ("p50", "p99", "max")
-    )
-    return [
-        ("Successful requests", str(numbers["completed"])),
-        ("Failed requests", str(numbers["failed"])),
-        ("Duration (s)", _shown(numbers["duration"])),
-        ("Requests/s", _shown(numbers["request_throughput"])),
-        ("Output tokens", str(numbers["total_output_tokens"])),
-        ("Output tokens/s (wall clock)", _shown(numbers["output_throughput"])),
-        ("Most requests at once", str(numbers["max_concurrent_requests"])),
-        ("Latency per token, mean (ms)", _shown(numbers["mean_latency_per_token_ms"])),
-        ("E2E mean / p50 / p90 / p99 (ms)", e2e[3:]),
-        ("Client lag p50 / p99 / max (ms)", lag[3:]),
-    ]
 
 
-def warnings(numbers: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[str]:
-    """Say what spoils the figures: failures by kind, a client that sent late, a cut run."""
-    found = []
-    for kind, count in numbers["failures"].items():
-        detail = next((o.detail for o in outcomes if o.error == kind and o.detail), "")
-        found.append(f"{count} failed: {kind}" + (f": {detail}" if detail else ""))
-    p99 = numbers["client_lag"]["p99_ms"]
-    if p99 is not None and p99 > LAG_BOUND_MS:
-        found.append(
-            f"this client sent late: lag p99 {p99:.1f} ms, above {LAG_BOUND_MS:g} ms. Latencies "
-            "count from the intended time, so they hold the lag. Use fewer requests at once or "
-            "an idler machine for the client"
-        )
-    if numbers["unsent"]:
-        found.append(f"stopped early: {numbers['unsent']} of {numbers['num_prompts']} never sent")
-    return found
-
-
-def _shown(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.2f}"
+def _all_or_none(values: list[int | None]) -> list[int | None] | None:
+    return values if any(value is not None for value in values) else None

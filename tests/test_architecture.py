@@ -14,7 +14,7 @@ from support import ROOT
 STANDARD = set(sys.stdlib_module_names)
 WEB = {"flask", "werkzeug", "pydantic", "prometheus_client"}
 MODEL = {"model", "weights", "hub", "checkpoint"}
-CLIENT = {"client", "requests", "matplotlib", "rich", "numpy", "dotenv"}
+CLIENT = {"aiohttp", "client", "requests", "matplotlib", "rich", "numpy", "dotenv"}
 
 # What each room may import beside the standard library and itself.
 LAW: dict[str, set[str]] = {

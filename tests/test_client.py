@@ -7,87 +7,29 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mock_server import STATS, MockServer, mock_server
 
-from client import client, load, measure
+from client import client, flags, load, measure, runs, tables
 from client.data import Planned
+from client.target import Target
 
 ROOT = Path(__file__).resolve().parent.parent
-STATS = {"policy": "dynamic", "requests": 3, "engine": {"model": "bard"}}
-
-
-class FakeServer(ThreadingHTTPServer):
-    """Answers `/inference` after `delay` seconds and remembers what it was asked, and when."""
-
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 512
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.delay = 0.0
-        self.asked: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
-        self.answer: Callable[[dict[str, Any]], tuple[int, Any]] = completion
-        self.stats: tuple[int, Any] = (200, STATS)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that left is no news."""
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: FakeServer
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        self.reply(*self.server.stats)
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append(body)
-        self.server.keys.append(self.headers["Authorization"])
-        time.sleep(self.server.delay)
-        self.reply(*self.server.answer(body))
-
-    def reply(self, status: int, content: Any) -> None:
-        if status == 0:
-            self.connection.shutdown(socket.SHUT_RDWR)
-            return
-        payload = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(payload)))
-        self.end_headers()
-        self.wfile.write(payload)
-
-
-def completion(body: dict[str, Any]) -> tuple[int, Any]:
-    text = body["prompt"] + " [bold]and so on"
-    return 200, {"completion": text, "num_tokens": body["num_tokens"], "finish_reason": "length"}
 
 
 @pytest.fixture
-def server() -> Iterator[FakeServer]:
-    fake = FakeServer()
-    thread = threading.Thread(target=fake.serve_forever, args=(0.01,))
-    thread.start()
-    yield fake
-    fake.shutdown()
-    thread.join()
-    fake.server_close()
+def server() -> Iterator[MockServer]:
+    with mock_server() as mock:
+        yield mock
 
 
-def run(server: FakeServer, *flags: str, **environ: str) -> int:
-    port = str(server.server_address[1])
-    return client.main([*flags, "--port", port], {"IP": "127.0.0.1", **environ})
+def run(server: MockServer, *flags: str, **environ: str) -> int:
+    return client.main([*flags, "--port", str(server.port)], {"IP": "127.0.0.1", **environ})
 
 
 def last_json(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
@@ -112,7 +54,7 @@ def facts(num_prompts: int) -> measure.RunFacts:
 
 
 def test_a_run_ends_with_a_table_the_stats_and_one_json_line(
-    server: FakeServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    server: MockServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "result.json"
     assert run(server, "--burst", "--numsamples", "12", "--seed", "5", "--json", str(file)) == 0
@@ -130,14 +72,14 @@ def test_a_run_ends_with_a_table_the_stats_and_one_json_line(
 
 
 def test_verbose_prints_the_completions_as_they_are(
-    server: FakeServer, capsys: pytest.CaptureFixture[str]
+    server: MockServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(server, "--burst", "--numsamples", "2", "--verbose") == 0
     assert last_json(capsys)[1].count("[bold]and so on") == 2
 
 
 def test_the_same_seed_sends_the_same_bodies(
-    server: FakeServer, capsys: pytest.CaptureFixture[str]
+    server: MockServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = []
     bodies = []
@@ -157,16 +99,16 @@ def test_without_flags_it_is_a_hundred_requests_at_one_a_second() -> None:
     assert settings.selection == "normal"
 
 
-def test_numtokens_range_implies_the_selection_range(server: FakeServer) -> None:
+def test_numtokens_range_implies_the_selection_range(server: MockServer) -> None:
     assert run(server, "--burst", "--numsamples", "9", "--numtokens_range", "3", "7") == 0
     assert {body["num_tokens"] for body in server.asked} <= {3, 7}
     assert all(len(body["prompt"].split()) == body["num_tokens"] for body in server.asked)
 
 
-def test_a_slow_server_delays_no_send(server: FakeServer) -> None:
-    server.delay = 1.5
+def test_a_slow_server_delays_no_send(server: MockServer) -> None:
+    server.ttft = 1.5
     trace = [Planned(i, i * 0.01, "To be", 5) for i in range(40)]
-    sending = load.LoadRun(load.Target(f"http://127.0.0.1:{server.server_address[1]}"), trace)
+    sending = load.LoadRun(Target(server.url), trace)
     sending.start()
     assert sending.wait(30)
     outcomes = sending.outcomes()
@@ -175,19 +117,6 @@ def test_a_slow_server_delays_no_send(server: FakeServer) -> None:
     assert max(o.sent for o in outcomes) < min(o.ended for o in outcomes)
     assert all(o.sent >= o.intended for o in outcomes)
     assert measure.max_concurrent(outcomes) == 40
-
-
-def test_more_threads_are_started_than_were_ready(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(load, "READY_THREADS", 1)
-    server.delay = 0.5
-    trace = [Planned(i, i * 0.002, "To be", 5) for i in range(20)]
-    sending = load.LoadRun(load.Target(f"http://127.0.0.1:{server.server_address[1]}"), trace)
-    sending.start()
-    assert sending.wait(30)
-    assert sending.counts().done == 20
-    assert measure.max_concurrent(sending.outcomes()) > 10
 
 
 def test_latency_counts_from_the_intended_time_and_holds_the_lag() -> None:
@@ -201,12 +130,12 @@ def test_latency_counts_from_the_intended_time_and_holds_the_lag() -> None:
     assert result["mean_latency_per_token_ms"] == pytest.approx(100)
     assert result["duration"] == 3.0
     assert result["output_throughput"] == 10
-    assert any("lag p99 495.0 ms" in warning for warning in measure.warnings(result, outcomes))
+    assert any("lag p99 495.0 ms" in warning for warning in tables.warnings(result, outcomes))
 
 
 def test_a_punctual_client_is_not_warned_about() -> None:
     outcomes = [outcome(sent=0.009)]
-    assert measure.warnings(measure.result(outcomes, facts(1)), outcomes) == []
+    assert tables.warnings(measure.result(outcomes, facts(1)), outcomes) == []
 
 
 def test_a_run_in_which_nothing_finished_still_has_a_result() -> None:
@@ -214,7 +143,7 @@ def test_a_run_in_which_nothing_finished_still_has_a_result() -> None:
     assert (result["completed"], result["failed"], result["unsent"]) == (0, 1, 1)
     assert result["mean_e2el_ms"] is result["output_throughput"] is None
     assert json.loads(json.dumps(result, allow_nan=False)) == result
-    assert dict(measure.rows(result))["Duration (s)"] == "-"
+    assert dict(tables.rows(result))["Duration (s)"] == "-"
 
 
 @pytest.mark.parametrize(
@@ -234,10 +163,10 @@ def test_a_run_in_which_nothing_finished_still_has_a_result() -> None:
     ],
 )
 def test_failures_are_summed_up_by_kind_and_end_with_1(
-    server: FakeServer, capsys: pytest.CaptureFixture[str], answer: tuple[int, Any], kind: str
+    server: MockServer, capsys: pytest.CaptureFixture[str], answer: tuple[int, Any], kind: str
 ) -> None:
-    server.answer = lambda body: answer if len(server.asked) > 1 else completion(body)
-    server.delay = 0.01
+    server.answer = lambda body: answer if len(server.asked) > 1 else None
+    server.ttft = 0.01
     assert run(server, "--rate", "50", "--numsamples", "4", "--seed", "1") == 1
     result, err = last_json(capsys)
     assert result["failed"] >= 3
@@ -247,19 +176,19 @@ def test_failures_are_summed_up_by_kind_and_end_with_1(
 
 
 def test_silence_beyond_the_timeout_counts_as_failed(
-    server: FakeServer, capsys: pytest.CaptureFixture[str]
+    server: MockServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server.delay = 1.0
+    server.ttft = 1.0
     assert run(server, "--burst", "--numsamples", "2", "--timeout", "0.2") == 1
     assert last_json(capsys)[0]["failures"] == {"timeout": 2}
 
 
 def test_a_server_that_dies_in_the_middle_leaves_a_result(
-    server: FakeServer, capsys: pytest.CaptureFixture[str]
+    server: MockServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def answer_once_then_die(body: dict[str, Any]) -> tuple[int, Any]:
+    def answer_once_then_die(body: dict[str, Any]) -> tuple[int, Any] | None:
         server.stats = (0, None)
-        return completion(body) if len(server.asked) == 1 else (0, None)
+        return None if len(server.asked) == 1 else (0, None)
 
     server.answer = answer_once_then_die
     assert run(server, "--wait", "0.1", "--numsamples", "5") == 1
@@ -281,7 +210,7 @@ def test_an_unreachable_server_ends_with_3_url_and_remedy(
 
 
 def test_a_server_without_stats_is_still_loaded(
-    server: FakeServer, capsys: pytest.CaptureFixture[str]
+    server: MockServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.stats = (500, b"the original before its first request")
     assert run(server, "--burst", "--numsamples", "2") == 0
@@ -289,7 +218,7 @@ def test_a_server_without_stats_is_still_loaded(
 
 
 def test_a_prompt_is_sent_alone_and_its_completion_printed(
-    server: FakeServer, capsys: pytest.CaptureFixture[str]
+    server: MockServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(server, "--prompt", "ROMEO:", "--numtokens", "4", "--seed", "2") == 0
     out = capsys.readouterr().out.splitlines()
@@ -299,7 +228,7 @@ def test_a_prompt_is_sent_alone_and_its_completion_printed(
 
 
 def test_a_refused_prompt_shows_the_servers_words_and_ends_with_1(
-    server: FakeServer, capsys: pytest.CaptureFixture[str]
+    server: MockServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.answer = lambda body: (400, {"error": {"message": "too long. Shorten it"}})
     assert run(server, "--prompt", "a", "--numtokens", "4") == 1
@@ -308,7 +237,7 @@ def test_a_refused_prompt_shows_the_servers_words_and_ends_with_1(
 
 @pytest.mark.parametrize("flags", [["--api-key", "k"], []])
 def test_the_key_travels_as_bearer_and_not_into_the_result(
-    server: FakeServer, capsys: pytest.CaptureFixture[str], flags: list[str]
+    server: MockServer, capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
     assert run(server, "--burst", "--numsamples", "1", *flags, EB_API_KEY="k") == 0
     assert server.keys == ["Bearer k"]
@@ -316,7 +245,7 @@ def test_the_key_travels_as_bearer_and_not_into_the_result(
 
 
 def test_a_missing_key_is_a_usage_error_with_remedy(
-    server: FakeServer, capsys: pytest.CaptureFixture[str]
+    server: MockServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.stats = (401, {"error": {}})
     assert run(server) == 2
@@ -367,7 +296,7 @@ def test_an_ip_that_is_no_host_is_a_usage_error(
 def test_ip_comes_from_the_environment_then_from_env_file_then_from_us(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(client, "ENV_FILE", tmp_path / ".env")
+    monkeypatch.setattr(flags, "ENV_FILE", tmp_path / ".env")
     console = client.Console(stderr=True)
 
     def url(**environ: str) -> str:
@@ -382,9 +311,9 @@ def test_ip_comes_from_the_environment_then_from_env_file_then_from_us(
 
 
 def started(
-    command: list[str], folder: Path, server: FakeServer, **environ: str
+    command: list[str], folder: Path, server: MockServer, **environ: str
 ) -> subprocess.Popen[str]:
-    flags = ["--port", str(server.server_address[1])]
+    flags = ["--port", str(server.port)]
     kept = {name: value for name, value in os.environ.items() if name not in ("IP", "PYTHONPATH")}
     return subprocess.Popen(
         [sys.executable, *command, *flags],
@@ -401,7 +330,7 @@ def started(
     [(["client.py"], "client"), (["client/client.py"], "."), (["-m", "client.client"], ".")],
 )
 def test_it_starts_all_three_ways_with_nothing_but_its_folder(
-    command: list[str], folder: str, server: FakeServer, tmp_path: Path
+    command: list[str], folder: str, server: MockServer, tmp_path: Path
 ) -> None:
     shutil.copytree(ROOT / "client", tmp_path / "client", ignore=lambda *_: {".env", "__pycache__"})
     (tmp_path / "client" / ".env").write_text("IP=127.0.0.1\n")
@@ -413,7 +342,7 @@ def test_it_starts_all_three_ways_with_nothing_but_its_folder(
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals as on Unix")
-def test_ctrl_c_stops_sending_and_sums_up_what_finished(server: FakeServer) -> None:
+def test_ctrl_c_stops_sending_and_sums_up_what_finished(server: MockServer) -> None:
     command = ["client/client.py", "--rate", "20", "--numsamples", "5000"]
     process = started(command, ROOT, server, IP="127.0.0.1")
     deadline = time.monotonic() + 30
@@ -431,8 +360,8 @@ def test_ctrl_c_stops_sending_and_sums_up_what_finished(server: FakeServer) -> N
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals as on Unix")
-def test_a_second_ctrl_c_leaves_at_once(server: FakeServer) -> None:
-    server.delay = 60
+def test_a_second_ctrl_c_leaves_at_once(server: MockServer) -> None:
+    server.ttft = 60
     process = started(["client/client.py", "--burst"], ROOT, server, IP="127.0.0.1")
     deadline = time.monotonic() + 30
     while len(server.asked) < 100 and time.monotonic() < deadline:
@@ -447,17 +376,17 @@ def test_a_second_ctrl_c_leaves_at_once(server: FakeServer) -> None:
     assert "Traceback" not in err
 
 
-def test_the_progress_line_says_how_far_the_run_is(server: FakeServer) -> None:
-    sending = load.LoadRun(load.Target("http://127.0.0.1"), [Planned(0, 0.0, "a", 1)])
+def test_the_progress_line_says_how_far_the_run_is(server: MockServer) -> None:
+    sending = load.LoadRun(Target("http://127.0.0.1"), [Planned(0, 0.0, "a", 1)])
     display = client.Display(sending, client.Console(stderr=True), last_send=0.0)
     line = display.line(load.Counts(total=100, sent=60, done=48, failed=2, tokens=900, seconds=10))
     expected = "sent 60/100  running 10  done 48  failed 2  90 tokens/s  ETA 10 s"
     assert line == expected
 
 
-def test_on_a_terminal_a_bar_is_drawn_to_the_end(server: FakeServer) -> None:
+def test_on_a_terminal_a_bar_is_drawn_to_the_end(server: MockServer) -> None:
     with open(os.devnull, "w") as nowhere:
         console = client.Console(file=nowhere, force_terminal=True, record=True, width=120)
-        target = load.Target(f"http://127.0.0.1:{server.server_address[1]}")
-        client.send(target, [Planned(i, 0.0, "a", 1) for i in range(3)], console)
+        target = Target(server.url)
+        runs.send(target, [Planned(i, 0.0, "a", 1) for i in range(3)], console)
         assert "done 3" in console.export_text()

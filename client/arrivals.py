@@ -1,0 +1,130 @@
+"""When requests leave: the gaps between them, drawn whole before the first is sent.
+
+Open loop unless it says `closed`: a slow server delays no send. Gaps are never cut and never rescaled.
+It must not know what is sent.
+"""
+
+import difflib
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+# kind: how it is written, what it means, how many numbers follow and the defaults of the last ones.
+KINDS: dict[str, tuple[str, str, int, tuple[float, ...]]] = {
+    "poisson": ("poisson:RATE", "exponential gaps, RATE requests a second", 1, ()),
+    "gamma": ("gamma:RATE:B", "gamma gaps of burstiness B: 1 is Poisson, less is burstier", 2, ()),
+    "constant": ("constant:RATE", "equal gaps", 1, ()),
+    "ramp": ("ramp:A:B", "Poisson whose rate goes from A to B a second over the run", 2, ()),
+    "burst": ("burst", "all at once", 0, ()),
+    "wait": ("wait:S", "the original's pace: 0 to S seconds between two", 1, ()),
+    "closed": (
+        "closed:N[:Z]",
+        "N users, each sends when its answer is there and Z seconds have passed",
+        2,
+        (0.0,),
+    ),
+    "trace": ("trace:FILE[:F]", "at the times of a trace, F times as fast", 0, ()),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """When requests leave: a kind of `KINDS` with its one or two numbers."""
+
+    kind: str
+    value: float = 0.0
+    second: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Give the expected requests a second; infinite when all leave at once or none is set."""
+        if self.kind in ("poisson", "gamma", "constant"):
+            return self.value
+        if self.kind == "ramp":
+            return (self.value + self.second) / 2
+        # The original's sleep(random() * wait) lasts wait / 2 on average.
+        return 2 / self.value if self.kind == "wait" and self.value else math.inf
+
+    @property
+    def burstiness(self) -> float | None:
+        """Give the shape of the gaps' gamma distribution (1 is Poisson); None for other gaps."""
+        if self.kind == "poisson":
+            return 1.0
+        return self.second if self.kind == "gamma" else None
+
+    @property
+    def users(self) -> int | None:
+        """Give the users of a closed loop; None when the loop is open."""
+        return int(self.value) if self.kind == "closed" else None
+
+    @property
+    def text(self) -> str:
+        """Write it as `parse` reads it."""
+        numbers = [self.value, self.second][: KINDS[self.kind][2]]
+        if self.kind == "closed" and not self.second:
+            numbers = numbers[:1]
+        return ":".join([self.kind, *(f"{number:g}" for number in numbers)])
+
+    def times(self, count: int, rng: np.random.Generator) -> list[float]:
+        """Draw `count` ascending send times in seconds; the first is 0."""
+        gaps = np.zeros(count)
+        later = max(count - 1, 0)
+        if self.kind == "poisson":
+            gaps[1:] = rng.exponential(1 / self.value, later)
+        elif self.kind == "gamma":
+            gaps[1:] = rng.gamma(self.second, 1 / (self.value * self.second), later)
+        elif self.kind == "constant":
+            gaps[1:] = 1 / self.value
+        elif self.kind == "wait":
+            gaps[1:] = rng.random(later) * self.value
+        elif self.kind == "ramp":
+            return self._ramp(np.concatenate([[0.0], np.cumsum(rng.exponential(1, later))]))
+        return [float(at) for at in np.cumsum(gaps)]
+
+    def _ramp(self, expected: np.ndarray) -> list[float]:
+        """Invert the expected count a·t + (b - a)·t²/2T of a rate that goes from a to b in T."""
+        a, b, count = self.value, self.second, len(expected)
+        length = 2 * count / (a + b)
+        bend = (b - a) / length
+        inside = np.minimum(expected, count)
+        root = np.sqrt(a * a + 2 * bend * inside)
+        times = 2 * inside / (a + root) + (expected - inside) / b
+        return [float(at) for at in times]
+
+    def describe(self) -> str:
+        """Say in words when requests leave."""
+        return {
+            "poisson": f"Poisson, {self.value:g} a second",
+            "gamma": f"gamma gaps, {self.value:g} a second, burstiness {self.second:g}",
+            "constant": f"evenly, {self.value:g} a second",
+            "ramp": f"Poisson, from {self.value:g} to {self.second:g} a second",
+            "burst": "all at once",
+            "wait": f"a random wait of 0 to {self.value:g} s between two",
+            "closed": f"closed loop, {self.value:g} users"
+            + (f" who think {self.second:g} s" if self.second else ""),
+            "trace": f"at the times of the trace, {self.value or 1:g} times as fast",
+        }[self.kind]
+
+
+def parse(text: str) -> Arrivals:
+    """Read `kind:number:number`; ValueError says what is wrong and what would be right."""
+    kind, *words = text.split(":")
+    if kind == "trace" or kind not in KINDS:
+        near = difflib.get_close_matches(kind, KINDS, 1)
+        known = ", ".join(form for form, *_ in KINDS.values() if not form.startswith("trace"))
+        guess = f" Did you mean {near[0]!r}?" if near and near[0] != kind else ""
+        raise ValueError(f"unknown load {text!r}.{guess} Use one of {known}")
+    form, _, wanted, defaults = KINDS[kind]
+    try:
+        numbers = [float(word) for word in words]
+    except ValueError:
+        numbers = [math.nan]
+    if len(numbers) < wanted:
+        numbers += defaults[len(numbers) - wanted :]
+    whole = kind != "closed" or (numbers and numbers[0] == int(numbers[0] or 0))
+    zero_is_fine = {"wait": (0,), "closed": (1,)}.get(kind, ())
+    bad = [n for i, n in enumerate(numbers) if not (0 < n < 1e9 or (n == 0 and i in zero_is_fine))]
+    if len(numbers) != wanted or bad or not whole:
+        raise ValueError(f"{text!r} is no load. Use {form} with numbers above 0")
+    return Arrivals(kind, *numbers)

@@ -1,0 +1,133 @@
+"""Talking to people: lines on stderr, machine text on stdout, and how far a run is.
+
+The progress is drawn by a thread of its own, so that it never delays a send.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from .load import Counts, LoadRun
+from .target import KeyRefused, ServerUnreachable, Target
+
+FINE, SOME_FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
+EXIT_CODES = (
+    f"exit codes: {FINE} fine, {SOME_FAILED} some requests failed or were not sent, {USAGE} usage, "
+    f"{UNREACHABLE} server unreachable"
+)
+REDRAWS_A_SECOND = 4
+PLAIN_LINE_SECONDS = 5.0
+
+
+class UsageError(Exception):
+    """What was asked cannot be done; the text names the value and the remedy."""
+
+
+def say(console: Console, text: str) -> None:
+    """Print a line for people; brackets in it are just brackets."""
+    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def emit(text: str, end: str = "\n") -> None:
+    """Print a line for machines, whatever characters a completion holds."""
+    encoding = sys.stdout.encoding or "utf-8"
+    # A reader like `head` may be gone already; that is its right.
+    with contextlib.suppress(BrokenPipeError):
+        print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Suggest the known name that is most alike, "" when none is."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def guarded(main: Callable[[Console], int], target: Callable[[], Target | None]) -> int:
+    """Run a command and turn what goes wrong into a line on stderr and an exit code."""
+    console = Console(stderr=True)
+    try:
+        return main(console)
+    except UsageError as error:
+        say(console, f"error: {error}")
+        return USAGE
+    except KeyRefused:
+        asked = target()
+        url = asked.url if asked else "the server"
+        say(console, f"error: {url} wants an API key. Set EB_API_KEY or use --api-key KEY")
+        return USAGE
+    except ServerUnreachable as error:
+        asked = target()
+        url = asked.url if asked else str(error)
+        say(
+            console,
+            f"error: cannot reach {url}. Is the server running? Start it with "
+            "./server.sh dynamic, or set IP in client/.env",
+        )
+        return UNREACHABLE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def writable(path: Path, flag: str) -> None:
+    """Raise UsageError when a file that was asked for cannot be written."""
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {str(path)!r}: {error.strerror}. Use another {flag} file"
+        ) from error
+
+
+class Display(threading.Thread):
+    """Show how far a run is, from a thread of its own: redrawn on a terminal, else line by line."""
+
+    def __init__(self, run: LoadRun, console: Console, last_send: float, label: str = "") -> None:
+        super().__init__(name="display", daemon=True)
+        self._run = run
+        self._console = console
+        self._last_send = last_send
+        self._label = label
+        self._over = threading.Event()
+
+    def close(self) -> None:
+        """Draw the last state and stop."""
+        self._over.set()
+        self.join()
+
+    def run(self) -> None:
+        """Draw until closed."""
+        if not self._console.is_terminal or self._console.is_dumb_terminal:
+            while not self._over.wait(PLAIN_LINE_SECONDS):
+                say(self._console, self._label + self.line(self._run.counts()))
+            return
+        columns = (BarColumn(bar_width=16), TextColumn("{task.description}", markup=False))
+        with Progress(*columns, console=self._console, auto_refresh=False) as progress:
+            task = progress.add_task("", total=self._run.counts().total)
+            over = False
+            while not over:
+                over = self._over.wait(1 / REDRAWS_A_SECOND)
+                counts = self._run.counts()
+                line = self._label + self.line(counts)
+                ended = counts.done + counts.failed
+                progress.update(task, completed=ended, description=line, refresh=True)
+
+    def line(self, counts: Counts) -> str:
+        """Say how far the run is, in one line."""
+        ended = counts.done + counts.failed
+        left = self._last_send - counts.seconds
+        if ended:
+            left = max(left, (counts.total - ended) * counts.seconds / ended)
+        eta = f"{max(0.0, left):.0f} s" if ended or left > 0 else "-"
+        return (
+            f"sent {counts.sent}/{counts.total}  running {counts.running}  done {counts.done}  "
+            f"failed {counts.failed}  {counts.tokens / max(counts.seconds, 1e-9):,.0f} tokens/s  "
+            f"ETA {eta}"
+        )

@@ -1,0 +1,193 @@
+"""One measured run: send a plan, write each outcome as it comes, and make the result object of it."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+import aiohttp
+import numpy as np
+from rich.console import Console
+
+from . import data, measure
+from .arrivals import Arrivals
+from .console import Display, UsageError, say
+from .load import LoadRun
+from .target import Failed, KeyRefused, ServerUnreachable, Target, ask, fetch_stats
+
+# After the first Ctrl-C, what is on its way may still finish for so long.
+GRACE_SECONDS = 10.0
+SPARE_FILES = 128
+WARMUP_TOKENS = 8
+COLUMNS = (
+    "index", "id", "client", "arrival_s", "sent_s", "prompt_tokens", "cached_tokens", "asked_tokens",
+    "output_tokens", "queue_s", "ttft_s", "tpot_s", "latency_s", "batch_mean", "batch_max", "outcome",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Sent:
+    """What became of a plan, how long the client stood still, and whether somebody stopped it."""
+
+    outcomes: list[measure.Outcome]
+    stalls: list[float] = field(default_factory=list)
+    interrupted: bool = False
+
+
+class Record:
+    """Writes a line for each request the moment it ends, so that nothing measured is lost."""
+
+    def __init__(self, file: TextIO, before: Sequence[str] = (), names: Sequence[str] = ()) -> None:
+        self._file = file
+        self._writer = csv.writer(file, lineterminator="\n")
+        self.before = list(before)
+        if names or not before:
+            self._writer.writerow([*names, *COLUMNS])
+
+    def write(self, outcome: measure.Outcome) -> None:
+        """Write one line, and let the operating system have it."""
+        self._writer.writerow([*self.before, *_cells(outcome)])
+        self._file.flush()
+
+
+def _cells(o: measure.Outcome) -> list[Any]:
+    times = (o.queue, o.ttft, o.tpot, o.latency)
+    queue, ttft, tpot, latency = ("" if t is None else f"{t:.6f}" for t in times)
+    return [
+        o.index, o.id, o.user, f"{o.intended:.6f}", f"{o.sent:.6f}", o.prompt_tokens, o.cached_tokens,
+        o.asked_tokens, o.tokens, queue, ttft, tpot, latency, o.batch_mean, o.batch_max,
+        o.error or "complete",
+    ]  # fmt: skip
+
+
+def send(
+    target: Target,
+    trace: Sequence[data.Planned],
+    console: Console,
+    arrivals: Arrivals | None = None,
+    on_outcome: Callable[[measure.Outcome], None] = lambda outcome: None,
+    label: str = "",
+) -> Sent:
+    """Run a trace to its end, or to the first Ctrl-C and a short while after it."""
+    closed = arrivals is not None and arrivals.users is not None
+    think = arrivals.second if arrivals and closed else 0.0
+    run = LoadRun(target, trace, arrivals.users if arrivals else None, think, on_outcome)
+    display = Display(run, console, 0.0 if closed else trace[-1].at, label)
+    display.start()
+    interrupted = False
+    try:
+        run.start()
+        # In slices: a wait without end would not notice Ctrl-C on Windows.
+        while not run.wait(1):
+            pass
+    except KeyboardInterrupt:
+        interrupted = True
+        run.stop()
+        say(
+            console,
+            f"stopped sending; what is on its way has {GRACE_SECONDS:.0f} s to finish. "
+            "Ctrl-C again leaves at once",
+        )
+        run.wait(GRACE_SECONDS)
+    finally:
+        display.close()
+    sent = Sent(run.outcomes(), run.stalls, interrupted)
+    run.close()
+    return sent
+
+
+def warm_up(target: Target, trace: Sequence[data.Planned], count: int) -> int:
+    """Send `count` short requests one by one, unmeasured; give how many were answered."""
+    answered = 0
+    for planned in (trace * (count // max(len(trace), 1) + 1))[:count]:
+        short = data.Planned(-1, 0.0, planned.prompt, WARMUP_TOKENS)
+        with contextlib.suppress(Failed):
+            ask(target, short)
+            answered += 1
+    return answered
+
+
+def stats_or_none(target: Target) -> dict[str, Any] | None:
+    """Fetch `/stats` once more; None when the server is gone meanwhile."""
+    try:
+        return fetch_stats(target)
+    except (ServerUnreachable, KeyRefused):
+        return None
+
+
+def facts(
+    target: Target,
+    trace: Sequence[data.Planned],
+    arrivals: Arrivals,
+    seed: int,
+    config: Mapping[str, Any],
+    before: Mapping[str, Any] | None,
+    after: Mapping[str, Any] | None,
+    **more: Any,
+) -> measure.RunFacts:
+    """Collect what the result says besides its figures."""
+    api = target.dialect.api
+    return measure.RunFacts(
+        date=datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"),
+        config=config,
+        seed=seed,
+        trace_sha256=data.trace_sha256(trace),
+        request_rate=arrivals.rate,
+        burstiness=arrivals.burstiness,
+        num_prompts=len(trace),
+        server_before=before,
+        server_after=after,
+        machine=machine(),
+        versions=versions(),
+        backend="effective-batching" if api == "inference" else api,
+        model_id=target.dialect.model,
+        max_concurrency=arrivals.users,
+        **more,
+    )
+
+
+def machine() -> dict[str, Any]:
+    """Describe this machine without anything that names a user or a path."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        name = next(x.partition(":")[2].strip() for x in lines if x.startswith("model name"))
+    return {"platform": platform.platform(), "processor": name, "cpus": os.cpu_count()}
+
+
+def versions() -> dict[str, str]:
+    """Name the versions that a measured time may depend on."""
+    return {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "aiohttp": aiohttp.__version__,
+    }
+
+
+def allow_files(connections: int, at_once: bool) -> None:
+    """Raise the open-file limit for so many connections; a burst that cannot fit is refused."""
+    try:
+        import resource
+    except ImportError:
+        # Windows has no such limit.
+        return
+    need = connections + SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= need:
+        return
+    best = need if hard == resource.RLIM_INFINITY else min(need, hard)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (best, hard))
+        soft = best
+    if at_once and soft < need:
+        raise UsageError(
+            f"the open-file limit is {soft:,}, {connections:,} connections need {need:,}. "
+            f"Run 'ulimit -n {need}' or lower --numsamples"
+        )

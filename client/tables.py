@@ -1,0 +1,108 @@
+"""A result for people: the lines of its table, and the warnings that belong above it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .measure import Outcome
+
+LAG_BOUND_MS = 10.0
+STALL_BOUND_MS = 50.0
+# A lag beyond this share of the median latency is more than a footnote.
+LAG_SHARE = 0.05
+
+
+def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Lay out a result as the lines of the final table, in the field's words and order."""
+    lag, stall = (
+        [numbers["client_lag"].get(f"{prefix}{key}_ms") for key in ("p50", "p99", "max")]
+        for prefix in ("", "stall_")
+    )
+    lines = [
+        ("Successful requests", str(numbers["completed"])),
+        ("Failed requests", str(numbers["failed"])),
+        ("Duration (s)", shown(numbers["duration"])),
+        ("Requests/s", shown(numbers["request_throughput"])),
+        ("Input tokens", shown(numbers["total_input_tokens"], 0)),
+        ("Output tokens", str(numbers["total_output_tokens"])),
+        ("Output tokens/s (wall clock)", shown(numbers["output_throughput"])),
+        ("Output tokens/s (steady part)", shown(numbers["steady"]["output_throughput"])),
+        ("Total tokens/s", shown(numbers["total_token_throughput"])),
+        ("Most requests at once", str(numbers["max_concurrent_requests"])),
+        ("Requests/s within all limits", shown(numbers["request_goodput"])),
+        *(
+            (f"{label} mean / p50 / p90 / p99 (ms)", joined(_four(numbers, name)))
+            for label, name in (
+                ("TTFT", "ttft"),
+                ("TPOT", "tpot"),
+                ("ITL", "itl"),
+                ("E2E", "e2el"),
+                ("Queue", "queue"),
+            )
+        ),
+        ("Latency per token, mean (ms)", shown(numbers["mean_latency_per_token_ms"])),
+        ("Latency over tokens asked", fitted(numbers["fairness"])),
+        ("Jain's index of tokens/s", shown(numbers["fairness"]["jain_requests"], 3)),
+        ("Client lag p50 / p99 / max (ms)", joined(lag)),
+        ("Client stood still p50 / p99 / max (ms)", joined(stall)),
+    ]
+    return [(label, text) for label, text in lines if label in ALWAYS or text.strip("-/ ")]
+
+
+ALWAYS = {"Duration (s)", "Requests/s"}
+
+
+def _four(numbers: Mapping[str, Any], name: str) -> list[float | None]:
+    return [numbers[f"{key}_{name}_ms"] for key in ("mean", "p50", "p90", "p99")]
+
+
+def joined(values: Sequence[float | None]) -> str:
+    """Write figures side by side."""
+    return " / ".join(shown(value) for value in values)
+
+
+def shown(value: float | None, digits: int = 2) -> str:
+    """Write a figure; "-" where there is none."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def fitted(fairness: Mapping[str, float | None]) -> str:
+    """Write the line of latency over tokens asked."""
+    slope, intercept, r = (fairness[k] for k in ("slope_ms_per_token", "intercept_ms", "r"))
+    if slope is None or intercept is None or r is None:
+        return "-"
+    return f"{intercept:,.0f} ms + {slope:,.2f} ms/token, r = {r:.3f}"
+
+
+def warnings(numbers: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[str]:
+    """Say what spoils the figures: failures by kind, a client that sent late, a cut run."""
+    found = []
+    for kind, count in numbers["failures"].items():
+        detail = next((o.detail for o in outcomes if o.error == kind and o.detail), "")
+        found.append(f"{count} failed: {kind}" + (f": {detail}" if detail else ""))
+    found += _lateness(numbers)
+    if numbers["unsent"]:
+        found.append(f"stopped early: {numbers['unsent']} of {numbers['num_prompts']} never sent")
+    return found
+
+
+def _lateness(numbers: Mapping[str, Any]) -> list[str]:
+    found = []
+    lag = numbers["client_lag"]
+    if lag["p99_ms"] is not None and lag["p99_ms"] > LAG_BOUND_MS:
+        median = numbers["median_e2el_ms"]
+        worse = median and lag["p99_ms"] > LAG_SHARE * median
+        share = f", and {lag['p99_ms'] / median:.0%} of the median latency" if worse else ""
+        found.append(
+            f"this client sent late: lag p99 {lag['p99_ms']:.1f} ms, above {LAG_BOUND_MS:g} ms{share}. "
+            "Latencies count from the intended time, so they hold the lag. Use fewer requests at "
+            "once or an idler machine for the client"
+        )
+    stall = lag.get("stall_max_ms")
+    if stall is not None and stall > STALL_BOUND_MS:
+        found.append(
+            f"this client stood still for up to {stall:.0f} ms: sends and arrivals of tokens within "
+            "it are late by as much. Use an idler machine for the client"
+        )
+    return found

@@ -1,0 +1,179 @@
+"""Traces of real services, read line by line: what cannot be read is named by its number, the rest is kept.
+
+Three forms are told apart by what is in them: CSV with a header (Azure's 2023 trace in its own columns or in
+seconds, our `requests.csv`, the simulator's), and JSON lines (Mooncake's, or ours with `at`, `num_tokens` and
+`prompt` or `prompt_tokens`). It must not know how prompts are made of lengths.
+"""
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+MOST_LINES_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A request of a trace: seconds after the first, lengths in tokens, prompt or prefix blocks."""
+
+    at: float
+    prompt_tokens: int
+    num_tokens: int
+    prompt: str | None = None
+    blocks: tuple[int, ...] = ()
+    user: str = ""
+
+
+@dataclass(slots=True)
+class Trace:
+    """What a file holds: its rows by time, and what is to be said about it."""
+
+    rows: list[Row]
+    bad: list[tuple[int, str]] = field(default_factory=list)
+
+    def notes(self) -> list[str]:
+        """Say which lines were left out and why; nothing when all could be read."""
+        if not self.bad:
+            return []
+        named = "; ".join(f"line {n}: {why}" for n, why in self.bad[:MOST_LINES_NAMED])
+        more = len(self.bad) - MOST_LINES_NAMED
+        return [
+            f"{len(self.bad)} of {len(self.bad) + len(self.rows)} lines of the trace left out: {named}"
+            + (f"; and {more} more" if more > 0 else "")
+        ]
+
+
+def read(path: Path, most: int | None = None) -> Trace:
+    """Read a trace, at most its first `most` requests; ValueError when nothing can be used."""
+    trace = Trace([])
+    rows: list[Row] = []
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            for number, make in _lines(file):
+                try:
+                    rows.append(make())
+                except (KeyError, TypeError, ValueError, RecursionError) as error:
+                    trace.bad.append((number, _reason(error)))
+                if most and len(rows) >= most:
+                    break
+    except OSError as error:
+        raise ValueError(
+            f"cannot read {str(path)!r}: {error.strerror}. Use another trace file"
+        ) from error
+    if not rows:
+        what = "; ".join(trace.notes()) or "it is empty"
+        raise ValueError(
+            f"{str(path)!r} has no request: {what}. Use a CSV with arrival_s, prompt_tokens, "
+            "output_tokens, or JSON lines"
+        )
+    rows.sort(key=lambda row: row.at)
+    began = rows[0].at
+    trace.rows = [
+        Row(row.at - began, row.prompt_tokens, row.num_tokens, row.prompt, row.blocks, row.user)
+        for row in rows
+    ]
+    return trace
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"has no {error.args[0]}"
+    if isinstance(error, json.JSONDecodeError):
+        return f"no JSON: {error.msg}"
+    return str(error)[:60] or type(error).__name__
+
+
+def _lines(file: Any) -> Iterator[tuple[int, Callable[[], Row]]]:
+    """Yield each line's number and what reads it."""
+    head = next(((i, line) for i, line in enumerate(file, 1) if line.strip()), None)
+    if head is None:
+        return
+    number, first = head
+    if first.lstrip().startswith("{"):
+        yield number, lambda: _from_json(first)
+        for later, line in enumerate(file, number + 1):
+            if line.strip():
+                yield later, lambda line=line: _from_json(line)
+        return
+    names = [name.strip() for name in next(csv.reader([first]))]
+    for later, line in enumerate(file, number + 1):
+        if line.strip():
+            yield later, lambda line=line: _from_csv(names, line)
+
+
+def _from_csv(names: list[str], line: str) -> Row:
+    cells = next(csv.reader([line.replace("\0", "")]))
+    if len(cells) != len(names):
+        raise ValueError(f"{len(cells)} columns instead of {len(names)}")
+    cell = dict(zip(names, cells))
+    output = _first(cell, "asked_tokens", "output_tokens", "GeneratedTokens", "num_tokens")
+    prompt = _first(cell, "prompt_tokens", "ContextTokens")
+    user = cell.get("user") or cell.get("client") or ""
+    return Row(_seconds(cell), _count(prompt, "prompt"), _count(output, "output"), user=user)
+
+
+def _seconds(cell: Mapping[str, str]) -> float:
+    text = _first(cell, "arrival_s", "TIMESTAMP", "timestamp")
+    try:
+        at = float(text)
+    except ValueError:
+        try:
+            # Azure writes seven digits of a second; datetime reads six.
+            stem, _, fraction = text.partition(".")
+            at = datetime.fromisoformat(f"{stem}.{(fraction + '000000')[:6]}").timestamp()
+        except ValueError:
+            raise ValueError(f"time {text[:20]!r} is no number") from None
+    return _time(at)
+
+
+def _first(cell: Mapping[str, str], *names: str) -> str:
+    for name in names:
+        if cell.get(name):
+            return cell[name]
+    raise KeyError(names[0])
+
+
+def _from_json(line: str) -> Row:
+    entry = json.loads(line)
+    if not isinstance(entry, dict):
+        raise ValueError("no JSON object")
+    if "at" in entry:
+        prompt = entry.get("prompt")
+        if prompt is not None and (not isinstance(prompt, str) or not prompt):
+            raise ValueError("prompt is no text")
+        tokens = 0 if prompt else _count(entry["prompt_tokens"], "prompt_tokens")
+        output = _count(entry["num_tokens"], "num_tokens")
+        return Row(_time(entry["at"]), tokens, output, prompt, user=str(entry.get("user") or ""))
+    at = entry["timestamp_ms"] if "timestamp_ms" in entry else entry["timestamp"]
+    blocks = entry.get("hash_ids") or []
+    if not isinstance(blocks, list) or not all(type(block) is int for block in blocks):
+        raise ValueError("hash_ids is no list of numbers")
+    return Row(
+        _time(at) / 1000,
+        _count(entry["input_length"], "input_length"),
+        _count(entry["output_length"], "output_length"),
+        blocks=tuple(blocks),
+    )
+
+
+def _count(value: Any, name: str) -> int:
+    try:
+        count = float(value)
+    except (TypeError, ValueError):
+        count = math.nan
+    if isinstance(value, bool) or not (1 <= count < 1e9) or count != int(count):
+        raise ValueError(f"{name} {str(value)[:20]!r} is no count of tokens")
+    return int(count)
+
+
+def _time(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"time {str(value)[:20]!r} is no number")
+    if not math.isfinite(value):
+        raise ValueError(f"time {value} is not finite")
+    return float(value)
