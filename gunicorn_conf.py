@@ -62,9 +62,15 @@ def post_worker_init(worker: Any) -> None:
     service = worker.app.callable.extensions["service"]
     service.serves = True
     # Whoever does not read our stderr must not stop the loop when it has something to say.
-    logging.basicConfig(handlers=[QueuedHandler(AccessLog(sys.stderr))], level=logging.WARNING)
+    said = AccessLog(sys.stderr)
+    logging.basicConfig(handlers=[QueuedHandler(said)], level=logging.WARNING)
+
+    def give_up() -> None:
+        said.flush()
+        os._exit(3)
+
     # 3 tells gunicorn not to try again: a model that cannot be loaded will not load the next time either.
-    application.start(worker.app.callable, on_failure=lambda: os._exit(3))
+    application.start(worker.app.callable, on_failure=give_up)
 
 
 def worker_exit(server: Any, worker: Any) -> None:

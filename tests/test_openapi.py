@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +12,7 @@ from flask import Flask
 from hypothesis import HealthCheck, Phase, given, settings
 from openapi_spec_validator import validate
 from pydantic import BaseModel, Field
-from support import ROOT, Server, fake_engine, write_checkpoint
+from support import fake_engine
 
 from api.auth import OPEN
 from api.openapi import Operation, document
@@ -24,7 +20,6 @@ from api.service import Service
 from app import create_app
 from config import Config
 
-CLIENTS = ROOT.parent / "shared" / "clients"
 OURS = ("operations", "docs")
 
 
@@ -146,21 +141,3 @@ def test_what_looks_in_answers_as_documented_whatever_is_asked(app: Flask) -> No
             case.call_and_validate()
 
         answers()
-
-
-# ---------------------------------------------------------------- real clients
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("script", ["accept_prometheus.py"])
-def test_real_clients_accept_the_server(script: str, tmp_path: Path) -> None:
-    if not (CLIENTS / script).is_file():
-        pytest.skip("the acceptance scripts are not here")
-    checkpoint = write_checkpoint(tmp_path / "tiny")
-    argv = ("dynamic", "--model", str(checkpoint), "--compute-threads", "1")
-    with Server(tmp_path / "log", *argv) as server:
-        result = subprocess.run(
-            [sys.executable, "-B", str(CLIENTS / script), f"http://127.0.0.1:{server.port}"],
-            capture_output=True, text=True, timeout=120, env={**os.environ, "MODEL": checkpoint.name},
-        )  # fmt: skip
-    assert result.returncode == 0, result.stdout[-3000:]
