@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import policies
 from scheduling.iteration import Iteration, Plan
 from scheduling.pages import PagePool
+from scheduling.policy import Policy
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 
@@ -70,6 +71,9 @@ class Run:
     iterations: list[Iteration] = field(default_factory=list)
     events: list[tuple[int, int]] = field(default_factory=list)
     added: list[Sequence] = field(default_factory=list)
+    most_slots: int = (
+        0  # of the policies so far: who runs in a switch may stay beyond the new one's slots
+    )
 
     @property
     def held(self) -> float:
@@ -86,10 +90,16 @@ def drive(
     forward: Callable[[Plan], list[Output]] = next_tokens,
     cost: Callable[[Plan], int] = toy_cost,
     cancel: dict[int, list[int]] | None = None,
+    switch: dict[int, Policy] | None = None,
     planned: Callable[[Scheduler, Plan], None] = lambda scheduler, plan: None,
 ) -> Run:
-    """Run until everybody has left; `cancel` says whom (of those in the system) to take out before which step."""
+    """Run until everybody has left.
+
+    `cancel` says whom (of those in the system) to take out before which step, `switch` which policy decides from
+    which step on.
+    """
     run = Run(scheduler, sequences)
+    run.most_slots = scheduler.policy.max_batch_size
     todo = sorted(sequences, key=lambda seq: seq.arrived_at)
     while todo or not scheduler.is_idle:
         while todo and todo[0].arrived_at <= run.now:
@@ -101,11 +111,16 @@ def drive(
             if inside:
                 left = scheduler.remove(inside[index % len(inside)], run.now)
                 run.events += [(run.now, -1)] * len(left)
+        if switch and scheduler.number in switch:
+            left = scheduler.switch(switch.pop(scheduler.number), run.now)
+            run.events += [(run.now, -1)] * len(left)
+            run.most_slots = max(run.most_slots, scheduler.policy.max_batch_size)
+            check_conservation(run)
         plan = scheduler.plan(run.now)
         if plan is None:
             sleep(run, todo)
             continue
-        check_plan(scheduler, plan)
+        check_plan(run, plan)
         planned(scheduler, plan)
         run.now += cost(plan)
         iteration = scheduler.commit(plan, forward(plan), run.now)
@@ -131,12 +146,14 @@ def sleep(run: Run, todo: list[Sequence]) -> None:
         scheduler.drain()
 
 
-def check_plan(scheduler: Scheduler, plan: Plan) -> None:
-    members = [*plan.sequences, *plan.held]
+def check_plan(run: Run, plan: Plan) -> None:
+    scheduler = run.scheduler
+    members = [*plan.sequences, *plan.held, *plan.paused]
     assert len({id(seq) for seq in members}) == len(members)
     assert len({seq.slot for seq in scheduler.running}) == len(scheduler.running)
-    assert len(scheduler.running) <= scheduler.policy.max_batch_size
-    assert all(0 <= seq.slot < scheduler.policy.max_batch_size for seq in members)
+    assert {id(seq) for seq in members} == {id(seq) for seq in scheduler.running}
+    assert len(scheduler.running) <= run.most_slots
+    assert all(0 <= seq.slot < run.most_slots for seq in members)
     assert all(seq.arrived_at <= plan.started_at for seq in members)
     assert not any(seq.is_finished for seq in plan.sequences)
     assert len(plan.counts) == len(plan.sequences)
@@ -144,13 +161,19 @@ def check_plan(scheduler: Scheduler, plan: Plan) -> None:
     assert plan.sequences or scheduler.policy.overruns, "a step must compute something"
 
 
-def check_books(run: Run, iteration: Iteration) -> None:
-    scheduler, pages = run.scheduler, run.scheduler.pages
+def check_conservation(run: Run) -> None:
+    scheduler = run.scheduler
     finished = [seq for seq in run.added if seq.state == "finished"]
     inside = [seq for seq in scheduler.running if seq.state != "finished"]  # or answered early
     assert len(run.added) == len(scheduler.waiting) + len(inside) + len(finished)
+
+
+def check_books(run: Run, iteration: Iteration) -> None:
+    scheduler, pages = run.scheduler, run.scheduler.pages
+    check_conservation(run)
     assert iteration.queue == len(scheduler.waiting)
-    assert abs(sum(iteration.slot_steps) - scheduler.policy.max_batch_size) < 1e-9
+    rows = iteration.batch_size
+    assert abs(sum(iteration.slot_steps) - max(scheduler.policy.max_batch_size, rows)) < 1e-9
     assert min(iteration.slot_steps) >= 0
     if pages is not None:
         used = {page for seq in scheduler.running for page in seq.pages}

@@ -9,17 +9,20 @@ from collections.abc import Callable
 
 import pytest
 from driver import Request, drive, next_tokens, pools, requests, scheduler, toy_cost, traces
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import policies
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
-from scheduling.scheduler import Output, Scheduler
+from scheduling.scheduler import Output, PolicyError, Scheduler
 from scheduling.sequence import Sequence
 
 Pool = Callable[[], PagePool | None]
 ALL = ["nobatch", "static", "dynamic"]
+MORE = ["static-exact", "impatient", "elastic", "window", "multibin", "bucket", "static-global", "chunked",
+        "prefill-first", "tgi", "lightllm", "adaptive", "dynamic+srpt", "dynamic+mlfq", "dynamic+vtc-pred"]  # fmt: skip
 
 every_policy = pytest.mark.parametrize("policy", ALL)
 slots = st.integers(1, 5)
@@ -32,7 +35,7 @@ def failing(rows: dict[int, list[int]]) -> Callable[[Plan], list[Output]]:
 
     def forward(plan: Plan) -> list[Output]:
         outputs = next_tokens(plan)
-        for index in rows.get(plan.number, []):
+        for index in rows.get(plan.number, []) if outputs else ():
             outputs[index % len(outputs)] = RuntimeError("this row's own fault")
         return outputs
 
@@ -51,7 +54,8 @@ def test_everybody_gets_exactly_their_tokens(
     )
 
 
-@every_policy
+@pytest.mark.parametrize("policy", [*ALL, *MORE])
+@settings(max_examples=50)
 @given(traces(), slots, pools(), budgets, faults, faults)
 def test_nobody_is_lost_when_rows_fail_and_callers_go(
     policy: str,
@@ -338,3 +342,175 @@ def test_thousands_wait_without_being_looked_through() -> None:
     loop.policy.order = order  # type: ignore[method-assign]
     drive(loop, [Sequence([1], 1, id=str(i)) for i in range(2000)])
     assert looked_at == 2000
+
+
+SWITCHED = [
+    *policies.names(),
+    "dynamic+srpt",
+    "dynamic+mlfq",
+    "dynamic+vtc",
+    "tgi+drr",
+    "static+sjf",
+]
+
+
+@pytest.mark.parametrize("old", SWITCHED)
+def test_a_live_switch_to_any_policy_loses_nobody(old: str) -> None:
+    shapes = [(3 * i, 1 + i * 5 % 9, 1 + i * 7 % 6) for i in range(12)]
+    for new in SWITCHED:
+        for at, fewer in ((1, False), (3, True), (6, False), (9, True)):
+            sequences = requests(*shapes)
+            for i, seq in enumerate(sequences):
+                seq.client = "ab"[i % 2]
+            pool = PagePool(12, 4, salt="test")
+            policy = policies.get_policy(new, 2 if fewer else 5)
+            run = drive(scheduler(old, 4, pool, 6), sequences, switch={at: policy})
+            assert [s.finish_reason for s in sequences] == ["length"] * 12, (old, new, at)
+            assert run.iterations[0].policy == old
+            assert run.iterations[-1].policy == new
+
+
+@settings(max_examples=60)
+@given(
+    traces(),
+    st.lists(st.tuples(st.sampled_from(SWITCHED), slots), min_size=1, max_size=6),
+    pools(),
+    budgets,
+    faults,
+    faults,
+)
+def test_nobody_is_lost_however_often_policies_are_switched(
+    trace: list[Request],
+    chosen: list[tuple[str, int]],
+    pool: Pool,
+    budget: int,
+    cancel: dict[int, list[int]],
+    fail: dict[int, list[int]],
+) -> None:
+    switch = {2 * i: policies.get_policy(name, slots) for i, (name, slots) in enumerate(chosen)}
+    run = drive(
+        scheduler("dynamic", 3, pool(), budget),
+        requests(*trace),
+        forward=failing(fail),
+        cancel=cancel,
+        switch=switch,
+    )
+    assert all(seq.finish_reason in ("length", "abort") for seq in run.sequences)
+
+
+def test_after_a_switch_to_fewer_slots_those_who_run_finish_and_the_rest_go_one_by_one() -> None:
+    nobatch = policies.get_policy("nobatch")
+    run = drive(scheduler("dynamic", 3), requests(*[(0, 2, 4)] * 5), switch={1: nobatch})
+    assert [it.batch_size for it in run.iterations] == [3] * 4 + [1] * 8
+    assert [it.slot_steps.idle for it in run.iterations] == [0] * 12
+    assert run.sequences[3].waited == {"slots_full": (4, run.sequences[0].finished_at)}
+
+
+def test_a_switch_to_more_slots_lets_those_who_wait_join_at_once() -> None:
+    dynamic = policies.get_policy("dynamic", 4)
+    run = drive(scheduler("nobatch", 1), requests(*[(0, 2, 4)] * 5), switch={2: dynamic})
+    assert [it.batch_size for it in run.iterations[:3]] == [1, 1, 4]
+
+
+def test_a_switch_lets_go_whom_only_the_old_policy_held() -> None:
+    loop = scheduler("static", 3)
+    done, live = requests((0, 2, 1), (0, 2, 5))
+    for seq in (done, live):
+        loop.add(seq)
+    loop.step(next_tokens, lambda: 5.0)
+    assert done.state == "held"
+    assert loop.switch(policies.get_policy("dynamic", 3), 6.0) == [done]
+    assert (done.state, done.finished_at, loop.running) == ("finished", 6.0, [live])
+
+
+def test_a_new_policy_hears_of_those_who_wait_in_their_order_and_of_those_who_run() -> None:
+    heard = []
+
+    class Listening(Policy):
+        def on_arrival(self, seq, now):
+            heard.append(("waits", seq.id, now))
+
+        def on_admit(self, seq, now):
+            heard.append(("runs", seq.id, now))
+
+    loop = scheduler("nobatch", 1)
+    for seq in requests((0, 2, 4), (1, 2, 4), (2, 2, 4)):
+        loop.add(seq)
+    loop.plan(3)
+    loop.switch(Listening(2), 5)
+    assert heard == [("runs", "r0", 5), ("waits", "r1", 1), ("waits", "r2", 2)]
+
+
+@pytest.mark.parametrize(
+    ("hook", "answer", "words"),
+    [
+        (
+            "order",
+            lambda waiting, now: list(waiting) * 2,
+            "order: r0 is running, and does not wait",
+        ),
+        ("share", lambda running, budget: [9, 9], "share: 2 numbers for 1 running"),
+        ("share", lambda running, budget: [9], "share: 9 tokens for r0, which has 2"),
+        ("share", lambda running, budget: [0], "share: nobody who runs computes anything"),
+        ("release", lambda running: list(running), "release: r0 has not all its tokens yet"),
+        ("displace", lambda waiting, running, room, now: running * 2, "r0, r0: one of them twice"),
+    ],
+)
+def test_a_policy_that_asks_for_what_cannot_be_is_told_which_hook_it_was(
+    hook: str, answer: Callable, words: str
+) -> None:
+    mine = type("Mine", (Policy,), {hook: lambda self, *args: answer(*args)})(2)
+    mine.admit = lambda waiting, running, room, now: room.slots
+    loop = Scheduler(mine)
+    loop.add(requests((0, 2, 3))[0])
+
+    def run() -> None:
+        for _ in range(2):
+            loop.step(next_tokens, lambda: 0.0)
+
+    with pytest.raises(PolicyError, match=words):
+        run()
+
+
+def test_without_records_of_members_everything_else_is_the_same() -> None:
+    runs = []
+    for record in (True, False):
+        loop = Scheduler(policies.get_policy("dynamic", 3), None, 5, record=record)
+        sequences = requests((0, 6, 3), (2, 3, 5), (30, 7, 2), (31, 2, 9))
+        while True:
+            todo = [s for s in sequences if s.state == "waiting" and s not in loop.waiting]
+            if not todo and loop.is_idle:
+                break
+            for seq in todo:
+                loop.add(seq)
+            loop.step(next_tokens, lambda loop=loop: 10.0 * loop.number)
+        runs.append([(s.finished_at, s.first_token_at, s.waited, s.batch_sum) for s in sequences])
+    assert runs[0] == runs[1]
+
+
+def test_steps_alike_are_as_many_as_can_follow_each_other_unseen() -> None:
+    loop = scheduler("dynamic", 2)
+    first, second, third = requests((0, 2, 6), (0, 2, 9), (0, 2, 1))
+    for seq in (first, second):
+        loop.add(seq)
+    plans = []
+    for _ in range(3):
+        plan = loop.plan(0)
+        assert plan is not None
+        plans.append(loop.steps_alike(plan))
+        loop.commit(plan, next_tokens(plan), 1)
+    assert plans == [1, 5, 4]
+    assert loop.indifferent
+    loop.add(third)
+    plan = loop.plan(1)
+    assert plan is not None
+    assert loop.steps_alike(plan) == 3  # no slot is free, so the third changes nothing
+    loop.switch(policies.get_policy("dynamic", 3), 1)
+    assert not loop.indifferent
+    assert loop.steps_alike(plan) == 1
+
+
+def test_a_step_of_many_thousand_rows_is_left_by_all_of_them_at_once() -> None:
+    loop = scheduler("dynamic", 20_000)
+    run = drive(loop, [Sequence([1], 2, id=str(i)) for i in range(20_000)])
+    assert len(run.iterations) == 2
