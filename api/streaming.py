@@ -1,7 +1,8 @@
 """Answers that are read while they grow: who has new text, and the frames of server-sent events.
 
-The loop rings the job's bell at most once a step. A reader that has just sent something sleeps out the time in which
-tokens are put together before it listens again, so that many streams of fast steps do not wake a thread per token.
+The loop rings the job's bell at most once a step, and ringing costs it time. So a reader that has just sent something
+sleeps out the time in which tokens are put together before it listens again, if steps are so fast that there will be
+some by then: many streams of fast steps cost the loop nothing.
 It must not know what a dialect's events look like.
 """
 
@@ -95,24 +96,22 @@ def rounds(
     bell, limit, own = job.bell, job.limit, job.own_limit
     assert bell is not None
     live = list(followers)
-    began = time.perf_counter()
-    sent_at, pinged_at, fast = -1.0, began, False
+    sent_at, pinged_at = -INTERVAL, time.perf_counter()
+    gap = INTERVAL  # seconds between tokens, as far as is known
     while live:
-        now = time.perf_counter()
-        too_soon = tokens_together is None and sent_at > 0 and now - sent_at < INTERVAL
-        if too_soon and (fast or any(f.unread for f in live)):
+        left = INTERVAL - (time.perf_counter() - sent_at)
+        if left > 0 and tokens_together is None and (gap < INTERVAL or any(f.unread for f in live)):
             bell.wants_tokens = False
-            bell.wait(INTERVAL - (now - sent_at))  # an ending rings all the same
+            bell.wait(left)  # an ending rings all the same
         bell.wants_tokens = True
-        waits = _too_few(live, tokens_together)
-        most = max(f.unread for f in live)
-        grown = [] if waits else [g for g in map(Follower.look, live) if g is not None]
+        most = max([f.unread for f in live])
+        grown = [] if _too_few(live, tokens_together) else _look(live)
         if grown:
             bell.wants_tokens = False
             live = [f for f in live if not f.done]
-            fast = most > 1
             yield grown
-            sent_at = pinged_at = time.perf_counter()
+            now = time.perf_counter()
+            gap, sent_at, pinged_at = (now - sent_at) / (most or 1), now, now
             continue
         now = time.perf_counter()
         if own is not None and now - job.arrived_at >= own:
@@ -126,6 +125,10 @@ def rounds(
         else:
             ends = [pinged_at + SILENCE, job.arrived_at + (limit if own is None else own)]
             bell.wait(min(ends) - now)
+
+
+def _look(live: list[Follower]) -> list[Growth]:
+    return [growth for follower in live if (growth := follower.look()) is not None]
 
 
 def _too_few(live: list[Follower], together: int | None) -> bool:
@@ -174,9 +177,7 @@ def respond(
     return response
 
 
-def dumps(value: Any) -> str:
-    """Return JSON on one line, never with NaN."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def event(value: Any, space: bytes = b" ") -> bytes:
