@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -130,17 +130,8 @@ class Simulation:
         self._fruitless = 0
         self._arrivals = array("d", [seq.arrived_at for seq in ordered] + [math.inf])
         scheduler.record = records
-        policy = scheduler.policy
-        own = {
-            hook for hook in vars(Policy) if getattr(type(policy), hook) is not vars(Policy)[hook]
-        }
-        self._listens = bool(own & {"on_token", "on_step"})
-        self._in_order = not own & {"admit", "order", "obstacle"}
-        shares_alike = policy.padded or "share" not in own
-        releases_alike = policy.closed or "release" not in own
-        self._leap = (
-            leap and not records and shares_alike and releases_alike and "displace" not in own
-        )
+        self._listens = type(scheduler.policy).on_token is not Policy.on_token
+        self._leap = leap and not records
 
     def run(self) -> Run:
         """Take in, plan, compute, until everybody has left."""
@@ -213,20 +204,9 @@ class Simulation:
             result.iterations.append(iteration)
 
     def _go_through(self, plan: Plan) -> bool:
-        """Compute this plan and those after it that must be equal, short of somebody's last token; False if none is.
-
-        They are equal while nobody finishes, and nobody who waits could join: because all slots are taken, because
-        the policy lets nobody join a running batch, or because nobody waits.
-        """
-        scheduler, members = self.scheduler, plan.sequences
-        if plan.joined or not members or len(members) + len(plan.held) < len(scheduler.running):
-            return False
-        steps = min(seq.max_tokens - len(seq.output_ids) for seq in members) - 1
-        if steps < 1 or any(not s.output_ids or s.pending > 1 or s.stop for s in members):
-            return False
-        policy = scheduler.policy
-        full = len(scheduler.running) >= policy.max_batch_size
-        if scheduler.waiting and not (full or policy.closed or self._in_order):
+        """Compute this plan and those after it that must be equal, short of somebody's last token; False if none is."""
+        steps = self.scheduler.steps_alike(plan) - 1
+        if steps < 1:
             return False
         self._book(plan, self._turn(plan, steps))
         return True
@@ -249,7 +229,7 @@ class Simulation:
             else:
                 gaps.extend([now - before] * live)
             if self._listens:
-                self._tell(plan, done, before, now)
+                self._tell(plan, now)
             if arrival <= now:
                 # Who comes now begins to wait in this step: let the clock of the queue know which that is.
                 self.scheduler._wait_clock.tick(before, self.scheduler.number + done - 1)
@@ -264,7 +244,7 @@ class Simulation:
         self.now, self.result.busy = now, busy
         return done + 1
 
-    def _tell(self, plan: Plan, done: int, before: float, now: float) -> None:
+    def _tell(self, plan: Plan, now: float) -> None:
         """Give a policy that listens the tokens of one equal step."""
         policy = self.scheduler.policy
         for seq in plan.sequences:
@@ -272,7 +252,6 @@ class Simulation:
             seq.output_ids.append(0)
             seq.last_token_at = now
             policy.on_token(seq, now)
-        policy.on_step(replace(plan, number=plan.number + done, started_at=before), now)
 
     def _book(self, plan: Plan, steps: int) -> None:
         """Write into the books what `steps` equal steps have changed, as that many commits would."""
