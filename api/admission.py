@@ -23,6 +23,7 @@ def check(service: Service, generating: frozenset[tuple[str, str]]) -> Callable[
     def before_request() -> None:
         if (request.method.lower(), request.path) not in generating:
             return
+        g.generates = True
         if service.draining:
             raise ApiError(
                 "the server is shutting down. Try again, or another server",

@@ -64,7 +64,8 @@ def page(document: dict[str, Any]) -> str:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><h1>{title}</h1>'
-        f'<p>The same as <a href="openapi.json">openapi.json</a>.</p>{"".join(parts)}</body></html>\n'
+        f'<p>The same as <a href="openapi.json">openapi.json</a>. {escape(document["info"].get("description", ""))}'
+        f"</p>{''.join(parts)}</body></html>\n"
     )
 
 

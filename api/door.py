@@ -80,7 +80,7 @@ def _departure(service: Service, response: Response, visit: Visit | None) -> Cal
     route = request.url_rule.rule if request.url_rule is not None else "other"
     ignored = response.headers.get("X-Ignored-Params", "")
     n_ignored = ignored.count(",") + 1 if ignored else 0
-    began = g.began
+    began, generates = g.began, g.get("generates", False)
     record: dict[str, Any] = {
         "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
         "id": g.request_id,
@@ -106,7 +106,7 @@ def _departure(service: Service, response: Response, visit: Visit | None) -> Cal
         status = record["status"]
         rejected = None if error is None else REJECTED_TYPES.get(error.type, REJECTIONS.get(status))
         outputs = [] if visit is None else [len(i.output_ids) for i in visit.inferences]
-        service.meters.answered(route, status, rejected, n_ignored, outputs)
+        service.meters.answered(route, status, rejected, n_ignored, outputs, generates)
         if service.config.access_log and service.serves and not (route in OPEN and status == 200):
             service.access_log.write(record)
 

@@ -21,6 +21,7 @@ ITERATION_TOKENS = (1, 8, *(16 << i for i in range(11)))
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 1024)
 CHOICES = (1, 2, 5, 10, 20)
 BATCH = tuple(1 << i for i in range(13))
+HUNDREDS = ("2xx", "4xx", "5xx", "cancelled")
 REASONS = ("slots_full", "token_budget", "kv_full", "policy_order", "window")
 
 
@@ -72,6 +73,7 @@ class Meters:
         self.iteration_seconds = {p: Histogram(PER_TOKEN) for p in ("prefill", "decode", "mixed")}
         self.batch = Histogram(BATCH)
         self.waited = {reason: Histogram(LATENCY) for reason in REASONS}
+        self.totals: Counter[str] = Counter()
         self.http: Counter[tuple[str, int]] = Counter()
         self.rejected: Counter[str] = Counter()
         self.ignored = 0
@@ -152,10 +154,18 @@ class Meters:
         self.asked.observe(seq.max_tokens)
 
     def answered(
-        self, route: str, status: int, rejected: str | None, ignored: int, outputs: list[int]
+        self,
+        route: str,
+        status: int,
+        rejected: str | None,
+        ignored: int,
+        outputs: list[int],
+        generates: bool = False,
     ) -> None:
         """Take in an HTTP request that has its answer, with the tokens of each of its choices."""
         with self._lock:
+            if generates:
+                self.totals["cancelled" if status == 499 else f"{status // 100}xx"] += 1
             self.http[route, status] += 1
             self.ignored += ignored
             if rejected is not None:
@@ -165,11 +175,9 @@ class Meters:
                 self.longest_choice.observe(max(outputs))
 
     def http_totals(self) -> dict[str, int]:
-        """Return how many requests were answered, in all and by the hundreds of their status."""
+        """Return how many requests to generate were answered, in all and by the hundreds of their status."""
         with self._lock:
-            counts = dict(self.http)
-        result = {"received": sum(counts.values())}
-        for label, low, high in (("2xx", 200, 300), ("4xx", 400, 499), ("5xx", 500, 600)):
-            result[label] = sum(n for (_, status), n in counts.items() if low <= status < high)
-        result["cancelled"] = sum(n for (_, status), n in counts.items() if status == 499)
-        return result
+            return {
+                "received": self.totals.total(),
+                **{name: self.totals[name] for name in HUNDREDS},
+            }

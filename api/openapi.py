@@ -7,7 +7,7 @@ what any route does.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +83,7 @@ class Operation:
     errors: tuple[int, ...] = ()
     query: Mapping[str, Schema] = field(default_factory=dict)
     generates: bool = False
+    endless: bool = False  # named in words alone: tools that try every path would listen for ever
     tgi: bool = False
 
     @property
@@ -92,7 +93,7 @@ class Operation:
 
 
 def document(
-    operations: Iterable[Operation],
+    operations: Sequence[Operation],
     version: str,
     open_paths: frozenset[str],
     keyed: bool,
@@ -102,7 +103,8 @@ def document(
 
     `most_tokens` is what the context leaves for an answer.
     """
-    operations = list(operations)
+    endless = [f"{op.method.upper()} {op.path}: {op.summary}" for op in operations if op.endless]
+    operations = [op for op in operations if not op.endless]
     models = {
         model
         for op in operations
@@ -128,6 +130,8 @@ def document(
         "paths": paths,
         "components": {"schemas": schemas},
     }
+    if endless:
+        result["info"]["description"] = f"Beside what is here: {'; '.join(endless)}."
     if keyed:
         result["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return result

@@ -161,7 +161,7 @@ def test_who_waits_is_told_so_and_then_why(
 ) -> None:
     with ThreadPoolExecutor(3) as pool:
         jobs = [pool.submit(ask, app, f"r{i}", num_tokens=4) for i in range(2)]
-        wait_until(lambda: service(app).places.taken == 2 and model.plans)
+        wait_until(lambda: service(app).engine.manager._count == 2 and model.plans)  # type: ignore[union-attr]
         jobs.append(pool.submit(ask, app, "late"))
         wait_until(lambda: (service(app).visits.find("late") or {}).get("arrived_at"))
         assert client.get("/requests/late").get_json()["state"] == "waiting"
