@@ -56,27 +56,27 @@ def mean_latency(
     ("rate", "exact"), [(0.4, 0.6324), (0.9, 0.8653), (1.2, 1.1730), (1.5, 1.9850)]
 )
 def test_nobatch_is_pollaczek_khinchine(rate: float, exact: float) -> None:
-    found = replicate(mean_latency("nobatch", 1, COST_A, rate, 3000), 8)
+    found = replicate(mean_latency("nobatch", 1, COST_A, rate, 2000), 6)
     assert agrees(found, exact), found
-    assert found[1] < 0.04 * exact
+    assert found[1] < 0.06 * exact
 
 
 def test_nobatch_with_geometric_answers_is_pollaczek_khinchine() -> None:
     draw = lambda n, rng: geometric(n, rng) + 1  # noqa: E731
-    found = replicate(mean_latency("nobatch", 1, COST_A, 1.2, 3000, draw), 8)
+    found = replicate(mean_latency("nobatch", 1, COST_A, 1.2, 2000, draw), 6)
     assert agrees(found, 1.4503), found
 
 
 @pytest.mark.parametrize(("rate", "exact"), [(0.5, 1.5), (0.9, 5.5)])
 def test_nobatch_with_constant_service_is_m_d_1(rate: float, exact: float) -> None:
     ones = lambda n, rng: np.ones(n, int)  # noqa: E731
-    found = replicate(mean_latency("nobatch", 1, Constant(1.0, 0.0), rate, 10_000, ones), 6)
+    found = replicate(mean_latency("nobatch", 1, Constant(1.0, 0.0), rate, 5000, ones), 6)
     assert agrees(found, exact), found
 
 
 def test_nobatch_on_llm_mock_is_m_d_1() -> None:
     def one(rng: Rng) -> float:
-        trace = poisson(0.15, np.full(4000, 71), rng, prompt=100)
+        trace = poisson(0.15, np.full(1500, 71), rng, prompt=100)
         return float(
             simulate(make_scheduler("nobatch", 1), trace, costs.make("llm-mock")).latency.mean()
         )
@@ -109,15 +109,15 @@ def test_clipping_answers_lowers_the_mean_latency() -> None:
 def test_static_is_the_bulk_service_chain(
     slots: int, rate: float, exact: float, batch: float, busy: float
 ) -> None:
-    n, found = 4000, []
-    for seed in range(6):
+    n, found = 2500, []
+    for seed in range(5):
         rng = np.random.default_rng([seed, 1])
         run = run_poisson("static", slots, COST_A, rate, uniform(n, rng), rng)
         found.append((run.latency.mean(), n / run.batches, run.busy / run.ended))
     means, errors = np.mean(found, axis=0), np.std(found, axis=0, ddof=1) / np.sqrt(len(found))
     for mean, error, value in zip(means, errors, (exact, batch, busy)):
         assert agrees((mean, error), value), (mean, error, value)
-    assert errors[0] < 0.03 * exact
+    assert errors[0] < 0.05 * exact
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_static_is_the_bulk_service_chain(
     [(2, 1.0, 1.3085), (2, 2.0, 1.5142), (4, 2.0, 1.7093), (4, 3.0, 1.6101), (8, 4.5, 1.9382), (16, 10.0, 2.3266)],
 )  # fmt: skip
 def test_fixed_is_fixed_bulk_service(k: int, rate: float, exact: float) -> None:
-    found = replicate(mean_latency("fixed", k, COST_A, rate, 4000, k=k, flush=1e9), 6)
+    found = replicate(mean_latency("fixed", k, COST_A, rate, 2000, k=k, flush=1e9), 5)
     assert agrees(found, exact), found
 
 
@@ -149,16 +149,13 @@ def inoue(
     return found, (float(np.mean(batches)), float(np.std(batches) / np.sqrt(seeds - 1)))
 
 
-@pytest.mark.parametrize("policy", ["window", "static"])
 @pytest.mark.parametrize(
     ("rho", "exact", "batch"),
     [(0.1, 3.1459, 1.712), (0.3, 4.2248, 5.632), (0.5, 5.9019, 13.125), (0.6, 7.3698, 19.688), (0.8, 14.7147, 52.501)],
 )  # fmt: skip
-def test_a_window_without_delay_meets_inoues_table(
-    policy: str, rho: float, exact: float, batch: float
-) -> None:
+def test_a_window_without_delay_meets_inoues_table(rho: float, exact: float, batch: float) -> None:
     rate = rho / ALPHA
-    found, (batches, error) = inoue(policy, 4096, rate, 12_000)
+    found, (batches, error) = inoue("window", 4096, rate, 6000)
     assert agrees(found, exact), found
     assert abs(batches - batch) <= max(4 * error, 0.02 * batch)
     x = rate * ALPHA
@@ -172,7 +169,7 @@ def test_a_window_without_delay_meets_inoues_table(
 )  # fmt: skip
 def test_a_limited_batch_meets_inoues_table(slots: int, exact: float) -> None:
     rate = 0.8 * slots / (TAU + ALPHA * slots)
-    found, _ = inoue("static", slots, rate, 8000, 6)
+    found, _ = inoue("static", slots, rate, 4000, 5)
     assert agrees(found, exact), found
 
 
@@ -180,7 +177,7 @@ MEAN_S = 0.5359
 
 
 def waits(
-    order: str, rate: float, n: int = 4000, seeds: int = 8, **options: object
+    order: str, rate: float, n: int = 2000, seeds: int = 6, **options: object
 ) -> tuple[float, float]:
     name = f"nobatch+{order}" if order else "nobatch"
     return replicate(
@@ -222,17 +219,17 @@ def test_classes_of_length_wait_as_cobham_says(
 
 def test_each_of_two_classes_waits_as_cobham_says() -> None:
     short, long = [], []
-    for seed in range(8):
+    for seed in range(6):
         rng = np.random.default_rng([seed, 3])
         run = run_poisson(
-            "nobatch+sjf", 1, COST_A, 1.3, uniform(4000, rng), rng,
+            "nobatch+sjf", 1, COST_A, 1.3, uniform(2000, rng), rng,
             guard=1e9, guard_ratio=1e9, predictor="classes",
         )  # fmt: skip
         is_long = run.tokens > 64 + 1
         short.append(run.waiting[~is_long].mean())
         long.append(run.waiting[is_long].mean())
     for found, exact in ((short, 0.2996), (long, 0.9877)):
-        assert agrees((np.mean(found), np.std(found, ddof=1) / np.sqrt(8)), exact)
+        assert agrees((np.mean(found), np.std(found, ddof=1) / np.sqrt(6)), exact)
 
 
 def test_the_service_time_weighted_wait_is_conserved() -> None:
@@ -240,11 +237,11 @@ def test_the_service_time_weighted_wait_is_conserved() -> None:
 
     def conserved(order: str, options: dict[str, object]) -> tuple[float, float]:
         def one(rng: Rng) -> float:
-            run = run_poisson(f"nobatch{order}", 1, COST_A, 1.3, uniform(4000, rng), rng, **options)
+            run = run_poisson(f"nobatch{order}", 1, COST_A, 1.3, uniform(2000, rng), rng, **options)
             service = run.latency - run.waiting
             return float(1.3 * (service * run.waiting).mean())
 
-        return replicate(one, 8)
+        return replicate(one, 6)
 
     assert agrees(conserved("", {}), 0.565784)
     assert agrees(conserved("+sjf", {"guard": 1e9, "guard_ratio": 1e9}), 0.565784)
@@ -282,7 +279,7 @@ def test_multibin_meets_its_saturation(slots: int, bins: int, exact: float) -> N
     bounds = tuple(int(40 * (1 + 19 * i / bins)) for i in range(1, bins))
 
     def one(rng: Rng) -> float:
-        n = 100 * slots * bins
+        n = 60 * slots * bins
         lengths = np.ceil(rng.uniform(1, 20, n) * 40).astype(int)
         more = {"bounds": bounds} if bounds else {"k": 1}
         scheduler = make_scheduler("multibin", slots, flush=1e9, **more)
@@ -290,17 +287,17 @@ def test_multibin_meets_its_saturation(slots: int, bins: int, exact: float) -> N
         return n / run.ended
 
     mean, error = replicate(one, 3)
-    assert mean == pytest.approx(exact, rel=0.015), (mean, error)
+    assert mean == pytest.approx(exact, rel=0.02), (mean, error)
 
 
 @pytest.mark.parametrize(
     ("a", "b", "steps", "rate", "exact", "n"),
     [
-        (8, 0.2, 100, 5, 0.9111, 2500),
-        (8, 0.2, 100, 20, 1.3667, 5000),
-        (8, 0.2, 100, 35, 2.7333, 6000),
-        (5, 1, 50, 10, 0.6000, 3000),
-        (15, 0.05, 64, 150, 1.8523, 6000),
+        (8, 0.2, 100, 5, 0.9111, 1500),
+        (8, 0.2, 100, 20, 1.3667, 2500),
+        (8, 0.2, 100, 35, 2.7333, 3000),
+        (5, 1, 50, 10, 0.6000, 2000),
+        (15, 0.05, 64, 150, 1.8523, 3000),
     ],
 )
 def test_continuous_batching_is_processor_sharing(
@@ -329,7 +326,7 @@ def test_continuous_batching_with_a_cap_is_its_birth_death_chain(
     slots: int, rate: float, exact: float
 ) -> None:
     draw = lambda n, rng: geometric(n, rng, 100.0)  # noqa: E731
-    mean, error = replicate(mean_latency("dynamic", slots, Constant(), rate, 6000, draw), 4)
+    mean, error = replicate(mean_latency("dynamic", slots, Constant(), rate, 3000, draw), 4)
     assert exact * 0.99 - 4 * error <= mean <= exact * 1.04 + 4 * error, (mean, error)
 
 
@@ -345,20 +342,20 @@ def test_a_saturated_cap_gives_exactly_its_throughput(slots: int, exact: float) 
 )
 def test_a_static_batch_runs_for_the_expected_maximum(slots: int, longest: float) -> None:
     rng = np.random.default_rng(8)
-    n = 30_000 // slots
+    n = 16_000 // slots
     trace = sequences((0.0, 1, int(x)) for x in uniform(n * slots, rng))
     run = simulate(make_scheduler("static", slots), trace, COST_A)
     assert run.batches == n
-    assert (run.steps - n) / n == pytest.approx(longest, rel=0.015)
+    assert (run.steps - n) / n == pytest.approx(longest, rel=0.02)
 
 
 @pytest.mark.parametrize(("slots", "exact"), [(1, 1.8660), (4, 4.3549), (16, 11.4963)])
 def test_the_capacity_of_static_is_its_batch_over_its_time(slots: int, exact: float) -> None:
     rng = np.random.default_rng(9)
-    n = 8000 + 1000 * slots
+    n = 6000 + 600 * slots
     trace = sequences((0.0, 1, int(x)) for x in uniform(n, rng))
     run = simulate(make_scheduler("static", slots), trace, COST_A)
-    assert n / run.ended == pytest.approx(exact, rel=0.015)
+    assert n / run.ended == pytest.approx(exact, rel=0.02)
 
 
 def times(run: Run) -> list[tuple[float, float]]:
