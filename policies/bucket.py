@@ -19,6 +19,8 @@ Entry = tuple[int, int, Sequence]  # prompt length, number
 
 
 class Policy(static.Policy):
+    fair = False  # it goes by groups of its own, whatever the order
+
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
         self._count = count()

@@ -22,6 +22,7 @@ SEEN = 1000  # predictions that the quantiles are taken from
 
 
 class Policy(Predicting, static.Policy):
+    fair = False  # it goes by groups of its own, whatever the order
     k = option(4, "bins", low=1, high=64)
     bounds: tuple[int, ...] = option((), "longest prediction of each bin but the last", low=1)
     flush = option(

@@ -15,6 +15,8 @@ from scheduling.sequence import Sequence
 
 
 class Policy(static.Policy):
+    fair = False  # it goes by groups of its own, whatever the order
+
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
         self._groups: list[list[Sequence]] = []  # the last is the next to run

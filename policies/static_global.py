@@ -18,6 +18,7 @@ from scheduling.sequence import Sequence
 
 class Policy(static.Policy):
     overruns = True
+    fair = False  # it goes by groups of its own, whatever the order
 
     n = option(0, "requests to collect, 0 for as many as come", low=0)
     flush = option(1.0, "seconds after which the oldest waits no longer for the rest", low=0.0)

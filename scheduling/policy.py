@@ -43,7 +43,9 @@ class Policy:
     early = False  # who has all its tokens is answered at once, though its row stays
     holds = False  # who has all its tokens keeps its slot until the batch is done
     overruns = False  # a batch may run on when all its members are done
-    fair = False  # between clients, within the bound of VTC's theorem
+    fair = (
+        False  # between clients, within the bound of VTC's theorem, if the order is an order's own
+    )
     conserving = True  # no slot stays empty while the next in order fits
     patience = (
         0.0  # how long the oldest may wait though nobody runs; inf: until nobody comes any more

@@ -41,7 +41,7 @@ OPTIONS = {"sleeps_past_its_deadline": {"delay": 20}, "wakes_in_vain": {"delay":
 LOOPS = policies.names()
 ORDERS = [f"dynamic+{order}" for order in policies.order_names()]
 COMPOSED = [
-    "nobatch+sjf", "static+sjf", "static+vtc", "lightllm+vtc", "tgi+drr", "prefill-first+mlfq", "chunked+srpt",
+    "nobatch+sjf", "static+sjf", "multibin+vtc", "static+vtc", "lightllm+vtc", "tgi+drr", "prefill-first+mlfq", "chunked+srpt",
     "multibin+edf", "bucket+priority", "static-exact+sjf", "window+lpm", "elastic+vtc-pred", "adaptive+rpm",
     "fixed+ssjf", "static-global+mlfq", "impatient+lcf",
 ]  # fmt: skip
@@ -95,12 +95,12 @@ def test_pages_that_the_scheduler_gives_back_twice_are_noticed() -> None:
 
 @pytest.mark.parametrize("name", [*LOOPS, *ORDERS, *COMPOSED])
 def test_every_policy_that_is_shipped_keeps_the_laws(name: str) -> None:
-    assert str(check(name, 80, seed=5)) == f"{name} keeps every law in 80 cases"
+    assert str(check(name, 48, seed=5)) == f"{name} keeps every law in 48 cases"
 
 
 @pytest.mark.parametrize(("name", "options"), TUNED)
 def test_the_laws_hold_with_other_options_too(name: str, options: dict[str, object]) -> None:
-    assert check(name, 80, seed=6, options=options).broken is None
+    assert check(name, 48, seed=6, options=options).broken is None
 
 
 def test_cases_come_from_the_seed_alone() -> None:
