@@ -63,7 +63,8 @@ def server(policy: str, arguments: Rows[str]) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, str(ROOT / "app.py"), policy, "--port", str(port), *arguments]
+    command = [sys.executable, str(ROOT / "app.py"), policy, "--host", "127.0.0.1"]
+    command += ["--port", str(port), *arguments]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:
