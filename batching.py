@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from inference import Inference, InferenceError, failure, outcome
@@ -70,6 +71,7 @@ class BatchingManager:
         self.scheduler: Scheduler | None = None
         self.beat = clock()  # when the loop last turned
         self.steps_failed = 0
+        self.steps_retried = 0
         self._make_policy = make_policy
         self._make_inference = make_inference
         self._clock = clock
@@ -240,7 +242,13 @@ class BatchingManager:
                 return False
         cancelled += [inference for inference in arrived if inference.is_finished]
         for inference in arrived:
-            scheduler.add(inference.sequence)
+            if not scheduler.add(inference.sequence):
+                inference.sequence.error = InferenceError(
+                    "overloaded", f"the policy {scheduler.policy.name} takes no more of this client's "
+                    "requests now. Try again later", 60,
+                )  # fmt: skip
+                self._leave([inference.sequence], None)
+                continue
             self._deadlines.add(inference, self.queue_timeout, self.request_timeout)
         self._deadlines.forget(len(self._open))
         for inference in cancelled + self._deadlines.over(now):
@@ -258,13 +266,7 @@ class BatchingManager:
             with self._wake:
                 first_time = [s for s in plan.joined if s.first_iteration == plan.number]
                 self._queued_tokens -= sum(seq.total for seq in first_time)
-        try:
-            outputs = self.model.forward(plan)
-            if len(outputs) != len(plan.sequences):
-                raise RuntimeError(f"{len(outputs)} outputs for {len(plan.sequences)} sequences")
-        except Exception as error:
-            self._step_failed(scheduler, plan, error)
-            return True
+        outputs = self._compute(plan)
         iteration = scheduler.commit(plan, outputs, self._clock())
         self._rate.add(iteration.tokens, iteration.seconds)
         self._hand_over(plan)
@@ -279,15 +281,37 @@ class BatchingManager:
             if inference is not None and inference.bell is not None and not seq.is_finished:
                 inference.hand_over()
 
-    def _step_failed(self, scheduler: Scheduler, plan: Plan, error: Exception) -> None:
-        log.exception("step %d failed with %d requests in it", plan.number, len(plan.sequences))
-        self.steps_failed += 1
-        now = self._clock()
-        left: list[Sequence] = []
-        for seq in plan.sequences:
-            seq.error = error
-            left += scheduler.remove(seq, now, "abort")
-        self._leave(left, None)
+    def _compute(self, plan: Plan) -> list[Output]:
+        """Return the outputs of a step; of one that raises, each request's own, or the error that is its alone.
+
+        A step moves nothing until it is committed, so it can be tried again: as it is first, since the fault may
+        have passed, then by halves until the culprits are alone. About 2 log2 n steps find one of n.
+        """
+        try:
+            return self._forward(plan)
+        except Exception:
+            log.exception("step %d failed with %d requests in it", plan.number, len(plan.sequences))
+            self.steps_failed += 1
+        return self._bisect(plan)
+
+    def _bisect(self, plan: Plan) -> list[Output]:
+        self.steps_retried += 1
+        try:
+            return self._forward(plan)
+        except Exception as error:
+            n = len(plan.sequences)
+            if n < 2:
+                return [error] * n
+            halves = (slice(0, n // 2), slice(n // 2, n))
+            parts = [replace(plan, sequences=plan.sequences[half], counts=plan.counts[half], held=[])
+                     for half in halves]  # fmt: skip
+            return [output for part in parts for output in self._bisect(part)]
+
+    def _forward(self, plan: Plan) -> list[Output]:
+        outputs = self.model.forward(plan)
+        if len(outputs) != len(plan.sequences):
+            raise RuntimeError(f"{len(outputs)} outputs for {len(plan.sequences)} sequences")
+        return outputs
 
     def _leave(self, sequences: list[Sequence], iteration: Iteration | None) -> None:
         """Answer who left; one pass for all, no waiting on anybody."""

@@ -237,6 +237,58 @@ def test_a_model_that_gives_too_little_fails_and_does_not_hang(
     assert served.ask("b", 3).wait_for_completion(SOON) == expected("b", 3)
 
 
+def test_one_that_breaks_a_batch_of_8_is_found_and_its_neighbours_get_their_tokens(
+    serve: Serve,
+) -> None:
+    served = serve("dynamic", slots=8)
+    tried: list[int] = []
+
+    def breaks(plan: Plan, outputs: list[Output]) -> list[Output]:
+        tried.append(len(plan.sequences))
+        if any(seq.id == "r5" for seq in plan.sequences):
+            raise RuntimeError("poisoned")
+        return outputs
+
+    served.hold()
+    waiting = {f"r{i}": served.ask(f"r{i}", 6) for i in range(8)}
+    served.model.breaks = breaks
+    served.model.gate.set()
+    assert kind_of(waiting.pop("r5")) == "server_error"
+    for id, asked in waiting.items():
+        assert asked.wait_for_completion(SOON) == expected(id, 6)
+    assert served.manager.steps_failed == 1
+    assert tried[1 : 2 + served.manager.steps_retried] == [8, 8, 4, 4, 2, 1, 1, 2]
+    assert served.is_empty()
+
+
+def test_a_step_that_fails_once_harms_nobody(serve: Serve) -> None:
+    served = serve("dynamic", slots=4)
+    faults = iter([True])
+
+    def breaks(plan: Plan, outputs: list[Output]) -> list[Output]:
+        if next(faults, False):
+            raise RuntimeError("once")
+        return outputs
+
+    served.hold()
+    waiting = [served.ask(f"r{i}", 3) for i in range(4)]
+    served.model.breaks = breaks
+    served.model.gate.set()
+    for i, asked in enumerate(waiting):
+        assert asked.wait_for_completion(SOON) == expected(f"r{i}", 3)
+    assert (served.manager.steps_failed, served.manager.steps_retried) == (1, 1)
+
+
+def test_whom_a_policy_refuses_is_told_at_once(serve: Serve) -> None:
+    served = serve(policies.get_policy("dynamic+rpm", max_batch_size=4, options={"limit": "2"}))
+    served.hold()
+    asked = [served.ask(f"r{i}", 1, client="greedy") for i in range(3)]
+    served.model.gate.set()
+    assert [asked[0].wait_for_completion(SOON), asked[1].wait_for_completion(SOON)]
+    assert kind_of(asked[2]) == "overloaded"
+    assert served.is_empty()
+
+
 def test_a_row_that_fails_fails_alone(serve: Serve) -> None:
     served = serve()
 
