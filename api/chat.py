@@ -14,16 +14,8 @@ from flask import Blueprint, Response, g, jsonify, request
 from api import admission, body, generation, streaming
 from api.errors import ApiError
 from api.generation import Ask, Job, Prompt
-from api.openai import (
-    USAGE,
-    check_sampled,
-    choose,
-    ignored_here,
-    options_of,
-    stream_options,
-    too_many_at_least,
-    usage,
-)
+from api.openai import USAGE, check_sampled, ignored_here, options_of, too_many_at_least
+from api.openai_writer import choose, stream_options, usage
 from api.openapi import Operation
 from api.schemas import ChatRequest
 from api.schemas.openai import UNSUPPORTED_CHAT, Message

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from flask import Blueprint, Response, g, jsonify, request
 
-from api import admission, body, generation, streaming
+from api import admission, body, generation
 from api.errors import ApiError
-from api.generation import Ask, Job, Prompt
-from api.logprobs import Logprobs, Scored, join, prompt_scores
+from api.generation import Ask, Prompt
+from api.openai_writer import CompletionWriter
 from api.openapi import Operation
 from api.schemas import CompletionRequest
 from api.schemas.openai import UNSUPPORTED_COMPLETION, Sampled
 from api.service import Engine, Service
-from api.streaming import Follower, Growth, dumps
-from inference import Inference
 
 EXAMPLE = '{"prompt": "ROMEO:", "max_tokens": 40}'
 USAGE = {"type": "object", "required": ["prompt_tokens", "completion_tokens", "total_tokens"]}
@@ -180,145 +177,3 @@ def prompts_of(engine: Engine, asked: CompletionRequest) -> list[Prompt]:
             text = engine.tokenizer.decode(ids)
         prompts.append(Prompt(text, ids))
     return prompts
-
-
-def usage(job: Job, chosen: list[Inference], ready: bool = False) -> dict[str, Any]:
-    """Return what a request used: each prompt once, and the tokens of all choices."""
-    firsts = [group[0].sequence for group in job.groups]
-    prompt = sum(len(seq.prompt_ids) for seq in firsts)
-    completion = sum(i.ready if ready and not i.is_finished else len(i.output_ids) for i in chosen)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(seq.cached for seq in firsts)},
-    }
-
-
-def choose(job: Job) -> list[Inference]:
-    """Return the `n` best answers to each prompt, by the sum of their log probabilities."""
-    if job.ask.best_of == job.ask.n:
-        return job.inferences
-    ranked = [sorted(group, key=generation.total_score, reverse=True) for group in job.groups]
-    return [inference for group in ranked for inference in group[: job.ask.n]]
-
-
-def stream_options(asked: Sampled) -> tuple[bool, bool]:
-    """Return whether a stream ends with its usage, and whether each chunk has it."""
-    options = asked.stream_options
-    if options is None:
-        return False, False
-    return options.include_usage, options.include_usage and options.continuous_usage_stats
-
-
-class CompletionWriter:
-    """Writes the answer to one completions request, whole or in chunks."""
-
-    def __init__(self, engine: Engine, job: Job, asked: CompletionRequest) -> None:
-        self.engine = engine
-        self.job = job
-        self.asked = asked
-        self.head = {
-            "id": f"cmpl-{g.request_id}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": engine.served_name,
-        }
-        self._hidden = [engine.tokenizer.eot_id] if asked.skip_special_tokens else []
-        self._usage_last, self._usage_always = stream_options(asked)
-        self._start = dumps(self.head)[:-1] + ',"choices":[{"index":'
-        self._logprobs: dict[int, Logprobs] = {}
-        self._begun: set[int] = set()
-
-    def whole(self) -> Response:
-        self.job.wait()
-        chosen = choose(self.job)
-        choices = [self._choice(i, inference) for i, inference in enumerate(chosen)]
-        return jsonify(
-            {**self.head, "system_fingerprint": None, "choices": choices, "usage": usage(self.job, chosen)}
-        )  # fmt: skip
-
-    def _choice(self, index: int, inference: Inference) -> dict[str, Any]:
-        text, logprobs = inference.answer, None
-        if self.asked.logprobs is not None:
-            logprobs = self._scores(index, inference, 0, len(inference.output_ids))
-        if self.asked.echo:
-            text = inference.prompt + text
-        choice = {
-            "index": index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": inference.finish_reason,
-            "stop_reason": inference.stop_reason,
-        }
-        if self.asked.return_token_ids:
-            choice["prompt_token_ids"] = inference.sequence.prompt_ids
-            choice["token_ids"] = inference.output_ids
-        return choice
-
-    def _scores(self, index: int, inference: Inference, start: int, stop: int) -> dict[str, Any]:
-        """Return the logprobs object of tokens start..stop, with the prompt's before the first if it is echoed."""
-        seq = inference.sequence
-        first = index not in self._logprobs
-        if first:
-            offset = len(inference.prompt)
-            self._logprobs[index] = Logprobs(
-                self.engine.tokenizer, offset, self._endings(inference)
-            )
-        scored = [
-            Scored(*pair) for pair in zip(seq.output_ids[start:stop], seq.details[start:stop])
-        ]
-        written = self._logprobs[index].write(scored)
-        if first and self.asked.echo:
-            before = Logprobs(self.engine.tokenizer, 0)
-            written = join(before.write(prompt_scores(seq.prompt_ids, seq.prompt_details)), written)
-        return written
-
-    def _endings(self, inference: Inference) -> list[int]:
-        """Return the ids that logprobs leave out: end-of-text, unless it is shown."""
-        return [] if self.asked.ignore_eos and not self._hidden else [self.engine.tokenizer.eot_id]
-
-    def stream(self) -> Response:
-        scored = self.asked.logprobs is not None or self.asked.return_token_ids
-        followers = [
-            Follower(i, inference, scored=scored, every_token=False)
-            for i, inference in enumerate(self.job.inferences)
-        ]
-        return streaming.respond(
-            self.job, followers, self._chunk, self._end, tokens_together=self.asked.stream_interval
-        )
-
-    def _chunk(self, growth: Growth) -> bytes:
-        """Return one choice's event; put together by hand, since there is one for each step of each stream."""
-        inference = self.job.inferences[growth.index]
-        text, logprobs, ids = growth.text, "null", ""
-        if self.asked.logprobs is not None:
-            logprobs = dumps(self._scores(growth.index, inference, growth.start, growth.stop))
-        if growth.index not in self._begun:
-            self._begun.add(growth.index)
-            if self.asked.echo:
-                text = inference.prompt + text
-            if self.asked.return_token_ids:
-                ids = f',"prompt_token_ids":{dumps(inference.sequence.prompt_ids)}'
-        if self.asked.return_token_ids:
-            ids += (
-                f',"token_ids":{dumps(inference.sequence.output_ids[growth.start : growth.stop])}'
-            )
-        reason, stop_reason = "null", "null"
-        if growth.ended:
-            reason, stop_reason = dumps(inference.finish_reason), dumps(inference.stop_reason)
-        return (
-            f'data: {self._start}{growth.index},"text":{dumps(text)},"logprobs":{logprobs},'
-            f'"finish_reason":{reason},"stop_reason":{stop_reason}{ids}}}]{self._usage()}}}\n\n'
-        ).encode()
-
-    def _usage(self) -> str:
-        if self._usage_always:
-            return f',"usage":{dumps(usage(self.job, self.job.inferences, ready=True))}'
-        return ',"usage":null' if self._usage_last else ""
-
-    def _end(self) -> bytes:
-        if not self._usage_last:
-            return b"data: [DONE]\n\n"
-        total = {**self.head, "choices": [], "usage": usage(self.job, self.job.inferences)}
-        return streaming.event(total) + b"data: [DONE]\n\n"
