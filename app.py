@@ -35,6 +35,7 @@ from api import (
     admission,
     auth,
     chat,
+    dashboard,
     docs,
     door,
     errors,
@@ -71,7 +72,7 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     app.json = Json(app)
     service = Service(config, engine=engine)
     app.extensions["service"] = service
-    rooms = (native, openai, chat, tgi, tokens, operations, events, docs)
+    rooms = (native, openai, chat, tgi, tokens, operations, events, dashboard, docs)
     service.operations = [operation for room in rooms for operation in room.OPERATIONS]
     generating = frozenset((op.method, op.path) for op in service.operations if op.generates)
     app.before_request(door.enter)

@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 from flask import request
 
+from api import dashboard
 from api.errors import ApiError
 
 OPEN = frozenset({"/health", "/healthz", "/ping", "/ready", "/health/live", "/health/ready"})
+PAGES = frozenset({"dashboard.asset", "dashboard.race"})
 
 
 def check(key: str) -> Callable[[], None]:
@@ -19,6 +21,8 @@ def check(key: str) -> Callable[[], None]:
     def before_request() -> None:
         if not expected or request.path in OPEN or request.routing_exception is not None:
             return  # an unknown path is 404 and a wrong method 405, with or without the key
+        if request.endpoint in PAGES or (request.path == "/" and dashboard.is_wanted()):
+            return  # static files, that ask for the key themselves
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if scheme != "Bearer" or not hmac.compare_digest(
             given.encode("utf-8", "replace"), expected

@@ -11,6 +11,7 @@ from typing import Any
 
 from flask import Blueprint, Response, jsonify, request
 
+from api import dashboard
 from api.errors import ApiError, shown
 from api.metrics import Exposition
 from api.openapi import Operation
@@ -73,7 +74,10 @@ def blueprint(service: Service) -> Blueprint:
             return _state(service, "draining", "the server is shutting down")
         return health()
 
-    for paths, view in ((HEALTH, health), (READY, ready), (("/",), health)):
+    def home() -> Response:
+        return dashboard.page() if dashboard.is_wanted() else health()
+
+    for paths, view in ((HEALTH, health), (READY, ready), (("/",), home)):
         for path in paths:
             name = path.strip("/").replace("/", "_") or "home"
             routes.add_url_rule(path, endpoint=name, view_func=view)

@@ -1,0 +1,110 @@
+"""The live page: its files, and the button that fires a load at this server.
+
+A browser that asks for `/` gets the page, everybody else the answer of /health. Scripts and styles come from `/web/`
+under a policy that lets the page run nothing else and speak to nobody else.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from flask import Blueprint, Response, jsonify, request, send_from_directory
+
+from api import body
+from api.demo import Load
+from api.errors import ApiError
+from api.openapi import Operation
+from api.schemas.demo import LoadRequest
+from api.service import Service
+from config import ROOT
+
+WEB = ROOT / "web"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+    "connect-src 'self'{others}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+NEIGHBOURS = " http://127.0.0.1:* http://localhost:*"  # servers that race on one machine
+EXAMPLE = '{"count": 40, "rate": 4}'
+NUMBER = {"type": "integer"}
+PROGRESS = {
+    "type": "object",
+    "required": ["total", "sent", "done", "failed", "active", "seed"],
+    "properties": {"total": NUMBER, "sent": NUMBER, "done": NUMBER, "failed": NUMBER,
+                   "active": {"type": "boolean"}, "seed": NUMBER},
+}  # fmt: skip
+TAG = "live page"
+OPERATIONS = [
+    Operation("get", "/race", "runs side by side, as a page", TAG, media="text/html", answer={"type": "string"}),
+    Operation("get", "/web/{name}", "a file of the live page", TAG, media="*/*", answer={"type": "string"}, errors=(404,)),
+    Operation(
+        "post", "/load", "fire a load at this server, for a demonstration", TAG, body=LoadRequest,
+        example={"count": 8, "rate": 100, "max_tokens": 4, "min_tokens": 1}, answer=PROGRESS,
+        errors=(400, 413, 415, 429, 503),
+    ),
+    Operation("get", "/load", "how far the load is", TAG, answer=PROGRESS),
+    Operation("delete", "/load", "send no more of the load", TAG, answer=PROGRESS),
+]  # fmt: skip
+
+
+def blueprint(service: Service) -> Blueprint:
+    routes = Blueprint("dashboard", __name__)
+    load = Load()
+
+    @routes.get("/race")
+    def race() -> Response:
+        return page("race.html", NEIGHBOURS)
+
+    @routes.get("/web/<path:name>")
+    def asset(name: str) -> Response:
+        return _file(name, "")
+
+    @routes.post("/load")
+    def fire() -> Response:
+        asked, ignored = body.validate(LoadRequest, body.take(request, EXAMPLE))
+        sock: socket.socket | None = request.environ.get("gunicorn.socket")
+        if sock is None or service.draining:
+            raise ApiError(
+                "this server takes no load now. Start it with ./server.sh, then try again",
+                type="unavailable_error",
+            )
+        if not load.start(sock.getsockname(), request.headers.get("Authorization"), asked):
+            raise ApiError(
+                f"a load of {load.total} requests is under way. Wait for its end, or send DELETE /load",
+                type="overloaded",
+                retry_after=5,
+            )
+        return body.name_ignored(jsonify(load.progress()), ignored)
+
+    @routes.get("/load")
+    def progress() -> Response:
+        return jsonify(load.progress())
+
+    @routes.delete("/load")
+    def stop() -> Response:
+        load.stop()
+        return jsonify(load.progress())
+
+    return routes
+
+
+def is_wanted() -> bool:
+    """Return whether who asks for `/` is a browser."""
+    return request.method in ("GET", "HEAD") and "text/html" in request.headers.get("Accept", "")
+
+
+def page(name: str = "index.html", others: str = "") -> Response:
+    """Return one of the pages."""
+    response = _file(name, others)
+    response.headers["Vary"] = "Accept"
+    return response
+
+
+def _file(name: str, others: str) -> Response:
+    response = send_from_directory(WEB, name, max_age=0)
+    response.direct_passthrough = False
+    headers = response.headers
+    headers["Content-Security-Policy"] = POLICY.format(others=others)
+    headers["X-Content-Type-Options"] = "nosniff"
+    headers["Referrer-Policy"] = "no-referrer"
+    headers["Cross-Origin-Resource-Policy"] = "same-origin"
+    return response

@@ -1,0 +1,28 @@
+"""What a request to /load may say: how the button of the live page fires."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
+
+from api.schemas import fields as f
+
+MOST = 400  # requests of one load
+Count = Annotated[int, Strict(), BeforeValidator(f.whole), Field(ge=1, le=MOST)]
+Tokens = Annotated[int, Strict(), BeforeValidator(f.whole), Field(ge=1, le=512)]
+Rate = Annotated[float, Strict(), Field(ge=0, le=1000, allow_inf_nan=False)]
+
+
+class LoadRequest(BaseModel):
+    """A bounded load: a Poisson process of that rate, or all at once."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    count: Count = Field(40, description=f"a whole number of requests, 1 to {MOST}")
+    rate: Rate = Field(
+        0.0, description="a number of requests a second up to 1000; 0 sends all at once"
+    )
+    min_tokens: Tokens = Field(8, description="a whole number of tokens, 1 to 512")
+    max_tokens: Tokens = Field(64, description="a whole number of tokens, 1 to 512")
+    seed: f.Int64 = Field(0, description=f.SEED)

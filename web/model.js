@@ -1,0 +1,400 @@
+// Records of steps in, cells and counts out. It draws nothing, asks no network and reads no clock, so that it is
+// the same in the live page, in a report, and in node, where a test holds its cells against the records.
+"use strict";
+(function (root) {
+  const KIND = { IDLE: 0, PREFILL: 1, DECODE: 2, HELD: 3, PAUSED: 4 };
+  const NAMES = ["idle", "prefill", "decode", "held", "paused"];
+  const STEPS = ["useful", "padding", "held", "idle", "recomputed"];
+  const PHASE = { prefill: KIND.PREFILL, decode: KIND.DECODE, held: KIND.HELD, idle: KIND.PAUSED };
+  const JOINED = 8, HIT = 16, LEFT = 32;
+  const HUES = 8;
+
+  // One step. The typed arrays have an element per slot: 3,000 steps of 64 slots stay small.
+  class Column {
+    constructor(record, slots) {
+      this.n = record.n;
+      this.t = record.t;
+      this.seconds = record.seconds;
+      this.end = record.t + record.seconds;
+      this.policy = record.policy;
+      this.queue = record.queue;
+      this.slots = slots;
+      this.pages = record.pages || { used: 0, total: 0 };
+      this.steps = STEPS.map((name) => record.slot_steps[name] || 0);
+      this.bits = new Uint8Array(slots); // the kind, and the flags above it
+      this.parts = null; // shares of the rows that are padding, of 255, where there is any
+      this.who = new Int32Array(slots); // the request's number, 0: nobody
+      this.done = new Uint16Array(slots);
+      this.tokens = 0; // computed
+      this.output = 0; // tokens of answers
+      this.finished = 0;
+      this.gaps = [];
+      this.firsts = [];
+      this.gapBefore = false;
+    }
+
+    kind(slot) {
+      return this.bits[slot] & 7;
+    }
+
+    has(slot, flag) {
+      return (this.bits[slot] & flag) !== 0;
+    }
+
+    part(slot) {
+      return this.parts ? this.parts[slot] / 255 : 0;
+    }
+  }
+
+  class Model {
+    constructor(least = 2000) {
+      this.least = least;
+      this.clear();
+    }
+
+    clear() {
+      this.columns = [];
+      this.requests = new Map(); // by number
+      this.numbers = new Map(); // by id
+      this.next = 1;
+      this.slots = 0;
+      this.lastGap = false;
+      this.dropped = 0;
+      this.version = (this.version || 0) + 1;
+    }
+
+    get last() {
+      return this.columns[this.columns.length - 1];
+    }
+
+    request(id) {
+      const known = this.numbers.get(id);
+      if (known !== undefined) return this.requests.get(known);
+      const request = {
+        number: this.next++, id, hue: -1, slot: -1, prompt: null, max: null, total: null, text: null,
+        computed: 0, arrived: null, joined: null, joinedAt: 0, first: null, last: null, left: null,
+        leftAt: null, reason: null, hit: 0, prefilled: null, phase: null, seen: 0,
+      };
+      this.numbers.set(id, request.number);
+      this.requests.set(request.number, request);
+      return request;
+    }
+
+    // Somebody waits from now on.
+    arrival(event) {
+      const request = this.request(event.id);
+      request.arrived = event.t;
+      request.prompt = event.prompt_tokens;
+      request.max = event.max_tokens;
+      request.total = event.prompt_tokens + event.max_tokens;
+      if (event.prompt !== undefined) request.text = event.prompt;
+      this.version++;
+    }
+
+    // Somebody went without a step: cancelled, timed out.
+    departure(event) {
+      const request = this.request(event.id);
+      request.left = event.t;
+      request.reason = event.reason;
+      request.leftAt = this.last ? this.last.n : 0;
+      this.version++;
+    }
+
+    gap() {
+      this.lastGap = true;
+    }
+
+    // The hue that the fewest of those who run have, so that neighbours differ.
+    pickHue(request, members) {
+      const used = new Array(HUES).fill(0);
+      for (const member of members) {
+        const other = this.requests.get(this.numbers.get(member.id));
+        if (other && other.hue >= 0) used[other.hue]++;
+      }
+      let best = request.number % HUES;
+      for (let i = 0; i < HUES; i++) {
+        const hue = (request.number * 3 + i) % HUES;
+        if (used[hue] < used[best]) best = hue;
+      }
+      request.hue = best;
+    }
+
+    add(record) {
+      const last = this.last;
+      if (last && record.n <= last.n) return;
+      let slots = Math.round(STEPS.reduce((sum, name) => sum + (record.slot_steps[name] || 0), 0));
+      for (const member of record.members) slots = Math.max(slots, member.slot + 1);
+      this.slots = Math.max(this.slots, slots);
+      const column = new Column(record, slots);
+      column.gapBefore = this.lastGap;
+      this.lastGap = false;
+      const padded = column.steps[1] > 0;
+      const joined = new Set(record.joined);
+      let most = 0;
+      for (const member of record.members) most = Math.max(most, member.tokens);
+      for (const member of record.members) {
+        const request = this.request(member.id);
+        if (request.hue < 0) this.pickHue(request, record.members);
+        const slot = member.slot;
+        const kind = PHASE[member.phase] ?? KIND.PAUSED;
+        column.bits[slot] = kind;
+        column.who[slot] = request.number;
+        request.seen = record.n;
+        column.done[slot] = Math.min(65535, member.computed);
+        if (padded && (kind === KIND.PREFILL || kind === KIND.DECODE)) {
+          column.parts ??= new Uint8Array(slots);
+          column.parts[slot] = Math.round(255 * (1 - member.tokens / most));
+        }
+        if (joined.has(member.id)) {
+          column.bits[slot] |= JOINED;
+          const hit = member.computed - member.tokens;
+          if (hit > 0 && kind === KIND.PREFILL) {
+            column.bits[slot] |= HIT;
+            request.hit = hit;
+          }
+          if (request.joined === null) {
+            request.joined = record.t;
+            request.joinedAt = record.n;
+          }
+        }
+        this.advance(request, member, kind, column);
+      }
+      for (const gone of record.left) this.leave(gone, column);
+      this.columns.push(column);
+      this.version++;
+      if (this.columns.length > this.keep + 256) this.forget();
+    }
+
+    // How many steps to keep: fewer of many slots.
+    get keep() {
+      return Math.max(this.least, Math.min(6000, Math.floor(150000 / Math.max(1, this.slots))));
+    }
+
+    // Note the tokens that a request has got: they come with the last step of its prompt, and with each decode.
+    advance(request, member, kind, column) {
+      column.tokens += member.tokens;
+      if (kind === KIND.DECODE) {
+        if (request.phase === KIND.PREFILL) this.firstToken(request, column);
+        const tokens = Math.max(1, member.tokens);
+        column.output += tokens;
+        if (request.last !== null) column.gaps.push(column.end - request.last);
+        request.last = column.end;
+      } else if (kind === KIND.PREFILL) {
+        request.prefilled = column.end;
+      }
+      if (kind === KIND.PREFILL || kind === KIND.DECODE) request.phase = kind;
+      request.computed = member.computed;
+      request.total = request.total ?? member.total;
+      request.slot = member.slot;
+      if (request.joined === null) {
+        request.joined = column.t;
+        request.joinedAt = column.n;
+      }
+    }
+
+    // That a prompt was done is seen when the first decode follows it, or when the request leaves.
+    firstToken(request, column) {
+      request.phase = KIND.DECODE;
+      request.first = request.last = request.prefilled;
+      column.output += 1;
+      if (request.arrived !== null) column.firsts.push(request.first - request.arrived);
+    }
+
+    leave(gone, column) {
+      const request = this.request(gone.id);
+      if (request.phase === KIND.PREFILL) this.firstToken(request, column);
+      request.left = column.end;
+      request.leftAt = column.n;
+      request.reason = gone.reason;
+      column.finished++;
+      if (request.slot >= 0 && column.who[request.slot] === request.number) {
+        column.bits[request.slot] |= LEFT;
+      }
+    }
+
+    // Let go of the oldest steps, and of the requests that only they showed.
+    forget() {
+      this.dropped += this.columns.length - this.keep;
+      this.columns.splice(0, this.columns.length - this.keep);
+      const oldest = this.columns[0].n;
+      for (const [number, request] of this.requests) {
+        if (request.leftAt !== null && Math.max(request.leftAt, request.seen) < oldest) {
+          this.requests.delete(number);
+          this.numbers.delete(request.id);
+        }
+      }
+    }
+
+    // The place of the step with number n, or of the last one before it.
+    indexOf(n) {
+      let low = 0, high = this.columns.length - 1;
+      while (low < high) {
+        const middle = (low + high + 1) >> 1;
+        if (this.columns[middle].n <= n) low = middle;
+        else high = middle - 1;
+      }
+      return high < 0 ? -1 : low;
+    }
+
+    // The place of the last step that had begun at time t.
+    indexAt(t) {
+      let low = 0, high = this.columns.length - 1;
+      while (low < high) {
+        const middle = (low + high + 1) >> 1;
+        if (this.columns[middle].t <= t) low = middle;
+        else high = middle - 1;
+      }
+      return high < 0 ? -1 : low;
+    }
+
+    // How many cells there are of each kind, and the slot-steps of the five, over columns from..to.
+    count(from = 0, to = this.columns.length) {
+      const cells = { idle: 0, prefill: 0, decode: 0, held: 0, paused: 0, hits: 0, joined: 0, left: 0 };
+      const steps = { useful: 0, padding: 0, held: 0, idle: 0, recomputed: 0 };
+      for (let i = Math.max(0, from); i < to; i++) {
+        const column = this.columns[i];
+        for (let slot = 0; slot < column.slots; slot++) {
+          cells[NAMES[column.kind(slot)]]++;
+          if (column.has(slot, HIT)) cells.hits++;
+          if (column.has(slot, JOINED)) cells.joined++;
+          if (column.has(slot, LEFT)) cells.left++;
+        }
+        STEPS.forEach((name, k) => (steps[name] += column.steps[k]));
+      }
+      return { cells, steps };
+    }
+
+    // What the tiles say at the end of the step at `index`, over the `seconds` before it. Live, `at` is the time now:
+    // while nothing is computed, rates fall and nobody runs.
+    tiles(index, seconds = 10, at = null) {
+      const now = this.columns[index];
+      if (!now) return null;
+      const end = at === null ? now.end : Math.max(at, now.end);
+      let from = index + 1;
+      while (from > 0 && this.columns[from - 1].end > end - seconds) from--;
+      if (from > index) return this.still(now);
+      const gaps = [], firsts = [];
+      let output = 0, rows = 0, busy = 0, most = 0;
+      for (let i = from; i <= index; i++) {
+        const column = this.columns[i];
+        output += column.output;
+        for (const gap of column.gaps) gaps.push(gap);
+        for (const first of column.firsts) firsts.push(first);
+        rows += column.slots - column.steps[3];
+        most += column.slots;
+        busy += column.seconds;
+      }
+      const span = Math.max(end - this.columns[from].t, 1e-9);
+      const running = this.running(now, at !== null);
+      const { steps } = this.count(from, index + 1);
+      const all = STEPS.reduce((sum, name) => sum + steps[name], 0) || 1;
+      return {
+        running, waiting: now.queue, slots: now.slots, steps: index - from + 1, span,
+        tokensPerSecond: output / span, busy: busy / span, fill: most ? rows / most : 0,
+        stepSeconds: busy / (index - from + 1),
+        itl50: percentile(gaps, 50), itl99: percentile(gaps, 99),
+        ttft50: percentile(firsts, 50), ttft99: percentile(firsts, 99), answered: firsts.length,
+        waste: Object.fromEntries(STEPS.map((name) => [name, steps[name] / all])),
+        pages: now.pages, gaps: gaps.length,
+      };
+    }
+
+    // The tiles when nothing has been computed for a while.
+    still(now) {
+      return {
+        running: this.running(now, true), waiting: now.queue, slots: now.slots, steps: 0, span: 0,
+        tokensPerSecond: 0, busy: 0, fill: 0, stepSeconds: 0, itl50: null, itl99: null, ttft50: null,
+        ttft99: null, answered: 0, waste: null, pages: now.pages, gaps: 0,
+      };
+    }
+
+    // How many sit in slots in a step, or have stayed there after it.
+    running(column, after = false) {
+      let running = 0;
+      for (let slot = 0; slot < column.slots; slot++) {
+        const request = this.requests.get(column.who[slot]);
+        const gone = request && request.leftAt !== null && request.leftAt <= column.n;
+        if (column.who[slot] && !(after && gone)) running++;
+      }
+      return running;
+    }
+
+    // Who runs, waits and has left when the step at `index` ends; `beyond` takes in arrivals after it, too.
+    people(index, { most = 60, live = false } = {}) {
+      const now = this.columns[index];
+      const running = [], waiting = [], left = [];
+      const seen = new Set();
+      if (now) {
+        for (let slot = 0; slot < now.slots; slot++) {
+          const request = this.requests.get(now.who[slot]);
+          if (!request) continue;
+          const gone = request.leftAt !== null && request.leftAt <= now.n;
+          if (gone && (live || request.leftAt < now.n)) continue;
+          seen.add(request.number);
+          running.push({ request, slot, state: NAMES[now.kind(slot)], done: now.done[slot] });
+        }
+      }
+      for (const request of this.requests.values()) {
+        if (seen.has(request.number)) continue;
+        const came = live || !now || request.arrived === null || request.arrived <= now.end;
+        if (request.left !== null && (live || !now || request.leftAt <= now.n)) {
+          left.push({ request, slot: -1, state: "finished", done: request.computed });
+        } else if (came && (request.arrived !== null || (request.joinedAt && now && request.joinedAt <= now.n))) {
+          waiting.push({ request, slot: -1, state: "waiting", done: 0 });
+        }
+      }
+      left.sort((a, b) => b.request.left - a.request.left);
+      waiting.sort((a, b) => a.request.arrived - b.request.arrived);
+      return { running, waiting: waiting.slice(0, most), left: left.slice(0, most), waits: waiting.length };
+    }
+  }
+
+  // Linear interpolation, as NumPy has it; null of nothing.
+  function percentile(values, q) {
+    if (!values.length) return null;
+    const ordered = Float64Array.from(values).sort();
+    const place = ((ordered.length - 1) * q) / 100;
+    const low = Math.floor(place);
+    const high = Math.min(low + 1, ordered.length - 1);
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low);
+  }
+
+  // The records, arrivals and departures of a recorded run: a line each, as /events or a trace file has them.
+  function parseRun(text) {
+    const run = { records: [], arrivals: [], departures: [], state: null, errors: 0 };
+    for (const line of text.split("\n")) {
+      const trimmed = line.startsWith("data:") ? line.slice(5).trim() : line.trim();
+      if (!trimmed || trimmed[0] !== "{") continue;
+      let value;
+      try {
+        value = JSON.parse(trimmed);
+      } catch {
+        run.errors++;
+        continue;
+      }
+      const record = value.iteration && value.iteration.members ? value.iteration : value;
+      if (Array.isArray(record.members) && record.slot_steps) {
+        record.joined = record.joined || [];
+        record.left = record.left || [];
+        run.records.push(record);
+      } else if (value.slots && value.policy) run.state = value;
+      else if (value.id && value.max_tokens !== undefined) run.arrivals.push(value);
+      else if (value.id && value.reason) run.departures.push(value);
+    }
+    run.records.sort((a, b) => a.n - b.n);
+    return run;
+  }
+
+  // A model of a whole recorded run.
+  function modelOf(run) {
+    const model = new Model(Math.max(2000, run.records.length));
+    for (const arrival of run.arrivals) model.arrival(arrival);
+    for (const record of run.records) model.add(record);
+    for (const departure of run.departures) model.departure(departure);
+    return model;
+  }
+
+  const EB = (root.EB = root.EB || {});
+  Object.assign(EB, { KIND, NAMES, STEPS, JOINED, HIT, LEFT, HUES, Model, percentile, parseRun, modelOf });
+  if (typeof module === "object" && module.exports) module.exports = EB;
+})(globalThis);

@@ -1,0 +1,436 @@
+// Draws a model: a row is a slot, a column a step or a slice of time, a colour a request; beneath it the queue. What
+// a cell is shows in its shape, too, so that nobody needs to tell colours apart.
+"use strict";
+(function (root) {
+  const EB = (root.EB = root.EB || {});
+  const { KIND, JOINED, HIT, LEFT } = EB;
+  const GUTTER = 42, RIGHT = 10, TOP = 6, QUEUE = 44, AXIS = 18, SPACE = 10, NOTE = 16;
+  const HUES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#a89a00", "#7b61c9"];
+
+  function mix(a, b, share) {
+    const part = (hex, i) => parseInt(hex.slice(1 + 2 * i, 3 + 2 * i), 16);
+    const at = (i) => Math.round(part(a, i) * share + part(b, i) * (1 - share));
+    return `#${[0, 1, 2].map((i) => at(i).toString(16).padStart(2, "0")).join("")}`;
+  }
+
+  class Picture {
+    constructor(canvas, { height = 420, queue = true } = {}) {
+      this.canvas = canvas;
+      this.wanted = height;
+      this.queue = queue;
+      this.context = canvas.getContext("2d");
+      this.rows = 0;
+      this.most = 4;
+      this.cells = 0;
+      this.restyle();
+    }
+
+    // Read the colours of the page again: it may have turned dark.
+    restyle() {
+      const style = getComputedStyle(this.canvas);
+      const value = (name, fallback) => style.getPropertyValue(name).trim() || fallback;
+      this.ink = value("--ink", "#1b1f24");
+      this.faint = value("--faint", "#8b949e");
+      this.paper = value("--panel", "#ffffff");
+      this.track = value("--track", "#eef0f3");
+      this.line = value("--line", "#d0d7de");
+      this.queueInk = value("--queue", "#6e7781");
+      this.tint = Number(value("--tint", "0.5"));
+      this.font = style.fontFamily;
+      this.fills = HUES.map((hue) => ({
+        prefill: hue,
+        decode: mix(hue, this.paper, this.tint),
+        edge: mix(hue, this.ink, 0.55),
+        held: this.hatch(hue),
+        dots: this.dots(hue),
+        label: this.readable(hue),
+      }));
+    }
+
+    readable(hue) {
+      const tint = mix(hue, this.paper, this.tint);
+      const light = [0, 1, 2].map((i) => parseInt(tint.slice(1 + 2 * i, 3 + 2 * i), 16));
+      return 0.3 * light[0] + 0.59 * light[1] + 0.11 * light[2] > 128 ? "#10151b" : "#ffffff";
+    }
+
+    tile(size, paint) {
+      const ratio = root.devicePixelRatio || 1;
+      const tile = document.createElement("canvas");
+      tile.width = tile.height = Math.round(size * ratio);
+      const context = tile.getContext("2d");
+      context.scale(tile.width / size, tile.width / size);
+      paint(context);
+      const pattern = this.context.createPattern(tile, "repeat");
+      pattern.setTransform(new DOMMatrix().scale(size / tile.width));
+      return pattern;
+    }
+
+    hatch(hue) {
+      return this.tile(6, (context) => {
+        context.fillStyle = mix(hue, this.paper, 0.14);
+        context.fillRect(0, 0, 6, 6);
+        context.strokeStyle = mix(hue, this.paper, 0.75);
+        context.lineWidth = 1.3;
+        context.beginPath();
+        for (const at of [-6, 0, 6]) {
+          context.moveTo(at - 1, 7);
+          context.lineTo(at + 7, -1);
+        }
+        context.stroke();
+      });
+    }
+
+    dots(hue) {
+      return this.tile(4, (context) => {
+        context.fillStyle = mix(hue, this.paper, 0.1);
+        context.fillRect(0, 0, 4, 4);
+        context.fillStyle = mix(hue, this.paper, 0.7);
+        context.fillRect(1, 1, 1.4, 1.4);
+      });
+    }
+
+    // How many rows to show: those that are used and a few more, growing only.
+    fitRows(model, from, to) {
+      let used = 0;
+      for (let i = Math.max(0, from); i <= to; i++) {
+        const column = model.columns[i];
+        for (let slot = column.slots - 1; slot >= used; slot--) {
+          if (column.who[slot]) used = slot + 1;
+        }
+      }
+      const slots = Math.max(model.slots, 1);
+      const wanted = Math.min(slots, Math.max(8, Math.ceil((used + 1) / 4) * 4));
+      this.rows = slots - wanted <= 4 ? slots : Math.max(wanted, Math.min(this.rows, slots));
+      return this.rows;
+    }
+
+    resize(model) {
+      const width = Math.max(200, this.canvas.clientWidth);
+      const hidden = model.slots > this.rows;
+      const tall = Math.max(5, Math.min(30, Math.floor(this.wanted / Math.max(this.rows, 1))));
+      const height = TOP + tall * this.rows + (hidden ? NOTE : 0) + AXIS
+        + (this.queue ? SPACE + QUEUE : 0);
+      const ratio = root.devicePixelRatio || 1;
+      if (width !== this.width || height !== this.height || ratio !== this.ratio) {
+        if (ratio !== this.ratio && this.ratio) this.restyle();
+        this.width = width;
+        this.height = height;
+        this.ratio = ratio;
+        this.canvas.width = Math.round(width * ratio);
+        this.canvas.height = Math.round(height * ratio);
+        this.canvas.style.height = `${height}px`;
+      }
+      this.tall = tall;
+      this.hidden = hidden;
+      this.bottom = TOP + tall * this.rows;
+    }
+
+    // Where the columns are: view = {index, zoom (pixels a step), time (pixels a second, 0: by steps), at, selected}
+    place(model, view) {
+      const right = this.width - RIGHT;
+      const left = GUTTER;
+      const { columns } = model;
+      const index = Math.max(0, Math.min(view.index, columns.length - 1));
+      if (view.time) {
+        const end = Math.max(view.at ?? 0, columns[index].end);
+        const at = (t) => right - (end - t) * view.time;
+        let from = index;
+        while (from > 0 && at(columns[from - 1].end) > left) from--;
+        this.x0 = (i) => at(columns[i].t);
+        this.x1 = (i) => Math.max(at(columns[i].end), at(columns[i].t) + 0.75);
+        this.from = from;
+        this.timeAt = at;
+        this.span = { end, seconds: (right - left) / view.time };
+      } else {
+        const zoom = view.zoom;
+        const count = Math.floor((right - left) / zoom);
+        // Until the picture is full it grows from the left, as one writes.
+        const base = index + 1 >= count ? right - (index + 1) * zoom : left;
+        this.from = Math.max(0, index - count + 1);
+        this.x0 = (i) => base + i * zoom;
+        this.x1 = (i) => base + (i + 1) * zoom;
+      }
+      this.to = index;
+      this.left = left;
+      this.right = right;
+    }
+
+    draw(model, view) {
+      const { context } = this;
+      this.model = model;
+      if (!model.columns.length) {
+        this.rows = 0;
+        return;
+      }
+      const reach = Math.ceil(this.canvas.clientWidth / (view.zoom || 4));
+      this.fitRows(model, view.index - reach, Math.min(view.index, model.columns.length - 1));
+      this.resize(model);
+      this.place(model, view);
+      context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
+      context.fillStyle = this.paper;
+      context.fillRect(0, 0, this.width, this.height);
+      this.drawTracks(model);
+      context.save();
+      context.beginPath();
+      context.rect(this.left, 0, this.right - this.left, this.height);
+      context.clip();
+      this.cells = 0;
+      for (let slot = 0; slot < this.rows; slot++) this.drawRow(model, slot, view);
+      this.drawGrid(view);
+      if (this.queue) this.drawQueue(model);
+      this.drawGaps(model);
+      if (view.hover) this.drawHover(view.hover);
+      context.restore();
+      this.drawAxis(model, view);
+    }
+
+    drawTracks(model) {
+      const { context, tall } = this;
+      context.font = `10px ${this.font}`;
+      context.textBaseline = "middle";
+      context.textAlign = "right";
+      const every = tall >= 13 ? 1 : tall >= 8 ? 2 : 4;
+      for (let slot = 0; slot < this.rows; slot++) {
+        const y = TOP + slot * tall;
+        context.fillStyle = this.track;
+        context.fillRect(this.left, y + 0.5, this.right - this.left, tall - 1.5);
+        if (slot % every === 0) {
+          context.fillStyle = this.faint;
+          context.fillText(String(slot), GUTTER - 7, y + tall / 2);
+        }
+      }
+      if (this.hidden) {
+        context.textAlign = "left";
+        context.fillStyle = this.faint;
+        const text = `slots ${this.rows} to ${model.slots - 1}: idle, not drawn`;
+        context.fillText(text, this.left, this.bottom + NOTE / 2 + 1);
+      }
+    }
+
+    // A row in runs of equal cells: a decode of 40 steps is one rectangle.
+    drawRow(model, slot, view) {
+      const { columns } = model;
+      let start = -1;
+      for (let i = this.from; i <= this.to; i++) {
+        const column = columns[i];
+        const kind = slot < column.slots ? column.kind(slot) : KIND.IDLE;
+        if (start >= 0 && !this.continues(columns, start, i, slot, kind)) {
+          this.drawRun(model, slot, start, i - 1, view);
+          start = -1;
+        }
+        if (start < 0 && kind !== KIND.IDLE) start = i;
+      }
+      if (start >= 0) this.drawRun(model, slot, start, this.to, view);
+    }
+
+    continues(columns, start, i, slot, kind) {
+      const a = columns[start], b = columns[i];
+      if (kind === KIND.IDLE || kind !== a.kind(slot) || b.who[slot] !== a.who[slot]) return false;
+      // Between two steps it sits there, too: time that the engine spends on other things is no gap.
+      return b.part(slot) === a.part(slot) && !b.has(slot, JOINED);
+    }
+
+    drawRun(model, slot, first, last, view) {
+      const { context, tall } = this;
+      const column = model.columns[first];
+      const kind = column.kind(slot);
+      const fill = this.fills[Math.max(0, model.requests.get(column.who[slot])?.hue ?? 0)];
+      const y = TOP + slot * tall + 0.5, height = tall - 1.5;
+      const x = this.x0(first), width = Math.max(this.x1(last) - x, 0.75);
+      const selected = view.selected;
+      context.globalAlpha = selected && column.who[slot] !== selected ? 0.38 : 1;
+      this.cells += last - first + 1;
+      if (kind === KIND.PREFILL) {
+        context.fillStyle = fill.prefill;
+        context.fillRect(x, y, width, height);
+      } else if (kind === KIND.DECODE) {
+        const inset = tall >= 8 ? Math.round(tall * 0.16) : 0.5;
+        context.fillStyle = fill.decode;
+        context.fillRect(x, y + inset, width, height - 2 * inset);
+      } else if (kind === KIND.HELD) {
+        context.fillStyle = fill.held;
+        context.fillRect(x, y, width, height);
+      } else {
+        context.fillStyle = fill.decode;
+        context.fillRect(x, y + height / 2 - 1, width, 2);
+      }
+      const part = column.part(slot);
+      if (part > 0.01) {
+        context.fillStyle = this.paper;
+        context.fillRect(x, y, width, height * part);
+        context.fillStyle = fill.dots;
+        context.fillRect(x, y, width, height * part);
+      }
+      if (column.has(slot, JOINED) && (width > 5 || view.zoom >= 3)) {
+        context.fillStyle = fill.edge;
+        context.fillRect(x, y, Math.min(2, width), height);
+        if (column.has(slot, HIT)) this.drawHit(x, y + height / 2, Math.min(5, height / 2));
+      }
+      if (model.columns[last].has(slot, LEFT) && width > 5) {
+        context.fillStyle = fill.edge;
+        context.fillRect(x + width - 1.5, y, 1.5, height);
+      }
+      if (kind === KIND.DECODE && tall >= 12 && width > 34) {
+        context.font = `600 ${Math.min(11, tall - 4)}px ${this.font}`;
+        context.textAlign = "left";
+        context.fillStyle = fill.label;
+        const text = `#${column.who[slot]}`;
+        if (x > this.left - 30) context.fillText(text, Math.max(x, this.left) + 5, y + height / 2 + 0.5);
+      }
+      context.globalAlpha = 1;
+    }
+
+    // A diamond: a part of the prompt lay in the cache.
+    drawHit(x, y, size) {
+      const { context } = this;
+      context.beginPath();
+      context.moveTo(x + 1, y);
+      context.lineTo(x + 1 + size, y - size);
+      context.lineTo(x + 1 + 2 * size, y);
+      context.lineTo(x + 1 + size, y + size);
+      context.closePath();
+      context.fillStyle = "#ffffff";
+      context.fill();
+      context.strokeStyle = "#10151b";
+      context.lineWidth = 1;
+      context.stroke();
+    }
+
+    drawGrid(view) {
+      if (view.time || view.zoom < 7) return;
+      const { context } = this;
+      context.fillStyle = this.paper;
+      context.globalAlpha = 0.55;
+      for (let i = this.from; i <= this.to; i++) {
+        context.fillRect(this.x1(i) - 1, TOP, 1, this.bottom - TOP);
+      }
+      context.globalAlpha = 1;
+    }
+
+    drawQueue(model) {
+      const { context } = this;
+      const floor = this.height - AXIS;
+      let most = 4;
+      for (let i = this.from; i <= this.to; i++) most = Math.max(most, model.columns[i].queue);
+      this.most = most;
+      context.fillStyle = this.track;
+      context.fillRect(this.left, floor - QUEUE, this.right - this.left, QUEUE);
+      context.fillStyle = this.queueInk;
+      let x = -1, tallest = 0;
+      for (let i = this.from; i <= this.to; i++) {
+        const { queue } = model.columns[i];
+        const x0 = this.x0(i), next = i < this.to && model.columns[i + 1].queue > 0;
+        const x1 = next ? this.x0(i + 1) : this.x1(i);
+        if (x1 - x < 0.7 && queue <= tallest) continue; // thinned: columns finer than a pixel
+        tallest = queue;
+        x = x1;
+        const height = (queue / most) * (QUEUE - 3);
+        if (height > 0) context.fillRect(x0, floor - height, Math.max(x1 - x0 + (next ? 0.3 : 0), 0.8), height);
+      }
+    }
+
+    drawGaps(model) {
+      const { context } = this;
+      for (let i = this.from; i <= this.to; i++) {
+        if (!model.columns[i].gapBefore) continue;
+        context.strokeStyle = this.ink;
+        context.setLineDash([4, 3]);
+        context.beginPath();
+        context.moveTo(this.x0(i), 0);
+        context.lineTo(this.x0(i), this.height - AXIS);
+        context.stroke();
+        context.setLineDash([]);
+      }
+    }
+
+    drawHover({ index, slot }) {
+      if (index < this.from || index > this.to) return;
+      const { context } = this;
+      const x = this.x0(index), width = Math.max(this.x1(index) - x, 1);
+      context.fillStyle = this.ink;
+      context.globalAlpha = 0.1;
+      context.fillRect(x, TOP, width, this.height - AXIS - TOP);
+      context.globalAlpha = 1;
+      if (slot < 0) return;
+      context.strokeStyle = this.ink;
+      context.lineWidth = 1.5;
+      context.strokeRect(x - 0.5, TOP + slot * this.tall, width + 1, this.tall - 0.5);
+    }
+
+    drawAxis(model, view) {
+      const { context } = this;
+      const y = this.height - AXIS / 2 + 1;
+      context.font = `10px ${this.font}`;
+      context.fillStyle = this.faint;
+      context.textAlign = "right";
+      if (this.queue) {
+        const floor = this.height - AXIS;
+        context.fillText(String(this.most), GUTTER - 7, floor - QUEUE + 6);
+        context.fillText("0", GUTTER - 7, floor - 5);
+        context.save();
+        context.translate(8, floor - QUEUE / 2);
+        context.rotate(-Math.PI / 2);
+        context.textAlign = "center";
+        context.fillText("queue", 0, 0);
+        context.restore();
+      }
+      context.save();
+      context.translate(8, (TOP + this.bottom) / 2);
+      context.rotate(-Math.PI / 2);
+      context.textAlign = "center";
+      context.fillText("slot", 0, 0);
+      context.restore();
+      context.textAlign = "center";
+      if (view.time) this.ticksOfTime(y, view);
+      else this.ticksOfSteps(model, y);
+    }
+
+    ticksOfSteps(model, y) {
+      const { columns } = model;
+      let last = -Infinity;
+      const step = nice((70 * (this.to - this.from + 1)) / Math.max(this.x1(this.to) - this.x0(this.from), 1));
+      for (let i = this.from; i <= this.to; i++) {
+        const x = (this.x0(i) + this.x1(i)) / 2;
+        if (columns[i].n % step || x - last < 46 || x < this.left + 12 || x > this.right - 14) continue;
+        this.context.fillText(String(columns[i].n), x, y);
+        last = x;
+      }
+    }
+
+    ticksOfTime(y, view) {
+      const step = nice(80 / view.time, true);
+      const origin = view.origin ?? 0;
+      const end = this.span.end - origin;
+      for (let k = Math.floor(end / step); k >= 0 && k * step > end - this.span.seconds; k--) {
+        const x = this.timeAt(k * step + origin);
+        if (x < this.left + 12 || x > this.right - 14) continue;
+        const digits = step < 0.1 ? 2 : step < 1 ? 1 : 0;
+        this.context.fillText(`${(k * step).toFixed(digits)} s`, x, y);
+      }
+    }
+
+    // The cell under a point of the canvas, null where there is none.
+    hit(x, y) {
+      const { model } = this;
+      if (!model || !model.columns.length || x < this.left || x > this.right) return null;
+      let low = this.from, high = this.to;
+      while (low < high) {
+        const middle = (low + high + 1) >> 1;
+        if (this.x0(middle) <= x) low = middle;
+        else high = middle - 1;
+      }
+      if (x > this.x1(low) + 2) return null;
+      const slot = Math.floor((y - TOP) / this.tall);
+      return { index: low, slot: slot >= 0 && slot < this.rows ? slot : -1 };
+    }
+  }
+
+  // The next of 1, 2, 5, 10, 20 ... that is not below.
+  function nice(value, fractions = false) {
+    const least = Math.max(value, fractions ? 0.01 : 1);
+    const power = 10 ** Math.floor(Math.log10(least));
+    return [1, 2, 5, 10].map((k) => k * power).find((k) => k >= least * 0.999);
+  }
+
+  Object.assign(EB, { Picture, PALETTE: HUES, mix });
+})(globalThis);

@@ -1,0 +1,286 @@
+// Runs side by side, in step: each lane has a model of its own, and one clock says how far all of them are shown.
+// A lane is a recording, or a live server of this machine; live ones scroll.
+"use strict";
+(function () {
+  const EB = globalThis.EB;
+  const $ = (id) => document.getElementById(id);
+  const WINDOW = 8; // seconds of a live lane
+  const SHOWN_FOR = 14; // seconds that a race of recordings lasts, about
+  const MOST = 3;
+  const DEMO = ["web/demo/static.jsonl", "web/demo/dynamic.jsonl"];
+
+  let lanes = [];
+  let clock = 0, length = 1, speed = 1, playing = true, dirty = true;
+
+  class Lane {
+    constructor(name, model, origin, feed = null) {
+      Object.assign(this, { name, model, origin, feed, offset: 0 });
+      const box = (this.box = EB.element("section", "panel lane"));
+      const bar = box.appendChild(EB.element("div", "bar"));
+      const title = bar.appendChild(EB.element("h2"));
+      this.badge = title.appendChild(EB.element("span", "badge", model.last?.policy ?? "…"));
+      this.title = title.appendChild(EB.element("span", "", name));
+      this.figures = bar.appendChild(EB.element("div", "figures"));
+      this.texts = {};
+      for (const figure of ["answered", "tokens/s", "mean latency", "waiting", "useful"]) {
+        const part = this.figures.appendChild(EB.element("span"));
+        this.texts[figure] = part.appendChild(EB.element("b", "", "–"));
+        part.append(` ${figure}`);
+      }
+      this.end = this.figures.appendChild(EB.element("span", "done"));
+      const canvas = box.appendChild(EB.element("canvas"));
+      canvas.setAttribute("role", "img");
+      this.canvas = canvas;
+      const waste = box.appendChild(EB.element("div", "waste"));
+      waste.setAttribute("role", "img");
+      $("lanes").append(box);
+      this.picture = new EB.Picture(canvas, { height: 190 });
+      this.waste = new EB.WasteBar(waste);
+      box.setAttribute("aria-label", `${this.badge.textContent}: ${name}`);
+    }
+
+    // Sums up to each step, so that any moment can be shown at once.
+    prepare() {
+      const { columns } = this.model;
+      const steps = [0, 0, 0, 0, 0];
+      let output = 0, finished = 0;
+      this.sums = columns.map((column) => {
+        output += column.output;
+        finished += column.finished;
+        column.steps.forEach((value, k) => (steps[k] += value));
+        return { output, finished, steps: steps.slice() };
+      });
+      this.total = this.model.requests.size;
+      this.ends = [...this.model.requests.values()]
+        .filter((request) => request.left !== null && request.arrived !== null)
+        .map((request) => [request.left, request.left - request.arrived])
+        .sort((a, b) => a[0] - b[0]);
+      this.seconds = columns.length ? this.model.last.end - this.origin : 0;
+      EB.put(this.badge, this.model.last?.policy ?? "…");
+    }
+
+    draw(now, span) {
+      const at = this.origin + now;
+      const index = this.model.indexAt(at);
+      const first = this.model.columns[0];
+      if (!first || first.t > at) {
+        this.picture.draw(this.model, { index: 0, time: this.scale(span), at: this.origin + span, origin: this.origin, upTo: 0 });
+      } else {
+        this.picture.draw(this.model, { index, time: this.scale(span), at: this.origin + span, origin: this.origin });
+      }
+      this.tell(index, now);
+    }
+
+    scale(span) {
+      return (Math.max(200, this.canvas.clientWidth) - 52) / span;
+    }
+
+    tell(index, now) {
+      const sum = this.sums[index];
+      if (!sum) return;
+      const at = this.origin + now;
+      const gone = this.ends.filter(([end]) => end <= at);
+      const over = now >= this.seconds;
+      EB.put(this.texts.answered, `${sum.finished} of ${this.total}`);
+      EB.put(this.texts["tokens/s"], EB.figure(sum.output / Math.max(Math.min(now, this.seconds), 1e-6)));
+      EB.put(this.texts["mean latency"], gone.length ? EB.seconds(gone.reduce((all, [, took]) => all + took, 0) / gone.length) : "–");
+      EB.put(this.texts.waiting, String(over ? 0 : this.model.columns[index].queue));
+      const all = sum.steps.reduce((a, b) => a + b, 0) || 1;
+      const waste = Object.fromEntries(EB.STEPS.map((name, k) => [name, sum.steps[k] / all]));
+      EB.put(this.texts.useful, `${EB.rounded(waste).useful} %`);
+      this.waste.show(waste);
+      EB.put(this.end, over ? `✓ done in ${EB.seconds(this.seconds)}` : "");
+      const label = `${this.badge.textContent}: ${sum.finished} of ${this.total} answered after ${EB.seconds(Math.min(now, this.seconds))}`;
+      if (this.canvas.getAttribute("aria-label") !== label) this.canvas.setAttribute("aria-label", label);
+    }
+  }
+
+  function begin(found) {
+    for (const lane of lanes) {
+      lane.feed?.stop();
+      lane.box.remove();
+    }
+    lanes = found;
+    length = Math.max(0.01, ...lanes.map((lane) => (lane.prepare(), lane.seconds)));
+    const wanted = length / SHOWN_FOR;
+    const options = [...$("speed").options].map((option) => Number(option.value));
+    speed = options.reduce((best, option) =>
+      Math.abs(Math.log(option / wanted)) < Math.abs(Math.log(best / wanted)) ? option : best, 1);
+    $("speed").value = String(speed);
+    $("seek").max = String(length);
+    clock = 0;
+    const [slow, fast] = [...lanes].sort((a, b) => b.seconds - a.seconds);
+    EB.put("lead", lanes.length > 1 && fast.seconds
+      ? `${lanes[0].total} requests, the same in each lane. Hatched slots are done and wait for the longest of their `
+        + `batch: ${slow.badge.textContent} needs ${EB.seconds(slow.seconds)}, `
+        + `${[...lanes].sort((a, b) => a.seconds - b.seconds)[0].badge.textContent} `
+        + `${EB.seconds(Math.min(...lanes.map((lane) => lane.seconds)))}.`
+      : "");
+    play(true);
+  }
+
+  function laneOf(name, text) {
+    const run = EB.parseRun(text);
+    if (!run.records.length) throw new Error(`${name} holds no record of a step. Choose an iterations.jsonl`);
+    const model = EB.modelOf(run);
+    const moments = run.arrivals.map((arrival) => arrival.t);
+    return new Lane(name, model, Math.min(run.records[0].t, ...moments));
+  }
+
+  function laneOfServer(url) {
+    const model = new EB.Model();
+    const lane = new Lane(url, model, 0);
+    lane.live = true;
+    lane.feed = new EB.Feed(url.replace(/\/$/, ""), {
+      state(state, fresh) {
+        if (fresh) model.clear();
+        lane.offset = state.now - performance.now() / 1000;
+        for (const arrival of state.waiting) model.arrival(arrival);
+        EB.put(lane.badge, state.policy);
+      },
+      step: (record) => model.add(record),
+      arrival: (arrival) => model.arrival(arrival),
+      departure: (departure) => model.departure(departure),
+      gap: () => model.gap(),
+      status: (name, text) => EB.put(lane.end, text),
+    }, { crossOrigin: new URL(url, location).origin !== location.origin });
+    return lane;
+  }
+
+  async function open(urls) {
+    try {
+      if (urls.some((url) => !/\.(jsonl|json|txt)$/.test(url))) {
+        for (const lane of lanes) lane.box.remove();
+        lanes = urls.slice(0, MOST).map(laneOfServer);
+        EB.put("lead", "Live servers, side by side. Send them the same load.");
+        return;
+      }
+      const texts = await Promise.all(urls.slice(0, MOST).map(async (url) => {
+        const answer = await fetch(url);
+        if (!answer.ok) throw new Error(`${url} cannot be read: ${answer.status}`);
+        return answer.text();
+      }));
+      begin(texts.map((text, k) => laneOf(urls[k].split("/").pop(), text)));
+    } catch (error) {
+      complain(error);
+    }
+  }
+
+  async function openFiles(files) {
+    try {
+      const some = [...files].slice(0, MOST);
+      const texts = await Promise.all(some.map((file) => file.text()));
+      $("banner").hidden = true;
+      begin(texts.map((text, k) => laneOf(some[k].name, text)));
+    } catch (error) {
+      complain(error);
+    }
+  }
+
+  function complain(error) {
+    $("banner").hidden = false;
+    EB.put("banner", `${error.message}.`);
+  }
+
+  function play(on) {
+    if (on && clock >= length) clock = 0;
+    playing = on;
+    dirty = true;
+    EB.put("pause", on ? "Pause" : "Go on");
+  }
+
+  let before = performance.now(), drawn = "";
+
+  function frame(now) {
+    requestAnimationFrame(frame);
+    const elapsed = Math.min(0.25, (now - before) / 1000);
+    before = now;
+    if (lanes.some((lane) => lane.live)) {
+      drawLive(now);
+      return;
+    }
+    if (playing && lanes.length) {
+      clock = Math.min(length, clock + elapsed * speed);
+      if (clock >= length) play(false);
+    }
+    const stamp = [clock, lanes.length, innerWidth].join();
+    if (stamp === drawn && !dirty) return;
+    drawn = stamp;
+    dirty = false;
+    for (const lane of lanes) lane.draw(clock, length * 1.02);
+    if (document.activeElement !== $("seek")) $("seek").value = String(clock);
+    EB.put("clock", EB.seconds(clock));
+  }
+
+  function drawLive(now) {
+    for (const lane of lanes) {
+      if (!lane.model.columns.length) continue;
+      const at = now / 1000 + lane.offset;
+      lane.origin = lane.model.columns[0].t;
+      lane.picture.draw(lane.model, {
+        index: lane.model.columns.length - 1, time: lane.scale(WINDOW), at, origin: lane.origin,
+      });
+      if (now - (lane.told ?? 0) < 300) continue;
+      lane.told = now;
+      const tiles = lane.model.tiles(lane.model.columns.length - 1, 10, at);
+      EB.put(lane.texts["tokens/s"], EB.figure(tiles.tokensPerSecond));
+      EB.put(lane.texts.waiting, String(tiles.waiting));
+      EB.put(lane.texts.answered, String(lane.model.columns.reduce((sum, column) => sum + column.finished, 0)));
+      EB.put(lane.texts.useful, tiles.waste ? `${EB.rounded(tiles.waste).useful} %` : "–");
+      lane.waste.show(tiles.waste);
+    }
+  }
+
+  function step(by) {
+    play(false);
+    const moments = lanes.flatMap((lane) => lane.model.columns.map((column) => column.t - lane.origin + 1e-9));
+    const next = moments.filter((moment) => (by > 0 ? moment > clock + 1e-8 : moment < clock - 1e-8));
+    if (next.length) clock = by > 0 ? Math.min(...next) : Math.max(...next);
+    else clock = by > 0 ? length : 0;
+    dirty = true;
+  }
+
+  $("pause").addEventListener("click", () => play(!playing));
+  $("again").addEventListener("click", () => {
+    clock = 0;
+    play(true);
+  });
+  $("back").addEventListener("click", () => step(-1));
+  $("forward").addEventListener("click", () => step(1));
+  $("speed").addEventListener("change", () => (speed = Number($("speed").value)));
+  $("seek").addEventListener("input", () => {
+    play(false);
+    clock = Number($("seek").value);
+  });
+  $("files").addEventListener("change", () => openFiles($("files").files));
+  $("theme").addEventListener("click", () => {
+    const dark = getComputedStyle(document.documentElement).colorScheme.includes("dark");
+    document.documentElement.dataset.theme = dark ? "light" : "dark";
+    for (const lane of lanes) lane.picture.restyle();
+    dirty = true;
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.target.closest("input, select, button, a") || event.ctrlKey || event.metaKey) return;
+    const act = { " ": () => play(!playing), ArrowLeft: () => step(-1), ArrowRight: () => step(1) }[event.key];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  });
+  document.addEventListener("dragover", (event) => {
+    event.preventDefault();
+    $("drop").hidden = false;
+  });
+  document.addEventListener("dragleave", (event) => {
+    if (!event.relatedTarget) $("drop").hidden = true;
+  });
+  document.addEventListener("drop", (event) => {
+    event.preventDefault();
+    $("drop").hidden = true;
+    if (event.dataTransfer.files.length) openFiles(event.dataTransfer.files);
+  });
+
+  const runs = new URLSearchParams(location.search).getAll("run");
+  open(runs.length ? runs : DEMO);
+  requestAnimationFrame(frame);
+  EB.race = { get lanes() { return lanes; }, get clock() { return clock; }, set clock(t) { play(false); clock = Math.min(t, length); dirty = true; } };
+})();

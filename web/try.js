@@ -1,0 +1,102 @@
+// The prompt box, and the buttons that fire a load.
+"use strict";
+(function (root) {
+  const EB = (root.EB = root.EB || {});
+  const $ = (id) => document.getElementById(id);
+
+  // headers(more): the headers of a request, with the key; sent(id): a request of this page goes out
+  function setUp({ headers, sent }) {
+    const answer = $("answer");
+    answer.classList.add("none");
+    let control = null;
+
+    $("cancel").addEventListener("click", () => control?.abort());
+    $("prompt").addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("prompt-form").requestSubmit();
+    });
+    $("prompt-form").addEventListener("submit", async (event) => {
+      event.preventDefault();
+      const prompt = $("prompt").value;
+      const id = `page-${Array.from(crypto.getRandomValues(new Uint32Array(2)), (n) => n.toString(36)).join("")}`;
+      control = new AbortController();
+      $("send").disabled = true;
+      $("cancel").disabled = false;
+      answer.classList.remove("none");
+      answer.textContent = prompt;
+      sent(id);
+      try {
+        const reply = await fetch("inference", {
+          method: "POST",
+          signal: control.signal,
+          headers: headers({ "Content-Type": "application/json", "X-Request-Id": id }),
+          body: JSON.stringify({ prompt, num_tokens: Number($("tokens").value) || 40, stream: true }),
+        });
+        if (!reply.ok) throw await EB.refusal(reply);
+        for await (const piece of EB.events(reply)) {
+          if (piece.error) throw new Error(piece.error.message);
+          answer.append(piece.text || ""); // a text node
+          answer.scrollTop = answer.scrollHeight;
+        }
+      } catch (error) {
+        const why = control.signal.aborted ? "stopped" : error.message;
+        answer.append(`\n[${why}]`);
+      } finally {
+        $("send").disabled = false;
+        $("cancel").disabled = true;
+      }
+    });
+
+    $("load-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      fire(Number($("load-rate").value));
+    });
+    $("burst").addEventListener("click", () => fire(0));
+    $("first-burst").addEventListener("click", () => {
+      $("load-count").value = "40";
+      fire(0);
+    });
+    $("load-stop").addEventListener("click", () => fetch("load", { method: "DELETE", headers: headers({}) }));
+
+    let watching = null;
+
+    async function fire(rate) {
+      const number = (id, fallback) => Number($(id).value) || fallback;
+      const wanted = {
+        count: number("load-count", 200), rate, min_tokens: number("load-min", 8),
+        max_tokens: number("load-max", 80), seed: Math.trunc(number("load-seed", 0)),
+      };
+      try {
+        const reply = await fetch("load", {
+          method: "POST",
+          headers: headers({ "Content-Type": "application/json" }),
+          body: JSON.stringify(wanted),
+        });
+        if (!reply.ok) throw await EB.refusal(reply);
+        tell(await reply.json());
+        clearInterval(watching);
+        watching = setInterval(watch, 500);
+      } catch (error) {
+        EB.put("load-state", error.message);
+      }
+    }
+
+    async function watch() {
+      try {
+        const reply = await fetch("load", { headers: headers({}) });
+        if (reply.ok) tell(await reply.json());
+      } catch {
+        clearInterval(watching); // the banner says that the server is gone
+      }
+    }
+
+    function tell(load) {
+      const failed = load.failed ? `, ${load.failed} refused or failed` : "";
+      EB.put("load-state", `${load.done} of ${load.total} answered${failed}`);
+      $("load-stop").disabled = !load.active;
+      $("poisson").disabled = $("burst").disabled = load.active;
+      if (!load.active) clearInterval(watching);
+    }
+  }
+
+  Object.assign(EB, { setUpTry: setUp });
+})(globalThis);
