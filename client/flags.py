@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse; a flag that is none is answered with the nearest that is one."""
-        flags, unknown = self.parse_known_args(argv)
+        flags, unknown = self.parse_known_intermixed_args(argv)
         if unknown:
             known = [name for action in self._actions for name in action.option_strings]
             name = unknown[0].split("=")[0]

@@ -64,7 +64,9 @@ def joined(values: Sequence[float | None]) -> str:
 
 def shown(value: float | None, digits: int = 2) -> str:
     """Write a figure; "-" where there is none."""
-    return "-" if value is None else f"{value:,.{digits}f}"
+    if value is None:
+        return "-"
+    return f"{value:,.{0 if abs(value) >= 1000 else digits}f}"
 
 
 def fitted(fairness: Mapping[str, float | None]) -> str:

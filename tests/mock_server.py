@@ -33,7 +33,8 @@ class MockServer:
         self.keys: list[str | None] = []
         self.running = self.most_running = 0
         self.stats: Answer = (200, STATS)
-        self.events: list[dict[str, Any]] = []
+        self.step: dict[str, Any] = {}  # told on /events after each request, if there is one
+        self._viewers: list[asyncio.StreamWriter] = []
         # What a whole answer is, or None for the dialect's own.
         self.answer: Callable[[dict[str, Any]], Answer | None] = lambda body: None
         # Chunks after which a stream stops without its end; the event that takes its place.
@@ -100,14 +101,14 @@ class MockServer:
             await self._generate(path, body, writer)
         finally:
             self.running -= 1
+            for viewer in self._viewers:
+                viewer.write(b"id: 1\ndata: " + json.dumps(self.step).encode() + b"\n\n")
 
     async def _look(self, path: str, writer: asyncio.StreamWriter) -> None:
-        if path == "/events" and self.events:
+        if path == "/events" and self.step:
             writer.write(head_of(200, "text/event-stream"))
-            for event in self.events:
-                writer.write(b"id: 1\ndata: " + json.dumps(event).encode() + b"\n\n")
-            await writer.drain()
-            await asyncio.sleep(60)
+            self._viewers.append(writer)
+            await self._over.wait()
         known: dict[str, Answer] = {
             "/stats": self.stats,
             "/v1/models": (200, {"data": [{"id": "bard"}]}),

@@ -1,0 +1,137 @@
+"""Runs of a comparison against one server: the same seeded plans, warm-up, record, figures."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from . import corpus, measure, runs, tables, workloads
+from .arrivals import Arrivals
+from .console import UsageError, say
+from .events import EventRecorder
+from .store import Store
+from .target import Target, fetch_stats
+
+DEFAULT_WARMUP = 3
+
+
+@dataclass(slots=True)
+class Load:
+    """One load of the comparison, drawn once for each repeat, the same for every server."""
+
+    name: str
+    arrivals: Arrivals
+    plans: list[workloads.Plan]
+    workload: str
+
+
+def draw(flags: argparse.Namespace, seed: int, count: int, workload: str) -> list[Load]:
+    """Draw all plans from the seed; a repeat has the next seed."""
+    text = corpus.load(Path(flags.text) if flags.text else None)
+    loads = []
+    try:
+        for pace in flags.load:
+            plans = [
+                workloads.draw(workload, count, pace, seed + i, text) for i in range(flags.repeats)
+            ]
+            loads.append(Load(pace.text, pace, plans, workload))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return loads
+
+
+@dataclass(slots=True)
+class Experiment:
+    """What all servers are put through, and where it is written."""
+
+    store: Store
+    console: Console
+    flags: argparse.Namespace
+    seed: int
+    failed: int = 0
+    interrupted: bool = False
+
+    def keep_plans(self, loads: Sequence[Load]) -> None:
+        """Write what is to be sent."""
+        for load in loads:
+            for repeat, plan in enumerate(load.plans):
+                self.store.arrivals(load.name, repeat, plan.planned)
+
+    def put_through(self, name: str, target: Target, loads: Sequence[Load], progress: str) -> None:
+        """Send every load to a server; `ServerUnreachable` when it is not there."""
+        fetch_stats(target)
+        events = EventRecorder(target, self.store.iterations)
+        events.start()
+        try:
+            warm = self.flags.warmup if self.flags.warmup is not None else DEFAULT_WARMUP
+            warmed = runs.warm_up(target, loads[0].plans[0].planned, warm)
+            if not events.is_connected():
+                say(self.console, f"note: {name} has no /events: no pictures of its slots")
+            for load in loads:
+                for repeat, plan in enumerate(load.plans):
+                    labels = {"policy": name, "load": load.name, "repeat": repeat}
+                    again = f" #{repeat + 1}" if len(load.plans) > 1 else ""
+                    say(
+                        self.console,
+                        f"{progress}{name}, {plan.arrivals.describe()}{again}: "
+                        f"{len(plan.planned)} requests",
+                    )
+                    self.one(labels, target, plan, warmed, events)
+                    if self.interrupted:
+                        return
+        finally:
+            events.close()
+
+    def one(
+        self,
+        labels: dict[str, Any],
+        target: Target,
+        plan: workloads.Plan,
+        warmed: int,
+        events: EventRecorder | None = None,
+    ) -> dict[str, Any]:
+        """Run one plan and keep its figures."""
+        before = runs.stats_or_none(target)
+        if events is not None:
+            events.label(labels)
+        sent = runs.send(
+            target, plan.planned, self.console, plan.arrivals, self.store.record(labels)
+        )
+        if events is not None:
+            events.settle()
+            events.label(None)
+        numbers = measure.result(
+            sent.outcomes, self.facts(labels, target, plan, before, warmed, sent.stalls)
+        )
+        self.store.add(labels, numbers)
+        for text in tables.warnings(numbers, sent.outcomes):
+            self.store.warn(f"{labels['policy']}, {labels['load']}: {text}")
+            say(self.console, f"warning: {text}")
+        self.failed += numbers["failed"] + numbers["unsent"]
+        self.interrupted |= sent.interrupted
+        return numbers
+
+    def facts(
+        self,
+        labels: dict[str, Any],
+        target: Target,
+        plan: workloads.Plan,
+        before: dict[str, Any] | None,
+        warmed: int,
+        stalls: list[float],
+    ) -> measure.RunFacts:
+        """Collect what a run's result says besides its figures."""
+        config = {
+            "workload": self.store.summary.get("workload"), "load": labels["load"],
+            "numsamples": len(plan.planned), "api": target.dialect.api,
+            "stream": target.dialect.stream, "notes": plan.notes,
+        }  # fmt: skip
+        return runs.facts(
+            target, plan.planned, plan.arrivals, self.seed + labels["repeat"], config, before,
+            runs.stats_or_none(target), slos=dict(self.flags.goodput), warmup=warmed, stalls=stalls,
+        )  # fmt: skip

@@ -1,0 +1,117 @@
+"""The original's picture: mean latency over requested tokens, from the tables that servers keep.
+
+    python client/graph.py nobatch.csv dynamic.csv
+    curl localhost:8500/stats/token_data.csv > dynamic.csv
+
+A table has a line `num_tokens,mean_latency_s` for each length, no header; its file's name is the policy's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    __package__ = Path(__file__).resolve().parent.name
+
+from rich.console import Console
+
+from . import figures, flags
+from .console import FINE, UsageError, emit, guarded, say
+
+Table = list[tuple[float, float]]
+
+
+def read(path: Path, console: Console) -> Table:
+    """Read a table; lines that are none are named and left out."""
+    rows: Table = []
+    bad: list[int] = []
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            for number, cells in enumerate(csv.reader(file), 1):
+                try:
+                    tokens, latency = map(float, cells)
+                    rows.append((tokens, latency))
+                except ValueError:
+                    bad.append(number)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {str(path)!r}: {error}. Use a table of a server") from error
+    if not rows:
+        raise UsageError(f"{str(path)!r} has no line num_tokens,seconds. Use a table of a server")
+    if bad:
+        say(console, f"note: {path}: left out line {', '.join(map(str, bad[:5]))}")
+    return sorted(rows)
+
+
+def name_of(path: Path) -> str:
+    """Give the policy's name: the file's, without what the original put around it."""
+    return path.stem.replace("token_data", "").strip("_-. ") or path.stem
+
+
+def draw(tables: dict[str, Table], out: Path) -> None:
+    """Draw the picture; its ending (png, svg, pdf) is the file's."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    from .plots import KNOWN, OTHERS, finish
+
+    picture, axes = plt.subplots(figsize=(7.2, 4.2))
+    for place, (name, rows) in enumerate(tables.items()):
+        x, y = zip(*rows)
+        line = figures.fit(x, y)
+        label = (
+            name
+            if line is None
+            else f"{name}: {line[1]:.2f} s + {line[0]:.4f} s/token, r = {line[2]:.2f}"
+        )
+        axes.plot(
+            x, y, marker="o", markersize=3, color=KNOWN.get(name, OTHERS[place % 7]), label=label
+        )
+    finish(axes, "tokens asked", "mean latency (s)")
+    picture.tight_layout()
+    picture.savefig(out, dpi=130)
+    plt.close(picture)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw the picture and print its name."""
+
+    def command(console: Console) -> int:
+        parser = flags.Parser(
+            prog="graph.py", description=__doc__, allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        parser.add_argument("tables", nargs="*", type=Path, help="tables (*token_data*.csv here)")
+        parser.add_argument(
+            "--out", type=Path, default=Path("graph.png"), help="picture (graph.png)"
+        )
+        given = parser.read(sys.argv[1:] if argv is None else argv)
+        paths = given.tables or sorted(Path().glob("*token_data*.csv"))
+        if not paths:
+            raise UsageError(
+                "no table is named and no *token_data*.csv is here. Use graph.py FILE.csv"
+            )
+        try:
+            draw({name_of(path): read(path, console) for path in paths}, given.out)
+        except ImportError as error:
+            raise UsageError(
+                f"{error}. Install matplotlib: pip install -r client/requirements.txt"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"cannot write {str(given.out)!r}: {error}. Use --out FILE.png"
+            ) from error
+        emit(str(given.out))
+        return FINE
+
+    return guarded(command, lambda: None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Pictures of a sweep: what becomes of throughput and latency as one thing grows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .plots import Album, finish
+
+AXES = {
+    "rate": "requests a second offered",
+    "users": "users at once (closed loop)",
+    "batch": "slots (--max-batch-size)",
+    "variance": "standard deviation of the output lengths (tokens)",
+    "cache": "memory for KV pages (MiB)",
+}
+
+
+def curves(album: Album) -> None:
+    """Throughput, p50 and p99 over what was swept; saturation is marked."""
+    sweep = album.results.summary.get("sweep")
+    if not sweep:
+        return
+    axis = AXES[sweep["over"]]
+    figures = [("throughput", "output_throughput", "output tokens/s", 1.0),
+               ("e2el", "e2el_ms", "latency (s)", 0.001), ("ttft", "ttft_ms", "TTFT (s)", 0.001),
+               ("hits", "hit_tokens", "prompt tokens from the cache (%)", 100.0)]  # fmt: skip
+    for name, key, label, scale in figures:
+        keys = [key] if not key.endswith("_ms") else [f"p50_{key}", f"p99_{key}"]
+        points = {p: series(album, p, keys) for p in album.results.policies}
+        points = {p: rows for p, rows in points.items() if rows}
+        if not points:
+            continue
+        count = sum(r["num_prompts"] for r in album.results.runs)
+        title = f"{label.capitalize()} over {axis}"
+        with album.draw(f"sweep-{name}", title, count) as ((axes,), rows):
+            rows.append(["policy", sweep["over"], *keys])
+            for policy, line in points.items():
+                look = album.look(policy)
+                for i, part in enumerate(keys):
+                    style = {**look, "linestyle": "-" if i == 0 else "--"}
+                    said = f"{policy} {part[:3]}" if len(keys) > 1 else policy
+                    values = [scale * row[1 + i] for row in line]
+                    axes.plot([row[0] for row in line], values, label=said, markersize=4, **style)
+                rows += [[policy, *row] for row in line]
+                limit = sweep.get("saturation", {}).get(policy)
+                if limit is not None:
+                    axes.axvline(limit, color=look["color"], linewidth=0.8, linestyle=":")
+            if sweep["over"] != "variance":
+                axes.set_xscale("log", base=2)
+            if len(keys) > 1:
+                axes.set_yscale("log")
+            finish(axes, axis + "; dotted: saturated", label, zero=len(keys) == 1)
+
+
+def series(album: Album, policy: str, keys: list[str]) -> list[tuple[float, ...]]:
+    """Give (value, figure ...) of a policy's runs, by value; without those that lack a figure."""
+    found: list[tuple[float, ...]] = []
+    for run in album.results.runs:
+        numbers: list[Any] = [run.get(key) for key in keys]
+        if run["policy"] == policy and None not in numbers and run.get("value") is not None:
+            found.append((float(run["value"]), *map(float, numbers)))
+    return sorted(found)
+
+
+def throughput_latency(album: Album) -> None:
+    """The field's picture: latency over the throughput that was reached."""
+    sweep = album.results.summary.get("sweep")
+    if not sweep:
+        return
+    keys = ["output_throughput", "p50_e2el_ms", "p99_e2el_ms"]
+    points = {p: series(album, p, keys) for p in album.results.policies}
+    if not any(points.values()):
+        return
+    count = sum(run["num_prompts"] for run in album.results.runs)
+    with album.draw("throughput-latency", "Latency over throughput", count) as ((axes,), rows):
+        rows.append(["policy", sweep["over"], *keys])
+        for policy, line in points.items():
+            look = album.look(policy)
+            for i, style in ((2, "-"), (3, "--")):
+                axes.plot(
+                    [row[1] for row in line], [row[i] / 1000 for row in line], markersize=4,
+                    label=f"{policy} {'p50' if i == 2 else 'p99'}", **{**look, "linestyle": style},
+                )  # fmt: skip
+            rows += [[policy, *row] for row in line]
+            limit = sweep.get("saturation", {}).get(policy)
+            place = [row for row in line if row[0] == limit]
+            if limit is not None and place and math.isfinite(place[0][2]):
+                axes.annotate("saturated", (place[0][1], place[0][2] / 1000), fontsize=7)
+        axes.set_yscale("log")
+        finish(axes, "output tokens/s", "latency (s)", zero=False)
+
+
+ALL = (throughput_latency, curves)

@@ -1,0 +1,160 @@
+"""A comparison in words and in one table, in the README's form. Pure.
+
+The original's figures stand beside ours only where they are documented, and are marked as theirs: another
+model on another machine, without a KV cache, at most 8 at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import figures
+from .store import Results
+from .tables import shown
+
+# Mean latency (s), seconds a token asked, correlation; 5..145 tokens, about 100 requests, gaps of 0 to 1 s.
+ORIGINAL = {"dynamic": (7.42, 0.1005, 0.996), "nobatch": (11.02, 0.0148, 0.487)}
+ORIGINAL_NOTE = (
+    "The original's: mean latency, latency a token asked, r, as lievan/effective-batching measured them "
+    "(5 to 145 tokens, about 100 requests, 0 to 1 s between two; GPT-2 without a KV cache, at most 8 at "
+    "once, on its own machine). They are theirs, not comparable in size; its static loop has none."
+)
+NO_ORIGINAL_NOTE = "The original documents no figures for these policies."
+Value = float | None
+
+
+def average(runs: Sequence[Mapping[str, Any]], *path: str) -> Value:
+    """Average a figure over repeats; None where a run has none."""
+    values = []
+    for run in runs:
+        value: Any = run
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        values.append(value)
+    known = [v for v in values if v is not None]
+    return float(np.mean(known)) if known and len(known) == len(values) else None
+
+
+def spread(runs: Sequence[Mapping[str, Any]], key: str) -> tuple[float, float] | None:
+    """Give a figure's interval: over runs with 3 repeats or more, else within the one run there is."""
+    values = [run.get(key) for run in runs]
+    if len(values) >= figures.FEWEST_RUNS and None not in values:
+        known = np.array(values, float)
+        return figures.interval(lambda at: float(known[at].mean()), len(known), independent=True)
+    within = (runs[0].get("intervals") or {}).get(key) if len(runs) == 1 else None
+    return (within[0], within[1]) if within else None
+
+
+COLUMNS: list[tuple[str, tuple[str, ...], float, int, str]] = [
+    ("output tokens/s", ("output_throughput",), 1, 1, "high"),
+    ("requests/s", ("request_throughput",), 1, 2, "high"),
+    ("ms per token, mean", ("mean_normalized_latency_ms",), 1, 1, "low"),
+    ("E2E mean, s", ("mean_e2el_ms",), 0.001, 2, "low"),
+    ("E2E p50, s", ("p50_e2el_ms",), 0.001, 2, "low"),
+    ("E2E p99, s", ("p99_e2el_ms",), 0.001, 2, "low"),
+    ("TTFT p50, s", ("p50_ttft_ms",), 0.001, 2, "low"),
+    ("TTFT p99, s", ("p99_ttft_ms",), 0.001, 2, "low"),
+    ("ITL p99, ms", ("p99_itl_ms",), 1, 1, "low"),
+    ("goodput/s", ("request_goodput",), 1, 2, "high"),
+    ("s per token asked", ("fairness", "slope_ms_per_token"), 0.001, 4, ""),
+    ("r", ("fairness", "r"), 1, 3, ""),
+]
+
+
+def best(results: Results, load: str, key: str, prefer: str) -> str | None:
+    """Name the policy that is best beyond doubt: its interval touches nobody else's."""
+    spans = {p: spread(results.of(p, load), key) for p in results.policies if results.of(p, load)}
+    if len(spans) < 2 or any(span is None for span in spans.values()):
+        return None
+    known = {p: span for p, span in spans.items() if span is not None}
+    sign = 1 if prefer == "low" else -1
+    first = min(known, key=lambda p: sign * sum(known[p]))
+    clear = all(
+        known[first][1] < s[0] if sign > 0 else known[first][0] > s[1]
+        for p, s in known.items()
+        if p != first
+    )
+    return first if clear else None
+
+
+def rows(results: Results, load: str) -> tuple[list[str], list[list[str]]]:
+    """Lay out the table of a load: heads and a row a policy; columns that nobody has are left out."""
+    policies = [p for p in results.policies if results.of(p, load)]
+    kept = [
+        c for c in COLUMNS if any(average(results.of(p, load), *c[1]) is not None for p in policies)
+    ]
+    winners = {c[0]: best(results, load, c[1][0], c[4]) if c[4] else None for c in kept}
+    theirs = any(p in ORIGINAL for p in policies)
+    lines = []
+    for policy in policies:
+        cells = [policy]
+        for head, path, scale, digits, _ in kept:
+            value = average(results.of(policy, load), *path)
+            text = shown(None if value is None else value * scale, digits)
+            cells.append(f"**{text}**" if winners[head] == policy else text)
+        if theirs:
+            cells.append(_theirs(policy))
+        lines.append(cells)
+    heads = ["policy", *(c[0] for c in kept), *(["the original's (theirs)"] if theirs else [])]
+    return heads, lines
+
+
+def _theirs(policy: str) -> str:
+    if policy not in ORIGINAL:
+        return "-"
+    mean, slope, r = ORIGINAL[policy]
+    return f"{mean} s, {slope} s/token, r {r}"
+
+
+def note(results: Results) -> str:
+    """Say whose figures stand in the last column."""
+    return ORIGINAL_NOTE if any(p in ORIGINAL for p in results.policies) else NO_ORIGINAL_NOTE
+
+
+def markdown(results: Results) -> str:
+    """Write the tables of all loads as Markdown."""
+    parts = []
+    for load in results.loads:
+        heads, lines = rows(results, load)
+        table = [heads, ["---", *["---:"] * (len(heads) - 1)], *lines]
+        text = "\n".join("| " + " | ".join(cells) + " |" for cells in table)
+        parts.append(f"{title(results, load)}\n\n{text}\n")
+    return "\n".join([*parts, note(results)]) + "\n"
+
+
+def title(results: Results, load: str) -> str:
+    """Say what a table is about."""
+    runs = [run for run in results.runs if run["load"] == load]
+    count, repeats = runs[0]["num_prompts"], 1 + max(run["repeat"] for run in runs)
+    model = runs[0].get("model_id") or "the server's model"
+    times = f", {repeats} times" if repeats > 1 else ""
+    return (
+        f"{load}: {count} requests of {results.summary.get('workload')}{times}, {model}, "
+        f"seed {results.summary.get('seed')}"
+    )
+
+
+def headline(results: Results) -> str:
+    """Answer the question of the comparison in one sentence."""
+    load = results.loads[-1]
+    rates = {
+        p: average(results.of(p, load), "output_throughput") or 0.0
+        for p in results.policies
+        if results.of(p, load)
+    }
+    ranked = sorted(rates, key=lambda p: rates[p], reverse=True)
+    if not ranked or not rates[ranked[0]]:
+        return "Nothing was completed."
+    first = f"{ranked[0]} gave the most tokens a second under {load}: {rates[ranked[0]]:,.0f}"
+    if len(ranked) == 1:
+        return first + "."
+    second, last = ranked[1], ranked[-1]
+    factor = f"{rates[ranked[0]] / rates[second]:.2f} times {second}" if rates[second] else second
+    if last != second and rates[last]:
+        factor += f" and {rates[ranked[0]] / rates[last]:.2f} times {last}"
+    sure = best(results, load, "output_throughput", "high") == ranked[0]
+    doubt = "" if sure else " (one run each: repeat it, --repeats 3, to know how sure that is)"
+    return f"{first}, {factor}{doubt}."

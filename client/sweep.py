@@ -1,0 +1,243 @@
+"""One thing made larger step by step, until the server is saturated: rates, users, slots, lengths, cache.
+
+    python -m client.sweep static dynamic --over rate
+    python -m client.sweep dynamic --over users --values 24 64 128 256
+    python -m client.sweep ours=http://10.0.0.5:8500 --over rate
+
+It stops by itself: a rate is too much when requests leave at less than 0.9 of it, or when those of its last
+half wait much longer than those of its first; more users are useless when two steps bring less than 5 % each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import os
+import secrets
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    __package__ = Path(__file__).resolve().parent.name
+
+import numpy as np
+from rich.console import Console
+
+from . import compare, flags, runs
+from .arrivals import Arrivals
+from .console import FINE, SOME_FAILED, UNREACHABLE, UsageError, guarded, say
+from .experiment import Experiment, draw
+from .target import ServerUnreachable, Target
+
+SERVED = 0.9
+GAIN = 1.05
+MOST_STEPS = 12
+SECONDS = 20.0
+FEWEST = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What is made larger: its usual values, the load and workload at a value, the server's flags for it."""
+
+    help: str
+    values: tuple[float, ...]
+    pace: Callable[[float], Arrivals]
+    workload: Callable[[float], str | None] = lambda value: None
+    server: Callable[[float], list[str]] = lambda value: []
+
+
+BURST = Arrivals("burst")
+AXES: dict[str, Axis] = {
+    "rate": Axis(
+        "requests a second, doubled until saturation",
+        tuple(2.0**i for i in range(MOST_STEPS)),
+        lambda rate: Arrivals("poisson", rate),
+    ),
+    "users": Axis(
+        "users of a closed loop", (1, 2, 4, 8, 16, 24, 32, 64, 128, 256),
+        lambda users: Arrivals("closed", users),
+    ),
+    "batch": Axis(
+        "--max-batch-size of the server, in a burst", (1, 2, 4, 8, 16, 32, 64),
+        lambda _: BURST, server=lambda n: ["--max-batch-size", f"{n:.0f}"],
+    ),
+    "variance": Axis(
+        "the cap of Anyscale's output lengths, in a burst", (16, 32, 128, 512),
+        lambda _: BURST, lambda cap: f"anyscale:{cap:.0f}",
+    ),
+    "cache": Axis(
+        "MiB of KV pages, with shared prefixes at two a second", (8, 16, 32, 64, 128, 256),
+        lambda _: Arrivals("poisson", 2.0), lambda _: "shared-prefix:20:256",
+        lambda mib: ["--kv-memory", f"{mib:.0f}M"],
+    ),
+}  # fmt: skip
+SWEPT: flags.Flags = {
+    "--over": (
+        "; ".join(f"{name}: {axis.help}" for name, axis in AXES.items()) + " (rate)",
+        {"type": flags.one_of("axis", list(AXES)), "metavar": "WHAT", "default": "rate"},
+    ),
+    "--values": (
+        "these values instead of the usual ones, all of them",
+        {"type": flags.POSITIVE, "metavar": "X", "nargs": "+"},
+    ),
+    "--seconds": (
+        "how long a rate is held (20)",
+        {"type": flags.POSITIVE, "metavar": "S", "default": SECONDS},
+    ),
+}
+
+
+def read(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = compare.build_parser(
+        "client.sweep", "without further flags: static and dynamic with bard"
+    )
+    parser.description = (__doc__ or "").partition("\n")[0]
+    flags.add(parser, "what is swept", SWEPT)
+    given = parser.read(argv)
+    if given.load:
+        raise UsageError(
+            f"--load {given.load[0].text} is what a sweep varies. Use --over and --values"
+        )
+    given.what = given.what or ["static", "dynamic"]
+    given.model, given.load_format = given.model or "bard", given.load_format or "auto"
+    given.workload = given.workload or "original"
+    axis = AXES[given.over]
+    if given.over in ("batch", "cache") and any("=http" in word for word in given.what):
+        raise UsageError(f"--over {given.over} starts servers. Use policies in place of addresses")
+    given.sweep_values = sorted(given.values) if given.values else list(axis.values)
+    given.load = [axis.pace(value) for value in given.sweep_values]
+    flags.check_limits(given)
+    return given
+
+
+def saturated(
+    over: str, history: Sequence[Mapping[str, Any]], e2els: Sequence[float | None]
+) -> bool:
+    """Tell whether more is of no use; `e2els` are those of the last run, in order of arrival."""
+    last = history[-1]
+    if over == "rate":
+        offered, served = last["request_rate"], last["request_throughput"] or 0.0
+        return served < SERVED * float(offered) and grows(e2els)
+    if over == "users" and len(history) > 2:
+        three = [run["output_throughput"] or 0.0 for run in history[-3:]]
+        return three[1] < GAIN * three[0] and three[2] < GAIN * three[1]
+    return False
+
+
+def grows(e2els: Sequence[float | None]) -> bool:
+    """Tell whether the later half of the requests took clearly longer: the queue was growing."""
+    known = [value for value in e2els if value is not None]
+    half = len(known) // 2
+    return half > 0 and float(np.median(known[half:])) > 1.2 * float(np.median(known[:half]))
+
+
+@dataclass(slots=True)
+class Sweep:
+    """The steps of one policy after another."""
+
+    given: argparse.Namespace
+    environ: Mapping[str, str]
+    experiment: Experiment
+    missing: int = 0
+
+    def policy(self, word: str, progress: str) -> None:
+        """Take one policy through the values, until it is saturated."""
+        over, axis = self.given.over, AXES[self.given.over]
+        folder = self.experiment.store.folder
+        own = over in ("batch", "cache")
+        try:
+            if own:
+                for value in self.given.sweep_values:
+                    asked = copy.copy(self.given)
+                    asked.server = [*self.given.server, *axis.server(value)]
+                    with compare.reached(word, asked, self.environ, folder) as target:
+                        self.steps(word, target, [value], progress)
+                return
+            with compare.reached(word, self.given, self.environ, folder) as target:
+                self.steps(word, target, self.given.sweep_values, progress)
+        except ServerUnreachable as error:
+            self.missing += 1
+            self.experiment.store.warn(f"{word}: the server was not to be had: {error}")
+            say(self.experiment.console, f"error: {word}: {error}")
+
+    def steps(self, word: str, target: Target, values: Sequence[float], progress: str) -> None:
+        """Run the values on one server."""
+        over, axis, name = self.given.over, AXES[self.given.over], compare.names([word])[0]
+        history: list[dict[str, Any]] = []
+        for value in values:
+            asked = copy.copy(self.given)
+            asked.load = [axis.pace(value)]
+            workload = axis.workload(value) or self.given.workload
+            (load,) = draw(asked, self.experiment.seed, self.count(value), workload)
+            plan = load.plans[0]
+            labels = {"policy": name, "load": f"{over}:{value:g}", "repeat": 0, "value": value}
+            if over == "variance":
+                labels["value"] = float(np.std([p.num_tokens for p in plan.planned]))
+            say(
+                self.experiment.console,
+                f"{progress}{name}, {over} {value:g}: {len(plan.planned)} requests",
+            )
+            warmed = 0 if history else runs.warm_up(target, plan.planned, self.given.warmup or 3)
+            numbers = self.experiment.one(labels, target, plan, warmed)
+            history.append(numbers)
+            if self.experiment.interrupted:
+                return
+            if not self.given.values and saturated(over, history, numbers["e2els"]):
+                self.experiment.store.summary["sweep"]["saturation"][name] = value
+                self.experiment.store.save()
+                say(self.experiment.console, f"{name} is saturated at {over} {value:g}")
+                return
+
+    def count(self, value: float) -> int:
+        """Say how many requests a step sends."""
+        if self.given.numsamples:
+            return int(self.given.numsamples)
+        if self.given.over == "rate":
+            return max(FEWEST, math.ceil(value * self.given.seconds))
+        return max(FEWEST, math.ceil(2 * value)) if self.given.over == "users" else 64
+
+
+def run(
+    given: argparse.Namespace, environ: Mapping[str, str], console: Console, command: str
+) -> int:
+    """Sweep every policy; show and keep what was measured."""
+    seed = secrets.randbits(32) if given.seed is None else given.seed
+    folder = compare.make_store(given, seed, command)
+    folder.summary["sweep"] = {"over": given.over, "values": given.sweep_values, "saturation": {}}
+    sweep = Sweep(given, environ, Experiment(folder, console, given, seed))
+    say(console, f"{', '.join(compare.names(given.what))} over {given.over}, seed {seed}")
+    try:
+        for i, word in enumerate(given.what):
+            sweep.policy(word, f"[{i + 1}/{len(given.what)}] ")
+            if sweep.experiment.interrupted:
+                folder.warn("stopped early by Ctrl-C")
+                break
+    finally:
+        folder.close()
+        compare.finish(folder.folder, console, not given.no_plots)
+    if sweep.missing == len(given.what):
+        return UNREACHABLE
+    return SOME_FAILED if sweep.missing or sweep.experiment.failed else FINE
+
+
+def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
+    """Run the sweep and give its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+
+    def command(console: Console) -> int:
+        text = shlex.join(["python", "-m", "client.sweep", *compare.hidden(arguments)])
+        return run(read(arguments), os.environ if environ is None else environ, console, text)
+
+    return guarded(command, lambda: None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
