@@ -6,9 +6,13 @@ under a policy that lets the page run nothing else and speak to nobody else.
 
 from __future__ import annotations
 
+import mimetypes
 import socket
+from pathlib import Path
 
-from flask import Blueprint, Response, jsonify, request, send_from_directory
+from flask import Blueprint, Response, jsonify, request
+from werkzeug.exceptions import NotFound
+from werkzeug.utils import safe_join
 
 from api import body
 from api.demo import Load
@@ -100,11 +104,17 @@ def page(name: str = "index.html", others: str = "") -> Response:
 
 
 def _file(name: str, others: str) -> Response:
-    response = send_from_directory(WEB, name, max_age=0)
-    response.direct_passthrough = False
+    path = safe_join(str(WEB), name)
+    if path is None or not Path(path).is_file():
+        raise NotFound
+    kind = mimetypes.guess_type(name)[0] or "text/plain"
+    response = Response(Path(path).read_bytes(), mimetype=kind)
     headers = response.headers
+    headers["Cache-Control"] = "no-cache"  # ask each time: another version may be served
     headers["Content-Security-Policy"] = POLICY.format(others=others)
     headers["X-Content-Type-Options"] = "nosniff"
     headers["Referrer-Policy"] = "no-referrer"
     headers["Cross-Origin-Resource-Policy"] = "same-origin"
+    response.add_etag()
+    response.make_conditional(request)
     return response
