@@ -199,7 +199,7 @@ def load_engine(config: Config, stats: ServerStats) -> Engine:
     model = weights.load(resolved, dtype).to(device)
     parameters = sum(p.numel() for p in model.parameters())
     shape = model.config
-    policy = policies.get_policy(config.policy, max_batch_size=config.max_batch_size)
+    policy = policies.get_policy(config.policy, config.max_batch_size, config.policy_options)
     n_pages = machine.kv_pages(shape, dtype, device, config.kv_memory, policy.max_batch_size)
     runner = ModelRunner(model, n_pages, machine.PAGE_SIZE)
     pages = PagePool(
@@ -258,7 +258,8 @@ def main(argv: list[str] | None = None) -> None:
         loaded = settings.load(
             argv, policies={name: _first_line(name) for name in policies.names()}
         )
-        policies.check_name(loaded.config.policy)
+        chosen = loaded.config
+        policies.get_policy(chosen.policy, chosen.max_batch_size, chosen.policy_options)
         if "--print-config" in argv:
             print(settings.describe(loaded))  # noqa: T201
             return

@@ -54,6 +54,11 @@ class Config:
     """The settings of one server."""
 
     policy: str = setting("nobatch", "the batching policy; the original's BATCHING too", "batching")
+    policy_option: str = setting(
+        "",
+        "NAME=VALUE of the policy's own parameters, several with commas or repeated flags",
+        "batching",
+    )
     max_batch_size: int = setting(
         64, "slots: requests computed at once", "batching", minimum=1, maximum=4096
     )
@@ -130,6 +135,15 @@ class Config:
                 f"--max-batch-size {self.max_batch_size:,} need {self.threads:,}: one for each request and "
                 f"{RESERVE} for health and refusals. Set it to {self.threads:,} or more, or lower --max-queue"
             )
+
+    @property
+    def policy_options(self) -> dict[str, str]:
+        """The policy's own parameters; ConfigError for what is no NAME=VALUE."""
+        pairs = [pair.strip() for pair in self.policy_option.split(",") if pair.strip()]
+        for pair in pairs:
+            if "=" not in pair:
+                raise ConfigError(f"--policy-option is {pair!r}. Use NAME=VALUE, as in w_q=2")
+        return dict(pair.split("=", 1) for pair in pairs)
 
     @property
     def max_open_requests(self) -> int:
@@ -280,6 +294,14 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=26, width=100)
 
 
+class Joined(argparse.Action):
+    """Join what a repeated flag is given with commas."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, f"{before},{values}" if before else values)
+
+
 class Parser(argparse.ArgumentParser):
     """argparse that answers a mistyped flag with the nearest one."""
 
@@ -328,6 +350,7 @@ def parser(policies: Mapping[str, str] | None = None) -> Parser:
             flag(item.name),
             dest=item.name,
             type=lambda text, item=item: _parse_flag(item, text),
+            action=Joined if item.name == "policy_option" else "store",
             metavar="|".join(item.metadata["choices"])
             or ("SIZE" if item.metadata["size"] else METAVARS[kind]),
             help=_help(item),

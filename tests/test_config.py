@@ -31,6 +31,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "port": ("9000", 9000), "api_key": ("k", "k"), "queue_timeout": ("1.5", 1.5),
     "max_connections": ("2000", 2000), "overload_status": ("503", "503"),
     "access_log": ("off", False), "tgi_metrics": ("on", True), "dashboard_show_text": ("on", True), "end_of_text": ("text", "text"),
+    "policy_option": ("w_p=1", "w_p=1"),
 }  # fmt: skip
 THIRD = {"policy": "nobatch", "port": "9001", "prefix_cache": "on", "load_format": "auto", "device": "cuda",
          "dtype": "bfloat16", "kv_memory": "7M", "max_connections": "999", "overload_status": "429",
@@ -457,3 +458,10 @@ def test_setup_says_when_python_is_too_old(house: Path) -> None:
     assert not (house / ".venv").exists()
     status, said, _ = set_up(house, PYTHON="no-such-python")
     assert (status, said.count("\n")) == (1, 1)
+
+
+def test_options_of_the_policy_are_given_one_by_one_or_together() -> None:
+    loaded = read("dynamic+vtc", "--policy-option", "w_p=1", "--policy-option", "w_q=3,weights=a:2")
+    assert loaded.config.policy_options == {"w_p": "1", "w_q": "3", "weights": "a:2"}
+    with pytest.raises(ConfigError, match="Use NAME=VALUE"):
+        _ = read("dynamic+vtc", "--policy-option", "w_p").config.policy_options
