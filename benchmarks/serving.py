@@ -84,7 +84,9 @@ def server(policy: str, args: argparse.Namespace) -> Iterator[int]:
         "--max-batch-size", str(args.numsamples), *(["--model", args.model] if args.model else []),
     ]  # fmt: skip
     environment = {k: v for k, v in os.environ.items() if k != "BATCHING"}
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+    ) as process:
         try:
             wait_until_ready(port, process)
             yield port
