@@ -262,6 +262,8 @@
       return;
     }
     if (detailOf === chosen && (detail?.state === "finished" || performance.now() - detailAt < 1000)) return;
+    const now = follows() ? performance.now() / 1000 + clockOffset : model.columns[shownIndex()]?.end ?? 0;
+    if (detailOf !== chosen) EB.showDetail($("detail"), request, null, "", close, now); // at once what is known here
     const asked = (detailOf = chosen);
     detailAt = performance.now();
     if (model === live) {
@@ -276,7 +278,6 @@
       }
     }
     if (chosen === asked && !$("detail").contains(document.activeElement)) {
-      const now = follows() ? performance.now() / 1000 + clockOffset : model.columns[shownIndex()]?.end ?? 0;
       EB.showDetail($("detail"), request, detail, problem, close, now);
     }
   }
@@ -396,13 +397,17 @@
   // ---- replay
 
   async function replay(file) {
-    const run = EB.parseRun(await file.text());
-    if (!run.records.length) {
+    const runs = EB.parseRuns(await file.text());
+    if (!runs.length) {
       $("banner").hidden = false;
       EB.put("banner", `${file.name} holds no record of a step. Drop an iterations.jsonl, a record on each line.`);
       return;
     }
-    show(EB.modelOf(run), file.name);
+    const choice = $("replay-run");
+    choice.hidden = runs.length < 2;
+    choice.replaceChildren(...runs.map((run, k) => new Option(run.name || `run ${k + 1}`, String(k))));
+    choice.onchange = () => show(EB.modelOf(runs[Number(choice.value)]), file.name);
+    show(EB.modelOf(runs[0]), file.name);
   }
 
   function show(other, name) {

@@ -8,6 +8,8 @@
   const PHASE = { prefill: KIND.PREFILL, decode: KIND.DECODE, held: KIND.HELD, idle: KIND.PAUSED };
   const JOINED = 8, HIT = 16, LEFT = 32;
   const HUES = 8;
+  const RECORD = new Set(["n", "t", "seconds", "policy", "queue", "members", "joined", "left", "displaced", "slot_steps",
+    "pages", "iteration"]);
 
   // One step. The typed arrays have an element per slot: 3,000 steps of 64 slots stay small.
   class Column {
@@ -359,30 +361,42 @@
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low);
   }
 
-  // The records, arrivals and departures of a recorded run: a line each, as /events or a trace file has them.
-  function parseRun(text) {
-    const run = { records: [], arrivals: [], departures: [], state: null, errors: 0 };
+  // The recorded runs in a file: a line for each record, arrival or departure, as /events or a trace file has them.
+  // A file of several runs names them in its lines; else a run ends where the numbers begin anew.
+  function parseRuns(text) {
+    const runs = new Map();
+    let state = null, part = 0, before = -1, waiting = { arrivals: [], departures: [] };
+    const parse = (line) => {
+      try {
+        return JSON.parse(line);
+      } catch {
+        return {}; // a line that was cut off
+      }
+    };
     for (const line of text.split("\n")) {
       const trimmed = line.startsWith("data:") ? line.slice(5).trim() : line.trim();
-      if (!trimmed || trimmed[0] !== "{") continue;
-      let value;
-      try {
-        value = JSON.parse(trimmed);
-      } catch {
-        run.errors++;
-        continue;
-      }
-      const record = value.iteration && value.iteration.members ? value.iteration : value;
+      if (trimmed[0] !== "{") continue;
+      const value = parse(trimmed);
+      const record = value.iteration?.members ? value.iteration : value;
       if (Array.isArray(record.members) && record.slot_steps) {
+        if (record.n <= before) part++;
+        before = record.n;
+        const label = Object.keys(value).filter((key) => !RECORD.has(key)).map((key) => `${key} ${value[key]}`).join(", ");
+        const name = label || (part ? `run ${part + 1}` : "");
+        const key = `${part} ${name}`;
+        if (!runs.has(key)) runs.set(key, { name, records: [], state, ...waiting });
+        const run = runs.get(key);
+        if (run.arrivals !== waiting.arrivals) waiting = run;
         record.joined = record.joined || [];
         record.left = record.left || [];
         run.records.push(record);
-      } else if (value.slots && value.policy) run.state = value;
-      else if (value.id && value.max_tokens !== undefined) run.arrivals.push(value);
-      else if (value.id && value.reason) run.departures.push(value);
+      } else if (value.slots && value.policy) {
+        state = value;
+        waiting = { arrivals: [], departures: [] };
+      } else if (value.id && value.max_tokens !== undefined) waiting.arrivals.push(value);
+      else if (value.id && value.reason) waiting.departures.push(value);
     }
-    run.records.sort((a, b) => a.n - b.n);
-    return run;
+    return [...runs.values()];
   }
 
   // A model of a whole recorded run.
@@ -395,6 +409,6 @@
   }
 
   const EB = (root.EB = root.EB || {});
-  Object.assign(EB, { KIND, NAMES, STEPS, JOINED, HIT, LEFT, HUES, Model, percentile, parseRun, modelOf });
+  Object.assign(EB, { KIND, NAMES, STEPS, JOINED, HIT, LEFT, HUES, Model, percentile, parseRuns, modelOf });
   if (typeof module === "object" && module.exports) module.exports = EB;
 })(globalThis);

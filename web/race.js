@@ -119,12 +119,18 @@
     play(true);
   }
 
-  function laneOf(name, text) {
-    const run = EB.parseRun(text);
-    if (!run.records.length) throw new Error(`${name} holds no record of a step. Choose an iterations.jsonl`);
-    const model = EB.modelOf(run);
-    const moments = run.arrivals.map((arrival) => arrival.t);
-    return new Lane(name, model, Math.min(run.records[0].t, ...moments));
+  function lanesOf(name, text) {
+    const runs = EB.parseRuns(text);
+    if (!runs.length) throw new Error(`${name} holds no record of a step. Choose an iterations.jsonl`);
+    return runs.map((run) => {
+      const first = Math.min(run.records[0].t, ...run.arrivals.map((arrival) => arrival.t));
+      return [run.name || name, run, first];
+    });
+  }
+
+  function race(names, texts) {
+    const found = texts.flatMap((text, k) => lanesOf(names[k], text)).slice(0, MOST);
+    begin(found.map(([name, run, first]) => new Lane(name, EB.modelOf(run), first)));
   }
 
   function laneOfServer(url) {
@@ -160,7 +166,7 @@
         if (!answer.ok) throw new Error(`${url} cannot be read: ${answer.status}`);
         return answer.text();
       }));
-      begin(texts.map((text, k) => laneOf(urls[k].split("/").pop(), text)));
+      race(urls.map((url) => url.split("/").pop()), texts);
     } catch (error) {
       complain(error);
     }
@@ -171,7 +177,7 @@
       const some = [...files].slice(0, MOST);
       const texts = await Promise.all(some.map((file) => file.text()));
       $("banner").hidden = true;
-      begin(texts.map((text, k) => laneOf(some[k].name, text)));
+      race(some.map((file) => file.name), texts);
     } catch (error) {
       complain(error);
     }
