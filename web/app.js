@@ -192,7 +192,6 @@
     waste.show(tiles?.waste);
     table.show(people, at ?? model.columns[index]?.end, chosen);
     if (model !== live && model.columns.length) {
-      $("seek").max = String(model.columns.length - 1);
       if (document.activeElement !== $("seek")) $("seek").value = String(index);
     }
     const label = tiles
@@ -422,6 +421,7 @@
       cursor = -1;
       playing = true;
     } else {
+      $("seek").max = String(model.columns.length - 1);
       setCursor(model.columns[0].n);
       playing = true;
       EB.put("policy", model.last.policy);
