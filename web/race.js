@@ -19,7 +19,7 @@
       const bar = box.appendChild(EB.element("div", "bar"));
       const title = bar.appendChild(EB.element("h2"));
       this.badge = title.appendChild(EB.element("span", "badge", model.last?.policy ?? "…"));
-      this.title = title.appendChild(EB.element("span", "", name));
+      this.title = title.appendChild(EB.element("span", "", name === model.last?.policy ? "" : name));
       this.figures = bar.appendChild(EB.element("div", "figures"));
       this.texts = {};
       for (const figure of ["answered", "tokens/s", "mean latency", "waiting", "useful"]) {
@@ -124,7 +124,7 @@
     if (!runs.length) throw new Error(`${name} holds no record of a step. Choose an iterations.jsonl`);
     return runs.map((run) => {
       const first = Math.min(run.records[0].t, ...run.arrivals.map((arrival) => arrival.t));
-      return [run.name || name, run, first];
+      return [run.name || name.replace(/\.[a-z]+$/, ""), run, first];
     });
   }
 

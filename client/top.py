@@ -1,0 +1,272 @@
+"""The batch in a terminal: `python -m client.top [URL]` shows the slots, the queue and the figures of a running server.
+
+The same records as the live page's, from `/events`; works over ssh. Without a terminal it prints a line every 5 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import requests
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+HUES = (
+    "dodger_blue2",
+    "orange1",
+    "spring_green4",
+    "pink3",
+    "sky_blue1",
+    "dark_orange3",
+    "yellow4",
+    "medium_purple",
+)
+MARKS = {
+    "prefill": "█",
+    "decode": "▄",
+    "held": "╱",
+    "idle": "‥",
+}  # the shape says it without colours, too
+WASTE = (("useful", "blue", "█"), ("padding", "yellow", "▒"), ("held", "magenta", "╱"), ("idle", "bright_black", "·"),
+         ("recomputed", "red", "▓"))  # fmt: skip
+KEPT = 1000
+SECONDS = 10.0  # that the figures are taken over
+
+
+class Watched:
+    """What is known of a server: its state, its last steps, and how it stands with the connection."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {}
+        self.steps: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.problem = "connecting ..."
+        self.offset = 0.0  # the server's clock less ours
+        self.last_id: int | None = None
+
+    def take(self, event: str, data: dict[str, Any]) -> None:
+        """Take in one event."""
+        if event == "state":
+            if self.state.get("run") not in (None, data["run"]):
+                self.steps.clear()
+            self.state = data
+            self.offset = data["now"] - time.monotonic()
+        elif event == "step":
+            self.steps.append(data)
+            self.last_id = data["n"]
+
+    def figures(self, now: float) -> dict[str, Any]:
+        """Return what the tiles show at `now` of the server's clock."""
+        recent = [s for s in list(self.steps) if s["t"] + s["seconds"] > now - SECONDS]
+        output = sum(m["tokens"] for s in recent for m in s["members"] if m["phase"] == "decode")
+        output += sum(len(s["joined"]) for s in recent)
+        spent = [sum(s["slot_steps"].get(name, 0) for s in recent) for name, *_ in WASTE]
+        total = sum(spent) or 1.0
+        span = max(now - recent[0]["t"], 1e-6) if recent else 1.0
+        last = self.steps[-1] if self.steps else None
+        gone = {one["id"] for one in last["left"]} if last else set()
+        running = sum(m["id"] not in gone for m in last["members"]) if last else 0
+        return {
+            "running": running,
+            "waiting": last["queue"] if last else 0,
+            "tokens/s": output / span,
+            "step": sum(s["seconds"] for s in recent) / len(recent) if recent else None,
+            "fill": 1 - spent[3] / total if recent else None,
+            "waste": [part / total for part in spent] if recent else None,
+            "pages": last["pages"]
+            if last
+            else {"used": 0, "total": self.state.get("pages_total", 0)},
+            "steps": len(recent),
+        }
+
+
+def events(url: str, key: str, last_id: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (event, data) of a server's /events; requests.RequestException when the connection is lost."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    if last_id is not None:
+        headers["Last-Event-ID"] = str(last_id)
+    params = {"detail": "1", "last": "300"}
+    with requests.get(
+        f"{url}/events", params=params, headers=headers, stream=True, timeout=(5, 30)
+    ) as answer:
+        if answer.status_code != 200:
+            try:
+                reason = answer.json()["error"]["message"]
+            except (ValueError, KeyError, TypeError):
+                reason = f"it answered {answer.status_code}"
+            raise requests.RequestException(reason)
+        name = "step"
+        for line in answer.iter_lines(chunk_size=None):
+            if line.startswith(b"event: "):
+                name = line[7:].decode()
+            elif line.startswith(b"data: "):
+                yield name, json.loads(line[6:])
+            elif not line:
+                name = "step"
+
+
+def follow(watched: Watched, url: str, key: str, stop: threading.Event) -> None:
+    """Take in events until told to stop, and come again when the connection is lost."""
+    while not stop.is_set():
+        try:
+            for event, data in events(url, key, watched.last_id):
+                if event == "state" and watched.state and data["run"] != watched.state["run"]:
+                    watched.last_id = None
+                watched.problem = ""
+                watched.take(event, data)
+                if stop.is_set():
+                    return
+            watched.problem = "the server closed the connection; reconnecting ..."
+        except (requests.RequestException, ValueError) as error:
+            words = str(error) if "refused" not in str(error) else f"cannot reach {url}"
+            watched.problem = f"{words[:120]}; reconnecting ..."
+        stop.wait(1.0)
+
+
+def hue(id: str) -> str:
+    return HUES[sum(id.encode()) % len(HUES)]
+
+
+def slots_picture(watched: Watched, width: int, height: int) -> Text:
+    """Return the slots by iterations, the newest on the right, as many as fit."""
+    columns = list(watched.steps)[-max(10, width - 6) :]
+    slots = int(watched.state.get("slots", 1))
+    used = max((m["slot"] + 1 for s in columns for m in s["members"]), default=1)
+    rows = min(slots, max(used, min(8, slots)), max(4, height))
+    grid: list[list[tuple[str, str]]] = [[("·", "grey37")] * len(columns) for _ in range(rows)]
+    for x, step in enumerate(columns):
+        joined = set(step["joined"])
+        for member in step["members"]:
+            if member["slot"] < rows:
+                mark = "▌" if member["id"] in joined else MARKS.get(member["phase"], "?")
+                grid[member["slot"]][x] = (mark, hue(member["id"]))
+    text = Text(no_wrap=True)
+    for slot, row in enumerate(grid):
+        text.append(f"{slot:>4} ", "grey62")
+        for mark, style in row:
+            text.append(mark, style)
+        text.append("\n")
+    text.append("queue", "grey62")
+    most = max([4, *(s["queue"] for s in columns)])
+    for step in columns:
+        text.append(" ▁▂▃▄▅▆▇█"[round(8 * step["queue"] / most)], "grey70")
+    text.append(f" {columns[-1]['queue'] if columns else 0}")
+    if rows < slots:
+        text.append(f"\n     slots {rows} to {slots - 1} are not shown", "grey50")
+    return text
+
+
+def waste_bar(shares: list[float] | None, width: int) -> Text:
+    """Return one bar that the five kinds fill, and their per cents."""
+    text = Text(no_wrap=True)
+    if shares is None:
+        return Text("nothing was computed lately", "grey50")
+    for share, (_, style, mark) in zip(shares, WASTE):
+        text.append(mark * round(share * width), style)
+    text.append("\n")
+    for share, (name, style, mark) in zip(shares, WASTE):
+        text.append(f"{mark} {share:.0%} {name}  ", style)
+    return text
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.1f} ms"
+
+
+def screen(watched: Watched, url: str, width: int, height: int) -> Group:
+    """Return all that is shown."""
+    state = watched.state
+    figures = watched.figures(time.monotonic() + watched.offset)
+    head = Text()
+    head.append(f" {state.get('policy', '?')} ", "bold reverse")
+    head.append(f" {state.get('model', '')} on {state.get('device', '')} · {url}", "grey70")
+    if watched.problem:
+        head.append(f"  {watched.problem}", "bold yellow")
+    tiles = Table.grid(expand=True, padding=(0, 2))
+    pages = figures["pages"]
+    cells = [
+        ("running", f"{figures['running']} of {state.get('slots', '?')}"),
+        ("waiting", str(figures["waiting"])),
+        ("tokens/s", f"{figures['tokens/s']:.0f}"),
+        ("a step", seconds(figures["step"])),
+        ("fill", "-" if figures["fill"] is None else f"{figures['fill']:.0%}"),
+        ("KV pages", f"{pages['used']} of {pages['total']}"),
+    ]
+    for _ in cells:
+        tiles.add_column()
+    tiles.add_row(
+        *(Text.assemble((name + "\n", "grey62"), (value, "bold")) for name, value in cells)
+    )
+    picture = slots_picture(watched, width - 4, height - 14)
+    return Group(
+        head, tiles, Panel(picture, title="slots x iterations", border_style="grey37"),
+        waste_bar(figures["waste"], width - 4),
+        Text("█ prefill  ▄ decode  ╱ held  · idle  ▌ joins   a colour is a request   Ctrl-C ends", "grey50"),
+    )  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Show a server until Ctrl-C; the exit code is 3 when it was never reached."""
+    parser = argparse.ArgumentParser(
+        prog="python -m client.top", description=__doc__.split("\n\n")[0]
+    )  # type: ignore[union-attr]
+    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8500", help="[%(default)s]")
+    parser.add_argument("--api-key", default=os.environ.get("EB_API_KEY", ""), help="or EB_API_KEY")
+    parser.add_argument(
+        "--seconds", type=float, default=0.0, help="leave after so long; 0: never [0]"
+    )
+    asked = parser.parse_args(argv)
+    url = asked.url.rstrip("/") if "://" in asked.url else f"http://{asked.url.rstrip('/')}"
+    watched, stop = Watched(), threading.Event()
+    threading.Thread(target=follow, args=(watched, url, asked.api_key, stop), daemon=True).start()
+    console = Console()
+    end = time.monotonic() + (asked.seconds or 1e12)
+    try:
+        if console.is_terminal:
+            _redraw(console, watched, url, end)
+        else:
+            _lines(watched, end)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        stop.set()
+    if not watched.state:
+        print(
+            f"error: {watched.problem.partition('; ')[0]}. Is the server running? Start it with ./server.sh dynamic",
+            file=sys.stderr,
+        )
+        return 3
+    return 0
+
+
+def _redraw(console: Console, watched: Watched, url: str, end: float) -> None:
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while time.monotonic() < end:
+            live.update(screen(watched, url, console.width, console.height), refresh=True)
+            time.sleep(0.15)
+
+
+def _lines(watched: Watched, end: float) -> None:
+    while time.monotonic() < end:
+        time.sleep(min(5.0, max(0.0, end - time.monotonic())))
+        figures = watched.figures(time.monotonic() + watched.offset)
+        print(
+            watched.problem or f"{figures['running']} running, {figures['waiting']} waiting, "
+            f"{figures['tokens/s']:.0f} tokens/s, {figures['steps']} steps", flush=True,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

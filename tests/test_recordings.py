@@ -1,0 +1,98 @@
+"""What shows a recorded or a running server beside the page: the trace for Perfetto, and the terminal's view."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from driver import drive, requests, scheduler
+from rich.console import Console
+from support import ROOT, FakeModel, fake_engine
+from werkzeug.serving import make_server
+
+from app import create_app
+from client import top
+from config import Config
+
+sys.path.insert(0, str(ROOT / "tools"))
+import trace_export
+
+
+def static_run() -> list[dict[str, Any]]:
+    return drive(scheduler("static", 4), requests((0, 5, 3), (0, 9, 8), (1, 2, 6))).records()
+
+
+def test_a_trace_has_a_slice_for_each_stay_and_no_overlaps_in_a_slot() -> None:
+    events = trace_export.trace(static_run())["traceEvents"]
+    slices = [
+        event for event in events if event["ph"] == "X" and event["tid"] >= trace_export.FIRST_SLOT
+    ]
+    assert {event["cat"] for event in slices} == {"prefill", "decode", "held"}
+    for slot in {event["tid"] for event in slices}:
+        here = sorted((e for e in slices if e["tid"] == slot), key=lambda e: e["ts"])
+        for before, after in itertools.pairwise(here):
+            assert before["ts"] + before["dur"] <= after["ts"]
+    tokens = sum(event["args"]["tokens"] for event in slices)
+    assert tokens == sum(m["tokens"] for record in static_run() for m in record["members"])
+    json.dumps(events, allow_nan=False)
+
+
+def test_a_recording_is_read_with_and_without_the_prefix_of_events() -> None:
+    lines = [json.dumps(record) for record in static_run()]
+    plain = list(trace_export.records(lines))
+    assert plain == list(trace_export.records([f"data: {line}" for line in lines] + ["", "id: 7"]))
+    assert trace_export.trace([])["traceEvents"]
+
+
+def test_the_terminal_shows_slots_and_waste() -> None:
+    watched = top.Watched()
+    watched.take(
+        "state",
+        {"run": "x", "slots": 4, "policy": "static", "model": "m", "device": "cpu", "now": 0.0},
+    )
+    for record in static_run():
+        watched.take("step", record)
+    last = watched.steps[-1]
+    figures = watched.figures(last["t"] + last["seconds"])
+    assert sum(figures["waste"]) == pytest.approx(1)
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        console.print(top.slots_picture(watched, 90, 20))
+        console.print(top.waste_bar(figures["waste"], 40))
+    shown = console.export_text()
+    assert "╱" in shown
+    assert "held" in shown
+    assert shown.count("\n   ") >= 3
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    app = create_app(Config(policy="dynamic"))
+    service = app.extensions["service"]
+    service.engine = fake_engine(FakeModel())
+    app.test_client().post("/inference", json={"prompt": "hi", "num_tokens": 9})
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    service.stop()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_terminal_reads_a_server(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert top.main([url, "--seconds", "0.7"]) == 0
+    assert "9 steps" in capsys.readouterr().out
+
+
+def test_the_terminal_says_that_nobody_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert top.main(["127.0.0.1:1", "--seconds", "0.2"]) == 3
+    assert capsys.readouterr().err.startswith(
+        "error: cannot reach http://127.0.0.1:1. Is the server running?"
+    )

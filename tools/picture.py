@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Make the picture at the top of the README: a real run of static and of dynamic, racing on the same arrivals.
+
+It records both with tools/record.py (or takes recordings that are there), opens the race page of a server of its own
+in a headless Chromium, and writes a PNG, and with --moving an animated one. Needs playwright, Pillow and Chromium.
+
+usage: tools/picture.py docs/race.png [--moving docs/race-moving.webp] [--record]
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from record import arrivals, compact, record, server, write
+
+ROOT = Path(__file__).resolve().parents[1]
+DEMO = ROOT / "web" / "demo"
+POLICIES = ("static", "dynamic")
+REQUESTS, RATE, TOKENS, SEED, SLOTS = 40, 400.0, (6, 90), 1, 8
+FRAMES, FRAME_MS, REST_MS = 48, 130, 3000
+STYLE = """
+header, #race > .panel, #race > p { display: none } #race { padding: 12px } body { background: var(--panel) }
+#lanes { margin-top: 0; gap: 8px } .lane { border: 0; box-shadow: none; padding: 4px 6px }
+"""
+
+
+def record_all() -> None:
+    """Record the runs that the race page shows, the best of three each: others may use this machine, too."""
+    plan = arrivals(REQUESTS, RATE, *TOKENS, SEED)
+    for policy in POLICIES:
+        with server(policy, SLOTS) as url:
+            runs = [compact(record(url, plan)) for _ in range(3)]
+        best = min(runs, key=lambda lines: max(line["t"] for line in lines if "t" in line))
+        write(DEMO / f"{policy}.jsonl", best)
+        print(f"{policy}: {len(best)} lines", file=sys.stderr)
+
+
+def shoot(still: Path, moving: Path | None, scheme: str) -> None:
+    """Write the race at its end as a PNG, and its course as moving frames."""
+    from playwright.sync_api import sync_playwright
+
+    browser_path = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser_path is None:
+        raise SystemExit("error: there is no Chromium. Install one (Debian: apt install chromium)")
+    with server("dynamic", SLOTS) as url, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        page = browser.new_page(
+            viewport={"width": 1040, "height": 700}, color_scheme=scheme, device_scale_factor=2
+        )  # type: ignore[arg-type]
+        page.goto(f"{url}/race")
+        page.wait_for_timeout(1000)
+        page.evaluate(
+            "(css) => { const sheet = new CSSStyleSheet(); sheet.replaceSync(css); document.adoptedStyleSheets = [sheet]; }",
+            STYLE,
+        )
+        end = page.evaluate("Math.max(...EB.race.lanes.map((lane) => lane.seconds))")
+
+        def take(at: float) -> bytes:
+            page.evaluate("(t) => { EB.race.clock = t; }", at)
+            page.wait_for_timeout(80)
+            return page.locator("#lanes").screenshot()
+
+        still.parent.mkdir(parents=True, exist_ok=True)
+        last = take(end)
+        still.write_bytes(shrink(last))
+        if moving is not None:
+            animate(moving, [take(end * k / FRAMES) for k in range(1, FRAMES + 1)])
+        browser.close()
+
+
+def shrink(png: bytes) -> bytes:
+    """Return the PNG with a palette: flat colours need no more."""
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(200).save(out, "PNG", optimize=True)
+    return out.getvalue()
+
+
+def animate(path: Path, frames: list[bytes]) -> None:
+    """Write frames at half their size, the last for longer."""
+    from PIL import Image
+
+    images: list[Any] = []
+    for frame in frames:
+        image = Image.open(io.BytesIO(frame)).convert("RGB")
+        half = image.resize((image.width // 2, image.height // 2), Image.Resampling.LANCZOS)
+        images.append(half.quantize(64, dither=Image.Dither.NONE).convert("RGB"))
+    durations = [FRAME_MS] * (len(images) - 1) + [REST_MS]
+    images[0].save(
+        path,
+        save_all=True,
+        append_images=images[1:],
+        duration=durations,
+        loop=0,
+        lossless=True,
+        quality=60,
+        method=4,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("still", type=Path)
+    parser.add_argument(
+        "--moving", type=Path, help="also an animated picture (.webp, .png or .gif)"
+    )
+    parser.add_argument("--record", action="store_true", help="record the runs anew first")
+    parser.add_argument("--scheme", choices=("light", "dark"), default="light")
+    asked = parser.parse_args()
+    if asked.record or not all((DEMO / f"{policy}.jsonl").is_file() for policy in POLICIES):
+        record_all()
+    shoot(asked.still, asked.moving, asked.scheme)
+    for path in filter(None, (asked.still, asked.moving)):
+        print(f"{path}: {path.stat().st_size / 1024:,.0f} KiB", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
