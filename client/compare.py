@@ -105,6 +105,8 @@ def build_parser(prog: str = "client.compare", first: str = FIRST) -> flags.Pars
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line and fill in what --quick or the full comparison mean."""
     given = build_parser().read(argv)
+    if (given.workload or "").startswith("trace:") and not given.load:
+        given.load = [arrivals.Arrivals("trace", 1.0)]
     for name, value in (QUICK if given.quick else FULL).items():
         if getattr(given, name) is None:
             setattr(given, name, value)
@@ -249,7 +251,7 @@ def verdict(paths: Sequence[str], different: bool, console: Console) -> int:
                 f"{path!r} holds no result of one run. Use files of client.py --json, or of runs/"
             ) from error
     try:
-        lines = judge.compare(*both, different=different)
+        lines = judge.compare(both[0], both[1], different)
     except judge.DifferentArrivals as error:
         raise UsageError(
             f"{paths[0]} and {paths[1]} have different arrivals: their means are not comparable. "

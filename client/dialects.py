@@ -66,8 +66,8 @@ class Dialect:
             return {"inputs": planned.prompt, "parameters": parameters}
         user = {"user": planned.user} if planned.user else {}
         if self.api == "inference":
-            stream = {"stream": True} if self.stream else {}
-            return {"prompt": planned.prompt, "num_tokens": planned.num_tokens, **user, **stream,
+            streams = {"stream": True} if self.stream else {}
+            return {"prompt": planned.prompt, "num_tokens": planned.num_tokens, **user, **streams,
                     **extra}  # fmt: skip
         usage = {"include_usage": True, "continuous_usage_stats": True}
         stream = {"stream": True, "stream_options": usage} if self.stream else {}

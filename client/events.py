@@ -15,7 +15,7 @@ import aiohttp
 from .dialects import Events
 from .target import CONNECT_SECONDS, Target
 
-QUIET_SECONDS = 0.5
+QUIET_SECONDS = 0.25
 SETTLED_AT_MOST = 5.0
 
 

@@ -59,7 +59,7 @@ def draw(tables: dict[str, Table], out: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    from .plots import KNOWN, OTHERS, finish
+    from .album import KNOWN, OTHERS, finish
 
     picture, axes = plt.subplots(figsize=(7.2, 4.2))
     for place, (name, rows) in enumerate(tables.items()):

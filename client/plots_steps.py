@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from .plots import Album, finish
+from .album import Album, finish
 from .store import slug
 
 SHADES = {"prefill": 1.0, "decode": 0.62, "held": 0.25}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .plots import Album, finish
+from .album import Album, finish
 
 AXES = {
     "rate": "requests a second offered",

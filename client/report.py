@@ -20,6 +20,7 @@ if not __package__:
 from rich.console import Console
 
 from . import plots, store, summary
+from .album import Album, Picture
 from .console import FINE, UsageError, emit, guarded
 from .tables import shown
 
@@ -50,13 +51,13 @@ def write(folder: Path) -> Path:
     return path
 
 
-def page(results: store.Results, pictures: list[plots.Picture]) -> str:
+def page(results: store.Results, pictures: list[Picture]) -> str:
     """Write the page."""
     s = results.summary
-    album = plots.Album(results, [])
+    album = Album(results, [])
     warnings = "".join(f'<p class="warning">{text(w)}</p>' for w in s.get("warnings", []))
     answer = summary.headline(results) if results.runs else "Nothing was measured."
-    tables = "".join(table(results, load, album) for load in results.loads)
+    tables = "".join(table(album, *each) for each in summary.tables(results))
     figures = "".join(figure(results, picture) for picture in pictures)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -72,9 +73,8 @@ def text(value: Any) -> str:
     return html.escape(str(value))
 
 
-def table(results: store.Results, load: str, album: plots.Album) -> str:
-    """Write the table of one load; what is best beyond doubt is bold."""
-    heads, lines = summary.rows(results, load)
+def table(album: Album, title: str, heads: list[str], lines: list[list[str]]) -> str:
+    """Write a table; what is best beyond doubt is bold."""
     top = "".join(f"<th>{text(head)}</th>" for head in heads)
     body = ""
     for policy, *cells in lines:
@@ -84,7 +84,7 @@ def table(results: store.Results, load: str, album: plots.Album) -> str:
         )
         body += "".join(f"<td>{bold(cell)}</td>" for cell in cells) + "</tr>"
     return (
-        f'<h2>{text(summary.title(results, load))}</h2><div class="wide"><table>'
+        f'<h2>{text(title)}</h2><div class="wide"><table>'
         f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
@@ -94,7 +94,7 @@ def bold(cell: str) -> str:
     return f"<b>{text(cell[2:-2])}</b>" if cell.startswith("**") else text(cell)
 
 
-def figure(results: store.Results, picture: plots.Picture) -> str:
+def figure(results: store.Results, picture: Picture) -> str:
     """Write a picture into the page itself."""
     data = (results.folder / "plots" / f"{picture.name}.png").read_bytes()
     source = "data:image/png;base64," + base64.b64encode(data).decode()

@@ -106,7 +106,7 @@ def send(
 def warm_up(target: Target, trace: Sequence[data.Planned], count: int) -> int:
     """Send `count` short requests one by one, unmeasured; give how many were answered."""
     answered = 0
-    for planned in (trace * (count // max(len(trace), 1) + 1))[:count]:
+    for planned in (list(trace) * (count // max(len(trace), 1) + 1))[:count]:
         short = data.Planned(-1, 0.0, planned.prompt, WARMUP_TOKENS)
         with contextlib.suppress(Failed):
             ask(target, short)

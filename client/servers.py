@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,6 +39,24 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
+def ends_in_order() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end this process as an exception does, so that no server outlives it."""
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():
+        names = []
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    usual = {name: signal.signal(getattr(signal, name), leave) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in usual.items():
+            signal.signal(getattr(signal, name), handler)
+
+
+@contextlib.contextmanager
 def started(
     policy: str, arguments: Sequence[str], log: Path, key: str | None = None
 ) -> Iterator[str]:
@@ -54,14 +74,17 @@ def started(
     # Not among the arguments: those are shown to everybody on the machine.
     kept |= {"EB_API_KEY": key} if key else {}
     with log.open("w") as file:
+        # A session of its own: Ctrl-C on the terminal is for the client, which lets requests finish.
         process = subprocess.Popen(
-            [*command, *arguments], stdout=subprocess.DEVNULL, stderr=file, env=kept
-        )
-    try:
-        wait_until_ready(f"http://127.0.0.1:{port}", process, log)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        stop(process)
+            [*command, *arguments], stdout=subprocess.DEVNULL, stderr=file, env=kept,
+            start_new_session=True,
+        )  # fmt: skip
+    with ends_in_order():
+        try:
+            wait_until_ready(f"http://127.0.0.1:{port}", process, log)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            stop(process)
 
 
 def wait_until_ready(

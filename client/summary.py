@@ -80,26 +80,36 @@ def best(results: Results, load: str, key: str, prefer: str) -> str | None:
     return first if clear else None
 
 
-def rows(results: Results, load: str) -> tuple[list[str], list[list[str]]]:
-    """Lay out the table of a load: heads and a row a policy; columns that nobody has are left out."""
-    policies = [p for p in results.policies if results.of(p, load)]
+def rows(results: Results, loads: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Lay out one table of some loads: heads and a row a policy; columns that nobody has are left out."""
+    pairs = [(p, load) for p in results.policies for load in loads if results.of(p, load)]
     kept = [
-        c for c in COLUMNS if any(average(results.of(p, load), *c[1]) is not None for p in policies)
+        c for c in COLUMNS if any(average(results.of(*pair), *c[1]) is not None for pair in pairs)
     ]
-    winners = {c[0]: best(results, load, c[1][0], c[4]) if c[4] else None for c in kept}
-    theirs = any(p in ORIGINAL for p in policies)
+    many = len(loads) > 1
+    rivals = {c[0]: best(results, loads[0], c[1][0], c[4]) for c in kept if c[4] and not many}
+    theirs = not many and any(p in ORIGINAL for p, _ in pairs)
     lines = []
-    for policy in policies:
-        cells = [policy]
+    for policy, load in pairs:
+        cells = [policy, *([load] if many else [])]
         for head, path, scale, digits, _ in kept:
             value = average(results.of(policy, load), *path)
             text = shown(None if value is None else value * scale, digits)
-            cells.append(f"**{text}**" if winners[head] == policy else text)
-        if theirs:
-            cells.append(_theirs(policy))
-        lines.append(cells)
-    heads = ["policy", *(c[0] for c in kept), *(["the original's (theirs)"] if theirs else [])]
-    return heads, lines
+            cells.append(f"**{text}**" if rivals.get(head) == policy else text)
+        lines.append([*cells, *([_theirs(policy)] if theirs else [])])
+    names = ["policy", *(["load"] if many else []), *(c[0] for c in kept)]
+    return [*names, *(["the original's (theirs)"] if theirs else [])], lines
+
+
+def tables(results: Results) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Give each table with its title: one a load, or one for all steps of a sweep."""
+    sweep = results.summary.get("sweep")
+    if sweep and results.loads:
+        workload, seed = results.summary.get("workload"), results.summary.get("seed")
+        ends = [f"{p} saturated at {v:g}" for p, v in sweep.get("saturation", {}).items()]
+        said = "; ".join([f"{workload} over {sweep['over']}, seed {seed}", *ends])
+        return [(said, *rows(results, results.loads))]
+    return [(title(results, load), *rows(results, [load])) for load in results.loads]
 
 
 def _theirs(policy: str) -> str:
@@ -111,18 +121,19 @@ def _theirs(policy: str) -> str:
 
 def note(results: Results) -> str:
     """Say whose figures stand in the last column."""
+    if results.summary.get("sweep"):
+        return ""
     return ORIGINAL_NOTE if any(p in ORIGINAL for p in results.policies) else NO_ORIGINAL_NOTE
 
 
 def markdown(results: Results) -> str:
-    """Write the tables of all loads as Markdown."""
+    """Write all tables as Markdown."""
     parts = []
-    for load in results.loads:
-        heads, lines = rows(results, load)
+    for said, heads, lines in tables(results):
         table = [heads, ["---", *["---:"] * (len(heads) - 1)], *lines]
         text = "\n".join("| " + " | ".join(cells) + " |" for cells in table)
-        parts.append(f"{title(results, load)}\n\n{text}\n")
-    return "\n".join([*parts, note(results)]) + "\n"
+        parts.append(f"{said}\n\n{text}\n")
+    return "\n".join([*parts, note(results)]).rstrip() + "\n"
 
 
 def title(results: Results, load: str) -> str:
@@ -140,6 +151,8 @@ def title(results: Results, load: str) -> str:
 def headline(results: Results) -> str:
     """Answer the question of the comparison in one sentence."""
     load = results.loads[-1]
+    if results.summary.get("sweep"):
+        return _peaks(results)
     rates = {
         p: average(results.of(p, load), "output_throughput") or 0.0
         for p in results.policies
@@ -158,3 +171,14 @@ def headline(results: Results) -> str:
     sure = best(results, load, "output_throughput", "high") == ranked[0]
     doubt = "" if sure else " (one run each: repeat it, --repeats 3, to know how sure that is)"
     return f"{first}, {factor}{doubt}."
+
+
+def _peaks(results: Results) -> str:
+    """Say the most that each policy reached in a sweep."""
+    most = []
+    for policy in results.policies:
+        reached = [run for run in results.runs if run["policy"] == policy and run["completed"]]
+        if reached:
+            top = max(reached, key=lambda run: run["output_throughput"] or 0.0)
+            most.append(f"{policy} {shown(top['output_throughput'], 0)} tokens/s at {top['load']}")
+    return f"The most that was reached: {', '.join(most)}." if most else "Nothing was completed."

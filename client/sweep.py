@@ -4,8 +4,8 @@
     python -m client.sweep dynamic --over users --values 24 64 128 256
     python -m client.sweep ours=http://10.0.0.5:8500 --over rate
 
-It stops by itself: a rate is too much when requests leave at less than 0.9 of it, or when those of its last
-half wait much longer than those of its first; more users are useless when two steps bring less than 5 % each.
+It stops by itself. A rate is too much when requests are done at less than half of it, or at less than 0.9 and the
+later half takes much longer than the first, at two rates running; more users are useless when two steps bring less than 5 % each.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from .experiment import Experiment, draw
 from .target import ServerUnreachable, Target
 
 SERVED = 0.9
+# So little is no matter of the last answers of a short run.
+HALF = 0.5
 GAIN = 1.05
 MOST_STEPS = 12
 SECONDS = 20.0
@@ -78,6 +80,7 @@ AXES: dict[str, Axis] = {
         lambda mib: ["--kv-memory", f"{mib:.0f}M"],
     ),
 }  # fmt: skip
+SHOWN = {"variance": "anyscale:CAP", "cache": "shared-prefix:20:256"}
 SWEPT: flags.Flags = {
     "--over": (
         "; ".join(f"{name}: {axis.help}" for name, axis in AXES.items()) + " (rate)",
@@ -124,8 +127,8 @@ def saturated(
     """Tell whether more is of no use; `e2els` are those of the last run, in order of arrival."""
     last = history[-1]
     if over == "rate":
-        offered, served = last["request_rate"], last["request_throughput"] or 0.0
-        return served < SERVED * float(offered) and grows(e2els)
+        share = (last["request_throughput"] or 0.0) / float(last["request_rate"])
+        return share < HALF or (share < SERVED and grows(e2els))
     if over == "users" and len(history) > 2:
         three = [run["output_throughput"] or 0.0 for run in history[-3:]]
         return three[1] < GAIN * three[0] and three[2] < GAIN * three[1]
@@ -172,6 +175,7 @@ class Sweep:
         """Run the values on one server."""
         over, axis, name = self.given.over, AXES[self.given.over], compare.names([word])[0]
         history: list[dict[str, Any]] = []
+        limit: float | None = None
         for value in values:
             asked = copy.copy(self.given)
             asked.load = [axis.pace(value)]
@@ -190,11 +194,22 @@ class Sweep:
             history.append(numbers)
             if self.experiment.interrupted:
                 return
-            if not self.given.values and saturated(over, history, numbers["e2els"]):
-                self.experiment.store.summary["sweep"]["saturation"][name] = value
-                self.experiment.store.save()
-                say(self.experiment.console, f"{name} is saturated at {over} {value:g}")
-                return
+            if not saturated(over, history, numbers["e2els"]):
+                limit = None
+            elif limit is not None or over != "rate":
+                self.stop(name, over, value if limit is None else limit)
+                if not self.given.values:
+                    return
+            else:
+                limit = value  # a hiccup, unless the next rate is too much as well
+
+    def stop(self, name: str, over: str, value: float) -> None:
+        """Note where a policy is saturated."""
+        known = self.experiment.store.summary["sweep"]["saturation"]
+        if name not in known:
+            known[name] = value
+            self.experiment.store.save()
+            say(self.experiment.console, f"{name} is saturated at {over} {value:g}")
 
     def count(self, value: float) -> int:
         """Say how many requests a step sends."""
@@ -211,6 +226,7 @@ def run(
     """Sweep every policy; show and keep what was measured."""
     seed = secrets.randbits(32) if given.seed is None else given.seed
     folder = compare.make_store(given, seed, command)
+    folder.summary["workload"] = SHOWN.get(given.over, given.workload)
     folder.summary["sweep"] = {"over": given.over, "values": given.sweep_values, "saturation": {}}
     sweep = Sweep(given, environ, Experiment(folder, console, given, seed))
     say(console, f"{', '.join(compare.names(given.what))} over {given.over}, seed {seed}")

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,15 +96,15 @@ def _lines(file: Any) -> Iterator[tuple[int, Callable[[], Row]]]:
         return
     number, first = head
     if first.lstrip().startswith("{"):
-        yield number, lambda: _from_json(first)
+        yield number, partial(_from_json, first)
         for later, line in enumerate(file, number + 1):
             if line.strip():
-                yield later, lambda line=line: _from_json(line)
+                yield later, partial(_from_json, line)
         return
     names = [name.strip() for name in next(csv.reader([first]))]
     for later, line in enumerate(file, number + 1):
         if line.strip():
-            yield later, lambda line=line: _from_csv(names, line)
+            yield later, partial(_from_csv, names, line)
 
 
 def _from_csv(names: list[str], line: str) -> Row:

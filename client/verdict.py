@@ -7,7 +7,7 @@ whole run (throughput) have no interval here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,11 +122,11 @@ def _lines(name: str, x: Column, y: Column, paired: bool, seed: int) -> list[Lin
     ]
 
 
-def _picked(values: Column, at: Sequence[int]) -> np.ndarray:
-    return np.asarray(values, float)[np.asarray(at)]
+def _picked(values: Column, at: Iterable[int]) -> np.ndarray:
+    return np.asarray(values, float)[np.fromiter(at, int)]
 
 
-def _pooled(values: Column, at: Sequence[int]) -> np.ndarray:
+def _pooled(values: Column, at: Iterable[int]) -> np.ndarray:
     return np.concatenate([values[i] for i in at])
 
 

@@ -207,7 +207,8 @@ def draw(spec: str, count: int | None, arrivals: Arrivals, seed: int, corpus: Co
     Prompts and arrivals have generators of their own: another rate sends the same prompts.
     """
     prompt_seed, arrival_seed = np.random.SeedSequence(seed).spawn(2)
-    rng, notes = np.random.default_rng(prompt_seed), []
+    rng = np.random.default_rng(prompt_seed)
+    notes: list[str] = []
     if spec.startswith("trace:"):
         file, speed = _trace_file(spec)
         samples, notes = _replayed(Path(file), Draw(count or 0, rng, corpus))

@@ -2,6 +2,9 @@
 
 import csv
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -165,6 +168,17 @@ def test_quick_and_full_are_what_the_help_says() -> None:
     assert compare.read(["--quick", "--numsamples", "7"]).numsamples == 7
 
 
+def test_a_trace_is_replayed_at_its_own_times(
+    pair: tuple[MockServer, MockServer], tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,9,2\n0.2,9,2\nbad\n")
+    flags = ["--workload", f"trace:{trace}:2", "--out", str(tmp_path), "--name", "t", "--no-plots"]
+    assert compare.main([f"a={pair[0].url}", *flags], {}) == 0
+    requests = store.read(tmp_path / "t").requests
+    assert sorted(float(r["arrival_s"]) for r in requests) == [0, 0.1]
+
+
 def test_the_key_is_not_in_the_command_that_is_kept() -> None:
     assert compare.hidden(["x", "--api-key", "s3cret", "--api-key=s3cret"]) == [
         "x", "--api-key", "KEY", "--api-key=KEY",
@@ -233,6 +247,7 @@ def test_saturation_is_a_rate_that_is_not_served_or_users_that_bring_nothing() -
     assert sweep.saturated("rate", [at(8, 5)], growing)
     assert not sweep.saturated("rate", [at(8, 7.9)], growing)
     assert not sweep.saturated("rate", [at(8, 5)], [1.0] * 20)
+    assert sweep.saturated("rate", [at(8, 3)], [1.0] * 20)
     assert sweep.saturated("users", [at(0, 5), at(0, 5.1), at(0, 5.2)], [])
     assert not sweep.saturated("users", [at(0, 5), at(0, 9), at(0, 9.1)], [])
 
@@ -261,6 +276,40 @@ def test_a_real_server_is_started_compared_and_stopped(tmp_path: Path) -> None:
     assert sum(results.runs[1]["slot_steps"].values()) > 0
     url = Target(f"http://127.0.0.1:{free_port()}").url
     assert url not in done.stderr
+
+
+APP = """
+import http.server, sys
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Ready).serve_forever()
+"""
+STARTER = """
+import pathlib, time
+from client import servers
+servers.APP = pathlib.Path("app.py").absolute()
+with servers.started("static", [], pathlib.Path("log")) as url:
+    print(url, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals as on Unix")
+def test_who_is_told_to_end_leaves_no_server(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    command = [sys.executable, "-c", STARTER]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        port = int(run.stdout.readline().rpartition(":")[2])
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(30) == 128 + signal.SIGTERM
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def test_the_originals_picture_is_drawn_from_its_tables(

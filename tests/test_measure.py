@@ -159,8 +159,8 @@ def test_a_closed_loop_has_no_more_requests_than_users(server: MockServer) -> No
 
 
 def test_a_thousand_requests_are_under_way_at_once(server: MockServer) -> None:
-    server.ttft = 6.0
-    planned = [Planned(i, i * 0.002, "To be", 1) for i in range(1000)]
+    server.ttft = 4.5
+    planned = [Planned(i, i * 0.0015, "To be", 1) for i in range(1000)]
     outcomes = sent(server, Dialect(), planned).outcomes()
     assert sum(not o.error for o in outcomes) == 1000
     assert measure.max_concurrent(outcomes) == 1000

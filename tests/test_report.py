@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from client import measure, plots, plots_steps, plots_sweep, report, store
+from client import album, measure, plots, plots_steps, plots_sweep, report, store
+from client.album import Album
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -37,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     head = {"name": "a <b>", "seed": 7, "workload": "fixed", "command": "python -m client.compare",
             "machine": {"cpus": 2, "processor": "a CPU"}, "versions": {}, "date": "2026-11-20"}  # fmt: skip
     kept = store.Store(tmp_path / "x", head)
-    for policy, speed in (("static", 1.0), ("dynamic", 0.5), ("vllm", 0.4)):
+    for policy, speed in (("static", 1.0), ("vllm", 0.4)):
         for load in ("poisson:1", "burst"):
             labels = {"policy": policy, "load": load, "repeat": 0}
             record = kept.record(labels)
@@ -55,7 +56,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 kept.iterations.write(json.dumps({**labels, **step(n)}) + "\n")
     kept.warn("static: <script>alert(1)</script>")
     kept.close()
-    report.write(tmp_path / "x")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(album, "DPI", 30)
+        report.write(tmp_path / "x")
     return tmp_path / "x"
 
 
@@ -65,7 +68,7 @@ def test_the_page_has_every_picture_and_asks_no_network(folder: Path) -> None:
     wanted = {
         "latency-cdf", "waste", "latency-over-tokens.burst", "ttft-itl.burst", "percentiles.burst",
         "in-system.burst", "batch-sizes.burst", "batch-over-time.burst", "queue-over-time.burst",
-        "slots.static.burst", "slots.dynamic.poisson-1",
+        "slots.static.burst", "slots.vllm.poisson-1",
     }  # fmt: skip
     assert wanted <= names
     for name in names:
@@ -87,15 +90,15 @@ def test_text_of_others_is_no_markup(folder: Path) -> None:
 
 def test_the_same_results_give_the_same_pictures(folder: Path) -> None:
     before = (folder / "plots" / "waste.svg").read_bytes()
-    plots.waste(plots.Album(store.read(folder), []))
+    plots.waste(Album(store.read(folder), []))
     assert (folder / "plots" / "waste.svg").read_bytes() == before
 
 
 def test_a_policy_has_one_colour_everywhere(folder: Path) -> None:
-    album = plots.Album(store.read(folder), [])
-    looks = [album.look(policy)["color"] for policy in album.results.policies]
-    assert looks == [plots.KNOWN["static"], plots.KNOWN["dynamic"], plots.OTHERS[0]]
-    caption = album.caption("3 requests")
+    drawn = Album(store.read(folder), [])
+    looks = [drawn.look(policy)["color"] for policy in drawn.results.policies]
+    assert looks == [album.KNOWN["static"], album.OTHERS[0]]
+    caption = drawn.caption("3 requests")
     assert caption == "n = 3 requests · bard · a CPU, 2 CPUs · seed 7 · 2026-11-20"
 
 
@@ -124,10 +127,10 @@ def test_a_sweep_has_its_curves_and_the_saturation(folder: Path) -> None:
     results.summary["sweep"] = {"over": "rate", "values": [1, 2], "saturation": {"static": 2}}
     for run in results.runs:
         run["value"] = 1 if run["load"] == "burst" else 2
-    album = plots.Album(results, [])
+    drawn = Album(results, [])
     for draw in plots_sweep.ALL:
-        draw(album)
-    names = {picture.name for picture in album.pictures}
+        draw(drawn)
+    names = {picture.name for picture in drawn.pictures}
     assert names == {"throughput-latency", "sweep-throughput", "sweep-e2el", "sweep-ttft"}
 
 

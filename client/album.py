@@ -1,0 +1,107 @@
+"""One picture of a comparison: its colours, axes, caption and files. What it shows is `plots`'s business."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from .store import Results
+
+# Okabe and Ito's colours, which people with colour-blindness can tell apart.
+KNOWN = {"nobatch": "#D55E00", "static": "#0072B2", "dynamic": "#009E73"}
+OTHERS = ("#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A5195", "#8C6D31", "#999999")
+MARKERS = "osD^vPX*<>"
+STYLES = ("-", "--", "-.", ":")
+WIDTH, HEIGHT = 7.2, 4.2
+DPI = 130
+MOST_ROWS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture that was drawn: its file without ending, and what it shows."""
+
+    name: str
+    title: str
+
+
+@dataclass(slots=True)
+class Album:
+    """Draws the pictures of one comparison into its folder."""
+
+    results: Results
+    pictures: list[Picture]
+
+    def look(self, policy: str) -> dict[str, Any]:
+        """Give a policy's colour, marker and line: the same in every picture."""
+        place = self.results.policies.index(policy)
+        unknown = [p for p in self.results.policies if p not in KNOWN]
+        colour = KNOWN.get(policy) or OTHERS[unknown.index(policy) % len(OTHERS)]
+        style = STYLES[place % len(STYLES)]
+        return {"color": colour, "marker": MARKERS[place % len(MARKERS)], "linestyle": style}
+
+    @contextmanager
+    def draw(
+        self, name: str, title: str, count: int, across: int = 1, unit: str = "requests"
+    ) -> Iterator[tuple[list[Axes], list[list[Any]]]]:
+        """Give axes to draw on, and rows for the CSV; save the picture at the end."""
+        wide = WIDTH if across == 1 else 4.2 * across
+        figure, grid = plt.subplots(
+            1, across, figsize=(wide, HEIGHT), squeeze=False, sharey=across > 1
+        )
+        rows: list[list[Any]] = []
+        try:
+            yield list(grid[0]), rows
+            figure.suptitle(title, fontsize=11)
+            figure.text(
+                0.01, 0.005, self.caption(f"{count:,} {unit}"), fontsize=6.5, color="#555555"
+            )
+            figure.tight_layout(rect=(0, 0.03, 1, 1))
+            self.save(figure, name, rows)
+        finally:
+            plt.close(figure)
+        self.pictures.append(Picture(name, title))
+
+    def save(self, figure: Figure, name: str, rows: list[list[Any]]) -> None:
+        """Write PNG, SVG (the same bytes for the same data) and the CSV."""
+        folder = self.results.folder / "plots"
+        folder.mkdir(exist_ok=True)
+        with matplotlib.rc_context({"svg.hashsalt": name}):
+            figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+        figure.savefig(folder / f"{name}.png", dpi=DPI)
+        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows(rows[:MOST_ROWS])
+
+    def caption(self, count: str) -> str:
+        """Say n, machine and seed."""
+        s = self.results.summary
+        machine = s.get("machine", {})
+        where = f"{machine.get('processor', '?')}, {machine.get('cpus', '?')} CPUs"
+        model = self.results.runs[0].get("model_id") or "?"
+        return f"n = {count} · {model} · {where} · seed {s.get('seed')} · {s.get('date', '')[:10]}"
+
+    def pairs(self, load: str) -> list[str]:
+        """Give the policies that completed something under a load."""
+        return [p for p in self.results.policies if self.results.lines(p, load)]
+
+
+def finish(axes: Axes, x: str, y: str, legend: bool = True, zero: bool = True) -> None:
+    """Name the axes, with units."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.25)
+    if zero:
+        axes.set_ylim(bottom=0)
+    if legend and axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8)
