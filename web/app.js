@@ -198,6 +198,12 @@
       ? `Slots by iterations: ${tiles.running} of ${tiles.slots} slots taken, ${waiting} waiting, iteration ${model.columns[index].n}`
       : "Slots by iterations: nothing yet";
     if ($("picture").getAttribute("aria-label") !== label) $("picture").setAttribute("aria-label", label);
+    const rate = tiles && tiles.span ? tiles.steps / tiles.span : 0;
+    if (!hover) {
+      EB.put("inspect", follows() && rate > 100
+        ? `${Math.round(rate).toLocaleString("en")} iterations a second: choose speed 1/50 to follow them.`
+        : "Point at a cell, or use the arrow keys, to see what it is.");
+    }
     refreshDetail();
   }
 
