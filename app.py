@@ -14,12 +14,11 @@ import importlib
 import logging
 import os
 import resource
-import secrets
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +46,10 @@ from api import (
     tokens,
 )
 from api.service import Engine, Service
-from batching import BatchingManager, Inference, outcome
 from config import Config, ConfigError
-from stats import ServerStats
+from engine import RESOLVED, load_engine
 
 log = logging.getLogger("effective-batching")
-RESOLVED = "EB_INTERNAL_RESOLVED"
 
 
 def __getattr__(name: str) -> Any:
@@ -128,127 +125,6 @@ def start(app: Flask, on_failure: Callable[[], None] = lambda: None) -> threadin
     if started is thread:
         thread.start()
     return started
-
-
-def inference_maker(tokenizer: Any) -> Callable[..., Inference]:
-    """Return what turns a prompt and a request's parameters into an Inference of this tokenizer."""
-    from generate.sampling import SamplingParams
-    from generate.text import AnswerText
-
-    drawing = {f.name for f in dataclasses.fields(SamplingParams) if f.init}
-
-    def make_inference(
-        prompt: str,
-        num_tokens: int,
-        prompt_ids: list[int] | None = None,
-        *,
-        seed: int | None = None,
-        stops: Sequence[str] = (),
-        stop_ids: Sequence[int] = (),
-        ignore_eos: bool = True,
-        keep_stop: bool = False,
-        hide_special: bool = False,
-        min_tokens: int = 0,
-        **options: Any,
-    ) -> Inference:
-        params = {name: options.pop(name) for name in drawing & options.keys()}
-        eot_id = tokenizer.eot_id
-        endings = frozenset(stop_ids) | (frozenset() if ignore_eos else {eot_id})
-        return Inference(
-            prompt,
-            num_tokens,
-            tokenizer.encode(prompt) if prompt_ids is None else prompt_ids,
-            sampling=SamplingParams(
-                seed=secrets.randbits(63) if seed is None else seed,
-                min_tokens=min_tokens,
-                banned_ids=endings,
-                **params,
-            ),
-            text=AnswerText(
-                tokenizer,
-                stops,
-                stop_ids,
-                eot_id=None if ignore_eos else eot_id,
-                keep_stop=keep_stop,
-                min_tokens=min_tokens,
-                hidden=[eot_id] if hide_special else (),
-            ),
-            **options,
-        )
-
-    return make_inference
-
-
-def load_engine(config: Config, stats: ServerStats) -> Engine:
-    """Load the model that the settings name, make its pages, and start the loop."""
-    from generate import machine
-    from generate.runner import ModelRunner
-    from generate.tokenizer import load_tokenizer
-    from scheduling.pages import PagePool
-
-    text = os.environ.get(RESOLVED)
-    resolved = (
-        weights.ResolvedModel.from_json(text)
-        if text
-        else weights.resolve(config.model or None, config.load_format)
-    )
-    device = machine.choose_device(config.device)
-    dtype = machine.choose_dtype(config.dtype, device)
-    threads = machine.use_threads(config.compute_threads)
-    tokenizer = load_tokenizer(resolved, config.tokenizer_file or None)
-    model = weights.load(resolved, dtype).to(device)
-    parameters = sum(p.numel() for p in model.parameters())
-    shape = model.config
-    policy = policies.get_policy(config.policy, config.max_batch_size, config.policy_options)
-    n_pages = machine.kv_pages(shape, dtype, device, config.kv_memory, policy.max_batch_size)
-    runner = ModelRunner(model, n_pages, machine.PAGE_SIZE)
-    pages = PagePool(
-        n_pages,
-        machine.PAGE_SIZE,
-        prefix_cache=config.prefix_cache,
-        salt=f"{resolved.name} {dtype}",
-    )
-    budget = config.max_tokens_per_step or (2048 if device.type == "cuda" else 256)
-
-    make_inference = inference_maker(tokenizer)
-    manager = BatchingManager(
-        runner,
-        pages=pages,
-        max_batch_size=policy.max_batch_size,
-        max_queue=config.max_open_requests - policy.max_batch_size,
-        max_tokens_per_step=budget,
-        make_policy=policies.get_policy,
-        make_inference=make_inference,
-    )
-
-    def observe(iteration: Any, left: list[Inference]) -> None:
-        if iteration is not None:
-            stats.record(iteration)
-        for inference in left:
-            stats.finish(inference.sequence, outcome(inference))
-
-    manager.observers.append(observe)
-    manager.start(policy)
-    return Engine(
-        manager=manager,
-        tokenizer=tokenizer,
-        make_inference=make_inference,
-        model_name=resolved.name + (" (random weights)" if resolved.load_format == "dummy" else ""),
-        policy=policy.name,
-        device=str(device),
-        dtype=str(dtype).removeprefix("torch."),
-        context=shape.block_size,
-        page_size=machine.PAGE_SIZE,
-        vocabulary=shape.vocab_size,
-        special_end=config.end_of_text == "special",
-        facts={
-            "parameters": parameters,
-            "attention": runner.attend.name,
-            "compute_threads": threads,
-            "kv_bytes": runner.keys.nbytes * 2,
-            "warnings": [w for w in (resolved.warning, tokenizer.warning) if w],
-        },
-    )
 
 
 def main(argv: list[str] | None = None) -> None:

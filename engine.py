@@ -1,0 +1,177 @@
+"""Put an engine together: a model, its pages, its tokenizer, a policy, and the loop that runs them.
+
+Part of the composition root: it may import every room, and only `app.py`, tests and benchmarks import it. torch is
+imported inside the functions, when a model that needs it is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import policies
+import weights
+from api.service import Engine, Tokenizer
+from batching import BatchingManager, Inference, Model, outcome
+from config import Config
+from scheduling.pages import PagePool
+from stats import ServerStats
+
+RESOLVED = "EB_INTERNAL_RESOLVED"  # the launcher finds the model, its worker loads it
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a kind of model brings to an engine; `n_pages` KV pages of `page_size` tokens, the first for padding."""
+
+    model: Model
+    tokenizer: Tokenizer
+    name: str
+    device: str
+    dtype: str
+    context: int
+    vocabulary: int
+    n_pages: int
+    page_size: int
+    tokens_per_step: int  # unless --max-tokens-per-step says otherwise
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def load_engine(config: Config, stats: ServerStats) -> Engine:
+    """Load the model that the settings name, make its pages, and start the loop."""
+    policy = policies.get_policy(config.policy, config.max_batch_size, config.policy_options)
+    parts = _load_model(config, slots=policy.max_batch_size)
+    pages = PagePool(
+        parts.n_pages,
+        parts.page_size,
+        prefix_cache=config.prefix_cache,
+        salt=f"{parts.name} {parts.dtype}",
+    )
+    make_inference = inference_maker(parts.tokenizer)
+    manager = BatchingManager(
+        parts.model,
+        pages=pages,
+        max_batch_size=policy.max_batch_size,
+        max_queue=config.max_open_requests - policy.max_batch_size,
+        max_tokens_per_step=config.max_tokens_per_step or parts.tokens_per_step,
+        make_policy=policies.get_policy,
+        make_inference=make_inference,
+    )
+
+    def observe(iteration: Any, left: list[Inference]) -> None:
+        if iteration is not None:
+            stats.record(iteration)
+        for inference in left:
+            stats.finish(inference.sequence, outcome(inference))
+
+    manager.observers.append(observe)
+    manager.start(policy)
+    return Engine(
+        manager=manager,
+        tokenizer=parts.tokenizer,
+        make_inference=make_inference,
+        model_name=parts.name,
+        policy=policy.name,
+        device=parts.device,
+        dtype=parts.dtype,
+        context=parts.context,
+        page_size=parts.page_size,
+        vocabulary=parts.vocabulary,
+        special_end=config.end_of_text == "special",
+        facts=parts.facts,
+    )
+
+
+def _load_model(config: Config, slots: int) -> Parts:
+    """Load a GPT-2 model with room for the contexts of `slots` sequences, if the memory has it."""
+    from generate import machine
+    from generate.runner import ModelRunner
+    from generate.tokenizer import load_tokenizer
+
+    text = os.environ.get(RESOLVED)
+    resolved = (
+        weights.ResolvedModel.from_json(text)
+        if text
+        else weights.resolve(config.model or None, config.load_format)
+    )
+    device = machine.choose_device(config.device)
+    dtype = machine.choose_dtype(config.dtype, device)
+    threads = machine.use_threads(config.compute_threads)
+    tokenizer = load_tokenizer(resolved, config.tokenizer_file or None)
+    model = weights.load(resolved, dtype).to(device)
+    parameters = sum(p.numel() for p in model.parameters())
+    shape = model.config
+    n_pages = machine.kv_pages(shape, dtype, device, config.kv_memory, slots)
+    runner = ModelRunner(model, n_pages, machine.PAGE_SIZE)
+    return Parts(
+        model=runner,
+        tokenizer=tokenizer,
+        name=resolved.name + (" (random weights)" if resolved.load_format == "dummy" else ""),
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        context=shape.block_size,
+        vocabulary=shape.vocab_size,
+        n_pages=n_pages,
+        page_size=machine.PAGE_SIZE,
+        tokens_per_step=2048 if device.type == "cuda" else 256,
+        facts={
+            "parameters": parameters,
+            "attention": runner.attend.name,
+            "compute_threads": threads,
+            "kv_bytes": runner.keys.nbytes * 2,
+            "warnings": [w for w in (resolved.warning, tokenizer.warning) if w],
+        },
+    )
+
+
+def inference_maker(tokenizer: Any) -> Callable[..., Inference]:
+    """Return what turns a prompt and a request's parameters into an Inference of this tokenizer."""
+    from generate.sampling import SamplingParams
+    from generate.text import AnswerText
+
+    drawing = {f.name for f in dataclasses.fields(SamplingParams) if f.init}
+
+    def make_inference(
+        prompt: str,
+        num_tokens: int,
+        prompt_ids: list[int] | None = None,
+        *,
+        seed: int | None = None,
+        stops: Sequence[str] = (),
+        stop_ids: Sequence[int] = (),
+        ignore_eos: bool = True,
+        keep_stop: bool = False,
+        hide_special: bool = False,
+        min_tokens: int = 0,
+        **options: Any,
+    ) -> Inference:
+        params = {name: options.pop(name) for name in drawing & options.keys()}
+        eot_id = tokenizer.eot_id
+        endings = frozenset(stop_ids) | (frozenset() if ignore_eos else {eot_id})
+        return Inference(
+            prompt,
+            num_tokens,
+            tokenizer.encode(prompt) if prompt_ids is None else prompt_ids,
+            sampling=SamplingParams(
+                seed=secrets.randbits(63) if seed is None else seed,
+                min_tokens=min_tokens,
+                banned_ids=endings,
+                **params,
+            ),
+            text=AnswerText(
+                tokenizer,
+                stops,
+                stop_ids,
+                eot_id=None if ignore_eos else eot_id,
+                keep_stop=keep_stop,
+                min_tokens=min_tokens,
+                hidden=[eot_id] if hide_special else (),
+            ),
+            **options,
+        )
+
+    return make_inference
