@@ -24,6 +24,7 @@ def check(service: Service, generating: frozenset[tuple[str, str]]) -> Callable[
         if (request.method.lower(), request.path) not in generating:
             return
         g.generates = True
+        service.meters.arrived()
         if service.draining:
             raise ApiError(
                 "the server is shutting down. Try again, or another server",

@@ -73,7 +73,8 @@ class Meters:
         self.iteration_seconds = {p: Histogram(PER_TOKEN) for p in ("prefill", "decode", "mixed")}
         self.batch = Histogram(BATCH)
         self.waited = {reason: Histogram(LATENCY) for reason in REASONS}
-        self.totals: Counter[str] = Counter()
+        self.received = 0  # requests to generate, answered or not
+        self.totals: Counter[str] = Counter()  # of their answers
         self.http: Counter[tuple[str, int]] = Counter()
         self.rejected: Counter[str] = Counter()
         self.ignored = 0
@@ -153,6 +154,11 @@ class Meters:
         self.output_length.observe(tokens)
         self.asked.observe(seq.max_tokens)
 
+    def arrived(self) -> None:
+        """Take in that a request to generate is here; `answered` once for each makes the books balance."""
+        with self._lock:
+            self.received += 1
+
     def answered(
         self,
         route: str,
@@ -175,9 +181,9 @@ class Meters:
                 self.longest_choice.observe(max(outputs))
 
     def http_totals(self) -> dict[str, int]:
-        """Return how many requests to generate were answered, in all and by the hundreds of their status."""
+        """Return how many requests to generate came, and how many were answered by the hundreds of their status."""
         with self._lock:
             return {
-                "received": self.totals.total(),
+                "received": self.received,
                 **{name: self.totals[name] for name in HUNDREDS},
             }
