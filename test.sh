@@ -6,5 +6,5 @@ tools/setup.sh requirements-dev.txt
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
-# A worker for each core. What drives real processes may miss a deadline on a busy machine: it gets a second chance.
-exec .venv/bin/python -m pytest -n auto --dist worksteal --reruns 2 "$@"
+# A worker for each core.
+exec .venv/bin/python -m pytest -n auto --dist worksteal "$@"

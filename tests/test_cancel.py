@@ -172,7 +172,8 @@ def test_a_client_that_goes_frees_its_place_in_queue_and_batch(
 ) -> None:
     server = servers[policy]
     before = cancelled(server)
-    connections = [send(server, stream=streams) for _ in range(70)]
+    ids = [f"{act.__name__}-{streams}-{i}" for i in range(70)]
+    connections = [send(server, id=id, stream=streams) for id in ids]
     wait_until(
         lambda: figures(server)["requests-running"] and figures(server)["requests-waiting"] > 3
     )
@@ -186,8 +187,11 @@ def test_a_client_that_goes_frees_its_place_in_queue_and_batch(
     wait_until(lambda: is_empty(server), 5)
     gone = {where: n - before[where] for where, n in cancelled(server).items()}
     assert 64 <= sum(gone.values()) <= 70  # one that runs alone may be done by then
-    assert gone["queued"] > 0  # requests do not arrive in the order of their connections
-    assert gone["decode"] + gone["prefill"] > 0
+    told = [server.get(f"/requests/{id}").json for id in ids]
+    left = [each for each in told if each["finish_reason"] == "cancelled"]
+    waited = sum(each["scheduled_at"] is None for each in left)
+    assert gone["queued"] == waited > 0  # requests do not arrive in the order of their connections
+    assert gone["decode"] + gone["prefill"] == len(left) - waited > 0
     for connection in connections:
         connection.close()
 
