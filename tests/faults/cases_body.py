@@ -1,0 +1,149 @@
+"""A: bodies that are too much, too little, or no JSON, in three dialects."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import requests
+from harness import REFUSED, Watched
+from support import Answer, read_answer
+from table import Act, Case, Raw, all_of, body, refuses, text_of
+
+MB = 1 << 20
+EVERYWHERE = dict.fromkeys(REFUSED, 200)
+NATIVE, OPENAI, TGI = ({path: code} for path, code in REFUSED.items())
+NO_NUMBERS = [Raw(text) for text in ("NaN", "Infinity", "-Infinity", "1e999")]
+FLOATS = {
+    "/inference": ("temperature", "top_p", "timeout_s"),
+    "/v1/completions": ("temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty"),
+    "/generate": ("temperature", "top_p", "typical_p", "frequency_penalty", "repetition_penalty"),
+}
+
+
+def a_key_twice(server: Watched) -> None:
+    for path, code in REFUSED.items():
+        key = b'"inputs"' if path == "/generate" else b'"prompt"'
+        answer = server.ask(path, b"{" + key + b': "first", ' + body(path)[1:])
+        assert answer.status == code
+        assert key.strip(b'"') in answer.body
+
+
+def floats_must_be_finite(server: Watched) -> None:
+    for path, code in REFUSED.items():
+        for name in FLOATS[path]:
+            for number in NO_NUMBERS:
+                answer = server.ask(path, body(path, **{name: number}))
+                assert (answer.status, b"finite" in answer.body) == (code, True), (name, number)
+    zero = [
+        text_of(path, server.ask(path, body(path, temperature=Raw(text))))
+        for path in ("/inference", "/v1/completions")
+        for text in ("0", "-0.0")
+    ]
+    assert zero[0] == zero[1]
+    assert zero[2] == zero[3]
+
+
+def unknown_fields_are_named(server: Watched) -> None:
+    for path in REFUSED:
+        answer = server.ask(path, body(path, promt="x"))
+        assert answer.status == 200
+        assert "promt" in answer.headers["X-Ignored-Params"]
+    refuses({"suffix": "x"}, codes=OPENAI, says="suffix")(server)
+    refuses({"grammar": {"type": "json"}}, codes=TGI, says="grammar")(server)
+
+
+def a_missing_prompt_is_asked_for(server: Watched) -> None:
+    refuses({"prompt": ...}, says="missing")(server)
+    for path in ("/inference", "/v1/completions"):
+        answer = server.ask(path, body(path, prompt=..., promt="x"))
+        assert answer.status == 400
+        assert answer.json["error"]["param"] == "prompt"
+        assert "promt" in answer.json["error"]["message"]
+
+
+def null_characters_come_back(server: Watched) -> None:
+    answer = server.ask("/inference", body("/inference", prompt="a\0b", tokens=1))
+    assert text_of("/inference", answer).startswith("a\0b")
+
+
+def a_byte_order_mark_is_read_over(server: Watched) -> None:
+    for path in REFUSED:
+        assert server.ask(path, b"\xef\xbb\xbf" + body(path)).status == 200
+
+
+def too_much(*sizes: int, chunked: bool) -> Act:
+    """Return the act of a client that sends so many MB, all of it before it reads."""
+
+    def act(server: Watched) -> None:
+        for path, size in zip(REFUSED, sizes):
+            data: Any = (b"x" * MB for _ in range(size)) if chunked else b"x" * (size * MB)
+            reply = requests.post(
+                f"http://127.0.0.1:{server.port}{path}", data=data, timeout=60,
+                headers={"Content-Type": "application/json"},
+            )  # fmt: skip
+            server.note(path, Answer(reply.status_code, reply.headers, reply.content))
+            assert reply.status_code == 413, (path, size)
+            assert "1,048,576 bytes" in reply.text
+
+    return act
+
+
+def a_hundred_thousand_chunks(server: Watched) -> None:
+    sent = body("/inference", prompt="y" * 100_000)
+    head = b"POST /inference HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with server.connect() as sock:
+        sock.sendall(head + b"".join(b"1\r\n%c\r\n" % byte for byte in sent) + b"0\r\n\r\n")
+        answer = read_answer(sock)
+    server.note("/inference", answer)
+    assert answer.status == 400
+    assert answer.json["error"]["code"] == "context_length_exceeded"
+
+
+def a_length_below_the_body(server: Watched) -> None:
+    with server.connect() as sock:
+        sock.sendall(
+            b"POST /inference HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 9\r\n\r\n"
+            + body("/inference")
+        )
+        answer = read_answer(sock)
+    server.note("/inference", answer)
+    assert answer.status == 400
+
+
+def the_type_is_asked_for_but_by_the_original(server: Watched) -> None:
+    for kind in ("", "text/plain", "application/x-www-form-urlencoded"):
+        assert server.ask("/inference", body("/inference"), Content_Type=kind).status == 200
+        refuses({}, codes=dict.fromkeys(("/v1/completions", "/generate"), 415),
+                says="Content-Type: application/json", Content_Type=kind)(server)  # fmt: skip
+
+
+A_BOMB = gzip.compress(bytes(20 * MB))
+CASES = [
+    Case("A1", "an empty body", all_of(refuses(b"", b" \n", says="is empty"), refuses(b"", says="{"))),
+    Case("A2", "a brace too few", refuses(b"{bad", says="line 1, column 2")),
+    Case("A3", "JSON that is no object", refuses(*(b"[]", b"null", b'"x"', b"5", b"true"), says="object")),
+    Case("A4", "a key twice", a_key_twice),
+    Case("A5", "an integer of 5,000 digits", refuses({"tokens": Raw("1" * 5000)}, says="too long")),
+    Case("A6", "numbers that are not finite", floats_must_be_finite),
+    Case("A7", "no tokens, or fewer", refuses({"tokens": 0}, {"tokens": -1}, says="1")),
+    Case("A8", "a prompt that is no text", all_of(
+        refuses(*({"prompt": p} for p in (5, None, {}, True))),
+        refuses({"prompt": ["x"]}, codes=NATIVE | TGI))),
+    Case("A9", "fields that nobody knows, and known ones that cannot be", unknown_fields_are_named),
+    Case("A10", "no prompt", a_missing_prompt_is_asked_for),
+    Case("A11", "UTF-16, broken UTF-8, and a byte order mark", all_of(
+        refuses(json.dumps({"prompt": "x"}).encode("utf-16"), b'{"prompt": "\xff"}', says="UTF-8"),
+        a_byte_order_mark_is_read_over)),
+    Case("A12", "a null character in the prompt", null_characters_come_back),
+    Case("A13", "10 and 20 MB with a length", too_much(20, 10, 10, chunked=False)),
+    Case("A14", "10 MB in chunks", too_much(10, 10, 10, chunked=True)),
+    Case("A15", "100,000 chunks of a byte", a_hundred_thousand_chunks),
+    Case("A16", "a length below the body", a_length_below_the_body,
+         tests=("tests/test_server.py::test_a_length_shorter_than_the_body_is_refused",)),
+    Case("A17", "another content type, or none", the_type_is_asked_for_but_by_the_original),
+    Case("A18", "compressed bodies", refuses(
+        gzip.compress(b'{"prompt": "x"}'), A_BOMB, codes=dict.fromkeys(REFUSED, 415),
+        says="Content-Encoding", Content_Encoding="gzip")),
+]  # fmt: skip

@@ -1,0 +1,270 @@
+"""A real server whose pulse is taken: what must be true of it after every case, and the client's own ledger.
+
+It must not know the cases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from support import Answer, Server, wait_until
+
+REFUSED = {"/inference": 400, "/v1/completions": 400, "/generate": 422}
+TGI = frozenset({"/", "/generate", "/generate_stream"})
+GENERATING = TGI | {"/inference", "/v1/completions", "/v1/chat/completions"}
+NOT_COUNTED = (401, 403)  # refused before anybody asks what they want
+CANARY = {"prompt": "the house", "num_tokens": 12, "temperature": 0}
+SLOTS, QUEUE = 8, 24
+THREADS = SLOTS + QUEUE + 32
+PATIENCE = 10.0  # seconds for what should take two, on a machine that does other things too
+MB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a server is started, beside its policy."""
+
+    argv: tuple[str, ...] = ()
+    faults: Mapping[str, Any] = field(default_factory=dict)
+    key: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """What the process that serves holds at one moment."""
+
+    pid: int
+    threads: int
+    descriptors: int
+    rss: int
+
+    @staticmethod
+    def of(pid: int) -> Pulse:
+        status = dict(
+            line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        )
+        descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+        return Pulse(
+            pid, int(status["Threads"]), descriptors, int(status["VmRSS"].split()[0]) << 10
+        )
+
+
+class Ledger:
+    """What the client knows of its requests to generate: how many were answered how, and how many it left."""
+
+    def __init__(self) -> None:
+        self.answers: Counter[str] = Counter()
+        self.left = 0
+        self._lock = threading.Lock()
+
+    def leave(self, n: int = 1) -> None:
+        """Note that the client hung up on `n` requests that the server had read."""
+        with self._lock:
+            self.left += n
+
+    def note(self, method: str, path: str, status: int) -> None:
+        """Note an answer, if it was to a request to generate that came past the door."""
+        path = path.partition("?")[0]
+        if method != "POST" or path not in GENERATING or status in NOT_COUNTED:
+            return
+        with self._lock:
+            self.answers["cancelled" if status == 499 else f"{status // 100}xx"] += 1
+
+
+def check_error(path: str, answer: Answer) -> None:
+    """Hold an error to the form of its dialect: small JSON that tells nothing of the machine."""
+    assert len(answer.body) < 8192
+    text = answer.body.decode()
+    for secret in ("Traceback", ".py", "/usr/", "/home/", "/tmp/", "site-packages"):
+        assert secret not in text, text
+    content = json.loads(text)
+    if path.partition("?")[0] in TGI:
+        assert isinstance(content["error"], str), text
+        assert content["error_type"], text
+    elif "error" in content:  # what has none is the state of a server that is not ready
+        assert {"message", "type", "param", "code"} == set(content["error"]), text
+        assert content["error"]["message"], text
+
+
+class Watched(Server):
+    """A server that is held to the after-check; `golden` is what every server of this model says to the canary."""
+
+    golden = ""
+
+    def __init__(self, log: Path, policy: str, model: Path, setting: Setting = Setting()) -> None:
+        argv = [
+            policy, "--model", str(model), "--dtype", "float32", "--compute-threads", "1",
+            "--max-batch-size", str(SLOTS), "--max-queue", str(QUEUE), "--kv-memory", "32M", *setting.argv,
+        ]  # fmt: skip
+        faults = {"EB_FAULTS": json.dumps(setting.faults)} if setting.faults else {}
+        key = {"EB_API_KEY": setting.key} if setting.key else {}
+        super().__init__(log, *argv, key=setting.key, **faults, **key, **setting.environment)
+        self.policy = policy
+        self.ledger = Ledger()
+
+    def __enter__(self) -> Watched:
+        super().__enter__()
+        self.warm_up()
+        return self
+
+    @property
+    def worker(self) -> int:
+        """The pid of the process that serves."""
+        master = self.process.pid
+        children = Path(f"/proc/{master}/task/{master}/children").read_text().split()
+        assert len(children) == 1, children
+        return int(children[0])
+
+    def pulse(self) -> Pulse:
+        return Pulse.of(self.worker)
+
+    def warm_up(self) -> None:
+        """Let every thread of the pool begin, as the first busy hour would, and see what the canary says."""
+        halves = [self.connect() for _ in range(self.threads)]
+        for half in halves:
+            half.sendall(b"GET /health HTTP/1.1\r\n")
+        wait_until(lambda: self.pulse().threads >= self.threads, PATIENCE)
+        for half in halves:
+            half.sendall(b"Host: x\r\nConnection: close\r\n\r\n")
+            assert half.recv(1)
+            half.close()
+        said = self.canary()
+        Watched.golden = Watched.golden or said
+        assert said == Watched.golden
+
+    threads = THREADS
+
+    def canary(self) -> str:
+        """Return what the model says to the one question whose answer never changes."""
+        answer = self.ask("/inference", json.dumps(CANARY).encode())
+        assert answer.status == 200, answer.body
+        return str(answer.json["completion"])
+
+    def ask(self, path: str, body: Any = None, method: str = "POST", **headers: str) -> Answer:
+        """Return the answer to one request on its own connection, noted and held to the form of errors.
+
+        The content type is JSON unless it is given; "" sends none.
+        """
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        kind = headers.setdefault("Content-Type", "application/json")
+        if not kind:
+            del headers["Content-Type"]
+        if self.key:
+            headers.setdefault("Authorization", f"Bearer {self.key}")
+        with contextlib.closing(
+            http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        ) as connection:
+            connection.request(method, path, body, headers)
+            reply = connection.getresponse()
+            answer = Answer(reply.status, reply.headers, reply.read())
+        self.note(path, answer, method)
+        return answer
+
+    def note(self, path: str, answer: Answer, method: str = "POST") -> None:
+        """Write an answer into the ledger, and look at it if it is an error."""
+        self.ledger.note(method, path, answer.status)
+        if answer.status >= 400:
+            check_error(path, answer)
+
+    def connect(self, receive_buffer: int = 0) -> socket.socket:
+        """Return a connection for bytes as they are; what it asks for is the caller's to note."""
+        sock = socket.socket()
+        if receive_buffer:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        sock.settimeout(60)
+        sock.connect(("127.0.0.1", self.port))
+        return sock
+
+    def begin(self, path: str, body: bytes, id: str = "", receive_buffer: int = 0) -> socket.socket:
+        """Send a request to generate and return its connection without reading from it."""
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
+        head += "Content-Type: application/json\r\n" + (f"X-Request-Id: {id}\r\n" if id else "")
+        sock = self.connect(receive_buffer)
+        sock.sendall(f"{head}\r\n".encode() + body)
+        return sock
+
+    def figures(self) -> dict[str, Any]:
+        result: dict[str, Any] = self.get("/stats").json
+        return result
+
+    def told(self, id: str) -> dict[str, Any]:
+        """Return what the server tells of a request."""
+        result: dict[str, Any] = self.get(f"/requests/{id}").json
+        return result
+
+    def is_at_rest(self) -> bool:
+        """Whether nobody waits or runs, all slots and pages are free, and everybody who came was answered."""
+        now = self.figures()
+        answered = sum(n for name, n in now["http"].items() if name != "received")
+        busy = (now["requests-running"], now["requests-waiting"], now["engine"]["kv"]["pages_used"])
+        slots = self.get("/slots").json
+        return (
+            busy == (0, 0, 0)
+            and now["http"]["received"] == answered
+            and not any(slot["is_processing"] for slot in slots)
+        )
+
+    @contextlib.contextmanager
+    def watched(self, *, killed: bool = False, tracebacks: bool = False) -> Iterator[None]:
+        """Hold the server to the after-check; one that may be `killed` has a new process and new books."""
+        self.ledger = Ledger()
+        before, pulse, said = self.figures()["http"], self.pulse(), len(self.output())
+        yield
+        wait_until(lambda: self.is_ready(), 60 if killed else PATIENCE)
+        assert self.canary() == self.golden
+        wait_until(self.is_at_rest, PATIENCE)
+        if not killed:
+            self._check_pulse(pulse)
+            self._check_books(before)
+        if not tracebacks:
+            assert "Traceback" not in self.output()[said:], self.output()[said:]
+
+    def is_ready(self) -> bool:
+        try:
+            return self.get("/ready").status == 200
+        except OSError:
+            return False
+
+    def _check_pulse(self, before: Pulse) -> None:
+        def is_as_before() -> bool:
+            now = self.pulse()
+            return (
+                abs(now.threads - before.threads) <= 3
+                and abs(now.descriptors - before.descriptors) <= 3
+            )
+
+        end = time.monotonic() + PATIENCE
+        while not is_as_before():
+            assert time.monotonic() < end, (before, self.pulse())
+            time.sleep(0.02)
+        now = self.pulse()
+        assert now.pid == before.pid
+        assert now.rss - before.rss < 20 * MB, (before, now)
+
+    def _check_books(self, before: Mapping[str, int]) -> None:
+        now = self.figures()["http"]
+        server = {name: now[name] - before[name] for name in now}
+        ours = self.ledger
+        assert server["received"] == ours.answers.total() + ours.left, (
+            server,
+            ours.answers,
+            ours.left,
+        )
+        beyond = {name: server[name] - ours.answers[name] for name in server if name != "received"}
+        assert min(beyond.values()) >= 0, (
+            server,
+            ours.answers,
+        )  # each answer that came is in its books
+        assert sum(beyond.values()) == ours.left

@@ -1,0 +1,58 @@
+"""The fault table: every case against a real gunicorn, and after each one the server must be as before.
+
+`./test.sh` runs the quick part under dynamic, `./test.sh --all` all of it under nobatch, static and dynamic.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cases_body
+import cases_prompt
+import pytest
+from fleet import Fleet
+from support import ROOT
+from table import Case
+
+MODULES = (cases_body, cases_prompt)
+TABLE = [case for module in MODULES for case in module.CASES]
+IDS = [f"{letter}{n}" for letter, most in (("A", 18), ("B", 15), ("C", 10), ("D", 8), ("E", 8), ("F", 3), ("I", 11))
+       for n in range(1, most + 1)]  # fmt: skip
+
+
+def runs() -> list[object]:
+    """Return each case with each policy it makes sense under, those of one server together."""
+    chosen = [(p, case) for case in TABLE if case.act for p in case.policies]
+    chosen.sort(key=lambda pair: (repr(pair[1].setting), pair[0]))
+    return [
+        pytest.param(
+            policy, case, id=f"{case.id}-{policy}-{case.what.replace(' ', '_')}",
+            marks=() if case.quick and policy == "dynamic" else pytest.mark.full,
+        )
+        for policy, case in chosen
+    ]  # fmt: skip
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("policy", "case"), runs())
+def test_the_case_is_answered_and_harms_nobody(fleet: Fleet, policy: str, case: Case) -> None:
+    server = fleet.server(policy, case.setting)
+    assert case.act is not None
+    try:
+        with server.watched(killed=case.killed, tracebacks=case.tracebacks):
+            case.act(server)
+    except BaseException:
+        fleet.forget(server)
+        raise
+
+
+def test_every_case_of_the_list_is_in_the_table_once() -> None:
+    assert [case.id for case in TABLE] == IDS
+
+
+def test_a_case_has_an_act_or_names_tests_that_are_there() -> None:
+    for case in TABLE:
+        assert case.act or case.tests, case.id
+        for name in case.tests:
+            file, _, test = name.partition("::")
+            assert f"def {test}(" in (ROOT / Path(file)).read_text(), name
