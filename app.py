@@ -42,6 +42,7 @@ from api import (
     native,
     openai,
     operations,
+    policy,
     tgi,
     tokens,
 )
@@ -67,9 +68,9 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     app = Flask("effective-batching", static_folder=None)
     app.url_map.merge_slashes = False  # another path is another path, not a redirect
     app.json = Json(app)
-    service = Service(config, engine=engine)
+    service = Service(config, engine=engine, policies=policies)
     app.extensions["service"] = service
-    rooms = (native, openai, chat, tgi, tokens, operations, events, dashboard, docs)
+    rooms = (native, openai, chat, tgi, tokens, operations, policy, events, dashboard, docs)
     service.operations = [operation for room in rooms for operation in room.OPERATIONS]
     generating = frozenset((op.method, op.path) for op in service.operations if op.generates)
     app.before_request(door.enter)

@@ -7,19 +7,24 @@ tensors, or which policy it runs.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import TimeoutError as TooLate
 from dataclasses import replace
 from typing import Any, Protocol
 
 from inference import Inference, InferenceError, failure, outcome
 from pacing import Deadlines, Rate
 from scheduling.iteration import Iteration, Plan
+from scheduling.options import values_of
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Output, Scheduler
@@ -69,6 +74,7 @@ class BatchingManager:
         self.observers: list[Callable[[Iteration | None, list[Inference]], None]] = []
         self.greeters: list[Callable[[Inference], None]] = []
         self.scheduler: Scheduler | None = None
+        self.policy: Policy | None = None  # who decides
         self.beat = clock()  # when the loop last turned
         self.steps_failed = 0
         self.steps_retried = 0
@@ -78,6 +84,7 @@ class BatchingManager:
         self._wake = threading.Condition()
         self._arrived: list[Inference] = []
         self._cancelled: list[Inference] = []
+        self._switches: deque[tuple[Policy, Future[None]]] = deque()
         self._open: dict[Sequence, Inference] = {}
         self._count = 0
         self._queued_tokens = 0  # of prompts and answers that wait
@@ -198,11 +205,45 @@ class BatchingManager:
 
     def start(self, policy: Policy) -> threading.Thread:
         """Run the loop in a thread of its own."""
+        self.policy = policy
         thread = threading.Thread(
             target=self.run, args=(policy,), name="batching-loop", daemon=True
         )
         thread.start()
         return thread
+
+    def switch(self, policy: Policy, timeout: float | None = None) -> None:
+        """Let `policy` decide from the next iteration on; return when it does.
+
+        Nobody is lost: who runs goes on to its end, who waits arrives anew. InferenceError, and no switch, when
+        the loop has ended or does not turn within `timeout` seconds.
+        """
+        done: Future[None] = Future()
+        with self._wake:
+            if self._dead or self._stopping:
+                raise InferenceError("unavailable_error", "the server is shutting down. Try again", 1)
+            self._switches.append((policy, done))
+            self._wake.notify()
+        try:
+            done.result(timeout)
+        except TooLate:
+            if done.cancel():
+                raise InferenceError(
+                    "timeout_error",
+                    f"the step under way has not ended within {timeout:g} s, and the policy has not "
+                    "been changed. Try again",
+                ) from None
+            done.result()
+
+    @property
+    def policy_name(self) -> str:
+        """The name of the policy that decides, empty before the loop has one."""
+        return self.policy.name if self.policy is not None else ""
+
+    @property
+    def policy_options(self) -> dict[str, Any]:
+        """The policy's own parameters and their values."""
+        return values_of(self.policy) if self.policy is not None else {}
 
     def stop(self) -> None:
         """Let the loop end; who still waits is answered with an error."""
@@ -214,8 +255,10 @@ class BatchingManager:
         """Drive the scheduler until `stop`."""
         worked = True
         try:
+            self.policy = policy
             self.scheduler = scheduler = Scheduler(policy, self.pages, self.max_tokens_per_step)
             while self._take_in(scheduler, wait=not worked):
+                self._make_switches(scheduler)
                 worked = self._turn(scheduler)
         except Exception:
             log.exception("the batching loop failed; everybody is answered with an error")
@@ -229,7 +272,8 @@ class BatchingManager:
         """
         with self._wake:
             self.beat = now = self._clock()
-            if wait and not (self._arrived or self._cancelled or self._stopping):
+            news = self._arrived or self._cancelled or self._switches or self._stopping
+            if wait and not news:
                 moments = (scheduler.wake_at(now), self._deadlines.next())
                 wait_for = min((at - now for at in moments if at is not None), default=1.0)
                 self._wake.wait(max(0.0, min(1.0, wait_for)))
@@ -256,6 +300,19 @@ class BatchingManager:
                 reason = "length" if inference.error is None else "abort"
                 self._leave(scheduler.remove(inference.sequence, now, reason), None)
         return True
+
+    def _make_switches(self, scheduler: Scheduler) -> None:
+        """Change the policy as often as was asked; as many requests as before may wait or run."""
+        while self._switches:
+            policy, done = self._switches[0]
+            if done.set_running_or_notify_cancel():
+                self._leave(scheduler.switch(policy, self._clock()), None)
+                with self._wake:
+                    self.max_queue += self.max_batch_size - policy.max_batch_size
+                    self.max_batch_size = policy.max_batch_size
+                    self.policy = policy
+                done.set_result(None)
+            self._switches.popleft()
 
     def _turn(self, scheduler: Scheduler) -> bool:
         """Plan, compute and answer one step; False when the policy lets everybody wait."""
@@ -337,6 +394,11 @@ class BatchingManager:
             open_, self._open = [*self._open.values(), *self._arrived], {}
             self._arrived = []
             self._count = self._queued_tokens = 0
+        for _, done in self._switches:
+            with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+                done.set_exception(
+                    InferenceError("unavailable_error", "the server stopped before the switch", 1)
+                )
         for inference in open_:
             inference.sequence.error = inference.sequence.error or InferenceError(
                 "unavailable_error",

@@ -44,7 +44,7 @@ class Parts:
 def load_engine(config: Config, stats: ServerStats) -> Engine:
     """Load the model that the settings name, make its pages, and start the loop."""
     policy = policies.get_policy(config.policy, config.max_batch_size, config.policy_options)
-    parts = _load_model(config, slots=policy.max_batch_size)
+    parts = _load_model(config, slots=config.max_batch_size)  # another policy may want them all
     pages = PagePool(
         parts.n_pages,
         parts.page_size,
@@ -75,7 +75,6 @@ def load_engine(config: Config, stats: ServerStats) -> Engine:
         tokenizer=parts.tokenizer,
         make_inference=make_inference,
         model_name=parts.name,
-        policy=policy.name,
         device=parts.device,
         dtype=parts.dtype,
         context=parts.context,

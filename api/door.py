@@ -36,7 +36,8 @@ def enter() -> None:
     g.began = time.perf_counter()
     if request.environ["PATH_INFO"].startswith("//"):
         raise NotFound  # flask itself would read it as one slash
-    if request.method == "POST" and request.headers.get("Sec-Fetch-Site") == "cross-site":
+    changes = request.method in ("POST", "PUT", "DELETE")
+    if changes and request.headers.get("Sec-Fetch-Site") == "cross-site":
         raise ApiError(
             "a page of another site sent this request. Use a client that is no browser, or a page "
             "of this server's own address",

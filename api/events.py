@@ -2,7 +2,7 @@
 
 `id` is the number of the step, so that a client that comes again with Last-Event-ID goes on where it was; what it
 missed is an `event: gap`. With `detail=1`, which the live page asks for, there are also `state` (first, what the
-server is), `arrival` and `departure`. A viewer that does not read costs the loop nothing.
+server is), `policy` (when it is changed), `arrival` and `departure`. A viewer that does not read costs the loop nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A ring of what the loop did, for viewers who read it by number; the loop appends and waits for nobody.
 
-An entry is a step, or (for the live page) an arrival or a departure that belongs to no step. Nobody holds a lock:
-a writer takes the next number and puts its entry into that place, a reader looks at the place of the number it wants
-next, and sees by the entry's own number whether it is there, not yet there, or overwritten. It must not know HTTP.
+An entry is a step, or (for the live page) an arrival, a departure that belongs to no step, or a change of policy.
+Nobody holds a lock: a writer takes the next number and puts its entry into that place, a reader looks at the place of
+the number it wants next, and sees by the entry's own number whether it is there, not yet there, or overwritten. It must
+not know HTTP.
 """
 
 from __future__ import annotations
@@ -134,6 +135,10 @@ class Feed:
             if iteration is None:
                 gone = {"id": inference.id, "t": self._clock(), "reason": outcome(inference)}
                 self._put("departure", self._n, gone)
+
+    def announce(self, kind: str, value: Any) -> None:
+        """Note what is neither step nor request, for the live page; may be called in any thread."""
+        self._put(kind, self._n, value)
 
     def _put(self, kind: str, n: int, value: Any) -> None:
         number = next(self._numbers)

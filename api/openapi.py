@@ -58,6 +58,7 @@ EVENTS = "text/event-stream"
 BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 TOKEN_COUNTS = ("num_tokens", "max_tokens", "max_completion_tokens", "max_new_tokens")
 BY_VALUE = ("default", "const", "enum", "example", "examples")  # whose content is no schema
+CHANGING = ("post", "put", "delete")  # what another site's page may not send
 GENERATING = (400, 404, 413, 415, 429, 499, 500, 503, 504)
 TGI_GENERATING = (404, 413, 415, 422, 424, 429, 500, 503, 504)
 
@@ -149,7 +150,7 @@ def _operation(op: Operation, named: Mapping[Any, Any], keyed: bool) -> dict[str
     for code, form in op.answers.items():
         responses[str(code)] = _response(code, form)
     common = (TGI_GENERATING if op.tgi else GENERATING) if op.generates else ()
-    extra = ((403,) if op.method == "post" else ()) + ((401,) if keyed else ())
+    extra = ((403,) if op.method in CHANGING else ()) + ((401,) if keyed else ())
     error = {"$ref": REFERENCE.format(model="TgiError" if op.tgi else "Error")}
     for code in sorted({*common, *extra, *op.errors}):
         responses.setdefault(str(code), _response(code, error))

@@ -114,7 +114,8 @@ def blueprint(service: Service) -> Blueprint:
 
 def _state(service: Service, status: str, reason: str | None) -> Response:
     engine = service.engine
-    body: dict[str, object] = {"status": status, "policy": service.config.policy}
+    policy = service.config.policy if engine is None else engine.policy
+    body: dict[str, object] = {"status": status, "policy": policy}
     if reason:
         body["reason"] = reason
     if engine is not None:

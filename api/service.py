@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,6 +28,17 @@ class Tokenizer(Protocol):
     def token_bytes(self, token: int) -> bytes: ...
 
 
+class Policies(Protocol):
+    """Where policies come from: the package `policies`, which handlers do not import."""
+
+    def names(self) -> list[str]: ...
+    def order_names(self) -> list[str]: ...
+    def summary(self, name: str) -> str: ...
+    def get_policy(
+        self, name: str, max_batch_size: int, options: Mapping[str, object], *, own: bool
+    ) -> Any: ...
+
+
 @dataclass(frozen=True)
 class Engine:
     """A model that is loaded and a loop that runs."""
@@ -36,7 +47,6 @@ class Engine:
     tokenizer: Tokenizer
     make_inference: Callable[..., Inference]
     model_name: str
-    policy: str
     device: str
     dtype: str
     context: int
@@ -45,6 +55,11 @@ class Engine:
     special_end: bool = True  # <|endoftext|> in a prompt is that token, but on /inference
     facts: dict[str, Any] = field(default_factory=dict)
     loaded_at: float = field(default_factory=time.time)
+
+    @property
+    def policy(self) -> str:
+        """The name of the policy that decides now."""
+        return self.manager.policy_name
 
     @property
     def served_name(self) -> str:
@@ -65,10 +80,12 @@ class Service:
         stats: ServerStats | None = None,
         engine: Engine | None = None,
         failure: str | None = None,
+        policies: Policies | None = None,
     ) -> None:
         self.config = config
         self.stats = stats or ServerStats()
         self.failure = failure
+        self.policies = policies  # to switch to
         self.draining = False
         self.serves = False  # under gunicorn: only then there is a log to write
         self.feed = Feed(show_text=config.dashboard_show_text)

@@ -175,9 +175,7 @@ def information(service: Service, engine: Engine) -> dict[str, Any]:
         "sha": None,
         "docker_label": None,
         "policy": engine.policy,
-        "policy_params": engine.facts.get(
-            "policy_params", {"max_batch_size": manager.max_batch_size}
-        ),
+        "policy_params": {"max_batch_size": manager.max_batch_size, **manager.policy_options},
         "max_batch_size": manager.max_batch_size,
         "device": engine.device,
         "dtype": engine.dtype,

@@ -43,7 +43,7 @@ def check_name(name: str, *, own: bool = True) -> None:
 
     `own=False` knows the policies of this package alone: no file and no module that somebody names is run.
     """
-    loop, order = _split(name)
+    loop, order = _split(name, own)
     _check(loop, "policy", names(), own)
     if order:
         _check(order, "order", order_names(), own)
@@ -92,9 +92,10 @@ def _names_in(folder: Path) -> list[str]:
     return sorted(p.stem.replace("_", "-") for p in folder.glob("[!_]*.py"))
 
 
-def _split(name: str) -> tuple[str, str]:
+def _split(name: str, own: bool = True) -> tuple[str, str]:
+    """Return loop and order; without `own` nobody looks whether it is a file."""
     loop, plus, order = name.rpartition("+")
-    return (name, "") if not plus or _is_file(name) else (loop, order)
+    return (name, "") if not plus or (own and _is_file(name)) else (loop, order)
 
 
 def _is_file(name: str) -> bool:

@@ -98,6 +98,11 @@ def options_of(cls: type) -> dict[str, Option]:
     return found
 
 
+def values_of(target: object) -> dict[str, Any]:
+    """Return the options of `target` and the values that they have."""
+    return {name: getattr(target, name) for name in options_of(type(target))}
+
+
 def set_options(target: object, given: Mapping[str, object]) -> None:
     """Give `target` all its options: those given, checked, and the defaults of the rest."""
     known = options_of(type(target))

@@ -45,6 +45,10 @@
     step(record) {
       live.add(record);
     },
+    policy(change) {
+      facts = { ...facts, policy: change.policy, slots: change.max_batch_size, maxQueue: change.max_queue };
+      if (model === live) showFacts();
+    },
     arrival(arrival) {
       live.arrival(arrival);
       if (arrival.id === wanted && model === live) choose(live.request(wanted).number);

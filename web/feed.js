@@ -5,7 +5,7 @@
   const SILENCE = 25000; // ms; the server says something every 10 s
 
   class Feed {
-    // handlers: state, step, arrival, departure, gap (data), status (name, text)
+    // handlers: state, step, policy, arrival, departure, gap (data), status (name, text)
     constructor(url, handlers, { key = () => "", last = 600, crossOrigin = false } = {}) {
       this.url = url;
       this.handlers = handlers;

@@ -1,0 +1,97 @@
+"""GET and PUT /policy: which policy decides, and another one in its place while requests run.
+
+The loop changes its policy between two iterations, so that nobody is lost; the answer comes when it has. Only the
+policies that are here can be named: nothing that the network says is looked for in the file system or imported.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from flask import Blueprint, Response, jsonify, request
+
+from api import body, errors, generation
+from api.errors import ApiError
+from api.openapi import Operation
+from api.schemas.policy import PolicyRequest
+from api.service import Engine, Policies, Service
+from batching import InferenceError
+
+EXAMPLE = '{"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}'
+ANSWER = {
+    "type": "object",
+    "required": ["policy", "options", "max_batch_size"],
+    "properties": {
+        "policy": {"type": "string"}, "options": {"type": "object"},
+        "max_batch_size": {"type": "integer", "minimum": 1},
+    },
+}  # fmt: skip
+KNOWN = {
+    "type": "object",
+    "required": [*ANSWER["required"], "policies", "orders"],
+    "properties": {
+        **ANSWER["properties"], "policies": {"type": "object"}, "orders": {"type": "array"},  # type: ignore[dict-item]
+    },
+}  # fmt: skip
+OPERATIONS = [
+    Operation(
+        "get", "/policy", "which policy decides, and which ones could", "policy", answer=KNOWN, errors=(503,)
+    ),
+    Operation(
+        "put", "/policy", "let another policy decide from the next iteration on", "policy", body=PolicyRequest,
+        example={"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}, answer=ANSWER,
+        errors=(400, 413, 415, 503, 504),
+    ),
+]  # fmt: skip
+
+
+def blueprint(service: Service) -> Blueprint:
+    routes = Blueprint("policy", __name__)
+
+    @routes.get("/policy")
+    def policy() -> Response:
+        engine, known = generation.ready_engine(service), _known(service)
+        loops = {name: known.summary(name) for name in known.names()}
+        return jsonify(**state(engine), policies=loops, orders=known.order_names())
+
+    @routes.put("/policy")
+    def switch() -> Response:
+        engine, known = generation.ready_engine(service), _known(service)
+        asked, ignored = body.validate(PolicyRequest, body.take(request, EXAMPLE))
+        try:
+            made = known.get_policy(
+                asked.policy, service.config.max_batch_size, asked.options, own=False
+            )
+        except ValueError as error:
+            raise ApiError(str(error)[:2000], param="policy") from None
+        try:
+            engine.manager.switch(made, timeout=service.stall_seconds)
+        except InferenceError as error:
+            raise errors.from_inference(error) from None
+        now = state(engine)
+        service.feed.announce("policy", {**now, "max_queue": engine.manager.max_queue})
+        return body.name_ignored(jsonify(now), ignored)
+
+    return routes
+
+
+def state(engine: Engine) -> dict[str, Any]:
+    """Return who decides now, with what parameters, over how many slots."""
+    manager = engine.manager
+    options = {name: _plain(value) for name, value in manager.policy_options.items()}
+    return {"policy": engine.policy, "options": options, "max_batch_size": manager.max_batch_size}
+
+
+def _plain(value: Any) -> Any:
+    """Return a parameter as JSON has it; numbers without end are words there."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _known(service: Service) -> Policies:
+    if service.policies is None:
+        raise ApiError(
+            "this server was put together without policies to choose from. Start it by ./server.sh",
+            type="unavailable_error",
+        )
+    return service.policies

@@ -1,0 +1,61 @@
+"""What a request to change the policy may say."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr, WithJsonSchema
+
+MOST_OPTIONS = 32
+LONGEST_VALUE = 256
+OPTIONS = 'an object of the policy\'s own parameters, as in {"aging": 30}'
+
+
+def _options(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError("must be an object")
+    if len(value) > MOST_OPTIONS:
+        raise ValueError(f"must have {MOST_OPTIONS} parameters at most, has {len(value):,}")
+    for name, given in value.items():
+        is_text = isinstance(given, str) and len(given) <= LONGEST_VALUE
+        if len(name) > LONGEST_VALUE or not (is_text or _is_number(given)):
+            raise ValueError(
+                f"must have numbers, true, false, or texts of at most {LONGEST_VALUE} characters, has "
+                f"{str(given)[:20]!r} for {name[:20]!r}"
+            )
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and abs(value) < 1 << 63
+
+
+Options = Annotated[
+    dict[str, Any],
+    BeforeValidator(_options),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": MOST_OPTIONS,
+            "additionalProperties": {
+                "anyOf": [
+                    {"type": "string", "maxLength": LONGEST_VALUE},
+                    {"type": "number"},
+                    {"type": "boolean"},
+                ]
+            },
+        }
+    ),
+]
+
+
+class PolicyRequest(BaseModel):
+    """PUT /policy: which policy shall decide from now on."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    policy: Annotated[StrictStr, Field(min_length=1, max_length=100)] = Field(
+        description="the name of a policy, or loop+order, as in dynamic+sjf"
+    )
+    options: Options = Field({}, description=OPTIONS)

@@ -1,0 +1,290 @@
+"""Another policy for a server that runs: who waits or runs loses nothing by it, and everything that looks in says so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import FakeModel, fake_engine, in_background, wait_until, write_checkpoint
+
+import policies
+from api.service import Service
+from app import create_app, load_engine
+from batching import BatchingManager, Inference, InferenceError
+from config import Config
+from scheduling.pages import PagePool
+from scheduling.policy import Policy
+from simulate.mock import MockModel
+from simulate.published import Constant
+from stats import ServerStats
+
+ALL = [
+    *policies.names(),
+    *(f"dynamic+{order}" for order in policies.order_names() if order != "rpm"),
+]
+
+
+@pytest.fixture
+def model() -> FakeModel:
+    return FakeModel()
+
+
+@pytest.fixture
+def service(model: FakeModel) -> Iterator[Service]:
+    app = create_app(Config(policy="dynamic", max_batch_size=8, max_queue=8))
+    found: Service = app.extensions["service"]
+    found.engine = fake_engine(model, found.stats)
+    found.app = app  # type: ignore[attr-defined]
+    yield found
+    found.engine.manager.stop()
+
+
+@pytest.fixture
+def client(service: Service) -> FlaskClient:
+    return service.app.test_client()  # type: ignore[attr-defined, no-any-return]
+
+
+def ask(client: FlaskClient, n: int = 3) -> Any:
+    return client.post("/inference", json={"prompt": "hi", "num_tokens": n}).get_json()
+
+
+def test_the_answer_comes_when_the_policy_has_changed(client: FlaskClient) -> None:
+    reply = client.put("/policy", json={"policy": "dynamic+priority", "options": {"aging": 30}})
+    assert reply.status_code == 200, reply.text
+    wanted = {"policy": "dynamic+priority", "options": {"aging": 30.0}, "max_batch_size": 8}
+    assert reply.get_json() == wanted
+    known = client.get("/policy").get_json()
+    assert wanted.items() <= known.items()
+    assert set(known["policies"]) == set(policies.names())
+    assert known["policies"]["dynamic"].startswith("Dynamic batching")
+    assert known["orders"] == policies.order_names()
+
+
+def test_all_that_looks_in_tells_the_new_policy(client: FlaskClient, service: Service) -> None:
+    client.put("/policy", json={"policy": "nobatch"})
+    ask(client)
+    assert client.get("/stats").get_json()["policy"] == "nobatch"
+    assert client.get("/health").get_json()["policy"] == "nobatch"
+    assert client.get("/info").get_json()["policy"] == "nobatch"
+    assert 'eb_policy_info{policy="nobatch"} 1.0' in client.get("/metrics").text
+    assert len(client.get("/slots").get_json()) == 1
+    kinds = [entry.kind for entry in service.feed.entries()]
+    assert kinds.index("policy") < kinds.index("step")
+    frames = b"".join(entry.frame for entry in service.feed.entries()).decode()
+    assert '"policy":"nobatch","options":{},"max_batch_size":1,"max_queue":15' in frames
+    assert '"policy":"dynamic"' not in frames
+
+
+def test_as_many_requests_as_before_may_wait_or_run(client: FlaskClient, service: Service) -> None:
+    assert service.engine is not None
+    manager = service.engine.manager
+    for name in ("nobatch", "static", "nobatch", "dynamic"):
+        client.put("/policy", json={"policy": name})
+        assert manager.max_batch_size == policies.get_policy(name, 8).max_batch_size
+        assert manager.max_queue + manager.max_batch_size == 16
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"policy": "dynamix"}, "unknown policy 'dynamix'. Did you mean 'dynamic'?"),
+        ({"policy": "dynamic+sfj"}, "unknown order 'sfj'. Did you mean 'sjf'?"),
+        ({"policy": "dynamic+sjf", "options": {"predicter": "mean"}}, "Did you mean 'predictor'?"),
+        ({"policy": "window", "options": {"delay": -1}}, "policy option delay is -1, must be at least 0"),
+        ({"policy": "window", "options": {"delay": "1e999x"}}, "must be at least 0"),
+        ({"policy": "window", "options": {"delay": [1]}}, "must have numbers, true, false, or texts"),
+        ({"policy": ""}, "policy is ''"),
+        ({"name": "dynamic"}, "policy is missing"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_in_plain_words(
+    client: FlaskClient, body: Any, words: str
+) -> None:
+    reply = client.put("/policy", json=body)
+    assert reply.status_code == 400
+    assert words in reply.get_json()["error"]["message"]
+    assert client.get("/policy").get_json()["policy"] == "dynamic"
+
+
+def test_nothing_from_the_network_is_run_or_looked_for(client: FlaskClient, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    own = tmp_path / "mine.py"
+    own.write_text(
+        f"from pathlib import Path\nPath({str(mark)!r}).touch()\nfrom policies.dynamic import Policy\n"
+    )
+    assert policies.get_policy(str(own), 2).max_batch_size == 2
+    mark.unlink()
+    for name in (str(own), f"{own}+sjf", f"dynamic+{own}", "policies.dynamic", "simulate.mock"):
+        reply = client.put("/policy", json={"policy": name})
+        assert reply.status_code == 400
+        assert "unknown " in reply.get_json()["error"]["message"]
+    assert not mark.exists()
+
+
+def test_it_needs_the_key_and_no_page_of_another_site() -> None:
+    client = create_app(Config(api_key="k"), fake_engine()).test_client()
+    key = {"Authorization": "Bearer k"}
+    assert client.put("/policy", json={"policy": "static"}).status_code == 401
+    assert client.get("/policy").status_code == 401
+    elsewhere = {**key, "Sec-Fetch-Site": "cross-site"}
+    assert client.put("/policy", json={"policy": "static"}, headers=elsewhere).status_code == 403
+    reply = client.put("/policy", json={"policy": "static"}, headers=key)
+    assert reply.get_json()["policy"] == "static"
+
+
+def test_who_runs_goes_on_and_is_answered_in_full(
+    client: FlaskClient, service: Service, model: FakeModel
+) -> None:
+    """The switch waits for the step under way, and comes before the next."""
+    entered, go = threading.Event(), threading.Event()
+
+    def hold(plan: Any) -> None:
+        entered.set()
+        assert go.wait(10)
+
+    model.before = hold
+    with in_background(lambda: ask(client, 6)) as answers:
+        assert entered.wait(10)
+        put = {"json": {"policy": "static"}}
+        with in_background(lambda: client.put("/policy", **put)) as replies:
+            assert not replies
+            go.set()
+        assert replies[0].status_code == 200
+    assert answers[0]["completion"] == "hiabcdef"
+    assert service.engine is not None
+    assert service.engine.policy == "static"
+
+
+def test_a_step_that_does_not_end_leaves_the_policy_as_it_is(model: FakeModel) -> None:
+    entered, go = threading.Event(), threading.Event()
+    model.before = lambda plan: (entered.set(), go.wait(10))  # type: ignore[assignment, func-returns-value]
+    manager = fake_engine(model).manager
+    one = manager.enqueue("hi", 4, prompt_ids=[1])
+    assert entered.wait(10)
+    with pytest.raises(InferenceError, match="has not ended within"):
+        manager.switch(policies.get_policy("static", 8), timeout=0.01)
+    go.set()
+    assert one.wait_for_completion(10)
+    assert manager.policy_name == "dynamic"
+    manager.stop()
+
+
+def test_when_the_loop_has_ended_nobody_waits_for_a_switch(model: FakeModel) -> None:
+    manager = fake_engine(model).manager
+    manager.stop()
+    wait_until(lambda: not manager.is_alive)
+    with pytest.raises(InferenceError, match="shutting down"):
+        manager.switch(policies.get_policy("static", 8))
+
+
+def served(name: str, slots: int, step: float = 0.0) -> tuple[BatchingManager, MockModel]:
+    """Return a loop on a model without weights, whose tokens depend on prompt and place alone, with few pages."""
+    model = MockModel(Constant(step, 0.0))
+    manager = BatchingManager(
+        model, pages=PagePool(40, 4, salt="test"), max_batch_size=slots, max_queue=1000
+    )
+    manager.start(policies.get_policy(name, slots))
+    return manager, model
+
+
+def alone(model: MockModel, prompt: list[int], n: int) -> list[int]:
+    """Return what the model says to a prompt when nobody else is there."""
+    one = Inference("", n, prompt)
+    for _ in range(n):
+        one.add_token(model.token(one.sequence))
+    return one.output_ids
+
+
+def test_under_load_all_policies_in_turn_lose_nobody_and_change_no_text() -> None:
+    manager, model = served("nobatch", 4, step=0.0002)
+    over = threading.Event()
+
+    def client(number: int) -> int:
+        done = 0
+        while not over.is_set():
+            prompt = [number % 3, 5, done % 7, *range(number % 11)]
+            n = 1 + (number + done) % 9
+            one = manager.enqueue(Inference("", n, prompt, client="ab"[number % 2]))
+            one.wait_for_completion(30)
+            assert one.output_ids == alone(model, prompt, n)
+            done += 1
+        return done
+
+    with ThreadPoolExecutor(12) as pool:
+        clients = [pool.submit(client, i) for i in range(12)]
+        try:
+            for name in [*ALL, *reversed(ALL)]:
+                before = manager.scheduler.number if manager.scheduler else 0
+                manager.switch(policies.get_policy(name, 4, options=QUICK.get(name)), timeout=30)
+                assert manager.policy_name == name
+                wait_until(lambda at=before: manager.scheduler.number > at + 3)
+        finally:
+            over.set()
+        manager.switch(policies.get_policy("dynamic", 4))  # one that waits for nobody
+        assert sum(done.result(30) for done in clients) > 12
+    assert manager.pages is not None
+    wait_until(lambda: manager.pages.used == 0 and manager.running == 0)
+    manager.stop()
+
+
+def test_a_real_model_says_the_same_under_whatever_policy(tmp_path: Path) -> None:
+    """Greedy, with a prefix cache that prompts share, and switches between any two steps."""
+    config = Config(
+        policy="dynamic", model=str(write_checkpoint(tmp_path / "m", 128)), device="cpu",
+        dtype="float32", max_batch_size=4, max_tokens_per_step=16, compute_threads=1,
+    )  # fmt: skip
+    engine = load_engine(config, ServerStats())
+    manager, prompts = (
+        engine.manager,
+        [f"the house {'of the king ' * (i % 4)}{i}" for i in range(12)],
+    )
+
+    def enqueue(prompt: str) -> Inference:
+        return manager.enqueue(prompt, 12, temperature=0.0)
+
+    wanted = [enqueue(prompt).wait_for_completion(60) for prompt in prompts]
+    made = [enqueue(prompt) for prompt in prompts * 2]
+    for name in ALL:
+        manager.switch(policies.get_policy(name, 4, options=QUICK.get(name)), timeout=60)
+    assert [one.wait_for_completion(60) for one in made] == wanted * 2
+    manager.stop()
+
+
+# Policies that wait for company do so for a moment only, where nobody may come.
+QUICK: dict[str, dict[str, object]] = {
+    name: {"flush": 0.01} for name in ("fixed", "multibin", "static-global")
+}
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.tuples(st.sampled_from(ALL), st.integers(1, 6)), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(1, 12), st.integers(1, 10)), min_size=1, max_size=20),
+)
+def test_switches_at_any_moment_lose_nobody(
+    switches: list[tuple[str, int]], requests: list[tuple[int, int]]
+) -> None:
+    """Requests come from one thread and switches from another, as the machine has it."""
+    manager, model = served("dynamic", 3)
+    prompts = [([i % 2, *range(size)], n) for i, (size, n) in enumerate(requests)]
+
+    def change() -> None:
+        made: list[Policy] = [
+            policies.get_policy(name, slots, options=QUICK.get(name)) for name, slots in switches
+        ]
+        for policy in [*made, policies.get_policy("dynamic", 3)]:
+            manager.switch(policy, timeout=30)
+
+    with in_background(change):
+        made = [manager.enqueue(Inference("", n, prompt)) for prompt, n in prompts]
+    for inference, (prompt, n) in zip(made, prompts):
+        inference.wait_for_completion(30)
+        assert inference.output_ids == alone(model, prompt, n)
+    manager.stop()
