@@ -67,6 +67,7 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     """Return the Flask app; without an `engine` it answers 503 until `start` has loaded one."""
     app = Flask("effective-batching", static_folder=None)
     app.url_map.merge_slashes = False  # another path is another path, not a redirect
+    app.config["TRUSTED_HOSTS"] = config.hosts
     app.json = Json(app)
     service = Service(config, engine=engine, policies=policies)
     app.extensions["service"] = service

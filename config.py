@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent
 VERSION = "0.1.0"
 COMPLETE = "EB_INTERNAL_COMPLETE"  # set where the environment holds every setting
 RESERVE = 32  # HTTP threads beyond those of open requests
+LOOPBACK = ("localhost", "127.0.0.1")  # no page of another site can be called by these
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -80,7 +81,8 @@ class Config:
     )  # fmt: skip
     model: str = setting(
         "", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2, bard, or a folder with a GPT-2 "
-        "checkpoint; unset: gpt2-medium, or bard where it is not to be had", "model",
+        "checkpoint; unset: gpt2-medium, or bard where it is not to be had; mock:llm-mock or "
+        "mock:FILE.json: no weights, only the time that a cost model says, @10 after it: a tenth", "model",
     )  # fmt: skip
     load_format: str = setting(
         "auto", "dummy: random weights of the right shape, for measuring", "model",
@@ -111,6 +113,18 @@ class Config:
     max_connections: int = setting(
         0, "sockets open at once; 0: a thread for each open request, and 544 more", "server",
         minimum=0, maximum=1 << 20,
+    )  # fmt: skip
+    receive_timeout: float = setting(
+        10.0, "seconds without a byte of a request that is being sent, then its connection ends",
+        "server", minimum=0.1, maximum=3600,
+    )  # fmt: skip
+    send_timeout: float = setting(
+        30.0, "seconds in which a client takes no byte of its answer, then its connection ends",
+        "server", minimum=0.1, maximum=3600,
+    )  # fmt: skip
+    trusted_hosts: str = setting(
+        "", "Host headers to answer, with commas, .example.org for all below it; unset: any",
+        "server",
     )  # fmt: skip
     overload_status: str = setting(
         "429", "status of a refusal because the queue is full", "server", choices=("429", "503")
@@ -159,6 +173,12 @@ class Config:
     def connections(self) -> int:
         """Sockets that may be open: those with a thread, and idle ones kept for their next request."""
         return self.max_connections or self.threads + 512
+
+    @property
+    def hosts(self) -> list[str] | None:
+        """Names by which clients may call the server, this machine's own among them; None for any."""
+        names = [name.strip() for name in self.trusted_hosts.split(",") if name.strip()]
+        return [*names, *LOOPBACK] if names else None
 
     @property
     def overload_code(self) -> int:

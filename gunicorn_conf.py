@@ -14,6 +14,7 @@ import app as application
 import banner
 import config as settings
 from api.access_log import AccessLog, QueuedHandler
+from worker import limit_waiting
 
 _config = settings.load().config
 
@@ -48,8 +49,16 @@ def on_starting(server: Any) -> None:
         sys.exit(2)
 
 
+def when_ready(server: Any) -> None:
+    """Bound how long a client may keep a thread waiting, before anybody is let in."""
+    for listener in server.LISTENERS:
+        limit_waiting(listener.sock, _config.receive_timeout, _config.send_timeout)
+
+
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a line of gunicorn's says more than ours, in which the worker said why it will not serve."""
+    """Whether a line of gunicorn's says more than ours, and is not of a client that was too slow."""
+    if record.exc_info and isinstance(record.exc_info[1], BlockingIOError):
+        return False
     text = record.getMessage()
     ending = ("Shutting down: Master", "Reason: Worker failed to boot.")
     return text not in ending and not text.endswith("exited with code 3.")

@@ -1,4 +1,4 @@
-"""gunicorn's threaded worker, with three things mended: how it says goodbye to a client, and to all of them.
+"""gunicorn's threaded worker, mended: how it waits for a client, says goodbye to one, and to all of them.
 
 The stock worker ends a connection in its main thread and waits there up to 2 seconds for the client to hang up too,
 so that one client that does not keeps everybody else from being accepted. And it reads at most 64 KiB of a body that
@@ -7,16 +7,22 @@ nobody wanted, so that who sent 20 MB gets a reset where a 413 was meant. Here a
 The stock worker stops accepting when it is told to end, while its listening socket stays open: who comes then hangs.
 Here newcomers are answered (by the app, which knows that it drains) until the last request is done. And the stock
 worker dies when there is no file descriptor left for a connection; here it waits a moment.
+
+And the stock worker lends a thread for 5 seconds to who connects and says nothing. Here nobody has a thread before
+the first byte is there, and when connections run out, the one that has been idle longest makes room.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import selectors
 import socket
+import struct
 import threading
 import time
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from gunicorn.workers.gthread import TConn, ThreadWorker
@@ -31,6 +37,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     _paused_until = 0.0
     _was_exhausted = False
+    _needs_room = False
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Refuse new work and leave when nobody is here any more; at once when told so twice."""
@@ -60,14 +67,49 @@ class Worker(ThreadWorker):  # type: ignore[misc]
                 raise
             if not self._was_exhausted:
                 self.log.error("no file descriptor for a connection: raise 'ulimit -n'")
-            self._was_exhausted = True
-            self._paused_until = time.monotonic() + PAUSE_SECONDS
-            self.set_accept_enabled(False)
+            self._was_exhausted = self._needs_room = True
+            if not (self.pending_conns or self.keepalived_conns):
+                self._paused_until = time.monotonic() + PAUSE_SECONDS
+                self.set_accept_enabled(False)
 
     def set_accept_enabled(self, enabled: bool) -> None:
         """Listen or not, and not while there is nothing to take a connection with."""
         if not enabled or time.monotonic() >= self._paused_until:
             super().set_accept_enabled(enabled)
+
+    def enqueue_req(self, conn: TConn) -> None:
+        """Hand a connection to a thread as soon as its first bytes are there."""
+        if conn.initialized or conn.data_ready or not self.alive:
+            super().enqueue_req(conn)
+            return
+        conn.sock.setblocking(False)
+        patience = self.wsgi.extensions["service"].config.receive_timeout
+        conn.timeout = time.monotonic() + patience
+        self.pending_conns.append(conn)
+        readable = partial(self.on_pending_socket_readable, conn)
+        self.poller.register(conn.sock, selectors.EVENT_READ, readable)
+
+    def murder_pending(self) -> None:
+        """Close who has been silent too long, or longest where there is no room for another.
+
+        Called when all that the poller reported is handled: an idle connection has no event left that refers to it.
+        """
+        super().murder_pending()
+        if not self._needs_room and self.nr_conns + 1 < self.worker_connections:
+            return
+        self._needs_room = False
+        idle = self.pending_conns or self.keepalived_conns
+        if idle:
+            conn = idle.popleft()
+            self.poller.unregister(conn.sock)
+            self.nr_conns -= 1
+            conn.close()
+
+    def _cap_keepalive(self, deadline: float) -> None:
+        """Wait for nobody who has not begun to speak when the worker ends."""
+        super()._cap_keepalive(deadline)
+        for conn in self.pending_conns:
+            conn.timeout = min(conn.timeout, deadline)
 
     def finish_request(self, conn: TConn, fs: Future[Any]) -> None:
         """Keep the connection, or close it aside; called in the main thread after each request."""
@@ -96,3 +138,15 @@ def linger(connection: socket.socket, seconds: float = LINGER_SECONDS) -> None:
             connection.settimeout(left)
             if not connection.recv(1 << 16):
                 break
+
+
+def limit_waiting(listener: socket.socket, receive: float, send: float) -> None:
+    """Let no read of a connection wait longer than `receive` seconds for bytes, and no write than `send`.
+
+    What the kernel is told of a listening socket holds for the connections that come of it. gunicorn reads and writes
+    them in blocking mode and asks for no time of its own; who is too slow shows as BlockingIOError.
+    """
+    for option, seconds in ((socket.SO_RCVTIMEO, receive), (socket.SO_SNDTIMEO, send)):
+        whole, rest = divmod(seconds, 1)
+        value = struct.pack("ll", int(whole), int(rest * 1e6))
+        listener.setsockopt(socket.SOL_SOCKET, option, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -14,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from api.errors import ApiError, shown
 
+log = logging.getLogger(__name__)
 LIMIT = 1 << 20  # bytes
 DEPTH = 32  # of brackets
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -31,11 +33,33 @@ def read(request: Request) -> bytes:
     if (request.content_length or 0) > LIMIT:
         raise too_large
     body = bytearray()
-    while piece := request.stream.read(LIMIT + 1 - len(body)):
+    while piece := _piece(request, LIMIT + 1 - len(body)):
         body += piece
         if len(body) > LIMIT:
             raise too_large
+    expected = request.content_length or 0
+    if len(body) < expected:
+        raise ApiError(
+            f"the body ended after {len(body):,} of {expected:,} bytes. Send as many as Content-Length says"
+        )
     return bytes(body)
+
+
+def _piece(request: Request, most: int) -> bytes:
+    """Return the next bytes of the body, none at its end; 408 when they are too long in coming."""
+    try:
+        return request.stream.read(most)
+    except BlockingIOError:
+        raise ApiError(
+            "the body stopped coming before its end. Send it at once, or raise --receive-timeout",
+            type="timeout_error",
+            status=408,
+        ) from None
+    except Exception as error:  # of the HTTP server's own classes: no chunk, or a cut connection
+        log.info("a body could not be read: %r", error)
+        raise ApiError(
+            "the body broke off, or its chunks are malformed. Send it whole, with its Content-Length"
+        ) from None
 
 
 def parse(body: bytes, example: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from flask import Response, g, request
-from werkzeug.exceptions import NotFound
+from werkzeug.exceptions import NotFound, SecurityError
 
 from api.auth import OPEN
 from api.errors import ApiError, shown
@@ -23,17 +23,22 @@ from api.visits import Visit
 
 ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 REJECTIONS = {
-    401: "key", 403: "cross_site", 404: "not_found", 405: "method", 413: "too_large", 415: "media_type",
-    422: "invalid", 400: "invalid",
+    401: "key", 403: "cross_site", 404: "not_found", 405: "method", 408: "too_slow", 413: "too_large",
+    415: "media_type", 422: "invalid", 400: "invalid",
 }  # fmt: skip
 REJECTED_TYPES = {"overloaded": "queue_full", "unavailable_error": "unavailable"}
 
 
 def enter() -> None:
-    """Give the request an id, the client's own if it is one, and refuse what another site's page sends."""
+    """Give the request an id, the client's own if it is one, and refuse what another site's page makes a browser send."""
     given = request.headers.get("X-Request-Id", "")
     g.request_id = given if ID.fullmatch(given) else uuid.uuid4().hex
     g.began = time.perf_counter()
+    if isinstance(request.routing_exception, SecurityError):
+        raise ApiError(
+            f"the Host header is {shown(request.headers.get('Host', ''))}, which --trusted-hosts does not name. "
+            "Use one of its names, or add this one"
+        )
     if request.environ["PATH_INFO"].startswith("//"):
         raise NotFound  # flask itself would read it as one slash
     changes = request.method in ("POST", "PUT", "DELETE")

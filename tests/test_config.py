@@ -31,7 +31,8 @@ OTHER: dict[str, tuple[str, Any]] = {
     "port": ("9000", 9000), "api_key": ("k", "k"), "queue_timeout": ("1.5", 1.5),
     "max_connections": ("2000", 2000), "overload_status": ("503", "503"),
     "access_log": ("off", False), "tgi_metrics": ("on", True), "dashboard_show_text": ("on", True), "end_of_text": ("text", "text"),
-    "policy_option": ("w_p=1", "w_p=1"),
+    "policy_option": ("w_p=1", "w_p=1"), "receive_timeout": ("2.5", 2.5), "send_timeout": ("2.5", 2.5),
+    "trusted_hosts": ("a.example", "a.example"),
 }  # fmt: skip
 THIRD = {"policy": "nobatch", "port": "9001", "prefix_cache": "on", "load_format": "auto", "device": "cuda",
          "dtype": "bfloat16", "kv_memory": "7M", "max_connections": "999", "overload_status": "429",

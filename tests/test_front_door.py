@@ -1,0 +1,130 @@
+"""Clients that are slow, silent or too many, against a real server: they lose their connection, nobody else anything.
+
+The server waits half a second for bytes and has 240 connections, so that what takes long by default shows at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import Server, wait_until, write_checkpoint
+
+pytestmark = pytest.mark.process
+
+CONNECTIONS = 240
+HEAD = b"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+SLOW_HEADER = b"GET /health HTTP/1.1\r\nHost: x\r\nX-Begun:"
+SLOW_BODY = HEAD + b'{"prompt": "never'
+GREEDY = b"GET /web/uPlot.iife.min.js HTTP/1.1\r\nHost: x\r\n\r\n" * 120  # 6 MB that nobody reads
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("front")
+    argv = ["dynamic", "--model", str(write_checkpoint(folder / "tiny")), "--compute-threads", "1",
+            "--max-queue", "100", "--max-batch-size", "8", "--max-connections", str(CONNECTIONS),
+            "--receive-timeout", "0.5", "--send-timeout", "0.5"]  # fmt: skip
+    with Server(folder / "log", *argv) as server:
+        yield server
+        assert "Traceback" not in server.output()
+
+
+def worker(server: Server) -> int:
+    """Return the pid of the process that serves."""
+    pid = server.process.pid
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def connections(server: Server) -> int:
+    """Return how many sockets and other descriptors the server has open."""
+    return len(os.listdir(f"/proc/{worker(server)}/fd"))
+
+
+@contextlib.contextmanager
+def clients(server: Server, number: int, first: bytes = b"") -> Iterator[list[socket.socket]]:
+    """Connect so often, say the first words, and then neither speak nor read."""
+    with contextlib.ExitStack() as stack:
+        opened = []
+        for _ in range(number):
+            client = stack.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.settimeout(20)
+            client.connect(("127.0.0.1", server.port))
+            client.sendall(first)
+            opened.append(client)
+        yield opened
+
+
+def health_times(server: Server, number: int = 100) -> list[float]:
+    """Return how long /health took each time, sorted."""
+    times = []
+    for _ in range(number):
+        began = time.monotonic()
+        assert server.get("/health").status == 200
+        times.append(time.monotonic() - began)
+    return sorted(times)
+
+
+def test_slow_headers_slow_bodies_and_readers_that_never_read_harm_nobody_and_are_let_go(
+    server: Server,
+) -> None:
+    before = connections(server)
+    asked = {"prompt": "the house", "num_tokens": 20, "seed": 3}
+    alone = server.post(**asked).json["completion"]
+    with (
+        clients(server, 50, SLOW_HEADER) as slow_headers,
+        clients(server, 50, SLOW_BODY) as slow_bodies,
+        clients(server, 50, GREEDY),
+    ):
+        assert server.post(**asked).json["completion"] == alone
+        assert health_times(server)[98] < 1.0
+        assert {client.recv(1000) for client in slow_headers} == {b""}
+        assert {client.recv(1000)[:12] for client in slow_bodies} == {b"HTTP/1.1 408"}
+        wait_until(lambda: connections(server) <= before + 3, 20)
+        assert server.post(**asked).json["completion"] == alone
+
+
+def test_a_generation_may_take_longer_than_a_client_may_be_silent(server: Server) -> None:
+    began = time.monotonic()
+    bodies = [{"prompt": f"{i}", "num_tokens": 1000} for i in range(32)]
+    answers = server.burst(bodies)
+    assert time.monotonic() - began > 0.5, "the model is too fast for this test"
+    assert [answer.json["num_tokens"] for answer in answers] == [1000] * 32
+
+
+def test_a_thousand_connections_that_say_nothing_take_no_thread_and_make_room(
+    server: Server,
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1500:
+        pytest.skip(f"this process may open {hard} files, and 1,500 are needed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1500), hard))
+    before = connections(server)
+    with clients(server, 1000) as silent:
+        assert health_times(server, 50)[48] < 1.0
+        assert server.post(prompt="x", num_tokens=3).status == 200
+        assert connections(server) < CONNECTIONS + 100
+        assert {client.recv(1) for client in silent[:: len(silent) - 1]} == {b""}
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    wait_until(lambda: connections(server) <= before + 3, 20)
+
+
+def test_a_server_without_file_descriptors_waits_for_some_and_goes_on(server: Server) -> None:
+    pid = worker(server)
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    try:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (connections(server) + 4, limits[1]))
+        with clients(server, 40):
+            assert server.post(prompt="x", num_tokens=3).status == 200
+            wait_until(lambda: "no file descriptor" in server.output())
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    assert health_times(server, 20)[18] < 1.0
+    assert worker(server) == pid
