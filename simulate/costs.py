@@ -185,7 +185,9 @@ class Affine(Cost):
 class Phases(Cost):
     """Prefill and decode charged apart, in seconds; a mixed step pays both (constants of both, too).
 
-    decode: base + row B + context (sum); prefill: start + token (sum of tokens) + request (prompts) + square (sum of p^2)
+    decode: base + row B + context (sum), and never less than floor: what bounds a step of few rows (the weights are read,
+    kernels are launched) a law fitted to large batches does not know.
+    prefill: start + token (sum of tokens) + request (prompts) + square (sum of p^2)
     """
 
     base: float = 0.0
@@ -195,6 +197,7 @@ class Phases(Cost):
     token: float = 0.0
     request: float = 0.0
     square: float = 0.0
+    floor: float = 0.0
     name = "phases"
 
     @property
@@ -205,6 +208,7 @@ class Phases(Cost):
         seconds = 0.0
         if step.decodes:
             seconds = self.base + self.row * step.decodes + self.context * step.context
+            seconds = max(seconds, self.floor)
         if step.prefills:
             seconds += (
                 self.start

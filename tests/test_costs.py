@@ -102,6 +102,16 @@ def test_the_vtc_constants_are_the_fit_of_its_profile() -> None:
         error = np.abs(x @ shipped / t - 1)
         assert error.mean() == pytest.approx(mape, abs=6e-4)
         assert error.max() <= worst + 1e-3
+    assert min(row[-1] for row in decode) == pytest.approx(published.VTC_A10G_FLOOR, rel=1e-4)
+
+
+def test_no_decode_is_faster_than_the_floor() -> None:
+    def step(rows: int, floor: float) -> float:
+        return seconds("vtc-a10g", decoding(rows, rows * 300), floor=floor)
+
+    assert step(1, 0.0) < 0.02 < 0.036 == step(1, 0.036)
+    assert step(40, 0.036) == step(40, 0.0) > 0.036
+    assert seconds("vtc-a10g", prefilling(100), floor=0.036) == seconds("vtc-a10g", prefilling(100))
 
 
 @pytest.mark.parametrize(

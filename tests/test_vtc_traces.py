@@ -1,7 +1,14 @@
 """A real server's runs, request by request: the VTC artifact's ten, replayed (SCHEDULING notes, 9.1).
 
 Llama-2-7B on an A10G under LightLLM's loop. Two overheads are fitted, on `FCFS overload-multi` and `FCFS real` only: 3 ms
-a decode step and 20 ms a prefill step. `FCFS proportional` lies at saturation and is an expected miss in latency.
+a decode step and 20 ms a prefill step. The law of the profile is not drawn on below what the profile measured: no decode
+of it took less than 36 ms, and between two joins of these runs a decode of 1 to 8 rows took 33 to 39 ms, where the law
+by itself says 19 to 25.
+
+`FCFS proportional` lies at saturation, where a step 1 % slower makes the latency several per cent longer, and where the
+batch settles into a cycle of groups (8 and 11 of 19 rows in the server) that the first seconds decide. Other overheads
+than those fitted can flip it into another cycle: from -10 to -40 % have been seen. Its steps were also 3.5 % slower
+than those of `VTC proportional` in the same cycle, on the same machine.
 """
 
 from __future__ import annotations
@@ -15,13 +22,14 @@ from support_simulate import make_scheduler
 
 from simulate import costs, workloads
 from simulate.costs import Host
-from simulate.published import VTC_A10G
+from simulate.published import VTC_A10G, VTC_A10G_FLOOR
 from simulate.simulator import Run, simulate
 
 VTC = Path(__file__).parents[1].parent / "shared" / "data" / "vtc"
 SUITES = ("overload", "overload-multi", "proportional", "poisson_short_long", "real")
 RUNS = [f"{order}__{suite}" for order in ("FCFS", "VTC") for suite in SUITES]
-FITTED = {"base": VTC_A10G["base"] + 3e-3, "start": 20e-3}
+STEP, PREFILL = 3e-3, 20e-3
+FITTED = {"base": VTC_A10G["base"] + STEP, "floor": VTC_A10G_FLOOR + STEP, "start": PREFILL}
 PARTICULARS = {"pool": 10_000, "per_client": 32, "batch_max_tokens": 3072, "max_wait": 10}
 
 pytestmark = pytest.mark.skipif(
@@ -87,17 +95,11 @@ def test_the_makespan_of_each_run_is_met(name: str) -> None:
     assert abs(errors(name)[0]) <= 0.07, errors(name)
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if name != "FCFS__proportional"])
+@pytest.mark.parametrize("name", RUNS)
 def test_mean_and_p99_latency_are_met(name: str) -> None:
     _, mean, p99, _ = errors(name)
     assert abs(mean) <= 0.15, mean
     assert abs(p99) <= 0.15, p99
-
-
-def test_the_run_at_saturation_is_a_miss_in_latency_and_no_worse_than_known() -> None:
-    _, mean, p99, _ = errors("FCFS__proportional")
-    assert -0.22 < mean < -0.10
-    assert -0.22 < p99 < -0.10
 
 
 @pytest.mark.parametrize("name", ["FCFS__overload", "VTC__overload", "FCFS__real"])
