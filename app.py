@@ -28,6 +28,7 @@ from werkzeug.exceptions import HTTPException
 
 import banner
 import config as settings
+import faults
 import policies
 import weights
 from api import (
@@ -143,6 +144,8 @@ def main(argv: list[str] | None = None) -> None:
             return
         for warning in loaded.warnings:
             banner.warn(warning)
+        if armed := faults.read(os.environ).armed:
+            banner.warn(f"{faults.VARIABLE} arms faults: {', '.join(armed)}. Unset it to serve")
         config = _with_absolute_paths(loaded.config)
         _check_port(config)
         _check_open_files(config)

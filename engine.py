@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import faults
 import policies
 import weights
 from api.service import Engine, Tokenizer
@@ -43,6 +44,8 @@ class Parts:
 
 def load_engine(config: Config, stats: ServerStats) -> Engine:
     """Load the model that the settings name, make its pages, and start the loop."""
+    armed = faults.read(os.environ)
+    armed.load()
     policy = policies.get_policy(config.policy, config.max_batch_size, config.policy_options)
     parts = _load_model(config, slots=config.max_batch_size)  # another policy may want them all
     pages = PagePool(
@@ -51,9 +54,9 @@ def load_engine(config: Config, stats: ServerStats) -> Engine:
         prefix_cache=config.prefix_cache,
         salt=f"{parts.name} {parts.dtype}",
     )
-    make_inference = inference_maker(parts.tokenizer)
+    make_inference = armed.maker(inference_maker(parts.tokenizer))
     manager = BatchingManager(
-        parts.model,
+        armed.model(parts.model, parts.tokenizer.decode),
         pages=pages,
         max_batch_size=policy.max_batch_size,
         max_queue=config.max_open_requests - policy.max_batch_size,
@@ -68,7 +71,7 @@ def load_engine(config: Config, stats: ServerStats) -> Engine:
         for inference in left:
             stats.finish(inference.sequence, outcome(inference))
 
-    manager.observers.append(observe)
+    manager.observers += [*armed.observers(), observe]
     manager.start(policy)
     return Engine(
         manager=manager,

@@ -13,6 +13,7 @@ from typing import Any
 import app as application
 import banner
 import config as settings
+import faults
 from api.access_log import AccessLog, QueuedHandler
 from worker import limit_waiting
 
@@ -71,7 +72,9 @@ def post_worker_init(worker: Any) -> None:
     service = worker.app.callable.extensions["service"]
     service.serves = True
     # Whoever does not read our stderr must not stop the loop when it has something to say.
-    said = AccessLog(sys.stderr)
+    armed = faults.read(os.environ)
+    said = AccessLog(armed.stream(sys.stderr))
+    service.access_log = AccessLog(armed.stream(sys.stdout))
     logging.basicConfig(handlers=[QueuedHandler(said)], level=logging.WARNING)
 
     def give_up() -> None:

@@ -27,6 +27,8 @@ LAW: dict[str, set[str]] = {
     "inference": {"scheduling"},
     "pacing": {"inference"},
     "batching": {"inference", "pacing", "scheduling"},
+    "faults": {"faulty", "inference", "scheduling", "pydantic"},
+    "faulty": {"inference"},
     "stats": {"scheduling"},
     "config": {"dotenv"},
     "api": {"batching", "inference", "stats", "config"} | WEB,
