@@ -50,6 +50,7 @@ from api import (
 from api.service import Engine, Service
 from config import Config, ConfigError
 from engine import RESOLVED, load_engine
+from simulate import mock
 
 log = logging.getLogger("effective-batching")
 
@@ -154,8 +155,7 @@ def main(argv: list[str] | None = None) -> None:
         banner.fail(str(error))
         raise SystemExit(2) from None
     environment = {
-        **os.environ, **config.to_environment(), RESOLVED: resolved.to_json(),
-        "BATCHING": config.policy,
+        **os.environ, **config.to_environment(), RESOLVED: resolved, "BATCHING": config.policy
     }  # fmt: skip
     root = str(settings.ROOT)
     os.chdir(root)
@@ -164,13 +164,16 @@ def main(argv: list[str] | None = None) -> None:
     os.execve(sys.executable, command, environment)
 
 
-def _resolve(config: Config) -> weights.ResolvedModel:
-    """Find the model, and say so when that takes more than a moment."""
+def _resolve(config: Config) -> str:
+    """Find the model, and say so when that takes more than a moment; return what its worker needs to load it."""
+    if mock.is_mock(config.model):
+        mock.load(config.model)  # the worker does so again; what is wrong with it is said here
+        return ""
     name = config.model or weights.DEFAULT
     timer = threading.Timer(1.0, lambda: banner.note(f"asking the model hub for {name} ..."))
     timer.start()
     try:
-        return weights.resolve(config.model or None, config.load_format)
+        return weights.resolve(config.model or None, config.load_format).to_json()
     finally:
         timer.cancel()
 
@@ -183,10 +186,13 @@ def _first_line(policy: str) -> str:
 
 def _with_absolute_paths(config: Config) -> Config:
     """Return settings that mean the same in the folder of this file, where gunicorn runs."""
-    if not config.tokenizer_file:
-        return config
-    path = Path(config.tokenizer_file).expanduser().absolute()
-    return dataclasses.replace(config, tokenizer_file=str(path))
+    file = config.tokenizer_file
+    return dataclasses.replace(
+        config,
+        tokenizer_file=str(Path(file).expanduser().absolute()) if file else "",
+        model=mock.absolute(config.model) if mock.is_mock(config.model) else config.model,
+        policy=policies.absolute(config.policy),
+    )
 
 
 def _check_open_files(config: Config) -> None:

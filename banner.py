@@ -40,11 +40,7 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
     rows = [
         ("policy", f"{engine.policy}, {engine.manager.max_batch_size} slots, queue of {engine.manager.max_queue}, "
                    f"{config.threads} HTTP threads"),
-        ("model", f"{engine.model_name}, {facts.get('parameters', 0) / 1e6:.1f} M parameters, "
-                  f"context {engine.context:,}"),
-        ("device", f"{engine.device}, {engine.dtype}, {facts.get('compute_threads', 0)} threads, "
-                   f"attention {facts.get('attention', '')}"),
-        ("KV memory", f"{facts.get('kv_bytes', 0) / 2**20:,.0f} MiB{fits}"),
+        *_computing(engine, fits),
         ("API key", key),
         ("listening", f"{config.host}:{config.port}, ready in {seconds:.1f} s"),
     ]  # fmt: skip
@@ -61,6 +57,23 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
             f"anybody who reaches {config.host}:{config.port} may use this server. "
             "Set --api-key, or use --host 127.0.0.1 to serve this machine alone"
         )
+
+
+def _computing(engine: Engine, fits: str) -> list[tuple[str, str]]:
+    """Return what computes, and in what; `fits` is what the KV pages hold."""
+    facts = engine.facts
+    if "instead" in facts:
+        return [
+            ("model", f"{engine.model_name}, no weights: {facts['instead']}, context {engine.context:,}"),
+            ("KV pages", f"numbers alone{fits}"),
+        ]  # fmt: skip
+    return [
+        ("model", f"{engine.model_name}, {facts.get('parameters', 0) / 1e6:.1f} M parameters, "
+                  f"context {engine.context:,}"),
+        ("device", f"{engine.device}, {engine.dtype}, {facts.get('compute_threads', 0)} threads, "
+                   f"attention {facts.get('attention', '')}"),
+        ("KV memory", f"{facts.get('kv_bytes', 0) / 2**20:,.0f} MiB{fits}"),
+    ]  # fmt: skip
 
 
 def _loud(text: str) -> None:

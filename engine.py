@@ -20,6 +20,7 @@ from api.service import Engine, Tokenizer
 from batching import BatchingManager, Inference, Model, outcome
 from config import Config
 from scheduling.pages import PagePool
+from simulate import mock
 from stats import ServerStats
 
 RESOLVED = "EB_INTERNAL_RESOLVED"  # the launcher finds the model, its worker loads it
@@ -47,7 +48,8 @@ def load_engine(config: Config, stats: ServerStats) -> Engine:
     armed = faults.read(os.environ)
     armed.load()
     policy = policies.get_policy(config.policy, config.max_batch_size, config.policy_options)
-    parts = _load_model(config, slots=config.max_batch_size)  # another policy may want them all
+    load = _load_mock if mock.is_mock(config.model) else _load_model
+    parts = load(config, slots=config.max_batch_size)  # another policy may want them all
     pages = PagePool(
         parts.n_pages,
         parts.page_size,
@@ -130,9 +132,33 @@ def _load_model(config: Config, slots: int) -> Parts:
     )
 
 
+def _load_mock(config: Config, slots: int) -> Parts:
+    """Load what only takes the time that a cost model says: no weights, and no torch."""
+    from generate.tokenizer import load_stand_in
+
+    tokenizer = load_stand_in(config.tokenizer_file or None)
+    model = mock.load(config.model, ids=tokenizer.whole_texts())
+    return Parts(
+        model=model,
+        tokenizer=tokenizer,
+        name=model.name,
+        device="none",
+        dtype="none",
+        context=model.context,
+        vocabulary=tokenizer.vocab_size,
+        n_pages=mock.kv_pages(model.context, config.kv_memory, slots),
+        page_size=mock.PAGE_SIZE,
+        tokens_per_step=model.tokens_per_step,
+        facts={
+            "instead": model.description,
+            "warnings": [tokenizer.warning] if tokenizer.warning else [],
+        },
+    )
+
+
 def inference_maker(tokenizer: Any) -> Callable[..., Inference]:
     """Return what turns a prompt and a request's parameters into an Inference of this tokenizer."""
-    from generate.sampling import SamplingParams
+    from generate.params import SamplingParams
     from generate.text import AnswerText
 
     drawing = {f.name for f in dataclasses.fields(SamplingParams) if f.init}

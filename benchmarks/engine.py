@@ -23,8 +23,8 @@ from rich.table import Table
 import weights
 from benchmarks import machine as measured
 from generate import machine
+from generate.params import SamplingParams
 from generate.runner import ModelRunner
-from generate.sampling import SamplingParams
 from policies import get_policy
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool

@@ -20,8 +20,8 @@ from rich.console import Console
 from benchmarks import machine as measured
 from benchmarks.engine import make_runner
 from generate import machine
+from generate.params import GREEDY
 from generate.runner import ModelRunner
-from generate.sampling import GREEDY
 from policies import get_policy
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler

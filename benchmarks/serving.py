@@ -42,7 +42,7 @@ console = Console(stderr=True)
 def offline(args: argparse.Namespace) -> dict[str, float]:
     """Serve the burst with no HTTP; return tokens a second for each policy."""
     import app
-    from generate.sampling import SamplingParams
+    from generate.params import SamplingParams
     from stats import ServerStats
 
     config = Config(

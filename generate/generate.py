@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from generate.sampling import GREEDY, SamplingParams, sample
+from generate.params import GREEDY, SamplingParams
+from generate.sampling import sample
 from model import DynamicBatchingServerModel, ServerModel
 
 Pick = Callable[[Tensor, Sequence[SamplingParams], Sequence[int]], Sequence[Any]]

@@ -160,6 +160,14 @@ def from_file(path: Path) -> tiktoken.Encoding:
     )
 
 
+def of_bytes() -> tiktoken.Encoding:
+    """Return the tokenizer that needs no file: a byte is a token, and 256 is `<|endoftext|>`."""
+    table = {bytes([byte]): byte for byte in range(256)}
+    return tiktoken.Encoding(
+        "bytes", pat_str=PATTERN, mergeable_ranks=table, special_tokens={EOT: 256}
+    )
+
+
 def from_tiktoken(timeout_s: float = DOWNLOAD_S) -> tiktoken.Encoding:
     """Return GPT-2's ranks from tiktoken, which keeps them in its cache after one download.
 

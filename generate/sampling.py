@@ -15,7 +15,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from generate.kernels import KernelError, load_library
+from generate.params import SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -36,49 +36,6 @@ class NotFinite(ValueError):
 
     def __init__(self) -> None:
         super().__init__("the model's output for this request is not finite")
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How one request draws its tokens. Temperature 0 is greedy; every other default changes nothing.
-
-    `banned_ids` cannot come before `min_tokens` tokens are there. `logprobs` asks for the log probability of each
-    token and of so many alternatives, None for none at all; `prompt_logprobs` for those of the prompt's tokens too.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    min_tokens: int = 0
-    banned_ids: frozenset[int] = frozenset()
-    logprobs: int | None = None
-    prompt_logprobs: bool = False
-    is_processed: bool = field(init=False)
-    is_filtered: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        processed = bool(
-            self.repetition_penalty != 1
-            or self.presence_penalty
-            or self.frequency_penalty
-            or self.logit_bias
-            or (self.min_tokens and self.banned_ids)
-        )
-        filtered = self.temperature > 0 and (
-            self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or self.typical_p < 1
-        )
-        object.__setattr__(self, "is_processed", processed)
-        object.__setattr__(self, "is_filtered", filtered)
-
-
-GREEDY = SamplingParams(temperature=0.0)
 
 
 class TokenLogprobs(NamedTuple):

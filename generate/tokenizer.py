@@ -79,6 +79,14 @@ class Tokenizer:
             raise TextError(f"token id {token} is negative. Use ids from 0 on")
         return self._bytes[token % self.vocab_size] if self.fold else b""
 
+    def whole_texts(self) -> list[int]:
+        """Return the ids that are text by themselves, of printable ASCII: no character is cut between two of them."""
+        return [
+            i
+            for i, text in enumerate(self._bytes)
+            if text.isascii() and text.decode().isprintable() and i != self.eot_id
+        ]
+
     def decode_bytes(self, tokens: Iterable[int]) -> bytes:
         """Return the bytes of `tokens`."""
         return b"".join(map(self.token_bytes, tokens))
@@ -135,6 +143,19 @@ def load_tokenizer(resolved: ResolvedModel, file: str | Path | None = None) -> T
             "the text is random anyway"
         )
         return _fitting(Tokenizer(ranks.from_folder(BARD), fold=True, warning=warning), resolved)
+
+
+def load_stand_in(file: str | Path | None = None, timeout_s: float = 3.0) -> Tokenizer:
+    """Return a tokenizer for a model without weights: GPT-2's from `file` or tiktoken, else one of bytes.
+
+    Of bytes a text has about four times as many tokens, and `warning` says so. Raises TokenizerError for a bad file.
+    """
+    if file:
+        return Tokenizer(ranks.from_file(Path(file)))
+    try:
+        return Tokenizer(ranks.from_tiktoken(timeout_s))
+    except TokenizerError as error:
+        return Tokenizer(ranks.of_bytes(), warning=f"{error}. Until then a byte is a token")
 
 
 def _fitting(tokenizer: Tokenizer, resolved: ResolvedModel) -> Tokenizer:

@@ -49,6 +49,16 @@ def check_name(name: str, *, own: bool = True) -> None:
         _check(order, "order", order_names(), own)
 
 
+def absolute(name: str) -> str:
+    """Return a name that means the same in any folder: of what is a file, its whole path."""
+    loop, order = _split(name)
+    whole = [
+        str(Path(part).expanduser().absolute()) if _is_file(part) else part
+        for part in (loop, order)
+    ]
+    return "+".join(filter(None, whole))
+
+
 def get_policy(
     name: str,
     max_batch_size: int = 32,

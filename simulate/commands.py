@@ -222,7 +222,7 @@ def prefix_command(args: argparse.Namespace, console: Console) -> dict[str, Any]
 
 def calibrate_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Time the engine, fit, say how good the fit is, and write the file."""
-    facts: dict[str, Any] = {"date": now()}
+    facts: dict[str, Any] = {"date": now(), "max_tokens_per_step": args.max_tokens_per_step}
     flags = ["--model", args.model, "--load-format", args.load_format, "--dtype", args.dtype,
              "--threads", str(args.threads), "--steps", str(args.steps), "--statistic", args.statistic]  # fmt: skip
     measure_points = calibrate.probe(flags, facts)

@@ -1,23 +1,31 @@
 """A model without weights: it takes the time that a cost model predicts, and gives tokens made of nothing.
 
-In the server it sleeps, so that `--model mock:llm-mock` or `mock:FILE.json` serves the real API at the predicted speed;
-in the simulator it moves the clock. The tokens depend on the prompt and the place only, so that an answer is the same
-whatever else is in the batch. It must not know tokenizers, pages or HTTP.
+In the server it sleeps, so that `--model mock:llm-mock` or `mock:FILE.json` serves the real API at the predicted speed,
+or, with `@10` behind the name, ten times as fast; in the simulator it moves the clock. The tokens depend on the prompt
+and the place only, so that an answer is the same whatever else is in the batch; how a request would draw them has no
+effect. It must not know tokenizers or HTTP.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from scheduling.iteration import Plan
-from scheduling.scheduler import Output
-from scheduling.sequence import Sequence
+from scheduling.scheduler import Output, Token
+from scheduling.sequence import Sequence as Request
 from simulate import costs
 from simulate.costs import Cost, Host
 
 GPT2_VOCAB, GPT2_CONTEXT = 50257, 1024
 PREFIX = "mock:"
+PAGE_SIZE = 16
+KV_BYTES = (
+    96 * 1024
+)  # keys and values of a token of GPT-2 medium in 16 bit, where --kv-memory counts bytes
 
 
 class VirtualClock:
@@ -33,10 +41,19 @@ class VirtualClock:
         self.now += seconds
 
 
+class Scored(NamedTuple):
+    """What is told of a token where log probabilities are asked for: all tokens are as likely."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
 class MockModel:
     """Computes plans in the time that `cost` says, on the clock that `sleep` moves.
 
-    A sleep that lasted too long makes the next one shorter, so that the steps keep their pace on the whole.
+    A sleep that lasted too long makes the next one shorter, so that the steps keep their pace on the whole. With a
+    `speed` of 10 a step takes a tenth of its time. It answers with `ids` alone.
     """
 
     def __init__(
@@ -44,27 +61,37 @@ class MockModel:
         cost: Cost | Callable[[Plan], float],
         *,
         name: str = "mock",
-        vocab_size: int = GPT2_VOCAB,
+        ids: Sequence[int] = range(GPT2_VOCAB - 1),  # the last would end a text
         context: int = GPT2_CONTEXT,
         host: Host | None = None,
+        speed: float = 1.0,
+        tokens_per_step: int = 2048,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.cost = cost
         self.name = name
-        self.vocab_size = vocab_size
+        self.ids = ids
         self.context = context
         self.host = host or Host()
+        self.speed = speed
+        self.tokens_per_step = tokens_per_step
         self._sleep = sleep
         self._clock = clock
         self._late = 0.0
 
+    @property
+    def description(self) -> str:
+        """What it does instead of computing, in words."""
+        slept = "a step sleeps as long as the cost model says"
+        return slept if self.speed == 1 else f"{slept} / {self.speed:g}"
+
     def forward(self, plan: Plan) -> list[Output]:
         """Take the time of a step; return a token for each sequence due, None while its prompt lasts."""
         start = self._clock()
-        seconds = self.cost(plan)
-        outputs: list[Output] = [
-            self.token(seq) if count == seq.pending else None
+        seconds = self.cost(plan) / self.speed
+        outputs = [
+            self._output(seq) if count == seq.pending else None
             for seq, count in zip(plan.sequences, plan.counts)
         ]
         end = start + seconds - self._late
@@ -74,14 +101,85 @@ class MockModel:
         self._late = min(max(0.0, self._clock() - end), seconds)
         return outputs
 
-    def token(self, seq: Sequence) -> int:
+    def token(self, seq: Request) -> int:
         """Return the token that this sequence gets next: a fixed mixture of its last prompt token and the place."""
+        return self.ids[self._place(seq)]
+
+    def _place(self, seq: Request) -> int:
         mixed = (seq.prompt_ids[-1] * 2654435761 + len(seq.output_ids) * 40503) & 0xFFFFFFFF
-        return (mixed ^ (mixed >> 15)) % (self.vocab_size - 1)  # never the last, which ends a text
+        return (mixed ^ (mixed >> 15)) % len(self.ids)
+
+    def _output(self, seq: Request) -> Output:
+        """Return the next token, with log probabilities if its sampling parameters ask for them."""
+        wanted = getattr(seq.sampling, "logprobs", None)
+        if wanted is None:
+            return self.token(seq)
+        prompt: list[Scored] = []
+        if getattr(seq.sampling, "prompt_logprobs", False) and not seq.output_ids:
+            prompt = [self._scored(token, 0, wanted) for token in seq.prompt_ids[1:]]
+        place = self._place(seq)
+        return Token(self.ids[place], self._scored(self.ids[place], place, wanted), prompt)
+
+    def _scored(self, token: int, place: int, wanted: int) -> Scored:
+        logprob = -math.log(len(self.ids))
+        others = (self.ids[(place + i) % len(self.ids)] for i in range(1, wanted))
+        return Scored(token, logprob, tuple((t, logprob) for t in (token, *others))[:wanted])
 
 
-def load(name: str) -> MockModel:
+def is_mock(name: str) -> bool:
+    """Whether a model's name means one without weights."""
+    return name.startswith(PREFIX)
+
+
+def load(name: str, ids: Sequence[int] = range(GPT2_VOCAB - 1)) -> MockModel:
     """Return the model that `mock:llm-mock`, `mock:FILE.json` or the bare name means; ValueError with the remedy."""
-    name = name.removeprefix(PREFIX)
-    host = costs.load(name)[1] if name.endswith(".json") else Host()
-    return MockModel(costs.make(name), name=PREFIX + name, host=host)
+    cost, speed = _parts(name)
+    host, tokens_per_step = Host(), 2048
+    if cost.endswith(".json"):
+        _, host, facts = costs.load(cost)
+        tokens_per_step = facts.get("machine", {}).get("max_tokens_per_step", tokens_per_step)
+    shown = PREFIX + (Path(cost).name if cost.endswith(".json") else cost)
+    return MockModel(
+        costs.make(cost),
+        name=shown if speed == 1 else f"{shown}@{speed:g}",
+        ids=ids,
+        host=host,
+        speed=speed,
+        tokens_per_step=tokens_per_step,
+    )
+
+
+def absolute(name: str) -> str:
+    """Return a name that means the same in any folder: of a file, its whole path."""
+    cost, speed = _parts(name)
+    whole = str(Path(cost).expanduser().absolute()) if cost.endswith(".json") else cost
+    return f"{PREFIX}{whole}" + ("" if speed == 1 else f"@{speed!r}")
+
+
+def _parts(name: str) -> tuple[str, float]:
+    """Return the cost model and the speed that a name means."""
+    cost, at, text = name.removeprefix(PREFIX).rpartition("@")
+    if not at:
+        return text, 1.0
+    try:
+        speed = float(text)
+    except ValueError:
+        return f"{cost}@{text}", 1.0  # part of a file's name
+    if not 0 < speed < math.inf:
+        raise ValueError(f"the speed of {name!r} is {text}, must be above 0. Use {PREFIX}{cost}@10")
+    return cost, speed
+
+
+def kv_pages(context: int, kv_memory: int, slots: int) -> int:
+    """Return how many pages to make, the first for padding: room for twice as many whole contexts as slots.
+
+    `kv_memory` bytes hold as many tokens as they would of GPT-2 medium. ValueError when they hold no context.
+    """
+    least = -(-context // PAGE_SIZE)
+    pages = kv_memory // (KV_BYTES * PAGE_SIZE) if kv_memory else 2 * slots * least
+    if pages < least:
+        raise ValueError(
+            f"--kv-memory is {kv_memory:,} bytes and holds no whole context of {context:,} tokens, "
+            f"counted as GPT-2 medium's {KV_BYTES:,} bytes each. Set it to {least * PAGE_SIZE * KV_BYTES:,} at least"
+        )
+    return pages + 1

@@ -41,7 +41,7 @@ def test_it_takes_the_time_that_the_cost_says_and_gives_a_token_to_each_that_is_
     tokens = model.forward(plan)
     assert clock.now == 1.25
     assert [token is None for token in tokens] == [False, False, True]
-    assert all(0 <= token < model.vocab_size - 1 for token in tokens if token is not None)
+    assert all(token in model.ids for token in tokens if token is not None)
 
 
 def test_a_sleep_that_lasts_too_long_makes_the_next_shorter() -> None:
@@ -52,6 +52,13 @@ def test_a_sleep_that_lasts_too_long_makes_the_next_shorter() -> None:
         model.forward(decoding(1))
         ends.append(clock.now)
     assert ends == [1.125, 2.125, 3.125, 4.125]
+
+
+def test_at_ten_times_the_speed_a_step_takes_a_tenth() -> None:
+    clock = VirtualClock()
+    model = MockModel(Constant(0.5, 0.25), speed=10, sleep=clock.sleep, clock=clock)
+    model.forward(decoding(2))
+    assert clock.now == pytest.approx(0.1)
 
 
 def test_a_token_depends_on_its_own_sequence_alone() -> None:
@@ -77,14 +84,19 @@ def test_its_own_work_takes_less_than_a_millisecond_a_step_at_batch_64() -> None
 def test_models_are_found_by_name_and_by_file(tmp_path: Path) -> None:
     assert mock.load("mock:llm-mock").cost.seconds.__self__.name == "llm-mock"
     path = tmp_path / "cost.json"
-    path.write_text(json.dumps({"cost": to_dict(Affine(base=0.5)), "host": {"sigma": 0.25}}))
+    facts = {"host": {"sigma": 0.25}, "machine": {"max_tokens_per_step": 256}}
+    path.write_text(json.dumps({"cost": to_dict(Affine(base=0.5)), **facts}))
     model = mock.load(f"mock:{path}")
-    assert (model.cost, model.host, model.name) == (
+    assert (model.cost, model.host, model.tokens_per_step) == (
         Affine(base=0.5),
         Host(sigma=0.25),
-        f"mock:{path}",
+        256,
     )
-    assert (model.context, model.vocab_size) == (1024, 50257)
+    assert (model.name, model.context, model.speed) == ("mock:cost.json", 1024, 1)  # no path
+    fast = mock.load(f"mock:{path}@2.5")
+    assert (fast.name, fast.speed) == ("mock:cost.json@2.5", 2.5)
+    with pytest.raises(ValueError, match="must be above 0"):
+        mock.load("mock:llm-mock@0")
     with pytest.raises(ValueError, match="Did you mean 'llm-mock'"):
         mock.load("mock:llm-moc")
 

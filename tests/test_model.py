@@ -19,7 +19,7 @@ from generate.generate import (
     generate_ids,
     static_batch_generate,
 )
-from generate.sampling import SamplingParams
+from generate.params import SamplingParams
 from model import (
     GPT,
     DynamicBatchingServerModel,

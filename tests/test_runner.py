@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import policies
+from generate.params import GREEDY, SamplingParams
 from generate.runner import ModelRunner
-from generate.sampling import GREEDY, NotFinite, SamplingParams
+from generate.sampling import NotFinite
 from model import GPT, GPTConfig
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from generate import sampling
-from generate.sampling import GREEDY, History, NotFinite, SamplingParams, logprobs, sample, uniform
+from generate.params import GREEDY, SamplingParams
+from generate.sampling import History, NotFinite, logprobs, sample, uniform
 
 
 @pytest.fixture(params=["c", "torch"])
