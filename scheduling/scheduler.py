@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from scheduling.iteration import Iteration, Member, Plan, SlotSteps
@@ -41,6 +42,7 @@ class Scheduler:
 
     `max_tokens_per_step` bounds the tokens of one step for policies that are not padded; prompts are cut to it.
     With `record=False` the records of steps have no members, which a simulation of millions of steps can do without.
+    `slot_cap` bounds who may join below the policy's slots, where memory turned out to hold fewer.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Scheduler:
         self.waiting: OrderedDict[Sequence, None] = OrderedDict()
         self.running: list[Sequence] = []
         self.number = 0
+        self.slot_cap = ENDLESS
         self._asked_tokens_per_step = max_tokens_per_step
         self._recomputes = False  # somebody was displaced once
         self._wait_clock = WaitClock()
@@ -178,17 +181,43 @@ class Scheduler:
             self.policy.deadline(self.waiting, now) if self.waiting and not self.running else None
         )
 
+    @property
+    def _open_slots(self) -> int:
+        """How many may join now."""
+        return max(0, min(len(self._free_slots), self.slot_cap - len(self.running)))
+
     def _room(self) -> Room:
         if self.pages is None:
-            return Room(len(self._free_slots), ENDLESS, self.budget)
+            return Room(self._open_slots, ENDLESS, self.budget)
         size = self.pages.page_size
-        return Room(len(self._free_slots), self.pages.free * size, self.budget, size)
+        return Room(self._open_slots, self.pages.free * size, self.budget, size)
 
     def _displace(self, now: float) -> list[Sequence]:
         """Take those off their slots whom the policy names; they wait again, before all others."""
         out = self.policy.displace(self.waiting, self.running, self._room(), now)
-        if not out:
-            return []
+        if out:
+            self._wait_again(out, now)
+        return out
+
+    def put_back(self, plan: Plan, out: list[Sequence], now: float) -> Plan:
+        """Let members of a plan that could not be computed wait again, before all others; return it without them.
+
+        They keep their tokens, and compute all of them anew when they join again.
+        """
+        self._wait_again(out, now)
+        gone = set(out)
+        rows = [(s, n) for s, n in zip(plan.sequences, plan.counts) if s not in gone]
+        had_joined = set(plan.joined)
+        return replace(
+            plan,
+            sequences=[seq for seq, _ in rows],
+            counts=[count for _, count in rows],
+            joined=[seq for seq in plan.joined if seq not in gone],
+            displaced=plan.displaced + [seq for seq in out if seq not in had_joined],
+        )
+
+    def _wait_again(self, out: list[Sequence], now: float) -> None:
+        """Take these off their slots, and put them before all who wait, the first to come first."""
         self._take_off(out)
         self._recomputes = True
         for seq in sorted(out, key=lambda seq: seq.arrived_at, reverse=True):
@@ -203,11 +232,10 @@ class Scheduler:
             self._wait_clock.arrive(seq, now)
         for seq in out:
             self.policy.on_displace(seq, now)
-        return out
 
     def _admit(self, now: float) -> list[Sequence]:
         joined: list[Sequence] = []
-        if not self._free_slots:
+        if not self._open_slots:
             self._wait_clock.reason = "slots_full"
             return joined
         policy, running, room = self.policy, self.running, self._room()
@@ -235,7 +263,7 @@ class Scheduler:
         return joined
 
     def _why_waiting(self, now: float) -> str:
-        if not self._free_slots:
+        if not self._open_slots:
             return "slots_full"
         return "window" if self.wake_at(now) is not None else "policy_order"
 
@@ -450,7 +478,7 @@ class Scheduler:
     @property
     def indifferent(self) -> bool:
         """Whether nobody who waits or arrives can join before somebody leaves."""
-        shut = not self._free_slots or (self.policy.closed and bool(self.running))
+        shut = not self._open_slots or (self.policy.closed and bool(self.running))
         return shut and not self._displaces
 
     def _slot_steps(self, plan: Plan) -> SlotSteps:

@@ -5,7 +5,7 @@ It keeps its own books and holds the scheduler to SCHEDULING.md, section 4, afte
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -91,12 +91,13 @@ def drive(
     cost: Callable[[Plan], int] = toy_cost,
     cancel: dict[int, list[int]] | None = None,
     switch: dict[int, Policy] | None = None,
+    shed: Collection[int] = (),
     planned: Callable[[Scheduler, Plan], None] = lambda scheduler, plan: None,
 ) -> Run:
     """Run until everybody has left.
 
     `cancel` says whom (of those in the system) to take out before which step, `switch` which policy decides from
-    which step on.
+    which step on, `shed` at which steps the newer half of the batch finds no memory, and none so large is made again.
     """
     run = Run(scheduler, sequences)
     run.most_slots = scheduler.policy.max_batch_size
@@ -120,6 +121,10 @@ def drive(
         if plan is None:
             sleep(run, todo)
             continue
+        if plan.number in shed and len(plan.sequences) > 1:
+            plan = scheduler.put_back(plan, plan.sequences[len(plan.sequences) // 2 :], run.now)
+            scheduler.slot_cap = len(scheduler.running)
+        assert len(scheduler.running) <= scheduler.slot_cap
         check_plan(run, plan)
         planned(scheduler, plan)
         run.now += cost(plan)

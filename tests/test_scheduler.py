@@ -78,6 +78,25 @@ def test_nobody_is_lost_when_rows_fail_and_callers_go(
         assert seq.error is None or seq.finish_reason == "abort"
 
 
+@pytest.mark.parametrize("policy", [*ALL, *MORE])
+@settings(max_examples=50)
+@given(traces(), slots, pools(), budgets, st.sets(st.integers(1, 25), max_size=5), faults)
+def test_who_is_put_back_for_want_of_memory_gets_exactly_its_tokens(
+    policy: str,
+    trace: list[Request],
+    slots: int,
+    pool: Pool,
+    budget: int,
+    shed: set[int],
+    cancel: dict[int, list[int]],
+) -> None:
+    made = scheduler(policy, slots, pool(), budget)
+    run = drive(made, requests(*trace), shed=shed, cancel=cancel)
+    for seq in run.sequences:
+        assert seq.finish_reason == "length" or any(cancel.values())
+        assert seq.output_ids == list(range(len(seq.output_ids)))
+
+
 @every_policy
 @given(traces(), slots, pools(), budgets, faults, faults)
 def test_the_same_input_gives_the_same_records(
@@ -275,6 +294,37 @@ def test_a_step_that_was_not_committed_can_be_tried_again() -> None:
     assert again is not None
     assert (again.sequences, again.counts) == (lost.sequences, lost.counts)
     assert (seq.computed, seq.output_ids) == (0, [])
+
+
+def test_who_is_put_back_is_the_first_to_join_again_with_all_its_tokens() -> None:
+    made = scheduler("dynamic", 4, PagePool(40, 4))
+    sequences = requests((0, 3, 5), (0, 3, 5), (0, 3, 5), (9, 3, 5))
+    for seq in sequences:
+        made.add(seq)
+    made.step(next_tokens, lambda: 10)
+    plan = made.plan(11)
+    assert plan is not None
+    kept = made.put_back(plan, sequences[2:], 11)
+    made.slot_cap = 2
+    record = made.commit(kept, next_tokens(kept), 12)
+    assert (kept.sequences, list(made.waiting)) == (sequences[:2], sequences[2:])
+    assert record.displaced == ["r2", "r3"]
+    assert [len(seq.pages) for seq in sequences] == [2, 2, 0, 0]
+    while made.step(next_tokens, lambda: 13):
+        assert len(made.running) <= 2
+    assert [seq.output_ids for seq in sequences] == [list(range(5))] * 4
+    assert [(seq.displaced, seq.lost) for seq in sequences] == [(0, 0)] * 2 + [(1, 3)] * 2
+
+
+def test_who_joined_in_the_very_step_that_found_no_memory_has_not_joined() -> None:
+    made = scheduler("dynamic", 4)
+    for seq in requests((0, 3, 5), (0, 3, 5)):
+        made.add(seq)
+    plan = made.plan(1)
+    assert plan is not None
+    kept = made.put_back(plan, plan.sequences[1:], 1)
+    record = made.commit(kept, next_tokens(kept), 2)
+    assert (record.joined, record.displaced, record.queue) == (["r0"], [], 1)
 
 
 def test_a_shared_prefix_is_computed_once() -> None:
