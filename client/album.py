@@ -6,6 +6,7 @@ import csv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -56,32 +57,10 @@ class Album:
         self, name: str, title: str, count: int, across: int = 1, unit: str = "requests"
     ) -> Iterator[tuple[list[Axes], list[list[Any]]]]:
         """Give axes to draw on, and rows for the CSV; save the picture at the end."""
-        wide = WIDTH if across == 1 else 4.2 * across
-        figure, grid = plt.subplots(
-            1, across, figsize=(wide, HEIGHT), squeeze=False, sharey=across > 1
-        )
-        rows: list[list[Any]] = []
-        try:
-            yield list(grid[0]), rows
-            figure.suptitle(title, fontsize=11)
-            figure.text(
-                0.01, 0.005, self.caption(f"{count:,} {unit}"), fontsize=6.5, color="#555555"
-            )
-            figure.tight_layout(rect=(0, 0.03, 1, 1))
-            self.save(figure, name, rows)
-        finally:
-            plt.close(figure)
+        caption = self.caption(f"{count:,} {unit}")
+        with drawn(self.results.folder / "plots", name, title, caption, across) as drawing:
+            yield drawing
         self.pictures.append(Picture(name, title))
-
-    def save(self, figure: Figure, name: str, rows: list[list[Any]]) -> None:
-        """Write PNG, SVG (the same bytes for the same data) and the CSV."""
-        folder = self.results.folder / "plots"
-        folder.mkdir(exist_ok=True)
-        with matplotlib.rc_context({"svg.hashsalt": name}):
-            figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-        figure.savefig(folder / f"{name}.png", dpi=DPI)
-        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows(rows[:MOST_ROWS])
 
     def caption(self, count: str) -> str:
         """Say n, machine and seed."""
@@ -94,6 +73,43 @@ class Album:
     def pairs(self, load: str) -> list[str]:
         """Give the policies that completed something under a load."""
         return [p for p in self.results.policies if self.results.lines(p, load)]
+
+
+def another(place: int) -> dict[str, Any]:
+    """Give the look of the n-th line of a picture that shows no policies."""
+    return {
+        "color": OTHERS[place % len(OTHERS)],
+        "marker": MARKERS[place % len(MARKERS)],
+        "linestyle": STYLES[place % len(STYLES)],
+    }
+
+
+@contextmanager
+def drawn(
+    folder: Path, name: str, title: str, caption: str, across: int = 1
+) -> Iterator[tuple[list[Axes], list[list[Any]]]]:
+    """Give axes to draw on, and rows for the CSV; at the end write PNG, SVG and CSV into the folder."""
+    wide = WIDTH if across == 1 else 4.2 * across
+    figure, grid = plt.subplots(1, across, figsize=(wide, HEIGHT), squeeze=False, sharey=across > 1)
+    rows: list[list[Any]] = []
+    try:
+        yield list(grid[0]), rows
+        figure.suptitle(title, fontsize=11)
+        figure.text(0.01, 0.005, caption, fontsize=6.5, color="#555555")
+        figure.tight_layout(rect=(0, 0.03, 1, 1))
+        save(figure, folder, name, rows)
+    finally:
+        plt.close(figure)
+
+
+def save(figure: Figure, folder: Path, name: str, rows: list[list[Any]]) -> None:
+    """Write PNG, SVG (the same bytes for the same data) and the CSV."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    figure.savefig(folder / f"{name}.png", dpi=DPI)
+    with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows[:MOST_ROWS])
 
 
 def finish(axes: Axes, x: str, y: str, legend: bool = True, zero: bool = True) -> None:

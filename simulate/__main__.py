@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from simulate import commands, fleet
+from simulate import commands, fleet, prefix
 from simulate.arguments import Parser, UsageError, add_engine, add_workload, say
 from simulate.simulator import PolicyHangs
 
@@ -98,19 +98,26 @@ def _fleet_flags(parser: Parser) -> None:
 def _prefix_flags(parser: Parser) -> None:
     parser.add_argument("--cost", default="llm-mock", help="(default %(default)s)")
     parser.add_argument(
-        "--sizes", type=int, nargs="+", default=[0, 100, 1000, 5000], help="edges of the trie"
-    )
+        "--kinds", nargs="+", default=list(prefix.KINDS), choices=prefix.KINDS,
+        help="trie: llm-mock's, of the most visited edges; live: the server's pages; lpm: longest hit first (all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[0, 100, 300, 1000, 2000, 5000],
+        help="tokens that the cache holds: edges of the trie, or in pages of 16",
+    )  # fmt: skip
     parser.add_argument(
         "--batches", type=int, nargs="+", default=[1, 5, 10, 20], help="batch sizes"
     )
     parser.add_argument(
         "--share", type=int, nargs="+", default=[0, 200], help="tokens of a shared prompt"
     )
-    parser.add_argument("--train", type=int, default=5000, help="prompts that build the trie")
+    parser.add_argument(
+        "--train", type=int, default=5000, help="prompts that were there before (%(default)s)"
+    )
     parser.add_argument(
         "--trace", type=Path, help="Mooncake's JSON lines: the caches by hits alone"
     )
-    parser.add_argument("--out", type=Path, help="picture (.png or .svg)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the figures and plots")
 
 
 def _calibrate_flags(parser: Parser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -188,9 +189,11 @@ def fleet_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 def prefix_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Repeat llm-mock's experiment, without and with shared prompts, and compare caches on a trace of blocks."""
     cost = costs.make(args.cost)
-    told: dict[str, Any] = {"cost": args.cost}
+    told: dict[str, Any] = {"cost": args.cost, "train": args.train}
     for share in args.share:
-        rows = prefix.experiment(cost, args.sizes, args.batches, share, args.train)
+        rows = prefix.experiment(
+            cost, args.sizes, args.batches, share, args.train, dict.fromkeys(args.kinds)
+        )
         told[f"share_{share}"] = rows
         table = Table(
             title=f"{args.cost}, prompts share {share} tokens"
@@ -200,7 +203,7 @@ def prefix_command(args: argparse.Namespace, console: Console) -> dict[str, Any]
         for name in rows[0]:
             table.add_column(name, justify="right")
         for row in rows:
-            table.add_row(*(f"{value:.4g}" for value in row.values()))
+            table.add_row(row["kind"], *(f"{row[key]:.4g}" for key in list(row)[1:]))
         console.print(table)
     if args.trace:
         blocks = prefix.read_blocks(args.trace)
@@ -216,7 +219,9 @@ def prefix_command(args: argparse.Namespace, console: Console) -> dict[str, Any]
             table.add_row(*(f"{value:,}" for value in row.values()))
         console.print(table)
     if args.out:
-        pictures.draw(pictures.prefix, told, args.out, console)
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "prefix.json").write_text(json.dumps(told, indent=1) + "\n")
+        pictures.prefix(told, args.out, console)
     return told
 
 

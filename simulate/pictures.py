@@ -36,36 +36,72 @@ def capacities(figure: Any, found: list[dict[str, Any]]) -> None:
     axes.legend()
 
 
-def prefix(figure: Any, told: dict[str, Any]) -> None:
-    """Draw hits, TTFT and TPOT over cache and batch size; and the two caches on a trace, if there was one."""
-    shares = [key for key in told if key.startswith("share_")]
-    axes = figure.subplots(1, 3 + ("caches" in told))
-    for key in shares:
-        rows = told[key]
-        batch = max(row["batch"] for row in rows)
-        by_cache = [row for row in rows if row["batch"] == batch]
-        size = max(row["cache"] for row in rows)
-        by_batch = [row for row in rows if row["cache"] == size]
-        label = f"{key.removeprefix('share_')} tokens shared"
-        axes[0].plot(
-            [r["cache"] for r in by_cache], [r["hit_tokens"] for r in by_cache], "o-", label=label
-        )
-        axes[1].plot(
-            [r["cache"] for r in by_cache], [r["p99_ttft_s"] for r in by_cache], "o-", label=label
-        )
-        axes[2].plot(
-            [r["batch"] for r in by_batch], [r["p99_tpot_ms"] for r in by_batch], "o-", label=label
-        )
-    for axis, x, y in zip(
-        axes,
-        ("edges kept", "edges kept", "batch size"),
-        ("tokens hit", "p99 TTFT, s", "p99 TPOT, ms"),
-    ):
-        axis.set(xlabel=x, ylabel=y)
-        axis.legend(fontsize="small")
+PREFIX = (
+    ("hits", "hit_tokens", "Tokens of a prompt that were found", "tokens"),
+    ("ttft", "p99_ttft_s", "Time to first token, p99", "TTFT (s)"),
+    ("tpot", "p99_tpot_ms", "Time per token after the first, p99", "TPOT (ms)"),
+)
+BY_BATCH = (
+    ("throughput", "requests_per_s", "Requests a second", "requests/s"),
+    ("ttft", "p99_ttft_s", "Time to first token, p99", "TTFT (s)"),
+    ("latency", "p99_latency_per_token_ms", "Latency by output tokens, p99", "ms per token"),
+)
+Told = list[dict[str, Any]]
+
+
+def prefix(told: dict[str, Any], folder: Path, console: Console) -> None:
+    """Draw hits, TTFT and TPOT over cache size, what the batch size does, and the caches on a trace if there was one."""
+    try:
+        from client import album
+    except ImportError:
+        say(console, "no pictures: matplotlib is not installed. Run: pip install matplotlib")
+        return
+    shares = {key.partition("_")[2]: rows for key, rows in told.items() if key[:6] == "share_"}
+    caption = f"{told['cost']} · 50 prompts at once, after {told['train']:,} others · simulated"
+    most = max(row["batch"] for rows in shares.values() for row in rows)
+    kept = {share: [r for r in rows if r["batch"] == most] for share, rows in shares.items()}
+    first = next(iter(shares.values()))[0]["kind"]
+    alone = {share: [r for r in rows if r["kind"] == first] for share, rows in shares.items()}
+    for name, key, title, y in PREFIX:
+        title = f"{title}, batch of {most}"
+        with album.drawn(folder, f"prefix-{name}", title, caption, len(shares)) as drawing:
+            _panels(drawing, kept, ("kind", "cache", key), "tokens that the cache holds", y)
+    for name, key, title, y in BY_BATCH:
+        title = f"{title}, by tokens that the {first} holds"
+        with album.drawn(folder, f"prefix-batch-{name}", title, caption, len(shares)) as drawing:
+            _panels(drawing, alone, ("cache", "batch", key), "batch size", y)
     if "caches" in told:
-        rows = told["caches"]
-        for kind in ("trie", "lru"):
-            axes[3].plot([r["size"] for r in rows], [r[kind] for r in rows], "o-", label=kind)
-        axes[3].set(xlabel="blocks kept", ylabel="blocks hit", xscale="log")
-        axes[3].legend(fontsize="small")
+        rows = [{**r, "kind": k, "found": r[k]} for k in ("trie", "lru") for r in told["caches"]]
+        title = "Blocks of the second half of a trace that were found"
+        with album.drawn(folder, "prefix-trace", title, "counted request by request") as drawing:
+            _panels(
+                drawing,
+                {"": rows},
+                ("kind", "size", "found"),
+                "blocks that the cache holds",
+                "blocks",
+            )
+    say(console, f"written: {folder}")
+
+
+def _panels(
+    drawing: tuple[list[Any], list[list[Any]]], shares: dict[str, Told],
+    keys: tuple[str, str, str], x: str, y: str,
+) -> None:  # fmt: skip
+    """Draw a panel for each share; of `keys` the first tells the lines apart, the others are x and y."""
+    from client import album
+
+    (panels, table), (line, place, height) = drawing, keys
+    table.append(["shared", *keys])
+    for axes, (share, rows) in zip(panels, shares.items()):
+        for i, value in enumerate(dict.fromkeys(row[line] for row in rows)):
+            points = [(row[place], row[height]) for row in rows if row[line] == value]
+            axes.plot(*zip(*points), label=str(value), markersize=4, **album.another(i))
+            table += [[share, value, *point] for point in points]
+        if share:
+            axes.set_title(f"prompts share {share} tokens", fontsize=9)
+        if place in ("cache", "size"):
+            axes.set_xscale("symlog", linthresh=100)
+            axes.set_xlim(left=0)
+    for axes in panels:  # when all are drawn: they share their y
+        album.finish(axes, x, y if axes is panels[0] else "")

@@ -25,6 +25,8 @@ from simulate.result import tpots
 from simulate.simulator import Run, simulate
 
 Blocks = Rows[int]
+PAGE_SIZE = 16
+KINDS = ("trie", "live", "live+lpm")
 
 
 def read_blocks(path: Path) -> list[list[int]]:
@@ -140,6 +142,37 @@ class TriePool:
         return 0
 
 
+class LivePool(PagePool):
+    """The server's pages: room for all who run, and `kept` pages with what was asked for most recently.
+
+    In the server what is kept is what room there is; here it is told apart, so that caches of equal size compare.
+    """
+
+    def __init__(self, running: int, kept: int) -> None:
+        super().__init__(running + kept + 1, PAGE_SIZE)
+        self.kept = kept
+
+    def release(self, pages: list[int]) -> None:
+        super().release(pages)
+        while self.cached > self.kept:
+            self._forget(next(page for page in self._free if self._key[page] is not None))
+
+    def warm(self, prompts: Rows[list[int]]) -> None:
+        """Let prompts pass through; those whose pages are sure to be gone at the end are left out."""
+        last: list[tuple[list[bytes], list[int]]] = []
+        known: set[bytes] = set()
+        for prompt in reversed(prompts):
+            if len(known) >= self.kept:
+                break
+            last.append((self.hashes(prompt), prompt))
+            known.update(last[-1][0])
+        for keys, prompt in reversed(last):
+            reserved = self.reserve(keys, len(prompt))
+            assert reserved is not None, "there is room for who runs, and one runs"
+            self.publish(reserved[0], keys)
+            self.release(reserved[0])
+
+
 class TriedSequences(Scheduler):
     """A scheduler that lets a sequence begin after what the trie has of its prompt; one token is always computed."""
 
@@ -166,15 +199,25 @@ def prompts(count: int, seed: int, share: int = 0, kinds: int = 10) -> list[list
     return drawn
 
 
-def serve(
-    cost: Cost, served: Rows[list[int]], slots: int, trie: Trie | None = None, pages: int = 0
-) -> Run:
-    """Serve prompts that are all there at once, first come first served, after a trie or with a pool of pages."""
+def serve(cost: Cost, served: Rows[list[int]], slots: int, trie: Trie) -> Run:
+    """Serve prompts that are all there at once, first come first served, after a trie."""
     policy = policies.get_policy("dynamic", max_batch_size=slots)
-    if trie is not None:
-        scheduler: Scheduler = TriedSequences(policy, TriePool(trie), 1 << 30)  # type: ignore[arg-type]
-    else:
-        scheduler = Scheduler(policy, PagePool(pages, 16) if pages else None, 1 << 30)
+    return _burst(TriedSequences(policy, TriePool(trie), 1 << 30), served, cost)  # type: ignore[arg-type]
+
+
+def serve_live(
+    cost: Cost, served: Rows[list[int]], slots: int, tokens: int, before: Rows[list[int]],
+    order: str = "fcfs",
+) -> Run:  # fmt: skip
+    """Serve prompts that are all there at once after a live cache of `tokens`, which saw others `before`."""
+    policy = policies.get_policy(f"dynamic+{order}", max_batch_size=slots)
+    longest = max(len(prompt) + llm_mock_output(len(prompt)) for prompt in (*served, *before))
+    pool = LivePool(slots * -(-longest // PAGE_SIZE), tokens // PAGE_SIZE)
+    pool.warm(before)
+    return _burst(Scheduler(policy, pool, 1 << 30), served, cost)
+
+
+def _burst(scheduler: Scheduler, served: Rows[list[int]], cost: Cost) -> Run:
     sequences = [Sequence(p, llm_mock_output(len(p)), id=str(i)) for i, p in enumerate(served)]
     return simulate(scheduler, sequences, cost)
 
@@ -185,31 +228,38 @@ def experiment(
     batches: Iterable[int] = (1, 5, 10, 20),
     share: int = 0,
     train: int = 5000,
-) -> list[dict[str, float]]:
-    """Repeat llm-mock's table: 50 prompts after a trie of `train` others, over cache and batch sizes.
+    kinds: Iterable[str] = ("trie",),
+) -> list[dict[str, Any]]:
+    """Repeat llm-mock's table: 50 prompts after a cache of `train` others, over cache and batch sizes.
 
-    "tpot" is llm-mock's: latency by output tokens; ours stands beside it.
+    `kinds` of caches: "trie" is llm-mock's; "live" and "live+lpm" are pages of equal size, the latter with whoever
+    finds most in them first. "p99_latency_per_token_ms" is llm-mock's TPOT: latency by output tokens; ours stands
+    beside it.
     """
     built, served = prompts(train, 1, share), prompts(50, 2, share)
     rows = []
-    for size in sizes:
-        trie = Trie(built if size else [], size)
-        for batch in batches:
-            run = serve(cost, served, batch, trie)
-            rows.append(
-                {
-                    "cache": size,
-                    "batch": batch,
-                    "hit_tokens": float(np.mean([seq.cached for seq in run.sequences])),
-                    "requests_per_s": len(run.done) / run.makespan,
-                    "p99_ttft_s": float(np.percentile(run.ttft, 99)),
-                    "p99_latency_per_token_ms": float(
-                        np.percentile(run.latency / (run.tokens - 1), 99) * 1e3
-                    ),
-                    "p99_tpot_ms": float(np.percentile(tpots(run), 99) * 1e3),
-                }
-            )
+    for kind in kinds:
+        for size in sizes:
+            trie = Trie(built if size else [], size) if kind == "trie" else None
+            for batch in batches:
+                if trie is not None:
+                    run = serve(cost, served, batch, trie)
+                else:
+                    order = kind.partition("+")[2] or "fcfs"
+                    run = serve_live(cost, served, batch, size, built, order)
+                rows.append({"kind": kind, "cache": size, "batch": batch, **_measures(run)})
     return rows
+
+
+def _measures(run: Run) -> dict[str, float]:
+    per_token = run.latency / (run.tokens - 1)
+    return {
+        "hit_tokens": float(np.mean([seq.cached for seq in run.sequences])),
+        "requests_per_s": len(run.done) / run.makespan,
+        "p99_ttft_s": float(np.percentile(run.ttft, 99)),
+        "p99_latency_per_token_ms": float(np.percentile(per_token, 99) * 1e3),
+        "p99_tpot_ms": float(np.percentile(tpots(run), 99) * 1e3),
+    }
 
 
 def expected_misses(kinds: int, requests: int) -> float:

@@ -64,6 +64,26 @@ def test_prompts_that_share_nothing_gain_nothing_and_those_that_share_do() -> No
     assert shared[1]["p99_ttft_s"] < 0.8 * shared[0]["p99_ttft_s"]
 
 
+def test_a_live_cache_needs_to_have_seen_the_prompt_lately_and_lpm_makes_the_most_of_it() -> None:
+    cost = costs.make("llm-mock")
+    alone = prefix.experiment(cost, (0, 5000), (10,), train=600, kinds=("live",))
+    assert [row["hit_tokens"] for row in alone] == [0, 0]
+    rows = prefix.experiment(cost, (640, 5000), (10,), share=200, train=600, kinds=prefix.KINDS)
+    found = {(row["kind"], row["cache"]): row for row in rows}
+    # 200 tokens are 12 pages of 16, and a rest that no page holds; the trie holds single tokens.
+    assert 170 < found["live", 5000]["hit_tokens"] <= 192 < found["trie", 5000]["hit_tokens"]
+    assert found["live+lpm", 640]["hit_tokens"] > found["live", 640]["hit_tokens"]
+    assert found["live+lpm", 640]["p99_ttft_s"] < found["live", 640]["p99_ttft_s"]
+
+
+def test_a_live_cache_keeps_so_many_pages_and_those_that_were_used_last() -> None:
+    pool = prefix.LivePool(10, 3)
+    old, young = list(range(33)), list(range(100, 133))
+    pool.warm([old, young])
+    assert (pool.cached, pool.used) == (3, 0)
+    assert [pool.cached_tokens(pool.hashes(prompt)) for prompt in (old, young)] == [16, 32]
+
+
 def test_that_larger_batches_waste_more_belongs_to_the_padded_cost() -> None:
     """llm-mock charges rows x longest x widest; with a ragged cost the larger batch is the faster one."""
 

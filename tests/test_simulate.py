@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from simulate.__main__ import COMMANDS, build_parser, main
+from simulate.prefix import KINDS
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--num", "40", "--rate", "3"]
@@ -151,8 +153,33 @@ def test_capacity_fleet_and_prefixes_are_told(
     )
     assert told["routers"][0]["router"] == "random"
     told, _ = run(capsys, "prefix", "--train", "60", "--sizes", "0", "50", "--batches", "10", "--share", "0", "40",
-                  "--out", str(tmp_path / "b.svg"))  # fmt: skip
+                  "--kinds", "trie")  # fmt: skip
     assert told["share_40"][1]["hit_tokens"] > told["share_0"][1]["hit_tokens"]
+
+
+def test_the_prefix_experiment_is_drawn_with_the_figures_beside_each_plot(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps({"hash_ids": [1, 2, n % 3]}) + "\n" for n in range(12)))
+    told, words = run(capsys, "prefix", "--train", "60", "--sizes", "0", "640", "--batches", "10",
+                      "--trace", str(trace), "--out", str(tmp_path / "x"))  # fmt: skip
+    drawn = {path.stem for path in (tmp_path / "x").glob("*.svg")}
+    assert {
+        "prefix-hits",
+        "prefix-ttft",
+        "prefix-tpot",
+        "prefix-batch-ttft",
+        "prefix-trace",
+    } <= drawn
+    assert all((tmp_path / "x" / f"{name}.png").stat().st_size > 1000 for name in drawn)
+    with (tmp_path / "x" / "prefix-hits.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert {(line["shared"], line["kind"]) for line in lines} == {
+        (share, kind) for share in ("0", "200") for kind in KINDS
+    }
+    assert json.loads((tmp_path / "x" / "prefix.json").read_text()) == told
+    assert f"written: {tmp_path / 'x'}" in words
 
 
 @pytest.mark.parametrize(
