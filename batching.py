@@ -127,6 +127,8 @@ class BatchingManager:
             for inference in inferences:
                 inference._cancel = self._take_out
                 inference.sequence.arrived_at = now
+                if inference.slo_s is not None:
+                    inference.sequence.deadline = now + inference.slo_s
                 self._queued_tokens += inference.sequence.total
                 self._greet(inference)
             self._arrived += inferences

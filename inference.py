@@ -75,6 +75,7 @@ class Inference:
         text: Text | None = None,
         client: str = "",
         priority: int = 0,
+        slo_s: float | None = None,
         bell: Bell | None = None,
         scores_prompt: bool = False,
     ) -> None:
@@ -84,6 +85,7 @@ class Inference:
         self.text = text
         self.bell = bell
         self.ready = 0
+        self.slo_s = slo_s  # seconds from its arrival in which the whole answer is wanted
         self.scores_prompt = scores_prompt
         self.may_wait: float | None = (
             None  # seconds to its first step, if it asks for less than is granted

@@ -14,7 +14,7 @@ from flask import Blueprint, Response, g, jsonify, request
 from api import admission, body, generation, streaming
 from api.errors import ApiError
 from api.generation import Ask, Job, Prompt
-from api.openai import USAGE, check_sampled, ignored_here, options_of, too_many_at_least
+from api.openai import USAGE, check_sampled, options_of, too_many_at_least
 from api.openai_writer import choose, stream_options, usage
 from api.openapi import Operation
 from api.schemas import ChatRequest
@@ -53,7 +53,7 @@ def blueprint(service: Service) -> Blueprint:
         job = generation.start(service, engine, ask_of(engine, asked), streams=asked.stream)
         writer = ChatWriter(engine, job, asked)
         reply = writer.stream() if asked.stream else writer.whole()
-        names = [n for n in ignored if n not in harmless] + ignored_here(asked)
+        names = [n for n in ignored if n not in harmless] + generation.unheeded(engine, asked)
         return body.name_ignored(reply, names)
 
     return routes

@@ -16,6 +16,7 @@ from flask import g
 
 from api import errors
 from api.errors import ApiError
+from api.schemas.standing import Standing
 from api.service import Engine, Service
 from batching import Inference, InferenceError
 from inference import Bell, too_late
@@ -123,6 +124,17 @@ def check_model(engine: Engine, asked: str | None) -> None:
             f"there is no model {errors.shown(asked)}. Use {engine.served_name!r}, or leave model out",
             type="not_found_error", param="model", code="model_not_found",
         )  # fmt: skip
+
+
+def unheeded(engine: Engine, asked: Standing, path: str = "") -> list[str]:
+    """Return the fields of a request's standing that are there and that the present policy does not go by."""
+    policy = engine.manager.policy
+    heeds = policy.heeds if policy is not None else ()
+    return [
+        path + name
+        for name, what in (("priority", "priority"), ("slo_s", "deadline"))
+        if name in asked.model_fields_set and what not in heeds
+    ]
 
 
 def encode(

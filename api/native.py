@@ -53,9 +53,7 @@ def blueprint(service: Service) -> Blueprint:
         asked, ignored = body.validate(InferenceRequest, fields)
         job = generation.start(service, engine, ask_of(engine, asked), streams=asked.stream)
         reply = stream(job) if asked.stream else jsonify(answer(job))
-        if "priority" in asked.model_fields_set:
-            ignored.append("priority")  # no policy here looks at it
-        return body.name_ignored(reply, ignored)
+        return body.name_ignored(reply, ignored + generation.unheeded(engine, asked))
 
     @routes.get("/stats")
     def stats() -> Response:
@@ -74,7 +72,7 @@ def ask_of(engine: Engine, asked: InferenceRequest) -> Ask:
     ids = generation.encode(engine, asked.prompt, special=False)
     options = {
         "temperature": asked.temperature, "top_k": max(asked.top_k, 0), "top_p": asked.top_p,
-        "stops": asked.stop, "ignore_eos": asked.ignore_eos, "client": asked.user, "priority": asked.priority,
+        "stops": asked.stop, "ignore_eos": asked.ignore_eos, **asked.standing(),
     }  # fmt: skip
     prompt = Prompt(asked.prompt, ids)
     return Ask(

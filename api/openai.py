@@ -53,7 +53,7 @@ def blueprint(service: Service) -> Blueprint:
         job = generation.start(service, engine, completion_ask(engine, asked), streams=asked.stream)
         writer = CompletionWriter(engine, job, asked)
         reply = writer.stream() if asked.stream else writer.whole()
-        names = [n for n in ignored if n not in harmless] + ignored_here(asked)
+        names = [n for n in ignored if n not in harmless] + generation.unheeded(engine, asked)
         return body.name_ignored(reply, names)
 
     @routes.get("/v1/models")
@@ -79,11 +79,6 @@ def model_card(engine: Engine) -> dict[str, Any]:
         "parent": None,
         "max_model_len": engine.context,
     }
-
-
-def ignored_here(asked: Sampled) -> list[str]:
-    """Return the known fields that have no effect here."""
-    return ["priority"] if "priority" in asked.model_fields_set else []
 
 
 def check_sampled(service: Service, asked: Sampled) -> None:
@@ -144,8 +139,7 @@ def options_of(engine: Engine, asked: Sampled) -> dict[str, Any]:
         "min_tokens": asked.min_tokens,
         "keep_stop": asked.include_stop_str_in_output,
         "hide_special": asked.skip_special_tokens,
-        "client": asked.user,
-        "priority": asked.priority,
+        **asked.standing(),
     }
 
 

@@ -97,6 +97,8 @@ def _answer(
     )
     writer = Writer(engine, job, asked, began)
     reply = writer.stream() if streams else writer.whole(in_list)
+    if asked.parameters is not None:
+        ignored += generation.unheeded(engine, asked.parameters, "parameters.")
     return body.name_ignored(reply, ignored)
 
 
@@ -139,6 +141,7 @@ def ask_of(engine: Engine, asked: GenerateRequest, streams: bool) -> Ask:
         "ignore_eos": False,
         "keep_stop": True,
         "hide_special": True,
+        **p.standing(),
     }
     if streams or p.details or p.decoder_input_details or best_of > 1:
         options["logprobs"] = p.top_n_tokens or 0

@@ -50,6 +50,7 @@ class Policy:
     patience = (
         0.0  # how long the oldest may wait though nobody runs; inf: until nobody comes any more
     )
+    heeds: tuple[str, ...] = ()  # which of a sequence's `priority` and `deadline` it goes by
     displaces = True  # `displace` may name somebody, where it is overridden
     max_batched_tokens = 1 << 60  # tokens that one step may compute, where that is the policy's own
 

@@ -127,8 +127,12 @@ def test_unknown_fields_are_ignored_and_named(client: FlaskClient) -> None:
     assert "X-Ignored-Params" not in ask(client).headers
 
 
-def test_priority_is_named_as_ignored(client: FlaskClient) -> None:
-    assert ask(client, priority=3).headers["X-Ignored-Params"] == "priority"
+def test_a_standing_that_the_policy_does_not_go_by_is_named_as_ignored(client: FlaskClient) -> None:
+    assert ask(client, priority=3, slo_s=9).headers["X-Ignored-Params"] == "priority, slo_s"
+    client.put("/policy", json={"policy": "dynamic+edf"})
+    assert ask(client, priority=3, slo_s=9).headers["X-Ignored-Params"] == "priority"
+    client.put("/policy", json={"policy": "dynamic+priority"})
+    assert "X-Ignored-Params" not in ask(client, priority=3).headers
 
 
 @pytest.mark.parametrize(
@@ -142,6 +146,7 @@ def test_priority_is_named_as_ignored(client: FlaskClient) -> None:
         "ignore_eos",
         "timeout_s",
         "priority",
+        "slo_s",
         "user",
     ],
 )
@@ -268,6 +273,7 @@ BAD_FIELDS: list[tuple[str, Any, str, str]] = [
     ("timeout_s", "5", "number", "above 0"),
     ("priority", 1.5, "integer", "64 bits"),
     ("priority", 10**30, "than", "64 bits"),
+    ("slo_s", 0, "greater than 0", "above 0"),
     ("user", 5, "string", "256"),
     ("user", "x" * 257, "256", "256"),
 ]  # fmt: skip

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from api.schemas import fields as f
+from api.schemas.standing import Standing
 
 
-class InferenceRequest(BaseModel):
+class InferenceRequest(Standing):
     """The original's request with its two fields, and what has been added to it."""
 
     model_config = ConfigDict(extra="ignore")
@@ -22,5 +23,3 @@ class InferenceRequest(BaseModel):
     ignore_eos: f.Flag = Field(True, description=f.FLAG)
     stream: f.Flag = Field(False, description=f.FLAG)
     timeout_s: f.Seconds | None = Field(None, description=f.SECONDS)
-    priority: f.Int64 = Field(0, description=f.SEED)
-    user: f.Name = Field("", description=f.USER)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr, W
 from pydantic.json_schema import SkipJsonSchema
 
 from api.schemas import fields as f
+from api.schemas.standing import Standing
 
 MOST_MESSAGES = 64
 
@@ -34,7 +35,7 @@ ZERO_NEEDS_ECHO = {
 }
 
 
-class Sampled(BaseModel):
+class Sampled(Standing):
     """What completions and chat have in common."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra=NEEDS_STREAM)
@@ -54,7 +55,6 @@ class Sampled(BaseModel):
         {}, description='an object such as {"50256": -100}, of 300 ids at most'
     )
     seed: f.Int64 | None = Field(None, description=f.SEED)
-    user: f.Name = Field("", description=f.USER)
     top_k: f.TopK = Field(0, description=f.TOP_K)
     min_p: f.MinP = Field(0.0, description="a number from 0 to 1")
     repetition_penalty: f.Above0 = Field(1.0, description="a number above 0")
@@ -67,7 +67,6 @@ class Sampled(BaseModel):
     )
     include_stop_str_in_output: f.Flag = Field(False, description=f.FLAG)
     skip_special_tokens: f.Flag = Field(True, description=f.FLAG)
-    priority: f.Int64 = Field(0, description=f.SEED)
     request_id: f.RequestId | None = Field(
         None, description="1 to 128 letters, digits and any of . _ : -"
     )

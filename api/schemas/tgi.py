@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.schemas import fields as f
+from api.schemas.standing import Standing
 
 Fraction = f.number(gt=0, lt=1)
 FRACTION = "a number between 0 and 1, neither of them; leave it out for no limit"
@@ -29,7 +30,7 @@ BEST_OF_DRAWS = {
 STREAMS = {"properties": {"best_of": ONE, "decoder_input_details": {"enum": [None, False]}}}
 
 
-class GenerateParameters(BaseModel):
+class GenerateParameters(Standing):
     """How to generate."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra={"allOf": [BEST_OF_DRAWS]})

@@ -11,6 +11,7 @@ from scheduling.sequence import Sequence
 
 
 class Order(Sorted):
+    heeds = ("deadline",)
     slo = option(10.0, "seconds in which a request without a deadline is to be answered", low=0.0)
     slo_per_token = option(0.0, "seconds more for each token", low=0.0)
 

@@ -11,6 +11,7 @@ from scheduling.sequence import Sequence
 
 
 class Order(Sorted):
+    heeds = ("priority",)
     aging = option(0.0, "seconds of waiting that are worth one level, 0 for none", low=0.0)
 
     def key(self, seq: Sequence, now: float) -> float:

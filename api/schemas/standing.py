@@ -1,0 +1,21 @@
+"""What a request says of its standing among others, in every dialect: ours, beside the dialect's own fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from api.schemas import fields as f
+
+
+class Standing(BaseModel):
+    """Who asks, how urgent it is, and when the whole answer is wanted; orders such as vtc, priority, edf go by it."""
+
+    user: f.Name = Field("", description=f.USER)
+    priority: f.Int64 = Field(0, description=f"{f.SEED}, the lower first")
+    slo_s: f.Seconds | None = Field(None, description=f.SECONDS)
+
+    def standing(self) -> dict[str, Any]:
+        """Return the options of `make_inference` that these fields mean."""
+        return {"client": self.user, "priority": self.priority, "slo_s": self.slo_s}
