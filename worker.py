@@ -2,7 +2,7 @@
 
 The stock worker ends a connection in its main thread and waits there up to 2 seconds for the client to hang up too,
 so that one client that does not keeps everybody else from being accepted. And it reads at most 64 KiB of a body that
-nobody wanted, so that who sent 20 MB gets a reset where a 413 was meant. Here a thread of the pool does both.
+nobody wanted, so that who sent 20 MB gets a reset where a 413 was meant. Here the poller does both, and nobody waits.
 
 The stock worker stops accepting when it is told to end, while its listening socket stays open: who comes then hangs.
 Here newcomers are answered (by the app, which knows that it drains) until the last request is done. And the stock
@@ -14,13 +14,13 @@ the first byte is there, and when connections run out, the one that has been idl
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import selectors
 import socket
 import struct
 import threading
 import time
+from collections import deque
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -38,6 +38,10 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     _paused_until = 0.0
     _was_exhausted = False
     _needs_room = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._parting: deque[TConn] = deque()  # answered, and not yet closed by the client
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Refuse new work and leave when nobody is here any more; at once when told so twice."""
@@ -95,15 +99,21 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         Called when all that the poller reported is handled: an idle connection has no event left that refers to it.
         """
         super().murder_pending()
+        now = time.monotonic()
+        while self._parting and self._parting[0].timeout <= now:
+            self._close_oldest(self._parting)
         if not self._needs_room and self.nr_conns + 1 < self.worker_connections:
             return
         self._needs_room = False
-        idle = self.pending_conns or self.keepalived_conns
+        idle = self._parting or self.pending_conns or self.keepalived_conns
         if idle:
-            conn = idle.popleft()
-            self.poller.unregister(conn.sock)
-            self.nr_conns -= 1
-            conn.close()
+            self._close_oldest(idle)
+
+    def _close_oldest(self, idle: deque[TConn]) -> None:
+        """Close the one that has been idle longest."""
+        conn = idle.popleft()
+        self.poller.unregister(conn.sock)
+        self._part(conn)
 
     def _cap_keepalive(self, deadline: float) -> None:
         """Wait for nobody who has not begun to speak when the worker ends."""
@@ -116,28 +126,35 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         if fs.cancelled() or fs.exception() is not None or fs.result():
             super().finish_request(conn, fs)
             return
-        try:
-            self.tpool.submit(self._say_goodbye, conn)
-        except RuntimeError:  # the pool has been shut down
-            super().finish_request(conn, fs)
+        self._say_goodbye(conn)
 
     def _say_goodbye(self, conn: TConn) -> None:
-        linger(conn.sock)
-        self.method_queue.defer(self._closed)
+        """Close after what was sent has arrived: read what still comes until the client closes, or time is up."""
+        try:
+            conn.sock.setblocking(False)
+            conn.sock.shutdown(socket.SHUT_WR)
+        except OSError:  # the client has gone already
+            self._part(conn)
+            return
+        conn.timeout = time.monotonic() + LINGER_SECONDS
+        self._parting.append(conn)
+        self.poller.register(conn.sock, selectors.EVENT_READ, partial(self._read_rest, conn))
 
-    def _closed(self) -> None:
+    def _read_rest(self, conn: TConn, client: socket.socket) -> None:
+        try:
+            more = client.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:  # reset
+            more = b""
+        if not more:
+            self._parting.remove(conn)
+            self.poller.unregister(client)
+            self._part(conn)
+
+    def _part(self, conn: TConn) -> None:
         self.nr_conns -= 1
-
-
-def linger(connection: socket.socket, seconds: float = LINGER_SECONDS) -> None:
-    """Close after what was sent has arrived: read what still comes until the client closes, or time is up."""
-    end = time.monotonic() + seconds
-    with contextlib.suppress(OSError), connection:
-        connection.shutdown(socket.SHUT_WR)
-        while (left := end - time.monotonic()) > 0:
-            connection.settimeout(left)
-            if not connection.recv(1 << 16):
-                break
+        conn.close()
 
 
 def limit_waiting(listener: socket.socket, receive: float, send: float) -> None:
