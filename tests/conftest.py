@@ -4,6 +4,8 @@ import os
 
 # Two compute threads on two busy cores wait for each other through whole scheduler quanta.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Triton's kernels run in its interpreter; it asks when it is imported.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,8 +21,10 @@ settings.register_profile(
 settings.load_profile("same-everywhere")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let only what starts processes be tried again: it may miss a deadline on a busy machine, others may not."""
+    if not config.pluginmanager.hasplugin("rerunfailures"):
+        return
     for item in items:
         if item.get_closest_marker("process"):
             item.add_marker(pytest.mark.flaky(reruns=2))
