@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from generate.kernels import KernelError, load_library
+from generate.team import team
 
 log = logging.getLogger(__name__)
 
@@ -142,13 +143,13 @@ class CAttention:
     """
 
     def __init__(self, dtype: torch.dtype, source: Path = SOURCE) -> None:
-        library = load_library(source)
+        library = team().join(load_library(source))
         self.dtype = dtype
         self.name = "c"
         if dtype == torch.bfloat16 and library.paged_attention_has_bf16():
             self.name = "c-avx512bf16"
         self.entry = getattr(library, ENTRIES[dtype])
-        self.entry.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int] * 8 + [ctypes.c_float]
+        self.entry.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int] * 7 + [ctypes.c_float]
 
     def __call__(
         self,
@@ -166,7 +167,7 @@ class CAttention:
         wrong = self.entry(
             qkv.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
             rows.starts.data_ptr(), rows.lengths.data_ptr(), rows.tables.data_ptr(),
-            len(rows.lengths), M, H, D, P, rows.tables.shape[1], pages, torch.get_num_threads(), scale,
+            len(rows.lengths), M, H, D, P, rows.tables.shape[1], pages, scale,
         )  # fmt: skip
         if wrong:
             raise self.error(wrong, rows, M, P, pages)

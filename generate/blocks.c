@@ -1,20 +1,22 @@
-// All transformer blocks of a step in one call: layer norm, attention and linear layers one after the other, without
-// going back to Python some hundred times a step. The two kernels are those of packed_linear.c and paged_attention.c,
-// handed in by address; layer norm is here. bfloat16 in and out, float32 within.
+// A step in one call, from token ids to the normed rows that the head takes: embedding, layer norm, attention and linear
+// layers one after the other, without going back to Python some hundred times. The two kernels are those of
+// packed_linear.c and paged_attention.c, handed in by address; the rest is here. bfloat16 in and out, float32 within.
 //
-// By hand: cc -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp -fPIC -c blocks.c && cc -shared -fopenmp blocks.o -o blocks.so -lm
+// By hand: cc -O3 -march=native -fno-math-errno -fno-trapping-math -fPIC -c blocks.c && cc -shared blocks.o -o blocks.so -lm
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "team.h"
 
 typedef uint16_t bf;
 typedef void (*linear_fn)(const bf *x, const bf *packed, const float *bias, const bf *residual, void *out, int64_t m,
                           int64_t n, int64_t k, int mode);
 typedef int (*attention_fn)(const void *qkv, void *keys, void *values, void *out, const int32_t *starts,
                             const int32_t *lengths, const int32_t *tables, int n, int M, int H, int D, int P,
-                            int max_pages, int pages, int threads, float scale);
+                            int max_pages, int pages, float scale);
 
-enum { PLAIN = 0, GELU_TANH = 1, LANES = 16, FEW = 8 };
+enum { PLAIN = 0, GELU_TANH = 1, LANES = 16, FEW = 8 };  // FEW rows are not worth another thread
 
 typedef struct {
   const bf *packed;
@@ -31,6 +33,9 @@ typedef struct {
 typedef struct {
   linear_fn linear;
   attention_fn attention;
+  const bf *wte, *wpe;
+  const float *ln_f;
+  float eps;
   int64_t width, inner;
   int heads, head_size, page_size, pages;
 } Model;
@@ -73,28 +78,54 @@ static void norm_row(const bf *x, const float *weight, bf *y, int64_t n, float e
   for (int64_t i = 0; i < n; i++) y[i] = narrow((widen(x[i]) - mean) * factor * weight[i] + bias[i]);
 }
 
-// x, y [m, n], weight [2, n]: weight and bias. Rows are computed each by itself.
-void layer_norm(const bf *x, const float *weight, bf *y, int64_t m, int64_t n, float eps) {
-#pragma omp parallel for schedule(static) if (m > FEW)
-  for (int64_t r = 0; r < m; r++) norm_row(x + r * n, weight, y + r * n, n, eps);
+typedef struct {
+  const bf *x;
+  const float *weight;
+  const int64_t *rows;  // of x, null for all in their order
+  bf *y;
+  int64_t n;
+  float eps;
+} Norm;
+
+static void norm_rows(void *job, int64_t first, int64_t last, int worker) {
+  const Norm *t = job;
+  for (int64_t r = first; r < last; r++)
+    norm_row(t->x + (t->rows ? t->rows[r] : r) * t->n, t->weight, t->y + r * t->n, t->n, t->eps);
 }
 
-// x [m, width] is read and written; work has m * (3 * width + inner + width) elements. Returns what attention returns
-// when it refuses, with x then of no use, else 0.
-int run_blocks(const Model *model, const Block *blocks, int n_blocks, bf *x, bf *work, int64_t m, const int32_t *starts,
-               const int32_t *lengths, const int32_t *tables, int n, int max_pages, int threads) {
+// y [m, n] from x [any, n], weight [2, n]: weight and bias. Rows are computed each by itself.
+static void layer_norm(const bf *x, const float *weight, const int64_t *rows, bf *y, int64_t m, int64_t n, float eps) {
+  Norm t = {x, weight, rows, y, n, eps};
+  share_out(norm_rows, &t, m, FEW);
+}
+
+static void embed(const Model *model, const int64_t *ids, const int64_t *places, bf *x, int64_t m) {
+  for (int64_t r = 0, c = model->width; r < m; r++, x += c) {
+    const bf *token = model->wte + ids[r] * c, *place = model->wpe + places[r] * c;
+    for (int64_t i = 0; i < c; i++) x[i] = narrow(widen(token[i]) + widen(place[i]));
+  }
+}
+
+// ids, places [m]; due [n_due] rows to be normed into out [n_due, width]. work has m * (2 * width + max(3 * width, inner))
+// elements.
+// Returns what attention returns when it refuses, with out then of no use, else 0.
+int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int64_t *ids, const int64_t *places, int64_t m,
+               const int64_t *due, int64_t n_due, bf *out, bf *work, const int32_t *starts, const int32_t *lengths,
+               const int32_t *tables, int n, int max_pages) {
   int64_t c = model->width;
-  bf *normed = work, *qkv = normed + m * c, *inner = qkv + m * 3 * c;
+  bf *x = work, *normed = x + m * c, *qkv = normed + m * c, *inner = qkv;  // qkv is read before inner is written
+  embed(model, ids, places, x, m);
   for (const Block *b = blocks; b < blocks + n_blocks; b++) {
-    layer_norm(x, b->ln_1, normed, m, c, b->eps);
+    layer_norm(x, b->ln_1, 0, normed, m, c, b->eps);
     model->linear(normed, b->c_attn.packed, b->c_attn.bias, 0, qkv, m, 3 * c, c, PLAIN);
     int wrong = model->attention(qkv, b->keys, b->values, normed, starts, lengths, tables, n, (int)m, model->heads,
-                                 model->head_size, model->page_size, max_pages, model->pages, threads, b->scale);
+                                 model->head_size, model->page_size, max_pages, model->pages, b->scale);
     if (wrong) return wrong;
     model->linear(normed, b->attn_proj.packed, b->attn_proj.bias, x, x, m, c, c, PLAIN);
-    layer_norm(x, b->ln_2, normed, m, c, b->eps);
+    layer_norm(x, b->ln_2, 0, normed, m, c, b->eps);
     model->linear(normed, b->c_fc.packed, b->c_fc.bias, 0, inner, m, model->inner, c, GELU_TANH);
     model->linear(inner, b->mlp_proj.packed, b->mlp_proj.bias, x, x, m, c, model->inner, PLAIN);
   }
+  layer_norm(x, model->ln_f, due, out, n_due, c, model->eps);
   return 0;
 }

@@ -1,4 +1,4 @@
-"""The transformer blocks of a step: as calls of the layers one by one, or all of them in one call of C.
+"""A step between token ids and the head: as calls of the layers one by one, or all of them in one call of C.
 
 At one row a block takes half a millisecond, of which going in and out of Python took a tenth. The C way serves where
 all its parts do: bfloat16 on a CPU, our kernels for linear layers and attention, GPT-2's activation.
@@ -17,10 +17,12 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from generate.attention import Attention, CAttention, PackedRows
 from generate.kernels import KernelError, load_library
 from generate.linear import GELU_TANH, KernelLinear, make_linear
+from generate.team import team
 from model import GPTConfig
 
 log = logging.getLogger(__name__)
@@ -28,9 +30,14 @@ SOURCE = Path(__file__).with_name("blocks.c")
 
 
 class Blocks(Protocol):
-    """x (rows, C) through all blocks; the rows' keys and values are written on the way."""
+    """ids and places (rows) to the normed states (due, C) of the rows `due`, of all where that is None.
 
-    def __call__(self, x: Tensor, rows: PackedRows) -> Tensor: ...
+    All rows' keys and values are written on the way.
+    """
+
+    def __call__(
+        self, ids: Tensor, places: Tensor, rows: PackedRows, due: Tensor | None
+    ) -> Tensor: ...
 
 
 class Block:
@@ -60,15 +67,22 @@ class LayeredBlocks:
     """Block after block, any device and format."""
 
     def __init__(
-        self, blocks: Sequence[Block], attend: Attention, keys: Tensor, values: Tensor
+        self,
+        body: nn.ModuleDict,
+        blocks: Sequence[Block],
+        attend: Attention,
+        keys: Tensor,
+        values: Tensor,
     ) -> None:
+        self.wte, self.wpe, self.ln_f = body.wte.weight, body.wpe.weight, body.ln_f
         self.blocks, self.attend = blocks, attend
         self.keys, self.values = keys, values
 
-    def __call__(self, x: Tensor, rows: PackedRows) -> Tensor:
+    def __call__(self, ids: Tensor, places: Tensor, rows: PackedRows, due: Tensor | None) -> Tensor:
+        x = F.embedding(ids, self.wte) + F.embedding(places, self.wpe)
         for block, keys, values in zip(self.blocks, self.keys, self.values):
             x = block(x, self.attend, keys, values, rows)
-        return x
+        return self.ln_f(x if due is None else x[due])
 
 
 class _Linear(ctypes.Structure):
@@ -87,6 +101,8 @@ class _Block(ctypes.Structure):
 class _Model(ctypes.Structure):
     _fields_ = [
         ("linear", ctypes.c_void_p), ("attention", ctypes.c_void_p),
+        ("wte", ctypes.c_void_p), ("wpe", ctypes.c_void_p), ("ln_f", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
         ("width", ctypes.c_int64), ("inner", ctypes.c_int64),
         ("heads", ctypes.c_int), ("head_size", ctypes.c_int),
         ("page_size", ctypes.c_int), ("pages", ctypes.c_int),
@@ -98,6 +114,7 @@ class CBlocks:
 
     def __init__(
         self,
+        body: nn.ModuleDict,
         blocks: Sequence[Block],
         attend: CAttention,
         keys: Tensor,
@@ -107,68 +124,84 @@ class CBlocks:
         self.run = _library().run_blocks
         self.attend = attend
         self.width, self.inner = config.n_embd, config.inner_size
-        self.keep = [blocks, attend, keys, values]
-        first = blocks[0].c_attn
-        assert isinstance(first, KernelLinear)
-        _, pages, heads, page_size, head_size = keys.shape
-        address = ctypes.cast(first.library.packed_linear, ctypes.c_void_p)
-        attention = ctypes.cast(attend.entry, ctypes.c_void_p)
-        self.model = _Model(
-            address, attention, self.width, self.inner, heads, head_size, page_size, pages
-        )
+        tables = [body.wte.weight.contiguous(), body.wpe.weight.contiguous()]
+        self.keep = [blocks, attend, keys, values, tables]
+        self.model = self._model(blocks[0], tables, self._norm(body.ln_f), keys, config)
         self.table = (_Block * len(blocks))(
             *(self._entry(b, k, v, config) for b, k, v in zip(blocks, keys, values))
         )
 
+    def _model(
+        self, block: Block, tables: list[Tensor], ln_f: int, keys: Tensor, config: GPTConfig
+    ) -> _Model:
+        assert isinstance(block.c_attn, KernelLinear)
+        _, pages, heads, page_size, head_size = keys.shape
+        linear = ctypes.cast(block.c_attn.library.packed_linear, ctypes.c_void_p)
+        attention = ctypes.cast(self.attend.entry, ctypes.c_void_p)
+        return _Model(
+            linear, attention, *(table.data_ptr() for table in tables), ln_f,
+            config.layer_norm_epsilon, self.width, self.inner, heads, head_size, page_size, pages,
+        )  # fmt: skip
+
+    def _norm(self, norm: nn.LayerNorm) -> int:
+        """Return where the weight and the bias of a layer norm lie, as float32."""
+        both = torch.cat((norm.weight, norm.bias)).float().contiguous()
+        self.keep.append(both)
+        return both.data_ptr()
+
     def _entry(self, block: Block, keys: Tensor, values: Tensor, config: GPTConfig) -> _Block:
-        norms = [
-            torch.cat((norm.weight, norm.bias)).float().contiguous()
-            for norm in (block.ln_1, block.ln_2)
-        ]
-        self.keep += norms
         linears = [_Linear(layer.packed.data_ptr(), layer.bias_at) for layer in block.linears]
         return _Block(
-            norms[0].data_ptr(), norms[1].data_ptr(), *linears, keys.data_ptr(), values.data_ptr(),
+            self._norm(block.ln_1), self._norm(block.ln_2), *linears, keys.data_ptr(), values.data_ptr(),
             block.scale, config.layer_norm_epsilon,
         )  # fmt: skip
 
-    def __call__(self, x: Tensor, rows: PackedRows) -> Tensor:
-        m = len(x)
-        work = torch.empty(m * (4 * self.width + self.inner), dtype=torch.bfloat16)
+    def __call__(self, ids: Tensor, places: Tensor, rows: PackedRows, due: Tensor | None) -> Tensor:
+        m = len(ids)
+        n_due = m if due is None else len(due)
+        out = torch.empty((n_due, self.width), dtype=torch.bfloat16)
+        work = torch.empty(
+            m * (2 * self.width + max(3 * self.width, self.inner)), dtype=torch.bfloat16
+        )
         wrong = self.run(
-            ctypes.byref(self.model), self.table, len(self.table), x.data_ptr(), work.data_ptr(), m,
+            ctypes.byref(self.model), self.table, len(self.table), ids.data_ptr(), places.data_ptr(), m,
+            None if due is None else due.data_ptr(), n_due, out.data_ptr(), work.data_ptr(),
             rows.starts.data_ptr(), rows.lengths.data_ptr(), rows.tables.data_ptr(),
-            len(rows.lengths), rows.tables.shape[1], torch.get_num_threads(),
+            len(rows.lengths), rows.tables.shape[1],
         )  # fmt: skip
         if wrong:
             raise self.attend.error(wrong, rows, m, self.model.page_size, self.model.pages)
-        return x
+        return out
 
 
 def make_blocks(
-    modules: Sequence[nn.Module], attend: Attention, keys: Tensor, values: Tensor, config: GPTConfig
+    body: nn.ModuleDict, attend: Attention, keys: Tensor, values: Tensor, config: GPTConfig
 ) -> Blocks:
-    """Take the weights out of `modules` and return the fastest way through them.
+    """Take the weights out of the blocks of `body` (wte, wpe, h, ln_f) and return the fastest way through it.
 
-    keys, values: (layers, pages, heads, page size, head size).
+    keys, values: (layers, pages, heads, page size, head size). Sets what the kernels compute with.
     """
+    threads = torch.get_num_threads()
+    team().use(threads, own=True)
     blocks = []
-    for i, module in enumerate(modules):
+    for i, module in enumerate(body.h):
         blocks.append(Block(module, config.attention_scale(i), config.activation))
         del module.attn, module.mlp  # the packed weights have taken their place
     ours = all(isinstance(layer, KernelLinear) for block in blocks for layer in block.linears)
     if ours and isinstance(attend, CAttention) and blocks[0].c_fc.mode == GELU_TANH:
         try:
-            return CBlocks(blocks, attend, keys, values, config)
+            return CBlocks(body, blocks, attend, keys, values, config)
         except (KernelError, OSError) as error:
             log.warning("blocks go layer by layer through Python, somewhat slower: %s", error)
-    return LayeredBlocks(blocks, attend, keys, values)
+    team().use(threads, own=False)
+    return LayeredBlocks(body, blocks, attend, keys, values)
 
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    library = load_library(SOURCE)
+    library = team().join(load_library(SOURCE))
     pointer, integer = ctypes.c_void_p, ctypes.c_int
     library.run_blocks.argtypes = [pointer, pointer, integer, pointer, pointer, ctypes.c_int64,
-                                   pointer, pointer, pointer, integer, integer, integer]  # fmt: skip
+                                   pointer, ctypes.c_int64, pointer, pointer,
+                                   pointer, pointer, pointer, integer, integer]  # fmt: skip
     return library

@@ -1,7 +1,7 @@
 """C files of the engine: compiled at the first start with the system's compiler, kept, and loaded.
 
-A library is kept under a hash of its source, the flags, the compiler and the processor, so a changed file or a
-moved home directory compiles anew. Compiling and linking are two steps: a link with -ffast-math would put code
+A library is kept under a hash of its source with the headers beside it, the flags, the compiler and the processor, so
+a changed file or a moved home directory compiles anew. Compiling and linking are two steps: a link with -ffast-math would put code
 into the library that switches denormals off in the whole process, and a caller may pass that flag to compile.
 
 It must not know what the functions in a file compute.
@@ -51,9 +51,8 @@ def load_library(source: Path, extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
     """
     compiler = find_compiler()
     flags = [*FLAGS, *_machine_flags(), *extra_flags]
-    key = "\0".join(
-        [source.read_text(), *compiler, _version(tuple(compiler)), *flags, _processor()]
-    )
+    texts = [path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))]
+    key = "\0".join([*texts, *compiler, _version(tuple(compiler)), *flags, _processor()])
     name = f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.so"
     folder = cache_directory()
     if folder and (folder / name).exists():

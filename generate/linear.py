@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from generate.kernels import KernelError, load_library
+from generate.team import team
 from model import ACTIVATIONS
 
 log = logging.getLogger(__name__)
@@ -182,7 +183,7 @@ def kernel_runs() -> bool:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    library = load_library(SOURCE)
+    library = team().join(load_library(SOURCE))
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     library.packed_linear_size.argtypes = [integer, integer]
     library.packed_linear_size.restype = integer

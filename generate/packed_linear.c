@@ -8,10 +8,12 @@
 // through and a pair of inputs meets 64 outputs in four registers. Each panel serves all rows while it lies in the
 // second-level cache, and the next one is fetched meanwhile.
 //
-// By hand: cc -O3 -march=native -fopenmp -fPIC -c packed_linear.c && cc -shared -fopenmp packed_linear.o -o packed_linear.so -lm
+// By hand: cc -O3 -march=native -fPIC -c packed_linear.c && cc -shared packed_linear.o -o packed_linear.so -lm
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "team.h"
 
 typedef uint16_t bf;
 
@@ -29,18 +31,28 @@ int packed_linear_supported(void) {
 // Elements that packed_linear_pack writes.
 int64_t packed_linear_size(int64_t n, int64_t k) { return (n + PANEL - 1) / PANEL * PANEL * k; }
 
-// w [n, k] to panels; k even. Outputs that fill the last panel are zero.
-void packed_linear_pack(const bf *w, bf *packed, int64_t n, int64_t k) {
-  int64_t panels = (n + PANEL - 1) / PANEL;
-#pragma omp parallel for schedule(static)
-  for (int64_t p = 0; p < panels; p++)
-    for (int64_t i = 0; i < k / 2; i++)
+typedef struct {
+  const bf *w;
+  bf *packed;
+  int64_t n, k;
+} Packing;
+
+static void pack_panels(void *job, int64_t first, int64_t last, int worker) {
+  const Packing *t = job;
+  for (int64_t p = first; p < last; p++)
+    for (int64_t i = 0; i < t->k / 2; i++)
       for (int64_t j = 0; j < PANEL; j++) {
         int64_t row = p * PANEL + j;
-        bf *to = packed + ((p * (k / 2) + i) * PANEL + j) * 2;
-        to[0] = row < n ? w[row * k + 2 * i] : 0;
-        to[1] = row < n ? w[row * k + 2 * i + 1] : 0;
+        bf *to = t->packed + ((p * (t->k / 2) + i) * PANEL + j) * 2;
+        to[0] = row < t->n ? t->w[row * t->k + 2 * i] : 0;
+        to[1] = row < t->n ? t->w[row * t->k + 2 * i + 1] : 0;
       }
+}
+
+// w [n, k] to panels; k even. Outputs that fill the last panel are zero.
+void packed_linear_pack(const bf *w, bf *packed, int64_t n, int64_t k) {
+  Packing t = {w, packed, n, k};
+  share_out(pack_panels, &t, (n + PANEL - 1) / PANEL, 1);
 }
 
 #ifdef __AVX512BF16__
@@ -81,6 +93,7 @@ typedef struct {
   void *out;
   int64_t m, n, k;
   int mode;
+  int64_t panels, band;
 } Task;
 
 // R rows from row on times one panel. `next` is a stretch of the next panel to fetch, `lines` of it at each pair of inputs.
@@ -144,17 +157,20 @@ static void panel(const Task *t, int64_t p, int64_t first, int64_t last, int64_t
   }
 }
 
+static void panels_of_bands(void *job, int64_t from, int64_t to, int worker) {
+  const Task *t = job;
+  for (int64_t i = from; i < to; i++) {
+    int64_t first = i / t->panels * t->band, last = first + t->band < t->m ? first + t->band : t->m;
+    panel(t, i % t->panels, first, last, t->panels);
+  }
+}
+
 // x [m, k], packed from packed_linear_pack, bias [n] or null, residual [m, n] or null, out [m, n] bfloat16, or
 // float32 in mode FLOAT32. Rows beyond some hundreds are cut into bands, so that many cores find work in few panels.
 void packed_linear(const bf *x, const bf *packed, const float *bias, const bf *residual, void *out, int64_t m, int64_t n,
                    int64_t k, int mode) {
-  Task t = {x, packed, residual, bias, out, m, n, k, mode};
-  int64_t panels = (n + PANEL - 1) / PANEL, band = 192, bands = (m + band - 1) / band;
-#pragma omp parallel for schedule(dynamic, 4)
-  for (int64_t i = 0; i < panels * bands; i++) {
-    int64_t b = i / panels, first = b * band, last = first + band < m ? first + band : m;
-    panel(&t, i % panels, first, last, panels);
-  }
+  Task t = {x, packed, residual, bias, out, m, n, k, mode, (n + PANEL - 1) / PANEL, 192};
+  share_out(panels_of_bands, &t, t.panels * ((m + t.band - 1) / t.band), 4);
 }
 #else
 void packed_linear(const bf *x, const bf *packed, const float *bias, const bf *residual, void *out, int64_t m, int64_t n,

@@ -1,9 +1,9 @@
 // Attention over KV pages: decode rows and prefill chunks of one step, ragged, no mask, no padding.
 //
 // By hand (generate/kernels.py does the same at the first start):
-//   flags="-std=gnu11 -O3 -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math -fopenmp -fPIC"
+//   flags="-std=gnu11 -O3 -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math -fopenmp-simd -fPIC"
 //   cc $flags -c paged_attention.c -o paged_attention.o
-//   cc -shared -fopenmp paged_attention.o -o paged_attention.so -lm
+//   cc -shared paged_attention.o -o paged_attention.so -lm
 // on x86 with -mprefer-vector-width=512, on arm64 with -mcpu=native in place of -march=native.
 // Not -ffast-math: a NaN must stay a NaN, and nothing below needs it, because no loop that has to be a vector
 // is a reduction.
@@ -25,12 +25,11 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 #endif
+
+#include "team.h"
 
 #define INLINE static inline __attribute__((always_inline))
 #ifdef __clang__
@@ -60,6 +59,7 @@
 #define PARTS (BLOCK / LANES)  // vectors of a block's scores
 #define HALF 4               // queries weighed together: their sums fill the registers
 #define AHEAD 4              // blocks scored together for one query
+#define APPENDED 4           // (sequence, head)s of decode rows whose new keys are written before they are read
 #define FAR 4                // blocks that memory is asked for ahead of their use by one query
 #define MAX_D 256
 #define ALONE (1 << 18)      // bytes of keys and values below which waking other threads costs more than it saves
@@ -77,6 +77,9 @@ typedef struct {
   int n, M, H, D, P, max_pages, pages;
   float scale;
   long block, tile, stride;  // bytes of 16 keys, bytes of a (page, head), floats of a row of scores
+  int half;                  // bfloat16, else float32
+  int *items;                // [n + 1]: where each sequence's (head, block of queries) begin
+  float *scratch;            // scores, a room of stride * QUERIES for each worker
 } Call;
 
 // ---------------------------------------------------------------------------------------------- elements
@@ -510,59 +513,57 @@ static int check(const Call *c, int *longest, double *read) {
   return c->starts[c->n] > c->M ? BAD_ROWS : OK;
 }
 
-static int step(Call *c, int half, int threads) {
+// All blocks of a chunk's queries read its keys: they are written first.
+static void append_chunks(void *job, int64_t from, int64_t to, int worker) {
+  Call *c = job;
+  for (int a = (int)from; a < to; a++) {
+    int i = a / c->H;
+    if (c->starts[i + 1] - c->starts[i] > 1) append_any(c, c->half, i, a % c->H);
+  }
+}
+
+static void attend_some(void *job, int64_t from, int64_t to, int worker) {
+  Call *c = job;
+  float *scores = c->scratch + worker * c->stride * QUERIES;
+  while (from < to) {
+    int64_t until = from + APPENDED < to ? from + APPENDED : to;
+    Item first = item_at(c, c->items, (int)from), item = first;
+    // Decode rows append here, a few heads before they read: a load that meets a store on its way to memory
+    // waits for it, and this one has 32 lines to fetch.
+    for (int64_t a = from; a < until; a++, item = next_item(c, item))
+      if (item.rows == 1) append_any(c, c->half, item.sequence, item.head);
+    item = first;
+    for (; from < until; from++, item = next_item(c, item)) attend_any(c, c->half, item, scores);
+  }
+}
+
+static int step(Call *c) {
   double read = 0;  // keys, counted anew for each query
-  int longest = 0, wrong = check(c, &longest, &read), bytes = half ? 2 : 4, chunks = 0;
+  int longest = 0, wrong = check(c, &longest, &read), bytes = c->half ? 2 : 4, chunks = 0;
   if (wrong) return wrong;
-  if (read * c->H * c->D * bytes * 2 < ALONE) threads = 1;
+  team_fn each = read * c->H * c->D * bytes * 2 < ALONE ? alone : share_out;
   c->block = (long)BLOCK * c->D * bytes;
   c->tile = (long)c->P * c->D * bytes;
   c->stride = ((long)longest + 63) / 64 * 64 + 16;  // the 16 keep rows of a power of two out of one cache set
-  int *items = malloc(sizeof(int) * ((size_t)c->n + 1));
-  float *scratch = 0;
+  c->items = malloc(sizeof(int) * ((size_t)c->n + 1));
   size_t room = (size_t)c->stride * QUERIES * sizeof(float);
-  if (!items || posix_memalign((void **)&scratch, 64, room * threads)) {
-    free(items);
+  if (!c->items || posix_memalign((void **)&c->scratch, 64, room * workers)) {
+    free(c->items);
     return NO_MEMORY;
   }
-  items[0] = 0;
+  c->items[0] = 0;
   for (int i = 0; i < c->n; i++) {
     int count = c->starts[i + 1] - c->starts[i];
     chunks += count > 1;
-    items[i + 1] = items[i] + (count + QUERIES - 1) / QUERIES * c->H;
+    c->items[i + 1] = c->items[i] + (count + QUERIES - 1) / QUERIES * c->H;
   }
-  int total = items[c->n], share = total / (4 * threads);
-  share = share < 1 ? 1 : share > 4 ? 4 : share;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
-    int me = 0;
-#ifdef _OPENMP
-    me = omp_get_thread_num();
-#endif
-    float *scores = scratch + me * c->stride * QUERIES;
-    if (chunks) {  // all blocks of a chunk's queries read its keys: written first, one head by one thread
-#pragma omp for schedule(static, 1)
-      for (int a = 0; a < c->n * c->H; a++) {
-        int i = a / c->H;
-        if (c->starts[i + 1] - c->starts[i] > 1) append_any(c, half, i, a % c->H);
-      }
-    }
-#pragma omp for schedule(dynamic, 1) nowait
-    for (int from = 0; from < total; from += share) {
-      int to = from + share < total ? from + share : total;
-      Item item = item_at(c, items, from);
-      // Decode rows append here, a few heads before they read: a load that meets a store on its way to memory
-      // waits for it, and this one has 32 lines to fetch.
-      for (int a = from; a < to; a++, item = next_item(c, item))
-        if (item.rows == 1) append_any(c, half, item.sequence, item.head);
-      item = item_at(c, items, from);
-      for (int a = from; a < to; a++, item = next_item(c, item)) attend_any(c, half, item, scores);
-    }
-  }
+  int total = c->items[c->n], share = total / (4 * workers);
+  if (chunks) each(append_chunks, c, (int64_t)c->n * c->H, 1);
+  each(attend_some, c, total, share < 1 ? 1 : share > APPENDED ? APPENDED : share);
   long C = (long)c->H * c->D, used = c->n ? c->starts[c->n] : 0;
   memset(c->out + used * C * bytes, 0, (size_t)(c->M - used) * C * bytes);
-  free(items);
-  free(scratch);
+  free(c->items);
+  free(c->scratch);
   return OK;
 }
 
@@ -570,12 +571,11 @@ static int step(Call *c, int half, int threads) {
 // tables [n, max_pages]. Rows behind starts[n] are padding: zeros come out. Returns OK or one of the codes above.
 #define ENTRY(NAME, HALF_WIDTH)                                                                                   \
   int NAME(const void *qkv, void *keys, void *values, void *out, const int32_t *starts, const int32_t *lengths,   \
-           const int32_t *tables, int n, int M, int H, int D, int P, int max_pages, int pages, int threads,       \
-           float scale) {                                                                                         \
+           const int32_t *tables, int n, int M, int H, int D, int P, int max_pages, int pages, float scale) {     \
     Call c = {.qkv = qkv, .keys = keys, .values = values, .out = out, .starts = starts, .lengths = lengths,       \
               .tables = tables, .n = n, .M = M, .H = H, .D = D, .P = P, .max_pages = max_pages, .pages = pages,   \
-              .scale = scale};                                                                                    \
-    return step(&c, HALF_WIDTH, threads < 1 ? 1 : threads);                                                       \
+              .scale = scale, .half = HALF_WIDTH};                                                                \
+    return step(&c);                                                                                              \
   }
 ENTRY(paged_attention_f32, 0)
 ENTRY(paged_attention_bf16, 1)

@@ -12,7 +12,6 @@ from collections.abc import Sequence as Rows
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from generate import memory
 from generate.attention import PackedRows, make_attention
@@ -25,7 +24,7 @@ from scheduling.scheduler import Output, Token
 from scheduling.sequence import Sequence
 
 
-def _rows_due(seq: Sequence, count: int) -> int:
+def rows_due(seq: Sequence, count: int) -> int:
     """Return how many of the last rows of a piece give logits: one at its end, all when the prompt is scored."""
     if seq.sampling.prompt_logprobs and seq.computed < len(seq.prompt_ids):
         return count
@@ -43,14 +42,13 @@ class ModelRunner:
         self.page_size = page_size
         body, weight = model.transformer, model.lm_head.weight
         self.device, self.dtype = weight.device, weight.dtype
-        self.wte, self.wpe, self.ln_f = body.wte.weight, body.wpe.weight, body.ln_f
         self.attend = make_attention(self.dtype, self.device)
         self.head = make_head(weight)
         c = self.config
         shape = (c.n_layer, n_pages, c.n_head, page_size, c.head_size)
         self.keys = memory.empty(shape, self.dtype, self.device)
         self.values = memory.empty(shape, self.dtype, self.device)
-        self.blocks = make_blocks(body.h, self.attend, self.keys, self.values, c)
+        self.blocks = make_blocks(body, self.attend, self.keys, self.values, c)
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> list[Output]:
@@ -62,7 +60,7 @@ class ModelRunner:
 
     def _sample(self, plan: Plan, logits: Tensor) -> list[Output]:
         """Return the plan's outputs from the logits of the rows due, in their order."""
-        spans = [_rows_due(s, n) for s, n in zip(plan.sequences, plan.counts)]
+        spans = [rows_due(s, n) for s, n in zip(plan.sequences, plan.counts)]
         last = [end - 1 for end in itertools.accumulate(spans)]
         due = [i for i, s in enumerate(plan.sequences) if plan.counts[i] == s.pending]
         if not any(spans):
@@ -116,11 +114,11 @@ class ModelRunner:
 
     def logits(self, ids: Tensor, places: Tensor, rows: PackedRows, due: list[int]) -> Tensor:
         """Return float32 logits of the rows that are `due`, after all rows' keys and values are written."""
-        x = F.embedding(ids, self.wte) + F.embedding(places, self.wpe)
-        x = self.blocks(x, rows)
+        some = None
         if len(due) < len(ids):
-            x = x[torch.tensor(due, dtype=torch.long, device=self.device)]
-        return self.head(self.ln_f(x)) if due else x
+            some = torch.tensor(due, dtype=torch.long, device=self.device)
+        x = self.blocks(ids, places, rows, some)
+        return self.head(x) if due else x
 
     def _pack(
         self, plan: Plan, held: Rows[Sequence]
@@ -137,7 +135,7 @@ class ModelRunner:
             places += range(seq.computed, seq.computed + count)
             lengths.append(seq.computed + count)
             starts.append(len(ids))
-            due += range(len(ids) - _rows_due(seq, count), len(ids))
+            due += range(len(ids) - rows_due(seq, count), len(ids))
         for seq in held:
             ids += seq.tokens(seq.computed - 1, 1)
             places.append(seq.computed - 1)

@@ -1,10 +1,12 @@
 // Greedy and temperature sampling of whole rows of logits without sorting and without writing: three passes over a row
 // that lies in the cache. Each row is computed by itself, in one order, so its token does not depend on the others.
 //
-// By hand: cc -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp -fPIC -c sampler.c && cc -shared -fopenmp sampler.o -o sampler.so -lm
+// By hand: cc -O3 -march=native -fno-math-errno -fno-trapping-math -fPIC -c sampler.c && cc -shared sampler.o -o sampler.so -lm
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "team.h"
 
 enum { LANES = 16, BLOCK = 1024 };
 
@@ -76,21 +78,33 @@ static int64_t draw(const float *x, int64_t n, float m, float heat, double u) {
   return 0;
 }
 
-// logits [rows, n], n at most 2^20; heat[i] is 1 / temperature, 0 for greedy; u[i] in [0, 1). out[i] is the token, or -1
-// where the row is not finite. Equal logits: the lowest id is the greedy one.
-void sample_rows(const float *logits, int64_t rows, int64_t n, const float *heat, const double *u, int64_t *out) {
-#pragma omp parallel for schedule(dynamic, 1) if (rows * n > 50000)
-  for (int64_t r = 0; r < rows; r++) {
-    const float *x = logits + r * n;
-    float m = largest(x, n);
+typedef struct {
+  const float *logits, *heat;
+  const double *u;
+  int64_t n, *out;
+} Rows;
+
+static void sample_some(void *job, int64_t first, int64_t last, int worker) {
+  const Rows *t = job;
+  for (int64_t r = first; r < last; r++) {
+    const float *x = t->logits + r * t->n;
+    float m = largest(x, t->n);
     if (!isfinite(m)) {
-      out[r] = -1;
-    } else if (heat[r] > 0) {
-      out[r] = draw(x, n, m, heat[r], u[r]);
+      t->out[r] = -1;
+    } else if (t->heat[r] > 0) {
+      t->out[r] = draw(x, t->n, m, t->heat[r], t->u[r]);
     } else {
       int64_t i = 0;
       while (x[i] != m) i++;
-      out[r] = i;
+      t->out[r] = i;
     }
   }
+}
+
+// logits [rows, n], n at most 2^20; heat[i] is 1 / temperature, 0 for greedy; u[i] in [0, 1). out[i] is the token, or -1
+// where the row is not finite. Equal logits: the lowest id is the greedy one.
+void sample_rows(const float *logits, int64_t rows, int64_t n, const float *heat, const double *u, int64_t *out) {
+  Rows t = {logits, heat, u, n, out};
+  int64_t grain = 50000 / (n + 1) + 1;  // fewer are not worth another thread
+  share_out(sample_some, &t, rows, grain);
 }

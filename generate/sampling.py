@@ -23,6 +23,7 @@ from torch import Tensor
 
 from generate.kernels import KernelError, load_library
 from generate.params import SamplingParams
+from generate.team import team
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ def _library() -> ctypes.CDLL | None:
     if os.environ.get("EB_KERNELS") == "off":
         return None
     try:
-        library = load_library(Path(__file__).with_name("sampler.c"))
+        library = team().join(load_library(Path(__file__).with_name("sampler.c")))
     except (KernelError, OSError) as error:
         log.warning("the C sampler does not run, PyTorch samples instead: %s", error)
         return None

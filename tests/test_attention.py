@@ -16,6 +16,7 @@ from torch import Tensor
 from generate import kernels
 from generate.attention import CAttention, PackedRows, TorchAttention, make_attention
 from generate.kernels import KernelError, load_library
+from generate.team import team
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 SHAPES = [(12, 64, 64), (16, 64, 16), (16, 64, 128), (25, 64, 64), (12, 8, 16), (16, 16, 64), (12, 80, 64), (3, 32, 16)]  # fmt: skip
@@ -43,6 +44,7 @@ def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
+    team().use(1, own=True)
     torch.set_num_threads(before)
 
 
@@ -168,8 +170,8 @@ def test_the_number_of_threads_does_not_change_a_bit(
     world = World(lengths, 4, 64, 64, dtype)
     results = []
     steps = [{0: 299, 2: 150}, {0: 1, 1: 200, 2: 549}, {2: 1}]
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
+    for threads, own in ((1, True), (2, True), (3, True), (2, False), (3, False)):
+        team().use(threads, own)
         results.append(world.run(kernel, steps))
     for other in results[1:]:
         assert all(torch.equal(got, expected) for got, expected in zip(other, results[0]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from generate.attention import CAttention, PackedRows
 from generate.blocks import CBlocks, LayeredBlocks, make_blocks
@@ -15,14 +16,22 @@ CONFIG = GPTConfig(block_size=256, vocab_size=99, n_layer=3, n_head=2, n_embd=12
 needs_kernel = pytest.mark.skipif(not kernel_runs(), reason="needs a C compiler and AVX-512-BF16")
 
 
-def make(config: GPTConfig) -> tuple[CBlocks | LayeredBlocks, torch.Tensor, torch.Tensor]:
+def make(
+    config: GPTConfig,
+) -> tuple[CBlocks | LayeredBlocks, nn.ModuleDict, torch.Tensor, torch.Tensor]:
     model = GPT(config)
     model.init_weights(torch.Generator().manual_seed(1))
     model = model.bfloat16().eval().requires_grad_(False)
     shape = (config.n_layer, 8, config.n_head, 64, config.head_size)
     keys, values = torch.zeros(shape).bfloat16(), torch.zeros(shape).bfloat16()
-    blocks = make_blocks(model.transformer.h, CAttention(torch.bfloat16), keys, values, config)
-    return blocks, keys, values  # type: ignore[return-value]
+    body = model.transformer
+    blocks = make_blocks(body, CAttention(torch.bfloat16), keys, values, config)
+    return blocks, body, keys, values  # type: ignore[return-value]
+
+
+def tokens(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 99, (n,), generator=generator), torch.arange(n) % 70
 
 
 def rows(counts: list[int], lengths: list[int]) -> PackedRows:
@@ -33,37 +42,39 @@ def rows(counts: list[int], lengths: list[int]) -> PackedRows:
 
 @needs_kernel
 def test_one_call_gives_what_the_layers_give() -> None:
-    together, keys, values = make(CONFIG)
+    together, body, keys, values = make(CONFIG)
     assert isinstance(together, CBlocks)
     blocks = together.keep[0]
     step = rows([5, 70], [5, 70])
-    x = torch.randn(75, 128, generator=torch.Generator().manual_seed(2)).bfloat16()
-    found = together(x.clone(), step)
-    first_keys = keys.clone()
-    one_by_one = LayeredBlocks(blocks, together.attend, keys, values)
-    expected = one_by_one(x.clone(), step)
-    assert torch.allclose(found.float(), expected.float(), atol=0.05, rtol=0.02)
-    assert torch.allclose(first_keys.float(), keys.float(), atol=0.05, rtol=0.02)
+    ids, places = tokens(75, seed=2)
+    for due in (None, torch.tensor([4, 74])):
+        found = together(ids, places, step, due)
+        first_keys = keys.clone()
+        one_by_one = LayeredBlocks(body, blocks, together.attend, keys, values)
+        expected = one_by_one(ids, places, step, due)
+        assert found.shape == (75 if due is None else 2, 128)
+        assert torch.allclose(found.float(), expected.float(), atol=0.05, rtol=0.02)
+        assert torch.allclose(first_keys.float(), keys.float(), atol=0.05, rtol=0.02)
 
 
 @needs_kernel
 def test_a_row_is_the_same_alone_and_among_others() -> None:
-    together, keys, values = make(CONFIG)
-    x = torch.randn(90, 128, generator=torch.Generator().manual_seed(3)).bfloat16()
-    whole = together(x.clone(), rows([20, 70], [20, 70]))
+    together, _, keys, values = make(CONFIG)
+    ids, places = tokens(90, seed=3)
+    whole = together(ids, places, rows([20, 70], [20, 70]), None)
     keys.zero_()
     values.zero_()
-    alone = together(x[:20].clone(), rows([20], [20]))
+    alone = together(ids[:20], places[:20], rows([20], [20]), None)
     assert torch.equal(alone, whole[:20])
 
 
 @needs_kernel
 def test_a_page_that_is_not_there_is_refused() -> None:
-    together, _, _ = make(CONFIG)
+    together, *_ = make(CONFIG)
     step = rows([3], [3])
     step.tables[0, 0] = 800
     with pytest.raises(ValueError, match="page"):
-        together(torch.zeros(3, 128).bfloat16(), step)
+        together(*tokens(3, seed=4), step, None)
 
 
 @needs_kernel

@@ -1,0 +1,186 @@
+// The engine's threads. OpenMP's wait for each other at the end of every loop: on cores that others use too, a thread
+// that has to wait for its turn stops all of them for whole scheduler quanta. Here nobody waits for a helper that has not
+// begun: the items of a job lie open, who is free takes the next few, and the caller goes on when the last is done. So
+// on busy cores the caller does most by itself, and on free ones the helpers do their share.
+//
+// A helper looks out for the next job for a few microseconds, since they follow each other closely within a step, and
+// sleeps between steps. One job at a time: a second caller does its own alone.
+//
+// By hand: cc -std=gnu11 -O3 -fPIC -fopenmp -pthread -shared team.c -o team.so
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <time.h>
+
+#include "team.h"
+
+#if defined(__x86_64__) || defined(__i386__)
+#define RELAX() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define RELAX() __asm__ volatile("yield")
+#else
+#define RELAX() ((void)0)
+#endif
+
+enum { MOST = 256, PATIENCE = 64 };  // helpers; looks between two looks at the clock
+
+// The ticket is (job's number << 32 | next item); SHUT in place of an item means that the fields are being written.
+#define SHUT 0xffffffffu
+
+static struct {
+  _Alignas(64) _Atomic uint64_t ticket;
+  _Alignas(64) _Atomic int64_t done;
+  _Alignas(64) _Atomic(job_fn) work;
+  _Atomic(void *) job;
+  _Atomic int64_t n, grain;
+  _Alignas(64) _Atomic int asleep;
+} team = {.ticket = SHUT};
+
+static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER, bed = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t bell = PTHREAD_COND_INITIALIZER;
+static int helpers;
+static int64_t spin_ns;
+
+static int64_t now_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+// Take a few items of the open job and do them; 0 when there are none. The fields are read between two looks at the
+// ticket, and are written only while it is shut, so what is taken belongs to the job whose fields were read.
+static int take(int worker) {
+  uint64_t ticket = atomic_load_explicit(&team.ticket, memory_order_acquire);
+  uint32_t first = (uint32_t)ticket;
+  if (first == SHUT) return 0;
+  job_fn work = atomic_load_explicit(&team.work, memory_order_relaxed);
+  void *job = atomic_load_explicit(&team.job, memory_order_relaxed);
+  int64_t n = atomic_load_explicit(&team.n, memory_order_relaxed);
+  int64_t grain = atomic_load_explicit(&team.grain, memory_order_relaxed);
+  if (first >= n) return 0;
+  int64_t last = first + grain < n ? first + grain : n;
+  uint64_t next = (ticket & ~(uint64_t)0xffffffffu) | (uint64_t)last;
+  atomic_thread_fence(memory_order_acquire);
+  if (!atomic_compare_exchange_strong(&team.ticket, &ticket, next)) return 1;  // another was quicker: look again
+  work(job, first, last, worker);
+  atomic_fetch_add_explicit(&team.done, last - first, memory_order_release);
+  return 1;
+}
+
+static int is_open(void) {
+  uint32_t first = (uint32_t)atomic_load(&team.ticket);
+  return first != SHUT && first < atomic_load_explicit(&team.n, memory_order_relaxed);
+}
+
+static void sleep_until_open(void) {
+  pthread_mutex_lock(&bed);
+  atomic_fetch_add(&team.asleep, 1);
+  while (!is_open()) pthread_cond_wait(&bell, &bed);
+  atomic_fetch_sub(&team.asleep, 1);
+  pthread_mutex_unlock(&bed);
+}
+
+static void *help(void *number) {
+  int worker = (int)(intptr_t)number;
+  for (;;) {
+    int64_t until = now_ns() + spin_ns;
+    for (int look = 1;; look++) {
+      if (take(worker)) {
+        until = now_ns() + spin_ns;
+      } else if (look % PATIENCE == 0 && now_ns() > until) {
+        break;
+      } else {
+        RELAX();
+      }
+    }
+    sleep_until_open();
+  }
+  return 0;
+}
+
+static void wake_helpers(void) {
+  if (!atomic_load(&team.asleep)) return;
+  pthread_mutex_lock(&bed);
+  pthread_cond_broadcast(&bell);
+  pthread_mutex_unlock(&bed);
+}
+
+// A helper that lost its core in the middle of an item gets this one, if the caller sleeps.
+static void wait_for(int64_t n) {
+  struct timespec moment = {0, 20000};
+  int64_t until = 0;
+  for (int look = 1; atomic_load_explicit(&team.done, memory_order_acquire) < n; look++) {
+    RELAX();
+    if (look % PATIENCE) continue;
+    if (!until) until = now_ns() + 100000;
+    else if (now_ns() > until) nanosleep(&moment, 0);
+  }
+}
+
+void team_run(job_fn work, void *job, int64_t n, int64_t grain) {
+  if (n <= grain || n >= SHUT || !helpers || pthread_mutex_trylock(&busy)) {
+    if (n > 0) work(job, 0, n, 0);
+    return;
+  }
+  uint64_t number = (atomic_load_explicit(&team.ticket, memory_order_relaxed) >> 32) + 1;
+  atomic_thread_fence(memory_order_release);  // who sees a field that follows sees that the ticket was shut
+  atomic_store_explicit(&team.work, work, memory_order_relaxed);
+  atomic_store_explicit(&team.job, job, memory_order_relaxed);
+  atomic_store_explicit(&team.n, n, memory_order_relaxed);
+  atomic_store_explicit(&team.grain, grain, memory_order_relaxed);
+  atomic_store_explicit(&team.done, 0, memory_order_relaxed);
+  atomic_store(&team.ticket, number << 32);
+  wake_helpers();
+  while (take(0)) {
+  }
+  wait_for(n);
+  atomic_store(&team.ticket, number << 32 | SHUT);
+  pthread_mutex_unlock(&busy);
+}
+
+// Have `size` workers, the caller of team_run among them; helpers look out for `patience_us` before they sleep. Returns
+// how many there are: less where the system gives no more threads, more where more were asked for before.
+int team_start(int size, int patience_us) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_mutex_lock(&busy);
+  spin_ns = (int64_t)patience_us * 1000;
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads that know what to do
+  while (helpers + 1 < size && helpers < MOST) {
+    pthread_t thread;
+    if (pthread_create(&thread, 0, help, (void *)(intptr_t)(helpers + 1))) break;
+    pthread_detach(thread);
+    helpers++;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, 0);
+  pthread_mutex_unlock(&busy);
+  return helpers + 1;
+}
+
+// The same with OpenMP, for steps in which PyTorch's own loops use its threads too: one pool then serves both.
+static int openmp_size = 1;
+
+void openmp_run(job_fn work, void *job, int64_t n, int64_t grain) {
+  int64_t parts = (n + grain - 1) / grain;
+  (void)openmp_size;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(openmp_size) if (parts > 1)
+  for (int64_t part = 0; part < parts; part++) {
+    int worker = 0;
+#ifdef _OPENMP
+    worker = omp_get_thread_num();
+#endif
+    int64_t first = part * grain;
+    work(job, first, first + grain < n ? first + grain : n, worker);
+  }
+}
+
+int openmp_start(int size) {
+#ifdef _OPENMP
+  openmp_size = size;
+#endif
+  return openmp_size;
+}
