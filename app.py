@@ -8,13 +8,10 @@ imports this module but tests, benchmarks and gunicorn.
 from __future__ import annotations
 
 import dataclasses
-import errno
 import gc
 import importlib
 import logging
 import os
-import resource
-import socket
 import sys
 import threading
 import time
@@ -28,8 +25,10 @@ from werkzeug.exceptions import HTTPException
 
 import banner
 import config as settings
+import doctor
 import faults
 import policies
+import startup
 import weights
 from api import (
     admission,
@@ -48,7 +47,7 @@ from api import (
     tokens,
 )
 from api.service import Engine, Service
-from config import Config, ConfigError
+from config import Config
 from engine import RESOLVED, load_engine
 from simulate import mock
 
@@ -134,6 +133,8 @@ def start(app: Flask, on_failure: Callable[[], None] = lambda: None) -> threadin
 def main(argv: list[str] | None = None) -> None:
     """Check the settings, find the model, and become the server."""
     argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["doctor"]:
+        argv = ["--doctor", *argv[1:]]
     try:
         loaded = settings.load(
             argv, policies={name: _first_line(name) for name in policies.names()}
@@ -148,8 +149,9 @@ def main(argv: list[str] | None = None) -> None:
         if armed := faults.read(os.environ).armed:
             banner.warn(f"{faults.VARIABLE} arms faults: {', '.join(armed)}. Unset it to serve")
         config = _with_absolute_paths(loaded.config)
-        _check_port(config)
-        _check_open_files(config)
+        if "--doctor" in argv:
+            raise SystemExit(0 if doctor.examine(config) else 1)
+        startup.check(config)
         resolved = _resolve(config)
     except (ValueError, OSError) as error:
         banner.fail(str(error))
@@ -193,44 +195,6 @@ def _with_absolute_paths(config: Config) -> Config:
         model=mock.absolute(config.model) if mock.is_mock(config.model) else config.model,
         policy=policies.absolute(config.policy),
     )
-
-
-def _check_open_files(config: Config) -> None:
-    """Raise the limit of open files to what the connections need; ConfigError when that is not allowed."""
-    needed = config.connections + 128
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        raise ConfigError(
-            f"the open-file limit is {hard:,}, and {config.connections:,} connections need {needed:,}. "
-            f"Run 'ulimit -n {needed}', or lower --max-queue from {config.max_queue:,}"
-            + (
-                f" and --max-connections from {config.max_connections:,}"
-                if config.max_connections
-                else ""
-            )
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-
-
-def _check_port(config: Config) -> None:
-    """Raise ConfigError when the address cannot be bound: gunicorn would try five times and then give up."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((config.host, config.port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise ConfigError(
-                    f"port {config.port} of {config.host} is taken. Stop what uses it, or choose "
-                    f"another: --port {config.port % 65535 + 1}"
-                ) from None
-            raise ConfigError(
-                f"cannot listen on {config.host}:{config.port}: {error.strerror}. Use another --host "
-                "(127.0.0.1 for this machine alone) or --port"
-            ) from None
 
 
 if __name__ == "__main__":

@@ -361,6 +361,11 @@ def parser(policies: Mapping[str, str] | None = None) -> Parser:
         action="store_true",
         help="show every setting, its value and origin, and leave",
     )
+    result.add_argument(
+        "--doctor",
+        action="store_true",
+        help="look whether this machine has what the server needs, and leave; ./server.sh doctor too",
+    )
     groups = {}
     for item in fields(Config)[1:]:
         name = item.metadata["group"]

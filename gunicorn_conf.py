@@ -48,6 +48,12 @@ def on_starting(server: Any) -> None:
             "with one queue: take the flags out of GUNICORN_CMD_ARGS"
         )
         sys.exit(2)
+    if cfg.threads < threads or cfg.worker_connections < worker_connections:
+        banner.fail(
+            f"gunicorn was told {cfg.threads} threads and {cfg.worker_connections} connections, and the settings "
+            f"need {threads} and {worker_connections}. Set --max-queue and --max-connections instead"
+        )
+        sys.exit(2)
 
 
 def when_ready(server: Any) -> None:

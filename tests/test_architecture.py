@@ -33,6 +33,8 @@ LAW: dict[str, set[str]] = {
     "config": {"dotenv"},
     "api": {"batching", "inference", "stats", "config"} | WEB,
     "banner": {"api", "config"},
+    "startup": {"config"},
+    "doctor": MODEL | {"config", "generate", "simulate", "startup", "torch"},
     "worker": {"gunicorn"},
 }
 # The original's load_base_model_config returns model and tokenizer, so it asks for the latter when it is called.

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from support import ROOT, fake_engine, run_app
 
-import app as application
 import banner
 import config as settings
 import policies
+import startup
 from config import Config, ConfigError, load
 
 FIELDS = {item.name: item for item in dataclasses.fields(Config)}
@@ -302,18 +302,18 @@ def test_too_few_open_files_are_refused_and_a_soft_limit_is_raised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits = [(64, 128)]
-    monkeypatch.setattr(application.resource, "getrlimit", lambda _: limits[-1])
-    monkeypatch.setattr(application.resource, "setrlimit", lambda _, new: limits.append(new))
+    monkeypatch.setattr(startup.resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(startup.resource, "setrlimit", lambda _, new: limits.append(new))
     config = Config()
     needed = config.connections + 128
     with pytest.raises(
         ConfigError, match=rf"limit is 128, .* need {needed:,}. Run 'ulimit -n {needed}'"
     ):
-        application._check_open_files(config)
+        startup.check_open_files(config)
     limits.append((64, 4096))
-    application._check_open_files(config)
+    startup.check_open_files(config)
     assert limits[-1] == (needed, 4096)
-    application._check_open_files(config)
+    startup.check_open_files(config)
     assert len(limits) == 3
 
 

@@ -314,18 +314,6 @@ def test_a_broken_model_is_one_line_with_the_remedy(checkpoint: Path, tmp_path: 
         assert result.stderr.count("\n") == 1, result.stderr
 
 
-def test_gunicorn_flags_that_break_the_server_are_refused(checkpoint: Path) -> None:
-    port = Server(Path(os.devnull)).port
-    result = run_app(
-        "dynamic", "--model", str(checkpoint), "--host", "127.0.0.1", "--port", str(port),
-        GUNICORN_CMD_ARGS="--workers 3 --preload", WEB_CONCURRENCY="3",
-    )  # fmt: skip
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: gunicorn was told 3 workers")
-    assert "GUNICORN_CMD_ARGS" in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
 def test_ctrl_c_ends_it_too(checkpoint: Path, tmp_path: Path) -> None:
     server = Server(tmp_path / "log", "static", "--model", str(checkpoint)).start()
     wait_until(lambda: server.log.exists(), 5)

@@ -1,0 +1,110 @@
+"""What is checked before the server starts: what cannot work is refused at once, with value, bound and remedy.
+
+It must not import what computes: a launcher that says no says so before anything big is loaded.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import socket
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from config import Config, ConfigError
+
+RESERVED_FILES = 128  # open files beside the connections
+PROBE_BYTES = 4096
+
+
+def check(config: Config, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise ConfigError for the first thing that would keep this configuration from working."""
+    check_one_worker(environ)
+    check_port(config)
+    check_open_files(config)
+    check_tokenizer_file(config)
+    check_folders(environ)
+
+
+def check_one_worker(environ: Mapping[str, str]) -> None:
+    """Refuse what some platforms set to have several workers: each would have a model and a queue of its own."""
+    number = environ.get("WEB_CONCURRENCY", "1").strip() or "1"
+    if number != "1":
+        raise ConfigError(
+            f"WEB_CONCURRENCY is {number!r}, and one model is served by 1 worker with one queue. "
+            "Set it to 1, or unset it; requests are batched within the worker"
+        )
+
+
+def check_port(config: Config) -> None:
+    """Refuse an address that cannot be bound: gunicorn would try five times and then give up."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.host, config.port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigError(
+                    f"port {config.port} of {config.host} is taken. Stop what uses it, or choose "
+                    f"another: --port {config.port % 65535 + 1}"
+                ) from None
+            raise ConfigError(
+                f"cannot listen on {config.host}:{config.port}: {error.strerror}. Use another --host "
+                "(127.0.0.1 for this machine alone) or --port"
+            ) from None
+
+
+def check_open_files(config: Config) -> None:
+    """Raise the limit of open files to what the connections need, or refuse when that is not allowed."""
+    needed = config.connections + RESERVED_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        also = f" and --max-connections from {config.max_connections:,}"
+        raise ConfigError(
+            f"the open-file limit is {hard:,}, and {config.connections:,} connections need {needed:,}. "
+            f"Run 'ulimit -n {needed}', or lower --max-queue from {config.max_queue:,}"
+            + (also if config.max_connections else "")
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def check_tokenizer_file(config: Config) -> None:
+    """Refuse a rank file that is not there, though the model may have a tokenizer of its own."""
+    if config.tokenizer_file and not Path(config.tokenizer_file).is_file():
+        raise ConfigError(
+            f"--tokenizer-file is {config.tokenizer_file!r}, and there is no such file. "
+            "Use the path of a *.tiktoken file, or leave it out"
+        )
+
+
+def check_folders(environ: Mapping[str, str]) -> None:
+    """Refuse a full disk or folders that may not be written: gunicorn's heartbeat and the cache live there."""
+    try:
+        temporary = Path(tempfile.gettempdir())
+    except OSError:  # it has tried to write in all of them
+        raise ConfigError(
+            "no folder for temporary files can be written: the disk is full, or all of TMPDIR, /tmp and /var/tmp "
+            "are read-only. Make room, or set TMPDIR to a folder that can be written"
+        ) from None
+    check_writable(temporary, "the folder for temporary files", "TMPDIR")
+    if chosen := environ.get("EB_CACHE_DIR"):
+        check_writable(Path(chosen), "the cache folder", "EB_CACHE_DIR")
+
+
+def check_writable(folder: Path, what: str, variable: str) -> None:
+    """Raise ConfigError unless a file of some bytes can be made in `folder`, which is made if it is not there."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(PROBE_BYTES))
+            file.flush()
+    except OSError as error:
+        raise ConfigError(
+            f"{what} {folder} cannot be written: {error.strerror}. "
+            f"Set {variable} to a folder that can, or make room there"
+        ) from None
