@@ -28,6 +28,7 @@ import config as settings
 import doctor
 import faults
 import policies
+import shadow
 import startup
 import weights
 from api import (
@@ -141,6 +142,7 @@ def main(argv: list[str] | None = None) -> None:
         )
         chosen = loaded.config
         policies.get_policy(chosen.policy, chosen.max_batch_size, chosen.policy_options)
+        shadow.check(chosen)
         if "--print-config" in argv:
             print(settings.describe(loaded))  # noqa: T201
             return
@@ -188,12 +190,14 @@ def _first_line(policy: str) -> str:
 
 def _with_absolute_paths(config: Config) -> Config:
     """Return settings that mean the same in the folder of this file, where gunicorn runs."""
-    file = config.tokenizer_file
+    file, cost = config.tokenizer_file, config.shadow_cost
     return dataclasses.replace(
         config,
         tokenizer_file=str(Path(file).expanduser().absolute()) if file else "",
         model=mock.absolute(config.model) if mock.is_mock(config.model) else config.model,
         policy=policies.absolute(config.policy),
+        shadow=policies.absolute(config.shadow) if config.shadow else "",
+        shadow_cost=str(Path(cost).expanduser().absolute()) if cost else "",
     )
 
 

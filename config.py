@@ -79,6 +79,14 @@ class Config:
         600.0, "seconds from arrival to answer at most, then 504", "batching",
         minimum=0.01, maximum=86400,
     )  # fmt: skip
+    shadow: str = setting(
+        "", "another policy: /stats and the live page say what it would have made of the same requests, "
+        "simulated at the lowest priority", "batching",
+    )  # fmt: skip
+    shadow_cost: str = setting(
+        "", "file of 'python -m simulate calibrate' for --shadow; unset: fitted to this server's own steps",
+        "batching",
+    )  # fmt: skip
     model: str = setting(
         "", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2, bard, or a folder with a GPT-2 "
         "checkpoint; unset: gpt2-medium, or bard where it is not to be had; mock:llm-mock or "

@@ -20,6 +20,7 @@ from api.service import Engine, Tokenizer
 from batching import BatchingManager, Inference, Model, outcome
 from config import Config
 from scheduling.pages import PagePool
+from shadow import Shadow
 from simulate import mock
 from stats import ServerStats
 
@@ -87,6 +88,17 @@ def load_engine(config: Config, stats: ServerStats) -> Engine:
         vocabulary=parts.vocabulary,
         special_end=config.end_of_text == "special",
         facts=parts.facts,
+        shadow=_shadow_of(config, manager) if config.shadow else None,
+    )
+
+
+def _shadow_of(config: Config, manager: BatchingManager) -> Shadow:
+    return Shadow(
+        config.shadow,
+        manager,
+        served=config.policy,
+        slots=config.max_batch_size,
+        cost=config.shadow_cost,
     )
 
 

@@ -2,7 +2,8 @@
 
 `id` is the number of the step, so that a client that comes again with Last-Event-ID goes on where it was; what it
 missed is an `event: gap`. With `detail=1`, which the live page asks for, there are also `state` (first, what the
-server is), `policy` (when it is changed), `arrival` and `departure`. A viewer that does not read costs the loop nothing.
+server is), `policy` (when it is changed), `shadow` (what another would have made of it), `arrival` and
+`departure`. A viewer that does not read costs the loop nothing.
 """
 
 from __future__ import annotations
@@ -136,4 +137,5 @@ def state(service: Service, engine: Engine) -> dict[str, Any]:
         "pages_total": pages.total if pages is not None else 0,
         "show_text": service.config.dashboard_show_text,
         "waiting": list(service.feed.waiting.copy().values()),
+        "shadow": engine.shadow.report() if engine.shadow is not None else None,
     }

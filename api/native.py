@@ -129,6 +129,8 @@ def statistics(service: Service) -> dict[str, Any]:
             "query_tokens": pages.query_tokens, "hit_tokens": pages.hit_tokens,
             "sequences_that_fit": {str(n): pages.total // pages.pages_for(n) for n in (128, 256, 512, 1024)},
         }  # fmt: skip
+    if engine.shadow is not None:
+        result["shadow"] = engine.shadow.report()
     return result | {
         "requests-running": engine.manager.running,
         "requests-waiting": engine.manager.waiting,

@@ -39,6 +39,16 @@ class Policies(Protocol):
     ) -> Any: ...
 
 
+class Shadow(Protocol):
+    """What says how another policy would have served the same requests; handlers ask for its report alone."""
+
+    def greet(self, inference: Inference) -> None: ...
+    def observe(self, iteration: Any, left: list[Inference]) -> None: ...
+    def report(self) -> dict[str, Any]: ...
+    def start(self, tell: Callable[[dict[str, Any]], None]) -> None: ...
+    def stop(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Engine:
     """A model that is loaded and a loop that runs."""
@@ -55,6 +65,7 @@ class Engine:
     special_end: bool = True  # <|endoftext|> in a prompt is that token, but on /inference
     facts: dict[str, Any] = field(default_factory=dict)
     loaded_at: float = field(default_factory=time.time)
+    shadow: Shadow | None = None
 
     @property
     def policy(self) -> str:
@@ -107,9 +118,12 @@ class Service:
     def engine(self, engine: Engine) -> None:
         """Begin to serve with it: whom it takes in and lets go is noted from now on."""
         manager = engine.manager
-        for noting in (self.visits, self.meters, self.feed):
+        watching = [self.visits, self.meters, self.feed, engine.shadow]
+        for noting in filter(None, watching):
             manager.greeters.append(noting.greet)
             manager.observers.append(noting.observe)
+        if engine.shadow is not None:
+            engine.shadow.start(lambda report: self.feed.announce("shadow", report))
         manager.queue_timeout = self.config.queue_limit
         manager.request_timeout = self.config.request_timeout
         self._engine = engine
@@ -155,3 +169,5 @@ class Service:
         self.feed.close()
         if self.engine is not None:
             self.engine.manager.stop()
+            if self.engine.shadow is not None:
+                self.engine.shadow.stop()

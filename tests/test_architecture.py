@@ -36,6 +36,7 @@ LAW: dict[str, set[str]] = {
     "startup": {"config"},
     "doctor": MODEL | {"config", "generate", "simulate", "startup", "torch"},
     "worker": {"gunicorn"},
+    "shadow": {"batching", "config", "policies", "scheduling", "simulate"},
 }
 # The original's load_base_model_config returns model and tokenizer, so it asks for the latter when it is called.
 EXCEPTIONS = {"model.py: generate"}

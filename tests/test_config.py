@@ -32,6 +32,8 @@ OTHER: dict[str, tuple[str, Any]] = {
     "max_connections": ("2000", 2000), "overload_status": ("503", "503"),
     "access_log": ("off", False), "tgi_metrics": ("on", True), "dashboard_show_text": ("on", True), "end_of_text": ("text", "text"),
     "policy_option": ("w_p=1", "w_p=1"), "receive_timeout": ("2.5", 2.5), "send_timeout": ("2.5", 2.5),
+    "shadow": ("static", "static"),
+    "shadow_cost": ("shadow.json", "shadow.json"),
     "trusted_hosts": ("a.example", "a.example"),
 }  # fmt: skip
 THIRD = {"policy": "nobatch", "port": "9001", "prefix_cache": "on", "load_format": "auto", "device": "cuda",

@@ -1,0 +1,183 @@
+"""What another policy would have made of the requests that a server has just served.
+
+`python -m simulate.shadow` answers questions, one after the other, until its input ends: lines of JSON with rows
+("requests" and "steps", in pieces) and then one with "ask". It simulates the policy asked for and the served one too,
+whose error says how far the rest can be believed. It must not know HTTP, threads, or how requests are observed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TextIO
+
+import numpy as np
+
+import policies
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from simulate import calibrate, costs
+from simulate.costs import Affine, Cost, Host, Step
+from simulate.simulator import Run, simulate
+
+LOWEST_PRIORITY = 19
+
+
+class Seen(NamedTuple):
+    """A request that has left: when it came, what it was, and the seconds it took (None: it had no whole answer).
+
+    `pages` names the full pages of its prompt by numbers, equal where their tokens and all before them are.
+    """
+
+    at: float
+    prompt: int
+    tokens: int
+    latency: float | None
+    client: str = ""
+    priority: int = 0
+    deadline: float | None = None
+    pages: Rows[int] = ()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What serves: its slots, its tokens of one step, and its KV pages (none: 0)."""
+
+    slots: int
+    tokens_per_step: int = 2048
+    pages: int = 0
+    page_size: int = 16
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A policy by its name, with its options."""
+
+    name: str
+    options: dict[str, Any]
+
+
+def sequences(trace: Iterable[Seen]) -> list[Sequence]:
+    """Return the requests anew: each asks for as many tokens as it got."""
+    return [
+        Sequence(
+            [0] * seen.prompt, seen.tokens, id=str(i), arrived_at=seen.at, client=seen.client,
+            priority=seen.priority, deadline=seen.deadline,
+            hashes=[page.to_bytes(8, "big") for page in seen.pages],
+        )
+        for i, seen in enumerate(trace)
+    ]  # fmt: skip
+
+
+def serve(trace: Rows[Seen], policy: Chosen, machine: Machine, cost: Cost, host: Host) -> Run:
+    """Simulate one policy on the trace."""
+    made = policies.get_policy(policy.name, machine.slots, policy.options)
+    pages = PagePool(machine.pages + 1, machine.page_size) if machine.pages else None
+    return simulate(
+        Scheduler(made, pages, machine.tokens_per_step), sequences(trace), cost, host, records=False
+    )
+
+
+def fit(steps: Rows[Step], seconds: Rows[float]) -> tuple[Affine, float]:
+    """Fit the default law to steps that were served; return it and its mean relative error on them.
+
+    Relative errors are fitted, which a few slow steps pull down: it is scaled to take as long as all steps together.
+    """
+    measured = np.asarray(seconds, float)
+    law = calibrate.fit(steps, measured)
+    predicted = calibrate.predict(law, steps)
+    scale = float(measured.sum() / predicted.sum()) if predicted.sum() else 1.0
+    terms = ("base", "prefill", "token", "hinge", "row", "context", "pair")
+    scaled = replace(law, **{term: getattr(law, term) * scale for term in terms})
+    return scaled, float(np.abs(predicted * scale / measured - 1).mean())
+
+
+def figures(latency: np.ndarray, tokens: np.ndarray) -> dict[str, float]:
+    """Return the figures that are compared, under the names that /stats gives them."""
+    if not len(tokens):
+        raise ValueError("nobody was served. Let the policy take requests")
+    return {
+        "latency-p50": float(np.percentile(latency, 50)),
+        "latency-p99": float(np.percentile(latency, 99)),
+        "latency-per-token": float((latency / tokens).mean()),
+    }
+
+
+def figures_of(run: Run, trace: Rows[Seen]) -> dict[str, float]:
+    """Return the figures of a simulated run, over those who had a whole answer from the server too."""
+    whole = np.array([trace[int(seq.id)].latency is not None for seq in run.done], bool)
+    return figures(run.latency[whole], run.tokens[whole])
+
+
+def answer(
+    trace: Rows[Seen], steps: Rows[tuple[Step, float]], *, shadow: Chosen, served: Chosen,
+    machine: Machine, sigma: float = 0.0, cost: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """Return the figures of `shadow`, of `served` as it was and as it is simulated, and what they rest on.
+
+    `cost` is a file of `calibrate`; without one the law is fitted to `steps`, and each turn of the loop adds `sigma`.
+    """
+    trace = sorted(trace, key=lambda seen: seen.at)
+    if cost:
+        law, host, _ = costs.load(cost)
+        host = replace(
+            host, alpha0=0.0, alpha1=0.0
+        )  # the server's times, too, begin and end within it
+        basis: dict[str, Any] = {"from": os.path.basename(cost)}
+    else:
+        law, error = fit([step for step, _ in steps], [seconds for _, seconds in steps])
+        host = Host(sigma=sigma)
+        basis = {"from": "steps of this server", "steps": len(steps), "mean_error": error}
+    timed = [seen for seen in trace if seen.latency is not None]
+    real = figures(np.array([s.latency for s in timed]), np.array([s.tokens for s in timed]))
+    other, own = (serve(trace, policy, machine, law, host) for policy in (shadow, served))
+    simulated = figures_of(own, trace)
+    seen_rows = max((step.rows for step, _ in steps), default=0)
+    return {
+        **figures_of(other, trace),
+        "requests": len(timed),
+        "real": real,
+        "served-simulated": simulated,
+        "error": {name: simulated[name] / real[name] - 1 for name in real},
+        "cost": basis,
+        "extrapolates": not cost and max(seq.batch_max for seq in other.sequences) > seen_rows,
+    }
+
+
+def main(lines: TextIO = sys.stdin, out: TextIO = sys.stdout) -> None:
+    """Answer questions; what goes wrong with one is told in its answer."""
+    os.nice(LOWEST_PRIORITY)
+    rows: dict[str, list[Any]] = {"requests": [], "steps": []}
+    for line in lines:
+        told = json.loads(line)
+        if "ask" not in told:
+            for name, piece in told.items():
+                rows[name] += piece
+            continue
+        try:
+            result = _asked(rows, told["ask"])
+        except Exception as error:  # of a policy, which may be anybody's
+            result = {"problem": f"{type(error).__name__}: {error}"}
+        rows = {"requests": [], "steps": []}
+        print(json.dumps(result), file=out, flush=True)
+
+
+def _asked(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, Any]:
+    return answer(
+        [Seen(*row) for row in rows["requests"]],
+        [(Step(*row[:-1]), row[-1]) for row in rows["steps"]],
+        shadow=Chosen(*ask["shadow"]),
+        served=Chosen(*ask["served"]),
+        machine=Machine(*ask["machine"]),
+        sigma=ask["sigma"],
+        cost=ask["cost"],
+    )
+
+
+if __name__ == "__main__":
+    main()
