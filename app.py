@@ -51,6 +51,7 @@ from api.service import Engine, Service
 from config import Config
 from engine import RESOLVED, load_engine
 from simulate import mock
+from supervision import Watchdog
 
 log = logging.getLogger("effective-batching")
 
@@ -105,14 +106,21 @@ def _unexpected(error: Exception) -> Any:
     )
 
 
-def start(app: Flask, on_failure: Callable[[], None] = lambda: None) -> threading.Thread:
-    """Load the model and run the loop, once, in the background; until then the app answers 503."""
+def start(
+    app: Flask,
+    on_failure: Callable[[], None] = lambda: None,
+    on_death: Callable[[str], None] = lambda reason: None,
+) -> threading.Thread:
+    """Load the model and run the loop, once, in the background; until then the app answers 503.
+
+    `on_failure` is called when the model cannot be loaded, `on_death` is told why the loop has failed, later.
+    """
     service: Service = app.extensions["service"]
 
     def load() -> None:
         began = time.perf_counter()
         try:
-            service.engine = load_engine(service.config, service.stats)
+            service.engine = load_engine(service.config, service.stats, on_death)
         except Exception as error:  # whatever it is, the server must say so and not load for ever
             if not isinstance(error, (ValueError, OSError, MemoryError, RuntimeError)):
                 log.exception("loading failed in a way nobody thought of")
@@ -120,6 +128,7 @@ def start(app: Flask, on_failure: Callable[[], None] = lambda: None) -> threadin
             banner.fail(service.failure)
             on_failure()
             return
+        Watchdog(service.engine.manager, service.stall_seconds).start()
         gc.collect()
         gc.freeze()  # the model is no garbage: do not look through it again
         banner.show(service.config, service.engine, time.perf_counter() - began)

@@ -18,36 +18,33 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as TooLate
-from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from inference import Inference, InferenceError, failure, outcome
 from pacing import Deadlines, Rate
+from recovery import EngineBroken, Model, Recovery
 from scheduling.iteration import Iteration, Plan
 from scheduling.options import values_of
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
-from scheduling.scheduler import Output, Scheduler
+from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 
-__all__ = ["MAX_BATCH_SIZE", "BatchingManager", "Inference", "InferenceError", "outcome"]
+__all__ = ["MAX_BATCH_SIZE", "BatchingManager", "Inference", "InferenceError", "Model", "outcome"]
 
 log = logging.getLogger(__name__)
 
 MAX_BATCH_SIZE = 64
-
-
-class Model(Protocol):
-    """What computes a step: `generate.runner.ModelRunner`, or a mock that only takes its time."""
-
-    def forward(self, plan: Plan) -> list[Output]: ...
+CLOSE_SECONDS = 1.0  # in which all who wait are answered, when the loop has failed
 
 
 class BatchingManager:
     """Queue, loop thread and answers for one model.
 
     `observers` are called in the loop thread with each Iteration and the inferences that left, `greeters` in the
-    caller's with each inference that is taken in; what they raise is logged and forgotten. `make_policy` gives the three loops of the original their policies by name.
+    caller's with each inference that is taken in; what they raise is logged and forgotten. `make_policy` gives the
+    three loops of the original their policies by name. `on_death` is told why the loop has failed, in the thread that
+    found it out, when everybody has been answered: a process without a loop should end.
     """
 
     def __init__(
@@ -62,9 +59,11 @@ class BatchingManager:
         request_timeout: float = math.inf,
         make_policy: Callable[..., Policy] | None = None,
         make_inference: Callable[..., Inference] | None = None,
+        on_death: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.model = model
+        self.recovery = Recovery(model, self._make_probe, clock)
         self.pages = pages
         self.max_batch_size = max_batch_size
         self.max_queue = max_queue
@@ -76,8 +75,9 @@ class BatchingManager:
         self.scheduler: Scheduler | None = None
         self.policy: Policy | None = None  # who decides
         self.beat = clock()  # when the loop last turned
-        self.steps_failed = 0
-        self.steps_retried = 0
+        self.failure: str | None = None  # why the loop has failed
+        self._thread: threading.Thread | None = None
+        self._on_death = on_death
         self._make_policy = make_policy
         self._make_inference = make_inference
         self._clock = clock
@@ -92,6 +92,7 @@ class BatchingManager:
         self._deadlines = Deadlines()
         self._stopping = False
         self._dead = False
+        self._failing = threading.Lock()
 
     def enqueue(self, inference: Inference | str, num_tokens: int = 0, **options: Any) -> Inference:
         """Take an inference, or make one of a prompt, into the queue; InferenceError when it is full or closed."""
@@ -110,9 +111,7 @@ class BatchingManager:
             self._check(inference)
         with self._wake:
             if self._dead or self._stopping:
-                raise InferenceError(
-                    "unavailable_error", "the server is shutting down. Try again", 1
-                )
+                raise self._closed()
             limit = self.max_queue + self.max_batch_size
             if self._count + len(inferences) > limit:
                 asked = f"; this one needs {len(inferences)} places" if len(inferences) > 1 else ""
@@ -126,6 +125,7 @@ class BatchingManager:
             now = self._clock()
             for inference in inferences:
                 inference._cancel = self._take_out
+                inference._look_after = self._look_after
                 inference.sequence.arrived_at = now
                 if inference.slo_s is not None:
                     inference.sequence.deadline = now + inference.slo_s
@@ -183,6 +183,23 @@ class BatchingManager:
         """Whether what is enqueued will be answered: the loop has not ended, though it may not have begun."""
         return not self._dead
 
+    @property
+    def has_thread(self) -> bool:
+        """Whether there is a thread for the loop, or none has been started yet."""
+        return self._thread is None or self._thread.is_alive()
+
+    @property
+    def slot_cap(self) -> int:
+        """How many may run: the policy's slots, or as many as memory turned out to hold."""
+        cap = self.max_batch_size if self.scheduler is None else self.scheduler.slot_cap
+        return min(self.max_batch_size, cap)
+
+    def _make_probe(self) -> Sequence:
+        """Return a sequence that asks for one token, of nobody's request."""
+        if self._make_inference is None:
+            return Sequence([0], 1)
+        return self._make_inference("", 1, [0], seed=0).sequence
+
     def _take_out(self, inference: Inference, error: InferenceError | None) -> None:
         with self._wake:
             self._cancelled.append(inference)
@@ -212,6 +229,7 @@ class BatchingManager:
             target=self.run, args=(policy,), name="batching-loop", daemon=True
         )
         thread.start()
+        self._thread = thread
         return thread
 
     def switch(self, policy: Policy, timeout: float | None = None) -> None:
@@ -223,7 +241,7 @@ class BatchingManager:
         done: Future[None] = Future()
         with self._wake:
             if self._dead or self._stopping:
-                raise InferenceError("unavailable_error", "the server is shutting down. Try again", 1)
+                raise self._closed()
             self._switches.append((policy, done))
             self._wake.notify()
         try:
@@ -247,11 +265,29 @@ class BatchingManager:
         """The policy's own parameters and their values."""
         return values_of(self.policy) if self.policy is not None else {}
 
-    def stop(self) -> None:
-        """Let the loop end; who still waits is answered with an error."""
+    def stop(self, patience: float | None = None) -> None:
+        """Let the loop end; who still waits is answered with an error.
+
+        With `patience` that is sure to happen, though the step under way takes more than so many seconds.
+        """
         with self._wake:
             self._stopping = True
             self._wake.notify()
+        if patience is not None and self._thread is not None:
+            self._thread.join(patience)
+            self._close()
+
+    def give_up(self, reason: str) -> None:
+        """Answer everybody with an error, since the loop has failed, and say so to `on_death`; once."""
+        with self._failing:
+            if self.failure is not None:
+                return
+            self.failure = reason
+        # If the loop hangs with the lock in its hands, the process must end all the same.
+        closing = threading.Thread(target=self._close, name="close", daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)
+        self._on_death(reason)
 
     def run(self, policy: Policy) -> None:
         """Drive the scheduler until `stop`."""
@@ -262,8 +298,18 @@ class BatchingManager:
             while self._take_in(scheduler, wait=not worked):
                 self._make_switches(scheduler)
                 worked = self._turn(scheduler)
-        except Exception:
-            log.exception("the batching loop failed; everybody is answered with an error")
+                if self.recovery.is_in_doubt:
+                    self.recovery.prove()
+        except BaseException as error:  # whatever it is, nobody may wait for a loop that has ended
+            log.critical(
+                "the batching loop failed; everybody is answered with an error", exc_info=True
+            )
+            broken = isinstance(error, EngineBroken)
+            self.give_up(
+                str(error) if broken else f"the batching loop ended by {type(error).__name__}"
+            )
+            if isinstance(error, KeyboardInterrupt):
+                raise
         finally:
             self._close()
 
@@ -325,7 +371,7 @@ class BatchingManager:
             with self._wake:
                 first_time = [s for s in plan.joined if s.first_iteration == plan.number]
                 self._queued_tokens -= sum(seq.total for seq in first_time)
-        outputs = self._compute(plan)
+        plan, outputs = self.recovery.compute(scheduler, plan)
         iteration = scheduler.commit(plan, outputs, self._clock())
         self._rate.add(iteration.tokens, iteration.seconds)
         self._hand_over(plan)
@@ -338,39 +384,11 @@ class BatchingManager:
         for seq in plan.sequences:
             inference = self._open.get(seq)
             if inference is not None and inference.bell is not None and not seq.is_finished:
-                inference.hand_over()
-
-    def _compute(self, plan: Plan) -> list[Output]:
-        """Return the outputs of a step; of one that raises, each request's own, or the error that is its alone.
-
-        A step moves nothing until it is committed, so it can be tried again: as it is first, since the fault may
-        have passed, then by halves until the culprits are alone. About 2 log2 n steps find one of n.
-        """
-        try:
-            return self._forward(plan)
-        except Exception:
-            log.exception("step %d failed with %d requests in it", plan.number, len(plan.sequences))
-            self.steps_failed += 1
-        return self._bisect(plan)
-
-    def _bisect(self, plan: Plan) -> list[Output]:
-        self.steps_retried += 1
-        try:
-            return self._forward(plan)
-        except Exception as error:
-            n = len(plan.sequences)
-            if n < 2:
-                return [error] * n
-            halves = (slice(0, n // 2), slice(n // 2, n))
-            parts = [replace(plan, sequences=plan.sequences[half], counts=plan.counts[half], held=[])
-                     for half in halves]  # fmt: skip
-            return [output for part in parts for output in self._bisect(part)]
-
-    def _forward(self, plan: Plan) -> list[Output]:
-        outputs = self.model.forward(plan)
-        if len(outputs) != len(plan.sequences):
-            raise RuntimeError(f"{len(outputs)} outputs for {len(plan.sequences)} sequences")
-        return outputs
+                try:
+                    inference.hand_over()
+                except Exception as error:
+                    log.exception("the reader of a stream could not be told")
+                    inference.cancel(failure(error))
 
     def _leave(self, sequences: list[Sequence], iteration: Iteration | None) -> None:
         """Answer who left; one pass for all, no waiting on anybody."""
@@ -380,8 +398,33 @@ class BatchingManager:
             self._count -= len(inferences)
             self._queued_tokens -= never_begun
         self._tell(iteration, inferences)
+        self._finish(inferences)
+
+    def _finish(self, inferences: list[Inference]) -> None:
+        """Tell each how it ended; what goes wrong with one is nobody else's matter."""
         for inference in inferences:
-            inference.finished(failure(inference.sequence.error))
+            try:
+                inference.finished(failure(inference.sequence.error))
+            except Exception:
+                log.exception("an inference could not be told of its end")
+
+    def _look_after(self, inference: Inference) -> None:
+        """End an inference that nobody will; who waits for it asks for this about each second."""
+        if self._dead:
+            inference.finished(failure(inference.sequence.error) or self._closed())
+        elif inference.sequence.state == "finished" and inference.sequence not in self._open:
+            if inference.is_overdue:
+                log.error("the end of a request was lost on its way, and found again")
+                inference.finished(failure(inference.sequence.error))
+            inference.is_overdue = True
+
+    def _closed(self) -> InferenceError:
+        """Return what they are told who come too late."""
+        if self.failure is None:
+            return InferenceError("unavailable_error", "the server is shutting down. Try again", 1)
+        return InferenceError(
+            "unavailable_error", f"the engine failed and starts anew: {self.failure}. Try again", 5
+        )
 
     def _tell(self, iteration: Iteration | None, left: list[Inference]) -> None:
         for observer in self.observers:
@@ -402,11 +445,6 @@ class BatchingManager:
                     InferenceError("unavailable_error", "the server stopped before the switch", 1)
                 )
         for inference in open_:
-            inference.sequence.error = inference.sequence.error or InferenceError(
-                "unavailable_error",
-                "the server stopped before this request was done. Try again",
-                1,
-            )
+            inference.sequence.error = inference.sequence.error or self._closed()
         self._tell(None, open_)
-        for inference in open_:
-            inference.finished(failure(inference.sequence.error))
+        self._finish(open_)

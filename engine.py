@@ -44,8 +44,10 @@ class Parts:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def load_engine(config: Config, stats: ServerStats) -> Engine:
-    """Load the model that the settings name, make its pages, and start the loop."""
+def load_engine(
+    config: Config, stats: ServerStats, on_death: Callable[[str], None] = lambda reason: None
+) -> Engine:
+    """Load the model that the settings name, make its pages, and start the loop; `on_death` is told why it failed."""
     armed = faults.read(os.environ)
     armed.load()
     policy = policies.get_policy(config.policy, config.max_batch_size, config.policy_options)
@@ -66,6 +68,7 @@ def load_engine(config: Config, stats: ServerStats) -> Engine:
         max_tokens_per_step=config.max_tokens_per_step or parts.tokens_per_step,
         make_policy=policies.get_policy,
         make_inference=make_inference,
+        on_death=on_death,
     )
 
     def observe(iteration: Any, left: list[Inference]) -> None:
@@ -87,6 +90,7 @@ def load_engine(config: Config, stats: ServerStats) -> Engine:
         page_size=parts.page_size,
         vocabulary=parts.vocabulary,
         special_end=config.end_of_text == "special",
+        stall_seconds=armed.stall_seconds,
         facts=parts.facts,
         shadow=_shadow_of(config, manager) if config.shadow else None,
     )

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from typing import Any
 
 import app as application
@@ -15,9 +16,14 @@ import banner
 import config as settings
 import faults
 from api.access_log import AccessLog, QueuedHandler
+from api.service import Service
+from supervision import DEATH_SECONDS, DEATHS, Deaths
 from worker import limit_waiting
 
+ANSWER_SECONDS = 1.0  # in which those are answered whom a failed engine leaves behind
+
 _config = settings.load().config
+_deaths = Deaths()  # made in the master, so that its workers share it
 
 bind = (
     f"[{_config.host}]:{_config.port}" if ":" in _config.host else f"{_config.host}:{_config.port}"
@@ -77,6 +83,7 @@ def post_worker_init(worker: Any) -> None:
     threading.stack_size(512 * 1024)
     service = worker.app.callable.extensions["service"]
     service.serves = True
+    service.deaths = lambda: _deaths.count
     # Whoever does not read our stderr must not stop the loop when it has something to say.
     armed = faults.read(os.environ)
     said = AccessLog(armed.stream(sys.stderr))
@@ -88,7 +95,26 @@ def post_worker_init(worker: Any) -> None:
         os._exit(3)
 
     # 3 tells gunicorn not to try again: a model that cannot be loaded will not load the next time either.
-    application.start(worker.app.callable, on_failure=give_up)
+    application.start(
+        worker.app.callable, on_failure=give_up, on_death=lambda reason: _end(service, said, reason)
+    )
+
+
+def _end(service: Service, said: AccessLog, reason: str) -> None:
+    """End the process when its engine has failed: gunicorn starts another, unless that has been too often."""
+    too_often = _deaths.add()
+    banner.fail(f"the engine failed: {reason}")
+    end = time.monotonic() + ANSWER_SECONDS
+    time.sleep(ANSWER_SECONDS / 3)  # handlers that were just told need a moment to write
+    while service.visits.open and time.monotonic() < end:
+        time.sleep(0.02)
+    if too_often:
+        banner.fail(
+            f"the engine failed {DEATHS} times within {DEATH_SECONDS:g} s, and another start would not "
+            "mend it. See what it said above"
+        )
+    said.flush()
+    os._exit(3 if too_often else 70)
 
 
 def worker_exit(server: Any, worker: Any) -> None:

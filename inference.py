@@ -6,12 +6,16 @@ reader who wants to hear it makes it ring. It must not know HTTP, tensors, or ho
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from scheduling.sequence import Sequence
+
+LOOK_SECONDS = 1.0  # after which who waits looks whether anybody is still at it
 
 
 class InferenceError(Exception):
@@ -100,6 +104,10 @@ class Inference:
         self._lock = threading.Lock()
         self._kept: int | None = None  # tokens it had when its own time was over
         self._cancel: Callable[[Inference, InferenceError | None], None] | None = None
+        self._look_after: Callable[[Inference], None] | None = None
+        self.is_overdue = (
+            False  # whether it has been seen to have left the loop and not to have ended
+        )
 
     @property
     def data(self) -> list[int]:
@@ -175,11 +183,24 @@ class Inference:
             self.bell.ring()
         return True
 
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return whether it has ended, after `timeout` seconds at the latest; never wait for a loop that is gone."""
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while not self.event_obj.wait(max(0.0, min(LOOK_SECONDS, end - time.monotonic()))):
+            if time.monotonic() >= end:
+                return False
+            self.look_after()
+        return True
+
+    def look_after(self) -> None:
+        """Let it end, if it should have and nobody will tell; whoever waits for it asks about each second."""
+        if self._look_after is not None and not self.is_finished:
+            self._look_after(self)
+
     def wait_for_completion(self, timeout: float | None = None) -> str:
         """Return prompt and generated text; raise InferenceError, after `timeout` seconds at the latest."""
-        if not self.event_obj.wait(timeout):
+        if not self.wait(timeout):
             self.cancel(too_late(timeout or 0.0))
-        self.event_obj.wait()
         if self.error is not None:
             raise self.error
         completion = self.completion

@@ -18,6 +18,7 @@ STATUS = {
     "cancelled": 499,
     "server_error": 500,
     "unavailable_error": 503,
+    "out_of_memory": 503,
     "timeout_error": 504,
 }
 TGI_PATHS = frozenset({"/", "/generate", "/generate_stream"})  # of POST
@@ -65,7 +66,8 @@ def shown(value: object) -> str:
 
 
 def from_inference(error: InferenceError) -> ApiError:
-    return ApiError(str(error), type=error.kind, retry_after=error.retry_after)
+    code = "out_of_memory" if error.kind == "out_of_memory" else None
+    return ApiError(str(error), type=error.kind, code=code, retry_after=error.retry_after)
 
 
 def from_http(error: HTTPException) -> ApiError:

@@ -93,14 +93,12 @@ class Job:
         own = self.own_limit
         if own is not None:
             end = self.arrived_at + own
-            if not all(
-                i.event_obj.wait(max(0.0, end - time.perf_counter())) for i in self.inferences
-            ):
+            if not all(i.wait(end - time.perf_counter()) for i in self.inferences):
                 self.end_early()
         end = self.arrived_at + self.limit
         try:
             for inference in self.inferences:
-                if not inference.event_obj.wait(max(0.0, end - time.perf_counter())):
+                if not inference.wait(end - time.perf_counter()):
                     inference.cancel(too_late(self.limit))
                 if inference.error is not None:
                     raise inference.error

@@ -142,10 +142,14 @@ class Exposition(Collector):
     def _server(self) -> Iterator[Metric]:
         service, engine = self.service, self.service.engine
         manager = engine.manager if engine else None
-        failed = manager.steps_failed if manager else 0
+        r = manager.recovery if manager else None
+        failed, retried, dry = (
+            (r.steps_failed, r.steps_retried, r.out_of_memory) if r else (0, 0, 0)
+        )
         yield counter("eb_step_failures", "Steps that failed.", {}, failed)
-        retried = getattr(manager, "steps_retried", 0)
         yield counter("eb_step_retries", "Steps tried again.", {}, retried)
+        yield counter("eb_out_of_memory", "Steps that found no memory.", {}, dry)
+        yield counter("eb_engine_deaths", "Engines that failed for good.", {}, service.deaths())
         policy = {"policy": engine.policy if engine else service.config.policy}
         yield gauge("eb_policy_info", "Who decides.", policy, 1)
         yield gauge("eb_engine_up", "1 if the loop lives.", {}, float(service.status()[0] == "ok"))
@@ -154,6 +158,8 @@ class Exposition(Collector):
         yield gauge("eb_last_iteration_age_seconds", help, {}, 0.0 if age is None else age)
         slots = manager.max_batch_size if manager else service.config.max_batch_size
         yield gauge("eb_slots", "Requests that fit into the batch.", {}, slots)
+        cap = manager.slot_cap if manager else slots
+        yield gauge("eb_slot_cap", "Slots that memory turned out to hold.", {}, cap)
         yield gauge("eb_event_viewers", "Who watches /events.", {}, service.viewers)
 
     def _tgi(self) -> Iterator[Metric]:

@@ -120,7 +120,7 @@ def statistics(service: Service) -> dict[str, Any]:
     if engine is None:
         return result | {"requests-running": 0, "requests-waiting": 0, "policy": service.config.policy,
                          "engine": None}  # fmt: skip
-    pages = engine.manager.pages
+    pages, recovery = engine.manager.pages, engine.manager.recovery
     kv = None
     if pages is not None:
         kv = {
@@ -136,6 +136,8 @@ def statistics(service: Service) -> dict[str, Any]:
         "requests-waiting": engine.manager.waiting,
         "policy": engine.policy,
         "engine": {"model": engine.model_name, "device": engine.device, "dtype": engine.dtype,
-                   "max_batch_size": engine.manager.max_batch_size,
+                   "max_batch_size": engine.manager.max_batch_size, "slot_cap": engine.manager.slot_cap,
+                   "faults": {"steps_failed": recovery.steps_failed, "steps_retried": recovery.steps_retried,
+                              "out_of_memory": recovery.out_of_memory, "deaths": service.deaths()},
                    **service.stats.engine(), "kv": kv},
     }  # fmt: skip

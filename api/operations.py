@@ -70,9 +70,7 @@ def blueprint(service: Service) -> Blueprint:
         return _state(service, *service.status())
 
     def ready() -> Response:
-        if service.draining:
-            return _state(service, "draining", "the server is shutting down")
-        return health()
+        return _state(service, *service.readiness())
 
     def home() -> Response:
         return dashboard.page() if dashboard.is_wanted() else health()
@@ -120,6 +118,12 @@ def _state(service: Service, status: str, reason: str | None) -> Response:
         body["reason"] = reason
     if engine is not None:
         body["model"] = engine.model_name
+        if engine.manager.slot_cap < engine.manager.max_batch_size:
+            body["slot_cap"] = engine.manager.slot_cap
+            body["advice"] = (
+                f"memory ran out with more than {engine.manager.slot_cap} requests in a step; "
+                f"start with --max-batch-size {engine.manager.slot_cap}"
+            )
     age = service.beat_age()
     body["last_iteration_age_s"] = None if age is None else round(age, 3)
     result = jsonify(body)

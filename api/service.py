@@ -63,6 +63,7 @@ class Engine:
     page_size: int
     vocabulary: int = 0  # ids that the model has; 0: as many as the tokenizer
     special_end: bool = True  # <|endoftext|> in a prompt is that token, but on /inference
+    stall_seconds: float | None = None  # unless the device says so
     facts: dict[str, Any] = field(default_factory=dict)
     loaded_at: float = field(default_factory=time.time)
     shadow: Shadow | None = None
@@ -80,6 +81,7 @@ class Engine:
 
 STALL_SECONDS = 300.0
 GPU_STALL_SECONDS = 60.0
+STEP_SECONDS = 0.2  # for which the last step is waited for
 
 
 class Service:
@@ -99,6 +101,7 @@ class Service:
         self.policies = policies  # to switch to
         self.draining = False
         self.serves = False  # under gunicorn: only then there is a log to write
+        self.deaths: Callable[[], int] = lambda: 0  # of engines in this server's worker processes
         self.feed = Feed(show_text=config.dashboard_show_text)
         self.access_log = AccessLog()
         self.operations: list[Operation] = []
@@ -135,15 +138,26 @@ class Service:
         if self.engine is None:
             return "loading", "the model is being loaded"
         if not self.engine.manager.is_alive:
-            return "dead", "the batching loop has ended"
+            return "dead", self.engine.manager.failure or "the batching loop has ended"
         age = self.beat_age()
         if age is not None and age > self.stall_seconds:
             return "stalled", f"the batching loop has not turned for {age:.0f} s"
         return "ok", None
 
+    def readiness(self) -> tuple[str, str | None]:
+        """Return ok when new requests are welcome, else what the server is, and why."""
+        if self.draining:
+            return "draining", "the server is shutting down"
+        status, reason = self.status()
+        if status == "ok" and self.engine is not None and self.engine.manager.recovery.is_in_doubt:
+            return "recovering", "a step failed, and whether another succeeds is being tried"
+        return status, reason
+
     @property
     def stall_seconds(self) -> float:
         """Seconds without a turn of the loop after which it hangs: no step takes that long."""
+        if self.engine is not None and self.engine.stall_seconds is not None:
+            return self.engine.stall_seconds
         on_gpu = self.engine is not None and self.engine.device.startswith("cuda")
         return GPU_STALL_SECONDS if on_gpu else STALL_SECONDS
 
@@ -168,6 +182,6 @@ class Service:
         """Answer everybody who is still here, since the process ends."""
         self.feed.close()
         if self.engine is not None:
-            self.engine.manager.stop()
+            self.engine.manager.stop(patience=STEP_SECONDS)
             if self.engine.shadow is not None:
                 self.engine.shadow.stop()

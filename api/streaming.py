@@ -20,7 +20,7 @@ from api import errors
 from api.errors import ApiError
 from api.generation import Job
 from batching import Inference, InferenceError
-from inference import too_late
+from inference import LOOK_SECONDS, too_late
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +124,9 @@ def rounds(
             yield []
         else:
             ends = [pinged_at + SILENCE, job.arrived_at + (limit if own is None else own)]
-            bell.wait(min(ends) - now)
+            bell.wait(min(min(ends) - now, LOOK_SECONDS))
+            for follower in live:
+                follower.inference.look_after()
 
 
 def _look(live: list[Follower]) -> list[Growth]:

@@ -27,7 +27,7 @@ NAMES = {
     "gauge": {
         "vllm:num_requests_running": ONE, "vllm:num_requests_waiting": ONE, "vllm:kv_cache_usage_perc": ONE,
         "vllm:cache_config_info": ONE | {"block_size", "num_gpu_blocks", "enable_prefix_caching"},
-        "eb_policy_info": {"policy"}, "eb_engine_up": set(), "eb_last_iteration_age_seconds": set(),
+        "eb_policy_info": {"policy"}, "eb_engine_up": set(), "eb_slot_cap": set(), "eb_last_iteration_age_seconds": set(),
         "eb_slots": set(), "eb_event_viewers": set(),
     },
     "counter": {
@@ -35,7 +35,8 @@ NAMES = {
         "vllm:prefix_cache_queries": ONE, "vllm:prefix_cache_hits": ONE,
         "vllm:request_success": ONE | {"finished_reason"}, "eb_slot_steps": {"kind"},
         "eb_http_requests": {"route", "status"}, "eb_rejected": {"reason"}, "eb_cancelled": {"where"},
-        "eb_step_failures": set(), "eb_step_retries": set(), "eb_ignored_params": set(),
+        "eb_step_failures": set(), "eb_step_retries": set(), "eb_out_of_memory": set(),
+        "eb_engine_deaths": set(), "eb_ignored_params": set(),
         "eb_events_dropped": set(),
     },
     "histogram": {
@@ -258,7 +259,8 @@ def test_refusals_failures_and_ignored_fields_are_counted(
     assert value(client, "eb_ignored_params_total") == 2
 
     def fail(plan: Any) -> None:
-        raise RuntimeError
+        if plan.number:  # the engine itself is sound: a token of nobody's comes
+            raise RuntimeError
 
     model.before = fail
     assert ask(client).status_code == 500
