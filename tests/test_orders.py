@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import policies
+from policies.orders import _fair, _predictions
 from policies.orders._predictions import chance, gauss
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
@@ -403,3 +404,37 @@ def test_every_order_goes_with_every_loop() -> None:
         ]
         pool = PagePool(9, 2)
         drive(made(f"{loop}+{order}", 3, pool), sequences, cancel={2: [0], 4: [1]})
+
+
+@pytest.mark.parametrize(
+    ("order", "options"),
+    [("vtc", {}), ("vtc_pred", {}), ("drr", {}), ("rpm", {"period": 60.0}), ("ssjf", {"predictor": "mean"})],
+)  # fmt: skip
+def test_who_names_a_new_client_with_each_request_does_not_fill_the_memory(
+    order: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (_fair, _predictions):
+        monkeypatch.setattr(module, "KEPT", 50)
+    scheduler = made(f"dynamic+{order.replace('_', '-')}", 4, **options)
+    sequences = requests(*((i * 20, 2, 3) for i in range(1000)))
+    for i, seq in enumerate(sequences):
+        seq.client = f"client {i}"
+    drive(scheduler, sequences)
+    sizes = {k: len(v) for k, v in vars(scheduler.policy).items() if hasattr(v, "__len__")}
+    assert max(sizes.values()) <= 101, sizes
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), min_size=1, max_size=30), slots)
+def test_accounts_of_who_waits_are_never_closed(trace: list[tuple[int, int]], slots: int) -> None:
+    """With room for no account but those in use, each client's requests are still served, in their order."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_fair, "KEPT", 0)
+        for order in ("vtc", "drr"):
+            sequences = requests(*((at, 2, length) for at, length in sorted(trace)))
+            for i, seq in enumerate(sequences):
+                seq.client = f"{i % 7}"
+            run = drive(made(f"dynamic+{order}", slots), sequences)
+            place = {id: i for i, id in enumerate(order_of_admission(run))}
+            for client in "0123456":
+                own = [place[s.id] for s in sequences if s.client == client]
+                assert own == sorted(own)

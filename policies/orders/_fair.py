@@ -9,6 +9,8 @@ from scheduling import policy
 from scheduling.options import OptionError, option
 from scheduling.sequence import Sequence
 
+KEPT = 1024  # accounts at least; who names a new client with each request must not fill the memory
+
 
 class Fair(policy.Policy):
     """Serves the head of the queue of the client with the least `counter`; equal ones in the order first seen."""
@@ -34,7 +36,25 @@ class Fair(policy.Policy):
 
     def backlogged(self) -> list[str]:
         """Return the clients with somebody waiting, in the order first seen."""
-        return [client for client in self.counters if self._queues.get(client)]
+        return [client for client in self.counters if client in self._queues]
+
+    def _queue_of(self, client: str) -> Collection[Sequence]:
+        return self._queues.get(client, ())
+
+    def _leave(self, seq: Sequence) -> None:
+        """Take a sequence out of its client's queue, and the queue away with the last one."""
+        queue = self._queues.get(seq.client)
+        if queue is not None:
+            queue.pop(seq, None)
+            if not queue:
+                del self._queues[seq.client]
+
+    def _forget(self) -> None:
+        """Close accounts of clients with nobody waiting, the least first: a new client's is nearest to those."""
+        idle = [client for client in self.counters if client not in self._queues]
+        idle.sort(key=self.counters.__getitem__)
+        for client in idle[: len(self.counters) - KEPT]:
+            del self.counters[client]
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
         """Yield the heads of the queues; what does not join is passed over as if it had been charged."""
@@ -48,11 +68,11 @@ class Fair(policy.Policy):
             if seq.state == "waiting":
                 price = self.price_of_joining(seq) / self._weight(client)
                 passed[client] = passed.get(client, 0.0) + price
-                places.setdefault(client, iter(list(self._queues[client])[1:]))
+                places.setdefault(client, iter(list(self._queue_of(client))[1:]))
             if client in places:
                 following = next(places[client], None)
             else:
-                following = next(iter(self._queues[client]), None)
+                following = next(iter(self._queue_of(client)), None)
             if following is None:
                 del heads[client]
             else:
@@ -62,22 +82,25 @@ class Fair(policy.Policy):
         super().on_arrival(seq, now)
         self.counters.setdefault(seq.client, 0.0)
         self._queues.setdefault(seq.client, OrderedDict())[seq] = None
+        if len(self.counters) > 2 * KEPT:
+            self._forget()
 
     def on_displace(self, seq: Sequence, now: float) -> None:
         super().on_displace(seq, now)
+        self.counters.setdefault(seq.client, 0.0)
         queue = self._queues.setdefault(seq.client, OrderedDict())
         queue[seq] = None
         queue.move_to_end(seq, last=False)
 
     def on_admit(self, seq: Sequence, now: float) -> None:
         super().on_admit(seq, now)
-        self._queues.setdefault(seq.client, OrderedDict()).pop(seq, None)
+        self._leave(seq)
         if not seq.displaced:  # what it loses by that is not its client's fault
             self.charge(seq.client, self.price_of_joining(seq))
 
     def on_cancel(self, seq: Sequence, now: float) -> None:
         super().on_cancel(seq, now)
-        self._queues.get(seq.client, OrderedDict()).pop(seq, None)
+        self._leave(seq)
 
 
 def _parse_weights(text: str) -> dict[str, float]:

@@ -16,6 +16,7 @@ from scheduling.options import option
 from scheduling.sequence import Sequence
 
 PRIOR = 64.0  # tokens, where nothing is known yet
+KEPT = 1024  # clients whose last answers are remembered
 
 
 def chance(seed: int, id: str, what: str = "") -> float:
@@ -87,5 +88,8 @@ class Predicting(policy.Policy):
         self._predicted.pop(seq, None)
         if self.predictor == "mean" and seq.finish_reason != "abort":
             for client in {seq.client, ""}:
-                past = self._past.setdefault(client, deque(maxlen=self.recent))
+                past = self._past.pop(client, None) or deque(maxlen=self.recent)
                 past.append(len(seq.output_ids))
+                self._past[client] = past  # at the end: the first is who has been away longest
+            while len(self._past) > KEPT:
+                del self._past[next(iter(self._past))]

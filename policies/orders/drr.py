@@ -55,7 +55,7 @@ class Order(Fair):
 
     def on_admit(self, seq: Sequence, now: float) -> None:
         super().on_admit(seq, now)
-        if not self._queues[seq.client]:
+        if not self._queue_of(seq.client):
             self.counters[seq.client] = max(0.0, self.counters.get(seq.client, 0.0))
 
     def on_token(self, seq: Sequence, now: float) -> None:

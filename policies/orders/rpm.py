@@ -6,7 +6,7 @@ turns work away when there is room for it.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 
 from scheduling import policy
 from scheduling.options import option
@@ -19,14 +19,16 @@ class Order(policy.Policy):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self._accepted: dict[str, deque[float]] = {}
+        self._accepted: OrderedDict[str, deque[float]] = OrderedDict()  # the last accepted last
 
     def refuse(self, seq: Sequence, now: float) -> bool:
-        recent = self._accepted.setdefault(seq.client, deque())
-        while recent and recent[0] <= now - self.period:
-            recent.popleft()
-        return len(recent) >= self.limit
+        recent = self._accepted.get(seq.client, ())
+        return sum(at > now - self.period for at in recent) >= self.limit
 
     def on_arrival(self, seq: Sequence, now: float) -> None:
         super().on_arrival(seq, now)
-        self._accepted.setdefault(seq.client, deque()).append(now)
+        recent = self._accepted.setdefault(seq.client, deque(maxlen=self.limit))
+        recent.append(now)
+        self._accepted.move_to_end(seq.client)
+        while next(iter(self._accepted.values()))[-1] <= now - self.period:
+            self._accepted.popitem(last=False)
