@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
 import policies
@@ -221,7 +222,8 @@ def free_port() -> int:
 
 def clean_environment(**extra: str) -> dict[str, str]:
     """Return this process's environment without anybody's settings, and never asking a hub."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("EB_") and k != "BATCHING"}
+    own = ("EB_", "TRITON_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(own) and k != "BATCHING"}
     cache = {k: os.environ[k] for k in ("EB_CACHE_DIR",) if k in os.environ}
     return {**kept, **cache, "HF_HUB_OFFLINE": "1", **extra}
 
@@ -354,3 +356,12 @@ def in_background(act: Callable[[], Any]) -> Iterator[list[Any]]:
     yield results
     thread.join(20)
     assert not thread.is_alive(), "it hangs"
+
+
+def multiply_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Triton's interpreter sum every row of a tile alike, as a GPU does: the BLAS it calls does not."""
+
+    def matmul(a: np.ndarray, b: np.ndarray, dtype: Any) -> np.ndarray:
+        return np.einsum("mk,kn->mn", a, b, dtype=dtype)
+
+    monkeypatch.setattr("triton.runtime.interpreter.np.matmul", matmul)

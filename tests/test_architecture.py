@@ -23,7 +23,7 @@ LAW: dict[str, set[str]] = {
     "client": CLIENT,
     "simulate": {"scheduling", "policies", "numpy", "scipy"} | CLIENT,
     "model": MODEL | {"torch", "safetensors", "huggingface_hub"},
-    "generate": MODEL | {"scheduling", "torch", "numpy", "tiktoken"},
+    "generate": MODEL | {"scheduling", "torch", "numpy", "tiktoken", "triton"},
     "inference": {"scheduling"},
     "pacing": {"inference"},
     "recovery": {"inference", "scheduling"},
@@ -135,6 +135,12 @@ def test_the_http_face_loads_no_torch() -> None:
 
 def test_the_model_loads_no_tokenizer() -> None:
     assert not loaded_by("import model") & {"generate", "tiktoken", "flask"}
+
+
+def test_only_the_gpus_kernels_know_triton_and_nobody_loads_them_unasked() -> None:
+    knows = [p.name for p in files_of("generate") if "triton" in set(imports(p))]
+    assert knows == ["triton_attention.py", "triton_layers.py"]
+    assert "triton" not in loaded_by("import engine, generate.runner, generate.gpu.runner")
 
 
 def test_looking_for_a_model_loads_no_torch() -> None:

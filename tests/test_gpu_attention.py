@@ -1,0 +1,179 @@
+"""The GPU's attentions and layers give what float64 gives: Triton's kernels in its interpreter, no GPU needed."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from support import multiply_in_one_order
+from torch import Tensor
+
+from generate.gpu import choose
+from generate.gpu.attention import PlainPrompts, TorchDecode, causal
+from generate.gpu.layers import FusedMath, Layer, Norm, PlainMath, StrictMath
+
+pytest.importorskip("triton", reason="Triton is not there: pip install triton")
+from generate.gpu.triton_attention import TritonDecode
+
+CPU = torch.device("cpu")
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+class Case:
+    """Rows of given lengths over a shuffled pool whose unused places hold NaN."""
+
+    def __init__(
+        self, lengths: list[int], heads: int = 2, width: int = 64, size: int = 16, seed: int = 1,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:  # fmt: skip
+        self.heads, self.width = heads, width
+        self.pages = max(2, -(-max(lengths) // size))
+        n = len(lengths)
+        numbers = list(range(1, 1 + n * self.pages))
+        random.Random(seed).shuffle(numbers)
+        self.lengths = torch.tensor(lengths)
+        self.tables = torch.tensor(numbers).view(n, self.pages)
+        for row, length in enumerate(lengths):
+            self.tables[row, -(-length // size) :] = 0
+        shape = (1 + n * self.pages, heads, size, width)
+        self.keys, self.values = (torch.full(shape, math.nan, dtype=dtype) for _ in range(2))
+        self.past = []
+        for row, length in enumerate(lengths):
+            k, v = (
+                choose.noise(max(0, length - 1), heads, width, seed=9 * row + i) for i in (1, 2)
+            )
+            self.past.append((k.to(dtype), v.to(dtype)))
+            for place in range(length - 1):
+                at = self.tables[row, place // size], slice(None), place % size
+                self.keys[at], self.values[at] = self.past[row][0][place], self.past[row][1][place]
+        self.qkv = choose.noise(n, 3 * heads * width, seed=99).to(dtype)
+
+    def triton(self) -> TritonDecode:
+        return TritonDecode(len(self.lengths), self.pages, self.heads, self.width, CPU)
+
+    def run(self, way: TorchDecode | TritonDecode) -> Tensor:
+        return way(self.qkv, self.keys, self.values, self.lengths, self.tables, self.width**-0.5)
+
+    def exact(self, row: int) -> Tensor:
+        """Return the row's attention in float64."""
+        q, k, v = self.qkv[row].double().view(3, self.heads, self.width)
+        past_k, past_v = (x.double() for x in self.past[row])
+        keys, values = torch.cat((past_k, k[None])), torch.cat((past_v, v[None]))  # (t, H, D)
+        weights = (torch.einsum("hd,thd->ht", q, keys) * self.width**-0.5).softmax(1)
+        return torch.einsum("ht,thd->hd", weights, values).flatten()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("way", ["torch", "triton"])
+def test_decode_attention_is_float64s_and_reads_nothing_behind_a_rows_end(
+    way: str, dtype: torch.dtype
+) -> None:
+    case = Case([1, 16, 17, 0, 47], dtype=dtype)
+    out = case.run(TorchDecode() if way == "torch" else case.triton()).double()
+    for row in (0, 1, 2, 4):
+        assert (out[row] - case.exact(row)).abs().max() < choose.TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(("heads", "width", "size"), [(1, 8, 16), (3, 24, 16), (2, 64, 128)])
+def test_heads_and_pages_of_any_size_will_do(heads: int, width: int, size: int) -> None:
+    case = Case([size + 5, 2], heads=heads, width=width, size=size)
+    out = case.run(case.triton()).double()
+    for row in range(2):
+        assert (out[row] - case.exact(row)).abs().max() < 1e-5
+
+
+def test_the_new_token_is_appended_where_it_belongs_and_nothing_else_is_written() -> None:
+    case = Case([17, 0])
+    before = case.keys.clone()
+    case.run(case.triton())
+    page = case.tables[0, 1]
+    assert torch.equal(case.keys[page, :, 0].flatten(), case.qkv[0, 128:256])
+    assert torch.equal(case.values[page, :, 0].flatten(), case.qkv[0, 256:])
+    case.keys[page, :, 0] = math.nan
+    assert torch.equal(case.keys.nan_to_num(7), before.nan_to_num(7))
+
+
+def test_a_rows_attention_is_the_same_to_the_bit_alone_and_in_a_batch() -> None:
+    together = Case([33, 5, 48, 0, 20])
+    whole = together.run(together.triton())
+    for row in (0, 1, 2, 4):
+        alone = Case([33, 5, 48, 0, 20])
+        alone.lengths, alone.tables, alone.qkv = (
+            x[[row]] for x in (alone.lengths, alone.tables, alone.qkv)
+        )
+        assert torch.equal(alone.run(alone.triton())[0], whole[row])
+
+
+def test_the_kernel_can_be_launched_again_and_again() -> None:
+    case = Case([40, 20])
+    way = case.triton()
+    first = case.run(way)
+    assert torch.equal(case.run(way), first)
+    assert not way.arrived.any()
+
+
+def test_prompts_see_their_past_and_not_their_future() -> None:
+    q, k, v = choose.noise(3, 30, 2, 8).double()
+    whole = causal(q, k, v, 0.3)
+    for i in (0, 7, 29):
+        weights = (torch.einsum("hd,thd->ht", q[i], k[: i + 1]) * 0.3).softmax(1)
+        assert (torch.einsum("ht,thd->hd", weights, v[: i + 1]) - whole[i]).abs().max() < 1e-12
+    assert (causal(q[20:], k, v, 0.3) - whole[20:]).abs().max() < 1e-12
+
+
+def test_pieces_of_prompts_agree_with_decodes_of_the_same_tokens() -> None:
+    pool = torch.Size((9, 2, 16, 64))
+    assert choose.prompts_error(PlainPrompts(), PlainPrompts(), pool, torch.float32, CPU) == 0
+    case = Case([37])
+    decoded = case.run(TorchDecode())[0]
+    k, v = (torch.cat((past, new.view(1, 2, 64))) for past, new in
+            zip(case.past[0], (case.qkv[0, 128:256], case.qkv[0, 256:])))  # fmt: skip
+    prompt = causal(case.qkv[:, :128].view(1, 2, 64), k, v, 64**-0.5)
+    assert (prompt.flatten() - decoded).abs().max() < 1e-5
+
+
+# Not bfloat16: the interpreter's tl.dot multiplies its bit patterns as if they were integers.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("activation", ["gelu_new", "relu"])
+def test_the_strict_layers_agree_with_pytorchs(dtype: torch.dtype, activation: str) -> None:
+    error = choose.math_error(StrictMath(), PlainMath(), activation, dtype, CPU)
+    assert error < choose.TOLERANCE[dtype]
+
+
+def test_a_strict_product_is_the_same_to_the_bit_for_any_number_of_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    multiply_in_one_order(monkeypatch)
+    x, weight, bias = choose.noise(70, 96), choose.noise(130, 96, seed=1), choose.noise(130, seed=2)
+    layer, math_ = Layer(weight, bias, "gelu_new"), StrictMath()
+    whole = math_.linear(x, layer)
+    for rows in (1, 3, 65):
+        assert torch.equal(math_.linear(x[:rows], layer), whole[:rows])
+    for row in range(0, 70, 7):
+        assert torch.equal(math_.linear(x[row : row + 1], layer)[0], whole[row])
+
+
+def test_the_fused_norm_adds_to_the_residual_and_norms_the_sum() -> None:
+    x, residual = choose.noise(5, 96).half(), choose.noise(5, 96, seed=1)
+    norm = Norm(choose.noise(96, seed=2), choose.noise(96, seed=3), 1e-5)
+    results = []
+    for way in (FusedMath(), PlainMath()):
+        sums = residual.clone()
+        results.append((way.add_norm(sums, x, norm, torch.float32), sums))
+    assert torch.equal(results[0][1], results[1][1])
+    assert (results[0][0] - results[1][0]).abs().max() < 1e-5
+
+
+def test_a_fast_way_that_is_wrong_or_broken_does_not_serve(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken() -> tuple[str, float]:
+        raise RuntimeError("no such card")
+
+    assert choose.agreed(lambda: ("fast", 1e-6), torch.float32, "x") == "fast"
+    assert choose.agreed(lambda: ("fast", 0.5), torch.float32, "x") is None
+    assert choose.agreed(lambda: ("fast", math.nan), torch.float32, "x") is None
+    assert choose.agreed(broken, torch.float32, "attention") is None
+    assert "attention falls back to plain PyTorch, far slower: no such card" in caplog.text

@@ -1,0 +1,295 @@
+"""The GPU's runner gives the CPU's texts, whatever joins, leaves, fails or was launched ahead."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from support import multiply_in_one_order
+from test_runner import SHAPES, make_model, ragged, run
+
+import policies
+from generate.gpu import sampling
+from generate.gpu.graphs import BUCKETS, Replayer, buckets_up_to
+from generate.gpu.runner import GpuRunner
+from generate.params import GREEDY, SamplingParams
+from generate.runner import ModelRunner
+from generate.sampling import NotFinite, sample, uniform
+from model import GPTConfig
+from scheduling.iteration import Plan
+from scheduling.pages import PagePool
+from scheduling.scheduler import Output, Scheduler
+from scheduling.sequence import Sequence
+
+CONFIG = SHAPES["heads of 64"]
+DRAWS = {
+    "greedy": {"temperature": 0.0},
+    "plain": {"temperature": 1.0},
+    "top-k and top-p": {"temperature": 0.9, "top_k": 20, "top_p": 0.8},
+    "top-p": {"temperature": 0.7, "top_p": 0.9},
+    "penalty": {"temperature": 1.0, "repetition_penalty": 1.3},
+    "min-p": {"temperature": 1.0, "min_p": 0.05},
+}
+
+
+def gpu_runner(capacity: int = 8, strict: bool = False) -> GpuRunner:
+    runner = GpuRunner(make_model(CONFIG), 120, 64, capacity=capacity, strict=strict)
+    assert runner.warm_up()
+    return runner
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("policy", ["static", "dynamic"])
+def test_texts_are_the_cpus_for_every_shape_of_model(shape: str, policy: str) -> None:
+    config = SHAPES[shape]
+    expected = run(make_model(config), ragged(config, 10, 1, temperature=0), policy)
+    runner = GpuRunner(make_model(config), 120, 64, capacity=8)
+    assert run(None, ragged(config, 10, 1, temperature=0), policy, runner=runner) == expected
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_texts_are_the_cpus_for_every_way_to_draw(draw: str) -> None:
+    expected = run(make_model(CONFIG), ragged(CONFIG, 10, 1, **DRAWS[draw]))
+    assert run(None, ragged(CONFIG, 10, 1, **DRAWS[draw]), runner=gpu_runner()) == expected
+
+
+def mixed(n: int, seed: int) -> list[Sequence]:
+    """Return requests that draw in all ways, some with log probabilities, some stopped by a token of theirs."""
+    rng = random.Random(seed)
+    requests = ragged(CONFIG, n, seed)
+    for i, seq in enumerate(requests):
+        logprobs = 2 if rng.random() < 0.15 else None
+        seq.sampling = SamplingParams(**rng.choice([*DRAWS.values()]), seed=i, logprobs=logprobs)
+        last = rng.randrange(CONFIG.vocab_size) % 7
+        seq.stop = lambda token, last=last: "stop" if token % 7 == last else None
+    return requests
+
+
+@pytest.mark.parametrize(
+    ("policy", "slots", "budget", "arrivals"),
+    [("dynamic", 8, 2048, 3), ("dynamic", 8, 24, 1), ("dynamic", 20, 2048, 20),
+     ("static", 6, 2048, 4), ("static-exact", 8, 2048, 8), ("dynamic", 3, 64, 30)],
+)  # fmt: skip
+def test_mixed_requests_get_the_cpus_texts_whoever_they_meet(
+    policy: str, slots: int, budget: int, arrivals: int
+) -> None:
+    options = {"slots": slots, "budget": budget, "arrivals": arrivals}
+    expected = run(make_model(CONFIG), mixed(24, 4), policy, **options)
+    assert run(None, mixed(24, 4), policy, runner=gpu_runner(), **options) == expected
+
+
+def test_log_probabilities_are_the_cpus() -> None:
+    def details(runner: ModelRunner) -> list[list[float]]:
+        params = SamplingParams(temperature=0, logprobs=3, prompt_logprobs=True)
+        requests = [Sequence([1, 2, 3 + i], 5, sampling=params) for i in range(3)]
+        run(None, requests, runner=runner)
+        return [[d.logprob for d in seq.prompt_details + seq.details] for seq in requests]
+
+    expected = torch.tensor(details(ModelRunner(make_model(CONFIG), 120, 64)))
+    assert expected.shape == (3, 7)
+    assert (torch.tensor(details(gpu_runner())) - expected).abs().max() < 1e-4
+
+
+def drive(
+    forward: Callable[[Plan], list[Output]], requests: list[Sequence], pages: int = 120
+) -> Scheduler:
+    """Return a scheduler in which all requests run, after their first step."""
+    scheduler = Scheduler(policies.get_policy("dynamic", 8), PagePool(pages, 64), 2048)
+    for seq in requests:
+        scheduler.add(seq)
+    scheduler.step(forward, lambda: 0.0)
+    return scheduler
+
+
+def test_a_steady_batch_is_always_one_step_ahead() -> None:
+    runner = gpu_runner()
+    requests = [Sequence([i + 1] * 5, 20, sampling=SamplingParams(seed=i)) for i in range(4)]
+    scheduler = drive(runner.forward, requests)
+    launched = runner.decoder.used_ahead
+    while not scheduler.is_idle:
+        scheduler.step(runner.forward, lambda: 0.0)
+    assert (
+        runner.decoder.used_ahead - launched == 18
+    )  # 19 decodes, the first of which nobody foresaw
+
+
+def test_who_stays_uses_the_step_ahead_though_somebody_left() -> None:
+    runner = gpu_runner()
+    requests = [Sequence([i + 1] * 5, 12, sampling=SamplingParams(seed=i)) for i in range(8)]
+    scheduler = drive(runner.forward, requests)
+    for _ in range(4):
+        scheduler.step(runner.forward, lambda: 0.0)
+    used = runner.decoder.used_ahead
+    scheduler.remove(requests[3], 0.0)
+    scheduler.step(runner.forward, lambda: 0.0)
+    assert runner.decoder.used_ahead == used + 1
+    while not scheduler.is_idle:
+        scheduler.step(runner.forward, lambda: 0.0)
+    expected = run(make_model(CONFIG), [Sequence([i + 1] * 5, 12, sampling=SamplingParams(seed=i))
+                                        for i in range(8) if i != 3])  # fmt: skip
+    assert [seq.output_ids for seq in requests if seq is not requests[3]] == expected
+
+
+def test_pages_of_who_left_are_safe_for_who_comes() -> None:
+    runner = gpu_runner()
+    params = SamplingParams(temperature=0.0)
+    leaver = Sequence([5] * 60, 40, sampling=params)
+    stayer = Sequence([6] * 10, 60, sampling=params)
+    scheduler = drive(runner.forward, [leaver, stayer], pages=5)  # no page is free beside theirs
+    for _ in range(7):
+        scheduler.step(runner.forward, lambda: 0.0)
+    comer = Sequence([7] * 90, 30, sampling=params)
+    scheduler.add(comer)
+    freed = set(leaver.pages)
+    scheduler.remove(leaver, 0.0)  # while a step with it is in flight
+    scheduler.step(runner.forward, lambda: 0.0)
+    assert set(comer.pages) & freed
+    while not scheduler.is_idle:
+        scheduler.step(runner.forward, lambda: 0.0)
+    expected = run(make_model(CONFIG), [Sequence([6] * 10, 60, sampling=params),
+                                        Sequence([7] * 90, 30, sampling=params)])  # fmt: skip
+    assert [stayer.output_ids, comer.output_ids] == expected
+
+
+def test_a_step_that_fails_or_is_asked_for_twice_changes_no_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner = gpu_runner()
+    requests = ragged(CONFIG, 6, 5, temperature=1.0)
+    steps = 0
+
+    def forward(plan: Plan) -> list[Output]:
+        nonlocal steps
+        steps += 1
+        if steps % 4 == 0:
+            with monkeypatch.context() as broken:
+                broken.setattr(runner.decoder.replayer, "run", None)
+                with pytest.raises(TypeError):  # noqa: PT012
+                    runner.forward(plan)
+                    runner.forward(plan)
+            assert runner.decoder.ahead is None
+        first = runner.forward(plan)
+        return runner.forward(plan) if steps % 3 == 0 else first
+
+    scheduler = drive(forward, requests)
+    while not scheduler.is_idle:
+        scheduler.step(forward, lambda: 0.0)
+    expected = run(make_model(CONFIG), ragged(CONFIG, 6, 5, temperature=1.0))
+    assert [seq.output_ids for seq in requests] == expected
+
+
+def test_a_row_that_is_not_finite_fails_alone_and_its_neighbours_go_on() -> None:
+    poisoned = CONFIG.vocab_size - 1
+    model = make_model(CONFIG)
+    wpe = model.transformer.wpe.weight.clone()
+    wpe[12] = float("nan")  # who comes to place 12 breaks, as a decode
+    model.transformer.wpe.weight = torch.nn.Parameter(wpe, requires_grad=False)
+    runner = GpuRunner(model, 120, 64, capacity=8)
+    params = SamplingParams(temperature=0)
+    bad = Sequence([1] * 10, 8, id="bad", sampling=params)
+    good = [Sequence([poisoned - 1, 2, i], 6, sampling=params) for i in range(3)]
+    scheduler = drive(runner.forward, [good[0], bad, *good[1:]])
+    while not scheduler.is_idle:
+        scheduler.step(runner.forward, lambda: 0.0)
+    assert isinstance(bad.error, NotFinite)
+    assert [len(seq.output_ids) for seq in [*good, bad]] == [6, 6, 6, 3]
+
+
+def test_logits_that_overflow_are_found_at_the_warm_up() -> None:
+    model = make_model(CONFIG)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight * torch.inf, requires_grad=False)
+    assert not GpuRunner(model, 4, 64).warm_up()
+
+
+def test_the_devices_uniforms_are_the_hosts_to_the_bit() -> None:
+    seeds = [0, 1, 2**63 - 1, 2**64 - 1, 12345678901234567]
+    places = [0, 1, 7, 1000, 1023]
+    keys = torch.tensor([sampling.key_of(seed) for seed in seeds])
+    got = sampling.uniforms(keys, torch.tensor(places)).tolist()
+    assert got == [uniform(seed, place) for seed, place in zip(seeds, places)]
+
+
+def test_the_devices_draws_are_the_hosts() -> None:
+    rng = random.Random(3)
+    logits = 3 * torch.randn(400, 5000, generator=torch.Generator().manual_seed(3))
+    params = [
+        SamplingParams(temperature=rng.choice([0, 0.5, 1.0, 1.5]), top_k=rng.choice([0, 0, 1, 40, 256]),
+                       top_p=rng.choice([1.0, 0.3, 0.9]), seed=i)
+        for i in range(400)
+    ]  # fmt: skip
+    places = list(range(400))
+    where = sampling.uniforms(
+        torch.tensor([sampling.key_of(p.seed) for p in params]), torch.tensor(places)
+    )
+    heat = torch.tensor([1 / p.temperature if p.temperature else 0.0 for p in params]).double()
+    columns = (
+        torch.tensor([p.top_k for p in params]),
+        torch.tensor([p.top_p for p in params]).double(),
+    )
+    got = sampling.draw(logits, where, heat, *columns, "filtered").tolist()
+    expected = sample(logits, params, places)
+    flat = [i for i, token in enumerate(got) if token == sampling.TOO_FLAT]
+    assert 0 < len(flat) < 100
+    assert all(params[i].top_p < 1 and not params[i].top_k for i in flat)
+    assert [t for t in got if t >= 0] == [t for i, t in enumerate(expected) if i not in flat]
+
+
+def test_a_row_too_flat_for_the_device_is_drawn_by_the_host() -> None:
+    def requests() -> list[Sequence]:
+        flat = SamplingParams(temperature=50.0, top_p=0.97, seed=3)
+        return [Sequence([1, 2, i], 12, sampling=flat) for i in range(3)]
+
+    runner = gpu_runner()
+    assert run(None, requests(), runner=runner) == run(make_model(CONFIG), requests())
+    assert CONFIG.vocab_size > sampling.CANDIDATES
+    assert runner.decoder.used_ahead == 0  # so the flat rows were seen
+
+
+def test_more_sequences_than_rows_are_decoded_in_turns() -> None:
+    expected = run(make_model(CONFIG), ragged(CONFIG, 20, 6), slots=20, arrivals=20)
+    runner = gpu_runner(capacity=6)
+    assert run(None, ragged(CONFIG, 20, 6), slots=20, arrivals=20, runner=runner) == expected
+
+
+def test_buckets_end_at_the_capacity_and_hold_every_batch() -> None:
+    assert buckets_up_to(1) == [1]
+    assert buckets_up_to(20) == [1, 2, 4, 8, 12, 16, 20]
+    assert buckets_up_to(512) == [*BUCKETS]
+    replayer = Replayer(lambda rows, drawing: torch.empty(0), 100)
+    assert [replayer.bucket(n) for n in (1, 3, 64, 65, 100)] == [1, 4, 64, 96, 100]
+
+
+def test_strict_logits_do_not_depend_on_the_batch_and_their_texts_are_the_cpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("triton", reason="Triton is not there: pip install triton")
+    multiply_in_one_order(monkeypatch)
+    from generate.gpu.triton_attention import TritonDecode
+
+    config = GPTConfig(block_size=128, vocab_size=61, n_layer=1, n_head=1, n_embd=64)
+    runner = GpuRunner(make_model(config), 120, 64, capacity=4, strict=True)
+    runner.attend = TritonDecode(4, 2, config.n_head, config.head_size, runner.device)
+    seen: list[dict[tuple[str, int], torch.Tensor]] = []
+    sampled = runner._sample
+
+    def watch(plan: Plan, logits: torch.Tensor) -> list[Output]:
+        seen[-1].update({(s.id, s.length): row.clone() for s, row in zip(plan.sequences, logits)})
+        return sampled(plan, logits)
+
+    def texts(policy: str) -> list[list[int]]:
+        seen.append({})
+        asks = SamplingParams(
+            temperature=0, logprobs=0
+        )  # so that the host draws, and sees the logits
+        requests = [Sequence([9, 8, i] * 21, 3, id=str(i), sampling=asks) for i in range(2)]
+        return run(None, requests, policy, runner=runner)
+
+    monkeypatch.setattr(runner, "_sample", watch)
+    greedy = [Sequence([9, 8, i] * 21, 3, sampling=GREEDY) for i in range(2)]
+    assert texts("dynamic") == texts("nobatch") == run(make_model(config), greedy)
+    together, alone = seen
+    assert len(alone) == 6
+    assert together.keys() == alone.keys()
+    assert all(torch.equal(row, alone[where]) for where, row in together.items())
