@@ -20,7 +20,7 @@ class Fleet:
         self._started = 0
         self._servers: OrderedDict[tuple[str, str], Watched] = OrderedDict()
 
-    def new(self, policy: str, setting: Setting = Setting()) -> Watched:
+    def new(self, policy: str, setting: Setting) -> Watched:
         """Return a server that is not started and nobody else uses."""
         self._started += 1
         return Watched(self._folder / f"log-{self._started}", policy, self.model, setting)

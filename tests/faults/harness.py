@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support import Answer, Server, wait_until
+from support import Answer, Server, read_answer, wait_until
 
 REFUSED = {"/inference": 400, "/v1/completions": 400, "/generate": 422}
 TGI = frozenset({"/", "/generate", "/generate_stream"})
@@ -26,19 +26,24 @@ GENERATING = TGI | {"/inference", "/v1/completions", "/v1/chat/completions"}
 NOT_COUNTED = (401, 403)  # refused before anybody asks what they want
 CANARY = {"prompt": "the house", "num_tokens": 12, "temperature": 0}
 SLOTS, QUEUE = 8, 24
-THREADS = SLOTS + QUEUE + 32
+RESERVE = 32  # threads beyond one for each place
 PATIENCE = 10.0  # seconds for what should take two, on a machine that does other things too
 MB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a server is started, beside its policy."""
+    """How a server is started, beside its policy.
+
+    `first` is asked before any pulse is taken: the first error of a kind loads what says so, and that is no leak.
+    """
 
     argv: tuple[str, ...] = ()
     faults: Mapping[str, Any] = field(default_factory=dict)
     key: str = ""
+    queue: int = QUEUE
     environment: Mapping[str, str] = field(default_factory=dict)
+    first: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,15 +108,17 @@ class Watched(Server):
 
     golden = ""
 
-    def __init__(self, log: Path, policy: str, model: Path, setting: Setting = Setting()) -> None:
+    def __init__(self, log: Path, policy: str, model: Path, setting: Setting) -> None:
         argv = [
             policy, "--model", str(model), "--dtype", "float32", "--compute-threads", "1",
-            "--max-batch-size", str(SLOTS), "--max-queue", str(QUEUE), "--kv-memory", "32M", *setting.argv,
+            "--max-batch-size", str(SLOTS), "--max-queue", str(setting.queue), "--kv-memory", "16M", *setting.argv,
         ]  # fmt: skip
         faults = {"EB_FAULTS": json.dumps(setting.faults)} if setting.faults else {}
         key = {"EB_API_KEY": setting.key} if setting.key else {}
         super().__init__(log, *argv, key=setting.key, **faults, **key, **setting.environment)
         self.policy = policy
+        self.first = setting.first
+        self.places = SLOTS + setting.queue
         self.ledger = Ledger()
 
     def __enter__(self) -> Watched:
@@ -121,30 +128,36 @@ class Watched(Server):
 
     @property
     def worker(self) -> int:
-        """The pid of the process that serves."""
+        """The pid of the process that serves; 0 while there is none, or one beside its successor."""
         master = self.process.pid
         children = Path(f"/proc/{master}/task/{master}/children").read_text().split()
-        assert len(children) == 1, children
-        return int(children[0])
+        return int(children[0]) if len(children) == 1 else 0
 
     def pulse(self) -> Pulse:
         return Pulse.of(self.worker)
 
     def warm_up(self) -> None:
-        """Let every thread of the pool begin, as the first busy hour would, and see what the canary says."""
-        halves = [self.connect() for _ in range(self.threads)]
+        """Let every thread begin and every page be touched, as in the first busy hour; hear the canary."""
+        self.cold = self.pulse()
+        threads = self.places + RESERVE
+        halves = [self.connect() for _ in range(threads)]
         for half in halves:
             half.sendall(b"GET /health HTTP/1.1\r\n")
-        wait_until(lambda: self.pulse().threads >= self.threads, PATIENCE)
+        wait_until(lambda: self.pulse().threads >= threads, 60)
         for half in halves:
             half.sendall(b"Host: x\r\nConnection: close\r\n\r\n")
             assert half.recv(1)
             half.close()
+        full = [{"prompt": chr(97 + i) * 900, "num_tokens": 100} for i in range(SLOTS)]
+        sent = [self.begin("/inference", json.dumps(each).encode()) for each in full]
+        for sock in sent:
+            assert read_answer(sock).status == 200
+            sock.close()
+        for each in self.first:
+            self.ask("/inference", each)
         said = self.canary()
         Watched.golden = Watched.golden or said
         assert said == Watched.golden
-
-    threads = THREADS
 
     def canary(self) -> str:
         """Return what the model says to the one question whose answer never changes."""
@@ -191,6 +204,7 @@ class Watched(Server):
         """Send a request to generate and return its connection without reading from it."""
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
         head += "Content-Type: application/json\r\n" + (f"X-Request-Id: {id}\r\n" if id else "")
+        head += f"Authorization: Bearer {self.key}\r\n" if self.key else ""
         sock = self.connect(receive_buffer)
         sock.sendall(f"{head}\r\n".encode() + body)
         return sock
@@ -198,6 +212,15 @@ class Watched(Server):
     def figures(self) -> dict[str, Any]:
         result: dict[str, Any] = self.get("/stats").json
         return result
+
+    @property
+    def slots(self) -> int:
+        """How many run at once under this policy."""
+        return 1 if self.policy == "nobatch" else SLOTS
+
+    def knows(self, id: str) -> bool:
+        """Whether a request has come as far as the queue."""
+        return self.get(f"/requests/{id}").status == 200
 
     def told(self, id: str) -> dict[str, Any]:
         """Return what the server tells of a request."""
@@ -234,8 +257,12 @@ class Watched(Server):
     def is_ready(self) -> bool:
         try:
             return self.get("/ready").status == 200
-        except OSError:
+        except (OSError, http.client.HTTPException):
             return False
+
+    def has_new_worker(self, old: int) -> bool:
+        """Whether another process than `old` serves, and is ready."""
+        return self.worker not in (0, old) and self.is_ready()
 
     def _check_pulse(self, before: Pulse) -> None:
         def is_as_before() -> bool:

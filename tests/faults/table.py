@@ -19,7 +19,8 @@ Act = Callable[[Watched], None]
 class Case:
     """One row: its id in the list of cases, what happens, the act that checks it, or the tests that do elsewhere.
 
-    Without `quick` it is no part of ./test.sh alone; `killed` and `tracebacks` say what the after-check must allow.
+    Without `quick` it is no part of ./test.sh alone. `killed` and `tracebacks` say what the after-check must allow;
+    of a case that `ends` its server nothing is left to check.
     """
 
     id: str
@@ -29,6 +30,7 @@ class Case:
     policies: tuple[str, ...] = POLICIES
     quick: bool = True
     killed: bool = False
+    ends: bool = False
     tracebacks: bool = False
     tests: tuple[str, ...] = ()
 

@@ -1,0 +1,156 @@
+"""C: what comes before any route: bytes that are no HTTP, hosts, keys, and looking in while all is busy."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from harness import PATIENCE, QUEUE, SLOTS, Setting, Watched, check_error
+from support import Answer, wait_until
+from table import Case, all_of, body
+
+HEAD = b"Host: x\r\nConnection: close\r\n"
+KEY = "hunter2"
+LOCKED = Setting(key=KEY, environment={"EB_TRUSTED_HOSTS": "127.0.0.1,x"})
+SLOW = Setting(("--max-tokens-per-step", "64"), {"slow_step": {"ms": 10}})
+OPEN = {
+    "/health",
+    "/healthz",
+    "/ping",
+    "/ready",
+    "/health/live",
+    "/health/ready",
+    "/race",
+    "/web/{name}",
+}
+PATHS = ("/nowhere", "//stats", "/%2e%2e/etc/passwd", "/web/../LICENSE", "/web/%2e%2e/LICENSE", "/web/..%2fLICENSE",
+         "/stats%00", "/inference/")  # fmt: skip
+
+
+def said_to(server: Watched, sent: bytes) -> bytes:
+    """Return all that comes back until the server closes."""
+    with server.connect() as sock:
+        sock.sendall(sent)
+        return b"".join(iter(lambda: sock.recv(65536), b""))
+
+
+def get(path: bytes = b"/health", headers: bytes = b"", version: bytes = b"HTTP/1.1") -> bytes:
+    return b"GET " + path + b" " + version + b"\r\n" + HEAD + headers + b"\r\n"
+
+
+def protocol_is_kept(server: Watched) -> None:
+    for sent, status in (
+        (b"garbage\r\n\r\n", b" 400 "), (get(version=b"HTTP/9.9"), b" 400 "),
+        (b"GET /health HTTP/1.0\r\n\r\n", b" 200 "), (get(b"http://x/health"), b" 200 "),
+    ):  # fmt: skip
+        assert status in said_to(server, sent)[:20], sent
+    with server.connect() as sock:  # what TLS says first has no end of line: nothing to answer to
+        sock.sendall(bytes.fromhex("16030100c8010000c40303") + b"\x55" * 64)
+        sock.shutdown(1)
+        assert b" 200 " not in sock.recv(20)
+
+
+def headers_are_bounded(server: Watched) -> None:
+    many = b"".join(b"X-%d: a\r\n" % i for i in range(150))
+    for headers in (b"X: " + b"a" * 9_000 + b"\r\n", b"X: " + b"a" * 65_536 + b"\r\n", many):
+        assert b" 431 " in said_to(server, get(headers=headers))[:20]
+    assert b" 414 " in said_to(server, get(b"/" + b"a" * 5_000))[:20]
+
+
+def who_asks_whether_to_go_on_is_told(server: Watched) -> None:
+    sent = body("/inference")
+    with server.connect() as sock:
+        sock.sendall(b"POST /inference HTTP/1.1\r\n" + HEAD + b"Expect: 100-continue\r\n"
+                     + b"Content-Length: %d\r\n\r\n" % len(sent))  # fmt: skip
+        assert sock.recv(1024).startswith(b"HTTP/1.1 100 ")
+        sock.sendall(sent)
+        assert sock.recv(1024).startswith(b"HTTP/1.1 200 ")
+    server.ledger.note("POST", "/inference", 200)
+
+
+def no_path_leads_out(server: Watched) -> None:
+    for path in PATHS:
+        head, _, content = said_to(server, get(path.encode())).partition(b"\r\n\r\n")
+        assert b" 404 " in head[:20], path
+        check_error(path, Answer(404, {}, content))
+
+
+def ten_in_a_row_are_answered_in_order(server: Watched) -> None:
+    asked = [b"GET /requests/none-%d HTTP/1.1\r\nHost: x\r\n" % i for i in range(10)]
+    said = said_to(server, b"\r\n".join([*asked, b"Connection: close\r\n\r\n"]))
+    assert re.findall(rb"'none-(\d)'", said) == [b"%d" % i for i in range(10)]
+
+
+def strange_hosts_are_refused(server: Watched) -> None:
+    authorized = {"Authorization": f"Bearer {KEY}"}
+    for host, status in (("evil.example", 400), ("x", 200), ("127.0.0.1", 200)):
+        answer = server.send("GET", "/stats", None, Host=host, **authorized)
+        assert answer.status == status, host
+        if status == 400:
+            check_error("/stats", answer)
+
+
+def hosts_do_not_matter_by_default(server: Watched) -> None:
+    assert server.send("GET", "/stats", None, Host="evil.example").status == 200
+
+
+def pages_of_other_sites_are_refused(server: Watched) -> None:
+    for path in ("/inference", "/v1/completions", "/generate"):
+        for kind in ("text/plain", "application/json"):
+            answer = server.ask(path, body(path), Sec_Fetch_Site="cross-site", Content_Type=kind)
+            assert answer.status == 403
+            assert not any(name.lower().startswith("access-control") for name in answer.headers)
+
+
+def every_route_but_health_wants_the_key(server: Watched) -> None:
+    paths = server.ask("/openapi.json", method="GET").json["paths"]
+    wrong = ("", KEY, "Bearer", f"Bearer  {KEY}", f"bearer {KEY}", "Bearer wrong", f"Basic {KEY}")
+    assert len(paths) > 15
+    for path, methods in paths.items():
+        for method in methods:
+            for header in wrong:
+                asked = re.sub(r"{[^}]*}", "x", path) + f"?api_key={KEY}"
+                answer = server.send(method.upper(), asked, None, Authorization=header)
+                assert (answer.status == 401) == (path not in OPEN), (method, path, header)
+                assert KEY not in answer.body.decode()
+
+
+def a_forged_origin_is_not_believed(server: Watched) -> None:
+    headers = {"X_Forwarded_For": "6.6.6.6", "Forwarded": "for=6.6.6.6", "X_Request_Id": "forged"}
+    assert server.ask("/inference", body("/inference"), **headers).status == 200
+    wait_until(lambda: '"forged"' in server.output())
+    lines = [json.loads(line) for line in server.output().splitlines() if line.startswith("{")]
+    assert {line["client"] for line in lines if line["id"] == "forged"} == {"127.0.0.1"}
+
+
+def looking_in_is_quick_while_all_is_busy(server: Watched) -> None:
+    asked = [body("/inference", tokens=60, seed=i) for i in range(SLOTS + QUEUE)]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        answers = [pool.submit(server.ask, "/inference", each) for each in asked]
+        wait_until(lambda: server.figures()["requests-waiting"] > 0)
+        seconds = []
+        for path in ("/metrics", "/stats", "/health", "/slots", "/") * 5:
+            began = time.monotonic()
+            assert server.ask(path, method="GET").status == 200
+            seconds.append(time.monotonic() - began)
+        assert server.figures()["requests-running"] > 0  # it was busy all the while
+        assert {each.result().status for each in answers} == {200}
+    assert max(seconds) < PATIENCE / 4
+
+
+CASES = [
+    Case("C1", "bytes that are no HTTP, or old, or new", protocol_is_kept),
+    Case("C2", "long headers, many headers, a long address", headers_are_bounded),
+    Case("C3", "Expect: 100-continue", who_asks_whether_to_go_on_is_told),
+    Case("C4", "paths that would lead out", no_path_leads_out),
+    Case("C5", "ten requests at once on a connection", ten_in_a_row_are_answered_in_order),
+    Case("C6", "a host that is not ours", strange_hosts_are_refused, setting=LOCKED),
+    Case("C7", "a page of another site", all_of(
+        pages_of_other_sites_are_refused, hosts_do_not_matter_by_default)),
+    Case("C8", "no key, and wrong ones, on every route", every_route_but_health_wants_the_key, setting=LOCKED,
+         tests=("tests/test_api.py::test_every_route_but_health_asks_for_the_key",)),
+    Case("C9", "a forged X-Forwarded-For", a_forged_origin_is_not_believed),
+    Case("C10", "looking in under full load", looking_in_is_quick_while_all_is_busy, setting=SLOW),
+]  # fmt: skip

@@ -1,0 +1,291 @@
+"""F and I: signals, restarts, exhaustion and storms, under load."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import resource
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from cases_engine import neighbours
+from cases_http import SLOW
+from cases_queue import IMPATIENT, LONG, hang_up, reset
+from harness import MB, PATIENCE, SLOTS, Pulse, Setting, Watched
+from support import Answer, in_background, read_answer, wait_until
+from table import Act, Case, body
+
+FLEETING = Setting(
+    faults={"slow_step": {"ms": 50}}, environment={"GUNICORN_CMD_ARGS": "--graceful-timeout 3"}
+)
+CROWDED = Setting(queue=1500 - SLOTS)
+ROOMY = Setting(queue=120, environment=IMPATIENT.environment)  # slow bodies have places too
+BROKEN = (OSError, http.client.HTTPException)
+
+
+@contextlib.contextmanager
+def load(server: Watched, threads: int = 4) -> Iterator[list[Answer | None]]:
+    """Ask without end meanwhile; the list gets each answer, and None for a connection that broke."""
+    answers: list[Answer | None] = []
+    done = threading.Event()
+
+    def ask() -> None:
+        while not done.is_set():
+            try:
+                answers.append(
+                    server.ask("/inference", body("/inference", tokens=20, temperature=0))
+                )
+            except BROKEN:
+                answers.append(None)
+            if answers[-1] is None or answers[-1].status != 200:
+                done.wait(0.05)  # as a client that comes again would
+
+    with contextlib.ExitStack() as stack:
+        for _ in range(threads):
+            stack.enter_context(in_background(ask))
+        stack.callback(done.set)
+        yield answers
+
+
+def texts(answers: list[Answer | None]) -> set[str]:
+    return {a.json["completion"] for a in answers if a is not None and a.status == 200}
+
+
+def terminate(server: Watched) -> None:
+    """Who is here gets its answer, who comes is refused at once, and the server ends well."""
+    sent = [
+        server.begin("/inference", body("/inference", tokens=60, seed=i))
+        for i in range(server.places - 8)
+    ]
+    wait_until(lambda: server.figures()["http"]["received"] >= len(sent))
+    server.process.terminate()
+    wait_until(lambda: not server.is_ready())
+    newcomer = server.ask("/inference", body("/inference"))
+    assert (newcomer.status, newcomer.headers["Retry-After"]) == (503, "1")
+    assert {read_answer(sock).status for sock in sent} == {200}
+    for sock in sent:
+        sock.close()
+    assert server.process.wait(30) == 0
+    assert "Traceback" not in server.output()
+
+
+def too_long_for_the_end(server: Watched) -> None:
+    sent = [server.begin("/inference", LONG) for _ in range(SLOTS + 4)]
+    stream = server.begin("/inference", body("/inference", tokens=900, stream=True))
+    wait_until(lambda: server.figures()["requests-running"] == server.slots)
+    server.process.terminate()
+    answers = [read_answer(sock) for sock in sent]
+    streamed = b"".join(iter(lambda: stream.recv(65536), b""))
+    assert {answer.status for answer in answers} == {503}
+    assert {answer.json["error"]["type"] for answer in answers} == {"unavailable_error"}
+    assert b"unavailable_error" in streamed
+    assert b"[DONE]" not in streamed
+    for sock in (*sent, stream):
+        sock.close()
+    assert server.process.wait(20) == 0
+
+
+def ends_by(number: int) -> Act:
+    """Return the act that ends the server by a signal while somebody runs."""
+
+    def act(server: Watched) -> None:
+        sock = server.begin("/inference", body("/inference", tokens=40))
+        wait_until(lambda: server.figures()["http"]["received"] >= 1)
+        server.process.send_signal(number)
+        assert server.process.wait(30) == 0
+        sock.close()
+        assert "Traceback" not in server.output()
+        assert_port_is_free(server)
+
+    return act
+
+
+def assert_port_is_free(server: Watched) -> None:
+    def is_free() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", server.port)) != 0
+
+    wait_until(is_free, PATIENCE)
+
+
+def kills(times: int) -> Act:
+    """Return the act that kills the worker so many times under load; who comes again is answered in the end."""
+
+    def act(server: Watched) -> None:
+        finished: list[int] = []
+        done = threading.Event()
+
+        def client() -> None:
+            while not done.is_set():
+                ask_until_answered(server)
+                finished.append(1)
+
+        with contextlib.ExitStack() as stack:
+            for _ in range(4):
+                stack.enter_context(in_background(client))
+            stack.callback(done.set)
+            for _ in range(times):
+                old, before = server.worker, len(finished)
+                wait_until(lambda: len(finished) > before + 4, 60)  # noqa: B023
+                os.kill(old, signal.SIGKILL)
+                wait_until(lambda: server.has_new_worker(old), 60)  # noqa: B023
+
+    return act
+
+
+def ask_until_answered(server: Watched) -> None:
+    """Come again while the connection breaks or the server is not ready: no other answer is expected."""
+    for _ in range(2000):
+        with contextlib.suppress(*BROKEN):
+            answer = server.ask("/inference", body("/inference", tokens=20, temperature=0))
+            if answer.status == 200:
+                assert answer.json["num_tokens"] == 20
+                return
+            assert answer.status in (429, 503), answer.body
+        time.sleep(0.05)
+    raise AssertionError("nobody answered")
+
+
+def kill_the_master(server: Watched) -> None:
+    worker = server.worker
+    server.process.kill()
+    server.process.wait()
+    wait_until(lambda: not Path(f"/proc/{worker}").exists(), PATIENCE)
+    assert_port_is_free(server)
+
+
+def hang_up_signals(times: int) -> Act:
+    """Return the act that reloads so often under load: nobody's connection breaks, and nothing is left behind."""
+
+    def act(server: Watched) -> None:
+        held = len(os.listdir("/dev/shm")), len(os.listdir(f"/proc/{server.process.pid}/fd"))
+        for _ in range(times):
+            old = server.worker
+            with load(server) as answers:
+                wait_until(lambda: len(answers) > 4)
+                server.process.send_signal(signal.SIGHUP)
+                wait_until(lambda: server.has_new_worker(old), 60)  # noqa: B023
+                seen = len(answers)
+                wait_until(lambda: len(answers) > seen + 4)  # noqa: B023
+            assert None not in answers
+            assert {a.status for a in answers if a is not None} <= {200, 503}
+            assert len(texts(answers)) == 1
+        now = len(os.listdir("/dev/shm")), len(os.listdir(f"/proc/{server.process.pid}/fd"))
+        assert abs(now[0] - held[0]) <= 1  # others use /dev/shm too
+        assert abs(now[1] - held[1]) <= 3
+
+    return act
+
+
+def storm(act: Callable[[Any], None]) -> Act:
+    """Return the act of 1,500 clients that go all at once."""
+
+    def go(server: Watched) -> None:
+        before = server.figures()["http"]
+        sent = [server.begin("/inference", LONG) for _ in range(server.places)]
+        wait_until(
+            lambda: server.figures()["http"]["received"] >= before["received"] + len(sent), 60
+        )
+        hang_up(server, sent, act)
+        assert server.figures()["http"]["cancelled"] == before["cancelled"] + len(sent)
+
+    return go
+
+
+def fifteen_hundred_wait(server: Watched) -> None:
+    """All are answered, each with its own text, and cost less than 300 MB beyond the model."""
+    sent = [
+        server.begin("/inference", body("/inference", f"no {i}", 3)) for i in range(server.places)
+    ]
+    answers = []
+    most = 0
+    for i, sock in enumerate(sent):
+        answers.append(read_answer(sock))
+        sock.close()
+        most = max(most, server.pulse().rss) if i % 100 == 0 else most
+    for answer in answers:
+        server.note("/inference", answer)
+    assert {answer.status for answer in answers} == {200}
+    assert all(a.json["completion"].startswith(f"no {i}") for i, a in enumerate(answers))
+    assert most - server.cold.rss < 300 * MB
+
+
+def slow_clients(server: Watched) -> None:
+    """50 that stop within the headers, 50 within the body, 50 that never hang up: nobody else notices."""
+    head = b"POST /inference HTTP/1.1\r\nHost: x\r\n"
+    with contextlib.ExitStack() as stack:
+        rude = [stack.enter_context(server.connect()) for _ in range(150)]
+        for i, sock in enumerate(rude):
+            whole = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            sock.sendall((head, head + b"Content-Length: 99\r\n\r\n{", whole)[i // 50])
+        expected = neighbours(server)
+        seconds = []
+        for _ in range(20):
+            began = time.monotonic()
+            assert server.get("/health").status == 200
+            seconds.append(time.monotonic() - began)
+        assert max(seconds) < PATIENCE / 2
+        assert neighbours(server) == expected
+        for sock in rude:  # by now each is told, or closed
+            with contextlib.suppress(ConnectionError):
+                while sock.recv(65536):
+                    pass
+    for _ in range(50):  # bodies that stalled are answered 408
+        server.ledger.note("POST", "/inference", 408)
+
+
+def little_memory(server: Watched) -> None:
+    """Whoever finds no memory is told so; when there is some again, all is as before."""
+    pid = server.worker
+    status = Path(f"/proc/{pid}/status").read_text()
+    size = int(next(line for line in status.splitlines() if line.startswith("VmSize")).split()[1])
+    old = resource.prlimit(pid, resource.RLIMIT_AS)
+    resource.prlimit(pid, resource.RLIMIT_AS, ((size << 10) + MB, old[1]))
+    prompts = [body("/inference", chr(97 + i) * 900, 100) for i in range(SLOTS)]
+    sent = [server.begin("/inference", each) for each in prompts]
+    answered = 0
+    for sock in sent:
+        with contextlib.suppress(ConnectionError, IndexError):
+            answered += read_answer(sock).status in (200, 500, 503)
+        sock.close()
+    with contextlib.suppress(ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_AS, old)
+    assert answered or server.worker != pid
+    assert Pulse.of(server.worker or server.process.pid).threads
+
+
+CASES = [
+    Case("F1", "INT under load", ends_by(signal.SIGINT), ends=True, quick=False),
+    Case("F1", "QUIT under load", ends_by(signal.SIGQUIT), ends=True, quick=False,
+         tests=("tests/test_server.py::test_ctrl_c_ends_it_too",)),
+    Case("F2", "starts that cannot work",
+         tests=("tests/test_launches.py::test_what_cannot_work_is_refused_in_one_line",
+                "tests/test_server.py::test_a_broken_model_is_one_line_with_the_remedy",
+                "tests/test_config.py::test_a_taken_port_is_one_line_with_the_remedy",
+                "tests/test_config.py::test_too_few_open_files_are_refused_and_a_soft_limit_is_raised")),
+    Case("F3", "ten reloads", hang_up_signals(10), quick=False, killed=True),
+    Case("I1", "TERM under load", terminate, setting=SLOW, ends=True),
+    Case("I2", "TERM with little time", too_long_for_the_end, setting=FLEETING, ends=True, quick=False,
+         tests=("tests/test_cancel.py::test_who_outlasts_the_drain_is_told",)),
+    Case("I3", "the worker killed three times", kills(3), killed=True),
+    Case("I3", "the worker killed twenty times", kills(20), quick=False, killed=True),
+    Case("I4", "the master killed", kill_the_master, ends=True, quick=False),
+    Case("I5", "a reload under load", hang_up_signals(1), quick=False, killed=True),
+    Case("I6", "1,500 that close", storm(socket.socket.close), setting=CROWDED, quick=False),
+    Case("I6", "1,500 that reset", storm(reset), setting=CROWDED, quick=False),
+    Case("I6", "1,500 that wait", fifteen_hundred_wait, setting=CROWDED, quick=False),
+    Case("I7", "50 slow headers, 50 slow bodies, 50 that stay", slow_clients, setting=ROOMY),
+    Case("I8", "no file descriptors",
+         tests=("tests/test_front_door.py::test_a_server_without_file_descriptors_waits_for_some_and_goes_on",)),
+    Case("I9", "no memory", little_memory, quick=False, killed=True, tracebacks=True),
+    Case("I10", "engine faults under load", tests=("tests/faults/cases_engine.py::beside_neighbours",)),
+    Case("I11", "frozen viewers",
+         tests=("tests/test_events.py::test_frozen_viewers_hinder_nobody_and_the_server_still_ends",
+                "tests/test_events.py::test_the_seventeenth_gets_503")),
+]  # fmt: skip

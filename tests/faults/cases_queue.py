@@ -1,0 +1,197 @@
+"""D: the queue, time, and clients that go away or stop reading."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from cases_http import SLOW
+from harness import PATIENCE, QUEUE, SLOTS, Setting, Watched
+from support import read_answer, wait_until
+from table import Case, body
+
+PLACES = SLOTS + QUEUE
+IMPATIENT = Setting(environment={"EB_SEND_TIMEOUT": "1", "EB_RECEIVE_TIMEOUT": "1"})
+LONG = body("/inference", tokens=900)
+STAGES: dict[str, tuple[bytes, Callable[[dict[str, Any]], bool]]] = {
+    "queued": (LONG, lambda told: told["scheduled_at"] is None),
+    "prefill": (body("/inference", "y" * 1000, 9), lambda told: told["scheduled_at"] is not None),
+    "decode": (LONG, lambda told: told["output_tokens"] > 2),
+    "last": (body("/inference", tokens=9), lambda told: told["output_tokens"] >= 8),
+}
+
+
+def reset(sock: socket.socket) -> None:
+    """Close with an RST."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+def overload(server: Watched) -> None:
+    sent = [body("/inference", tokens=20, seed=i) for i in range(300)]
+    socks = [server.connect() for _ in sent]
+    for sock, each in zip(socks, sent):
+        sock.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                     b"Content-Length: %d\r\n\r\n" % len(each) + each)  # fmt: skip
+    answers = [read_answer(sock) for sock in socks]
+    for sock, answer in zip(socks, answers):
+        sock.close()
+        server.note("/inference", answer)
+    accepted = [answer for answer in answers if answer.status == 200]
+    refused = [answer for answer in answers if answer.status == 429]
+    assert len(accepted) >= PLACES
+    assert len(accepted) + len(refused) == 300
+    assert refused
+    assert {answer.json["num_tokens"] for answer in accepted} == {20}
+    assert all(1 <= int(answer.headers["Retry-After"]) <= 60 for answer in refused)
+
+
+def who_waits_too_long_never_runs(server: Watched) -> None:
+    running = [server.begin("/inference", LONG) for _ in range(SLOTS)]
+    wait_until(lambda: server.figures()["requests-running"] > 0)
+    before = server.figures()["requests-timed-out"]
+    answer = server.ask(
+        "/inference", body("/inference"), X_Queue_Timeout="0.2", X_Request_Id="late"
+    )
+    assert answer.status == 504
+    assert answer.json["error"]["type"] == "timeout_error"
+    told = server.told("late")
+    assert (told["scheduled_at"], told["output_tokens"], told["iterations"]) == (None, 0, None)
+    assert server.figures()["requests-timed-out"] == before + 1
+    hang_up(server, running)
+
+
+def hang_up(
+    server: Watched, socks: list[socket.socket], act: Callable[[Any], None] = socket.socket.close
+) -> None:
+    """Leave requests that the server has read, and wait until nobody is there any more."""
+    for sock in socks:
+        act(sock)
+        server.ledger.leave()
+    wait_until(server.is_at_rest, PATIENCE)
+
+
+def clients_go_at_every_stage(server: Watched) -> None:
+    for act in (socket.socket.close, reset):
+        for stage in STAGES:
+            a_client_goes(server, stage, act)
+
+
+def a_client_goes(server: Watched, stage: str, act: Callable[[Any], None]) -> None:
+    sent, is_there = STAGES[stage]
+    id = f"{stage}-{act.__name__}"
+    socks = []
+    if stage == "queued":
+        socks = [server.begin("/inference", LONG) for _ in range(SLOTS)]
+        wait_until(lambda: server.figures()["requests-running"] == server.slots)
+    socks.append(server.begin("/inference", sent, id))
+    wait_until(lambda: server.knows(id) and is_there(server.told(id)))
+    hang_up(server, socks[::-1], act)
+    ended = ("cancelled", "length") if stage == "last" else ("cancelled",)
+    assert server.told(id)["finish_reason"] in ended
+    if stage == "queued":
+        assert server.told(id)["scheduled_at"] is None
+
+
+def many_give_up(server: Watched) -> None:
+    """200 ask for most tokens; those that are taken in leave, and a probe is answered at once."""
+    socks = [server.begin("/inference", LONG) for _ in range(200)]
+    wait_until(lambda: server.figures()["http"]["received"] >= 200)
+    for sock in socks:
+        sock.settimeout(0)
+        try:
+            head = sock.recv(4096)
+        except BlockingIOError:
+            server.ledger.leave()
+        else:
+            assert b" 429 " in head[:20]
+            server.ledger.note("POST", "/inference", 429)
+        sock.close()
+    began = time.monotonic()
+    assert server.ask("/inference", body("/inference", tokens=1)).status in (200, 429)
+    wait_until(lambda: server.ask("/inference", body("/inference", tokens=1)).status == 200)
+    assert time.monotonic() - began < PATIENCE
+
+
+def who_stops_reading_is_dropped(server: Watched) -> None:
+    """More is sent than the buffers of both sides hold, so that the server's next write would wait for ever."""
+    many = body("/v1/completions", tokens=900, n=4, logprobs=5, stream=True, ignore_eos=True)
+    frozen = [server.begin("/v1/completions", many, receive_buffer=2048) for _ in range(3)]
+    wait_until(lambda: server.figures()["requests-running"] > 0)
+    assert server.ask("/inference", body("/inference", tokens=9)).status == 200
+    wait_until(server.is_at_rest, 40)
+    server.ledger.leave(len(frozen))
+    for sock in frozen:
+        sock.close()
+
+
+def readers_leave_streams(server: Watched) -> None:
+    sent = body("/inference", tokens=300, stream=True)
+    for n in (0, 1, 3):
+        sock = server.begin("/inference", sent, f"left-{n}")
+        with sock.makefile("rb") as lines:
+            while n:
+                n -= lines.readline().startswith(b"data: ")
+        wait_until(lambda: server.figures()["http"]["received"] > 0 and not server.is_at_rest())
+        hang_up(server, [sock], reset)
+    with server.begin("/inference", body("/inference", tokens=3, stream=True)) as sock:
+        data = b"".join(iter(lambda: sock.recv(65536), b""))
+    assert data.rstrip(b"\r\n0").endswith(b"data: [DONE]")
+    server.ledger.note("POST", "/inference", 200)
+
+
+def long_and_short_both_finish(server: Watched) -> None:
+    for first, rest in ((300, 5), (5, 300)):
+        ids = [f"mixed-{first}-{i}" for i in range(6)]
+        socks = []
+        for i, id in enumerate(ids):
+            socks.append(
+                server.begin(
+                    "/inference", body("/inference", tokens=rest if i else first, seed=i), id
+                )
+            )
+            wait_until(partial(server.knows, id))
+        answers = [read_answer(sock) for sock in socks]
+        for sock, answer in zip(socks, answers):
+            sock.close()
+            server.note("/inference", answer)
+        assert [answer.json["num_tokens"] for answer in answers] == [first] + [rest] * 5
+        begun = [server.told(id)["scheduled_at"] for id in ids]
+        assert begun == sorted(begun)
+
+
+def a_free_slot_is_used_at_once(server: Watched) -> None:
+    ids = [f"slot-{i}" for i in range(SLOTS + 4)]
+    with ThreadPoolExecutor(len(ids)) as pool:
+        sent = [
+            pool.submit(
+                server.ask, "/inference", body("/inference", tokens=40 + 3 * i), X_Request_Id=id
+            )
+            for i, id in enumerate(ids)
+        ]
+        assert {each.result().status for each in sent} == {200}
+    told = [server.told(id)["iterations"] for id in ids]
+    late = sorted(first for first, _ in told)[SLOTS:]
+    early = sorted(last for _, last in told)[: len(late)]
+    assert late == [last + 1 for last in early]
+
+
+CASES = [
+    Case("D1", "300 at once where 32 may come in", overload, setting=SLOW),
+    Case("D2", "a wait that is too long", who_waits_too_long_never_runs, setting=SLOW),
+    Case("D3", "clients that go, at every stage", clients_go_at_every_stage, setting=SLOW,
+         tests=("tests/test_cancel.py::test_a_client_that_goes_frees_its_place_in_queue_and_batch",)),
+    Case("D4", "200 that give up", many_give_up, setting=SLOW,
+         tests=("tests/test_cancel.py::test_two_hundred_that_go_in_the_middle_leave_nothing_behind",)),
+    Case("D5", "a reader that stops", who_stops_reading_is_dropped, setting=IMPATIENT, quick=False),
+    Case("D6", "readers that leave before, within and after", readers_leave_streams, setting=SLOW,
+         tests=("tests/test_cancel.py::test_a_stream_that_is_never_read_gives_everything_back",)),
+    Case("D7", "one long among many short, and the reverse", long_and_short_both_finish, setting=SLOW),
+    Case("D8", "a slot that falls free while others wait", a_free_slot_is_used_at_once, setting=SLOW,
+         policies=("dynamic",)),
+]  # fmt: skip
