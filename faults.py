@@ -44,6 +44,7 @@ class Step(Parameters):
     after: int = Field(0, ge=0)
     times: int = Field(ENDLESS, ge=1)
     message: ClassVar[str] = "an armed fault fails this step"
+    lasts: ClassVar[bool] = False  # once it has come, every step has it
 
     def act(self) -> None:
         """Do what is wrong with a step, before it is computed."""
@@ -52,6 +53,10 @@ class Step(Parameters):
     def is_due(self, step: int, plan: Plan) -> bool:
         """Whether it is this step's turn, whoever is in it."""
         return step > self.after
+
+
+class Always(Step):
+    lasts = True
 
 
 class Once(Step):
@@ -80,6 +85,7 @@ class OutOfMemoryAbove(Step):
 
 class Sticky(Step):
     message = "CUDA error: device-side assert triggered. An armed fault"
+    lasts = True
 
 
 class Slow(Step):
@@ -143,7 +149,7 @@ class Faults(BaseModel):
 
     poison: Matching | None = None  # steps fail
     fail_once: Once | None = None
-    fail_always: Step | None = None
+    fail_always: Always | None = None
     oom_once: OutOfMemoryOnce | None = None
     oom_above: OutOfMemoryAbove | None = None
     oom_for: OutOfMemoryFor | None = None
@@ -265,8 +271,8 @@ class FaultyModel:
     def forward(self, plan: Plan) -> list[Output]:
         self._steps += 1
         for fault, left in self._left.items():
-            words = fault.prompt_contains
-            if left and fault.is_due(self._steps, plan) and self._holds(plan, words):
+            lasts = fault.lasts and left < fault.times
+            if left and (lasts or self._is_due(fault, plan)):
                 self._left[fault] = left - 1
                 fault.act()
         outputs = self._model.forward(plan)
@@ -278,8 +284,11 @@ class FaultyModel:
             for seq, output in zip(plan.sequences, outputs)
         ]
 
-    def _holds(self, plan: Plan, words: str) -> bool:
-        return not words or any(self._has(seq, words) for seq in plan.sequences)
+    def _is_due(self, fault: Step, plan: Plan) -> bool:
+        words = fault.prompt_contains
+        return fault.is_due(self._steps, plan) and (
+            not words or any(self._has(seq, words) for seq in plan.sequences)
+        )
 
     def _has(self, seq: Sequence, words: str) -> bool:
         return words in self._decode(seq.prompt_ids)

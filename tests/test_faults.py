@@ -90,6 +90,15 @@ def test_a_fault_waits_for_its_step_and_comes_as_often_as_it_may() -> None:
     assert kinds == ["fine", "fine", "failed", "fine"]
 
 
+@pytest.mark.parametrize("fault", ["fail_always", "sticky"])
+def test_what_is_broken_for_good_stays_so_for_everybody(fault: str) -> None:
+    model = faulty(**{fault: {"prompt_contains": "X"}})
+    assert model.forward(plan_of("a")) == [97]
+    for prompt in ("X", "a"):
+        with pytest.raises(RuntimeError):
+            model.forward(plan_of(prompt))
+
+
 @pytest.mark.parametrize(
     ("armed", "prompts", "words"),
     [
