@@ -101,6 +101,10 @@ class Config:
         "auto", "number format of weights and KV cache", "model",
         choices=("auto", "float32", "bfloat16", "float16"),
     )  # fmt: skip
+    batch_invariant: bool = setting(
+        False, "on a GPU: the same text to the token alone and in any batch, somewhat slower; a CPU does so anyway",
+        "model",
+    )  # fmt: skip
     tokenizer_file: str = setting(
         "", "file with GPT-2's byte-pair ranks (*.tiktoken); unset: downloaded once", "model"
     )

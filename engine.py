@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import faults
 import policies
@@ -23,6 +23,10 @@ from scheduling.pages import PagePool
 from shadow import Shadow
 from simulate import mock
 from stats import ServerStats
+
+if TYPE_CHECKING:
+    from generate.runner import ModelRunner
+    from model import GPT
 
 RESOLVED = "EB_INTERNAL_RESOLVED"  # the launcher finds the model, its worker loads it
 
@@ -109,7 +113,6 @@ def _shadow_of(config: Config, manager: BatchingManager) -> Shadow:
 def _load_model(config: Config, slots: int) -> Parts:
     """Load a GPT-2 model with room for the contexts of `slots` sequences, if the memory has it."""
     from generate import machine
-    from generate.runner import ModelRunner
     from generate.tokenizer import load_tokenizer
 
     text = os.environ.get(RESOLVED)
@@ -126,17 +129,17 @@ def _load_model(config: Config, slots: int) -> Parts:
     parameters = sum(p.numel() for p in model.parameters())
     shape = model.config
     n_pages = machine.kv_pages(shape, dtype, device, config.kv_memory, slots)
-    runner = ModelRunner(model, n_pages, machine.PAGE_SIZE)
+    runner = _make_runner(model, n_pages, slots, config)
     return Parts(
         model=runner,
         tokenizer=tokenizer,
         name=resolved.name + (" (random weights)" if resolved.load_format == "dummy" else ""),
         device=str(device),
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(runner.dtype).removeprefix("torch."),
         context=shape.block_size,
         vocabulary=shape.vocab_size,
         n_pages=n_pages,
-        page_size=machine.PAGE_SIZE,
+        page_size=runner.page_size,
         tokens_per_step=2048 if device.type == "cuda" else 256,
         facts={
             "parameters": parameters,
@@ -146,6 +149,21 @@ def _load_model(config: Config, slots: int) -> Parts:
             "warnings": [w for w in (resolved.warning, tokenizer.warning) if w],
         },
     )
+
+
+def _make_runner(model: GPT, n_pages: int, slots: int, config: Config) -> ModelRunner:
+    """Return what computes steps on the model's device, ready for the first request."""
+    from generate import machine
+    from generate.runner import ModelRunner
+
+    device = model.lm_head.weight.device
+    if device.type != "cuda":
+        return ModelRunner(model, n_pages, machine.PAGE_SIZE)
+    from generate.gpu import runner as gpu
+
+    any_format = config.dtype == "auto"
+    size = machine.page_size(device)
+    return gpu.make_runner(model, n_pages, size, slots, config.batch_invariant, any_format)
 
 
 def _load_mock(config: Config, slots: int) -> Parts:

@@ -13,6 +13,7 @@ import torch
 from model import GPTConfig
 
 PAGE_SIZE = 64
+GPU_PAGE_SIZE = 128  # a page is what one program of the decode kernel reads
 CPU_SHARE, CPU_MOST = (
     0.3,
     2 << 30,
@@ -87,6 +88,11 @@ def free_memory(device: torch.device) -> int:
     return free
 
 
+def page_size(device: torch.device) -> int:
+    """Return how many tokens a KV page holds on `device`."""
+    return GPU_PAGE_SIZE if device.type == "cuda" else PAGE_SIZE
+
+
 def bytes_per_token(shape: GPTConfig, dtype: torch.dtype) -> int:
     """Return the size of one token's keys and values in all layers."""
     return 2 * shape.n_layer * shape.n_embd * dtype.itemsize
@@ -97,17 +103,19 @@ def kv_pages(
 ) -> int:
     """Return how many pages to make: what `kv_memory` bytes hold, or for 0 a share of the free memory.
 
-    More than all slots with a whole context each are of no use but to the prefix cache, which gets as many again.
-    Raises MachineError when not even one whole context fits.
+    More than all slots with a whole context each are of no use but to the prefix cache. On a CPU it gets as many
+    again; a GPU's memory has no other use, so there it gets the rest of the share. Raises MachineError when not even one whole context fits.
     """
-    page = bytes_per_token(shape, dtype) * PAGE_SIZE
-    context = -(-shape.block_size // PAGE_SIZE)
+    size = page_size(device)
+    page = bytes_per_token(shape, dtype) * size
+    context = -(-shape.block_size // size)
     free = free_memory(device)
     if kv_memory:
         pages = kv_memory // page
+    elif device.type == "cuda":
+        pages = int(free * GPU_SHARE) // page
     else:
-        budget = free * GPU_SHARE if device.type == "cuda" else min(free * CPU_SHARE, CPU_MOST)
-        pages = min(int(budget) // page, 2 * slots * context)
+        pages = min(int(min(free * CPU_SHARE, CPU_MOST)) // page, 2 * slots * context)
     if kv_memory > free:
         raise MachineError(
             f"--kv-memory is {kv_memory:,} bytes, and {free:,} are free on the {device.type}. Set it lower"

@@ -11,13 +11,14 @@ from support import multiply_in_one_order
 from test_runner import SHAPES, make_model, ragged, run
 
 import policies
+from generate import machine
 from generate.gpu import sampling
 from generate.gpu.graphs import BUCKETS, Replayer, buckets_up_to
-from generate.gpu.runner import GpuRunner
+from generate.gpu.runner import GpuRunner, make_runner
 from generate.params import GREEDY, SamplingParams
 from generate.runner import ModelRunner
 from generate.sampling import NotFinite, sample, uniform
-from model import GPTConfig
+from model import GPT, GPTConfig
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Output, Scheduler
@@ -201,6 +202,39 @@ def test_logits_that_overflow_are_found_at_the_warm_up() -> None:
     model = make_model(CONFIG)
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight * torch.inf, requires_grad=False)
     assert not GpuRunner(model, 4, 64).warm_up()
+
+
+def test_a_model_too_large_for_float16_goes_on_in_bfloat16(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def loud() -> GPT:
+        model = make_model(CONFIG)
+        mlp = model.transformer.h[0].mlp
+        mlp.c_fc.bias.fill_(6e4)
+        mlp.c_proj.weight.fill_(1.0)
+        return model.half()
+
+    assert make_runner(loud(), 4, 64, 2, strict=False, any_format=True).dtype == torch.bfloat16
+    assert "it is computed in bfloat16" in caplog.text
+    assert make_runner(loud(), 4, 64, 2, strict=False, any_format=False).dtype == torch.float16
+    assert "not finite in torch.float16. Use another --dtype" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_sixteen_bits_serve_too(dtype: torch.dtype) -> None:
+    runner = make_runner(make_model(CONFIG, dtype), 120, 64, 8, strict=False, any_format=False)
+    texts = run(None, ragged(CONFIG, 6, 1, temperature=0), runner=runner)
+    exact = run(make_model(CONFIG), ragged(CONFIG, 6, 1, temperature=0))
+    assert [len(text) for text in texts] == [len(text) for text in exact]
+    assert sum(text[0] == other[0] for text, other in zip(texts, exact)) > 3
+
+
+def test_a_cards_pages_come_from_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = torch.device("cuda")
+    monkeypatch.setattr(machine, "free_memory", lambda device: 10 << 30)
+    page = machine.bytes_per_token(CONFIG, torch.float16) * machine.page_size(card)
+    assert machine.kv_pages(CONFIG, torch.float16, card, 0, slots=1) == (8 << 30) // page + 1
+    assert machine.kv_pages(CONFIG, torch.float16, card, 2 << 30, slots=1) == (2 << 30) // page + 1
 
 
 def test_the_devices_uniforms_are_the_hosts_to_the_bit() -> None:

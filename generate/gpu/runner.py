@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 from collections.abc import Sequence as Many
 from dataclasses import replace
 
@@ -28,6 +29,8 @@ from model import GPT
 from scheduling.iteration import Plan
 from scheduling.scheduler import Output
 from scheduling.sequence import Sequence
+
+log = logging.getLogger(__name__)
 
 CAPACITY = 64
 WARM_UP_TOKENS = 64
@@ -65,6 +68,11 @@ class GpuRunner(ModelRunner):
         pages = -(-self.config.block_size // self.page_size)
         pool, where = self.keys.shape[1:], (self.dtype, self.device)
         self.attend = choose.make_decode(capacity, pages, pool, *where)
+        if strict and self.attend.name == "torch" and self.device.type == "cuda":
+            raise RuntimeError(
+                "--batch-invariant needs Triton's kernels, and they do not run here; the log says why. "
+                "Leave it out"
+            )
         self.attend_prompts = choose.make_prompts(pool, *where)
         self.network = Network(model, choose.make_math(strict, self.config.activation, *where))
         self.decoder = Decoder(Rows(capacity, pages, self.device), self._row_logits)
@@ -191,6 +199,27 @@ class GpuRunner(ModelRunner):
         contexts = [0, *itertools.accumulate(lengths)]
         cuts = upload(torch.tensor([queries, contexts], dtype=torch.int32), self.device)
         return Prompts(queries, contexts, cuts, fresh // size, fresh % size, past)
+
+
+def make_runner(
+    model: GPT, n_pages: int, page_size: int, capacity: int, strict: bool, any_format: bool
+) -> GpuRunner:
+    """Return a runner that is warm: kernels compiled, graphs recorded, a prompt computed.
+
+    With `any_format`, a model whose numbers are too large for float16 goes on in bfloat16. The model is used up.
+    """
+    runner = GpuRunner(model, n_pages, page_size, capacity, strict)
+    if runner.warm_up():
+        return runner
+    if any_format and runner.dtype == torch.float16:
+        log.warning("this model's numbers are too large for float16; it is computed in bfloat16")
+        del runner  # its pages make room for the next one's
+        return make_runner(model.to(torch.bfloat16), n_pages, page_size, capacity, strict, False)
+    log.warning(
+        "this model's logits are not finite in %s. Use another --dtype, or check the checkpoint",
+        runner.dtype,
+    )
+    return runner
 
 
 def _decodes(seq: Sequence) -> bool:
