@@ -56,6 +56,12 @@ class Bell:
         except RuntimeError:  # it has been rung and nobody has listened yet
             return
 
+    def ring_for_tokens(self) -> None:
+        """Ring if the reader waits for tokens; it is told once."""
+        if self.wants_tokens:
+            self.wants_tokens = False
+            self.ring()
+
     def wait(self, seconds: float) -> bool:
         """Return as soon as it rings, at the latest after so many seconds."""
         return self._lock.acquire(timeout=max(0.0, min(seconds, 3600.0)))
@@ -162,10 +168,8 @@ class Inference:
     def hand_over(self) -> None:
         """Let the reader have the tokens so far; the loop calls this after each step that gave one."""
         self.ready = len(self.sequence.output_ids)
-        bell = self.bell
-        if bell is not None and bell.wants_tokens:
-            bell.wants_tokens = False
-            bell.ring()
+        if self.bell is not None:
+            self.bell.ring_for_tokens()
 
     def finished(self, error: InferenceError | None = None) -> bool:
         """End the inference and wake who waits; False if it had ended already."""

@@ -11,6 +11,7 @@ from api.access_log import AccessLog
 from api.feed import Feed
 from api.meters import Meters
 from api.openapi import Operation
+from api.stream_writer import StreamWriter
 from api.visits import Places, Visits
 from api.watcher import Watcher
 from batching import BatchingManager, Inference
@@ -109,6 +110,7 @@ class Service:
         self.watcher = Watcher()
         self.visits = Visits(self.watcher)
         self.meters = Meters()
+        self.stream_writer = StreamWriter()
         self._engine: Engine | None = None
         if engine is not None:
             self.engine = engine
@@ -125,6 +127,7 @@ class Service:
         for noting in filter(None, watching):
             manager.greeters.append(noting.greet)
             manager.observers.append(noting.observe)
+        manager.observers.append(self.stream_writer.observe)
         if engine.shadow is not None:
             engine.shadow.start(lambda report: self.feed.announce("shadow", report))
         manager.queue_timeout = self.config.queue_limit

@@ -1,8 +1,9 @@
 """Answers that are read while they grow: who has new text, and the frames of server-sent events.
 
-The loop rings the job's bell at most once a step, and ringing costs it time. So a reader that has just sent something
-sleeps out the time in which tokens are put together before it listens again, if steps are so fast that there will be
-some by then: many streams of fast steps cost the loop nothing.
+A handler sends what it yields, and between the first piece and the last lends its stream to the one thread that
+writes for all. Where that cannot be (another framing than chunks in the clear, pieces of so many tokens), the loop
+rings the job's bell at most once a step, and a reader that has just sent something sleeps out the time in which
+tokens are put together before it listens again, if there will be some by then.
 It must not know what a dialect's events look like.
 """
 
@@ -10,21 +11,23 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from flask import Response, g, stream_with_context
+from flask import Response, current_app, g, request, stream_with_context
 
 from api import errors
 from api.errors import ApiError
 from api.generation import Job
+from api.service import Service
+from api.stream_writer import INTERVAL, Loan
 from batching import Inference, InferenceError
-from inference import LOOK_SECONDS, too_late
+from inference import LOOK_SECONDS, Bell, too_late
 
 log = logging.getLogger(__name__)
 
-INTERVAL = 0.020  # seconds for which tokens may be put together
 SILENCE = 10.0  # seconds after which a comment shows that the server is there
 PING = b": ping\n\n"
 
@@ -86,60 +89,107 @@ class Follower:
         return Growth(self.index, self._text.rest(self.inference.answer), self._told, count, True)
 
 
-def rounds(
-    job: Job, followers: list[Follower], tokens_together: int | None = None
-) -> Iterator[list[Growth]]:
-    """Yield what has grown, again and again until all have ended; nothing after `SILENCE` seconds without any.
+class Answers:
+    """The answers of a stream that have not ended, and the events of what they have grown by."""
 
-    With `tokens_together` so many tokens make a round, instead of those of `INTERVAL`.
-    """
-    bell, limit, own = job.bell, job.limit, job.own_limit
-    assert bell is not None
-    live = list(followers)
-    sent_at, pinged_at = -INTERVAL, time.perf_counter()
-    gap = INTERVAL  # seconds between tokens, as far as is known
-    while live:
-        left = INTERVAL - (time.perf_counter() - sent_at)
-        if left > 0 and tokens_together is None and (gap < INTERVAL or any(f.unread for f in live)):
-            bell.wants_tokens = False
-            bell.wait(left)  # an ending rings all the same
-        bell.wants_tokens = True
-        most = max([f.unread for f in live])
-        grown = [] if _too_few(live, tokens_together) else _look(live)
-        if grown:
-            bell.wants_tokens = False
-            live = [f for f in live if not f.done]
-            yield grown
-            now = time.perf_counter()
-            gap, sent_at, pinged_at = (now - sent_at) / (most or 1), now, now
-            continue
+    def __init__(self, followers: list[Follower], encode: Callable[[Growth], bytes]) -> None:
+        self.live = followers
+        self._encode = encode
+
+    @property
+    def unread(self) -> int:
+        """How many tokens wait to be read, of the answer that has most."""
+        return max([follower.unread for follower in self.live], default=0)
+
+    def read(self) -> bytes:
+        """Return the events that there are by now; InferenceError when an answer has failed."""
+        grown = [g for follower in self.live if (g := follower.look()) is not None]
+        self.live = [follower for follower in self.live if not follower.done]
+        return b"".join(map(self._encode, grown))
+
+    def too_few(self, together: int | None) -> bool:
+        """Whether to wait for more tokens; the first of an answer and its end wait for nothing."""
+        if together is None:
+            return False
+        return not any(
+            f.inference.is_finished or f.unread >= together or (f.is_fresh and f.unread)
+            for f in self.live
+        )
+
+    def look_after(self) -> None:
+        for follower in self.live:
+            follower.inference.look_after()
+
+
+class Pace:
+    """When a handler last sent something, and whether more will be there before it may send again."""
+
+    def __init__(self, bell: Bell) -> None:
+        self.sent_at = time.perf_counter() - INTERVAL
+        self._bell = bell
+        self._gap = INTERVAL  # seconds between tokens, as far as is known
+
+    def sent(self, tokens: int) -> None:
         now = time.perf_counter()
-        if own is not None and now - job.arrived_at >= own:
-            job.end_early()
-            own = None
-        elif now - job.arrived_at >= limit:
-            job.cancel(too_late(limit))
+        self._gap, self.sent_at = (now - self.sent_at) / (tokens or 1), now
+
+    def sleep_out(self, unread: int) -> None:
+        """Sleep while tokens are put together; an ending rings all the same."""
+        left = INTERVAL - (time.perf_counter() - self.sent_at)
+        if left > 0 and (self._gap < INTERVAL or unread):
+            self._bell.wants_tokens = False
+            self._bell.wait(left)
+
+
+def pieces(
+    job: Job, answers: Answers, tokens_together: int | None = None, loan: Loan | None = None
+) -> Iterator[bytes]:
+    """Yield the events of what has grown, until all have ended, and a comment after `SILENCE` seconds without any.
+
+    With `tokens_together` so many tokens make a piece, instead of those of `INTERVAL`. With a `loan`, what is between
+    the first piece and the last is written by whom it is lent to.
+    """
+    bell = job.bell
+    assert bell is not None
+    pace, pinged_at, begun = Pace(bell), time.perf_counter(), False
+    while answers.live:
+        lends = loan if begun else None
+        if lends is None and tokens_together is None:
+            pace.sleep_out(answers.unread)
+        bell.wants_tokens = lends is None
+        tokens = answers.unread
+        data = b"" if answers.too_few(tokens_together) else answers.read()
+        now = time.perf_counter()
+        if data:
+            bell.wants_tokens, begun = False, True
+            yield data
+            pace.sent(tokens)
+            pinged_at = pace.sent_at
+        elif _ends_late(job, now):
+            continue
         elif now - pinged_at >= SILENCE:
             pinged_at = now
-            yield []
+            yield PING
         else:
-            ends = [pinged_at + SILENCE, job.arrived_at + (limit if own is None else own)]
-            bell.wait(min(min(ends) - now, LOOK_SECONDS))
-            for follower in live:
-                follower.inference.look_after()
+            ends = [pinged_at + SILENCE, job.arrived_at + (job.own_limit or job.limit)]
+            seconds = min(min(ends) - now, LOOK_SECONDS)
+            if lends is None:
+                bell.wait(seconds)
+            else:
+                pinged_at = max(pinged_at, lends.sleep(seconds))
+            answers.look_after()
 
 
-def _look(live: list[Follower]) -> list[Growth]:
-    return [growth for follower in live if (growth := follower.look()) is not None]
-
-
-def _too_few(live: list[Follower], together: int | None) -> bool:
-    """Whether to wait for more tokens; the first of an answer and its end wait for nothing."""
-    if together is None:
+def _ends_late(job: Job, now: float) -> bool:
+    """End a job whose time is over: well by its own limit, with an error by the server's."""
+    own, taken = job.own_limit, now - job.arrived_at
+    if own is not None and taken >= own:
+        job.end_early()
+    elif taken >= job.limit:
+        job.cancel(too_late(job.limit))
+    else:
         return False
-    return not any(
-        f.inference.is_finished or f.unread >= together or (f.is_fresh and f.unread) for f in live
-    )
+    return True
 
 
 def respond(
@@ -152,15 +202,18 @@ def respond(
     tokens_together: int | None = None,
 ) -> Response:
     """Return the response that streams a job's events; leaving it early cancels what has not ended."""
+    answers = Answers(followers, encode)
+    loan = _loan(job, answers) if tokens_together is None else None
 
     def events() -> Iterator[bytes]:
         try:
-            for grown in rounds(job, followers, tokens_together):
-                yield b"".join(map(encode, grown)) if grown else PING
+            yield from pieces(job, answers, tokens_together, loan)
             yield end()
         except InferenceError as error:
             job.cancel(error)
             yield event(errors.content(errors.from_inference(error)), space)
+        except OSError:  # of the client's socket: whoever serves it knows what to do
+            raise
         except Exception:
             log.exception("a stream failed")
             job.cancel()
@@ -177,6 +230,19 @@ def respond(
     ):  # else the visit ends what is open, whether the generator began or not
         response.call_on_close(job.cancel)
     return response
+
+
+def _loan(job: Job, answers: Answers) -> Loan | None:
+    """Return what lets the writer write this answer; None where gunicorn's framing is not the one it knows.
+
+    That is chunks in the clear: HTTP/1.1 without TLS.
+    """
+    sock = request.environ.get("gunicorn.socket")
+    if type(sock) is not socket.socket or request.environ["SERVER_PROTOCOL"] != "HTTP/1.1":
+        return None
+    service: Service = current_app.extensions["service"]
+    assert job.bell is not None
+    return Loan(service.stream_writer, sock, job.bell, answers)
 
 
 dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
