@@ -30,7 +30,7 @@ SWITCH = {"type": "string", "enum": ["0", "1"]}
 OPERATIONS = [
     Operation(
         "get", "/events", "the steps of the loop, as server-sent events without end", "operations",
-        media="text/event-stream", answer={"type": "string"}, errors=(400, 503), endless=True,
+        media="text/event-stream", answer={"type": "string"}, errors=(400, 503), unlisted="it never ends",
         query={
             "last": {"type": "integer", "minimum": 0, "maximum": KEPT},
             "after": {"type": "integer", "minimum": 0}, "detail": SWITCH,

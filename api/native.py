@@ -24,6 +24,7 @@ OPERATIONS = [
             "required": ["completion", "id", "num_tokens", "finish_reason", "timings"],
             "properties": {
                 "completion": {"type": "string"}, "id": {"type": "string"}, "num_tokens": {"type": "integer"},
+                "prompt_tokens": {"type": "integer"}, "cached_tokens": {"type": "integer"},
                 "finish_reason": {"type": "string"}, "timings": {"type": "object", "additionalProperties": NUMBER},
             },
         },
@@ -97,6 +98,8 @@ def ending(job: Job) -> dict[str, Any]:
     return {
         "id": inference.id,
         "num_tokens": len(inference.output_ids),
+        "prompt_tokens": len(inference.sequence.prompt_ids),
+        "cached_tokens": inference.sequence.cached,
         "finish_reason": inference.finish_reason,
         "timings": generation.timings(inference),
     }

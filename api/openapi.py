@@ -84,7 +84,9 @@ class Operation:
     errors: tuple[int, ...] = ()
     query: Mapping[str, Schema] = field(default_factory=dict)
     generates: bool = False
-    endless: bool = False  # named in words alone: tools that try every path would listen for ever
+    unlisted: str = (
+        ""  # why tools that try every path must not find it: it is described beside the paths
+    )
     tgi: bool = False
 
     @property
@@ -104,8 +106,11 @@ def document(
 
     `most_tokens` is what the context leaves for an answer.
     """
-    endless = [f"{op.method.upper()} {op.path}: {op.summary}" for op in operations if op.endless]
-    operations = [op for op in operations if not op.endless]
+    words = [
+        f"{op.method.upper()} {op.path} ({op.unlisted}): {op.summary}"
+        for op in operations
+        if op.unlisted
+    ]
     models = {
         model
         for op in operations
@@ -122,17 +127,19 @@ def document(
     }
     schemas |= {"Error": ERROR, "TgiError": TGI_ERROR}
     paths: dict[str, dict[str, Any]] = {}
+    unlisted: dict[str, dict[str, Any]] = {}
     for op in operations:
         item = _operation(op, named, keyed and op.path not in open_paths)
-        paths.setdefault(op.path, {})[op.method] = item
+        (unlisted if op.unlisted else paths).setdefault(op.path, {})[op.method] = item
     result: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "effective-batching", "version": version},
         "paths": paths,
         "components": {"schemas": schemas},
     }
-    if endless:
-        result["info"]["description"] = f"Beside what is here: {'; '.join(endless)}."
+    if words:
+        result["info"]["description"] = f"Beside what is here: {'; '.join(words)}."
+        result["x-unlisted"] = unlisted
     if keyed:
         result["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return result

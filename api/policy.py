@@ -36,12 +36,13 @@ KNOWN = {
 }  # fmt: skip
 OPERATIONS = [
     Operation(
-        "get", "/policy", "which policy decides, and which ones could", "policy", answer=KNOWN, errors=(503,)
+        "get", "/policy", "which policy decides, and which ones could", "policy", answer=KNOWN, errors=(503,),
+        unlisted="its other method changes who serves",
     ),
     Operation(
         "put", "/policy", "let another policy decide from the next iteration on", "policy", body=PolicyRequest,
         example={"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}, answer=ANSWER,
-        errors=(400, 413, 415, 503, 504),
+        errors=(400, 413, 415, 503, 504), unlisted="it changes who serves",
     ),
 ]  # fmt: skip
 

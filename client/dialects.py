@@ -146,6 +146,8 @@ def _tell_inference(content: Mapping[str, Any], answer: Answer) -> None:
     timings = content.get("timings")
     timings = timings if isinstance(timings, dict) else {}
     answer.tokens = _count(content.get("num_tokens"))
+    answer.prompt_tokens = _count(content.get("prompt_tokens"))
+    answer.cached_tokens = _count(content.get("cached_tokens"))
     answer.queue = _number(timings.get("queue_s"))
     answer.batch_mean = _number(timings.get("batch_mean"))
     answer.batch_max = _count(timings.get("batch_max"))

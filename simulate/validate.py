@@ -8,7 +8,6 @@ the simulator serves too. Predicted stands beside measured, and a bound that is 
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import subprocess
 import sys
@@ -94,14 +93,6 @@ def _is_ready(url: str) -> bool:
         return False
 
 
-def count_tokens(url: str, prompt: str) -> int:
-    """Return how many tokens the server makes of a prompt."""
-    body = json.dumps({"prompt": prompt}).encode()
-    request = urllib.request.Request(f"{url}/tokenize", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return int(json.load(answer)["count"])
-
-
 def draw(rate: float, count: int, seed: int, most: int = 128) -> list[Planned]:
     """Draw Poisson arrivals of short prompts and U{1..most} tokens; no two prompts begin alike for long."""
     rng = np.random.default_rng(seed)
@@ -153,9 +144,10 @@ def measure_alone(url: str) -> tuple[dict[int, float], int]:
     for k in range(TIMES + 1):
         for n in ALONE:
             outcome = send(url, [Planned(0, 0.0, f"{WORDS[k]} {prompt}", n)])[0]
+            tokens = outcome.prompt_tokens
             if k:  # the first warms up
                 seconds[n].append(outcome.latency)
-    return {n: float(np.median(s)) for n, s in seconds.items()}, count_tokens(url, "the " + prompt)
+    return {n: float(np.median(s)) for n, s in seconds.items()}, tokens
 
 
 def predict(
@@ -206,10 +198,10 @@ def validate(
     with server(policy, flags) as url:
         seconds, prompt = measure_alone(url)
         host = host or fit_host(cost, seconds, prompt)
-        prompts = [count_tokens(url, planned.prompt) for planned in trace]
         outcomes = send(url, trace)
     pages = PagePool(kv_tokens // 16 + 1, 16, prefix_cache=False) if kv_tokens else None
     made = policies.get_policy(policy, max_batch_size=slots, options=options or {})
+    prompts = [outcome.prompt_tokens for outcome in outcomes]
     run = predict(Scheduler(made, pages, budget or 256), trace, prompts, cost, host)
     return compare(run, outcomes), host, run
 

@@ -157,8 +157,8 @@ def whole(path: str, body: dict[str, Any], count: int, queue_s: float) -> Answer
     if path == "/v1/completions":
         return 200, {"id": "cmpl-1", "choices": [{"text": " and so on"}], "usage": usage(count)}
     text = body["prompt"] + " [bold]and so on"
-    return 200, {"completion": text, "num_tokens": count, "finish_reason": "length", "id": "a",
-                 "timings": timings(queue_s)}  # fmt: skip
+    return 200, {"completion": text, "num_tokens": count, "prompt_tokens": 7, "id": "a",
+                 "finish_reason": "length", "timings": timings(queue_s)}  # fmt: skip
 
 
 def chunk(path: str, first: int, last: int, count: int, queue_s: float) -> bytes:
@@ -172,7 +172,7 @@ def chunk(path: str, first: int, last: int, count: int, queue_s: float) -> bytes
     if path == "/v1/completions":
         event = {"id": "cmpl-1", "choices": [{"index": 0, "text": text}], "usage": usage(last)}
     else:
-        final = {"id": "a", "num_tokens": count, "finish_reason": "length"}
+        final = {"id": "a", "num_tokens": count, "prompt_tokens": 7, "finish_reason": "length"}
         event = {"text": text} | (final | {"timings": timings(queue_s)} if end else {})
     ending = b"data: [DONE]\n\n" if end else b""
     return b"data: " + json.dumps(event).encode() + b"\n\n" + ending

@@ -87,6 +87,7 @@ def test_the_original_request_gets_the_original_answer_and_more(client: FlaskCli
     body = ask(client, prompt="hello ", num_tokens=4).get_json()
     assert body["completion"] == "hello abcd"
     assert body["num_tokens"] == 4
+    assert (body["prompt_tokens"], body["cached_tokens"]) == (len("hello "), 0)
     assert body["finish_reason"] == "length"
     assert set(body["timings"]) == {
         "queue_s", "prefill_s", "decode_s", "ttft_s", "total_s", "iterations", "batch_mean", "batch_max",

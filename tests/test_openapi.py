@@ -60,11 +60,16 @@ def test_the_document_is_openapi_and_has_every_route(app: Flask) -> None:
         for method in rule.methods or ()
         if method not in ("HEAD", "OPTIONS")
     }
-    endless = {(op.method, op.path) for op in service(app).operations if op.endless}
-    assert routes - endless == set(operations(found))
-    for method, path in endless:
-        assert f"{method.upper()} {path}: " in found["info"]["description"]
-        assert path in app.test_client().get("/docs").text
+    unlisted = {(op.method, op.path) for op in service(app).operations if op.unlisted}
+    assert unlisted == {("get", "/events"), ("get", "/policy"), ("put", "/policy")}
+    assert routes - unlisted == set(operations(found))
+    page = app.test_client().get("/docs").text
+    for method, path in unlisted:
+        assert f"{method.upper()} {path} (" in found["info"]["description"]
+        assert method in found["x-unlisted"][path]
+        assert f"<b>{method}</b> <code>{path}</code>" in page
+    body = found["x-unlisted"]["/policy"]["put"]["requestBody"]["content"]["application/json"]
+    assert body["schema"] == {"$ref": "#/components/schemas/PolicyRequest"}
     ids = [operation["operationId"] for operation in operations(found).values()]
     assert len(ids) == len(set(ids))
 
