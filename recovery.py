@@ -99,6 +99,7 @@ class Recovery:
                 no_memory = is_out_of_memory(error)
             self.is_in_doubt = True
             self.steps_failed += 1
+            self.out_of_memory += no_memory
             plan, outputs = self._shed(scheduler, plan) if no_memory else (plan, self._bisect(plan))
             if not all(isinstance(output, BaseException) for output in outputs) or self.prove():
                 return plan, outputs
@@ -166,7 +167,6 @@ class Recovery:
     def _shed(self, scheduler: Scheduler, plan: Plan) -> tuple[Plan, list[Output]]:
         """Try again with the memory that can be had, and with ever fewer: the newest half waits again."""
         while True:
-            self.out_of_memory += 1
             self.steps_retried += 1
             release = getattr(self.model, "release_memory", None)
             try:
@@ -177,6 +177,7 @@ class Recovery:
                 self._note(error)
                 if not is_out_of_memory(error):
                     return plan, self._bisect(plan)
+                self.out_of_memory += 1
                 own = _own(error)
             n = len(plan.sequences)
             if n < 2:  # it is the request that is too large, not the batch

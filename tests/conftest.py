@@ -7,8 +7,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Triton's kernels run in its interpreter; it asks when it is imported.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import HealthCheck, settings
+from served import Serve, serving
 
 settings.register_profile(
     "same-everywhere",
@@ -28,3 +31,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("process"):
             item.add_marker(pytest.mark.flaky(reruns=2))
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Return what starts a manager on a fake model; the loops end with the test."""
+    with serving() as start:
+        yield start

@@ -3,132 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from served import ALL, SOON, FakeModel, Serve, Words, every_policy, expected, inference, kind_of
 
 import batching
 import policies
 from batching import BatchingManager, Inference, InferenceError
-from scheduling.iteration import Iteration, Plan
+from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Output
-
-SOON = 20.0  # seconds that a test waits for what must come; none takes as long
-ALL = ["nobatch", "static", "dynamic"]
-
-every_policy = pytest.mark.parametrize("policy", ALL)
-
-
-class Words:
-    """Text whose token n is the word n; `stop` raises or tells when to end."""
-
-    def __init__(self, stop: Callable[[int], str | None] | None = None) -> None:
-        self.watches = stop is not None
-        self.feed = stop or (lambda token: None)
-
-    def text(self, output_ids: list[int]) -> str:
-        return "".join(f" {token}" for token in output_ids)
-
-
-class FakeModel:
-    """Answers 0, 1, 2 ...; `gate` holds its steps, `breaks` may raise or change their outputs."""
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.gate.set()
-        self.entered = threading.Event()
-        self.plans: list[list[str]] = []
-        self.breaks: Callable[[Plan, list[Output]], list[Output]] = lambda plan, outputs: outputs
-
-    def forward(self, plan: Plan) -> list[Output]:
-        self.plans.append([seq.id for seq in plan.sequences])
-        self.entered.set()
-        assert self.gate.wait(SOON)
-        outputs: list[Output] = [
-            len(seq.output_ids) if count == seq.pending else None
-            for seq, count in zip(plan.sequences, plan.counts)
-        ]
-        return self.breaks(plan, outputs)
-
-
-class Served:
-    """A manager whose loop runs, and what its observer saw."""
-
-    def __init__(self, policy: str | Policy, slots: int, **options: Any) -> None:
-        self.model = FakeModel()
-        self.pages = options.pop("pages", None) or PagePool(512, 4)
-        if isinstance(policy, str):
-            policy = policies.get_policy(policy, max_batch_size=slots)
-        self.manager = BatchingManager(
-            self.model, pages=self.pages, max_batch_size=slots, **options
-        )
-        self.iterations: list[Iteration] = []
-        self.left: list[str] = []
-        self.manager.observers.append(self.observe)
-        self.thread = self.manager.start(policy)
-
-    def observe(self, iteration: Iteration | None, left: list[Inference]) -> None:
-        if iteration is not None:
-            self.iterations.append(iteration)
-        self.left += [inference.id for inference in left]
-
-    def ask(self, id: str, num_tokens: int, **options: Any) -> Inference:
-        return self.manager.enqueue(inference(id, num_tokens, **options))
-
-    def hold(self, id: str = "first", num_tokens: int = 1) -> Inference:
-        """Ask for something and keep the model in its first step."""
-        self.model.gate.clear()
-        self.model.entered.clear()
-        asked = self.ask(id, num_tokens)
-        assert self.model.entered.wait(SOON)
-        return asked
-
-    def end(self) -> None:
-        self.model.gate.set()
-        self.manager.stop()
-        self.thread.join(SOON)
-        assert not self.thread.is_alive()
-
-    def is_empty(self) -> bool:
-        manager = self.manager
-        idle = (manager.waiting, manager.running, manager._count, manager._open) == (0, 0, 0, {})
-        return idle and self.pages.free == self.pages.total
-
-
-def inference(id: str, num_tokens: int, prompt: int = 3, **options: Any) -> Inference:
-    options = {"text": Words()} | options
-    return Inference(id, num_tokens, list(range(prompt)), id=id, **options)
-
-
-def expected(id: str, num_tokens: int) -> str:
-    return id + "".join(f" {n}" for n in range(num_tokens))
-
-
-def kind_of(inference: Inference) -> str:
-    with pytest.raises(InferenceError) as caught:
-        inference.wait_for_completion(SOON)
-    return caught.value.kind
-
-
-Serve = Callable[..., Served]
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    """Return what starts a manager; the loops end with the test."""
-    all_served: list[Served] = []
-
-    def start(policy: str | Policy = "dynamic", slots: int = 4, **options: Any) -> Served:
-        all_served.append(Served(policy, slots, **options))
-        return all_served[-1]
-
-    yield start
-    for served in all_served:
-        served.end()
 
 
 @every_policy
