@@ -169,6 +169,11 @@ class BatchingManager:
         """Return the seconds after which a refused client should come again: until the queue is computed."""
         return max(1, min(60, math.ceil(self._rate.seconds_for(self._queued_tokens))))
 
+    def waited(self, inference: Inference) -> dict[str, tuple[int, float]]:
+        """Return by reason for how many iterations and seconds an inference has waited so far."""
+        seq, scheduler = inference.sequence, self.scheduler
+        return seq.waited if scheduler is None else scheduler.waited(seq, self._clock())
+
     @property
     def waiting(self) -> int:
         scheduler = self.scheduler

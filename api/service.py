@@ -130,6 +130,7 @@ class Service:
         manager.observers.append(self.stream_writer.observe)
         if engine.shadow is not None:
             engine.shadow.start(lambda report: self.feed.announce("shadow", report))
+        self.visits.waited = manager.waited
         manager.queue_timeout = self.config.queue_limit
         manager.request_timeout = self.config.request_timeout
         self._engine = engine

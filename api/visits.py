@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
@@ -18,6 +18,7 @@ from flask import g, has_request_context, request
 from api.watcher import Watcher
 from batching import Inference, InferenceError, outcome
 
+Waited = Callable[[Inference], Mapping[str, tuple[int, float]]]
 KEPT = 1000  # finished requests that can still be looked up
 PREFIXES = ("chatcmpl-", "cmpl-")  # what an id in an answer has before ours
 
@@ -102,6 +103,8 @@ class Visits:
         self._latest: dict[str, str] = {}  # the name of the last visit that sent an id
         self._numbers = count(2)
         self._epoch = time.time() - clock()
+        # What says for which reasons an inference has waited until now: the loop, once there is one.
+        self.waited: Waited = lambda inference: inference.sequence.waited
 
     @property
     def open(self) -> int:
@@ -237,6 +240,6 @@ class Visits:
             },
             "waited": [
                 {"reason": reason, "iterations": iterations, "seconds": seconds}
-                for reason, (iterations, seconds) in list(seq.waited.items())
+                for reason, (iterations, seconds) in list(self.waited(inference).items())
             ],
         }

@@ -87,6 +87,10 @@ class Scheduler:
     def is_idle(self) -> bool:
         return not self.waiting and not self.running
 
+    def waited(self, seq: Sequence, now: float) -> dict[str, tuple[int, float]]:
+        """Return by reason for how many iterations and seconds a sequence has waited, up to now if it still does."""
+        return self._wait_clock.so_far(seq, now)
+
     @property
     def budget(self) -> int:
         """Tokens that one step may compute, the policy's own bound among the reasons."""

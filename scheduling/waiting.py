@@ -44,12 +44,24 @@ class WaitClock:
 
     def leave(self, seq: Sequence, now: float) -> None:
         """Add the time since `arrive` to `seq.waited`, by reason; the seconds sum to the queue time."""
+        self._add(seq.waited, self._arrivals.pop(seq), now)
+
+    def so_far(self, seq: Sequence, now: float) -> dict[str, tuple[int, float]]:
+        """Return what `seq.waited` would be if it left now; any thread may ask."""
+        waited = dict(seq.waited)
+        if (came := self._arrivals.get(seq)) is not None:
+            self._add(waited, came, now)
+        elif seq.state == "waiting" and not waited:  # it has come since the policy's last turn
+            waited["policy_order"] = (0, max(0.0, now - seq.arrived_at))
+        return waited
+
+    def _add(self, waited: dict[str, tuple[int, float]], came: Totals, now: float) -> None:
         late = 0.0 if self._now is None else now - self._now
-        (came_i, came_s), (gone_i, gone_s) = self._arrivals.pop(seq), self._totals(late)
+        (came_i, came_s), (gone_i, gone_s) = came, self._totals(late)
         for reason, i0, i1, s0, s1 in zip(WAIT_REASONS, came_i, gone_i, came_s, gone_s):
             if i1 > i0 or s1 - s0 > 1e-12:
-                iterations, seconds = seq.waited.get(reason, (0, 0.0))
-                seq.waited[reason] = (iterations + i1 - i0, seconds + s1 - s0)
+                iterations, seconds = waited.get(reason, (0, 0.0))
+                waited[reason] = (iterations + i1 - i0, seconds + s1 - s0)
 
     def _totals(self, late: float) -> Totals:
         seconds = self._seconds.copy()

@@ -177,6 +177,29 @@ def test_who_waits_is_told_so_and_then_why(
     assert reasons["slots_full"]["iterations"] >= 1
 
 
+def test_who_still_waits_is_told_why_and_for_how_many_steps(
+    app: Flask, client: FlaskClient, model: FakeModel
+) -> None:
+    steps = threading.Semaphore(0)
+    model.before = lambda plan: steps.acquire(timeout=10) and None  # type: ignore[func-returns-value]
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask, app, f"r{i}", num_tokens=5) for i in range(4)]
+        wait_until(lambda: service(app).engine.manager._count == 4 and model.plans)  # type: ignore[union-attr]
+        steps.release(3)
+        wait_until(lambda: model.plans == 4)
+        records = [client.get(f"/requests/r{i}").get_json() for i in range(4)]
+        waiting = [record for record in records if record["state"] == "waiting"]
+        steps.release(100)
+        assert {f.result().status_code for f in asked} == {200}
+    assert len(waiting) == 2  # two have the slots
+    now = time.time()
+    for record in waiting:
+        reasons = {w["reason"]: w for w in record["waited"]}
+        assert reasons["slots_full"]["iterations"] >= 2
+        total = sum(w["seconds"] for w in record["waited"])
+        assert 0 < total <= now - record["arrived_at"]
+
+
 def test_the_same_id_twice_is_two_requests_and_the_last_is_found(
     app: Flask, client: FlaskClient
 ) -> None:
