@@ -66,7 +66,8 @@ class Album:
         """Say n, machine and seed."""
         s = self.results.summary
         machine = s.get("machine", {})
-        where = f"{machine.get('processor', '?')}, {machine.get('cpus', '?')} CPUs"
+        where = str(machine.get("processor", "?"))
+        where += f", {machine['cpus']} CPUs" if "cpus" in machine else ""
         model = self.results.runs[0].get("model_id") or "?"
         return f"n = {count} · {model} · {where} · seed {s.get('seed')} · {s.get('date', '')[:10]}"
 

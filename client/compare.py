@@ -28,7 +28,7 @@ if not __package__:
 from rich.console import Console
 from rich.markdown import Markdown
 
-from . import arrivals, dialects, flags, runs, servers, store, summary
+from . import arrivals, dialects, flags, runs, servers, simulated, store, summary
 from .console import FINE, SOME_FAILED, UNREACHABLE, UsageError, emit, guarded, say
 from .experiment import Experiment, draw
 from .target import ServerUnreachable, Target, model_name
@@ -76,6 +76,11 @@ OUTPUT: flags.Flags = {
     "--out": ("folder of all results (results)", {"type": Path, "metavar": "DIR", "default": Path("results")}),
     "--name": ("name of this one (the time and the policies)", {"metavar": "NAME"}),
     "--no-plots": ("leave pictures and page out", {"action": "store_true"}),
+    "--cost": (
+        "let the simulator predict each request by this cost model or file of `simulate calibrate` "
+        "(default: it replays the servers' own steps)",
+        {"type": flags.checked(simulated.check), "metavar": "FILE"},
+    ),
 }  # fmt: skip
 
 
@@ -201,6 +206,8 @@ def run(
                 break
     finally:
         folder.close()
+        if folder.summary["runs"]:
+            simulated.predict(folder.folder, given.cost, console)
         finish(folder.folder, console, not given.no_plots)
     if missing == len(given.what):
         return UNREACHABLE
@@ -211,8 +218,7 @@ def finish(folder: Path, console: Console, plots: bool) -> None:
     """Print and keep the table, draw the page, and end with the folder's name."""
     results = store.read(folder)
     if results.runs:
-        text = summary.markdown(results)
-        (folder / "table.md").write_text(text, encoding="utf-8")
+        text = tell(results)
         if console.is_terminal:
             console.print(Markdown(text))
         else:
@@ -221,6 +227,13 @@ def finish(folder: Path, console: Console, plots: bool) -> None:
         if plots:
             draw_page(folder, console)
     emit(str(folder))
+
+
+def tell(results: store.Results) -> str:
+    """Write the table beside the results; give it."""
+    text = summary.markdown(results)
+    (results.folder / "table.md").write_text(text, encoding="utf-8")
+    return text
 
 
 def draw_page(folder: Path, console: Console) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from . import figures, plots_steps, plots_sweep
+from . import figures, plots_requests, plots_steps, plots_sweep
 from .album import Album, Picture, finish
 from .store import Results, slug
 from .summary import average
@@ -228,7 +228,7 @@ def draw_all(results: Results) -> list[Picture]:
     album = Album(results, [])
     every: list[Callable[[Album], None]] = [
         latency_over_tokens, latency_cdf, *plots_sweep.ALL, *plots_steps.ALL, waste, distributions,
-        percentiles, in_system, batch_histogram,
+        *plots_requests.ALL, percentiles, in_system, batch_histogram,
     ]  # fmt: skip
     if not results.runs:
         return []

@@ -158,24 +158,33 @@ class Results:
         """Give a number of each complete request; those that do not have it are left out."""
         return [float(r[name]) for r in self.lines(policy, load) if r[name]]
 
+    def pairs(self, policy: str, load: str, x: str, y: str) -> list[tuple[float, float]]:
+        """Give two numbers of each complete request that has both."""
+        return [
+            (float(r[x]), float(r[y])) for r in self.lines(policy, load) if r.get(x) and r.get(y)
+        ]
+
+    def whole(self, run: Mapping[str, Any]) -> dict[str, Any]:
+        """Give a run with its arrays, from its own file; nothing when that is gone."""
+        path = self.folder / "runs" / (".".join(slug(str(run[k])) for k in LABELS) + ".json")
+        return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
+
     def arrays(self, policy: str, load: str, name: str) -> list[Any]:
         """Give an array of all repeats, read from their own files."""
         values: list[Any] = []
         for run in self.of(policy, load):
-            path = self.folder / "runs" / (".".join(slug(str(run[k])) for k in LABELS) + ".json")
-            if path.is_file():
-                values += json.loads(path.read_text("utf-8")).get(name) or []
+            values += self.whole(run).get(name) or []
         return values
 
-    def iterations(self, policy: str, load: str) -> list[dict[str, Any]]:
-        """Give the server's steps of the first repeat; none where it did not tell."""
-        return list(self._iterations(policy, load))
+    def iterations(self, policy: str, load: str, repeat: int = 0) -> list[dict[str, Any]]:
+        """Give the server's steps of one repeat; none where it did not tell."""
+        return list(self._iterations({"policy": policy, "load": load, "repeat": repeat}))
 
-    def _iterations(self, policy: str, load: str) -> Iterator[dict[str, Any]]:
+    def _iterations(self, labels: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         path = self.folder / "iterations.jsonl"
         if not path.is_file():
             return
-        mark = json.dumps({"policy": policy, "load": load, "repeat": 0})[:-1]
+        mark = json.dumps(labels)[:-1] + ","
         with path.open(encoding="utf-8") as file:
             for line in file:
                 if line.startswith(mark):
@@ -183,6 +192,15 @@ class Results:
                         yield json.loads(line)
                     except ValueError:
                         continue  # the last line of a run that was cut
+
+    @property
+    def simulated(self) -> list[dict[str, str]]:
+        """Give what the simulator said of each request; nothing where it was not asked."""
+        path = self.folder / "simulated.csv"
+        if not path.is_file():
+            return []
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
 
 
 def read(folder: Path) -> Results:

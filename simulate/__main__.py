@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ COMMANDS = {
     "prefix": "compare prefix caches: hits, TTFT and TPOT against cache and batch size",
     "calibrate": "time the engine on this machine and fit a cost model to it",
     "validate": "send the same arrivals through a real server and the simulator, side by side",
+    "predict": "serve the requests of a comparison again, and set what comes of it beside what was measured",
     "check": "try a policy on thousands of random cases and say which law it breaks",
 }
 
@@ -45,8 +47,9 @@ def _run_flags(parser: Parser) -> None:
     add_engine(parser)
     add_workload(parser)
     parser.add_argument(
-        "--out", type=Path, help="folder for summary.json, requests.csv, iterations.jsonl"
+        "--out", type=Path, metavar="DIR", help="folder for all that client.compare writes, too"
     )
+    parser.add_argument("--no-plots", action="store_true", help="leave pictures and page out")
     parser.add_argument(
         "--no-records",
         action="store_true",
@@ -169,13 +172,21 @@ def _validate_flags(parser: Parser) -> None:
     )
 
 
+def _predict_flags(parser: Parser) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR", help="what client.compare wrote")
+    parser.add_argument(
+        "--cost", help="a named model, or a file of `calibrate` (default: the runs' own steps)"
+    )
+
+
 FLAGS: dict[str, Callable[[Parser], None]] = {
     "run": _run_flags, "plan": _plan_flags, "fleet": _fleet_flags, "prefix": _prefix_flags,
-    "calibrate": _calibrate_flags, "validate": _validate_flags,
+    "calibrate": _calibrate_flags, "validate": _validate_flags, "predict": _predict_flags,
 }  # fmt: skip
 ACTS: dict[str, Callable[[Namespace, Console], dict[str, Any]]] = {
     "run": commands.run_command, "plan": commands.plan_command, "fleet": commands.fleet_command,
     "prefix": commands.prefix_command, "calibrate": commands.calibrate_command, "validate": commands.validate_command,
+    "predict": commands.predict_command,
 }  # fmt: skip
 
 
@@ -190,6 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return check.main(argv[1:])
         args = build_parser(command).parse_args(argv[1:])
+        args.command_line = shlex.join(["python", "-m", "simulate", *argv])
         told = ACTS[command](args, console)
     except (ValueError, OSError, PolicyHangs, RuntimeError) as error:
         say(console, f"error: {error}")

@@ -158,7 +158,7 @@ def config_of(args: argparse.Namespace) -> dict[str, Any]:
     return {
         name: str(value) if isinstance(value, Path) else value
         for name, value in vars(args).items()
-        if name not in ("act", "out")
+        if name not in ("act", "out", "command_line")
     }
 
 

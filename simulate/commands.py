@@ -14,8 +14,20 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from client import compare, store
 from scheduling.scheduler import Scheduler
-from simulate import calibrate, costs, fleet, pictures, plan, prefix, result, validate, workloads
+from simulate import (
+    calibrate,
+    costs,
+    fleet,
+    pictures,
+    plan,
+    predict,
+    prefix,
+    result,
+    validate,
+    workloads,
+)  # fmt: skip
 from simulate.arguments import (
     UsageError,
     config_of,
@@ -33,17 +45,13 @@ def run_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Serve one workload with each policy."""
     cost, host = make_cost(args)
     rows = make_rows(args)
+    folder = make_store(args) if args.out else None
     told = []
     for policy in args.policies:
         scheduler = make_scheduler(args, policy)
         began = time.perf_counter()
-        run = simulate(
-            scheduler,
-            rows.sequences(),
-            cost,
-            host,
-            records=args.out is not None and not args.no_records,
-        )
+        records = folder is not None and not args.no_records
+        run = simulate(scheduler, rows.sequences(), cost, host, records=records)
         seconds = time.perf_counter() - began
         limits = {"ttft": args.ttft, "tpot": args.tpot, "e2el": args.e2el}
         numbers = result.result(
@@ -54,14 +62,38 @@ def run_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             console,
             f"{policy}: {run.steps:,} steps in {seconds:.2f} s, {run.steps / max(seconds, 1e-9):,.0f} a second",
         )
-        if args.out:
-            folder = args.out if len(args.policies) == 1 else args.out / policy
-            result.write(run, numbers, folder)
-            say(console, f"written: {folder}")
+        if folder:
+            result.keep(folder, load_of(args), run, numbers)
         told.append(numbers)
     show_runs(console, told)
-    short = [{k: v for k, v in n.items() if k not in result.ARRAYS} for n in told]
+    if folder:
+        folder.close()
+        compare.tell(store.read(args.out))
+        if not args.no_plots:
+            compare.draw_page(args.out, console)
+        say(console, f"written: {args.out}")
+    short = [{k: v for k, v in n.items() if k not in store.ARRAYS} for n in told]
     return short[0] if len(short) == 1 else {"runs": short}
+
+
+def load_of(args: argparse.Namespace) -> str:
+    """Name the arrivals as client.compare does."""
+    if args.trace:
+        return f"trace:{args.speed:g}"
+    return args.arrivals if args.arrivals == "burst" else f"{args.arrivals}:{args.rate:g}"
+
+
+def make_store(args: argparse.Namespace) -> store.Store:
+    """Open the folder of the results; what is there already stays."""
+    if (args.out / "summary.json").exists():
+        raise UsageError(f"{str(args.out)!r} holds results already. Use another --out")
+    head = {
+        "name": args.out.name, "date": now(), "command": args.command_line, "seed": args.seed,
+        "workload": f"trace:{args.trace.name}" if args.trace else args.workload,
+        "loads": [load_of(args)], "policies": args.policies,
+        "machine": result.machine({"cost": args.cost}), "versions": {},
+    }  # fmt: skip
+    return store.Store(args.out, head)
 
 
 def show_runs(console: Console, told: Sequence[dict[str, Any]]) -> None:
@@ -301,3 +333,26 @@ def validate_command(args: argparse.Namespace, console: Console) -> dict[str, An
             }
         )
     return {"good": good, "runs": told}
+
+
+def predict_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Serve a comparison again; the exit code is 0 though some of its runs cannot be."""
+    told = predict.predict(args.folder, args.cost)
+    table = Table(title=f"measured / simulated by {told['cost']}")
+    columns = ("mean s", "p99 s", "off by", "steps alike")
+    for name in ("policy", "load", *columns):
+        table.add_column(name, justify="right" if name in columns else "left")
+    for c in told["compared"]:
+        both = (f"{c[key]:.3f} / {c[f'simulated_{key}']:.3f}" for key in ("mean_s", "p99_s"))
+        alike = f"{c['steps_alike'] / c['steps']:.1%}" if c.get("steps") else "-"
+        table.add_row(c["policy"], c["load"], *both, f"{c['mape']:.1%}", alike)
+    for run in told["left_out"]:
+        say(console, f"note: {run['policy']}, {run['load']} left out: {run['why']}")
+    if not told["compared"]:
+        return told
+    console.print(table)
+    say(
+        console,
+        f"written: {args.folder / 'simulated.csv'}. Draw it: python -m client.report {args.folder}",
+    )
+    return told

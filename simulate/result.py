@@ -1,30 +1,25 @@
 """A simulated run told like a measured one: the same keys, the same files, so the same tables and plots.
 
-`summary.json` has the keys of the client's result (times in ms where the name says so, arrays in seconds), with
-`simulation` beside them; `requests.csv` a line for each request; `iterations.jsonl` the record of each step.
+The folder is that of `client.compare`, written by the client's own code: summary.json, runs/*.json (with `simulation`
+beside the client's keys), requests.csv, iterations.jsonl.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import platform
+from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy
 
-from client import measure
+from client import measure, store
 from scheduling.sequence import Sequence
 from simulate.simulator import Run
-
-ARRAYS = ("input_lens", "output_lens", "ttfts", "itls", "e2els", "errors")
-COLUMNS = ("index", "id", "client", "arrival_s", "prompt_tokens", "cached_tokens", "asked_tokens",
-           "output_tokens", "queue_s", "ttft_s", "latency_s", "batch_mean", "batch_max", "outcome")  # fmt: skip
 
 
 def gaps_of(run: Run) -> dict[str, tuple[float, ...]]:
@@ -47,9 +42,10 @@ def outcome(
     """
     sent = seq.arrived_at - run.host.alpha0 - run.began
     told: dict[str, Any] = {"prompt_tokens": len(seq.prompt_ids), "cached_tokens": seq.cached}
-    if seq.id in gaps and seq.first_token_at is not None:
-        told |= {"first": seq.first_token_at - run.began, "gaps": gaps[seq.id]}
-        told["chunks"] = (1,) * (len(gaps[seq.id]) + 1)
+    if seq.first_token_at is not None:
+        told["first"] = seq.first_token_at - run.began
+    if seq.id in gaps:
+        told |= {"gaps": gaps[seq.id], "chunks": (1,) * (len(gaps[seq.id]) + 1)}
     if seq.scheduled_at is not None:
         told["queue"] = seq.scheduled_at - run.began - sent
     if seq.iterations:
@@ -117,8 +113,8 @@ def result(
         burstiness=None,
         num_prompts=len(run.sequences),
         server_before=None,
-        server_after={"policy": run.policy},
-        machine={"simulated": True, "cost": config.get("cost")},
+        server_after={"policy": run.policy, "engine": engine(run, config)},
+        machine=machine(config),
         versions={
             "python": platform.python_version(),
             "numpy": np.__version__,
@@ -138,6 +134,8 @@ def result(
         **measure.statistics_ms("itl", np.frombuffer(run.gaps) if run.gaps else []),
         "ttfts": run.ttft.tolist(),
     }
+    if not gaps:
+        numbers |= {"itls": None, "max_output_tokens_per_s": None}
     numbers["simulation"] = summary(run)
     return numbers
 
@@ -160,27 +158,36 @@ def summary(run: Run) -> dict[str, Any]:
     return told
 
 
-def write(run: Run, numbers: Mapping[str, Any], folder: Path) -> None:
-    """Write summary.json, requests.csv and, if steps were recorded, iterations.jsonl."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "summary.json").write_text(json.dumps(numbers, indent=1) + "\n")
-    with (folder / "requests.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        writer.writerows(_row(i, seq, run) for i, seq in enumerate(run.sequences))
+def engine(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the server's `/stats` tells of its engine, as far as steps were recorded."""
+    told: dict[str, Any] = {
+        "model": config.get("cost"),
+        "max_batch_size": config.get("max_batch_size"),
+        "max_tokens_per_step": config.get("max_tokens_per_step"),
+        "iterations": run.steps,
+    }
     if run.iterations:
-        with (folder / "iterations.jsonl").open("w") as file:
-            file.writelines(json.dumps(i.to_dict()) + "\n" for i in run.iterations)
+        kinds = run.iterations[0].slot_steps._fields
+        spent = np.array([i.slot_steps for i in run.iterations]).sum(axis=0)
+        told["slot_steps"] = dict(zip(kinds, spent.tolist()))
+        sizes = Counter(i.batch_size for i in run.iterations)
+        told["batch_stats"] = [{"batch_size": n, "count": sizes[n]} for n in sorted(sizes)]
+    return told
 
 
-def _row(index: int, seq: Sequence, run: Run) -> tuple[Any, ...]:
-    at = seq.arrived_at - run.host.alpha0
+def machine(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Say that there was none."""
+    return {"processor": f"simulated by {config.get('cost')}"}
 
-    def since(time: float | None, more: float = 0.0) -> str:
-        return "" if time is None else f"{time + more - at:.6f}"
 
-    return (
-        index, seq.id, seq.client, f"{at:.6f}", len(seq.prompt_ids), seq.cached, seq.max_tokens, len(seq.output_ids),
-        since(seq.scheduled_at), since(seq.first_token_at), since(seq.finished_at, run.host.alpha1),
-        f"{seq.batch_sum / seq.iterations:.3f}" if seq.iterations else "", seq.batch_max, seq.finish_reason,
-    )  # fmt: skip
+def keep(folder: store.Store, load: str, run: Run, numbers: Mapping[str, Any]) -> None:
+    """Write a run into the folder of a comparison."""
+    labels = {"policy": run.policy, "load": load, "repeat": 0}
+    write = folder.record(labels)
+    gaps = gaps_of(run) if run.iterations else {}
+    for i, seq in enumerate(run.sequences):
+        write(outcome(i, seq, run, gaps))
+    mark = json.dumps(labels)[:-1]
+    for record in run.iterations:
+        folder.iterations.write(f"{mark}, {json.dumps(record.to_dict())[1:]}\n")
+    folder.add(labels, numbers)

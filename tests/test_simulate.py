@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mock_server import mock_server
 
+from client import compare, store
 from simulate.__main__ import COMMANDS, build_parser, main
 from simulate.prefix import KINDS
 
@@ -28,10 +30,9 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> tuple[
 def test_a_run_is_told_and_written_like_a_measured_one(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    told, words = run(
-        capsys, "run", "dynamic", *SMALL, "--out", str(tmp_path / "one"), "--e2el", "2"
-    )
-    summary = json.loads((tmp_path / "one" / "summary.json").read_text())
+    out = tmp_path / "one"
+    told, words = run(capsys, "run", "dynamic", *SMALL, "--out", str(out), "--e2el", "2", "--no-plots")  # fmt: skip
+    summary = json.loads((out / "runs" / "dynamic.poisson-3.0.json").read_text())
     keys = [
         "date",
         "backend",
@@ -80,15 +81,66 @@ def test_a_run_is_told_and_written_like_a_measured_one(
     assert told["mean_e2el_ms"] == summary["mean_e2el_ms"]
     assert "itls" not in told
     assert "steps in" in words
-    lines = (tmp_path / "one" / "iterations.jsonl").read_text().splitlines()
+    lines = (out / "iterations.jsonl").read_text().splitlines()
     assert len(lines) == summary["simulation"]["steps"]
-    assert len((tmp_path / "one" / "requests.csv").read_text().splitlines()) == 41
+    assert len((out / "requests.csv").read_text().splitlines()) == 41
+
+
+def test_the_folder_of_a_simulation_is_that_of_a_comparison(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """File by file: what one has, the other has, with the same columns and keys."""
+    with mock_server() as server:
+        server.step = {"n": 1, "t": 0.0, "seconds": 0.1, "queue": 0, "members": []}
+        flags = [
+            "--workload",
+            "fixed:8:4",
+            "--numsamples",
+            "12",
+            "--load",
+            "poisson:200",
+            "--seed",
+            "3",
+        ]
+        assert (
+            compare.main([f"real={server.url}", *flags, "--out", str(tmp_path), "--name", "a"], {})
+            == 0
+        )
+    simulated = [
+        "run",
+        "dynamic",
+        "static",
+        "--num",
+        "12",
+        "--rate",
+        "3",
+        "--out",
+        str(tmp_path / "b"),
+    ]
+    run(capsys, *simulated)
+    real, ours = store.read(tmp_path / "a"), store.read(tmp_path / "b")
+    assert ours.policies == ["dynamic", "static"]
+    assert real.summary.keys() == ours.summary.keys()
+    assert set(real.runs[0]) <= set(ours.runs[0])
+    assert set(real.whole(real.runs[0])) <= set(ours.whole(ours.runs[0]))
+    assert real.requests[0].keys() == ours.requests[0].keys()
+    assert {r["outcome"] for r in real.requests + ours.requests} == {"complete"}
+    step = ours.iterations("static", "poisson:3")[0]
+    assert set(real.iterations("real", "poisson:200")[0]) <= set(step)
+    kinds = {path.name for path in (tmp_path / "a").iterdir() if path.name[:8] != "arrivals"}
+    assert kinds == {path.name for path in (tmp_path / "b").iterdir()}
+    plots = [
+        {path.stem.partition(".")[0] for path in (tmp_path / n / "plots").iterdir()} for n in "ab"
+    ]
+    assert plots[0] <= plots[1] >= {"slots", "waste", "ttft-over-prompt", "batch-sizes"}
+    assert "holds results already" in run(capsys, *simulated, code=2)[1]
 
 
 def test_records_change_nothing_and_two_runs_are_the_same_bytes(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     flags = ["run", "static", "--max-batch-size", "4", "--kv-tokens", "4000", *SMALL]
+    flags += ["--no-plots"]
     with_records, _ = run(capsys, *flags, "--out", str(tmp_path / "a"))
     without, _ = run(capsys, *flags, "--out", str(tmp_path / "b"), "--no-records")
     assert not (tmp_path / "b" / "iterations.jsonl").exists()
@@ -103,10 +155,11 @@ def test_records_change_nothing_and_two_runs_are_the_same_bytes(
 def test_several_policies_meet_the_same_arrivals(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    told, words = run(capsys, "run", "dynamic", "static", "nobatch", *SMALL, "--out", str(tmp_path))
+    flags = ["--no-plots", "--out", str(tmp_path)]
+    told, words = run(capsys, "run", "dynamic", "static", "nobatch", *SMALL, *flags)
     assert [r["policy"] for r in told["runs"]] == ["dynamic", "static", "nobatch"]
     assert len({r["trace_sha256"] for r in told["runs"]}) == 1
-    assert (tmp_path / "static" / "summary.json").is_file()
+    assert "| static |" in (tmp_path / "table.md").read_text()
     assert "the same arrivals" in words
 
 

@@ -1,0 +1,259 @@
+"""A comparison served once more on the virtual clock: what the simulator says of each request that was measured.
+
+It reads a folder that client.compare wrote. With a cost model of the user's the arrivals are served as a prediction.
+Without one they are replayed: a step that the server took, too, lasts as long as it did there, any other by a law
+fitted to the server's steps. `simulated.csv` is written into the folder, a line a request, and `simulated.json`, which
+says how near it came. It must not know how a picture is drawn of that.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Rows
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import policies
+from client import store
+from scheduling.iteration import Plan
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from simulate import calibrate, costs
+from simulate.costs import Cost, Host, Step
+from simulate.simulator import Run, simulate
+
+FEWEST_STEPS = 30  # fewer make no law
+MOST_STEPS = 2000  # more teach it nothing
+STEP_TOKENS = 256  # of a server that does not tell
+COLUMNS = ("policy", "load", "repeat", "index", "ttft_s", "simulated_ttft_s", "latency_s",
+           "simulated_latency_s")  # fmt: skip
+OWN = "each run's own steps"
+Record = Mapping[str, Any]
+Line = Mapping[str, str]
+Members = frozenset[tuple[str, int]]  # who computes in a step, and the tokens in cache after it
+
+
+class KnownHits(Scheduler):
+    """A scheduler that is told how much of each prompt the server found in its cache."""
+
+    hits: Mapping[str, int]
+
+    def _reserve(self, seq: Sequence) -> bool:
+        if not super()._reserve(seq):
+            return False
+        seq.computed = seq.cached = min(self.hits.get(seq.id, 0), len(seq.prompt_ids) - 1)
+        return True
+
+
+class Recorded(Cost):
+    """Steps last as long as they did in a record, with what lay between two; unknown ones by a law."""
+
+    name = "recorded"
+
+    def __init__(self, records: Rows[Record], law: Cost) -> None:
+        self.law = law
+        self.met = self.asked = 0
+        self.known: dict[Members, float] = {}
+        for record, after in zip(records, [*records[1:], None]):
+            lasted = record["seconds"]
+            if after is not None and after["n"] == record["n"] + 1 and _goes_on(record):
+                lasted = after["t"] - record["t"]
+            self.known[members_of(record)] = lasted
+
+    def __call__(self, plan: Plan) -> float:
+        pairs = zip(plan.sequences, plan.counts)
+        found = self.known.get(frozenset((seq.id, seq.computed + count) for seq, count in pairs))
+        self.asked += 1
+        self.met += found is not None
+        return self.law(plan) if found is None else found
+
+
+def members_of(record: Record) -> Members:
+    """Return who computed in a step, and how far they had come after it."""
+    return frozenset((m["id"], m["computed"]) for m in record["members"] if m["tokens"])
+
+
+def _goes_on(record: Record) -> bool:
+    return len(record["left"]) < len(record["members"])
+
+
+def step_of(record: Record, padded: bool) -> Step:
+    """Sum a recorded step up, as `costs.step_of` does a planned one."""
+    decodes = context = prefills = prompt = most = 0
+    pairs = 0.0
+    for member in record["members"]:
+        tokens, computed = member["tokens"], member["computed"]
+        if member["phase"] == "decode" or (padded and member["phase"] == "held"):
+            decodes += 1
+            context += computed
+        elif member["phase"] == "prefill":
+            prefills += 1
+            prompt += tokens
+            pairs += tokens * (computed - tokens + (tokens + 1) / 2)
+        most = max(most, tokens)
+    if padded:
+        prompt += round(record["slot_steps"]["padding"] * most)
+    return Step(decodes, context, prefills, prompt, pairs)
+
+
+def law_of(records: Rows[Record], padded: bool) -> Cost:
+    """Fit a law to a server's own steps; ValueError when there are too few."""
+    timed = [record for record in records if record["members"] and record["seconds"] > 0]
+    if len(timed) < FEWEST_STEPS:
+        raise ValueError(f"{len(timed)} steps were told, {FEWEST_STEPS} make a law. Use --cost")
+    at = np.unique(np.linspace(0, len(timed) - 1, MOST_STEPS).astype(int))
+    steps = [step_of(timed[i], padded) for i in at]
+    return calibrate.choose(steps, np.array([timed[i]["seconds"] for i in at])).cost
+
+
+def scheduler_of(server: Record) -> KnownHits:
+    """Return the scheduler of the server whose `/stats` these are; ValueError for a policy that is not here."""
+    engine = server.get("engine")
+    if not engine:
+        raise ValueError("the server tells neither policy nor slots (/stats)")
+    policy = policies.get_policy(
+        server["policy"],
+        max_batch_size=engine["max_batch_size"],
+        options=engine.get("policy_options") or {},
+    )
+    kv = engine.get("kv")
+    pages = PagePool(kv["pages_total"] + 1, kv["page_size"], prefix_cache=False) if kv else None
+    return KnownHits(policy, pages, engine.get("max_tokens_per_step") or STEP_TOKENS)
+
+
+def sequences(
+    lines: Iterable[Line], records: Iterable[Record], arrivals: Mapping[str, float] | None = None
+) -> list[Sequence]:
+    """Return the requests that were answered; those whose prompt or arrival nobody tells are left out.
+
+    They arrive when the client sent them, or at `arrivals`.
+    """
+    totals = {m["id"]: m["total"] for record in records for m in record["members"]}
+    found = []
+    for line in lines:
+        id, asked, tokens = line["id"], int(line["asked_tokens"]), int(line["output_tokens"])
+        prompt = int(line["prompt_tokens"] or totals.get(id, asked) - asked)
+        at = float(line["arrival_s"]) if arrivals is None else arrivals.get(id)
+        if prompt > 0 and tokens > 0 and at is not None:
+            found.append(Sequence([0] * prompt, tokens, id=id, arrived_at=at, client=line["client"]))  # fmt: skip
+    return found
+
+
+def replay(run: Record, lines: Rows[Line], records: Rows[Record]) -> tuple[Run, dict[str, Any]]:
+    """Serve a run as the server's own clock saw it; return what came of it, and how many steps were alike."""
+    scheduler = _scheduler(run, lines)
+    cost = Recorded(records, law_of(records, scheduler.policy.padded))
+    began: dict[str, float] = {}
+    ended: dict[str, float] = {}
+    for record in records:
+        for member in record["members"]:
+            began.setdefault(member["id"], record["t"])
+            ended[member["id"]] = record["t"] + record["seconds"]
+    arrived = {
+        line["id"]: began[line["id"]] - float(line["queue_s"])
+        for line in lines
+        if line["queue_s"] and line["id"] in began
+    }
+    beside = [float(line["latency_s"]) - ended[line["id"]] + arrived[line["id"]]
+              for line in lines if line["id"] in arrived]  # fmt: skip
+    half = max(0.0, float(np.median(beside))) / 2 if beside else 0.0
+    served = sequences(lines, records, seen(arrived, records))
+    simulated = simulate(scheduler, served, cost, Host(alpha1=half), leap=False)
+    for seq in simulated.sequences:
+        seq.arrived_at = arrived[seq.id] - half
+    return simulated, {"steps": cost.asked, "steps_alike": cost.met, "beside_s": 2 * half}
+
+
+def seen(arrived: Mapping[str, float], records: Rows[Record]) -> dict[str, float]:
+    """Return when the loop saw each request: one that came while nobody ran, when the loop had woken up."""
+    starts, ends, last = [], [], float("-inf")
+    for before, record in zip([None, *records], records):
+        if before is None or not _goes_on(before):
+            starts.append(record["t"])
+            ends.append(last)
+        last = record["t"] + record["seconds"]
+    found = {}
+    for id, at in arrived.items():
+        place = bisect_left(starts, at)
+        idle = place < len(starts) and at >= ends[place]
+        found[id] = starts[place] if idle else at
+    return found
+
+
+def _scheduler(run: Record, lines: Iterable[Line]) -> KnownHits:
+    scheduler = scheduler_of(run.get("server_after") or {})
+    scheduler.hits = {line["id"]: int(line["cached_tokens"] or 0) for line in lines}
+    return scheduler
+
+
+def predict(folder: Path, cost: str | None = None) -> dict[str, Any]:
+    """Serve every run of a comparison, write what came of it, and return how near it came.
+
+    Runs of servers that do not tell their policy, or of too few steps, are left out with the reason.
+    """
+    results = store.read(folder)
+    given = costs.make(cost) if cost else None
+    host = costs.load(cost)[1] if cost and cost.endswith(".json") else Host()
+    rows: list[Rows[Any]] = []
+    compared, left_out = [], []
+    for short in results.runs:
+        labels = {name: short[name] for name in store.LABELS}
+        lines = results.lines(labels["policy"], labels["load"])
+        lines = [line for line in lines if line["repeat"] == str(labels["repeat"])]
+        records, run = results.iterations(**labels), results.whole(short)
+        try:
+            if given is None:
+                simulated, facts = replay(run, lines, records)
+            else:
+                served = sequences(lines, records)
+                simulated, facts = simulate(_scheduler(run, lines), served, given, host), {}
+            found = _beside(simulated, lines)
+            compared.append({**labels, **errors(found), **facts})
+            rows += [(*labels.values(), *each) for each in found]
+        except (ValueError, KeyError) as error:
+            left_out.append({**labels, "why": str(error)})
+    told = {"cost": cost or OWN, "compared": compared, "left_out": left_out}
+    if rows:
+        _write(folder, rows, told)
+    return told
+
+
+def _beside(run: Run, lines: Iterable[Line]) -> list[tuple[Any, ...]]:
+    """Return index, measured and simulated TTFT, measured and simulated latency of each request."""
+    if not run.done:
+        raise ValueError("no request tells the length of its prompt")
+    by_id = {line["id"]: line for line in lines}
+    found = []
+    for seq, ttft, latency in zip(run.done, run.ttft.tolist(), run.latency.tolist()):
+        line = by_id[seq.id]
+        found.append((int(line["index"]), line["ttft_s"], ttft, float(line["latency_s"]), latency))
+    return found
+
+
+def errors(found: Rows[tuple[Any, ...]]) -> dict[str, Any]:
+    """Return measured and simulated mean and p99 of the latency, and the mean error of single requests."""
+    measured, simulated = (np.array([row[i] for row in found]) for i in (3, 4))
+    return {
+        "requests": len(found),
+        "mean_s": float(measured.mean()),
+        "simulated_mean_s": float(simulated.mean()),
+        "p99_s": float(np.percentile(measured, 99)),
+        "simulated_p99_s": float(np.percentile(simulated, 99)),
+        "mape": float(np.abs(simulated / measured - 1).mean()),
+    }
+
+
+def _write(folder: Path, rows: Rows[Rows[Any]], told: Mapping[str, Any]) -> None:
+    (folder / "simulated.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    with (folder / "simulated.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for *labels, ttft, simulated_ttft, latency, simulated in rows:
+            times = (f"{seconds:.6f}" for seconds in (simulated_ttft, latency, simulated))
+            writer.writerow([*labels, ttft, *times])
