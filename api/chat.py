@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from flask import Blueprint, Response, g, jsonify, request
+from flask import Blueprint, Response, g, jsonify
 
-from api import admission, body, generation, streaming
+from api import generation, streaming
 from api.errors import ApiError
 from api.generation import Ask, Job, Prompt
-from api.openai import USAGE, check_sampled, options_of, too_many_at_least
+from api.openai import USAGE, Kind, answer, options_of, too_many_at_least
 from api.openai_writer import choose, stream_options, usage
 from api.openapi import Operation
 from api.schemas import ChatRequest
@@ -40,21 +40,13 @@ OPERATIONS = [
 
 def blueprint(service: Service) -> Blueprint:
     routes = Blueprint("chat", __name__)
+    kind = Kind(
+        ChatRequest, EXAMPLE, UNSUPPORTED_CHAT, lambda asked: asked.n, ask_of, ChatWriter
+    )  # fmt: skip
 
     @routes.post("/v1/chat/completions")
     def chat() -> Response:
-        engine = generation.ready_engine(service)
-        fields = body.take(request, EXAMPLE)
-        harmless = body.refuse_unsupported(fields, UNSUPPORTED_CHAT)
-        asked, ignored = body.validate(ChatRequest, fields)
-        generation.check_model(engine, asked.model)
-        check_sampled(service, asked)
-        admission.take_more(service, asked.n - 1)
-        job = generation.start(service, engine, ask_of(engine, asked), streams=asked.stream)
-        writer = ChatWriter(engine, job, asked)
-        reply = writer.stream() if asked.stream else writer.whole()
-        names = [n for n in ignored if n not in harmless] + generation.unheeded(engine, asked)
-        return body.name_ignored(reply, names)
+        return answer(service, kind)
 
     return routes
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from flask import Blueprint, Response, g, jsonify, request
 
 from api import admission, body, generation
 from api.errors import ApiError
-from api.generation import Ask, Prompt
+from api.generation import Ask, Job, Prompt
 from api.openai_writer import CompletionWriter
 from api.openapi import Operation
 from api.schemas import CompletionRequest
 from api.schemas.openai import UNSUPPORTED_COMPLETION, Sampled
 from api.service import Engine, Service
 
+Asked = TypeVar("Asked", bound=Sampled)
 EXAMPLE = '{"prompt": "ROMEO:", "max_tokens": 40}'
 USAGE = {"type": "object", "required": ["prompt_tokens", "completion_tokens", "total_tokens"]}
 OPERATIONS = [
@@ -37,24 +40,50 @@ OPERATIONS = [
 ]  # fmt: skip
 
 
+class Writer(Protocol):
+    """What writes an answer, in one piece or as it grows."""
+
+    def whole(self) -> Response: ...
+    def stream(self) -> Response: ...
+
+
+@dataclass(frozen=True)
+class Kind(Generic[Asked]):
+    """What makes one of OpenAI's requests for text: `places` may refuse fields that do not go together."""
+
+    schema: type[Asked]
+    example: str
+    unsupported: dict[str, tuple[Any, ...]]
+    places: Callable[[Asked], int]
+    ask: Callable[[Engine, Asked], Ask]
+    writer: Callable[[Engine, Job, Asked], Writer]
+
+
+def answer(service: Service, kind: Kind[Asked]) -> Response:
+    """Check the present request, start what it asks for, and return its answer."""
+    engine = generation.ready_engine(service)
+    fields = body.take(request, kind.example)
+    harmless = body.refuse_unsupported(fields, kind.unsupported)
+    asked, ignored = body.validate(kind.schema, fields)
+    generation.check_model(engine, asked.model)
+    check_sampled(service, asked)
+    admission.take_more(service, kind.places(asked) - 1)
+    job = generation.start(service, engine, kind.ask(engine, asked), streams=asked.stream)
+    writer = kind.writer(engine, job, asked)
+    reply = writer.stream() if asked.stream else writer.whole()
+    names = [n for n in ignored if n not in harmless] + generation.unheeded(engine, asked)
+    return body.name_ignored(reply, names)
+
+
 def blueprint(service: Service) -> Blueprint:
     routes = Blueprint("openai", __name__)
+    kind = Kind(
+        CompletionRequest, EXAMPLE, UNSUPPORTED_COMPLETION, completion_places, completion_ask, CompletionWriter
+    )  # fmt: skip
 
     @routes.post("/v1/completions")
     def completions() -> Response:
-        engine = generation.ready_engine(service)
-        fields = body.take(request, EXAMPLE)
-        harmless = body.refuse_unsupported(fields, UNSUPPORTED_COMPLETION)
-        asked, ignored = body.validate(CompletionRequest, fields)
-        generation.check_model(engine, asked.model)
-        check_sampled(service, asked)
-        check_completion(asked)
-        admission.take_more(service, len(asked.prompt) * (asked.best_of or asked.n) - 1)
-        job = generation.start(service, engine, completion_ask(engine, asked), streams=asked.stream)
-        writer = CompletionWriter(engine, job, asked)
-        reply = writer.stream() if asked.stream else writer.whole()
-        names = [n for n in ignored if n not in harmless] + generation.unheeded(engine, asked)
-        return body.name_ignored(reply, names)
+        return answer(service, kind)
 
     @routes.get("/v1/models")
     def models() -> Response:
@@ -93,7 +122,8 @@ def check_sampled(service: Service, asked: Sampled) -> None:
         service.visits.rename(g.visit, asked.request_id)
 
 
-def check_completion(asked: CompletionRequest) -> None:
+def completion_places(asked: CompletionRequest) -> int:
+    """Return how many places the prompts and choices take; ApiError for fields that do not go together."""
     if asked.best_of is not None and asked.best_of < asked.n:
         raise ApiError(
             f"best_of is {asked.best_of} and n is {asked.n}, best_of must be at least n. Raise best_of",
@@ -111,6 +141,7 @@ def check_completion(asked: CompletionRequest) -> None:
         )
     if asked.min_tokens > asked.max_tokens:
         raise too_many_at_least(asked.min_tokens, asked.max_tokens)
+    return len(asked.prompt) * (asked.best_of or asked.n)
 
 
 def too_many_at_least(fewest: int, most: int) -> ApiError:
