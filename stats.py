@@ -107,7 +107,6 @@ class ServerStats:
 
     def record(self, iteration: Iteration) -> None:
         """Take in one step of the loop."""
-        end = iteration.t + iteration.seconds
         with self._lock:
             self.iterations += 1
             entry = self._batches[iteration.batch_size]
@@ -115,14 +114,20 @@ class ServerStats:
             entry[1] += iteration.seconds
             for i, spent in enumerate(iteration.slot_steps):
                 self._slot_steps[i] += spent
-            last = self._last_token
-            for member in iteration.members:
-                if member.phase == "decode":
-                    if member.id in last:
-                        self._itl.append(end - last[member.id])
-                    last[member.id] = end
-                elif member.phase == "prefill":
-                    last[member.id] = end
+            self._note_gaps(iteration, iteration.t + iteration.seconds)
+
+    def _note_gaps(self, iteration: Iteration, end: float) -> None:
+        last, gaps = self._last_token, []
+        for member in iteration.members:
+            id, phase = member.id, member.phase
+            if phase == "decode":
+                before = last.get(id)
+                if before is not None:
+                    gaps.append(end - before)
+                last[id] = end
+            elif phase == "prefill":
+                last[id] = end
+        self._itl += gaps
 
     def latency_per_token(self) -> float | None:
         """Return the mean over requests of latency / tokens, in seconds."""

@@ -93,29 +93,32 @@ class Meters:
 
     def _step(self, iteration: Any) -> None:
         end = iteration.t + iteration.seconds
-        phases = set()
-        gaps: dict[tuple[float, int], int] = {}
+        phases, made = set(), 0
+        since, per_step, alike = 0.0, 0, 0  # requests whose last tokens came together have one gap
         for member in iteration.members:
-            if member.phase not in ("prefill", "decode"):
+            phase = member.phase
+            if phase != "decode" and phase != "prefill":
                 continue
-            phases.add(member.phase)
+            phases.add(phase)
             progress = self._open.get(member.id)
             if progress is None:
                 continue
-            new = len(progress.seq.output_ids) - progress.counted
+            counted = len(progress.seq.output_ids)
+            new, last = counted - progress.counted, progress.last
             if new <= 0:
                 continue
-            progress.counted += new
-            self.generation_tokens += new
-            if progress.last is None:
+            progress.counted, progress.last = counted, end
+            made += new
+            if last is None:
                 self._first_token(progress.seq, end)
-                new -= 1
-            if progress.last is not None and new:
-                gap = (end - progress.last, new)
-                gaps[gap] = gaps.get(gap, 0) + 1
-            progress.last = end
-        for (seconds, tokens), times in gaps.items():
-            self.itl.observe(seconds / tokens, tokens * times)
+                last, new = end, 0
+            if last == since and new == per_step:
+                alike += 1
+            else:
+                self._gaps(end - since, per_step, alike)
+                since, per_step, alike = last, new, 1
+        self._gaps(end - since, per_step, alike)
+        self.generation_tokens += made
         self.preemptions += len(getattr(iteration, "displaced", ()))
         self.iteration_tokens.observe(iteration.tokens)
         phase = next(iter(phases)) if len(phases) == 1 else "mixed"
@@ -123,6 +126,11 @@ class Meters:
         self.batch.observe(iteration.batch_size)
         for kind, spent in iteration.slot_steps._asdict().items():
             self.slot_steps[kind] += spent
+
+    def _gaps(self, seconds: float, tokens: int, times: int) -> None:
+        """Take in `tokens` tokens so long after the one before them, of so many requests."""
+        if tokens:
+            self.itl.observe(seconds / tokens, tokens * times)
 
     def _first_token(self, seq: Any, now: float) -> None:
         self.prompt_tokens += len(seq.prompt_ids)
