@@ -64,7 +64,7 @@ def server(policy: str, arguments: Rows[str]) -> Iterator[str]:
         port = probe.getsockname()[1]
     command = [sys.executable, str(ROOT / "app.py"), policy, "--host", "127.0.0.1"]
     command += ["--port", str(port), *arguments]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:
         end = time.monotonic() + READY_SECONDS

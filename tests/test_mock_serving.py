@@ -15,6 +15,7 @@ from flask.testing import FlaskClient
 from support import ROOT, Server, run_app
 
 from app import _with_absolute_paths, create_app, start
+from client import sweep
 from config import Config
 from simulate import mock
 from simulate.costs import Affine, to_dict
@@ -137,3 +138,28 @@ def test_a_calibrated_file_is_served_at_its_pace(tmp_path: Path) -> None:
         assert server.get("/stats").json["engine"]["model"] == "mock:cost.json"
         text = server.output()
     assert "mock:cost.json, no weights: a step sleeps as long as the cost model says" in text
+
+
+@pytest.mark.process
+def test_llm_mocks_benchmark_is_reproduced_by_a_sweep(tmp_path: Path) -> None:
+    """More slots, more throughput and an earlier first token: real clients, a real server, a fiftieth of the time."""
+    argv = [
+        "dynamic",
+        "--over",
+        "batch",
+        "--values",
+        "1",
+        "8",
+        "--numsamples",
+        "12",
+        "--seed",
+        "1",
+        "--stream",
+        "--no-plots",
+    ]
+    model = ["--model", "mock:llm-mock@50", "--name", "small", "--out", str(tmp_path)]
+    assert sweep.main([*argv, *model]) == 0
+    runs = json.loads((tmp_path / "small" / "summary.json").read_text())["runs"]
+    one, eight = sorted(runs, key=lambda run: run["value"])
+    assert eight["output_throughput"] > one["output_throughput"]
+    assert eight["p99_ttft_ms"] < one["p99_ttft_ms"]

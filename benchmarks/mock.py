@@ -1,0 +1,94 @@
+"""What the loop itself costs: steps of a model that takes no time, so that all that is left is ours.
+
+    python -m benchmarks.mock --json benchmarks/results/mock.json
+
+A full batch of a mock model whose cost is zero decodes behind the real `BatchingManager`, with KV pages and the
+observers of a server; the time from step to step is what planning, bookkeeping and handing over take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import policies
+from api.feed import Feed
+from api.meters import Meters
+from batching import BatchingManager, Inference
+from benchmarks import machine as measured
+from scheduling.pages import PagePool
+from simulate import mock
+from simulate.mock import MockModel
+from simulate.published import Constant
+from stats import ServerStats
+
+
+def measure(policy: str, slots: int, tokens: int) -> dict[str, Any]:
+    """Decode `tokens` tokens for each of `slots` requests; return how long a step of the loop took."""
+    ends: list[float] = []
+    manager = BatchingManager(
+        MockModel(Constant(0.0, 0.0)),
+        pages=PagePool(mock.kv_pages(mock.GPT2_CONTEXT, 0, slots), mock.PAGE_SIZE),
+        max_batch_size=slots,
+        max_queue=slots,
+    )
+    stats, feed, meters = ServerStats(), Feed(), Meters()
+    manager.observers += [
+        lambda iteration, left: stats.record(iteration) if iteration is not None else None,
+        feed.observe,
+        meters.observe,
+        lambda iteration, left: ends.append(time.perf_counter()),
+    ]
+    manager.greeters += [feed.greet, meters.greet]
+    manager.start(policies.get_policy(policy, slots))
+    asked = [Inference("", tokens, [i, *range(100)], id=str(i)) for i in range(slots)]
+    manager.enqueue_all(asked)
+    for inference in asked:
+        inference.wait_for_completion(600)
+    manager.stop()
+    steps = [b - a for a, b in itertools.pairwise(ends[1:])]  # the first computes prompts
+    p99 = statistics.quantiles(steps, n=100)[98]
+    return {
+        "policy": policy, "running": slots, "steps": len(steps),
+        "median_us": 1e6 * statistics.median(steps), "p99_us": 1e6 * p99,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.mock", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument(
+        "policies", nargs="*", default=["static", "dynamic", "chunked", "dynamic+vtc"]
+    )
+    parser.add_argument("--max-batch-size", type=int, default=64, help="(default %(default)s)")
+    parser.add_argument(
+        "--tokens", type=int, default=800, help="of a request (default %(default)s)"
+    )
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    args = parser.parse_args()
+    rows = [measure(policy, args.max_batch_size, args.tokens) for policy in args.policies]
+    table = Table(title="time of a step beside the model's")
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    for row in rows:
+        table.add_row(*(f"{v:.0f}" if isinstance(v, float) else str(v) for v in row.values()))
+    Console(stderr=True).print(table)
+    told = {"loops": rows, "machine": measured.describe()}
+    sys.stdout.write(json.dumps(told) + "\n")
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(told, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

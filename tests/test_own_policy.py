@@ -1,0 +1,85 @@
+"""The README's policy of one's own: checked, simulated and served as it stands there, and the same in both."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import ROOT
+
+import policies
+from batching import BatchingManager, Inference
+from benchmarks.mock import measure
+from scheduling.iteration import Iteration
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from simulate.check import check
+from simulate.mock import MockModel
+from simulate.published import Constant
+from simulate.simulator import simulate
+
+Step = tuple[int, list[str], list[str]]
+SLOTS = 8
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> str:
+    """Write the file that the README shows."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
+    assert len(code.splitlines()) <= 20
+    (tmp_path / "four.py").write_text(code)
+    return str(tmp_path / "four.py")
+
+
+def asked() -> list[tuple[list[int], int]]:
+    """Return prompts and lengths of 40 requests that come at once."""
+    rng = np.random.default_rng(3)
+    return [([i, *range(int(rng.integers(1, 30)))], int(rng.integers(1, 25))) for i in range(40)]
+
+
+def steps(records: list[Iteration]) -> list[Step]:
+    """Return of each step the size of the batch, who joined and who left."""
+    return [(r.batch_size, list(r.joined), [id for id, _ in r.left]) for r in records]
+
+
+def served(policy: str) -> list[Step]:
+    """Serve the requests by the loop of the server, its thread and a model that sleeps."""
+    manager = BatchingManager(MockModel(Constant(0.0005, 0.0)), max_batch_size=SLOTS)
+    records: list[Iteration] = []
+    manager.observers.append(lambda iteration, left: iteration and records.append(iteration))
+    inferences = [Inference("", n, prompt, id=str(i)) for i, (prompt, n) in enumerate(asked())]
+    manager.enqueue_all(inferences)
+    manager.start(policies.get_policy(policy, SLOTS))
+    for inference in inferences:
+        inference.wait_for_completion(30)
+    manager.stop()
+    return steps(records)
+
+
+def simulated(policy: str) -> list[Step]:
+    """Serve them by the simulator, on a virtual clock."""
+    sequences = [Sequence(prompt, n, id=str(i)) for i, (prompt, n) in enumerate(asked())]
+    scheduler = Scheduler(policies.get_policy(policy, SLOTS))
+    return steps(simulate(scheduler, sequences, Constant(0.0005, 0.0), records=True).iterations)
+
+
+def test_the_readmes_policy_keeps_every_law(four: str) -> None:
+    verdict = check(four, cases=300)
+    assert verdict.broken is None, str(verdict)
+
+
+def test_it_decides_the_same_in_the_server_and_in_the_simulator(four: str) -> None:
+    found = served(four)
+    assert found == simulated(four)
+    assert max(size for size, _, _ in found) == 4
+    lengths = [asked()[int(id)][1] for _, joined, _ in found for id in joined]
+    assert lengths == sorted(lengths)  # the shortest first
+    assert found != simulated("dynamic")
+
+
+def test_the_loops_own_time_is_measured_on_a_model_that_takes_none() -> None:
+    row = measure("dynamic", 4, 30)
+    assert (row["policy"], row["running"], row["steps"]) == ("dynamic", 4, 28)
+    assert 0 < row["median_us"] <= row["p99_us"]
