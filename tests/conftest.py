@@ -10,7 +10,10 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 from collections.abc import Iterator
 
 import pytest
+from flask import Flask
+from flask.testing import FlaskClient
 from hypothesis import HealthCheck, settings
+from support import FakeModel
 from served import Serve, serving
 
 settings.register_profile(
@@ -38,3 +41,14 @@ def serve() -> Iterator[Serve]:
     """Return what starts a manager on a fake model; the loops end with the test."""
     with serving() as start:
         yield start
+
+
+@pytest.fixture
+def model() -> FakeModel:
+    return FakeModel()
+
+
+@pytest.fixture
+def client(app: Flask) -> FlaskClient:
+    """Return a client of the app that the test's own module makes."""
+    return app.test_client()

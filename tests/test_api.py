@@ -32,22 +32,12 @@ def service(app: Flask) -> Service:
 
 
 @pytest.fixture
-def model() -> FakeModel:
-    return FakeModel()
-
-
-@pytest.fixture
 def app(model: FakeModel) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic"))
     engine = fake_engine(model, service(app).stats)
     service(app).engine = engine
     yield app
     engine.manager.stop()
-
-
-@pytest.fixture
-def client(app: Flask) -> FlaskClient:
-    return app.test_client()
 
 
 def small(model: FakeModel, **options: Any) -> Flask:

@@ -66,22 +66,12 @@ def service(app: Flask) -> Service:
 
 
 @pytest.fixture
-def model() -> FakeModel:
-    return FakeModel()
-
-
-@pytest.fixture
 def app(model: FakeModel) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic", tgi_metrics=True))
     engine = fake_engine(model, service(app).stats)
     service(app).engine = engine
     yield app
     engine.manager.stop()
-
-
-@pytest.fixture
-def client(app: Flask) -> FlaskClient:
-    return app.test_client()
 
 
 def ask(client: FlaskClient, **fields: Any) -> Any:

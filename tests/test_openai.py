@@ -23,22 +23,12 @@ EOT_ID = 256
 
 
 @pytest.fixture
-def model() -> FakeModel:
-    return FakeModel()
-
-
-@pytest.fixture
 def app(model: FakeModel) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic", max_batch_size=8, max_queue=12, access_log=False))
     service: Service = app.extensions["service"]
     service.engine = engine = fake_engine(model, service.stats, max_queue=12)
     yield app
     engine.manager.stop()
-
-
-@pytest.fixture
-def client(app: Flask) -> FlaskClient:
-    return app.test_client()
 
 
 def ask(client: FlaskClient, **fields: Any) -> TestResponse:

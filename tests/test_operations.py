@@ -33,22 +33,12 @@ def service(app: Flask) -> Service:
 
 
 @pytest.fixture
-def model() -> FakeModel:
-    return FakeModel()
-
-
-@pytest.fixture
 def app(model: FakeModel) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic", max_batch_size=2, max_queue=4))
     engine = fake_engine(model, service(app).stats, max_batch_size=2, max_queue=4)
     service(app).engine = engine
     yield app
     engine.manager.stop()
-
-
-@pytest.fixture
-def client(app: Flask) -> FlaskClient:
-    return app.test_client()
 
 
 @pytest.fixture

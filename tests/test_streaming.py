@@ -28,22 +28,12 @@ ALL = ["/v1/completions", "/v1/chat/completions", "/inference", "/generate_strea
 
 
 @pytest.fixture
-def model() -> FakeModel:
-    return FakeModel()
-
-
-@pytest.fixture
 def app(model: FakeModel) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic", access_log=False))
     service: Service = app.extensions["service"]
     service.engine = engine = fake_engine(model, service.stats)
     yield app
     engine.manager.stop()
-
-
-@pytest.fixture
-def client(app: Flask) -> FlaskClient:
-    return app.test_client()
 
 
 def post(client: FlaskClient, path: str, n: int = 6, **fields: Any) -> TestResponse:

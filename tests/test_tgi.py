@@ -20,22 +20,12 @@ EOT_ID = 256
 
 
 @pytest.fixture
-def model() -> FakeModel:
-    return FakeModel()
-
-
-@pytest.fixture
 def app(model: FakeModel) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic", max_batch_size=8, max_queue=8, access_log=False))
     service: Service = app.extensions["service"]
     service.engine = engine = fake_engine(model, service.stats)
     yield app
     engine.manager.stop()
-
-
-@pytest.fixture
-def client(app: Flask) -> FlaskClient:
-    return app.test_client()
 
 
 def ask(client: FlaskClient, path: str = "/generate", **parameters: Any) -> TestResponse:
