@@ -100,7 +100,10 @@ class Recovery:
             self.is_in_doubt = True
             self.steps_failed += 1
             self.out_of_memory += no_memory
-            plan, outputs = self._shed(scheduler, plan) if no_memory else (plan, self._bisect(plan))
+            if no_memory:
+                plan, outputs = self._shed(scheduler, plan)
+            else:
+                outputs = self._bisect(plan, failed_alone=True)
             if not all(isinstance(output, BaseException) for output in outputs) or self.prove():
                 return plan, outputs
             self._pause(PAUSE_SECONDS)
@@ -146,19 +149,29 @@ class Recovery:
             raise RuntimeError(f"{len(outputs)} outputs for {len(plan.sequences)} sequences")
         return outputs
 
-    def _bisect(self, plan: Plan) -> list[Output]:
-        """Try again, as it is first, since the fault may have passed, then by halves until the culprits are alone.
-
-        About 2 log2 n steps find one of n.
-        """
+    def _try(self, plan: Plan) -> list[Output] | Exception:
+        """Return the outputs, or the error without what its traceback keeps alive."""
         self.steps_retried += 1
-        n = len(plan.sequences)
         try:
             return self._forward(plan)
         except Exception as error:
             self._note(error)
-            if n < 2:
-                return [_own(error)] * n
+            error.__context__ = error.__cause__ = None
+            return error.with_traceback(None)
+
+    def _bisect(self, plan: Plan, failed_alone: bool = False) -> list[Output]:
+        """Try again, as it is first, since the fault may have passed, then by halves until the culprits are alone.
+
+        About 2 log2 n steps find one of n. Who is alone has to fail twice, since a fault that passes may come then too.
+        """
+        n = len(plan.sequences)
+        tried = self._try(plan)
+        if isinstance(tried, Exception) and n == 1 and not failed_alone:
+            tried = self._try(plan)
+        if not isinstance(tried, Exception):
+            return tried
+        if n < 2:
+            return [_own(tried)] * n
         halves = (slice(0, n // 2), slice(n // 2, n))
         parts = [replace(plan, sequences=plan.sequences[half], counts=plan.counts[half], held=[])
                  for half in halves]  # fmt: skip
@@ -166,23 +179,22 @@ class Recovery:
 
     def _shed(self, scheduler: Scheduler, plan: Plan) -> tuple[Plan, list[Output]]:
         """Try again with the memory that can be had, and with ever fewer: the newest half waits again."""
+        failed_alone = len(plan.sequences) < 2
         while True:
-            self.steps_retried += 1
-            release = getattr(self.model, "release_memory", None)
-            try:
-                if release is not None:
-                    release()
-                return plan, self._forward(plan)
-            except Exception as error:
-                self._note(error)
-                if not is_out_of_memory(error):
-                    return plan, self._bisect(plan)
-                self.out_of_memory += 1
-                own = _own(error)
+            self._release_memory()
+            tried = self._try(plan)
+            if not isinstance(tried, Exception):
+                return plan, tried
+            if not is_out_of_memory(tried):
+                return plan, self._bisect(plan)
+            self.out_of_memory += 1
             n = len(plan.sequences)
-            if n < 2:  # it is the request that is too large, not the batch
+            if n < 2 and failed_alone:  # it is the request that is too large, not the batch
                 scheduler.slot_cap = ENDLESS
-                return plan, [own] * n
+                return plan, [_own(tried)] * n
+            if n < 2:
+                failed_alone = True
+                continue
             plan = scheduler.put_back(plan, plan.sequences[math.ceil(n / 2) :], self._clock())
             scheduler.slot_cap = len(scheduler.running)
             log.warning(
@@ -190,9 +202,17 @@ class Recovery:
                 "To start like this: --max-batch-size %d", n, scheduler.slot_cap, scheduler.slot_cap,
             )  # fmt: skip
 
+    def _release_memory(self) -> None:
+        release = getattr(self.model, "release_memory", None)
+        if release is not None:
+            try:
+                release()
+            except Exception:
+                log.exception("memory could not be released")
+
 
 def _own(error: Exception) -> Exception:
-    """Return the error of the one request that a step failed with, without what its traceback keeps alive."""
+    """Return what the one request is told that a step failed with."""
     if is_out_of_memory(error):
         return InferenceError(
             "out_of_memory",
@@ -200,5 +220,4 @@ def _own(error: Exception) -> Exception:
             "--max-tokens-per-step",
             1,
         )
-    error.__context__ = error.__cause__ = None
-    return error.with_traceback(None)
+    return error

@@ -144,7 +144,7 @@ def test_one_that_breaks_a_batch_of_8_is_found_and_its_neighbours_get_their_toke
     for id, asked in waiting.items():
         assert asked.wait_for_completion(SOON) == expected(id, 6)
     assert served.manager.recovery.steps_failed == 1
-    assert tried[1 : 2 + served.manager.recovery.steps_retried] == [8, 8, 4, 4, 2, 1, 1, 2]
+    assert tried[1 : 2 + served.manager.recovery.steps_retried] == [8, 8, 4, 4, 2, 1, 1, 1, 2]
     assert served.is_empty()
 
 
