@@ -13,8 +13,8 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import HealthCheck, settings
-from support import FakeModel
 from served import Serve, serving
+from support import FakeModel
 
 settings.register_profile(
     "same-everywhere",
