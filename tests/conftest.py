@@ -27,6 +27,11 @@ settings.register_profile(
 settings.load_profile("same-everywhere")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak-minutes", type=float, default=1.0, help="how long the soak lasts")
+    parser.addoption("--soak-policy", default="dynamic", help="the policy that is soaked")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let only what starts processes be tried again: it may miss a deadline on a busy machine, others may not."""
     if not config.pluginmanager.hasplugin("rerunfailures"):

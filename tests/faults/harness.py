@@ -240,7 +240,9 @@ class Watched(Server):
         )
 
     @contextlib.contextmanager
-    def watched(self, *, killed: bool = False, tracebacks: bool = False) -> Iterator[None]:
+    def watched(
+        self, *, killed: bool = False, tracebacks: bool = False, growth: int = 20 * MB
+    ) -> Iterator[None]:
         """Hold the server to the after-check; one that may be `killed` has a new process and new books."""
         self.ledger = Ledger()
         before, pulse, said = self.figures()["http"], self.pulse(), len(self.output())
@@ -249,7 +251,7 @@ class Watched(Server):
         assert self.canary() == self.golden
         wait_until(self.is_at_rest, PATIENCE)
         if not killed:
-            self._check_pulse(pulse)
+            self._check_pulse(pulse, growth)
             self._check_books(before)
         if not tracebacks:
             assert "Traceback" not in self.output()[said:], self.output()[said:]
@@ -264,7 +266,7 @@ class Watched(Server):
         """Whether another process than `old` serves, and is ready."""
         return self.worker not in (0, old) and self.is_ready()
 
-    def _check_pulse(self, before: Pulse) -> None:
+    def _check_pulse(self, before: Pulse, growth: int) -> None:
         def is_as_before() -> bool:
             now = self.pulse()
             return (
@@ -278,7 +280,7 @@ class Watched(Server):
             time.sleep(0.02)
         now = self.pulse()
         assert now.pid == before.pid
-        assert now.rss - before.rss < 20 * MB, (before, now)
+        assert now.rss - before.rss < growth, (before, now)
 
     def _check_books(self, before: Mapping[str, int]) -> None:
         now = self.figures()["http"]
