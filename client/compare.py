@@ -26,9 +26,8 @@ if not __package__:
     __package__ = Path(__file__).resolve().parent.name
 
 from rich.console import Console
-from rich.markdown import Markdown
 
-from . import arrivals, dialects, flags, runs, servers, simulated, store, summary
+from . import arrivals, dialects, ending, flags, runs, servers, simulated, store
 from .console import FINE, SOME_FAILED, UNREACHABLE, UsageError, emit, guarded, say
 from .experiment import Experiment, draw
 from .target import ServerUnreachable, Target, model_name
@@ -36,7 +35,7 @@ from .target import ServerUnreachable, Target, model_name
 THREE = ("nobatch", "static", "dynamic")
 EXAMPLES = (
     "python -m client.compare --quick",
-    "python -m client.compare --seed 1",
+    "python -m client.compare --seed 1 --readme docs",
     "python -m client.compare static dynamic dynamic+sjf --load poisson:4 burst --repeats 3",
     "python -m client.compare ours=http://10.0.0.5:8500 vllm=http://10.0.0.6:8000 --api openai",
     "python -m client.compare results/x/runs/a.json results/x/runs/b.json",
@@ -75,6 +74,10 @@ STARTED: flags.Flags = {
 OUTPUT: flags.Flags = {
     "--out": ("folder of all results (results)", {"type": Path, "metavar": "DIR", "default": Path("results")}),
     "--name": ("name of this one (the time and the policies)", {"metavar": "NAME"}),
+    "--readme": (
+        "also copy the table and the pictures that a README shows into this folder",
+        {"type": Path, "metavar": "DIR"},
+    ),
     "--no-plots": ("leave pictures and page out", {"action": "store_true"}),
     "--cost": (
         "let the simulator predict each request by this cost model or file of `simulate calibrate` "
@@ -208,46 +211,12 @@ def run(
         folder.close()
         if folder.summary["runs"]:
             simulated.predict(folder.folder, given.cost, console)
-        finish(folder.folder, console, not given.no_plots)
+        ending.finish(folder.folder, console, not given.no_plots)
+        if given.readme:
+            ending.show(folder.folder, given.readme, console)
     if missing == len(given.what):
         return UNREACHABLE
     return SOME_FAILED if missing or experiment.failed or experiment.interrupted else FINE
-
-
-def finish(folder: Path, console: Console, plots: bool) -> None:
-    """Print and keep the table, draw the page, and end with the folder's name."""
-    results = store.read(folder)
-    if results.runs:
-        text = tell(results)
-        if console.is_terminal:
-            console.print(Markdown(text))
-        else:
-            say(console, text)
-        say(console, summary.headline(results))
-        if plots:
-            draw_page(folder, console)
-    emit(str(folder))
-
-
-def tell(results: store.Results) -> str:
-    """Write the table beside the results; give it."""
-    text = summary.markdown(results)
-    (results.folder / "table.md").write_text(text, encoding="utf-8")
-    return text
-
-
-def draw_page(folder: Path, console: Console) -> None:
-    """Draw pictures and page; without matplotlib say how to get it, and how to draw later."""
-    try:
-        from . import report
-    except ImportError:
-        say(
-            console,
-            "note: no pictures without matplotlib. Install it (pip install -r "
-            f"client/requirements.txt) and run python -m client.report {folder}",
-        )
-        return
-    report.write(folder)
 
 
 def verdict(paths: Sequence[str], different: bool, console: Console) -> int:

@@ -29,7 +29,7 @@ if not __package__:
 import numpy as np
 from rich.console import Console
 
-from . import compare, flags, runs
+from . import compare, ending, flags, runs
 from .arrivals import Arrivals
 from .console import FINE, SOME_FAILED, UNREACHABLE, UsageError, guarded, say
 from .experiment import Experiment, draw
@@ -238,7 +238,7 @@ def run(
                 break
     finally:
         folder.close()
-        compare.finish(folder.folder, console, not given.no_plots)
+        ending.finish(folder.folder, console, not given.no_plots)
     if sweep.missing == len(given.what):
         return UNREACHABLE
     return SOME_FAILED if sweep.missing or sweep.experiment.failed else FINE

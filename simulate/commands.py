@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from client import compare, store
+from client import ending, store
 from scheduling.scheduler import Scheduler
 from simulate import (
     calibrate,
@@ -68,9 +68,9 @@ def run_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     show_runs(console, told)
     if folder:
         folder.close()
-        compare.tell(store.read(args.out))
+        ending.tell(store.read(args.out))
         if not args.no_plots:
-            compare.draw_page(args.out, console)
+            ending.draw_page(args.out, console)
         say(console, f"written: {args.out}")
     short = [{k: v for k, v in n.items() if k not in store.ARRAYS} for n in told]
     return short[0] if len(short) == 1 else {"runs": short}

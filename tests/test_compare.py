@@ -113,6 +113,21 @@ def test_failed_requests_are_warned_about_above_the_figures(
     assert any("12 failed: stream cut" in w for w in store.read(folder).summary["warnings"])
 
 
+def test_what_a_readme_shows_is_copied_under_names_that_stay(
+    pair: tuple[MockServer, MockServer], tmp_path: Path
+) -> None:
+    into = tmp_path / "docs"
+    flags = [f"a={pair[0].url}", *SMALL, "--out", str(tmp_path), "--name", "x"]
+    assert compare.main([*flags, "--readme", str(into)], {}) == 0
+    shown = {path.name for path in into.iterdir()}
+    assert {"comparison.md", "comparison-latency.png", "comparison-cdf.png"} <= shown
+    latency = tmp_path / "x" / "plots" / "latency-over-tokens.burst.png"
+    assert (into / "comparison-latency.png").read_bytes() == latency.read_bytes()
+    told = (into / "comparison.md").read_text()
+    assert told.startswith((tmp_path / "x" / "table.md").read_text())
+    assert "Made by `python -m client.compare a=" in told
+
+
 def test_repeats_have_seeds_of_their_own_and_give_intervals(
     pair: tuple[MockServer, MockServer], tmp_path: Path
 ) -> None:

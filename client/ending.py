@@ -1,0 +1,69 @@
+"""What a comparison ends with: its table, its page, and what of both a README shows."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from . import store, summary
+from .console import emit, say
+
+SHOWN = {
+    "comparison-latency": "latency-over-tokens.{}", "comparison-cdf": "latency-cdf",
+    "comparison-waste": "waste", "comparison-batch": "batch-over-time.{}",
+}  # fmt: skip
+
+
+def finish(folder: Path, console: Console, plots: bool) -> None:
+    """Print and keep the table, draw the page, and end with the folder's name."""
+    results = store.read(folder)
+    if results.runs:
+        text = tell(results)
+        if console.is_terminal:
+            console.print(Markdown(text))
+        else:
+            say(console, text)
+        say(console, summary.headline(results))
+        if plots:
+            draw_page(folder, console)
+    emit(str(folder))
+
+
+def show(folder: Path, into: Path, console: Console) -> None:
+    """Copy table and pictures of the last load, the hardest, under names that do not change from time to time."""
+    results = store.read(folder)
+    if not results.runs:
+        return
+    into.mkdir(parents=True, exist_ok=True)
+    command = results.summary["command"]
+    table = (folder / "table.md").read_text("utf-8")
+    (into / "comparison.md").write_text(f"{table}\nMade by `{command}`.\n", encoding="utf-8")
+    for name, kind in SHOWN.items():
+        picture = folder / "plots" / f"{kind.format(store.slug(results.loads[-1]))}.png"
+        if picture.is_file():
+            shutil.copyfile(picture, into / f"{name}.png")
+    say(console, f"for the README: {into / 'comparison.md'} and {', '.join(SHOWN)} beside it")
+
+
+def tell(results: store.Results) -> str:
+    """Write the table beside the results; give it."""
+    text = summary.markdown(results)
+    (results.folder / "table.md").write_text(text, encoding="utf-8")
+    return text
+
+
+def draw_page(folder: Path, console: Console) -> None:
+    """Draw pictures and page; without matplotlib say how to get it, and how to draw later."""
+    try:
+        from . import report
+    except ImportError:
+        say(
+            console,
+            "note: no pictures without matplotlib. Install it (pip install -r "
+            f"client/requirements.txt) and run python -m client.report {folder}",
+        )
+        return
+    report.write(folder)
