@@ -6,7 +6,7 @@ from typing import Any
 
 from flask import Blueprint, Response, jsonify, request
 
-from api import body, generation, streaming
+from api import body, generation, policy, streaming
 from api.generation import Ask, Job, Prompt
 from api.openapi import Operation
 from api.schemas import InferenceRequest
@@ -140,6 +140,8 @@ def statistics(service: Service) -> dict[str, Any]:
         "policy": engine.policy,
         "engine": {"model": engine.model_name, "device": engine.device, "dtype": engine.dtype,
                    "max_batch_size": engine.manager.max_batch_size, "slot_cap": engine.manager.slot_cap,
+                   "max_tokens_per_step": engine.manager.max_tokens_per_step,
+                   "policy_options": policy.state(engine)["options"],
                    "faults": {"steps_failed": recovery.steps_failed, "steps_retried": recovery.steps_retried,
                               "out_of_memory": recovery.out_of_memory, "deaths": service.deaths()},
                    **service.stats.engine(), "kv": kv},
