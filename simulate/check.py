@@ -1,7 +1,8 @@
 """Try a policy on thousands of small random cases, and say in plain words which law it breaks.
 
-`check("dynamic+vtc")` or `check("path/to/my_policy.py")`. The laws are in `laws.py`; the cases come from a generator of
-our own, so that a seed gives the same ones everywhere, and the case that breaks a law is made as small as it gets.
+`check("dynamic+vtc")` or `check("path/to/my_policy.py")`. The laws are in `laws.py` and `purity.py`; the cases come from a
+generator of our own, so that a seed gives the same ones everywhere, and the case that breaks a law is made as small as
+it gets.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from dataclasses import dataclass
 import policies
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
-from simulate.laws import Broken, Case, Request, check_purity, try_case
+from simulate.laws import Broken, Case, Request, try_case
+from simulate.purity import check_purity
 
 CASES = 2000
 SHRINKS = 1000  # tries at most to make a case smaller

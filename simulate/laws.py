@@ -6,15 +6,13 @@ with the law and what happened, in plain words, at the first step that breaks on
 
 from __future__ import annotations
 
-import ast
 import inspect
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from scheduling.iteration import Iteration, Plan
@@ -23,11 +21,6 @@ from scheduling.policy import Policy
 from scheduling.scheduler import Output, PolicyError, Scheduler
 from scheduling.sequence import Sequence
 
-FORBIDDEN = {
-    "asyncio", "concurrent", "datetime", "flask", "logging", "multiprocessing", "os", "queue", "random", "secrets",
-    "socket", "subprocess", "threading", "time", "torch", "uuid",
-}  # fmt: skip
-FORBIDDEN_CALLS = {"__import__", "eval", "exec", "hash", "id", "input", "open"}
 WORK = "no idle slot while somebody fits"
 
 
@@ -431,45 +424,3 @@ def _place(error: BaseException) -> str:
     ]  # type: ignore[arg-type]
     name, line = places[-1]
     return f"line {line} of {name}"
-
-
-def check_purity(policy: Policy) -> None:
-    """Broken when the source of a policy reads a clock, chance, or what differs from run to run."""
-    for module in _modules_of(policy):
-        path = Path(str(module.__file__))
-        nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
-        own = {node.arg for node in nodes if isinstance(node, ast.arg)}
-        own |= {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-        for node in nodes:
-            for name in _asked(node, FORBIDDEN_CALLS - own):
-                raise Broken(
-                    "purity",
-                    f"{path.name}, line {getattr(node, 'lineno', 0)}: {name}. A policy reads no clock and no "
-                    "chance, and goes by nothing that another run would not see",
-                )
-
-
-def _modules_of(policy: Policy) -> Iterator[ModuleType]:
-    seen = set()
-    for cls in type(policy).__mro__:
-        module = inspect.getmodule(cls)
-        if (
-            module is not None
-            and module not in seen
-            and not module.__name__.startswith("scheduling")
-        ):
-            seen.add(module)
-            if getattr(module, "__file__", None):
-                yield module
-
-
-def _asked(node: ast.AST, calls: set[str]) -> Iterator[str]:
-    if isinstance(node, ast.Import):
-        yield from (f"import {a.name}" for a in node.names if a.name.partition(".")[0] in FORBIDDEN)
-    elif isinstance(node, ast.ImportFrom):
-        if not node.level and str(node.module).partition(".")[0] in FORBIDDEN:
-            yield f"import from {node.module}"
-    elif isinstance(node, ast.Call):
-        handed = [node.func, *node.args, *(keyword.value for keyword in node.keywords)]
-        called = [part.id for part in handed if isinstance(part, ast.Name)]
-        yield from (f"{name}()" for name in called if name in calls)

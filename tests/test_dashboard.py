@@ -170,6 +170,17 @@ class TestInABrowser:
         assert sum(int(share.split()[0]) for share in shares) == 100
         assert tab.complaints == []
 
+    def test_its_badge_tells_a_change_of_policy_at_once(self, tab: Tab, server: Server) -> None:
+        page = tab.open()
+        tab.until("document.querySelector('#status-text').textContent === 'live'")
+        json_body = {"Content-Type": "application/json"}
+        for policy in ("nobatch", "static"):
+            body = f'{{"policy": "{policy}"}}'.encode()
+            assert server.send("PUT", "/policy", body, **json_body).status == 200
+            tab.until(f"document.querySelector('#policy').textContent === '{policy}'", 5)
+        assert page.title().startswith("static")
+        assert tab.complaints == []
+
     def test_the_box_streams_an_answer_and_text_stays_text(self, tab: Tab) -> None:
         page = tab.open()
         prompt = "<img src=x onerror=alert(1)> O Romeo"
