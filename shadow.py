@@ -28,7 +28,7 @@ from config import ROOT, Config, ConfigError
 from scheduling.iteration import Iteration
 from simulate import costs
 from simulate.costs import Step
-from simulate.recorded import step_of_record
+from simulate.recorded import size, step_of_record
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Shadow:
         self._turned: float | None = None  # when the last step ended, if somebody stayed
         self._served = ""
         self._left = 0
-        self._told: dict[str, Any] = {"state": "waiting", "requests": 0}
+        self._told: dict[str, Any] = self._nothing("waiting")
         self._stopping = threading.Event()
         self._process: subprocess.Popen[str] | None = None
         self._thread: threading.Thread | None = None
@@ -130,8 +130,7 @@ class Shadow:
         policy = self._manager.policy
         step = step_of_record(iteration, policy is not None and policy.padded)
         if step.tokens and iteration.seconds > 0:
-            size = (bool(step.prompt), step.tokens.bit_length())
-            self._steps[size].append((step, iteration.seconds))
+            self._steps[size(step)].append((step, iteration.seconds))
 
     def _note_departure(self, inference: Inference) -> None:
         arrived, alone = self._open.pop(inference.id, (0.0, False))
@@ -150,7 +149,10 @@ class Shadow:
 
     def report(self) -> dict[str, Any]:
         """Return what /stats says: the latest answer, or why there is none."""
-        return {"policy": self.policy, "served": self._manager.policy_name, **self._told}
+        return {"policy": self.policy, **self._told}
+
+    def _nothing(self, state: str) -> dict[str, Any]:
+        return {"served": self._manager.policy_name, "state": state, "requests": 0}
 
     def start(self, tell: Callable[[dict[str, Any]], None]) -> None:
         """Begin to answer, in a thread of its own; `tell` is called with each report."""
@@ -177,7 +179,7 @@ class Shadow:
                 if self._stopping.is_set():
                     return
                 self._complain("the shadow's process failed; it answers no more")
-                found = {"state": "failed", "reason": str(error)[:300], "requests": 0}
+                found = {**self._nothing("failed"), "reason": str(error)[:300]}
                 self._stopping.set()
                 self._end_process()
             self._told = found
@@ -208,6 +210,9 @@ class Shadow:
 
     def _ask(self) -> dict[str, Any] | None:
         """Return an answer; None while too little has happened."""
+        served = self._manager.policy_name
+        if served != self._served:  # it has just been changed, and has not decided yet
+            return None
         rows, hashes, from_idle = self.window()
         steps = [row for kept in list(self._steps.values()) for row in kept.copy()]
         whole = sum(row[3] is not None for row in rows)
@@ -223,9 +228,9 @@ class Shadow:
             if not self._complained:
                 self._complained = True
                 log.warning("the shadow cannot simulate %s: %s", self.policy, told["problem"])
-            return {"state": "failed", "reason": told["problem"], "requests": whole}
+            return {**self._nothing("failed"), "reason": told["problem"]}
         span = rows[-1][0] - rows[0][0]
-        return {"state": "ready", **told, "seconds": span, "from_idle": from_idle}
+        return {"served": served, "state": "ready", **told, "seconds": span, "from_idle": from_idle}
 
     def _lines(
         self,

@@ -19,7 +19,7 @@ if not __package__:
 
 from rich.console import Console
 
-from . import plots, store, summary
+from . import plots, race, store, summary
 from .album import Album, Picture
 from .console import FINE, UsageError, emit, guarded
 from .tables import shown
@@ -35,6 +35,7 @@ th, td { padding: .25rem .6rem; border-bottom: 1px solid #8886; text-align: righ
 th:first-child, td:first-child { text-align: left; }
 .warning { border-left: 4px solid #D55E00; padding: .1rem .8rem; margin: .4rem 0; }
 img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
+.race { width: 100%; height: 60rem; border: 0; }
 figure { margin: 1rem 0; break-inside: avoid; }
 code { overflow-wrap: anywhere; }
 .swatch { display: inline-block; width: .8em; height: .8em; margin-right: .4em; }
@@ -64,7 +65,7 @@ def page(results: store.Results, pictures: list[Picture]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{text(s.get('name'))}</title><style>{STYLE}</style></head><body>"
         f'<h1>{text(s.get("name"))}</h1><p class="answer">{text(answer)}</p>{warnings}'
-        f"{tables}<p>{text(summary.note(results))}</p>{figures}{method(results)}</body></html>\n"
+        f"{tables}<p>{text(summary.note(results))}</p>{race.embed(results)}{figures}{method(results)}</body></html>\n"
     )
 
 

@@ -64,6 +64,11 @@ class Watched:
         elif event == "step":
             self.steps.append(data)
             self.last_id = data["n"]
+            self.state["policy"] = data["policy"]
+        elif event == "policy":
+            self.state |= {"policy": data["policy"], "slots": data["max_batch_size"]}
+        elif event == "shadow":
+            self.state["shadow"] = data
 
     def figures(self, now: float) -> dict[str, Any]:
         """Return what the tiles show at `now` of the server's clock."""
@@ -185,6 +190,19 @@ def seconds(value: float | None) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.1f} ms"
 
 
+def shadow_line(report: dict[str, Any] | None) -> str:
+    """Return what another policy would have made of the same requests, empty where nobody asks that."""
+    if not report:
+        return ""
+    if report["state"] != "ready":
+        return f"with {report['policy']}: " + report.get("reason", "ten requests must be done before")
+    was, says = (seconds(report[of]["latency-p99"]) for of in ("real", "served-simulated"))
+    return (
+        f"with {report['policy']} the p99 of the last {report['requests']} requests would have been "
+        f"{seconds(report['latency-p99'])}; with {report['served']} it was {was} (the simulator says {says})"
+    )
+
+
 def screen(watched: Watched, url: str, width: int, height: int) -> Group:
     """Return all that is shown."""
     state = watched.state
@@ -213,6 +231,7 @@ def screen(watched: Watched, url: str, width: int, height: int) -> Group:
     return Group(
         head, tiles, Panel(picture, title="slots x iterations", border_style="grey37"),
         waste_bar(figures["waste"], width - 4),
+        *([Text(line, "cyan")] if (line := shadow_line(state.get("shadow"))) else []),
         Text("█ prefill  ▄ decode  ╱ held  · idle  ▌ joins   a colour is a request   Ctrl-C ends", "grey50"),
     )  # fmt: skip
 

@@ -34,3 +34,8 @@ def step_of_record(record: Iteration, padded: bool) -> Step:
         counts = [member.tokens for member in record.members if member.tokens]
         prompt += widest * len(counts) - sum(counts)
     return Step(decodes, context, prefills, prompt, pairs, squares, longest, widest, work)
+
+
+def size(step: Step) -> tuple[bool, int]:
+    """Return what steps have in common that take about as long as each other."""
+    return bool(step.prompt), step.tokens.bit_length()

@@ -23,9 +23,12 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import calibrate, costs
 from simulate.costs import Affine, Cost, Host, Step
+from simulate.recorded import size
 from simulate.simulator import Run, simulate
 
 LOWEST_PRIORITY = 19
+OUTLYING = 6.0  # times as long as others, or as short
+TERMS = ("base", "prefill", "token", "hinge", "row", "context", "pair")
 
 
 class Seen(NamedTuple):
@@ -83,17 +86,33 @@ def serve(trace: Rows[Seen], policy: Chosen, machine: Machine, cost: Cost, host:
     )
 
 
+def like_others(steps: Rows[Step], seconds: Rows[float]) -> list[int]:
+    """Return the places of the steps that took about as long as others of their size.
+
+    What took many times as long (the first step of all; a process that was stopped), or next to nothing, is the
+    machine's doing, and one such step could turn a fit of relative errors.
+    """
+    groups: dict[tuple[bool, int], list[float]] = {}
+    for step, taken in zip(steps, seconds):
+        groups.setdefault(size(step), []).append(taken)
+    usual = {key: float(np.median(times)) for key, times in groups.items()}
+    return [
+        i for i, (step, taken) in enumerate(zip(steps, seconds))
+        if usual[size(step)] / OUTLYING < taken < usual[size(step)] * OUTLYING
+    ]  # fmt: skip
+
+
 def fit(steps: Rows[Step], seconds: Rows[float]) -> tuple[Affine, float]:
     """Fit the default law to steps that were served; return it and its mean relative error on them.
 
-    Relative errors are fitted, which a few slow steps pull down: it is scaled to take as long as all steps together.
+    Relative errors are fitted, which slow steps pull down: the law is scaled to take as long as all steps together.
     """
-    measured = np.asarray(seconds, float)
+    kept = like_others(steps, seconds)
+    steps, measured = [steps[i] for i in kept], np.array([seconds[i] for i in kept])
     law = calibrate.fit(steps, measured)
     predicted = calibrate.predict(law, steps)
-    scale = float(measured.sum() / predicted.sum()) if predicted.sum() else 1.0
-    terms = ("base", "prefill", "token", "hinge", "row", "context", "pair")
-    scaled = replace(law, **{term: getattr(law, term) * scale for term in terms})
+    scale = float(measured.sum() / predicted.sum())
+    scaled = replace(law, **{term: getattr(law, term) * scale for term in TERMS})
     return scaled, float(np.abs(predicted * scale / measured - 1).mean())
 
 

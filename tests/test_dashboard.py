@@ -19,6 +19,7 @@ from support import ROOT, FakeModel, Server, fake_engine, wait_until
 from api.demo import planned
 from api.schemas.demo import LoadRequest
 from app import create_app
+from client import race
 from config import Config
 
 BROWSER = (
@@ -337,9 +338,16 @@ class TestInABrowser:
                     pages: { used: 1, total: 2 } });
                 }
               };
-              feedOn(3000);
             }"""
         )
+        client = page.context.new_cdp_session(page)
+
+        def heap() -> int:
+            client.send("HeapProfiler.collectGarbage")
+            return int(client.send("Runtime.getHeapUsage")["usedSize"])
+
+        before = heap()
+        page.evaluate("feedOn(3000)")
         page.evaluate("EB.page.frames.length = 0")
         page.evaluate(
             """async () => {
@@ -352,17 +360,87 @@ class TestInABrowser:
         frames = sorted(page.evaluate("EB.page.frames"))
         assert len(frames) > 5
         assert frames[len(frames) // 2] < 1000 / 30, "a frame takes too long to draw"
-        client = page.context.new_cdp_session(page)
-
-        def heap() -> int:
-            client.send("HeapProfiler.collectGarbage")
-            return int(client.send("Runtime.getHeapUsage")["usedSize"])
-
-        before = heap()
-        page.evaluate("feedOn(6000)")
+        for _ in range(30):  # ten minutes at 50 a second
+            page.evaluate("feedOn(1000)")
         assert page.evaluate("EB.page.live.columns.length") < 3000
+        assert page.evaluate("EB.page.live.last.n") > 30_000
         assert heap() - before < 20e6
         assert tab.complaints == []
+
+    def test_it_says_what_the_shadow_says(self, tab: Tab) -> None:
+        page = tab.open()
+        tab.until("document.querySelector('#status-text').textContent === 'live'")
+        assert not page.is_visible("#shadow")
+        report = {
+            "policy": "static", "served": "dynamic", "state": "ready", "requests": 1312, "latency-p50": 1.5,
+            "latency-p99": 3.2, "latency-per-token": 0.04, "from_idle": False, "extrapolates": True,
+            "real": {"latency-p50": 0.4, "latency-p99": 0.8, "latency-per-token": 0.02},
+            "served-simulated": {"latency-p50": 0.41, "latency-p99": 0.9, "latency-per-token": 0.02},
+            "error": {"latency-p50": 0.02, "latency-p99": 0.125, "latency-per-token": 0.0},
+            "cost": {"from": "steps of this server"},
+        }  # fmt: skip
+        page.evaluate(f"EB.page.feed.handlers.shadow({json.dumps(report)})")
+        assert page.text_content("#shadow-says") == (
+            "With static the p99 would have been 3.20 s; with dynamic it was 800 ms (the simulator says 900 ms)."
+        )
+        assert page.locator("#shadow-rows tr").nth(1).locator("td").all_text_contents() == [
+            "800 ms", "900 ms", "3.20 s"
+        ]  # fmt: skip
+        assert "13 % off" in page.text_content("#shadow-basis")
+        waiting = {"policy": "static", "served": "dynamic", "state": "waiting", "requests": 0}
+        page.evaluate(f"EB.page.feed.handlers.shadow({json.dumps(waiting)})")
+        assert not page.is_visible("#shadow-table")
+        assert tab.complaints == []
+
+    def test_a_request_that_waits_at_the_moment_shown_has_waited_as_long_as_it_is_there(
+        self, tab: Tab, tmp_path: Path
+    ) -> None:
+        run = drive(scheduler("static", 2), requests((0, 5, 9), (0, 5, 9), (1, 5, 3)))
+        path = tmp_path / "wait.jsonl"
+        arrivals = [
+            {"id": s.id, "t": s.arrived_at, "prompt_tokens": 5, "max_tokens": s.max_tokens}
+            for s in run.sequences
+        ]
+        path.write_text("".join(json.dumps(line) + "\n" for line in arrivals + run.records()))
+        page = tab.open()
+        page.set_input_files("#file", path)
+        tab.until("EB.page.model !== EB.page.live")
+        page.focus("#seek")
+        page.keyboard.press("Home")
+        page.keyboard.press("ArrowRight")
+        tab.until("document.querySelector('#rows').textContent.includes('waiting')")
+        cells = page.locator("#rows tr", has_text="waiting").locator("td").all_text_contents()
+        assert cells[4] == cells[5]
+
+    def test_the_race_within_a_report_needs_no_server(self, chromium: Any, tmp_path: Path) -> None:
+        runs = {
+            policy: drive(scheduler(policy, 4), requests((0, 5, 3), (0, 9, 8), (1, 2, 6))).records()
+            for policy in ("static", "dynamic")
+        }
+        path = tmp_path / "report.html"
+        path.write_text(f"<!doctype html><title>x</title>{race.section('a <burst>', runs)}")
+        page = chromium.new_page()
+        said: list[str] = []
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: said.append(request.url))
+        page.goto(path.as_uri())
+        wait_until(lambda: len(page.frames) == 2)
+        frame = page.frames[1]
+        wait_until(lambda: frame.evaluate("globalThis.EB?.race?.lanes.length") == 2, 15)
+        assert frame.locator(".badge").all_text_contents()[1:] == ["static", "dynamic"]
+        frame.evaluate("EB.race.clock = 1e9")
+        wait_until(lambda: frame.locator(".done", has_text="done in").count() == 2)
+        assert frame.locator(".figures span:first-child b").all_text_contents() == ["3 of 3"] * 2
+        assert said == [path.as_uri()]
+        page.close()
+
+    def test_a_long_recording_is_cut_at_the_same_moment_for_all(self) -> None:
+        slow = [{"t": 3 + 0.5 * n} for n in range(10)]
+        fast = [{"t": 7 + 0.1 * n} for n in range(10)]
+        kept, end = race.cut({"slow": slow, "fast": fast}, most=6)
+        assert end == pytest.approx(0.6)
+        assert (len(kept["slow"]), len(kept["fast"])) == (2, 6)
+        assert race.cut({"slow": slow}, most=10) == ({"slow": slow}, None)
 
 
 @pytest.mark.process

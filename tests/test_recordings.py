@@ -70,6 +70,24 @@ def test_the_terminal_shows_slots_and_waste() -> None:
     assert shown.count("\n   ") >= 3
 
 
+def test_the_terminal_follows_a_change_of_policy_and_the_shadow() -> None:
+    watched = top.Watched()
+    watched.take("state", {"run": "x", "slots": 4, "policy": "dynamic", "now": 0.0, "shadow": None})
+    assert top.shadow_line(watched.state["shadow"]) == ""
+    watched.take("policy", {"policy": "static", "max_batch_size": 6})
+    assert (watched.state["policy"], watched.state["slots"]) == ("static", 6)
+    watched.take("shadow", {"policy": "nobatch", "state": "waiting", "requests": 0})
+    assert "ten requests" in top.shadow_line(watched.state["shadow"])
+    ready = {
+        "policy": "nobatch", "served": "static", "state": "ready", "requests": 12, "latency-p99": 3.2,
+        "real": {"latency-p99": 0.8}, "served-simulated": {"latency-p99": 0.9},
+    }  # fmt: skip
+    watched.take("shadow", ready)
+    line = top.shadow_line(watched.state["shadow"])
+    assert "with nobatch the p99 of the last 12 requests would have been 3.20 s" in line
+    assert "it was 800.0 ms (the simulator says 900.0 ms)" in line
+
+
 @pytest.fixture
 def url() -> Iterator[str]:
     app = create_app(Config(policy="dynamic"))

@@ -255,6 +255,17 @@ def test_the_law_is_scaled_to_the_time_of_all_steps() -> None:
     assert 0.03 < error < 0.2
 
 
+def test_one_step_out_of_line_does_not_turn_the_fit() -> None:
+    run = served("dynamic", inferences())
+    steps = [step_of_record(record, padded=False) for record in run.iterations]
+    seconds = [record.seconds for record in run.iterations]
+    at = next(k for k, step in enumerate(steps) if step.decodes > 2)
+    for taken in (1e-6, 60.0):
+        law, error = simulated.fit(steps, [*seconds[:at], taken, *seconds[at + 1 :]])
+        assert error < 0.03
+        assert law.seconds(steps[at]) == pytest.approx(seconds[at], rel=0.05)
+
+
 def test_who_had_no_whole_answer_is_load_and_no_figure() -> None:
     trace = [Seen(0.0, 5, 30, None), Seen(0.0, 5, 10, 1.0), Seen(0.5, 5, 10, 1.0)]
     nobatch = Chosen("nobatch", {})

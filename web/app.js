@@ -10,7 +10,7 @@
 
   const live = new EB.Model();
   let model = live; // or that of a replayed file
-  let facts = {};
+  let facts = {}, shadow = null;
   let key = sessionStorage.getItem("eb-key") || "";
   let zoom = innerWidth < 600 ? 3 : 4, time = 3;
   let axis = "steps";
@@ -40,10 +40,18 @@
         device: state.device, dtype: state.dtype, parameters: state.parameters, pages: state.pages_total, run: state.run,
       };
       for (const arrival of state.waiting) live.arrival(arrival);
+      shadow = state.shadow;
       showFacts();
     },
     step(record) {
       live.add(record);
+      if (record.policy === facts.policy) return;
+      facts = { ...facts, policy: record.policy }; // the event that said so was missed
+      if (model === live) showFacts();
+    },
+    shadow(report) {
+      shadow = report;
+      if (model === live) EB.showShadow(shadow);
     },
     policy(change) {
       facts = { ...facts, policy: change.policy, slots: change.max_batch_size, maxQueue: change.max_queue };
@@ -78,6 +86,7 @@
 
   function showFacts() {
     EB.put("policy", facts.policy || "…");
+    EB.showShadow(shadow);
     const size = facts.parameters ? ` (${(facts.parameters / 1e6).toFixed(1)} M)` : "";
     EB.put("facts", facts.model ? `${facts.model}${size} on ${facts.device}, ${facts.dtype}, ${facts.slots} slots` : "");
     document.title = `${facts.policy || ""} · effective-batching`;
@@ -427,6 +436,7 @@
     $("replay").hidden = model === live;
     $("banner").hidden = model !== live || connection === "live";
     EB.put("replay-name", name);
+    EB.showShadow(model === live ? shadow : null);
     if (model === live) {
       cursor = -1;
       playing = true;

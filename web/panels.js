@@ -77,7 +77,8 @@
 
   function showTiles(tiles, waiting, facts) {
     put("t-running", tiles ? String(tiles.running) : "0");
-    put("t-slots", tiles ? `of ${tiles.slots} slots` : "");
+    const slots = tiles?.slots ?? facts.slots;
+    put("t-slots", slots ? `of ${slots} slots` : "");
     put("t-waiting", String(waiting));
     put("t-waiting-sub", facts.maxQueue ? `of ${facts.maxQueue} places` : "in the queue");
     put("t-tokens", tiles ? figure(tiles.tokensPerSecond) : "0");
@@ -87,10 +88,46 @@
     put("t-ttft99", tiles?.ttft99 != null ? `p99 ${seconds(tiles.ttft99)}` : "to the first token");
     put("t-itl", seconds(tiles?.itl50));
     put("t-itl99", tiles?.itl99 != null ? `p99 ${seconds(tiles.itl99)}` : "between tokens");
-    put("waste-span", tiles && tiles.steps ? `last ${tiles.steps.toLocaleString("en")} iterations` : "");
+    put("waste-span", tiles && tiles.steps ? `last ${tiles.steps.toLocaleString("en")} steps` : "");
     const { used, total } = tiles ? tiles.pages : { used: 0, total: facts.pages || 0 };
     put("t-pages", total ? `${used.toLocaleString("en")} of ${total.toLocaleString("en")}` : "none");
     $("pages").style.transform = `scaleX(${total ? used / total : 0})`;
+  }
+
+  const FIGURES = [["latency-p50", "p50"], ["latency-p99", "p99"], ["latency-per-token", "per token"]];
+
+  // What another policy would have made of the same requests, beside what the served one did, real and simulated.
+  function showShadow(report) {
+    $("shadow").hidden = !report;
+    if (!report) return;
+    const ready = report.state === "ready";
+    put("shadow-policy", report.policy);
+    put("shadow-other", report.policy);
+    $("shadow-table").hidden = !ready;
+    put("shadow-span", ready ? `last ${report.requests.toLocaleString("en")} requests` : "");
+    put("shadow-says", ready ? verdict(report) : report.reason || "The simulation begins when ten requests are done.");
+    put("shadow-basis", ready ? basis(report) : "");
+    if (!ready) return;
+    $("shadow-rows").replaceChildren(...FIGURES.map(([name, text]) => {
+      const row = element("tr");
+      const values = [report.real, report["served-simulated"], report].map((of) => seconds(of[name]));
+      row.append(element("th", "", text), ...values.map((value) => element("td", "", value)));
+      row.firstChild.scope = "row";
+      return row;
+    }));
+  }
+
+  function verdict({ policy, served, real, "served-simulated": simulated, ...other }) {
+    const [would, was, says] = [other, real, simulated].map((of) => seconds(of["latency-p99"]));
+    return `With ${policy} the p99 would have been ${would}; with ${served} it was ${was} (the simulator says ${says}).`;
+  }
+
+  function basis({ cost, error, extrapolates, from_idle }) {
+    const off = Math.round(100 * Math.abs(error["latency-p99"]));
+    const words = [`The simulator is ${off} % off for what is served; its costs are from ${cost.from}`];
+    if (extrapolates) words.push("it needs steps larger than any seen here, so take it as a guess");
+    if (!from_idle) words.push("the server was busy when these requests began, the simulated one was not");
+    return `${words.join("; ")}.`;
   }
 
   function figure(value) {
@@ -158,7 +195,7 @@
         ? request.max ? `0/${request.max}` : `${done}/${total}`
         : `${Math.min(output, request.max)}/${request.max}`);
       const waited = request.arrived === null ? null
-        : (request.joined ?? request.left ?? at ?? request.arrived) - request.arrived;
+        : (state === "waiting" ? at : request.joined ?? request.left ?? at ?? request.arrived) - request.arrived;
       put(row.cells[3], waited === null ? "" : seconds(Math.max(0, waited)));
       const end = state === "finished" ? request.left : at;
       put(row.cells[4], request.arrived === null || !end ? "" : seconds(Math.max(0, end - request.arrived)));
@@ -229,7 +266,7 @@
     bar.setAttribute("aria-label", parts.map(([, name, time]) => `${name} ${seconds(time)}`).join(", ") || "still waiting");
     const total = parts.reduce((sum, [, , time]) => sum + time, 0) || 1;
     for (const [kind, name, time] of parts) {
-      const part = bar.appendChild(element("div", kind, `${name} ${seconds(time)}`));
+      const part = bar.appendChild(element("div", kind, time / total > 0.12 ? `${name} ${seconds(time)}` : ""));
       part.title = `${name} ${seconds(time)}`;
       part.style.flexGrow = (100 * time) / total;
       part.style.flexBasis = "0";
@@ -269,6 +306,6 @@
   }
 
   Object.assign(EB, {
-    seconds, element, put, WasteBar, rounded, showTiles, figure, Requests, showDetail, describe, short,
+    seconds, element, put, WasteBar, rounded, showTiles, showShadow, figure, Requests, showDetail, describe, short,
   });
 })(globalThis);

@@ -179,6 +179,7 @@
       this.drawGrid(view);
       if (this.queue) this.drawQueue(model);
       this.drawGaps(model);
+      this.drawSwitches(model);
       if (view.hover) this.drawHover(view.hover);
       context.restore();
       this.drawAxis(model, view);
@@ -340,6 +341,24 @@
         context.lineTo(this.x0(i), this.height - AXIS);
         context.stroke();
         context.setLineDash([]);
+      }
+    }
+
+    // Where another policy began to decide, and which.
+    drawSwitches(model) {
+      const { context } = this;
+      for (let i = Math.max(this.from, 1); i <= this.to; i++) {
+        const { policy } = model.columns[i];
+        if (policy === model.columns[i - 1].policy) continue;
+        const x = Math.round(this.x0(i)), text = `▸ ${policy}`;
+        context.font = `600 11px ${this.font}`;
+        context.textAlign = "left";
+        const width = context.measureText(text).width + 10;
+        context.fillStyle = this.ink;
+        context.fillRect(x - 1, 0, 2, this.height - AXIS);
+        context.fillRect(x - 1, 0, width, 17);
+        context.fillStyle = this.paper;
+        context.fillText(text, x + 4, 9);
       }
     }
 

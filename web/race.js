@@ -26,6 +26,7 @@
         const part = this.figures.appendChild(EB.element("span"));
         this.texts[figure] = part.appendChild(EB.element("b", "", "–"));
         part.append(` ${figure}`);
+        if (figure === "mean latency") this.latency = part;
       }
       this.end = this.figures.appendChild(EB.element("span", "done"));
       const canvas = box.appendChild(EB.element("canvas"));
@@ -55,6 +56,7 @@
         .filter((request) => request.left !== null && request.arrived !== null)
         .map((request) => [request.left, request.left - request.arrived])
         .sort((a, b) => a[0] - b[0]);
+      this.latency.hidden = !this.ends.length && !this.live; // a recording may not tell when they came
       this.seconds = columns.length ? this.model.last.end - this.origin : 0;
       EB.put(this.badge, this.model.last?.policy ?? "…");
     }
@@ -89,7 +91,7 @@
       const waste = Object.fromEntries(EB.STEPS.map((name, k) => [name, sum.steps[k] / all]));
       EB.put(this.texts.useful, `${EB.rounded(waste).useful} %`);
       this.waste.show(waste);
-      EB.put(this.end, over ? `✓ done in ${EB.seconds(this.seconds)}` : "");
+      EB.put(this.end, !over ? "" : this.cut ? "the recording is cut here" : `✓ done in ${EB.seconds(this.seconds)}`);
       const label = `${this.badge.textContent}: ${sum.finished} of ${this.total} answered after ${EB.seconds(Math.min(now, this.seconds))}`;
       if (this.canvas.getAttribute("aria-label") !== label) this.canvas.setAttribute("aria-label", label);
     }
@@ -110,7 +112,7 @@
     $("seek").max = String(length);
     clock = 0;
     const [slow, fast] = [...lanes].sort((a, b) => b.seconds - a.seconds);
-    EB.put("lead", lanes.length > 1 && fast.seconds
+    EB.put("lead", lanes.length > 1 && fast.seconds && !fast.cut
       ? `${lanes[0].total} requests, the same in each lane. Hatched slots are done and wait for the longest of their `
         + `batch: ${slow.badge.textContent} needs ${EB.seconds(slow.seconds)}, `
         + `${[...lanes].sort((a, b) => a.seconds - b.seconds)[0].badge.textContent} `
@@ -145,6 +147,7 @@
         EB.put(lane.badge, state.policy);
       },
       step: (record) => model.add(record),
+      policy: (change) => EB.put(lane.badge, change.policy),
       arrival: (arrival) => model.arrival(arrival),
       departure: (departure) => model.departure(departure),
       gap: () => model.gap(),
@@ -170,6 +173,20 @@
     } catch (error) {
       complain(error);
     }
+  }
+
+  // The runs that a report holds within itself, packed.
+  async function openRecorded(text) {
+    const packed = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+    const plain = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const told = await new Response(plain).json();
+    begin(Object.entries(told.runs).map(([name, records]) => {
+      const lane = new Lane(name, EB.modelOf({ records, arrivals: [], departures: [] }), records[0].t);
+      lane.cut = told.cut;
+      return lane;
+    }));
+    const fit = () => (frameElement.style.height = `${document.body.scrollHeight + 2}px`);
+    if (frameElement) new ResizeObserver(fit).observe(document.body);
   }
 
   async function openFiles(files) {
@@ -286,7 +303,8 @@
   });
 
   const runs = new URLSearchParams(location.search).getAll("run");
-  open(runs.length ? runs : DEMO);
+  if ($("recorded")) openRecorded($("recorded").textContent);
+  else open(runs.length ? runs : DEMO);
   requestAnimationFrame(frame);
   EB.race = { get lanes() { return lanes; }, get clock() { return clock; }, set clock(t) { play(false); clock = Math.min(t, length); dirty = true; } };
 })();
