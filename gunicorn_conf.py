@@ -103,15 +103,15 @@ def post_worker_init(worker: Any) -> None:
 def _end(service: Service, said: AccessLog, reason: str) -> None:
     """End the process when its engine has failed: gunicorn starts another, unless that has been too often."""
     too_often = _deaths.add()
-    banner.fail(f"the engine failed: {reason}")
+    said.write_text(f"error: the engine failed: {reason}")  # by its own thread: stderr may be full
     end = time.monotonic() + ANSWER_SECONDS
     time.sleep(ANSWER_SECONDS / 3)  # handlers that were just told need a moment to write
     while service.visits.open and time.monotonic() < end:
         time.sleep(0.02)
     if too_often:
-        banner.fail(
-            f"the engine failed {DEATHS} times within {DEATH_SECONDS:g} s, and another start would not "
-            "mend it. See what it said above"
+        said.write_text(
+            f"error: the engine failed {DEATHS} times within {DEATH_SECONDS:g} s, and another start would "
+            "not mend it. See what it said above"
         )
     said.flush()
     os._exit(3 if too_often else 70)

@@ -50,6 +50,11 @@ class ModelRunner:
         self.values = memory.empty(shape, self.dtype, self.device)
         self.blocks = make_blocks(body, self.attend, self.keys, self.values, c)
 
+    def release_memory(self) -> None:
+        """Give back what former steps were computed in, so that a step that found none can be tried again."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     @torch.inference_mode()
     def forward(self, plan: Plan) -> list[Output]:
         """Compute one step; return for each sequence of the plan its next token, None while its prompt lasts."""

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import policies
+from faults import Faults
 from generate.params import GREEDY, SamplingParams
 from generate.runner import ModelRunner
 from generate.sampling import NotFinite
 from model import GPT, GPTConfig
+from recovery import Recovery
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
@@ -92,6 +94,33 @@ def test_greedy_tokens_are_the_plain_models_under_every_policy(shape: str) -> No
     assert len({tuple(tokens) for tokens in expected}) > 5
     for policy in ("nobatch", "static", "dynamic"):
         assert run(make_model(config), ragged(config, 10, 1, temperature=0), policy) == expected
+
+
+@pytest.mark.parametrize("policy", ["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_steps_that_fail_and_memory_that_runs_out_change_nobodys_tokens(
+    policy: str, dtype: torch.dtype
+) -> None:
+    config = SHAPES["heads of 64"]
+    expected = run(make_model(config, dtype), ragged(config, 12, 3))
+    armed = Faults.model_validate(
+        {"oom_above": {"batch": 3, "after": 9}, "fail_once": {"after": 5}}
+    )
+    recovery = Recovery(
+        armed.model(ModelRunner(make_model(config, dtype), 120, 64), lambda ids: ""),
+        lambda: Sequence([0], 1, sampling=GREEDY),
+        lambda: 0.0,
+    )
+    books = Scheduler(policies.get_policy(policy, max_batch_size=8), PagePool(120, 64))
+    sequences = ragged(config, 12, 3)
+    for seq in sequences:
+        books.add(seq)
+    while (plan := books.plan(0.0)) is not None:
+        books.commit(*recovery.compute(books, plan), 0.0)
+        assert not recovery.is_in_doubt or recovery.prove()
+    assert recovery.out_of_memory == 3  # with 8, again, with 4
+    assert any(seq.displaced for seq in sequences)
+    assert [seq.output_ids for seq in sequences] == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
