@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from inference import Bell
 
 INTERVAL = 0.020  # seconds for which tokens may be put together
+SHARE = 0.02  # of the time, for writing
 IDLE_SECONDS = 3600.0
 
 
@@ -95,12 +96,19 @@ class Loan:
 
 
 class StreamWriter:
-    """Writes for who lends. It looks at all streams after a step, or after some steps together if they are fast."""
+    """Writes for who lends, after each step; for `interval` seconds together where that would be too dear.
+
+    Too dear is a pass over all streams that takes more than `share` of a step's time.
+    """
 
     def __init__(
-        self, interval: float = INTERVAL, clock: Callable[[], float] = time.perf_counter
+        self,
+        interval: float = INTERVAL,
+        share: float = SHARE,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.interval = interval
+        self.share = share
         self._clock = clock
         self._bell = Bell()
         self._lent: set[Loan] = set()
@@ -134,27 +142,29 @@ class StreamWriter:
             self._bell.ring_for_tokens()
 
     def _run(self) -> None:
-        began, steps, step_seconds = self._clock(), self._steps, self.interval
+        began, steps, step_seconds, cost = self._clock(), self._steps, self.interval, 0.0
         while True:
-            self._wait(began, steps, step_seconds)
+            dear = cost > self.share * step_seconds and step_seconds < self.interval
+            self._wait(steps, began + self.interval if dear else None)
             now, last = self._clock(), steps
             steps = self._steps
             if steps > last:
                 step_seconds = (now - began) / (steps - last)
-            began = now
+            began, worked = now, time.thread_time()
             with self._lock:
                 lent = list(self._lent)
             for loan in lent:
                 loan.write(now)
+            cost = time.thread_time() - worked
 
-    def _wait(self, began: float, steps: int, step_seconds: float) -> None:
-        """Sleep out the interval if there will be some steps in it, else until the next step ends."""
+    def _wait(self, steps: int, until: float | None) -> None:
+        """Sleep until a step has ended after so many `steps`, or till the given time without listening to the loop."""
         bell = self._bell
         bell.wants_tokens = False
         if not self._lent:
             bell.wait(IDLE_SECONDS)
-        elif step_seconds <= self.interval / 2:
-            bell.wait(began + self.interval - self._clock())
+        elif until is not None:
+            bell.wait(until - self._clock())
         else:
             bell.wants_tokens = True
             if self._steps == steps:

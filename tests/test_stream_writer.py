@@ -108,8 +108,8 @@ def test_each_slow_step_is_written_at_once_as_a_chunk(handlers: Any) -> None:
     assert handler.thread.is_alive(), "the handler sleeps all the while"
 
 
-def test_fast_steps_are_written_together(handlers: Any) -> None:
-    handler = handlers(StreamWriter(interval=0.05))
+def test_steps_too_fast_for_the_cost_of_writing_are_written_together(handlers: Any) -> None:
+    handler = handlers(StreamWriter(interval=0.05, share=0.0, clock=lambda: 0.0))
     got = b""
     for _ in range(100):
         handler.step(b"x")
@@ -177,7 +177,7 @@ def test_a_stream_that_is_no_longer_lent_is_not_touched(handlers: Any) -> None:
 
 def test_writing_and_waking_at_once_lose_nothing(handlers: Any) -> None:
     """A handler that lends again and again, beside a writer that never rests, sees each byte once and in order."""
-    writer = StreamWriter(interval=0.0)
+    writer = StreamWriter(interval=0.0)  # after each step
     handler = handlers(writer)
     words = [b"%d," % i for i in range(2000)]
     got = bytearray()
