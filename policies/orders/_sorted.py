@@ -24,6 +24,8 @@ class Sorted(policy.Policy):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
+        # Where nobody joins while somebody runs, a slot that is given up helps nobody.
+        self.displaces = not self.closed
         self._numbers = count()
         self._entries: dict[Sequence, Entry] = {}
         self._sorted: list[Entry] = []

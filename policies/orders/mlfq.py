@@ -49,7 +49,7 @@ class Order(Sorted):
     def displace(
         self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
     ) -> list[Sequence]:
-        if room.slots or not waiting or self.closed:
+        if room.slots or not waiting:
             return []
         may_go = [s for s in running if s.has_moved_on and not s.is_finished]
         lowest = sorted(may_go, key=self._level_of, reverse=True)

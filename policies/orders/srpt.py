@@ -27,7 +27,7 @@ class Order(Predicting, Sorted):
     def displace(
         self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
     ) -> list[Sequence]:
-        if room.slots or not waiting or self.closed:
+        if room.slots or not waiting:
             return []
         worst = sorted(
             (s for s in running if self._may_go(s)), key=lambda s: self.key(s, now), reverse=True
