@@ -146,8 +146,8 @@ class ChatWriter:
             choice["token_ids"] = inference.sequence.output_ids[growth.start : growth.stop]
         chunk: dict[str, Any] = {**self.head, "choices": [choice]}
         if self._usage_last:
-            so_far = usage(self.job, self.job.inferences, ready=True)
-            chunk["usage"] = so_far if self._usage_always else None
+            always = self._usage_always
+            chunk["usage"] = usage(self.job, self.job.inferences, ready=True) if always else None
         return f"data: {dumps(chunk)}\n\n".encode()
 
     def _end(self) -> bytes:
