@@ -11,7 +11,7 @@ from support import multiply_in_one_order
 from torch import Tensor
 
 from generate.gpu import choose
-from generate.gpu.attention import PlainPrompts, TorchDecode, causal
+from generate.gpu.attention import FlashPrompts, PlainPrompts, TorchDecode, causal
 from generate.gpu.layers import FusedMath, Layer, Norm, PlainMath, StrictMath
 
 pytest.importorskip("triton", reason="Triton is not there: pip install triton")
@@ -177,3 +177,16 @@ def test_a_fast_way_that_is_wrong_or_broken_does_not_serve(
     assert choose.agreed(lambda: ("fast", math.nan), torch.float32, "x") is None
     assert choose.agreed(broken, torch.float32, "attention") is None
     assert "attention falls back to plain PyTorch, far slower: no such card" in caplog.text
+
+
+def test_flash_attention_is_told_where_each_piece_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    def varlen(q, k, v, cu_q, cu_k, max_q, max_k, dropout, is_causal, debug, scale):  # type: ignore[no-untyped-def]
+        """What the GPU's operation is documented to do: pieces by cuts, causal from the end of each."""
+        assert (cu_q.dtype, dropout, is_causal, debug) == (torch.int32, 0.0, True, False)
+        assert (max_q, max_k) == (cu_q.diff().max(), cu_k.diff().max())
+        cuts = zip(cu_q.tolist(), cu_q.tolist()[1:], cu_k.tolist(), cu_k.tolist()[1:])
+        return (torch.cat([causal(q[a:b], k[c:d], v[c:d], scale) for a, b, c, d in cuts]),)
+
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", varlen, raising=False)
+    pool = torch.Size((9, 2, 16, 64))
+    assert choose.prompts_error(FlashPrompts(), PlainPrompts(), pool, torch.float32, CPU) < 1e-6

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from test_runner import SHAPES, make_model, ragged, run
 import policies
 from generate import machine
 from generate.gpu import sampling
-from generate.gpu.graphs import BUCKETS, Replayer, buckets_up_to
+from generate.gpu.graphs import BUCKETS, GraphReplayer, Replayer, buckets_up_to
 from generate.gpu.runner import GpuRunner, make_runner
 from generate.params import GREEDY, SamplingParams
 from generate.runner import ModelRunner
@@ -327,3 +329,42 @@ def test_strict_logits_do_not_depend_on_the_batch_and_their_texts_are_the_cpus(
     assert len(alone) == 6
     assert together.keys() == alone.keys()
     assert all(torch.equal(row, alone[where]) for where, row in together.items())
+
+
+def test_a_graph_is_recorded_for_every_bucket_and_replayed_with_its_own_logits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launched: list[tuple[int, str]] = []
+    recording: list[FakeGraph] = []
+
+    class FakeGraph:
+        def __init__(self) -> None:
+            self.held: list[tuple[int, str]] = []
+
+        def replay(self) -> None:
+            launched.extend(self.held)
+
+    @contextlib.contextmanager
+    def graph(
+        held: FakeGraph, pool: object, stream: object, capture_error_mode: str
+    ) -> Iterator[None]:
+        assert (pool, capture_error_mode) == ("pool", "thread_local")
+        recording.append(held)
+        yield
+        recording.pop()
+
+    def step(rows: int, drawing: sampling.Drawing) -> torch.Tensor:
+        (recording[-1].held if recording else launched).append((rows, drawing))
+        return torch.tensor([rows, len(drawing)])
+
+    cuda = {"CUDAGraph": FakeGraph, "graph": graph, "graph_pool_handle": lambda: "pool",
+            "current_stream": lambda: SimpleNamespace(synchronize=lambda: None)}  # fmt: skip
+    for name, fake in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    replayer = GraphReplayer(step, 5)
+    replayer.record()
+    assert len(replayer.graphs) == 4 * 3  # buckets 1, 2, 4 and 5, three ways to draw
+    assert next(iter(replayer.graphs))[0] == 5
+    launched.clear()
+    assert replayer.run(replayer.bucket(3), "plain").tolist() == [4, 5]
+    assert launched == [(4, "plain")]

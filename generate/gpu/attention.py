@@ -10,6 +10,7 @@ It must not know layers, requests, or who owns a page.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,6 +73,8 @@ class TorchDecode:
         self, q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, tables: Tensor, scale: float
     ) -> Tensor:
         _, H, P, D = keys.shape
+        if tables.is_cpu:  # a graph may not ask how long the longest is
+            tables = tables[:, : math.ceil(int(lengths.max()) / P)]
         rows, pages = tables.shape
         past, content = (
             pool[tables].transpose(1, 2).reshape(rows, H, pages * P, D).float()

@@ -1,0 +1,282 @@
+"""The engine on a GPU, in one run of a few minutes: is it right, how near is it to the limit, what do others do?
+
+    benchmarks/gpu.sh --json benchmarks/results/gpu.json
+
+Checks come first (`gpu_checks.py`), then decode steps and prompts against the limit of the bandwidth and arithmetic
+measured in the same run, then a burst over HTTP for every policy, then transformers on the same requests
+(`gpu_peers.py`). Without a GPU all of it runs at small sizes on the CPU, Triton's kernels in its interpreter: those
+figures say that the code runs, and nothing about a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton asks when it is imported
+
+import weights
+from benchmarks import gpu_checks, gpu_peers
+from benchmarks import machine as measured
+from generate import machine
+from generate.gpu.runner import GpuRunner, make_runner
+from generate.params import SamplingParams
+from scheduling.iteration import Plan
+from scheduling.sequence import Sequence
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPS = 32  # of a round of decoding, at whose end the context is what was asked for
+UNTIMED = 3  # first steps of a round: nobody launched them ahead
+SECTIONS = ("checks", "decode", "prefill", "serving", "peers")
+console = Console(stderr=True)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much a run does."""
+
+    model: str
+    batch: list[int]
+    context: list[int]
+    prefill: list[int]
+    prompts: int
+    tokens: int
+    burst: int
+    seconds: float  # of each figure
+
+
+FULL = Sizes("gpt2-medium", [1, 8, 32, 64, 128, 256, 512], [128, 512, 1024], [128, 512, 1024],
+             prompts=100, tokens=100, burst=256, seconds=1.0)  # fmt: skip
+SMALL = Sizes("bard", [1, 4], [64], [48], prompts=6, tokens=12, burst=8, seconds=0.2)
+
+
+class Loader:
+    """Makes runners of one model; one at a time fills the card."""
+
+    def __init__(self, args: argparse.Namespace, sizes: Sizes) -> None:
+        self.resolved = weights.resolve(sizes.model, args.load_format)
+        self.device = machine.choose_device(args.device)
+        self.dtype = machine.choose_dtype(args.dtype, self.device)
+        self.page_size = machine.page_size(self.device)
+
+    def reference(self) -> Any:
+        """Return the plain model in float32 on the CPU."""
+        return weights.load(self.resolved, torch.float32).eval().requires_grad_(False)
+
+    def runner(self, tokens: int, capacity: int, strict: bool = False) -> GpuRunner:
+        """Return a warm runner with room for `tokens` tokens of KV, or for what the free memory holds."""
+        model = weights.load(self.resolved, self.dtype).to(self.device)
+        most = machine.kv_pages(model.config, self.dtype, self.device, 0, capacity)
+        pages = min(tokens // self.page_size + 2, most)
+        return make_runner(model, pages, self.page_size, capacity, strict, any_format=False)
+
+
+def decoding(runner: GpuRunner, batch: int, context: int, temperature: float) -> list[Sequence]:
+    """Return sequences STEPS tokens short of `context`, on pages of their own."""
+    pages = -(-context // runner.page_size)
+    start = max(1, context - STEPS)
+    result = []
+    for i in range(batch):
+        prompt = [(i * 7919 + j) % runner.config.vocab_size for j in range(start)]
+        params = SamplingParams(temperature=temperature, seed=i)
+        seq = Sequence(prompt, 1 << 20, id=str(i), sampling=params)
+        seq.pages = list(range(1 + i * pages, 1 + (i + 1) * pages))
+        result.append(seq)
+    return result
+
+
+def time_round(runner: GpuRunner, sequences: list[Sequence]) -> list[float]:
+    """Return the seconds of steps that decode the same sequences on and on, up to the context."""
+    for seq in sequences:
+        seq.output_ids, seq.computed = [1], len(seq.prompt_ids)
+    plan, times = Plan(1, 0.0, sequences, [1] * len(sequences)), []
+    for _ in range(min(STEPS, runner.config.block_size - len(sequences[0].prompt_ids))):
+        began = time.perf_counter()
+        tokens = runner.forward(plan)
+        times.append(time.perf_counter() - began)
+        for seq, token in zip(sequences, tokens):
+            seq.output_ids.append(token if isinstance(token, int) else 0)
+            seq.computed += 1
+    return times[UNTIMED:]
+
+
+def measure_decode(loader: Loader, sizes: Sizes) -> list[dict[str, Any]]:
+    """Return for each batch and context the median step and its fraction of the limit."""
+    most = max(sizes.batch) * -(-max(sizes.context) // loader.page_size)
+    runner = loader.runner(most * loader.page_size, max(sizes.batch))
+    for pool in (runner.keys, runner.values):
+        pool.zero_()  # what a step costs does not depend on the numbers, as long as they are numbers
+    bandwidth, rate = gpu_checks.bandwidth(runner.device), gpu_checks.arithmetic(runner)
+    rows = []
+    for context in sizes.context:
+        for batch in sizes.batch:
+            if batch * -(-context // runner.page_size) >= runner.keys.shape[1]:
+                console.print(f"batch {batch} with context {context} does not fit into the memory")
+                continue
+            sequences = decoding(runner, batch, context, 0.0)
+            times: list[float] = []
+            began = time.perf_counter()
+            while not times or time.perf_counter() - began < sizes.seconds:
+                times += time_round(runner, sequences)
+            step, mean = statistics.median(times), context - STEPS // 2
+            limit = measured.limit_seconds(
+                runner.config, runner.dtype, batch, mean, bandwidth, rate
+            )
+            rows.append({"batch": batch, "context": context, "step_ms": step * 1e3,
+                         "tokens_per_s": batch / step, "fraction": limit / step,
+                         "bandwidth_gb_s": bandwidth / 1e9, "rate_gflop_s": rate / 1e9,
+                         "attention": runner.attend.name, "layers": runner.network.math.name})  # fmt: skip
+    return rows
+
+
+def measure_prefill(loader: Loader, sizes: Sizes) -> list[dict[str, Any]]:
+    """Return the median seconds of one prompt of each length, computed in one piece."""
+    runner = loader.runner(2 * max(sizes.prefill), 1)
+    rows = []
+    for tokens in sizes.prefill:
+        tokens = min(tokens, runner.config.block_size)
+        seq = Sequence([i % runner.config.vocab_size for i in range(tokens)], 1)
+        seq.sampling, seq.pages = (
+            SamplingParams(temperature=0),
+            list(range(1, runner.keys.shape[1])),
+        )
+        times = []
+        for _ in range(6):
+            began = time.perf_counter()
+            runner.forward(Plan(1, 0.0, [seq], [tokens]))
+            times.append(time.perf_counter() - began)
+        seconds = statistics.median(times[1:])
+        rows.append({"tokens": tokens, "ms": seconds * 1e3, "tokens_per_s": tokens / seconds,
+                     "attention": runner.attend_prompts.name})  # fmt: skip
+    return rows
+
+
+def measure_serving(args: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
+    """Return what benchmarks.serving says of a burst, in a process of its own that has the card to itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "serving.json"
+        command = [
+            sys.executable, "-m", "benchmarks.serving", "--model", sizes.model, "--load-format",
+            args.load_format, "--policies", ",".join(args.policies), "--numsamples", str(sizes.burst),
+            "--poisson", "0", "--repeats", "1", "--json", str(path),
+        ]  # fmt: skip
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        result: dict[str, Any] = json.loads(path.read_text())
+    return {name: result[name] for name in ("http", "offline", "requests")}
+
+
+def run(args: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
+    """Run the sections in turn; one that would begin after `--minutes` is left out, and the result says so."""
+    loader, began = Loader(args, sizes), time.monotonic()
+    parts: dict[str, Callable[[], Any]] = {
+        "checks": lambda: gpu_checks.run(loader, sizes),
+        "decode": lambda: measure_decode(loader, sizes),
+        "prefill": lambda: measure_prefill(loader, sizes),
+        "serving": lambda: measure_serving(args, sizes),
+        "peers": lambda: gpu_peers.run(loader, sizes),
+    }
+    result: dict[str, Any] = {
+        "benchmark": "gpu", "gpu": gpu_checks.card(loader.device), "model": sizes.model,
+        "load_format": args.load_format, "dtype": str(loader.dtype).removeprefix("torch."),
+        "machine": measured.describe(),
+    }  # fmt: skip
+    for name in args.sections:
+        if time.monotonic() - began > args.minutes * 60:
+            console.print(f"{name}: left out, {args.minutes:g} minutes are over")
+            result[name] = None
+            continue
+        start = time.monotonic()
+        result[name] = parts[name]()
+        if loader.device.type == "cuda":
+            torch.cuda.empty_cache()  # the next section, or its processes, want the card
+        console.print(f"{name}: {time.monotonic() - start:.0f} s")
+    return result
+
+
+def show(result: dict[str, Any]) -> None:
+    console.print(f"{result['gpu'] or 'no GPU: these figures say only that the code runs'}")
+    if result.get("checks"):
+        console.print_json(data=result["checks"])
+    table = Table(title=f"{result['model']} {result['dtype']}, decode")
+    for name in ("batch", "context", "ms a step", "tokens/s", "of the limit"):
+        table.add_column(name, justify="right")
+    for r in result.get("decode") or ():
+        table.add_row(str(r["batch"]), str(r["context"]), f"{r['step_ms']:.3f}",
+                      f"{r['tokens_per_s']:.0f}", f"{r['fraction']:.2f}")  # fmt: skip
+    console.print(table)
+    for r in result.get("prefill") or ():
+        console.print(f"prefill {r['tokens']}: {r['ms']:.2f} ms, {r['tokens_per_s']:.0f} tokens/s")
+    serving = result.get("serving") or {"http": {}, "offline": {}}
+    for name, figures in serving["http"].items():
+        offline = serving["offline"][name]
+        console.print(
+            f"HTTP {name}: {figures['burst']:.0f} tokens/s, {figures['burst'] / offline:.2f} of offline"
+        )
+    for name, figure in (result.get("peers") or {}).items():
+        console.print(
+            f"{name}: {figure:.0f} tokens/s" if isinstance(figure, float) else f"{name}: {figure}"
+        )
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        prog="benchmarks/gpu.sh",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    words, numbers = (lambda t: t.split(",")), (lambda t: [int(n) for n in t.split(",")])
+    result.add_argument("--sections", type=words, default=list(SECTIONS), help=",".join(SECTIONS))
+    result.add_argument("--model", help="default: gpt2-medium on a GPU, else bard")
+    result.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
+    result.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    result.add_argument(
+        "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16")
+    )
+    result.add_argument("--policies", type=words, default=["nobatch", "static", "dynamic"])
+    for name in ("batch", "context", "prefill"):
+        result.add_argument(f"--{name}", type=numbers)
+    for name in ("prompts", "tokens", "burst"):
+        result.add_argument(f"--{name}", type=int)
+    result.add_argument("--seconds", type=float, help="of each figure")
+    result.add_argument("--minutes", type=float, default=9.0, help="after which no section begins")
+    result.add_argument("--json", type=Path)
+    return result
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    args = parser().parse_args(argv)
+    unknown = set(args.sections) - set(SECTIONS)
+    if unknown:
+        raise SystemExit(
+            f"error: no section {', '.join(sorted(unknown))}. Use {', '.join(SECTIONS)}"
+        )
+    on_gpu = machine.choose_device(args.device).type == "cuda"
+    machine.use_threads(0 if on_gpu else 1)  # threads of so small a model only wait for each other
+    base = FULL if on_gpu else SMALL
+    chosen = {name: getattr(args, name) for name in vars(base) if getattr(args, name) is not None}
+    result = run(args, Sizes(**{**vars(base), **chosen}))
+    result["command"] = "benchmarks/gpu.sh " + " ".join(sys.argv[1:] if argv is None else argv)
+    show(result)
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
+    return result
+
+
+if __name__ == "__main__":
+    main()

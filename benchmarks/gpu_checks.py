@@ -1,0 +1,202 @@
+"""Is the GPU's engine right? Attention against float64, log probabilities and texts against float32 on the CPU.
+
+Sixteen bits flip a token where the two likeliest are nearly equal. So each text that differs is followed to the first
+token that does, and the float32 gap between the two tokens there has to be within twice the largest error of a log
+probability after a prompt: then it is a near-tie, and else it is a fault.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import machine as measured
+from generate.gpu import choose
+from generate.gpu.attention import TorchDecode
+from generate.gpu.runner import GpuRunner
+from generate.params import GREEDY, SamplingParams
+from generate.runner import ModelRunner
+from policies import get_policy
+from scheduling.iteration import Plan
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler, Token
+from scheduling.sequence import Sequence
+
+if TYPE_CHECKING:
+    from benchmarks.gpu import Loader, Sizes
+
+SLOTS = 32
+
+
+def card(device: torch.device) -> str | None:
+    """Return the GPU's name, None for a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
+
+
+def bandwidth(device: torch.device) -> float:
+    """Return the bytes a second that a copy of 2 GiB moves; on a CPU, what it reads."""
+    if device.type != "cuda":
+        return measured.bandwidth()
+    source = torch.ones(1 << 29, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / _seconds(lambda: target.copy_(source))
+
+
+def arithmetic(runner: GpuRunner) -> float:
+    """Return the floating-point operations a second of a large product in the runner's format."""
+    if runner.device.type != "cuda":
+        return measured.arithmetic_rate(runner.dtype)
+    n = 8192
+    a, b = (torch.randn(n, n, device=runner.device).to(runner.dtype) for _ in range(2))
+    return 2 * n**3 / _seconds(lambda: a @ b)
+
+
+def _seconds(call: Any, repeats: int = 10) -> float:
+    """Return the shortest of some runs on the GPU."""
+    best = float("inf")
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def run(loader: Loader, sizes: Sizes) -> dict[str, Any]:
+    """Return what every check found."""
+    rng = random.Random(1)
+    vocabulary = loader.reference().config.vocab_size
+    prompts = [
+        [rng.randrange(vocabulary) for _ in range(rng.randrange(4, 80))]
+        for _ in range(sizes.prompts)
+    ]
+    expected, logprobs = _reference(loader, prompts, sizes.tokens)
+    found: dict[str, Any] = {
+        "attention": attention(loader),
+        "prompts": sizes.prompts,
+        "tokens": sizes.tokens,
+    }
+    for mode in ("fast", "strict"):
+        if mode == "strict" and loader.device.type != "cuda":
+            continue  # hours in the interpreter; tests/test_gpu_runner.py has a smaller one
+        found[mode] = _texts(loader, prompts, expected, logprobs, sizes.tokens, mode == "strict")
+    return found
+
+
+def attention(loader: Loader) -> dict[str, Any]:
+    """Return the decode kernel's largest error against float64, and whether its bits are the same alone."""
+    on_gpu = loader.device.type == "cuda"
+    heads, size, lengths = (
+        (16, 128, [1, 128, 129, 500, 1000]) if on_gpu else (2, 16, [1, 16, 17, 40])
+    )
+    dtype, width, n = loader.dtype, 64, len(lengths)
+    pages = -(-max(lengths) // size)
+    pools = [
+        choose.noise(1 + n * pages, heads, size, width, seed=i).to(loader.device, dtype)
+        for i in (1, 2)
+    ]
+    qkv = choose.noise(n, 3 * heads * width).to(loader.device, dtype)
+    tables = (torch.arange(n * pages).view(n, pages) + 1).to(loader.device)
+    counts = torch.tensor(lengths, device=loader.device)
+    try:
+        from generate.gpu.triton_attention import TritonDecode
+
+        way: Any = TritonDecode(n, pages, heads, width, loader.device)
+    except ImportError:
+        way = TorchDecode()
+    out = way(qkv, *pools, counts, tables, width**-0.5)
+    alone = [
+        way(qkv[i : i + 1], *pools, counts[i : i + 1], tables[i : i + 1], width**-0.5)[0]
+        for i in range(n)
+    ]
+    exact = [_exact(qkv[i], pools, tables[i], lengths[i]) for i in range(n)]
+    error = max(float((row.double() - e).abs().max()) for row, e in zip(out, exact))
+    same = all(torch.equal(a, b) for a, b in zip(out, alone))
+    return {"kernel": way.name, "error": error, "same_bits_alone": same}
+
+
+def _exact(qkv: Tensor, pools: list[Tensor], table: Tensor, length: int) -> Tensor:
+    """Return a row's attention in float64; its new token is in the pages by now."""
+    _, heads, _, width = pools[0].shape
+    k, v = (
+        pool[table].transpose(0, 1).reshape(heads, -1, width)[:, :length].double() for pool in pools
+    )
+    q = qkv.view(3, heads, width)[0].double()
+    weights = (torch.einsum("hd,htd->ht", q, k) * width**-0.5).softmax(1)
+    return torch.einsum("ht,htd->hd", weights, v).flatten()
+
+
+def texts(
+    runner: ModelRunner, prompts: list[list[int]], tokens: int, policy: str
+) -> list[list[int]]:
+    """Return the greedy texts of the prompts, served by a policy."""
+    pool = PagePool(runner.keys.shape[1], runner.page_size, prefix_cache=False)
+    scheduler = Scheduler(get_policy(policy, max_batch_size=SLOTS), pool, 2048)
+    sequences = [Sequence(ids, tokens, sampling=GREEDY) for ids in prompts]
+    for seq in sequences:
+        scheduler.add(seq)
+    while not scheduler.is_idle:
+        scheduler.step(runner.forward, lambda: 0.0)
+    return [seq.output_ids for seq in sequences]
+
+
+def first_logprobs(runner: ModelRunner, prompts: list[list[int]]) -> Tensor:
+    """Return the log probabilities (prompts, V) of every token after each prompt."""
+    vocabulary = runner.config.vocab_size
+    params = SamplingParams(temperature=0, logprobs=vocabulary)
+    rows = torch.empty(len(prompts), vocabulary)
+    for row, ids in zip(rows, prompts):
+        seq = Sequence(ids, 1, sampling=params)
+        seq.pages = list(range(1, 2 + len(ids) // runner.page_size))
+        (token,) = runner.forward(Plan(1, 0.0, [seq], [len(ids)]))
+        assert isinstance(token, Token)
+        where, values = zip(*token.detail.top)
+        row[list(where)] = torch.tensor(values)
+    return rows
+
+
+def room(prompts: list[list[int]], tokens: int, page_size: int) -> int:
+    """Return for how many tokens there must be pages."""
+    return SLOTS * (max(map(len, prompts)) + tokens + page_size)
+
+
+def _reference(
+    loader: Loader, prompts: list[list[int]], tokens: int
+) -> tuple[list[list[int]], Tensor]:
+    size = 64
+    pages = room(prompts, tokens, size) // size + 2
+    runner = ModelRunner(loader.reference(), pages, size)
+    return texts(runner, prompts, tokens, "dynamic"), first_logprobs(runner, prompts)
+
+
+def _texts(
+    loader: Loader, prompts: list[list[int]], expected: list[list[int]], logprobs: Tensor, tokens: int,
+    strict: bool,
+) -> dict[str, Any]:  # fmt: skip
+    runner = loader.runner(room(prompts, tokens, loader.page_size), SLOTS, strict)
+    error = float((first_logprobs(runner, prompts) - logprobs).abs().max())
+    batch, alone = (texts(runner, prompts, tokens, policy) for policy in ("dynamic", "nobatch"))
+    differ = [i for i, (a, b) in enumerate(zip(batch, expected)) if a != b]
+    gaps = _gaps(loader.reference(), [(prompts[i], expected[i], batch[i]) for i in differ])
+    return {
+        "dtype": str(runner.dtype).removeprefix("torch."), "logprob_error": error,
+        "equal_to_cpu_float32": len(prompts) - len(differ),
+        "near_ties": sum(gap <= 2 * error for gap in gaps), "gaps": gaps,
+        "equal_alone_and_in_a_batch": sum(a == b for a, b in zip(alone, batch)),
+    }  # fmt: skip
+
+
+@torch.inference_mode()
+def _gaps(model: Any, pairs: list[tuple[list[int], list[int], list[int]]]) -> list[float]:
+    """Return for each prompt and two texts the float32 gap between the first two tokens that differ."""
+    gaps = []
+    for prompt, expected, got in pairs:
+        at = next(i for i, (a, b) in enumerate(zip(expected, got)) if a != b)
+        logits = model(torch.tensor([prompt + expected[:at]]))[0][0, -1]
+        gaps.append(float(logits[expected[at]] - logits[got[at]]))
+    return gaps

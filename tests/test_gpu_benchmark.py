@@ -1,0 +1,81 @@
+"""benchmarks/gpu.sh runs where there is no GPU, at sizes still smaller than its own, and finds what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from support import write_checkpoint
+from test_runner import SHAPES, make_model
+
+from benchmarks import gpu, gpu_checks, gpu_peers
+from generate.gpu.runner import GpuRunner
+
+SMALL = ["--batch", "1,3", "--context", "40", "--prefill", "16", "--prompts", "4", "--tokens", "5",
+         "--burst", "3", "--seconds", "0.01", "--dtype", "float32", "--device", "cpu"]  # fmt: skip
+
+
+def measure(tmp_path: Path, sections: str, *argv: str) -> dict:
+    model = write_checkpoint(tmp_path / "model", layers=1)
+    path = tmp_path / "result.json"
+    gpu.main(["--model", str(model), "--sections", sections, "--json", str(path), *SMALL, *argv])
+    return json.loads(path.read_text())
+
+
+def test_it_checks_and_measures_without_a_gpu_and_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("triton", reason="Triton is not there: pip install triton")
+    result = measure(tmp_path, "checks,decode,prefill")
+    found = result["checks"]
+    assert found["attention"]["kernel"] == "triton"
+    assert found["attention"]["error"] < 1e-5
+    assert found["attention"]["same_bits_alone"]
+    assert found["fast"]["equal_to_cpu_float32"] == found["fast"]["equal_alone_and_in_a_batch"] == 4
+    assert found["fast"]["logprob_error"] < 1e-3
+    assert [(r["batch"], r["context"]) for r in result["decode"]] == [(1, 40), (3, 40)]
+    assert all(r["step_ms"] > 0 and r["fraction"] > 0 for r in result["decode"])
+    assert result["prefill"][0]["tokens"] == 16
+    printed = capfd.readouterr()
+    assert json.loads(printed.out.splitlines()[-1]) == result
+    assert "no GPU: these figures say only that the code runs" in printed.err
+
+
+def test_a_section_that_would_begin_too_late_is_left_out(tmp_path: Path) -> None:
+    assert measure(tmp_path, "prefill", "--minutes", "-1")["prefill"] is None
+    with pytest.raises(SystemExit, match=r"no section decoding\. Use checks, decode"):
+        gpu.main(["--sections", "decoding"])
+
+
+def test_a_difference_is_a_near_tie_only_if_the_errors_of_numbers_explain_it() -> None:
+    model = make_model(SHAPES["heads of 64"])
+    prompt = [3, 1, 4]
+    logits = model(torch.tensor([prompt]))[0][0, -1]
+    first, second, *_, last = logits.argsort(descending=True).tolist()
+    pairs = [(prompt, [first, 9], [second, 8]), (prompt, [first, 9], [last, 9])]
+    near, far = gpu_checks._gaps(model, pairs)
+    assert near == pytest.approx(float(logits[first] - logits[second]))
+    assert far == pytest.approx(float(logits[first] - logits[last]))
+    assert 0 <= near < far
+
+
+def test_all_that_was_asked_for_is_generated_for_a_peers_figure() -> None:
+    sizes = gpu.Sizes("x", [1], [8], [8], prompts=1, tokens=6, burst=5, seconds=0.1)
+    asked = gpu_peers.requests(301, sizes)
+    assert asked == gpu_peers.requests(301, sizes)
+    assert len(asked) == 5
+    assert all(8 <= len(ids) <= 64 and 1 <= tokens <= 12 for ids, tokens in asked)
+    runner = GpuRunner(make_model(SHAPES["heads of 64"]), 40, 64, capacity=5)
+    assert gpu_peers.ours(runner, asked) > 0
+
+
+@pytest.mark.full
+@pytest.mark.process
+def test_it_serves_over_http_and_asks_transformers(tmp_path: Path) -> None:
+    result = measure(tmp_path, "serving,peers", "--policies", "dynamic")
+    assert result["serving"]["http"]["dynamic"]["burst"] > 0
+    assert result["serving"]["offline"]["dynamic"] > 0
+    assert len(result["peers"]) == 3
+    assert all(isinstance(rate, float) for rate in result["peers"].values()), result["peers"]
