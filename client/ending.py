@@ -38,9 +38,10 @@ def show(folder: Path, into: Path, console: Console) -> None:
     if not results.runs:
         return
     into.mkdir(parents=True, exist_ok=True)
-    command = results.summary["command"]
+    s = results.summary
+    made = f"Made by `{s['command']}` on {s['machine'].get('processor')}, {s['date'][:10]}."
     table = (folder / "table.md").read_text("utf-8")
-    (into / "comparison.md").write_text(f"{table}\nMade by `{command}`.\n", encoding="utf-8")
+    (into / "comparison.md").write_text(f"{table}\n{made}\n", encoding="utf-8")
     for name, kind in SHOWN.items():
         picture = folder / "plots" / f"{kind.format(store.slug(results.loads[-1]))}.png"
         if picture.is_file():

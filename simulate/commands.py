@@ -45,6 +45,8 @@ def run_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Serve one workload with each policy."""
     cost, host = make_cost(args)
     rows = make_rows(args)
+    for note in rows.notes:
+        say(console, f"note: {note}")
     folder = make_store(args) if args.out else None
     told = []
     for policy in args.policies:

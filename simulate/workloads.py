@@ -10,10 +10,11 @@ import csv
 import json
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,16 +22,18 @@ from scheduling.sequence import Sequence
 
 Lengths = tuple[np.ndarray, np.ndarray]  # prompt tokens, output tokens
 CONTEXT = 1024
+MOST_NAMED = 5  # lines of a trace that cannot be read
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The columns of a workload: arrival in seconds, prompt tokens, output tokens, client."""
+    """The columns of a workload: arrival in seconds, prompt tokens, output tokens, client; what is to be said of it."""
 
     at: np.ndarray
     prompt: np.ndarray
     output: np.ndarray
     client: list[str] | None = None
+    notes: tuple[str, ...] = ()
 
     def sequences(self) -> list[Sequence]:
         """Return a fresh sequence for each row; prompts are zeros, equal ones share a list."""
@@ -45,7 +48,7 @@ class Rows:
 
     def faster(self, factor: float) -> Rows:
         """Return the same requests at `factor` times the rate."""
-        return Rows(self.at / factor, self.prompt, self.output, self.client)
+        return replace(self, at=self.at / factor)
 
 
 def poisson(rate: float, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -156,16 +159,20 @@ def _known(name: str, table: Iterable[str], what: str) -> str:
 def read(path: Path, context: int | None = None) -> Rows:
     """Read a trace: a CSV of Azure's columns, of VTC's, or of a run's requests.csv, or Mooncake's JSON lines.
 
-    With `context`, requests that do not fit it are left out.
+    With `context`, requests that do not fit it are left out; so are lines that cannot be read, which `notes` name.
     """
-    if path.suffix == ".jsonl":
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        columns = [
-            (r["timestamp_ms"] / 1e3, r["input_length"], r["output_length"], "") for r in lines
-        ]
-    else:
-        with path.open(newline="") as file:
-            columns = [_row(row, path) for row in csv.DictReader(file)]
+    columns, bad = [], []
+    with path.open(newline="", encoding="utf-8") as file:
+        lines: Iterable[object] = file if path.suffix == ".jsonl" else csv.DictReader(file)
+        for number, line in enumerate(lines, 1 if path.suffix == ".jsonl" else 2):
+            try:
+                columns.append(_from_json(line) if isinstance(line, str) else _row(line, path))
+            except (ValueError, KeyError, TypeError) as error:
+                bad.append(f"line {number}: {error}")
+    if bad and not columns:
+        raise ValueError(f"{str(path)!r} has no request: {bad[0]}")
+    named = "; ".join(bad[:MOST_NAMED]) + ("; ..." if len(bad) > MOST_NAMED else "")
+    notes = (f"{len(bad)} of {len(bad) + len(columns)} lines left out: {named}",) if bad else ()
     if context:
         columns = [c for c in columns if c[1] + c[2] <= context]
     if not columns:
@@ -174,10 +181,15 @@ def read(path: Path, context: int | None = None) -> Rows:
         )
     at, prompt, output, client = zip(*columns)
     names = list(client) if any(client) else None
-    return Rows(np.array(at), np.array(prompt), np.array(output), names)
+    return Rows(np.array(at), np.array(prompt), np.array(output), names, notes)
 
 
-def _row(row: dict[str, str], path: Path) -> tuple[float, int, int, str]:
+def _from_json(line: str) -> tuple[float, int, int, str]:
+    row = json.loads(line)
+    return row["timestamp_ms"] / 1e3, int(row["input_length"]), int(row["output_length"]), ""
+
+
+def _row(row: Any, path: Path) -> tuple[float, int, int, str]:
     for at, prompt, output in (
         ("arrival_s", "prompt_tokens", "output_tokens"),
         ("req_time", "prompt_len", "output_len"),

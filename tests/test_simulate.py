@@ -182,6 +182,18 @@ def test_a_trace_and_options_are_taken(capsys: pytest.CaptureFixture[str], tmp_p
     assert told["mean_ttft_ms"] > 1500
 
 
+def test_lines_of_a_trace_that_cannot_be_read_are_named_and_the_rest_is_served(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,4,3\nx,1,1\n0.1,5\n2,5,2\n")
+    told, words = run(capsys, "run", "dynamic", "--trace", str(path))
+    assert told["num_prompts"] == 2
+    assert "note: 2 of 4 lines left out: line 3: could not convert string to float: 'x'; line 4" in words  # fmt: skip
+    path.write_text("at,tokens\n0,4\n")
+    assert "Use arrival_s,prompt_tokens,output_tokens" in run(capsys, "run", "dynamic", "--trace", str(path), code=2)[1]  # fmt: skip
+
+
 def test_capacity_fleet_and_prefixes_are_told(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
