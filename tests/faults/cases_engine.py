@@ -31,7 +31,7 @@ HOLDING = Setting(
     faults={"hold_gil": {"prompt_contains": "HOLD", "seconds": 60}},
     environment={"GUNICORN_CMD_ARGS": "--timeout 3"},
 )
-FAILING = Setting(faults={"fail_always": {"prompt_contains": "ALWAYS"}})
+FAILING = Setting(faults={"raise_in_loop": {"prompt_contains": "ALWAYS"}})
 DIALECTS = {"/inference": 500, "/v1/completions": 500, "/generate": 424}
 
 
@@ -158,7 +158,10 @@ CASES = [
          tests=("tests/test_batching.py::test_one_that_breaks_a_batch_of_8_is_found_and_its_neighbours_get_their_tokens",)),
     Case("E2", "a step that fails once", once, setting=ARMED, tracebacks=True,
          tests=("tests/test_batching.py::test_a_step_that_fails_once_harms_nobody",)),
-    Case("E3", "steps that always fail", the_fifth_time_it_stops, setting=FAILING, quick=False, ends=True),
+    Case("E3", "an engine that breaks again and again", the_fifth_time_it_stops, setting=FAILING, quick=False,
+         ends=True,
+         tests=("tests/test_recovery.py::test_an_engine_that_computes_nothing_answers_everybody_and_says_why",
+                "tests/test_supervision.py::test_the_fifth_death_within_a_minute_is_one_too_many")),
     Case("E4", "one that runs out of memory alone", too_large_alone, setting=ARMED, tracebacks=True),
     Case("E5", "a GPU that must be started anew", dies("STICKY"), setting=ARMED, killed=True, tracebacks=True),
     Case("E6", "a loop that hangs", hang, setting=HANGING, quick=False, killed=True, tracebacks=True),

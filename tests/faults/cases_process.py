@@ -78,7 +78,7 @@ def terminate(server: Watched) -> None:
 def too_long_for_the_end(server: Watched) -> None:
     sent = [server.begin("/inference", LONG) for _ in range(SLOTS + 4)]
     stream = server.begin("/inference", body("/inference", tokens=900, stream=True))
-    wait_until(lambda: server.figures()["requests-running"] == server.slots)
+    wait_until(server.is_full)
     server.process.terminate()
     answers = [read_answer(sock) for sock in sent]
     streamed = b"".join(iter(lambda: stream.recv(65536), b""))

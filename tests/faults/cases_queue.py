@@ -88,7 +88,7 @@ def a_client_goes(server: Watched, stage: str, act: Callable[[Any], None]) -> No
     socks = []
     if stage == "queued":
         socks = [server.begin("/inference", LONG) for _ in range(SLOTS)]
-        wait_until(lambda: server.figures()["requests-running"] == server.slots)
+        wait_until(server.is_full)
     socks.append(server.begin("/inference", sent, id))
     wait_until(lambda: server.knows(id) and is_there(server.told(id)))
     hang_up(server, socks[::-1], act)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 from collections import OrderedDict
 from pathlib import Path
 
@@ -39,7 +41,8 @@ class Fleet:
     def forget(self, server: Watched) -> None:
         """Stop a server that a case has left in a state that others should not inherit."""
         self._servers = OrderedDict((k, s) for k, s in self._servers.items() if s is not server)
-        server.stop()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it has been killed then
+            server.stop()
 
     def close(self) -> None:
         for server in self._servers.values():

@@ -218,9 +218,15 @@ class Watched(Server):
         """How many run at once under this policy."""
         return 1 if self.policy == "nobatch" else SLOTS
 
+    def is_full(self) -> bool:
+        """Whether who comes now must wait: without joining at any step, as soon as somebody runs."""
+        return bool(
+            self.figures()["requests-running"] >= (SLOTS if self.policy == "dynamic" else 1)
+        )
+
     def knows(self, id: str) -> bool:
         """Whether a request has come as far as the queue."""
-        return self.get(f"/requests/{id}").status == 200
+        return "arrived_at" in self.told(id)
 
     def told(self, id: str) -> dict[str, Any]:
         """Return what the server tells of a request."""
