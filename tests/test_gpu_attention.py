@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from support import multiply_in_one_order
+from support import ROOT, clean_environment, multiply_in_one_order
 from torch import Tensor
 
 from generate.gpu import choose
@@ -166,6 +170,18 @@ def test_the_fused_norm_adds_to_the_residual_and_norms_the_sum() -> None:
     assert (results[0][0] - results[1][0]).abs().max() < 1e-5
 
 
+def test_the_kernels_compile_for_real_cards(tmp_path: Path) -> None:
+    environment = {**clean_environment(), "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, str(ROOT / "tests" / "compile_kernels.py")]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    kernels = json.loads(done.stdout)
+    assert len(kernels) == 12
+    assert all(size > 1000 for size in kernels.values())
+
+
 def test_a_fast_way_that_is_wrong_or_broken_does_not_serve(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -176,6 +192,9 @@ def test_a_fast_way_that_is_wrong_or_broken_does_not_serve(
     assert choose.agreed(lambda: ("fast", 0.5), torch.float32, "x") is None
     assert choose.agreed(lambda: ("fast", math.nan), torch.float32, "x") is None
     assert choose.agreed(broken, torch.float32, "attention") is None
+    with pytest.MonkeyPatch.context() as off:
+        off.setenv("EB_KERNELS", "off")
+        assert choose.agreed(lambda: ("fast", 0.0), torch.float32, "x") is None
     assert "attention falls back to plain PyTorch, far slower: no such card" in caplog.text
 
 

@@ -1,0 +1,56 @@
+"""Compile the GPU's Triton kernels for cards that need not be there; print the size of each program, as JSON.
+
+In a process of its own: where kernels run in Triton's interpreter, none can be compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from generate.gpu import triton_attention, triton_layers
+
+CARDS = (80, 90)  # A100, H100 and H200
+FORMATS = ("fp16", "bf16")
+
+
+def kernels(dtype: str) -> dict[str, tuple[Any, dict[str, str], dict[str, Any]]]:
+    """Return each kernel, the types of its arguments, and its constants for gpt2-medium."""
+    x = f"*{dtype}"
+    attend = dict.fromkeys(("QKV", "KEYS", "VALUES", "OUT"), x)
+    attend |= {"TABLES": "*i64", "LENGTHS": "*i64", "PARTS": "*fp32", "ARRIVED": "*i32"}
+    attend |= {"scale": "fp32", "MAX_PAGES": "i32"}
+    norm = {"R": "*fp32", "X": x, "W": "*fp32", "B": "*fp32", "Y": x, "eps": "fp32"}
+    product = {"X": x, "W": x, "B": x, "Y": x, "M": "i32", "N": "i32"}
+    return {
+        "attend": (triton_attention._attend, attend, {"H": 16, "P": 128, "D": 64, "BD": 64, "BN": 64}),
+        "norm": (triton_layers._add_norm, norm, {"C": 1024, "BC": 1024, "ADD": True}),
+        "linear": (triton_layers._linear, product,
+                   {"K": 1024, "BM": 64, "BN": 64, "BK": 64, "BIAS": True, "GELU": True}),
+    }  # fmt: skip
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")  # of what a later Triton will do
+    sizes = {}
+    for card in CARDS:
+        for dtype in FORMATS:
+            for name, (kernel, types, constants) in kernels(dtype).items():
+                types = {arg: types.get(arg, "constexpr") for arg in kernel.arg_names}
+                source = ASTSource(kernel, types, constants)
+                built = triton.compile(source, target=GPUTarget("cuda", card, 32))
+                sizes[f"{name} {dtype} sm_{card}"] = len(built.asm["cubin"])
+    print(json.dumps(sizes))
+
+
+if __name__ == "__main__":
+    main()
