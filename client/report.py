@@ -2,7 +2,7 @@
 
     python -m client.report results/NAME
 
-From top to bottom: the answer in a sentence, warnings, tables, pictures, and how to repeat it.
+From top to bottom: the answer in a sentence, warnings, tables, the race of the slots, pictures, and how to repeat it.
 """
 
 from __future__ import annotations

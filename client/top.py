@@ -41,6 +41,7 @@ MARKS = {
 WASTE = (("useful", "blue", "█"), ("padding", "yellow", "▒"), ("held", "magenta", "╱"), ("idle", "bright_black", "·"),
          ("recomputed", "red", "▓"))  # fmt: skip
 KEPT = 1000
+FAR_OFF = 0.25  # of the simulator, from where on its figures are not set beside real ones
 SECONDS = 10.0  # that the figures are taken over
 
 
@@ -195,8 +196,15 @@ def shadow_line(report: dict[str, Any] | None) -> str:
     if not report:
         return ""
     if report["state"] != "ready":
-        return f"with {report['policy']}: " + report.get("reason", "ten requests must be done before")
+        return f"with {report['policy']}: " + report.get(
+            "reason", "ten requests must be done before"
+        )
     was, says = (seconds(report[of]["latency-p99"]) for of in ("real", "served-simulated"))
+    if abs(report["error"]["latency-p99"]) > FAR_OFF:
+        return (
+            f"the simulator says p99 {seconds(report['latency-p99'])} with {report['policy']} and {says} with "
+            f"{report['served']}; that was {was}, so compare the two simulated only"
+        )
     return (
         f"with {report['policy']} the p99 of the last {report['requests']} requests would have been "
         f"{seconds(report['latency-p99'])}; with {report['served']} it was {was} (the simulator says {says})"

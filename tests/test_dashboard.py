@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import re
@@ -27,6 +28,14 @@ BROWSER = (
 )
 NO_BROWSER = "no Chromium here: install one (Debian: apt install chromium) to test the live page"
 needs_browser = pytest.mark.skipif(BROWSER is None, reason=NO_BROWSER)
+SHADOW = {
+    "policy": "static", "served": "dynamic", "state": "ready", "requests": 1312, "latency-p50": 1.5,
+    "latency-p99": 3.2, "latency-per-token": 0.04, "from_idle": False, "extrapolates": True,
+    "real": {"latency-p50": 0.4, "latency-p99": 0.8, "latency-per-token": 0.02},
+    "served-simulated": {"latency-p50": 0.41, "latency-p99": 0.9, "latency-per-token": 0.02},
+    "error": {"latency-p50": 0.02, "latency-p99": 0.125, "latency-per-token": 0.0},
+    "cost": {"from": "steps of this server"},
+}  # fmt: skip
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 
 
@@ -305,6 +314,7 @@ class TestInABrowser:
         if path == "/":
             page.click(".who")
             tab.until("!document.querySelector('#detail').hidden")
+            page.evaluate(f"EB.page.feed.handlers.shadow({json.dumps(SHADOW)})")
         assert page.evaluate("document.documentElement.scrollWidth") == 360
         found = axe.Axe().run(page).response["violations"]
         serious = [
@@ -371,14 +381,7 @@ class TestInABrowser:
         page = tab.open()
         tab.until("document.querySelector('#status-text').textContent === 'live'")
         assert not page.is_visible("#shadow")
-        report = {
-            "policy": "static", "served": "dynamic", "state": "ready", "requests": 1312, "latency-p50": 1.5,
-            "latency-p99": 3.2, "latency-per-token": 0.04, "from_idle": False, "extrapolates": True,
-            "real": {"latency-p50": 0.4, "latency-p99": 0.8, "latency-per-token": 0.02},
-            "served-simulated": {"latency-p50": 0.41, "latency-p99": 0.9, "latency-per-token": 0.02},
-            "error": {"latency-p50": 0.02, "latency-p99": 0.125, "latency-per-token": 0.0},
-            "cost": {"from": "steps of this server"},
-        }  # fmt: skip
+        report = copy.deepcopy(SHADOW)
         page.evaluate(f"EB.page.feed.handlers.shadow({json.dumps(report)})")
         assert page.text_content("#shadow-says") == (
             "With static the p99 would have been 3.20 s; with dynamic it was 800 ms (the simulator says 900 ms)."
@@ -387,6 +390,9 @@ class TestInABrowser:
             "800 ms", "900 ms", "3.20 s"
         ]  # fmt: skip
         assert "13 % off" in page.text_content("#shadow-basis")
+        report["error"]["latency-p99"] = -0.6
+        page.evaluate(f"EB.page.feed.handlers.shadow({json.dumps(report)})")
+        assert "compare the two simulated only" in page.text_content("#shadow-says")
         waiting = {"policy": "static", "served": "dynamic", "state": "waiting", "requests": 0}
         page.evaluate(f"EB.page.feed.handlers.shadow({json.dumps(waiting)})")
         assert not page.is_visible("#shadow-table")

@@ -80,12 +80,14 @@ def test_the_terminal_follows_a_change_of_policy_and_the_shadow() -> None:
     assert "ten requests" in top.shadow_line(watched.state["shadow"])
     ready = {
         "policy": "nobatch", "served": "static", "state": "ready", "requests": 12, "latency-p99": 3.2,
-        "real": {"latency-p99": 0.8}, "served-simulated": {"latency-p99": 0.9},
+        "real": {"latency-p99": 0.8}, "served-simulated": {"latency-p99": 0.9}, "error": {"latency-p99": 0.125},
     }  # fmt: skip
     watched.take("shadow", ready)
     line = top.shadow_line(watched.state["shadow"])
     assert "with nobatch the p99 of the last 12 requests would have been 3.20 s" in line
     assert "it was 800.0 ms (the simulator says 900.0 ms)" in line
+    far_off = {**ready, "error": {"latency-p99": -0.5}}
+    assert "compare the two simulated only" in top.shadow_line(far_off)
 
 
 @pytest.fixture

@@ -1,15 +1,19 @@
 """Pictures and page: drawn from a folder of results, complete without a network, safe with any text."""
 
+import base64
+import gzip
+import html
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from client import album, measure, plots, plots_steps, plots_sweep, report, store
+from client import album, measure, plots, plots_steps, plots_sweep, race, report, store
 from client.album import Album
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -149,3 +153,27 @@ def test_the_client_needs_no_matplotlib() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.stdout.strip(), done.returncode) == ("False", 0), done.stderr
+
+
+def test_the_page_races_what_was_measured_and_not_what_warmed_up() -> None:
+    def steps(policy: str, load: str) -> list[dict[str, Any]]:
+        ids = ["warm", "warm", f"{policy}-1", f"{policy}-1"]
+        return [
+            {"n": n, "t": n * 0.1, "members": [{"id": id}], "slot_steps": {"useful": 1}}
+            for n, id in enumerate(ids)
+        ]
+
+    rows = [{"policy": p, "load": "burst", "id": f"{p}-1"} for p in ("static", "dynamic")]
+    results: Any = SimpleNamespace(
+        loads=["burst"], policies=["static", "dynamic"], requests=rows, iterations=steps
+    )
+    page = html.unescape(race.embed(results))
+    packed = re.search(r'id="recorded">([^<]+)<', page)
+    assert packed is not None
+    told = json.loads(gzip.decompress(base64.b64decode(packed[1])))
+    assert {p: [s["n"] for s in of] for p, of in told["runs"].items()} == {
+        "static": [2, 3], "dynamic": [2, 3]
+    }  # fmt: skip
+    assert not re.search(r'src="|href="web', page)
+    results.policies = ["static"]
+    assert race.embed(results) == ""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import sys
 import threading
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -194,10 +196,15 @@ def test_another_policy_begins_a_new_window() -> None:
     assert shadow.window()[0] == []  # it came while the other policy decided
 
 
-def answers(shadow: Shadow) -> list[dict[str, Any]]:
+def answers(shadow: Shadow, look: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
     """Start it and wait for its first word."""
     told: list[dict[str, Any]] = []
-    shadow.start(told.append)
+
+    def tell(report: dict[str, Any]) -> None:
+        look()
+        told.append(report)
+
+    shadow.start(tell)
     try:
         wait_until(lambda: told, 60)
     finally:
@@ -208,8 +215,15 @@ def answers(shadow: Shadow) -> list[dict[str, Any]]:
 @pytest.mark.process
 def test_a_process_of_its_own_gives_the_answer() -> None:
     shadow, run = watched(every=0.01)
-    (told, *_) = answers(shadow)
+    kinds: list[int] = []
+
+    def look() -> None:
+        assert shadow._process is not None
+        kinds.append(os.getpriority(os.PRIO_PROCESS, shadow._process.pid))
+
+    (told, *_) = answers(shadow, look)
     assert told["state"] == "ready"
+    assert kinds[0] == 19  # it takes what nobody else wants
     assert told["policy"] == "static"
     assert told["served"] == "dynamic"
     assert told["requests"] == len(run.sequences)
