@@ -181,7 +181,10 @@ def measure_serving(args: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
-    """Run the sections in turn; one that would begin after `--minutes` is left out, and the result says so."""
+    """Run the sections in turn, and keep what there is after each: a card is lent for minutes.
+
+    A section that fails says so in its place; one that would begin after `--minutes` is None.
+    """
     loader, began = Loader(args, sizes), time.monotonic()
     parts: dict[str, Callable[[], Any]] = {
         "checks": lambda: gpu_checks.run(loader, sizes),
@@ -193,19 +196,31 @@ def run(args: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
     result: dict[str, Any] = {
         "benchmark": "gpu", "gpu": gpu_checks.card(loader.device), "model": sizes.model,
         "load_format": args.load_format, "dtype": str(loader.dtype).removeprefix("torch."),
-        "machine": measured.describe(),
+        "machine": measured.describe(), "command": args.command, "failed": [],
     }  # fmt: skip
     for name in args.sections:
         if time.monotonic() - began > args.minutes * 60:
             console.print(f"{name}: left out, {args.minutes:g} minutes are over")
             result[name] = None
-            continue
-        start = time.monotonic()
-        result[name] = parts[name]()
-        if loader.device.type == "cuda":
-            torch.cuda.empty_cache()  # the next section, or its processes, want the card
-        console.print(f"{name}: {time.monotonic() - start:.0f} s")
+        else:
+            result[name] = attempt(name, parts[name], result["failed"])
+        if args.json:
+            args.json.write_text(json.dumps(result, indent=1) + "\n")
     return result
+
+
+def attempt(name: str, section: Callable[[], Any], failed: list[str]) -> Any:
+    """Return what a section gives, or None, its failure shown and added to `failed`."""
+    began, found = time.monotonic(), None
+    try:
+        found = section()
+    except Exception as error:  # the other sections' figures are worth having
+        console.print_exception()
+        failed.append(f"{name}: {type(error).__name__}: {error}")
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # the next section, or its processes, want the card
+    console.print(f"{name}: {time.monotonic() - began:.0f} s")
+    return found
 
 
 def show(result: dict[str, Any]) -> None:
@@ -269,12 +284,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     machine.use_threads(0 if on_gpu else 1)  # threads of so small a model only wait for each other
     base = FULL if on_gpu else SMALL
     chosen = {name: getattr(args, name) for name in vars(base) if getattr(args, name) is not None}
+    args.command = "benchmarks/gpu.sh " + " ".join(sys.argv[1:] if argv is None else argv)
     result = run(args, Sizes(**{**vars(base), **chosen}))
-    result["command"] = "benchmarks/gpu.sh " + " ".join(sys.argv[1:] if argv is None else argv)
     show(result)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
+    if result["failed"]:
+        raise SystemExit("error: " + "; ".join(result["failed"]))
     return result
 
 

@@ -49,6 +49,20 @@ def test_a_section_that_would_begin_too_late_is_left_out(tmp_path: Path) -> None
         gpu.main(["--sections", "decoding"])
 
 
+def test_a_section_that_fails_costs_no_other_its_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(gpu, "measure_decode", broken)
+    with pytest.raises(SystemExit, match="decode: RuntimeError: no such kernel"):
+        measure(tmp_path, "decode,prefill")
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["decode"] is None
+    assert result["prefill"][0]["tokens"] == 16
+
+
 def test_a_difference_is_a_near_tie_only_if_the_errors_of_numbers_explain_it() -> None:
     model = make_model(SHAPES["heads of 64"])
     prompt = [3, 1, 4]
