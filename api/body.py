@@ -27,22 +27,24 @@ def read(request: Request) -> bytes:
         raise ApiError(
             "the body has a Content-Encoding. Send it as plain JSON, uncompressed", status=415
         )
-    too_large = ApiError(
-        f"the body is larger than {LIMIT:,} bytes. Send a shorter prompt", status=413
-    )
     if (request.content_length or 0) > LIMIT:
-        raise too_large
+        raise _too_large()
     body = bytearray()
     while piece := _piece(request, LIMIT + 1 - len(body)):
         body += piece
         if len(body) > LIMIT:
-            raise too_large
+            raise _too_large()
     expected = request.content_length or 0
     if len(body) < expected:
         raise ApiError(
             f"the body ended after {len(body):,} of {expected:,} bytes. Send as many as Content-Length says"
         )
     return bytes(body)
+
+
+def _too_large() -> ApiError:
+    """Return what is raised at once: one that a frame kept would keep the frame, and its body, until the next GC."""
+    return ApiError(f"the body is larger than {LIMIT:,} bytes. Send a shorter prompt", status=413)
 
 
 def _piece(request: Request, most: int) -> bytes:

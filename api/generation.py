@@ -96,15 +96,14 @@ class Job:
             if not all(i.wait(end - time.perf_counter()) for i in self.inferences):
                 self.end_early()
         end = self.arrived_at + self.limit
-        try:
-            for inference in self.inferences:
-                if not inference.wait(end - time.perf_counter()):
-                    inference.cancel(too_late(self.limit))
-                if inference.error is not None:
-                    raise inference.error
-        except InferenceError as error:
-            self.cancel(error)
-            raise errors.from_inference(error) from None
+        for inference in self.inferences:
+            if not inference.wait(end - time.perf_counter()):
+                inference.cancel(too_late(self.limit))
+            error = inference.error
+            if error is not None:
+                # Raised itself it would keep these frames, and they it, until the next GC.
+                self.cancel(error)
+                raise errors.from_inference(error)
 
 
 def ready_engine(service: Service) -> Engine:

@@ -210,6 +210,7 @@ def respond(
             yield from pieces(job, answers, tokens_together, loan)
             yield end()
         except InferenceError as error:
+            error.__traceback__ = None  # it would keep these frames, and they it, until the next GC
             job.cancel(error)
             yield event(errors.content(errors.from_inference(error)), space)
         except OSError:  # of the client's socket: whoever serves it knows what to do
