@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness import REFUSED, Setting, Watched
+from harness import MB, REFUSED, Setting, Watched
 from support import Answer
 
 POLICIES = ("nobatch", "static", "dynamic")
@@ -19,7 +19,8 @@ Act = Callable[[Watched], None]
 class Case:
     """One row: its id in the list of cases, what happens, the act that checks it, or the tests that do elsewhere.
 
-    Without `quick` it is no part of ./test.sh alone. `killed` and `tracebacks` say what the after-check must allow;
+    Without `quick` it is no part of ./test.sh alone. `killed`, `tracebacks` and `growth` (of memory)
+    say what the after-check must allow;
     of a case that `ends` its server nothing is left to check.
     """
 
@@ -32,6 +33,7 @@ class Case:
     killed: bool = False
     ends: bool = False
     tracebacks: bool = False
+    growth: int = 20 * MB
     tests: tuple[str, ...] = ()
 
     @property

@@ -47,7 +47,7 @@ def test_the_case_is_answered_and_harms_nobody(fleet: Fleet, policy: str, case: 
         return
     server = fleet.server(policy, case.setting)
     try:
-        with server.watched(killed=case.killed, tracebacks=case.tracebacks):
+        with server.watched(killed=case.killed, tracebacks=case.tracebacks, growth=case.growth):
             case.act(server)
     except BaseException:
         fleet.forget(server)
