@@ -235,11 +235,13 @@ def screen(watched: Watched, url: str, width: int, height: int) -> Group:
     tiles.add_row(
         *(Text.assemble((name + "\n", "grey62"), (value, "bold")) for name, value in cells)
     )
-    picture = slots_picture(watched, width - 4, height - 14)
+    line = shadow_line(state.get("shadow"))
+    below = 14 + -(-len(line) // max(1, width))
+    picture = slots_picture(watched, width - 4, height - below)
     return Group(
         head, tiles, Panel(picture, title="slots x iterations", border_style="grey37"),
         waste_bar(figures["waste"], width - 4),
-        *([Text(line, "cyan")] if (line := shadow_line(state.get("shadow"))) else []),
+        *([Text(line, "cyan")] if line else []),
         Text("█ prefill  ▄ decode  ╱ held  · idle  ▌ joins   a colour is a request   Ctrl-C ends", "grey50"),
     )  # fmt: skip
 

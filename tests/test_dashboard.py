@@ -418,6 +418,25 @@ class TestInABrowser:
         cells = page.locator("#rows tr", has_text="waiting").locator("td").all_text_contents()
         assert cells[4] == cells[5]
 
+    def test_a_race_of_live_servers_shows_each_with_its_policy(
+        self, tab: Tab, server: Server, tmp_path: Path
+    ) -> None:
+        flags = ("--model", "mock:llm-mock@50", "--max-batch-size", "4")
+        with Server(tmp_path / "log", "dynamic", *flags) as other:
+            page = tab.open(f"/race?run={tab.url}&run=http://127.0.0.1:{other.port}")
+            for one in (server, other):
+                one.post(prompt="hi", num_tokens=9)
+            tab.until("EB.race.lanes.every((lane) => lane.model.columns.length >= 9)")
+            assert page.locator(".lane .badge").all_text_contents() == ["static", "dynamic"]
+            tab.until(
+                "[...document.querySelectorAll('.figures span:first-child b')].every((e) => +e.textContent >= 1)"
+            )
+            assert not page.is_visible("#seek")
+            named = (
+                f"asked http://127.0.0.1:{other.port}/events?"  # it alone, as the address asks for
+            )
+            assert [said for said in tab.complaints if not said.startswith(named)] == []
+
     def test_the_race_within_a_report_needs_no_server(self, chromium: Any, tmp_path: Path) -> None:
         runs = {
             policy: drive(scheduler(policy, 4), requests((0, 5, 3), (0, 9, 8), (1, 2, 6))).records()

@@ -98,6 +98,7 @@
   }
 
   function begin(found) {
+    for (const control of document.querySelectorAll(".recorded")) control.hidden = false;
     for (const lane of lanes) {
       lane.feed?.stop();
       lane.box.remove();
@@ -151,7 +152,7 @@
       arrival: (arrival) => model.arrival(arrival),
       departure: (departure) => model.departure(departure),
       gap: () => model.gap(),
-      status: (name, text) => EB.put(lane.end, text),
+      status: (name, text) => (lane.problem = text),
     }, { crossOrigin: new URL(url, location).origin !== location.origin });
     return lane;
   }
@@ -161,6 +162,7 @@
       if (urls.some((url) => !/\.(jsonl|json|txt)$/.test(url))) {
         for (const lane of lanes) lane.box.remove();
         lanes = urls.slice(0, MOST).map(laneOfServer);
+        for (const control of document.querySelectorAll(".recorded")) control.hidden = true; // time goes by itself
         EB.put("lead", "Live servers, side by side. Send them the same load.");
         return;
       }
@@ -219,7 +221,7 @@
     const elapsed = Math.min(0.25, (now - before) / 1000);
     before = now;
     if (lanes.some((lane) => lane.live)) {
-      drawLive(now);
+      if (playing) drawLive(now);
       return;
     }
     if (playing && lanes.length) {
@@ -237,6 +239,7 @@
 
   function drawLive(now) {
     for (const lane of lanes) {
+      EB.put(lane.end, lane.problem || (lane.model.columns.length ? "" : "no request yet"));
       if (!lane.model.columns.length) continue;
       const at = now / 1000 + lane.offset;
       lane.origin = lane.model.columns[0].t;
@@ -249,6 +252,10 @@
       EB.put(lane.texts["tokens/s"], EB.figure(tiles.tokensPerSecond));
       EB.put(lane.texts.waiting, String(tiles.waiting));
       EB.put(lane.texts.answered, String(lane.model.columns.reduce((sum, column) => sum + column.finished, 0)));
+      const took = [...lane.model.requests.values()]
+        .filter((request) => request.left !== null && request.arrived !== null)
+        .map((request) => request.left - request.arrived);
+      EB.put(lane.texts["mean latency"], took.length ? EB.seconds(took.reduce((a, b) => a + b, 0) / took.length) : "–");
       EB.put(lane.texts.useful, tiles.waste ? `${EB.rounded(tiles.waste).useful} %` : "–");
       lane.waste.show(tiles.waste);
     }
