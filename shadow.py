@@ -274,6 +274,8 @@ class Shadow:
         return subprocess.Popen(
             self._command, cwd=ROOT, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in the server's terminal is not for it
+
         )  # fmt: skip
 
     def _read(self, process: subprocess.Popen[str]) -> str:
