@@ -10,8 +10,7 @@ from collections.abc import Sequence as Many
 import torch
 from torch import Tensor
 
-from generate.gpu.sampling import key_of
-from generate.params import SamplingParams
+from generate.gpu.sampling import heat_of, key_of
 from scheduling.sequence import Sequence
 
 INTEGERS, FLOATS = 5, 2  # fields of a row beside its page table
@@ -75,8 +74,3 @@ class Rows:
         here = upload(kept, self.device)
         self.length.mul_(here)
         self.tables.mul_(here[:, None])
-
-
-def heat_of(params: SamplingParams) -> float:
-    """Return what logits are multiplied with before the draw, 0 for greedy."""
-    return 1 / params.temperature if params.temperature > 0 else 0.0

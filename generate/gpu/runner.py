@@ -86,22 +86,31 @@ class GpuRunner(ModelRunner):
             step = self.config.vocab_size // count or 1
             ids = [i * step % self.config.vocab_size for i in range(count)]
             seq = Sequence(ids, 1, sampling=GREEDY, pages=[0])
-            return bool(self._prompt_logits([seq], [count], 0).isfinite().all())
+            return bool(self._prompt_logits(Plan(0, 0.0, [seq], [count]), 0).isfinite().all())
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> list[Output]:
         """Compute one step; return for each sequence of the plan its next token, None while its prompt lasts."""
         decodes = [i for i, seq in enumerate(plan.sequences) if _decodes(seq)]
         pieces = [i for i, seq in enumerate(plan.sequences) if not _decodes(seq)]
+        prompts = replace(
+            plan,
+            sequences=[plan.sequences[i] for i in pieces],
+            counts=[plan.counts[i] for i in pieces],
+        )
         held = [seq for seq in plan.held if seq.pages] if plan.padded else []
+        alike = all(count < seq.pending for seq, count in zip(prompts.sequences, prompts.counts))
         outputs: list[Output] = [None] * len(plan.sequences)
         try:
             with self._on_stream():
-                alike = all(plan.counts[i] < plan.sequences[i].pending for i in pieces)
-                for i, output in zip(decodes, self._decode(plan, decodes, held, alike)):
+                # Launched before anybody waits for the decodes, so that the device has work until the end.
+                logits = self._prompt_logits(prompts, plan.padding) if pieces else None
+                members = [plan.sequences[i] for i in decodes]
+                for i, output in zip(decodes, self._decode(members, held, alike)):
                     outputs[i] = output
-                for i, output in zip(pieces, self._prefill(plan, pieces)):
-                    outputs[i] = output
+                if logits is not None:
+                    for i, output in zip(pieces, self._draw_after(prompts, logits)):
+                        outputs[i] = output
         except BaseException:
             self.decoder.forget()
             raise
@@ -110,18 +119,12 @@ class GpuRunner(ModelRunner):
     def _on_stream(self) -> contextlib.AbstractContextManager[object]:
         return torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()
 
-    def _decode(
-        self, plan: Plan, decodes: list[int], held: list[Sequence], alike: bool
-    ) -> list[Output]:
-        """Return the outputs of the plan's decodes; `alike`: the next step's will be the same, but for who is done."""
-        sequences = [plan.sequences[i] for i in decodes]
-        capacity = self.decoder.rows.capacity
-        if (
-            len(sequences) + len(held) > capacity
-        ):  # a policy with more slots came while the server ran
-            alike = False
+    def _decode(self, sequences: list[Sequence], held: list[Sequence], alike: bool) -> list[Output]:
+        """Return the outputs of decodes; `alike`: the next step's will be the same, but for who is done."""
+        capacity, members = self.decoder.rows.capacity, [*sequences, *held]
+        # A policy with more slots may have come while the server runs: then in turns, none of them ahead.
+        alike = alike and len(members) <= capacity
         outputs: list[Output] = []
-        members = [*sequences, *held]
         for first in range(0, len(members), capacity):
             part = sequences[first : first + capacity]
             dead = members[first + len(part) : first + capacity]
@@ -153,17 +156,25 @@ class GpuRunner(ModelRunner):
 
         return self.network.logits(rows.token[:size], (length - 1).clamp(min=0), attend)
 
-    def _prefill(self, plan: Plan, pieces: list[int]) -> list[Output]:
-        """Return the outputs of the plan's pieces of prompts."""
-        if not pieces:
-            return []
-        sequences = [plan.sequences[i] for i in pieces]
-        counts = [plan.counts[i] for i in pieces]
-        logits = self._prompt_logits(sequences, counts, plan.padding)
-        return self._sample(replace(plan, sequences=sequences, counts=counts), logits.cpu())
+    def _draw_after(self, prompts: Plan, logits: Tensor) -> list[Output]:
+        """Return the outputs of pieces of prompts from the logits of their rows due."""
+        due = [i for i, s in enumerate(prompts.sequences) if prompts.counts[i] == s.pending]
+        members = [prompts.sequences[i] for i in due]
+        params = [seq.sampling for seq in members]
+        on_device = len(due) == len(logits) and all(map(sampling.draws, params))
+        tokens = []
+        if on_device and due:
+            tokens = sampling.draw_now(logits, params, [seq.length for seq in members])
+        if not on_device or sampling.TOO_FLAT in tokens:
+            return self._sample(prompts, logits.cpu())
+        outputs: list[Output] = [None] * len(prompts.sequences)
+        for i, token in zip(due, tokens):
+            outputs[i] = NotFinite() if token < 0 else token
+        return outputs
 
-    def _prompt_logits(self, sequences: Many[Sequence], counts: Many[int], padding: int) -> Tensor:
+    def _prompt_logits(self, prompts: Plan, padding: int) -> Tensor:
         """Return the logits of the rows due, after the pieces' keys and values are written."""
+        sequences, counts = prompts.sequences, prompts.counts
         ids: list[int] = []
         places: list[int] = []
         due: list[int] = []
@@ -171,12 +182,12 @@ class GpuRunner(ModelRunner):
             ids += seq.tokens(seq.computed, count)
             places += range(seq.computed, seq.computed + count)
             due += range(len(ids) - rows_due(seq, count), len(ids))
-        prompts = self._prompts(sequences, counts)
+        pieces = self._prompts(sequences, counts)
         numbers = torch.tensor([ids + [0] * padding, places + [0] * padding])
         tokens, where = upload(numbers, self.device)
 
         def attend(layer: int, qkv: Tensor, scale: float) -> Tensor:
-            return self.attend_prompts(qkv, self.keys[layer], self.values[layer], prompts, scale)
+            return self.attend_prompts(qkv, self.keys[layer], self.values[layer], pieces, scale)
 
         chosen = upload(torch.tensor(due, dtype=torch.long), self.device)
         return self.network.logits(tokens, where, attend, chosen)

@@ -64,6 +64,24 @@ def _shift(z: Tensor, count: int) -> Tensor:
     return (z >> count) & ((1 << (64 - count)) - 1)
 
 
+def heat_of(params: SamplingParams) -> float:
+    """Return what logits are multiplied with before the draw, 0 for greedy."""
+    return 1 / params.temperature if params.temperature > 0 else 0.0
+
+
+def draw_now(
+    logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
+) -> list[int]:
+    """Return a token for each row, as `draw` does, for parameters and positions that are on the host."""
+    columns = torch.tensor(
+        [[key_of(p.seed) for p in params], positions, [p.top_k for p in params]]
+    ).to(logits.device)
+    floats = torch.tensor([[heat_of(p) for p in params], [p.top_p for p in params]]).double()
+    heat, top_p = floats.to(logits.device)
+    where = uniforms(columns[0], columns[1])
+    return draw(logits, where, heat, columns[2], top_p, drawing_for(params)).tolist()
+
+
 def draw(
     logits: Tensor,
     where: Tensor,
