@@ -250,6 +250,20 @@ def test_a_row_too_flat_for_the_device_is_drawn_by_the_host() -> None:
     assert runner.decoder.used_ahead == 0  # so the flat rows were seen
 
 
+def test_where_no_graph_can_be_recorded_steps_are_launched_one_by_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def record() -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    runner = GpuRunner(make_model(CONFIG), 120, 64, capacity=8)
+    runner.decoder.replayer = SimpleNamespace(record=record)
+    assert runner.warm_up()
+    assert "launched kernel by kernel, slower: no graphs: operation not" in caplog.text
+    expected = run(make_model(CONFIG), ragged(CONFIG, 6, 5))
+    assert run(None, ragged(CONFIG, 6, 5), runner=runner) == expected
+
+
 def test_more_sequences_than_rows_are_decoded_in_turns() -> None:
     expected = run(make_model(CONFIG), ragged(CONFIG, 20, 6), slots=20, arrivals=20)
     runner = gpu_runner(capacity=6)

@@ -13,6 +13,7 @@ policies or how a row's logits are computed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -21,9 +22,11 @@ import torch
 from torch import Tensor
 
 from generate.gpu import sampling
-from generate.gpu.graphs import make_replayer
+from generate.gpu.graphs import Replayer, make_replayer
 from generate.gpu.rows import Rows
 from scheduling.sequence import Sequence
+
+log = logging.getLogger(__name__)
 
 BUFFERS = 3  # in which tokens come back: one is read, one in flight, one to spare
 RowLogits = Callable[[Rows, int], Tensor]  # of the first n rows, their keys and values appended
@@ -83,7 +86,11 @@ class Decoder:
         """Record every step, on rows that are nobody's."""
         self.forget()
         self.rows.write([])
-        self.replayer.record()
+        try:
+            self.replayer.record()
+        except RuntimeError as error:
+            log.warning("decodes are launched kernel by kernel, slower: no graphs: %s", error)
+            self.replayer = Replayer(self._step, self.rows.capacity)
 
     def forget(self) -> None:
         """Let nobody have the step in flight."""

@@ -18,7 +18,7 @@ INTEGERS, FLOATS = 5, 2  # fields of a row beside its page table
 
 def upload(numbers: Tensor, device: torch.device) -> Tensor:
     """Return a copy on the device; from pinned memory it does not wait for what the device is doing."""
-    if device.type != "cuda":
+    if device.type != "cuda" or not numbers.numel():
         return numbers.to(device)
     # PyTorch hands the pinned block out again only when the copy is done.
     return numbers.pin_memory().to(device, non_blocking=True)

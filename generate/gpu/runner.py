@@ -58,7 +58,10 @@ class GpuRunner(ModelRunner):
         shape = (c.n_layer, n_pages, c.n_head, page_size, c.head_size)
         self.keys = torch.empty(shape, dtype=self.dtype, device=self.device)
         self.values = torch.empty_like(self.keys)
-        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._stream = None
+        if self.device.type == "cuda":  # the default stream cannot be recorded
+            self._stream = torch.cuda.Stream(self.device)
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._on_stream():
             self._choose(model, capacity, strict)
 
