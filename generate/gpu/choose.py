@@ -80,9 +80,8 @@ def agreed(make: Callable[[], tuple[T, float]], dtype: torch.dtype, what: str) -
         return None
     try:
         made, error = make()
-    except (
-        Exception
-    ) as failure:  # Triton raises whatever its compiler does; the plain way still serves
+    # Triton raises whatever its compiler does; the plain way still serves.
+    except Exception as failure:
         log.warning("%s falls back to plain PyTorch, far slower: %s", what, failure)
         return None
     if error < TOLERANCE[dtype]:  # not so for NaN

@@ -39,8 +39,7 @@ WARM_UP_TOKENS = 64
 class GpuRunner(ModelRunner):
     """Computes plans for one model over one pool of KV pages, at most `capacity` decodes in one launch.
 
-    `strict` makes every number of a row independent of its company, for a tenth to a third of the speed of large
-    products. keys and values: (layers, pages, heads, page size, head size) of the model's dtype.
+    `strict` makes every number of a row independent of its company, at some cost in speed. keys and values: (layers, pages, heads, page size, head size) of the model's dtype.
     """
 
     def __init__(
