@@ -11,7 +11,7 @@
 
 typedef uint16_t bf;
 typedef void (*linear_fn)(const bf *x, const bf *packed, const float *bias, const bf *residual, void *out, int64_t m,
-                          int64_t n, int64_t k, int mode);
+                          int64_t n, int64_t k, int mode, const bf *next, int64_t next_n, int64_t next_k);
 typedef int (*attention_fn)(const void *qkv, void *keys, void *values, void *out, const int32_t *starts,
                             const int32_t *lengths, const int32_t *tables, int n, int M, int H, int D, int P,
                             int max_pages, int pages, float scale);
@@ -116,15 +116,17 @@ int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int6
   bf *x = work, *normed = x + m * c, *qkv = normed + m * c, *inner = qkv;  // qkv is read before inner is written
   embed(model, ids, places, x, m);
   for (const Block *b = blocks; b < blocks + n_blocks; b++) {
+    const bf *after = b + 1 < blocks + n_blocks ? b[1].c_attn.packed : 0;
     layer_norm(x, b->ln_1, 0, normed, m, c, b->eps);
-    model->linear(normed, b->c_attn.packed, b->c_attn.bias, 0, qkv, m, 3 * c, c, PLAIN);
+    model->linear(normed, b->c_attn.packed, b->c_attn.bias, 0, qkv, m, 3 * c, c, PLAIN, b->attn_proj.packed, c, c);
     int wrong = model->attention(qkv, b->keys, b->values, normed, starts, lengths, tables, n, (int)m, model->heads,
                                  model->head_size, model->page_size, max_pages, model->pages, b->scale);
     if (wrong) return wrong;
-    model->linear(normed, b->attn_proj.packed, b->attn_proj.bias, x, x, m, c, c, PLAIN);
+    model->linear(normed, b->attn_proj.packed, b->attn_proj.bias, x, x, m, c, c, PLAIN, b->c_fc.packed, model->inner, c);
     layer_norm(x, b->ln_2, 0, normed, m, c, b->eps);
-    model->linear(normed, b->c_fc.packed, b->c_fc.bias, 0, inner, m, model->inner, c, GELU_TANH);
-    model->linear(inner, b->mlp_proj.packed, b->mlp_proj.bias, x, x, m, c, model->inner, PLAIN);
+    model->linear(normed, b->c_fc.packed, b->c_fc.bias, 0, inner, m, model->inner, c, GELU_TANH, b->mlp_proj.packed, c,
+                  model->inner);
+    model->linear(inner, b->mlp_proj.packed, b->mlp_proj.bias, x, x, m, c, model->inner, PLAIN, after, 3 * c, c);
   }
   layer_norm(x, model->ln_f, due, out, n_due, c, model->eps);
   return 0;

@@ -119,7 +119,7 @@ class KernelLinear:
         out = torch.empty((m, self.n), dtype=self.dtype)
         self.library.packed_linear(
             x.data_ptr(), self.packed.data_ptr(), self.bias_at, residual, out.data_ptr(),
-            m, self.n, self.k, mode,
+            m, self.n, self.k, mode, None, 0, 0,
         )  # fmt: skip
         return out
 
@@ -189,6 +189,7 @@ def _library() -> ctypes.CDLL:
     library.packed_linear_size.restype = integer
     library.packed_linear_pack.argtypes = [pointer, pointer, integer, integer]
     library.packed_linear.argtypes = [pointer] * 5 + [integer] * 3 + [ctypes.c_int]
+    library.packed_linear.argtypes += [pointer, integer, integer]  # what comes next
     return library
 
 

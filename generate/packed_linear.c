@@ -93,6 +93,8 @@ typedef struct {
   void *out;
   int64_t m, n, k;
   int mode;
+  const bf *next;  // what will be read after this: a packed weight, or null
+  int64_t next_panels, next_k;
   int64_t panels, band;
 } Task;
 
@@ -139,13 +141,13 @@ static inline __attribute__((always_inline)) void tile(const Task *t, int64_t ro
   }
 }
 
-static void panel(const Task *t, int64_t p, int64_t first, int64_t last, int64_t panels) {
-  int64_t blocks = (last - first + 5) / 6, bytes = PANEL * t->k * 2;
-  int lines = p + 1 < panels ? (int)((4 + blocks - 1) / blocks) : 0;
-  const char *next = (const char *)(t->packed + (p + 1) * PANEL * t->k), *end = next + bytes;
+// Rows first up to last times panel p; meanwhile `bytes` from `next` on are fetched.
+static void panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
+  int64_t blocks = (last - first + 5) / 6;
+  int lines = (int)((4 + blocks - 1) / blocks);
   int64_t stretch = t->k / 2 * 64 * lines;
-  for (int64_t row = first; row < last; row += 6, next += stretch) {
-    int n = lines && next + stretch <= end ? lines : 0;
+  for (int64_t row = first; row < last; row += 6, next += stretch, bytes -= stretch) {
+    int n = bytes >= stretch ? lines : 0;
     switch (last - row) {
       case 1: tile(t, row, p, 1, next, n); break;
       case 2: tile(t, row, p, 2, next, n); break;
@@ -159,20 +161,29 @@ static void panel(const Task *t, int64_t p, int64_t first, int64_t last, int64_t
 
 static void panels_of_bands(void *job, int64_t from, int64_t to, int worker) {
   const Task *t = job;
+  int64_t bands = (t->m + t->band - 1) / t->band, end = share_end(t->panels * bands, worker, workers);
   for (int64_t i = from; i < to; i++) {
-    int64_t first = i / t->panels * t->band, last = first + t->band < t->m ? first + t->band : t->m;
-    panel(t, i % t->panels, first, last, t->panels);
+    int64_t p = i % t->panels, first = i / t->panels * t->band, last = first + t->band < t->m ? first + t->band : t->m;
+    const bf *next = t->packed + (p + 1) * PANEL * t->k;
+    int64_t bytes = p + 1 < t->panels ? PANEL * t->k * 2 : 0;
+    if (i + 1 == end) {  // the worker's share is done: on to where its share of the next weight begins
+      next = t->next + share_end(t->next_panels, worker - 1, workers) * PANEL * t->next_k;
+      bytes = t->next ? PANEL * t->next_k * 2 : 0;
+    }
+    panel(t, p, first, last, (const char *)next, bytes);
   }
 }
 
 // x [m, k], packed from packed_linear_pack, bias [n] or null, residual [m, n] or null, out [m, n] bfloat16, or
 // float32 in mode FLOAT32. Rows beyond some hundreds are cut into bands, so that many cores find work in few panels.
+// next, of [next_n, next_k], or null: the packed weight that is needed after this one.
 void packed_linear(const bf *x, const bf *packed, const float *bias, const bf *residual, void *out, int64_t m, int64_t n,
-                   int64_t k, int mode) {
-  Task t = {x, packed, residual, bias, out, m, n, k, mode, (n + PANEL - 1) / PANEL, 192};
+                   int64_t k, int mode, const bf *next, int64_t next_n, int64_t next_k) {
+  Task t = {x, packed, residual, bias, out, m, n, k, mode, next, (next_n + PANEL - 1) / PANEL, next_k,
+            (n + PANEL - 1) / PANEL, 192};
   share_out(panels_of_bands, &t, t.panels * ((m + t.band - 1) / t.band), 4);
 }
 #else
 void packed_linear(const bf *x, const bf *packed, const float *bias, const bf *residual, void *out, int64_t m, int64_t n,
-                   int64_t k, int mode) {}
+                   int64_t k, int mode, const bf *next, int64_t next_n, int64_t next_k) {}
 #endif

@@ -28,22 +28,29 @@
 
 enum { MOST = 256, PATIENCE = 64 };  // helpers; looks between two looks at the clock
 
-// The ticket is (job's number << 32 | next item); SHUT in place of an item means that the fields are being written.
+// A worker's ticket is (job's number << 32 | next item of its share); SHUT in place of an item means that the fields are
+// being written.
 #define SHUT 0xffffffffu
 
-static struct {
+typedef struct {
   _Alignas(64) _Atomic uint64_t ticket;
+} Share;
+
+static struct {
+  Share shares[MOST + 1];
   _Alignas(64) _Atomic int64_t done;
   _Alignas(64) _Atomic(job_fn) work;
   _Atomic(void *) job;
   _Atomic int64_t n, grain;
+  _Atomic int size;  // shares
   _Alignas(64) _Atomic int asleep;
-} team = {.ticket = SHUT};
+} team;
 
 static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER, bed = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t bell = PTHREAD_COND_INITIALIZER;
 static int helpers;
-static int64_t spin_ns;
+static uint64_t jobs;
+static _Atomic int64_t spin_ns;
 
 static int64_t now_ns(void) {
   struct timespec t;
@@ -51,29 +58,43 @@ static int64_t now_ns(void) {
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-// Take a few items of the open job and do them; 0 when there are none. The fields are read between two looks at the
-// ticket, and are written only while it is shut, so what is taken belongs to the job whose fields were read.
-static int take(int worker) {
-  uint64_t ticket = atomic_load_explicit(&team.ticket, memory_order_acquire);
+// Take a few items of a share and do them; 0 when there are none. The fields are read between two looks at the ticket,
+// and are written only while it is shut, so what is taken belongs to the job whose fields were read.
+static int take_from(int share, int worker) {
+  _Atomic uint64_t *at = &team.shares[share].ticket;
+  uint64_t ticket = atomic_load_explicit(at, memory_order_acquire);
   uint32_t first = (uint32_t)ticket;
   if (first == SHUT) return 0;
   job_fn work = atomic_load_explicit(&team.work, memory_order_relaxed);
   void *job = atomic_load_explicit(&team.job, memory_order_relaxed);
   int64_t n = atomic_load_explicit(&team.n, memory_order_relaxed);
   int64_t grain = atomic_load_explicit(&team.grain, memory_order_relaxed);
-  if (first >= n) return 0;
-  int64_t last = first + grain < n ? first + grain : n;
+  int64_t end = share_end(n, share, atomic_load_explicit(&team.size, memory_order_relaxed));
+  if (first >= end) return 0;
+  int64_t last = first + grain < end ? first + grain : end;
   uint64_t next = (ticket & ~(uint64_t)0xffffffffu) | (uint64_t)last;
   atomic_thread_fence(memory_order_acquire);
-  if (!atomic_compare_exchange_strong(&team.ticket, &ticket, next)) return 1;  // another was quicker: look again
+  if (!atomic_compare_exchange_strong(at, &ticket, next)) return 1;  // another was quicker: look again
   work(job, first, last, worker);
   atomic_fetch_add_explicit(&team.done, last - first, memory_order_release);
   return 1;
 }
 
+// The same from the worker's own share, else from the next that has any.
+static int take(int worker) {
+  int size = atomic_load_explicit(&team.size, memory_order_relaxed);
+  for (int i = 0; i < size; i++)
+    if (take_from((worker + i) % size, worker)) return 1;
+  return 0;
+}
+
 static int is_open(void) {
-  uint32_t first = (uint32_t)atomic_load(&team.ticket);
-  return first != SHUT && first < atomic_load_explicit(&team.n, memory_order_relaxed);
+  int size = atomic_load(&team.size);
+  for (int share = 0; share < size; share++) {
+    uint32_t first = (uint32_t)atomic_load(&team.shares[share].ticket);
+    if (first != SHUT && first < share_end(atomic_load(&team.n), share, size)) return 1;
+  }
+  return 0;
 }
 
 static void sleep_until_open(void) {
@@ -126,19 +147,22 @@ void team_run(job_fn work, void *job, int64_t n, int64_t grain) {
     if (n > 0) work(job, 0, n, 0);
     return;
   }
-  uint64_t number = (atomic_load_explicit(&team.ticket, memory_order_relaxed) >> 32) + 1;
-  atomic_thread_fence(memory_order_release);  // who sees a field that follows sees that the ticket was shut
+  atomic_thread_fence(memory_order_release);  // who sees a field that follows sees that the tickets were shut
+  int size = helpers + 1;
   atomic_store_explicit(&team.work, work, memory_order_relaxed);
   atomic_store_explicit(&team.job, job, memory_order_relaxed);
   atomic_store_explicit(&team.n, n, memory_order_relaxed);
   atomic_store_explicit(&team.grain, grain, memory_order_relaxed);
+  atomic_store_explicit(&team.size, size, memory_order_relaxed);
   atomic_store_explicit(&team.done, 0, memory_order_relaxed);
-  atomic_store(&team.ticket, number << 32);
+  jobs++;
+  for (int share = 0; share < size; share++)
+    atomic_store(&team.shares[share].ticket, jobs << 32 | (uint64_t)share_end(n, share - 1, size));
   wake_helpers();
   while (take(0)) {
   }
   wait_for(n);
-  atomic_store(&team.ticket, number << 32 | SHUT);
+  for (int share = 0; share < size; share++) atomic_store(&team.shares[share].ticket, jobs << 32 | SHUT);
   pthread_mutex_unlock(&busy);
 }
 
@@ -148,6 +172,8 @@ int team_start(int size, int patience_us) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_mutex_lock(&busy);
+  if (!helpers)
+    for (int share = 0; share <= MOST; share++) atomic_store(&team.shares[share].ticket, SHUT);
   spin_ns = (int64_t)patience_us * 1000;
   pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads that know what to do
   while (helpers + 1 < size && helpers < MOST) {

@@ -5,8 +5,11 @@
 
 // Items first up to last of a job, done by the worker of that number.
 typedef void (*job_fn)(void *job, int64_t first, int64_t last, int worker);
-// All items 0..n-1, taken `grain` at a time by whoever is free; returns when they are done.
+// All items 0..n-1, `grain` at a time: each worker its own share from share_end(n, worker - 1, workers) on, one after
+// the other, then what is left of the others'. Returns when they are done.
 typedef void (*team_fn)(job_fn work, void *job, int64_t n, int64_t grain);
+
+static inline int64_t share_end(int64_t n, int worker, int size) { return n * (worker + 1) / size; }
 
 static void alone(job_fn work, void *job, int64_t n, int64_t grain) {
   (void)grain;
