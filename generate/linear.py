@@ -58,10 +58,18 @@ class Linear:
         return F.linear(x, self.weight, self.bias).add_(residual)
 
 
+def round_rows(rows: int) -> int:
+    """Return how many rows are computed for so many: few different numbers, since oneDNN keeps code for each."""
+    step = 1 if rows <= 2 else 2 if rows <= 4 else 8 if rows <= 64 else 32 if rows <= 256 else 128
+    return max(2, -(-rows // step) * step)
+
+
 class PackedLinear:
     """oneDNN with the weight packed once, activation and residual fused.
 
-    Its float32 kernels differ in the last bits for a single row alone, so a single row is computed as two.
+    For every number of rows that it meets, oneDNN generates code and keeps half a megabyte, up to a thousand times;
+    so rows of zeros fill up to some round number. Never a single one: its float32 kernels for that differ in the last
+    bits from those for more.
     """
 
     FUSED = {**dict.fromkeys(GELU_TANH_NAMES, ("gelu", "tanh")), "gelu": ("gelu", "none"),
@@ -74,16 +82,21 @@ class PackedLinear:
         self.activate = ACTIVATIONS[activation] if activation and self.fused[0] == "none" else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        if len(x) == 1 and x.dtype == torch.float32:
-            return self(torch.cat((x, x)))[:1]
         name, form = self.fused
-        y = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, name, [], form)
+        y = torch.ops.mkldnn._linear_pointwise(
+            _rounded(x), self.packed, self.bias, name, [], form
+        )[: len(x)]
         return self.activate(y) if self.activate else y
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        if len(x) == 1 and x.dtype == torch.float32:
-            return self.add(torch.cat((x, x)), torch.cat((residual, residual)))[:1]
-        return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.packed, self.bias, "add")
+        return torch.ops.mkldnn._linear_pointwise.binary(
+            _rounded(x), _rounded(residual), self.packed, self.bias, "add"
+        )[: len(x)]
+
+
+def _rounded(x: Tensor) -> Tensor:
+    more = round_rows(len(x)) - len(x)
+    return F.pad(x, (0, 0, 0, more)) if more else x
 
 
 class KernelLinear:

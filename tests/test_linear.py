@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from generate import linear
-from generate.linear import KernelLinear, Linear, PackedLinear, WideLinear, make_head, make_linear
+from generate.linear import KernelLinear, Linear, PackedLinear, WideLinear, make_head, make_linear, round_rows
 
 ROWS = (1, 2, 3, 5, 6, 7, 12, 13, 64, 191, 192, 193, 400)
 
@@ -79,6 +79,13 @@ def test_the_packed_layer_agrees_and_one_row_is_as_good_as_many(activation: str 
     assert torch.allclose(packed.add(x, residual), F.linear(x, weight, bias) + residual, atol=1e-5)
     assert torch.equal(packed(x[:1]), whole[:1])
     assert torch.equal(packed.add(x[:1], residual[:1]), packed.add(x, residual)[:1])
+
+
+def test_onednn_meets_few_numbers_of_rows() -> None:
+    rounded = [round_rows(rows) for rows in range(1, 2049)]
+    assert all(a <= b for a, b in zip(range(1, 2049), rounded))
+    assert all(b <= 1.25 * a + 7 for a, b in zip(range(1, 2049), rounded))
+    assert len({*rounded}) < 33
 
 
 def test_a_head_gives_float32_without_any_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

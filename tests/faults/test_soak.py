@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.process, pytest.mark.soak]
 CLIENTS = 6
 STARTUP = 0.25  # of the time: caches fill, then memory must be flat
 WITHIN = 20 * MB  # of memory, from then on
-GROWTH = 200 * MB  # of memory in all: caches and the threads' arenas fill first
+GROWTH = 100 * MB  # of memory in all: caches and the threads' arenas fill first
 FAULTS = {name: ARMED.faults[name] for name in ("poison", "oom_for", "nan_row", "slow_step")}
 SOAKED = Setting(faults=FAULTS, first=ARMED.first[:1])
 Act = Callable[[Watched, random.Random], None]
