@@ -60,8 +60,9 @@ class Linear:
 
 def round_rows(rows: int) -> int:
     """Return how many rows are computed for so many: few different numbers, since oneDNN keeps code for each."""
-    step = 1 if rows <= 2 else 2 if rows <= 4 else 8 if rows <= 64 else 32 if rows <= 256 else 128
-    return max(2, -(-rows // step) * step)
+    bands = ((2, 2), (4, 4), (64, 8), (256, 16), (512, 64))
+    step = next((step for most, step in bands if rows <= most), 128)
+    return -(-rows // step) * step
 
 
 class PackedLinear:
@@ -83,9 +84,9 @@ class PackedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         name, form = self.fused
-        y = torch.ops.mkldnn._linear_pointwise(
-            _rounded(x), self.packed, self.bias, name, [], form
-        )[: len(x)]
+        y = torch.ops.mkldnn._linear_pointwise(_rounded(x), self.packed, self.bias, name, [], form)[
+            : len(x)
+        ]
         return self.activate(y) if self.activate else y
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:

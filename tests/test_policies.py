@@ -471,7 +471,9 @@ def test_options_are_read_from_text_and_held_to_their_bounds() -> None:
         policies.get_policy("window", 4, {"delay": "nan"})
     with pytest.raises(ValueError, match=r"predictor is 'crystal', must be oracle or noisy"):
         policies.get_policy("dynamic+sjf", 4, {"predictor": "crystal"})
-    with pytest.raises(ValueError, match=r"'wp'. Did you mean 'w_p'\? Use one of: weights, w_p, w_q"):
+    with pytest.raises(
+        ValueError, match=r"'wp'. Did you mean 'w_p'\? Use one of: weights, w_p, w_q"
+    ):
         policies.get_policy("dynamic+vtc", 4, {"wp": "1"})
     with pytest.raises(ValueError, match=r"no option 'k'.* It has none"):
         policies.get_policy("dynamic", 4, {"k": "1"})
