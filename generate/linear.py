@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from generate import memory
 from generate.kernels import KernelError, load_library
 from generate.team import team
 from model import ACTIVATIONS
@@ -108,9 +109,7 @@ class KernelLinear:
     ) -> None:
         self.library = _library()
         self.n, self.k = weight.shape
-        self.packed = torch.empty(
-            self.library.packed_linear_size(self.n, self.k), dtype=weight.dtype
-        )
+        self.packed = memory.empty((self.library.packed_linear_size(self.n, self.k),), weight.dtype)
         self.library.packed_linear_pack(
             weight.contiguous().data_ptr(), self.packed.data_ptr(), self.n, self.k
         )
