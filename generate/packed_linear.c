@@ -17,7 +17,7 @@
 
 typedef uint16_t bf;
 
-enum { PANEL = 64, PLAIN = 0, GELU_TANH = 1, FLOAT32 = 2 };
+enum { PANEL = 64, PLAIN = 0, GELU_TANH = 1, FLOAT32 = 2, ALONE = 1 << 18 };  // multiplications not worth another thread
 
 // 1 where packed_linear can run, else 0: the caller then uses another way.
 int packed_linear_supported(void) {
@@ -181,7 +181,9 @@ void packed_linear(const bf *x, const bf *packed, const float *bias, const bf *r
                    int64_t k, int mode, const bf *next, int64_t next_n, int64_t next_k) {
   Task t = {x, packed, residual, bias, out, m, n, k, mode, next, (next_n + PANEL - 1) / PANEL, next_k,
             (n + PANEL - 1) / PANEL, 192};
-  share_out(panels_of_bands, &t, t.panels * ((m + t.band - 1) / t.band), 4);
+  int64_t items = t.panels * ((m + t.band - 1) / t.band), each = items / (2 * workers);
+  if (m * n * k < ALONE) alone(panels_of_bands, &t, items, items);
+  else share_out(panels_of_bands, &t, items, each < 1 ? 1 : each > 4 ? 4 : each);
 }
 #else
 void packed_linear(const bf *x, const bf *packed, const float *bias, const bf *residual, void *out, int64_t m, int64_t n,
