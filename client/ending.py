@@ -11,9 +11,10 @@ from rich.markdown import Markdown
 from . import store, summary
 from .console import emit, say
 
+# Latency over tokens under the first load, the easiest; the batch over time under the last, the hardest.
 SHOWN = {
-    "comparison-latency": "latency-over-tokens.{}", "comparison-cdf": "latency-cdf",
-    "comparison-waste": "waste", "comparison-batch": "batch-over-time.{}",
+    "comparison-latency": "latency-over-tokens.{first}", "comparison-cdf": "latency-cdf",
+    "comparison-waste": "waste", "comparison-batch": "batch-over-time.{last}",
 }  # fmt: skip
 
 
@@ -33,7 +34,7 @@ def finish(folder: Path, console: Console, plots: bool) -> None:
 
 
 def show(folder: Path, into: Path, console: Console) -> None:
-    """Copy table and pictures of the last load, the hardest, under names that do not change from time to time."""
+    """Copy table and pictures under names that do not change from time to time."""
     results = store.read(folder)
     if not results.runs:
         return
@@ -42,8 +43,9 @@ def show(folder: Path, into: Path, console: Console) -> None:
     made = f"Made by `{s['command']}` on {s['machine'].get('processor')}, {s['date'][:10]}."
     table = (folder / "table.md").read_text("utf-8")
     (into / "comparison.md").write_text(f"{table}\n{made}\n", encoding="utf-8")
+    first, last = (store.slug(results.loads[i]) for i in (0, -1))
     for name, kind in SHOWN.items():
-        picture = folder / "plots" / f"{kind.format(store.slug(results.loads[-1]))}.png"
+        picture = folder / "plots" / f"{kind.format(first=first, last=last)}.png"
         if picture.is_file():
             shutil.copyfile(picture, into / f"{name}.png")
     say(console, f"for the README: {into / 'comparison.md'} and {', '.join(SHOWN)} beside it")
