@@ -121,7 +121,7 @@ def test_what_a_readme_shows_is_copied_under_names_that_stay(
     assert compare.main([*flags, "--readme", str(into)], {}) == 0
     shown = {path.name for path in into.iterdir()}
     assert {"comparison.md", "comparison-latency.png", "comparison-cdf.png"} <= shown
-    latency = tmp_path / "x" / "plots" / "latency-over-tokens.burst.png"
+    latency = tmp_path / "x" / "plots" / "latency-over-tokens.poisson-200.png"
     assert (into / "comparison-latency.png").read_bytes() == latency.read_bytes()
     told = (into / "comparison.md").read_text()
     assert told.startswith((tmp_path / "x" / "table.md").read_text())
