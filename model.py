@@ -122,6 +122,11 @@ class Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
+def _table(rows: int, width: int) -> nn.Embedding:
+    """Return a table of zeros: filling one as nn.Embedding does, without memory, loads PyTorch's compiler for a second."""
+    return nn.Embedding.from_pretrained(torch.zeros(rows, width), freeze=False)
+
+
 class GPT(nn.Module):
     """A GPT-2 language model with nanoGPT's names; `tie_word_embeddings` ties its head to `wte`."""
 
@@ -130,8 +135,8 @@ class GPT(nn.Module):
         self.config = config
         self.transformer = nn.ModuleDict(
             {
-                "wte": nn.Embedding(config.vocab_size, config.n_embd),
-                "wpe": nn.Embedding(config.block_size, config.n_embd),
+                "wte": _table(config.vocab_size, config.n_embd),
+                "wpe": _table(config.block_size, config.n_embd),
                 "drop": nn.Dropout(config.dropout),
                 "h": nn.ModuleList(Block(config, layer) for layer in range(config.n_layer)),
                 "ln_f": nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon),

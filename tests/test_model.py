@@ -169,6 +169,7 @@ def test_shapes_that_cannot_be_are_refused() -> None:
 def test_the_loss_is_counted_where_there_is_a_target() -> None:
     torch.manual_seed(0)
     gpt = GPT(CONFIG).requires_grad_(False)
+    gpt.init_weights()
     ids = torch.randint(0, 257, (1, 8))
     targets = ids.clone()
     targets[0, :4] = -1
@@ -180,6 +181,7 @@ def test_the_loss_is_counted_where_there_is_a_target() -> None:
 def test_a_window_at_a_position_uses_the_later_position_embeddings() -> None:
     torch.manual_seed(0)
     gpt = GPT(CONFIG).requires_grad_(False)
+    gpt.init_weights()
     ids = torch.arange(5)[None]
     assert not torch.allclose(gpt.hidden(ids), gpt.hidden(ids, position=9))
     with pytest.raises(ValueError, match="exceed the context"):

@@ -417,3 +417,14 @@ def test_the_pinned_revision_is_downloaded_once_and_then_found_in_the_cache(
     assert first.revision == hub.PUBLISHED["gpt2-medium"].revision
     assert first.folder == second.folder
     assert first.warning is None
+
+
+def test_loading_a_model_does_not_load_the_compiler() -> None:
+    code = "import sys, weights, torch; weights.load(weights.resolve('bard'), torch.float32); print('torch._dynamo' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=Path(weights.__file__).parent,
+    )
+    assert done.stdout.split() == ["False"], done.stderr
