@@ -360,6 +360,7 @@ def test_ctrl_c_stops_sending_and_sums_up_what_finished(server: MockServer) -> N
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals as on Unix")
+@pytest.mark.process
 def test_a_second_ctrl_c_leaves_at_once(server: MockServer) -> None:
     server.ttft = 60
     process = started(["client/client.py", "--burst"], ROOT, server, IP="127.0.0.1")
