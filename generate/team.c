@@ -1,7 +1,8 @@
 // The engine's threads. OpenMP's wait for each other at the end of every loop: on cores that others use too, a thread
 // that has to wait for its turn stops all of them for whole scheduler quanta. Here nobody waits for a helper that has not
-// begun: the items of a job lie open, who is free takes the next few, and the caller goes on when the last is done. So
-// on busy cores the caller does most by itself, and on free ones the helpers do their share.
+// begun: each worker takes the items of its own share of a job, a few at a time, then what the others have not come to,
+// and the caller goes on when the last is done. So on busy cores the caller does most by itself, and on free ones each
+// worker reads its share of the memory from one end to the other.
 //
 // A helper looks out for the next job for a few microseconds, since they follow each other closely within a step, and
 // sleeps between steps. One job at a time: a second caller does its own alone.
