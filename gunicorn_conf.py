@@ -18,7 +18,7 @@ import faults
 from api.access_log import AccessLog, QueuedHandler
 from api.service import Service
 from supervision import DEATH_SECONDS, DEATHS, Deaths
-from worker import limit_waiting
+from worker import Worker, limit_waiting
 
 ANSWER_SECONDS = 1.0  # in which those are answered whom a failed engine leaves behind
 
@@ -68,6 +68,25 @@ def when_ready(server: Any) -> None:
         limit_waiting(listener.sock, _config.receive_timeout, _config.send_timeout)
 
 
+def pre_fork(server: Any, worker: Any) -> None:
+    """Let the worker that serves know that it gets a successor."""
+    worker.number = Worker.succession.announce()
+
+
+def post_fork(server: Any, worker: Any) -> None:
+    """Let the new worker know whether another serves meanwhile."""
+    worker.has_predecessor = bool(server.WORKERS)
+
+
+def child_exit(server: Any, worker: Any) -> None:
+    """Leave the worker that serves in its place when the one that should follow it has ended too early."""
+    for serving in server.WORKERS.values():
+        if Worker.succession.withdraw(worker.number, serving.number):
+            serving.age = (
+                worker.age
+            )  # else the master would wait for it to end, and hear no signal meanwhile
+
+
 def _is_news(record: logging.LogRecord) -> bool:
     """Whether a line of gunicorn's says more than ours, and is not of a client that was too slow."""
     if record.exc_info and isinstance(record.exc_info[1], BlockingIOError):
@@ -92,9 +111,10 @@ def post_worker_init(worker: Any) -> None:
 
     def give_up() -> None:
         said.flush()
-        os._exit(3)
+        os._exit(70 if worker.has_predecessor else 3)
 
-    # 3 tells gunicorn not to try again: a model that cannot be loaded will not load the next time either.
+    # 3 tells gunicorn not to try again: a model that cannot be loaded will not load the next time either. After a
+    # reload that would end the worker that still serves.
     application.start(
         worker.app.callable, on_failure=give_up, on_death=lambda reason: _end(service, said, reason)
     )

@@ -8,6 +8,10 @@ The stock worker stops accepting when it is told to end, while its listening soc
 Here newcomers are answered (by the app, which knows that it drains) until the last request is done. And the stock
 worker dies when there is no file descriptor left for a connection; here it waits a moment.
 
+On a reload (SIGHUP) the stock worker stops as soon as its successor has been started, which has no model yet. Here the
+successor takes nobody in before it can serve, and the old worker serves until then; when the successor ends before
+that, because its model is broken, the old one stays.
+
 And the stock worker lends a thread for 5 seconds to who connects and says nothing. Here nobody has a thread before
 the first byte is there, and when connections run out, the one that has been idle longest makes room.
 """
@@ -21,20 +25,28 @@ import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
+from succession import Succession
+
 LINGER_SECONDS = 5.0
 PAUSE_SECONDS = 0.2
+POLL_SECONDS = 0.02
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]
-    """A gthread worker that never waits for a client in its main thread, and drains."""
+    """A gthread worker that never waits for a client in its main thread, drains, and hands over."""
 
+    succession = Succession()  # made when the master imports this, and shared by its workers
+    number = 0
+    has_predecessor = False
+    _is_leaving = False
     _paused_until = 0.0
     _was_exhausted = False
     _needs_room = False
@@ -44,23 +56,56 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         self._parting: deque[TConn] = deque()  # answered, and not yet closed by the client
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Refuse new work and leave when nobody is here any more; at once when told so twice."""
-        service = getattr(getattr(self, "wsgi", None), "extensions", {}).get("service")
+        """Refuse new work and leave when nobody is here any more; at once when told so twice.
+
+        On a reload: hand over to the successor, and refuse nobody.
+        """
+        service = self._service
         if service is None or service.draining:
             super().handle_exit(sig, frame)
             return
-        service.draining = True
-        threading.Thread(target=self._drain, args=(service, sig), name="drain", daemon=True).start()
+        if self.succession.has_heir(self.number) and not self._is_leaving:
+            self._is_leaving = True
+            leave = self._hand_over
+        else:
+            service.draining = True
+            leave = self._drain
+        threading.Thread(target=leave, args=(service, sig), name="leave", daemon=True).start()
+
+    @property
+    def _service(self) -> Any:
+        """What the app says of itself; None before it is made."""
+        return getattr(getattr(self, "wsgi", None), "extensions", {}).get("service")
 
     def _drain(self, service: Any, sig: int) -> None:
         """Wait until all are answered; a second before gunicorn would kill, tell the rest that it ends."""
+        self._part_with_all(service, lambda: service.visits.open)
+        super().handle_exit(sig, None)
+
+    def _hand_over(self, service: Any, sig: int) -> None:
+        """Serve until the successor can; then take nobody in any more, and leave when all are answered."""
+        while not self.succession.is_relieved(self.number):
+            if service.draining:  # told so twice
+                return
+            if not self.succession.has_heir(self.number):
+                self.log.error("the new worker ended before it could serve: this one goes on")
+                self._is_leaving = False
+                return
+            time.sleep(POLL_SECONDS)
+        super().handle_exit(sig, None)
+        self._part_with_all(
+            service,
+            lambda: self._accepting or self.nr_conns > service.viewers + len(self._parting),
+        )
+
+    def _part_with_all(self, service: Any, is_busy: Callable[[], Any]) -> None:
+        """Stop the engine when nobody is here any more, or a second before gunicorn would kill."""
         end = time.monotonic() + self.cfg.graceful_timeout - 1.0
-        while service.visits.open and time.monotonic() < end:
-            time.sleep(0.02)
+        while is_busy() and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
         service.stop()
         while service.visits.open and time.monotonic() < end + 0.5:
-            time.sleep(0.02)
-        super().handle_exit(sig, None)
+            time.sleep(POLL_SECONDS)
 
     def accept(self, listener: Any) -> None:
         """Take a connection; without a free file descriptor, take none for a moment."""
@@ -77,9 +122,16 @@ class Worker(ThreadWorker):  # type: ignore[misc]
                 self.set_accept_enabled(False)
 
     def set_accept_enabled(self, enabled: bool) -> None:
-        """Listen or not, and not while there is nothing to take a connection with."""
-        if not enabled or time.monotonic() >= self._paused_until:
-            super().set_accept_enabled(enabled)
+        """Listen or not: not while there is nothing to take a connection with, nor beside a predecessor that serves."""
+        if enabled and (time.monotonic() < self._paused_until or self._has_nothing_to_serve()):
+            return
+        super().set_accept_enabled(enabled)
+        if enabled:
+            self.succession.take_over(self.number)
+
+    def _has_nothing_to_serve(self) -> bool:
+        """Whether a predecessor goes on while this worker loads its model."""
+        return self.has_predecessor and self._service.engine is None
 
     def enqueue_req(self, conn: TConn) -> None:
         """Hand a connection to a thread as soon as its first bytes are there."""
