@@ -1,6 +1,6 @@
 """Train `bard`, the built-in model, on one text file: tokenizer, network, evaluation and model card.
 
-    python tools/train_bard.py --text FILE [--out models/bard] [--steps 3600 | --minutes 60]
+    python tools/train_bard.py --text FILE [--out models/bard] [--steps 3600 | --minutes 60] [--resume models/bard]
 
 The last tenth of the text is held out: neither the tokenizer nor the network sees it. The text is small
 (some 300,000 tokens), so the fight is against learning it by heart: dropout in the network, and BPE-dropout
@@ -9,7 +9,12 @@ is annealed to none near the end. Matrices are trained by Muon (Jordan et al. 20
 each pass than AdamW. The loss is stated in bits per byte, which does not depend on the vocabulary.
 
 `--steps` gives the same model on the same machine; `--minutes` trains as long as there is time, its rates following
-the clock, and the card says how many steps that was.
+the clock, and the card says how many steps that was. `--resume` begins with the weights and the tokenizer of a
+bard that is there already, which must have been made from the same text: what was held out stays held out.
+
+The network computes in bfloat16 and is updated in float32. On a CPU half of the time would go into what is not
+a matrix: dropout draws bytes, windows of up to 256 tokens attend by plain products (PyTorch's flash attention
+takes five times as long for their gradients), and the loss is taken 512 tokens at a time, in the cache.
 
 Needs `tokenizers`, a development dependency; the server does not.
 """
@@ -17,6 +22,7 @@ Needs `tokenizers`, a development dependency; the server does not.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import random
@@ -25,14 +31,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from model import GPT, GPTConfig
+import weights
+from model import GPT, CausalSelfAttention, GPTConfig
 
 EOT = "<|endoftext|>"
 SHAPE = GPTConfig(vocab_size=4096, n_layer=6, n_head=4, n_embd=256, dropout=0.3)
@@ -57,11 +67,68 @@ class Dropout(torch.nn.Module):
         return x * (drawn >= self.dropped) * (256 / (256 - self.dropped))
 
 
-def use_fast_dropout(module: torch.nn.Module) -> None:
-    for name, child in module.named_children():
-        if isinstance(child, torch.nn.Dropout):
-            setattr(module, name, Dropout(child.p))
-        use_fast_dropout(child)
+class ShortAttention(torch.autograd.Function):
+    """Causal attention of (N, T, D) queries, keys and values by plain products: for short T on a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> Any:  # type: ignore[override]
+        T = q.shape[1]
+        future = torch.full((T, T), -math.inf, dtype=q.dtype, device=q.device).triu(1)
+        probabilities = torch.softmax(
+            torch.baddbmm(future, q, k.transpose(1, 2), alpha=scale), dim=-1
+        )
+        ctx.save_for_backward(q, k, v, probabilities)
+        ctx.scale = scale
+        return torch.bmm(probabilities, v)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        q, k, v, probabilities = ctx.saved_tensors
+        grad_p = torch.bmm(grad, v.transpose(1, 2))
+        grad_s = torch._softmax_backward_data(grad_p, probabilities, -1, q.dtype) * ctx.scale
+        grad_v = torch.bmm(probabilities.transpose(1, 2), grad)
+        return torch.bmm(grad_s, k), torch.bmm(grad_s.transpose(1, 2), q), grad_v, None
+
+
+def attend(attention: CausalSelfAttention, x: torch.Tensor) -> torch.Tensor:
+    """What `attention.forward` computes, by ShortAttention where that is faster."""
+    B, T, C = x.shape
+    if T > 256 or x.is_cuda:
+        return CausalSelfAttention.forward(attention, x)
+    H = attention.n_head
+    parts = attention.c_attn(x).view(B, T, 3, H, C // H).permute(2, 0, 3, 1, 4)
+    q, k, v = parts.reshape(3, B * H, T, C // H).unbind(0)
+    y = ShortAttention.apply(q, k, v, attention.scale).view(B, H, T, C // H)
+    return attention.resid_dropout(attention.c_proj(y.transpose(1, 2).reshape(B, T, C)))
+
+
+def for_training(model: GPT) -> GPT:
+    """Return the bfloat16 copy of `model` that computes losses and gradients."""
+    twin = copy.deepcopy(model).bfloat16()
+    for module in list(twin.modules()):
+        if isinstance(module, CausalSelfAttention):
+            module.forward = partial(attend, module)  # type: ignore[method-assign]
+        for name, child in module.named_children():
+            if isinstance(child, torch.nn.Dropout):
+                setattr(module, name, Dropout(child.p))
+    return twin.train()
+
+
+def loss_and_gradients(
+    twin: GPT, x: torch.Tensor, y: torch.Tensor, position: int, rows: int = 512
+) -> float:
+    """Leave gradients in `twin`; return the mean loss in nats a token. The logits of `rows` tokens exist at a time."""
+    hidden = twin.hidden(x, position)
+    leaf = hidden.detach().requires_grad_()
+    total = 0.0
+    for places, targets in zip(
+        leaf.flatten(0, 1).split(rows), y.flatten().split(rows), strict=True
+    ):
+        loss = F.cross_entropy(twin.lm_head(places).float(), targets, reduction="sum") / y.numel()
+        loss.backward(retain_graph=True)
+        total += loss.item()
+    hidden.backward(leaf.grad)
+    return total
 
 
 class Progress:
@@ -146,7 +213,6 @@ def bits_per_byte(model: GPT, ids: torch.Tensor, n_bytes: int, stride: int) -> f
         nats += loss.item() * new
         if end == len(ids) - 1:
             break
-    model.train()
     return nats / math.log(2) / n_bytes
 
 
@@ -174,22 +240,25 @@ def train(
     """Train until the steps or the minutes are over; return how far that was."""
     progress = Progress(args.steps, args.minutes)
     taught = optimizers(model, args)
+    twin = for_training(model)
+    pairs = list(zip(model.parameters(), twin.parameters(), strict=True))
     ids = encode(tokenizer, held_out).to(args.device)
     sample = ids[: len(ids) // 4]
     sample_bytes = len(tokenizer.decode(sample.tolist()).encode())
-    model.train()
     for x, y, position in batches(tokenizer, text, args, progress):
         for group in (group for optimizer in taught for group in optimizer.param_groups):
             group["lr"] = learning_rate(progress, args)
-        with torch.autocast(args.device, torch.bfloat16):
-            _, loss = model(x.to(args.device), y.to(args.device), position)
-        loss.backward()
+        loss = loss_and_gradients(twin, x.to(args.device), y.to(args.device), position)
+        for parameter, computed in pairs:
+            parameter.grad = computed.grad.float()
+        twin.zero_grad(set_to_none=True)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in taught:
             optimizer.step()
-        model.zero_grad(set_to_none=True)
+        for parameter, computed in pairs:
+            computed.data.copy_(parameter.data)
         if progress.step % 50 == 49:
-            line = f"step {progress.step + 1}, {progress.share:.1%}, loss {loss.item():.3f}, {progress.seconds:.0f} s"
+            line = f"step {progress.step + 1}, {progress.share:.1%}, loss {loss:.3f}, {progress.seconds:.0f} s"
             if progress.step % 300 == 299:
                 line += f", held-out sample {bits_per_byte(model, sample, sample_bytes, 512):.4f} bits/byte"
             print(line, file=sys.stderr, flush=True)
@@ -236,10 +305,10 @@ a network has something sensible to say. It knows nothing but the plays it was t
 | parameters | {facts["parameters"]:,} |
 | vocabulary | {facts["vocab"]:,} tokens: byte-level BPE with GPT-2's split pattern, learned from the training part alone |
 | data | excerpts of Shakespeare's plays ("tiny shakespeare", public domain), {facts["bytes"]:,} bytes; the last tenth ({facts["held_bytes"]:,} bytes) held out |
-| steps | {facts["steps"]:,} of {args.tokens_per_step:,} tokens, about {facts["epochs"]:.0f} passes; Muon, weight decay {args.weight_decay}, dropout {args.dropout}, BPE-dropout {args.bpe_dropout} annealed to 0 |
+| steps | {facts["steps"]:,} of {args.tokens_per_step:,} tokens, about {facts["epochs"]:.0f} passes; Muon, weight decay {args.weight_decay}, dropout {args.dropout}, BPE-dropout {args.bpe_dropout} annealed to 0{facts["before"]} |
 | loss on the held-out text | **{facts["bpb"]:.4f} bits per byte** ({facts["nats"]:.3f} nats a token, {facts["bytes_per_token"]:.2f} bytes a token), float16 weights as stored, context 1,024, window moved by 256 |
 | made | {facts["date"]}, {facts["machine"]}, {facts["minutes"]:.0f} minutes |
-| command | `python tools/train_bard.py --text shakespeare.txt {facts["length"]} --seed {args.seed}` |
+| command | `python tools/train_bard.py --text shakespeare.txt {facts["length"]} --lr {args.lr:g} --seed {args.seed}{facts["resume"]}` |
 
 For comparison: nanoGPT's character model of 10.6 M parameters reaches 1.47 nats a character, 2.12 bits per byte,
 on this split. Files are in the format of `transformers`' `GPT2LMHeadModel`.
@@ -272,6 +341,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("models/bard"))
     parser.add_argument("--steps", type=int, default=3600)
     parser.add_argument("--minutes", type=float, help="train as long as this instead of --steps")
+    parser.add_argument("--resume", type=Path, help="begin with this bard, made from the same text")
     parser.add_argument("--tokens-per-step", type=int, default=4096)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--weight-decay", type=float, default=0.3, help="of the matrices")
@@ -286,10 +356,13 @@ def main() -> None:
     split = len(text) * 9 // 10
     text, held_out = text[:split], text[split:]
     torch.manual_seed(args.seed)
-    tokenizer = train_tokenizer(text, SHAPE.vocab_size)
     model = GPT(replace(SHAPE, dropout=args.dropout)).to(args.device)
-    model.init_weights()
-    use_fast_dropout(model)
+    if args.resume:
+        tokenizer = Tokenizer.from_file(str(args.resume / "tokenizer.json"))
+        model.load_state_dict(weights.load(weights.resolve(str(args.resume))).state_dict())
+    else:
+        tokenizer = train_tokenizer(text, SHAPE.vocab_size)
+        model.init_weights()
     steps = train(model, tokenizer, text, held_out, args).step
 
     for parameter in model.parameters():  # judge what is stored
@@ -304,6 +377,8 @@ def main() -> None:
         "shape": f"{SHAPE.n_layer} layers, width {SHAPE.n_embd}, {SHAPE.n_head} heads of {SHAPE.head_size}, context {SHAPE.block_size}",
         "parameters": sum(p.numel() for p in model.parameters()), "vocab": SHAPE.vocab_size,
         "bytes": len((text + held_out).encode()), "held_bytes": held_bytes, "steps": steps,
+        "before": f"; before that, those of the bard it began with ({args.resume})" if args.resume else "",
+        "resume": f" --resume {args.resume}" if args.resume else "",
         "length": f"--minutes {args.minutes:g}" if args.minutes else f"--steps {steps}",
         "epochs": steps * args.tokens_per_step / len(encode(tokenizer, text)),
         "bpb": bpb, "nats": bpb * math.log(2) * per_token, "bytes_per_token": per_token,
