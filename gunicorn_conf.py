@@ -105,8 +105,8 @@ def post_worker_init(worker: Any) -> None:
     service.deaths = lambda: _deaths.count
     # Whoever does not read our stderr must not stop the loop when it has something to say.
     armed = faults.read(os.environ)
-    said = AccessLog(armed.stream(sys.stderr))
-    service.access_log = AccessLog(armed.stream(sys.stdout))
+    said = AccessLog(armed.stream(sys.stderr)).start()
+    service.access_log = AccessLog(armed.stream(sys.stdout)).start()
     logging.basicConfig(handlers=[QueuedHandler(said)], level=logging.WARNING)
 
     def give_up() -> None:

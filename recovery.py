@@ -24,8 +24,9 @@ log = logging.getLogger(__name__)
 TROUBLES = 3  # so many steps of which nothing could be computed, within
 TROUBLE_SECONDS = 60.0  # are the engine's fault
 PAUSE_SECONDS = 0.1  # before such a step is tried again
+# The last two are oneDNN's, of which every shape was computed before: only memory can be what it misses.
 NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory",
-             "alloc_failed")  # fmt: skip
+             "alloc_failed", "could not create a primitive", "could not create a memory")  # fmt: skip
 BEYOND_REPAIR = ("device-side assert", "illegal memory access", "illegal instruction", "misaligned address",
                  "unspecified launch failure", "uncorrectable ecc", "cuda error: unknown error")  # fmt: skip
 

@@ -18,7 +18,10 @@ ROOM = 4096  # lines
 
 
 class AccessLog:
-    """Takes lines without ever waiting; its thread starts with the first."""
+    """Takes lines without ever waiting; its thread starts with the first, or by `start`.
+
+    A server starts it at once: when memory has run out, and there is something to say, no thread can be had.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.dropped = 0
@@ -30,14 +33,20 @@ class AccessLog:
     def write(self, record: dict[str, Any]) -> None:
         self.write_text(json.dumps(record, separators=(",", ":")))
 
-    def write_text(self, line: str) -> None:
+    def start(self) -> AccessLog:
+        """Begin to write, unless that has happened; RuntimeError when there is no thread to be had."""
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="access-log", daemon=True)
+                thread.start()
+                self._thread = thread
+        return self
+
+    def write_text(self, line: str) -> None:
         try:
+            self.start()
             self._lines.put_nowait(line)
-        except queue.Full:
+        except (queue.Full, RuntimeError):
             self.dropped += 1
 
     def flush(self, seconds: float = 1.0) -> None:
@@ -55,7 +64,7 @@ class AccessLog:
                 stream = self._stream or sys.stdout
                 stream.write("\n".join(lines) + "\n")
                 stream.flush()
-            except (OSError, ValueError):  # a full disk, a closed pipe
+            except (OSError, ValueError, MemoryError):  # a full disk, a closed pipe
                 self.dropped += len(lines)
             for _ in lines:
                 self._lines.task_done()

@@ -368,6 +368,22 @@ def test_a_log_on_a_full_disk_stops_nobody(app: Flask) -> None:
     assert log.dropped == 3
 
 
+def test_a_log_without_a_thread_counts_its_lines_and_writes_when_it_has_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    stream = io.StringIO()
+    log = AccessLog(stream)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        log.write_text("lost")
+    log.write_text("kept")
+    log.flush()
+    assert (stream.getvalue(), log.dropped) == ("kept\n", 1)
+
+
 def test_what_the_server_says_goes_through_a_thread_too() -> None:
     stream = io.StringIO()
     log = AccessLog(stream)

@@ -37,7 +37,9 @@ def raising(error: BaseException, when: Callable[[Plan], bool]) -> Any:
     ("error", "kind"),
     [
         (MemoryError(), "memory"),
+        (RuntimeError("could not create a primitive"), "memory"),
         (OutOfMemoryError("x"), "memory"),
+        (RuntimeError("could not create a primitive"), "memory"),
         (RuntimeError(OUT_OF_MEMORY), "memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"), "memory"),
         (

@@ -145,7 +145,9 @@ def hang(server: Watched) -> None:
         watch.join()
     assert 503 in seen
     assert "has not turned for" in server.output()
-    assert re.search(r'File ".*faults\.py", line \d+ in act', server.output()), "no stack of the loop"
+    assert re.search(r'File ".*faults\.py", line \d+ in act', server.output()), (
+        "no stack of the loop"
+    )
 
 
 def hold(server: Watched) -> None:
