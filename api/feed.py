@@ -8,12 +8,13 @@ not know HTTP.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from json.encoder import encode_basestring
 from typing import Any
 
 from batching import Inference, outcome
@@ -47,7 +48,7 @@ class Entry:
         )  # in this order: whoever makes the frame drops the value last
         if frame is None:
             if self.kind == "step":
-                frame = b"id: %d\n" % self.n + data(unpack(*value).to_dict())
+                frame = b"id: %d\ndata: %b\n\n" % (self.n, text(*value).encode())
             else:
                 frame = event(self.kind, value)
             self._frame = frame
@@ -57,22 +58,34 @@ class Entry:
 
 def pack(iteration: Any) -> tuple[Any, Any]:
     """Return a copy whose members are one flat tuple, which the garbage collector need not walk through."""
-    thin = copy.copy(iteration)
-    thin.members = tuple(itertools.chain.from_iterable(iteration.members))
-    return thin, type(iteration.members[0]) if iteration.members else None
+    members = iteration.members
+    flat = tuple(itertools.chain.from_iterable(members))
+    return replace(iteration, members=flat), type(members[0]) if members else None
 
 
-def unpack(thin: Any, kind: Any) -> Any:
-    """Return the record that was packed, its members of that kind of named tuple."""
-    full, flat = copy.copy(thin), thin.members
-    width = len(kind._fields) if kind else 1
-    full.members = [kind(*flat[at : at + width]) for at in range(0, len(flat), width)]
-    return full
+def text(packed: Any, kind: Any) -> str:
+    """Return what `dumps` makes of a packed record's `to_dict()`, several times faster.
+
+    Its members, of that kind of named tuple (strings and whole numbers), are most of it, and are written by one
+    formatting.
+    """
+    whole = dumps(replace(packed, members=[]).to_dict())
+    if kind is None:
+        return whole
+    values, width = list(packed.members), len(kind._fields)
+    for field, value in enumerate(values[:width]):
+        if isinstance(value, str):
+            values[field::width] = map(encode_basestring, values[field::width])
+    form = "{" + ",".join(f'"{name}":%s' for name in kind._fields) + "}"
+    members = ",".join([form] * (len(values) // width)) % tuple(values)
+    return whole.replace('"members":[]', f'"members":[{members}]', 1)
+
+
+dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def data(value: Any) -> bytes:
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return b"data: " + text.encode() + b"\n\n"
+    return b"data: " + dumps(value).encode() + b"\n\n"
 
 
 def event(name: str, value: Any) -> bytes:

@@ -16,7 +16,7 @@ import pytest
 from flask import Flask
 from support import FakeModel, Server, fake_engine, wait_until
 
-from api.feed import FROZEN_SECONDS, Feed, Viewer, pack, unpack
+from api.feed import FROZEN_SECONDS, Feed, Viewer, dumps, pack, text
 from api.service import Service
 from app import create_app
 from config import Config
@@ -71,9 +71,13 @@ def test_an_event_is_the_record_with_its_number_as_id() -> None:
     assert event == {"id": "1", "data": json.loads(json.dumps(step(1).to_dict()))}
 
 
-def test_a_packed_record_is_the_record() -> None:
-    for record in (step(3), Iteration(1, 0, 0, "p", 0, [], [], [], SlotSteps(), 0, 0)):
-        assert unpack(*pack(record)).to_dict() == record.to_dict()
+def test_a_packed_record_is_written_as_json_would_write_the_record() -> None:
+    odd = step(4)
+    odd.policy = 'a "members":[] policy'
+    odd.members[0] = odd.members[0]._replace(id='q"\\\n\u2028é%s')
+    empty = Iteration(1, 0, 0, "p", 0, [], [], [], SlotSteps(), 0, 0)
+    for record in (step(3), odd, empty):
+        assert text(*pack(record)) == dumps(record.to_dict())
 
 
 def test_a_viewer_begins_with_the_last_steps_it_asks_for() -> None:

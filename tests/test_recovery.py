@@ -39,7 +39,6 @@ def raising(error: BaseException, when: Callable[[Plan], bool]) -> Any:
         (MemoryError(), "memory"),
         (RuntimeError("could not create a primitive"), "memory"),
         (OutOfMemoryError("x"), "memory"),
-        (RuntimeError("could not create a primitive"), "memory"),
         (RuntimeError(OUT_OF_MEMORY), "memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"), "memory"),
         (
