@@ -23,6 +23,8 @@ from api.errors import ApiError, shown
 from api.feed import KEPT, event
 from api.openapi import Operation
 from api.service import Engine, Service
+from api.streaming import bare_socket
+from api.viewing import Reader, View, follow
 from config import VERSION
 
 RUN = uuid.uuid4().hex[:12]  # another process counts its steps from 1 again
@@ -106,9 +108,15 @@ def _stream(
             service.watcher.remove(watched)
         feed.leave(viewer)
 
+    reader = Reader(feed, after, last, detail=detail)
+    lent = bare_socket()
+
     def frames() -> Iterator[bytes]:
         yield b"retry: 1000\n\n" + (event("state", state(service, engine)) if detail else b"")
-        yield from feed.frames(viewer, after, last, detail=detail)
+        if lent is None:
+            yield from follow(viewer, reader)
+        else:
+            service.view_writer.show(View(viewer, reader, lent))
 
     response = Response(frames(), content_type="text/event-stream; charset=utf-8")
     response.headers["Cache-Control"] = "no-cache"

@@ -1,5 +1,7 @@
 """A ring of what the loop did, for viewers who read it by number; the loop appends and waits for nobody.
 
+How they read is the business of `viewing.py`.
+
 An entry is a step, or (for the live page) an arrival, a departure that belongs to no step, or a change of policy.
 Nobody holds a lock: a writer takes the next number and puts its entry into that place, a reader looks at the place of
 the number it wants next, and sees by the entry's own number whether it is there, not yet there, or overwritten. It must
@@ -12,7 +14,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from json.encoder import encode_basestring
 from typing import Any
@@ -20,12 +22,8 @@ from typing import Any
 from batching import Inference, outcome
 
 KEPT = 4096  # entries of the ring
-LOOK_SECONDS = 0.04  # how often a viewer looks: the loop wakes nobody
-PING_SECONDS = 10.0
-TOGETHER = 64  # entries of one send
 FROZEN_SECONDS = 30.0  # of one send, after which a viewer gives way to a new one
 SHOWN_CHARACTERS = 300  # of a prompt, where prompts are shown
-PING = b": ping\n\n"
 
 
 class Entry:
@@ -117,7 +115,7 @@ class Feed:
         self.waiting: dict[str, dict[str, Any]] = {}
         self.viewers: list[Viewer] = []
         self.closed = False
-        self._clock = clock
+        self.clock = clock
         self._ring: list[Entry | None] = [None] * kept
         self._numbers = itertools.count()
         self._newest = -1
@@ -146,7 +144,7 @@ class Feed:
         for inference in left:
             self.waiting.pop(inference.id, None)
             if iteration is None:
-                gone = {"id": inference.id, "t": self._clock(), "reason": outcome(inference)}
+                gone = {"id": inference.id, "t": self.clock(), "reason": outcome(inference)}
                 self._put("departure", self._n, gone)
 
     def announce(self, kind: str, value: Any) -> None:
@@ -162,7 +160,7 @@ class Feed:
         """Return a new viewer, None when there are too many; one that has been frozen for long gives way."""
         with self._lock:
             if len(self.viewers) >= self.most_viewers:
-                now = self._clock()
+                now = self.clock()
                 frozen = [
                     v for v in self.viewers
                     if v.begun is not None and now - v.begun > FROZEN_SECONDS
@@ -194,53 +192,14 @@ class Feed:
         """Return what is kept, oldest first."""
         return sorted(filter(None, self._ring), key=lambda entry: entry.number)
 
-    def start(self, after: int | None, last: int) -> tuple[int, int | None, bool]:
-        """Return the number to read from, the last step that the viewer knows of, and whether it may miss some.
+    @property
+    def steps(self) -> int:
+        """The number of the last step."""
+        return self._n
 
-        `after` is the step it had last; one that has not been yet is of another run of the server, so that the
-        viewer knows nothing of this one. Else it begins with the `last` steps.
-        """
-        entries = self.entries()
-        oldest = entries[0].number if entries else 0
-        end = entries[-1].number + 1 if entries else 0
-        if after is not None and after <= self._n:
-            begin = next((e.number for e in entries if e.n > after), end)
-            return begin, after, begin == oldest > 0
-        if after is not None:
-            return oldest, None, False
-        if not last:
-            return end, None, False
-        steps = [entry.number for entry in entries if entry.kind == "step"]
-        return (steps[-last] if len(steps) >= last else oldest), None, False
-
-    def frames(
-        self, viewer: Viewer, after: int | None = None, last: int = 0, *, detail: bool = False
-    ) -> Iterator[bytes]:
-        """Yield events for ever, several in one piece if there are; without `detail`, steps and gaps alone."""
-        wanted, known, missed = self.start(after, last)
-        looked = self._clock()
-        while not (viewer.gone or self.closed):
-            frames: list[bytes] = []
-            for entry in self._from(wanted):
-                missed = missed or entry.number > wanted
-                wanted = entry.number + 1
-                if entry.kind == "step":
-                    if missed and known is not None and entry.n > known + 1:
-                        frames.append(event("gap", {"from": known + 1, "to": entry.n - 1}))
-                    known, missed = entry.n, False
-                if detail or entry.kind == "step":
-                    frames.append(entry.frame)
-            now = self._clock()
-            if not frames and now - looked < PING_SECONDS:
-                time.sleep(LOOK_SECONDS)
-                continue
-            looked = viewer.begun = now
-            yield b"".join(frames) or PING
-            viewer.begun = None
-
-    def _from(self, number: int) -> Iterable[Entry]:
-        """Yield some entries from a number on; from the oldest, when that one has been overwritten."""
-        for _ in range(TOGETHER):
+    def since(self, number: int, most: int) -> Iterable[Entry]:
+        """Yield at most so many entries from a number on; from the oldest, when that one has been overwritten."""
+        for _ in range(most):
             entry = self._ring[number % self.kept]
             if entry is None or entry.number < number:
                 return

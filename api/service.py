@@ -12,6 +12,7 @@ from api.feed import Feed
 from api.meters import Meters
 from api.openapi import Operation
 from api.stream_writer import StreamWriter
+from api.viewing import ViewWriter
 from api.visits import Places, Visits
 from api.watcher import Watcher
 from batching import BatchingManager, Inference
@@ -111,6 +112,7 @@ class Service:
         self.visits = Visits(self.watcher)
         self.meters = Meters()
         self.stream_writer = StreamWriter()
+        self.view_writer = ViewWriter(config.send_timeout)
         self._engine: Engine | None = None
         if engine is not None:
             self.engine = engine

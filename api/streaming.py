@@ -234,16 +234,21 @@ def respond(
 
 
 def _loan(job: Job, answers: Answers) -> Loan | None:
-    """Return what lets the writer write this answer; None where gunicorn's framing is not the one it knows.
-
-    That is chunks in the clear: HTTP/1.1 without TLS.
-    """
-    sock = request.environ.get("gunicorn.socket")
-    if type(sock) is not socket.socket or request.environ["SERVER_PROTOCOL"] != "HTTP/1.1":
+    """Return what lets the writer write this answer; None where only its handler can."""
+    sock = bare_socket()
+    if sock is None:
         return None
     service: Service = current_app.extensions["service"]
     assert job.bell is not None
     return Loan(service.stream_writer, sock, job.bell, answers)
+
+
+def bare_socket() -> socket.socket | None:
+    """Return the socket of this request, if what gunicorn writes to it is chunks in the clear: HTTP/1.1 without TLS."""
+    sock = request.environ.get("gunicorn.socket")
+    if type(sock) is not socket.socket or request.environ["SERVER_PROTOCOL"] != "HTTP/1.1":
+        return None
+    return sock
 
 
 dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
