@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.pluginmanager.hasplugin("rerunfailures"):
         return
     for item in items:
-        if item.get_closest_marker("process"):
+        if item.get_closest_marker("process") and not item.get_closest_marker("soak"):
             item.add_marker(pytest.mark.flaky(reruns=2))
 
 

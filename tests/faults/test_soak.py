@@ -1,7 +1,8 @@
 """The soak: a weighted random mix of good, bad and rude clients for minutes, after which nothing may be left behind.
 
-`./test.sh --soak MINUTES`. It fails on a lost request, on memory or threads or descriptors that grow, on a traceback
-that no armed fault explains, and when the books of server and clients differ.
+`./test.sh --soak MINUTES`. It fails on a lost request, on memory or threads or descriptors that grow, on answers that
+get slower, on a traceback that no armed fault explains, and when the books of server and clients differ. Every ten
+minutes the server is reloaded under load, which no client may notice.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 
 import pytest
 from cases_engine import ARMED
+from cases_process import hang_up_signals
 from cases_queue import reset
 from fleet import Fleet
 from harness import MB, REFUSED, Pulse, Setting, Watched
@@ -26,6 +28,9 @@ CLIENTS = 6
 STARTUP = 0.25  # of the time: caches fill, then memory must be flat
 WITHIN = 20 * MB  # of memory, from then on
 GROWTH = 100 * MB  # of memory in all: caches and the threads' arenas fill first
+STRETCH = 600.0  # seconds between two reloads
+SLOWER = 1.5  # times the p99 of the first quarter may be that of the last
+ENOUGH = 300  # requests in a quarter, for a p99
 FAULTS = {name: ARMED.faults[name] for name in ("poison", "oom_for", "nan_row", "slow_step")}
 SOAKED = Setting(faults=FAULTS, first=ARMED.first[:1])
 Act = Callable[[Watched, random.Random], None]
@@ -123,13 +128,17 @@ MIX: dict[Act, int] = {
 }  # fmt: skip
 
 
-def roam(server: Watched, seed: int, until: float, done: Counter[str]) -> None:
-    """Be one client after the other until the time is over."""
+def roam(
+    server: Watched, seed: int, until: float, done: Counter[str], taken: list[tuple[float, float]]
+) -> None:
+    """Be one client after the other until the time is over; note when each short request began and what it took."""
     rng = random.Random(seed)
-    while time.monotonic() < until:
+    while (began := time.monotonic()) < until:
         act = rng.choices(list(MIX), list(MIX.values()))[0]
         act(server, rng)
         done[act.__name__] += 1
+        if act is short:
+            taken.append((began, time.monotonic() - began))
 
 
 def watch(server: Watched, begin: float, until: float) -> list[Pulse]:
@@ -146,25 +155,46 @@ def watch(server: Watched, begin: float, until: float) -> list[Pulse]:
 def test_after_minutes_of_everything_nothing_is_left_behind(
     fleet: Fleet, request: pytest.FixtureRequest
 ) -> None:
-    minutes = request.config.getoption("--soak-minutes")
-    policy = request.config.getoption("--soak-policy")
-    server = fleet.server(policy, SOAKED)
+    left = 60 * request.config.getoption("--soak-minutes")
+    server = fleet.server(request.config.getoption("--soak-policy"), SOAKED)
+    soak(server, min(left, STRETCH))
+    while (left := left - STRETCH) > 0:
+        with server.watched(killed=True, tracebacks=True):
+            hang_up_signals(1)(server)
+        server.warm_up()
+        soak(server, min(left, STRETCH))
+    assert_only_armed_faults(server.output())
+
+
+def soak(server: Watched, seconds: float) -> None:
+    """Let all clients come for so long; then the process must be as it was, as quick as at first, and its books right."""
     begin = time.monotonic()
-    until = begin + 60 * minutes
+    until = begin + seconds
     done: Counter[str] = Counter()
+    taken: list[tuple[float, float]] = []
     with server.watched(tracebacks=True, growth=GROWTH), contextlib.ExitStack() as stack:
         clients = [
-            stack.enter_context(in_background(lambda n=n: roam(server, n, until, done) or "well"))
+            stack.enter_context(
+                in_background(lambda n=n: roam(server, n, until, done, taken) or "well")
+            )
             for n in range(CLIENTS)
         ]
-        pulses = watch(server, begin + STARTUP * (until - begin), until)
+        pulses = watch(server, begin + STARTUP * seconds, until)
         wait_until(lambda: all(clients), 90)
     assert [client[0] for client in clients] == ["well"] * CLIENTS
     middle = len(pulses) // 2
     early, late = (min(p.rss for p in part) for part in (pulses[:middle], pulses[middle:]))
-    print(f"{policy}: {sum(done.values())} acts {dict(done)}, {early >> 20} then {late >> 20} MB")
+    first, last = (p99(taken, begin + share * seconds, seconds / 4) for share in (0, 0.75))
+    print(f"{server.policy}: {sum(done.values())} acts {dict(done)}, {early >> 20} then {late >> 20} MB, "
+          f"p99 {1e3 * first:.0f} then {1e3 * last:.0f} ms")  # fmt: skip
     assert late - early < WITHIN, [p.rss >> 20 for p in pulses]
-    assert_only_armed_faults(server.output())
+    assert last <= SLOWER * first or len(taken) < 4 * ENOUGH, (first, last)
+
+
+def p99(taken: list[tuple[float, float]], begin: float, seconds: float) -> float:
+    """Return the time that one in a hundred short requests of this while exceeded."""
+    times = sorted(each for at, each in taken if begin <= at < begin + seconds)
+    return times[int(0.99 * len(times))] if times else 0.0
 
 
 def assert_only_armed_faults(text: str) -> None:
