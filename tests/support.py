@@ -205,6 +205,17 @@ def fake_engine(
     )
 
 
+def unchunked(data: bytes) -> bytes:
+    """Return what HTTP chunks hold."""
+    whole = b""
+    while data:
+        size, _, data = data.partition(b"\r\n")
+        n = int(size, 16)
+        assert data[n : n + 2] == b"\r\n"
+        whole, data = whole + data[:n], data[n + 2 :]
+    return whole
+
+
 def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
     """Return as soon as `condition()` is true; fail when it is not in time."""
     end = time.monotonic() + seconds

@@ -272,6 +272,27 @@ class TestInABrowser:
         page.evaluate("EB.page.show(EB.page.model, 'x')")
         assert tab.complaints == []
 
+    @pytest.mark.parametrize(
+        ("path", "opened"),
+        [("/", "EB.page.model !== EB.page.live"), ("/race", "EB.race.lanes.length === 1")],
+    )
+    def test_a_run_may_be_dropped_on_the_page(self, tab: Tab, path: str, opened: str) -> None:
+        run = drive(scheduler("static", 4), requests((0, 5, 3), (0, 9, 8)))
+        page = tab.open(path)
+        assert page.locator("#drop").is_hidden()
+        page.evaluate(
+            """text => {
+                const dataTransfer = new DataTransfer();
+                dataTransfer.items.add(new File([text], "run.jsonl"));
+                for (const kind of ["dragover", "drop"])
+                    document.dispatchEvent(new DragEvent(kind, {dataTransfer, cancelable: true}));
+            }""",
+            "".join(json.dumps(record) + "\n" for record in run.records()),
+        )
+        tab.until(opened)
+        assert page.locator("#drop").is_hidden()
+        assert tab.complaints == []
+
     def test_every_cell_of_a_short_run_is_painted(self, tab: Tab, tmp_path: Path) -> None:
         run = drive(scheduler("static", 4), requests((0, 5, 3), (0, 9, 8), (1, 2, 6)))
         path = tmp_path / "short.jsonl"

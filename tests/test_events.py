@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from flask import Flask
-from support import FakeModel, Server, fake_engine, wait_until
+from support import FakeModel, Server, fake_engine, unchunked, wait_until
 
 from api.feed import FROZEN_SECONDS, Feed, Viewer, dumps, pack, text
 from api.service import Service
@@ -222,17 +222,6 @@ class Sink:
         self.room -= len(part)
         self.taken += part
         return len(part)
-
-
-def unchunked(data: bytes) -> bytes:
-    """Return what chunks say, all of which must be whole."""
-    whole = b""
-    while data:
-        size, _, data = data.partition(b"\r\n")
-        n = int(size, 16)
-        assert data[n : n + 2] == b"\r\n"
-        whole, data = whole + data[:n], data[n + 2 :]
-    return whole
 
 
 def view_of(feed: Feed, sink: Any, **options: Any) -> View:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -135,6 +136,24 @@ def test_who_stays_uses_the_step_ahead_though_somebody_left() -> None:
     assert [seq.output_ids for seq in requests if seq is not requests[3]] == expected
 
 
+def test_no_step_is_launched_ahead_for_a_place_behind_the_context() -> None:
+    runner = gpu_runner()
+    context = CONFIG.block_size
+    lengths: list[int] = []
+    runner.decoder.row_logits = lambda rows, size: (
+        lengths.append(int(rows.length.max())),
+        runner._row_logits(rows, size),
+    )[1]
+    seq = Sequence([1] * (context - 3), 1 << 20, sampling=GREEDY)  # who asks for more than there is
+    seq.output_ids, seq.computed = [1], context - 3
+    seq.pages = list(range(1, 1 + context // 64))
+    for _ in range(3):
+        (token,) = runner.forward(Plan(1, 0.0, [seq], [1]))
+        seq.output_ids.append(token)
+        seq.computed += 1
+    assert lengths == [context - 2, context - 1, context]
+
+
 def test_pages_of_who_left_are_safe_for_who_comes() -> None:
     runner = gpu_runner()
     params = SamplingParams(temperature=0.0)
@@ -207,7 +226,7 @@ def test_logits_that_overflow_are_found_at_the_warm_up() -> None:
 
 
 def test_a_model_too_large_for_float16_goes_on_in_bfloat16(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def loud() -> GPT:
         model = make_model(CONFIG)
@@ -216,6 +235,15 @@ def test_a_model_too_large_for_float16_goes_on_in_bfloat16(
         mlp.c_proj.weight.fill_(1.0)
         return model.half()
 
+    runners: list[weakref.ref[GpuRunner]] = []
+    made = GpuRunner.__init__
+
+    def note(self: GpuRunner, *how: object) -> None:
+        assert len(runners) != 1 or runners[0]() is None  # a card has no room for the pages of two
+        runners.append(weakref.ref(self))
+        made(self, *how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(GpuRunner, "__init__", note)
     assert make_runner(loud(), 4, 64, 2, strict=False, any_format=True).dtype == torch.bfloat16
     assert "it is computed in bfloat16" in caplog.text
     assert make_runner(loud(), 4, 64, 2, strict=False, any_format=False).dtype == torch.float16

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support import FakeModel, fake_engine, in_background, wait_until
+from support import FakeModel, fake_engine, in_background, unchunked, wait_until
 from test_streaming import ALL, joined
 
 from api.stream_writer import Loan, StreamWriter
@@ -86,17 +86,6 @@ def handlers() -> Iterator[Any]:
     yield make
     for handler in made:
         handler.close()
-
-
-def unchunked(data: bytes) -> bytes:
-    """Return what HTTP chunks hold."""
-    whole = b""
-    while data:
-        size, _, data = data.partition(b"\r\n")
-        n = int(size, 16)
-        assert data[n : n + 2] == b"\r\n"
-        whole, data = whole + data[:n], data[n + 2 :]
-    return whole
 
 
 def test_each_slow_step_is_written_at_once_as_a_chunk(handlers: Any) -> None:

@@ -452,18 +452,7 @@
 
   $("live").addEventListener("click", () => show(live, ""));
   $("file").addEventListener("change", () => $("file").files[0] && replay($("file").files[0]));
-  document.addEventListener("dragover", (event) => {
-    event.preventDefault();
-    $("drop").hidden = false;
-  });
-  document.addEventListener("dragleave", (event) => {
-    if (!event.relatedTarget) $("drop").hidden = true;
-  });
-  document.addEventListener("drop", (event) => {
-    event.preventDefault();
-    $("drop").hidden = true;
-    if (event.dataTransfer.files[0]) replay(event.dataTransfer.files[0]);
-  });
+  EB.onDrop((files) => replay(files[0]));
 
   showFacts();
   requestAnimationFrame(frame);

@@ -1,4 +1,4 @@
-// The tiles, the waste bar, the table of requests and the story of one of them. Text of users is set as text only.
+// What pages share: the tiles, the waste bar, the table of requests and the story of one of them, files that are dropped. Text of users is set as text only.
 "use strict";
 (function (root) {
   const EB = (root.EB = root.EB || {});
@@ -311,7 +311,21 @@
     return `${words.join(", ")} · ${step}`;
   }
 
+  // Calls `open` with the files that are dropped anywhere on the page; #drop shows that they may be.
+  function onDrop(open) {
+    const shown = (event, is) => {
+      event.preventDefault();
+      $("drop").hidden = !is;
+    };
+    document.addEventListener("dragover", (event) => shown(event, true));
+    document.addEventListener("dragleave", (event) => event.relatedTarget || shown(event, false));
+    document.addEventListener("drop", (event) => {
+      shown(event, false);
+      if (event.dataTransfer.files.length) open(event.dataTransfer.files);
+    });
+  }
+
   Object.assign(EB, {
-    seconds, element, put, WasteBar, rounded, showTiles, showShadow, figure, Requests, showDetail, describe, short,
+    onDrop, seconds, element, put, WasteBar, rounded, showTiles, showShadow, figure, Requests, showDetail, describe, short,
   });
 })(globalThis);

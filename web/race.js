@@ -296,18 +296,7 @@
     event.preventDefault();
     act();
   });
-  document.addEventListener("dragover", (event) => {
-    event.preventDefault();
-    $("drop").hidden = false;
-  });
-  document.addEventListener("dragleave", (event) => {
-    if (!event.relatedTarget) $("drop").hidden = true;
-  });
-  document.addEventListener("drop", (event) => {
-    event.preventDefault();
-    $("drop").hidden = true;
-    if (event.dataTransfer.files.length) openFiles(event.dataTransfer.files);
-  });
+  EB.onDrop(openFiles);
 
   const runs = new URLSearchParams(location.search).getAll("run");
   if ($("recorded")) openRecorded($("recorded").textContent);

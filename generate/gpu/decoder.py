@@ -68,10 +68,14 @@ class Flight:
 
 
 class Decoder:
-    """Decodes up to `rows.capacity` sequences at once, all of whose parameters the device can draw for."""
+    """Decodes up to `rows.capacity` sequences at once, all of whose parameters the device can draw for.
 
-    def __init__(self, rows: Rows, row_logits: RowLogits) -> None:
+    No step is launched ahead for a place behind `context`: there are no weights and no pages for it.
+    """
+
+    def __init__(self, rows: Rows, row_logits: RowLogits, context: int) -> None:
         self.rows = rows
+        self.context = context
         self.row_logits = row_logits
         self.replayer = make_replayer(self._step, rows.capacity, rows.device)
         on_gpu = rows.device.type == "cuda"
@@ -132,9 +136,11 @@ class Decoder:
         return self._launch(where, list(held), places, size, drawing)
 
     def _launch_after(self, flight: Flight, sequences: Many[Sequence]) -> Flight | None:
-        """Launch the step after `flight` for `sequences`; None when a smaller one would do for them."""
+        """Launch the step after `flight` for `sequences`; None when a smaller one would do, or one has no place left."""
         count = len(sequences) + len(flight.held)
         if self.replayer.bucket(count) < flight.size:
+            return None
+        if any(flight.places[flight.rows[seq]] + 1 >= self.context for seq in sequences):
             return None
         where = flight.rows
         if len(sequences) < len(where):

@@ -9,6 +9,7 @@ tested. It must not know HTTP, queues or policies.
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import logging
 from collections.abc import Sequence as Many
@@ -77,7 +78,8 @@ class GpuRunner(ModelRunner):
             )
         self.attend_prompts = choose.make_prompts(pool, *where)
         self.network = Network(model, choose.make_math(strict, self.config.activation, *where))
-        self.decoder = Decoder(Rows(capacity, pages, self.device), self._row_logits)
+        rows = Rows(capacity, pages, self.device)
+        self.decoder = Decoder(rows, self._row_logits, self.config.block_size)
 
     @torch.inference_mode()
     def warm_up(self) -> bool:
@@ -226,7 +228,8 @@ def make_runner(
         return runner
     if any_format and runner.dtype == torch.float16:
         log.warning("this model's numbers are too large for float16; it is computed in bfloat16")
-        del runner  # its pages make room for the next one's
+        del runner
+        gc.collect()  # it is part of circles, and its pages make room for the next one's
         return make_runner(model.to(torch.bfloat16), n_pages, page_size, capacity, strict, False)
     log.warning(
         "this model's logits are not finite in %s. Use another --dtype, or check the checkpoint",
