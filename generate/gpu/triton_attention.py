@@ -51,13 +51,13 @@ def _attend(
             there = t < end
             at = tile + t[:, None] * D + d[None, :]
             mask = there[:, None] & wide[None, :]
-            k = tl.load(KEYS + at, mask=mask, other=0.0).to(tl.float32)
-            x = tl.where(there, tl.sum(q[None, :] * k, 1), -float("inf"))
-            v = tl.load(VALUES + at, mask=mask, other=0.0).to(tl.float32)
+            k = tl.load(KEYS + at, mask=mask, other=0.0)
+            v = tl.load(VALUES + at, mask=mask, other=0.0)  # here, so that both are on their way
+            x = tl.where(there, tl.sum(q[None, :] * k.to(tl.float32), 1), -float("inf"))
             higher = tl.maximum(largest, tl.max(x, 0))
             weight = tl.exp(x - higher)
             fade = tl.exp(largest - higher)
-            mix = mix * fade + tl.sum(weight[:, None] * v, 0)
+            mix = mix * fade + tl.sum(weight[:, None] * v.to(tl.float32), 0)
             total = total * fade + tl.sum(weight, 0)
             largest = higher
         if pages == 1:
