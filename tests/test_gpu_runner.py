@@ -298,6 +298,19 @@ def test_more_sequences_than_rows_are_decoded_in_turns() -> None:
     assert run(None, ragged(CONFIG, 20, 6), slots=20, arrivals=20, runner=runner) == expected
 
 
+def test_a_step_has_two_rows_at_least_though_one_sequence_may_run() -> None:
+    runner = gpu_runner(capacity=1)
+    sizes: list[int] = []
+    step = runner.decoder.replayer.step
+    runner.decoder.replayer.step = lambda size, drawing: (sizes.append(size), step(size, drawing))[
+        1
+    ]
+    alone = [Sequence([3, 1, 4], 6, sampling=GREEDY)]
+    expected = run(make_model(CONFIG), [Sequence([3, 1, 4], 6, sampling=GREEDY)])
+    assert run(None, alone, "nobatch", runner=runner) == expected
+    assert set(sizes) == {2}  # torch's products of one row are slower
+
+
 def test_strict_logits_do_not_depend_on_the_batch_and_their_texts_are_the_cpus(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

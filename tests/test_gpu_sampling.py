@@ -50,11 +50,11 @@ def test_the_devices_draws_are_the_hosts() -> None:
 
 
 def test_buckets_end_at_the_capacity_and_hold_every_batch() -> None:
-    assert buckets_up_to(1) == [1]
-    assert buckets_up_to(20) == [1, 2, 4, 8, 12, 16, 20]
+    assert buckets_up_to(2) == [2]
+    assert buckets_up_to(20) == [2, 4, 8, 12, 16, 20]
     assert buckets_up_to(512) == [*BUCKETS]
     replayer = Replayer(lambda rows, drawing: torch.empty(0), 100)
-    assert [replayer.bucket(n) for n in (1, 3, 64, 65, 100)] == [1, 4, 64, 96, 100]
+    assert [replayer.bucket(n) for n in (1, 3, 64, 65, 100)] == [2, 4, 64, 96, 100]
 
 
 def test_a_graph_is_recorded_for_every_bucket_and_replayed_with_its_own_logits(
@@ -89,7 +89,7 @@ def test_a_graph_is_recorded_for_every_bucket_and_replayed_with_its_own_logits(
         monkeypatch.setattr(torch.cuda, name, fake)
     replayer = GraphReplayer(step, 5)
     replayer.record()
-    assert len(replayer.graphs) == 4 * 3  # buckets 1, 2, 4 and 5, three ways to draw
+    assert len(replayer.graphs) == 3 * 3  # buckets 2, 4 and 5, three ways to draw
     assert next(iter(replayer.graphs))[0] == 5
     launched.clear()
     assert replayer.run(replayer.bucket(3), "plain").tolist() == [4, 5]

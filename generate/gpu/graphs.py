@@ -14,12 +14,14 @@ from torch import Tensor
 
 from generate.gpu.sampling import DRAWINGS, Drawing
 
-BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+# None of one row: there torch adds a bias by a kernel of its own before each product, and computes GELU by another
+# behind it, a hundred more in a step of gpt2-medium. From two rows on they are parts of the product.
+BUCKETS = (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 Step = Callable[[int, Drawing], Tensor]  # rows, drawing: logits
 
 
 def buckets_up_to(capacity: int) -> list[int]:
-    """Return the numbers of rows that steps are made for; the last is `capacity`."""
+    """Return the numbers of rows that steps are made for; the last is `capacity`, two or more."""
     return [size for size in BUCKETS if size < capacity] + [capacity]
 
 

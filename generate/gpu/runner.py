@@ -21,6 +21,7 @@ from torch import Tensor
 from generate.gpu import choose, sampling
 from generate.gpu.attention import Prompts
 from generate.gpu.decoder import Decoder
+from generate.gpu.graphs import BUCKETS
 from generate.gpu.layers import Network
 from generate.gpu.rows import Rows, upload
 from generate.params import GREEDY
@@ -63,7 +64,7 @@ class GpuRunner(ModelRunner):
             self._stream = torch.cuda.Stream(self.device)
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._on_stream():
-            self._choose(model, capacity, strict)
+            self._choose(model, max(capacity, BUCKETS[0]), strict)
 
     @torch.inference_mode()
     def _choose(self, model: GPT, capacity: int, strict: bool) -> None:
