@@ -2,23 +2,28 @@
 
     benchmarks/gpu.sh --json benchmarks/results/gpu.json
 
-Checks come first (`gpu_checks.py`), then decode steps and prompts against the limit of the bandwidth and arithmetic
-measured in the same run, then a burst over HTTP for every policy, then transformers on the same requests
-(`gpu_peers.py`). Without a GPU all of it runs at small sizes on the CPU, Triton's kernels in its interpreter: those
+Decode steps and prompts come first, against the limit of the bandwidth and arithmetic measured in the same run, then
+checks (`gpu_checks.py`), then a burst over HTTP for every policy, then transformers on the same requests
+(`gpu_peers.py`). What there is by then is written after each figure. Without a GPU all of it runs at small sizes on the CPU, Triton's kernels in its interpreter: those
 figures say that the code runs, and nothing about a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import faulthandler
+import functools
+import gc
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,8 +47,14 @@ from scheduling.sequence import Sequence
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 32  # of a round of decoding, at whose end the context is what was asked for
 UNTIMED = 3  # first steps of a round: nobody launched them ahead
-SECTIONS = ("checks", "decode", "prefill", "serving", "peers")
+SECTIONS = ("decode", "prefill", "checks", "serving", "peers")
+SPARE_SECONDS = 30.0  # after the minutes, for what hears no signal; then the process ends
+Keep = Callable[[Any], None]  # is given what a section has found so far
 console = Console(stderr=True)
+
+
+class TimeIsUp(BaseException):
+    """The minutes of a run are over; no section may take it for a failure of its own."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +91,18 @@ class Loader:
 
     def runner(self, tokens: int, capacity: int, strict: bool = False) -> GpuRunner:
         """Return a warm runner with room for `tokens` tokens of KV, or for what the free memory holds."""
+        clear()
         model = weights.load(self.resolved, self.dtype).to(self.device)
         most = machine.kv_pages(model.config, self.dtype, self.device, 0, capacity)
         pages = min(tokens // self.page_size + 2, most)
         return make_runner(model, pages, self.page_size, capacity, strict, any_format=False)
+
+
+def clear() -> None:
+    """Give back the card's memory that nobody uses: a runner is part of circles, which only a collection ends."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def decoding(runner: GpuRunner, batch: int, context: int, temperature: float) -> list[Sequence]:
@@ -115,14 +134,17 @@ def time_round(runner: GpuRunner, sequences: list[Sequence]) -> list[float]:
     return times[UNTIMED:]
 
 
-def measure_decode(loader: Loader, sizes: Sizes) -> list[dict[str, Any]]:
+def measure_decode(loader: Loader, sizes: Sizes, keep: Keep) -> list[dict[str, Any]]:
     """Return for each batch and context the median step and its fraction of the limit."""
+    bandwidth = gpu_checks.bandwidth(loader.device)  # before the pages take their share
+    rate = gpu_checks.arithmetic(loader.device, loader.dtype)
     most = max(sizes.batch) * -(-max(sizes.context) // loader.page_size)
     runner = loader.runner(most * loader.page_size, max(sizes.batch))
     for pool in (runner.keys, runner.values):
         pool.zero_()  # what a step costs does not depend on the numbers, as long as they are numbers
-    bandwidth, rate = gpu_checks.bandwidth(runner.device), gpu_checks.arithmetic(runner)
-    rows = []
+    if runner.device.type == "cuda":
+        torch.cuda.synchronize()  # the runner has a stream of its own
+    rows: list[dict[str, Any]] = []
     for context in sizes.context:
         for batch in sizes.batch:
             if batch * -(-context // runner.page_size) >= runner.keys.shape[1]:
@@ -140,14 +162,16 @@ def measure_decode(loader: Loader, sizes: Sizes) -> list[dict[str, Any]]:
             rows.append({"batch": batch, "context": context, "step_ms": step * 1e3,
                          "tokens_per_s": batch / step, "fraction": limit / step,
                          "bandwidth_gb_s": bandwidth / 1e9, "rate_gflop_s": rate / 1e9,
-                         "attention": runner.attend.name, "layers": runner.network.math.name})  # fmt: skip
+                         "attention": runner.attend.name, "layers": runner.network.math.name,
+                         "graphs": hasattr(runner.decoder.replayer, "graphs")})  # fmt: skip
+            keep(rows)
     return rows
 
 
-def measure_prefill(loader: Loader, sizes: Sizes) -> list[dict[str, Any]]:
+def measure_prefill(loader: Loader, sizes: Sizes, keep: Keep) -> list[dict[str, Any]]:
     """Return the median seconds of one prompt of each length, computed in one piece."""
     runner = loader.runner(2 * max(sizes.prefill), 1)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for tokens in sizes.prefill:
         tokens = min(tokens, runner.config.block_size)
         seq = Sequence([i % runner.config.vocab_size for i in range(tokens)], 1)
@@ -163,64 +187,110 @@ def measure_prefill(loader: Loader, sizes: Sizes) -> list[dict[str, Any]]:
         seconds = statistics.median(times[1:])
         rows.append({"tokens": tokens, "ms": seconds * 1e3, "tokens_per_s": tokens / seconds,
                      "attention": runner.attend_prompts.name})  # fmt: skip
+        keep(rows)
     return rows
 
 
-def measure_serving(args: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
-    """Return what benchmarks.serving says of a burst, in a process of its own that has the card to itself."""
+def measure_serving(args: argparse.Namespace, sizes: Sizes, keep: Keep) -> dict[str, Any]:
+    """Return what benchmarks.serving says of a burst under each policy."""
+    found: dict[str, Any] = {"http": {}, "offline": {}, "requests": sizes.burst}
+    for policy in args.policies:
+        part = serve(args, sizes, policy)
+        for name in ("http", "offline"):
+            found[name].update(part[name])
+        keep(found)
+    return found
+
+
+def serve(args: argparse.Namespace, sizes: Sizes, policy: str) -> dict[str, Any]:
+    """Return the result of benchmarks.serving for one policy, in a process that has the card to itself."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "serving.json"
         command = [
             sys.executable, "-m", "benchmarks.serving", "--model", sizes.model, "--load-format",
-            args.load_format, "--policies", ",".join(args.policies), "--numsamples", str(sizes.burst),
-            "--poisson", "0", "--repeats", "1", "--json", str(path),
+            args.load_format, "--dtype", args.dtype, "--policies", policy, "--numsamples", str(sizes.burst),
+            "--poisson", "0", "--repeats", "3", "--json", str(path),
         ]  # fmt: skip
-        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        with subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True
+        ) as process:
+            try:
+                status = process.wait()
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)  # the server that it started holds the card
+                raise
+        if status:
+            raise RuntimeError(f"benchmarks.serving of {policy} ended with {status}")
         result: dict[str, Any] = json.loads(path.read_text())
-    return {name: result[name] for name in ("http", "offline", "requests")}
+        return result
 
 
 def run(args: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
-    """Run the sections in turn, and keep what there is after each: a card is lent for minutes.
+    """Run the sections in turn, and write what there is after each figure: a card is lent for minutes.
 
-    A section that fails says so in its place; one that would begin after `--minutes` is None.
+    A section that fails, or that `--minutes` cut off, has what it had found, or None; `failed` says why.
     """
-    loader, began = Loader(args, sizes), time.monotonic()
-    parts: dict[str, Callable[[], Any]] = {
-        "checks": lambda: gpu_checks.run(loader, sizes),
-        "decode": lambda: measure_decode(loader, sizes),
-        "prefill": lambda: measure_prefill(loader, sizes),
-        "serving": lambda: measure_serving(args, sizes),
-        "peers": lambda: gpu_peers.run(loader, sizes),
+    began = time.monotonic()
+    loader = Loader(args, sizes)
+    parts: dict[str, Callable[[Keep], Any]] = {
+        "checks": lambda keep: gpu_checks.run(loader, sizes, keep),
+        "decode": lambda keep: measure_decode(loader, sizes, keep),
+        "prefill": lambda keep: measure_prefill(loader, sizes, keep),
+        "serving": lambda keep: measure_serving(args, sizes, keep),
+        "peers": lambda keep: gpu_peers.run(loader, sizes, keep),
     }
     result: dict[str, Any] = {
         "benchmark": "gpu", "gpu": gpu_checks.card(loader.device), "model": sizes.model,
         "load_format": args.load_format, "dtype": str(loader.dtype).removeprefix("torch."),
         "machine": measured.describe(), "command": args.command, "failed": [],
     }  # fmt: skip
-    for name in args.sections:
-        if time.monotonic() - began > args.minutes * 60:
-            console.print(f"{name}: left out, {args.minutes:g} minutes are over")
-            result[name] = None
-        else:
-            result[name] = attempt(name, parts[name], result["failed"])
+
+    def keep(name: str, found: Any) -> None:
+        result[name] = found
         if args.json:
             args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+    for name in args.sections:
+        result[name] = None
+        left = began + args.minutes * 60 - time.monotonic()
+        if left <= 0:
+            console.print(f"{name}: left out, {args.minutes:g} minutes are over")
+        else:
+            attempt(name, parts[name], functools.partial(keep, name), left, result["failed"])
+        keep(name, result[name])
     return result
 
 
-def attempt(name: str, section: Callable[[], Any], failed: list[str]) -> Any:
-    """Return what a section gives, or None, its failure shown and added to `failed`."""
-    began, found = time.monotonic(), None
+def attempt(
+    name: str, section: Callable[[Keep], Any], keep: Keep, seconds: float, failed: list[str]
+) -> None:
+    """Keep what a section gives; why it gives no more, as after so many seconds, is shown and added to `failed`."""
+    began = time.monotonic()
     try:
-        found = section()
-    except Exception as error:  # the other sections' figures are worth having
+        with within(seconds):
+            keep(section(keep))
+    except (Exception, TimeIsUp) as error:  # the other sections' figures are worth having
         console.print_exception()
         failed.append(f"{name}: {type(error).__name__}: {error}")
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # the next section, or its processes, want the card
+    with contextlib.suppress(RuntimeError):  # a device that is beyond repair says so once more
+        clear()  # the next section, or its processes, want the card
     console.print(f"{name}: {time.monotonic() - began:.0f} s")
-    return found
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raise TimeIsUp in what runs inside when so many seconds are over."""
+
+    def ring(*_: object) -> None:
+        raise TimeIsUp("the minutes are over")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def show(result: dict[str, Any]) -> None:
@@ -262,13 +332,15 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16")
     )
-    result.add_argument("--policies", type=words, default=["nobatch", "static", "dynamic"])
+    result.add_argument("--policies", type=words, default=["dynamic", "static", "nobatch"])
     for name in ("batch", "context", "prefill"):
         result.add_argument(f"--{name}", type=numbers)
     for name in ("prompts", "tokens", "burst"):
         result.add_argument(f"--{name}", type=int)
     result.add_argument("--seconds", type=float, help="of each figure")
-    result.add_argument("--minutes", type=float, default=9.0, help="after which no section begins")
+    result.add_argument(
+        "--minutes", type=float, default=9.0, help="after which what runs is cut off"
+    )
     result.add_argument("--json", type=Path)
     return result
 
@@ -284,6 +356,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     machine.use_threads(0 if on_gpu else 1)  # threads of so small a model only wait for each other
     base = FULL if on_gpu else SMALL
     chosen = {name: getattr(args, name) for name in vars(base) if getattr(args, name) is not None}
+    if argv is None:  # a kernel that hangs hears no signal
+        faulthandler.dump_traceback_later(max(0.0, args.minutes * 60) + SPARE_SECONDS, exit=True)
     args.command = "benchmarks/gpu.sh " + " ".join(sys.argv[1:] if argv is None else argv)
     result = run(args, Sizes(**{**vars(base), **chosen}))
     show(result)

@@ -6,6 +6,7 @@ answer of the length that was asked for; useful tokens a second, with loading an
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 
 if TYPE_CHECKING:
-    from benchmarks.gpu import Loader, Sizes
+    from benchmarks.gpu import Keep, Loader, Sizes
 
 Requests = list[tuple[list[int], int]]
 SECONDS = 120.0  # after which a peer that does not answer is given up
@@ -36,7 +37,7 @@ def requests(vocabulary: int, sizes: Sizes) -> Requests:
     ]  # fmt: skip
 
 
-def run(loader: Loader, sizes: Sizes) -> dict[str, Any]:
+def run(loader: Loader, sizes: Sizes, keep: Keep) -> dict[str, Any]:
     """Return tokens a second of this project, offline, and of transformers, or why there are none."""
     try:
         from transformers import GPT2Config, GPT2LMHeadModel
@@ -46,7 +47,9 @@ def run(loader: Loader, sizes: Sizes) -> dict[str, Any]:
     shape = runner.config
     asked = requests(shape.vocab_size, sizes)
     result: dict[str, Any] = {"effective-batching dynamic": ours(runner, asked)}
+    keep(result)
     del runner
+    gc.collect()  # it is part of circles, and its pages make room for the peers
     config = GPT2Config(
         vocab_size=shape.vocab_size, n_positions=shape.block_size, n_embd=shape.n_embd,
         n_layer=shape.n_layer, n_head=shape.n_head, bos_token_id=0, eos_token_id=0,
@@ -57,6 +60,7 @@ def run(loader: Loader, sizes: Sizes) -> dict[str, Any]:
             result[f"transformers {name}"] = way(model, asked)
         except Exception as error:  # another's code must not cost our own figures
             result[f"transformers {name}"] = f"failed: {type(error).__name__}: {error}"
+        keep(result)
     return result
 
 

@@ -174,7 +174,9 @@ def main() -> None:
     )
     parser.add_argument("--model", default="gpt2-medium")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
-    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    parser.add_argument(
+        "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16")
+    )
     parser.add_argument(
         "--policies", type=lambda t: t.split(","), default=["nobatch", "static", "dynamic"]
     )

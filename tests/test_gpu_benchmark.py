@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_it_checks_and_measures_without_a_gpu_and_says_so(
 
 def test_a_section_that_would_begin_too_late_is_left_out(tmp_path: Path) -> None:
     assert measure(tmp_path, "prefill", "--minutes", "-1")["prefill"] is None
-    with pytest.raises(SystemExit, match=r"no section decoding\. Use checks, decode"):
+    with pytest.raises(SystemExit, match=r"no section decoding\. Use decode, prefill"):
         gpu.main(["--sections", "decoding"])
 
 
@@ -61,6 +62,37 @@ def test_a_section_that_fails_costs_no_other_its_figures(
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["decode"] is None
     assert result["prefill"][0]["tokens"] == 16
+
+
+def test_a_section_that_is_cut_off_or_fails_keeps_what_it_had_found() -> None:
+    written: list[list[int]] = []
+    failed: list[str] = []
+
+    def slow(keep: gpu.Keep) -> list[int]:
+        keep([1])
+        try:
+            signal.pause()
+        except Exception:  # as a peer's failure is
+            return [3]
+        return [2]
+
+    def broken(keep: gpu.Keep) -> None:
+        keep([4])
+        raise ValueError("no room")
+
+    gpu.attempt("peers", slow, written.append, 0.05, failed)
+    gpu.attempt("decode", broken, written.append, 60, failed)
+    assert written == [[1], [4]]
+    assert failed == ["peers: TimeIsUp: the minutes are over", "decode: ValueError: no room"]
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_decoding_up_to_the_last_place_of_the_context_is_measured(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "model", layers=1)
+    context = json.loads((model / "config.json").read_text())["n_positions"]
+    result = measure(tmp_path, "decode", "--batch", "2", "--context", str(context))
+    assert result["failed"] == []
+    assert [row["context"] for row in result["decode"]] == [context]
 
 
 def test_a_difference_is_a_near_tie_only_if_the_errors_of_numbers_explain_it() -> None:
