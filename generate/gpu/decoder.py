@@ -173,7 +173,7 @@ class Decoder:
         logits = self.row_logits(rows, size)
         length, moves = rows.length[:size], rows.moves[:size]
         live = (length > 0).long() * moves
-        where = sampling.uniforms(rows.key[:size], length)
+        where = None if drawing == "greedy" else sampling.uniforms(rows.key[:size], length)
         drawn = sampling.draw(
             logits, where, rows.heat[:size], rows.top_k[:size], rows.top_p[:size], drawing
         )

@@ -84,7 +84,7 @@ def draw_now(
 
 def draw(
     logits: Tensor,
-    where: Tensor,
+    where: Tensor | None,
     heat: Tensor,
     top_k: Tensor,
     top_p: Tensor,
@@ -92,11 +92,12 @@ def draw(
 ) -> Tensor:
     """Return int64 tokens of float32 logits [n, V], NOT_FINITE or TOO_FLAT.
 
-    where: float64 [n] in [0, 1), the draw. heat: float64 [n], 1 / temperature, 0 for greedy rows. top_k: int64 [n],
+    where: float64 [n] in [0, 1), the draw; None when all are greedy. heat: float64 [n], 1 / temperature, 0 for greedy rows. top_k: int64 [n],
     0 for all. top_p: float64 [n]. `drawing` says what of it may be there.
     """
     best, tokens = logits.max(dim=1)
     if drawing != "greedy":
+        assert where is not None
         warmth = heat[:, None].float()
         drawn = _invert(((logits - best[:, None]) * warmth).exp(), where)
         tokens = torch.where(heat > 0, drawn, tokens)
