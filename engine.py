@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from generate.runner import ModelRunner
     from model import GPT
 
+# Of the threads that load and compute: a GPU's driver and Triton's compiler are made for the system's own stacks.
+ENGINE_STACK = 8 << 20
 RESOLVED = "EB_INTERNAL_RESOLVED"  # the launcher finds the model, its worker loads it
 
 
@@ -82,7 +85,9 @@ def load_engine(
             stats.finish(inference.sequence, outcome(inference))
 
     manager.observers += [*armed.observers(), observe]
+    before = threading.stack_size(ENGINE_STACK)
     manager.start(policy)
+    threading.stack_size(before)
     return Engine(
         manager=manager,
         tokenizer=parts.tokenizer,

@@ -28,7 +28,8 @@ PAUSE_SECONDS = 0.1  # before such a step is tried again
 NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory",
              "alloc_failed", "could not create a primitive", "could not create a memory")  # fmt: skip
 BEYOND_REPAIR = ("device-side assert", "illegal memory access", "illegal instruction", "misaligned address",
-                 "unspecified launch failure", "uncorrectable ecc", "cuda error: unknown error")  # fmt: skip
+                 "unspecified launch failure", "uncorrectable ecc", "cuda error: unknown error", "launch timed out",
+                 "hardware stack error", "invalid program counter", "nvlink")  # fmt: skip
 
 
 class Model(Protocol):

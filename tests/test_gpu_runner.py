@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
+from stats import ServerStats
 
 CONFIG = SHAPES["heads of 64"]
 DRAWS = {
@@ -343,6 +345,26 @@ def test_strict_logits_do_not_depend_on_the_batch_and_their_texts_are_the_cpus(
     assert len(alone) == 6
     assert together.keys() == alone.keys()
     assert all(torch.equal(row, alone[where]) for where, row in together.items())
+
+
+def test_the_thread_that_computes_has_a_whole_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: dict[str, int] = {}
+    start = threading.Thread.start
+
+    def note(thread: threading.Thread) -> None:
+        sizes[thread.name] = threading.stack_size()  # which sets it to the system's
+        threading.stack_size(sizes[thread.name])
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", note)
+    before = threading.stack_size(512 * 1024)  # as gunicorn_conf.py has it for handlers
+    try:
+        made = engine.load_engine(Config(policy="dynamic", model="mock:llm-mock"), ServerStats())
+        made.manager.stop(1)
+    finally:
+        after = threading.stack_size(before)
+    assert sizes["batching-loop"] == engine.ENGINE_STACK
+    assert after == 512 * 1024
 
 
 def test_the_settings_reach_the_gpus_runner(monkeypatch: pytest.MonkeyPatch) -> None:

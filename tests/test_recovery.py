@@ -47,6 +47,7 @@ def raising(error: BaseException, when: Callable[[Plan], bool]) -> Any:
         ),
         (RuntimeError("CUDA error: device-side assert triggered"), "end"),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), "end"),
+        (RuntimeError("Triton Error [CUDA]: the launch timed out and was terminated"), "end"),
         (SystemError("returned NULL without setting an exception"), "end"),
         (RuntimeError("shape mismatch"), "own"),
         (ValueError("out of memory, said a prompt"), "own"),
