@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence as Rows
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from generate import memory
 from generate.attention import PackedRows, make_attention
 from generate.blocks import make_blocks
 from generate.linear import make_head
-from generate.sampling import History, logprobs, sample
+from generate.sampling import Draws, History, logprobs, sample
 from model import GPT
 from scheduling.iteration import Plan
 from scheduling.scheduler import Output, Token
@@ -29,6 +31,34 @@ def rows_due(seq: Sequence, count: int) -> int:
     if seq.sampling.prompt_logprobs and seq.computed < len(seq.prompt_ids):
         return count
     return int(count == seq.pending)
+
+
+class _Decoded(NamedTuple):
+    """What of a step in which everybody decoded holds for the next one."""
+
+    number: int
+    sequences: list[Sequence]
+    counts: list[int]
+    rows: PackedRows
+    drawn: Draws
+
+    @classmethod
+    def of(cls, plan: Plan, rows: PackedRows) -> _Decoded | None:
+        """Return what is kept of a step whose every row gave a token; None where more than tokens was asked for."""
+        params = [seq.sampling for seq in plan.sequences]
+        if any(p.logprobs is not None or p.prompt_logprobs for p in params):
+            return None
+        drawn = Draws(params, rows.lengths.device)
+        return cls(plan.number, plan.sequences, plan.counts, rows, drawn)
+
+    def is_followed_by(self, plan: Plan) -> bool:
+        """Whether the same sequences each compute their one new token: the scheduler says so by the same lists."""
+        return (
+            plan.number == self.number + 1
+            and plan.sequences is self.sequences
+            and plan.counts is self.counts
+            and not plan.held
+        )
 
 
 class ModelRunner:
@@ -49,6 +79,7 @@ class ModelRunner:
         self.keys = memory.empty(shape, self.dtype, self.device)
         self.values = memory.empty(shape, self.dtype, self.device)
         self.blocks = make_blocks(body, self.attend, self.keys, self.values, c)
+        self._last: _Decoded | None = None
 
     def release_memory(self) -> None:
         """Give back what former steps were computed in, so that a step that found none can be tried again."""
@@ -58,10 +89,29 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, plan: Plan) -> list[Output]:
         """Compute one step; return for each sequence of the plan its next token, None while its prompt lasts."""
+        if self._last is not None and self._last.is_followed_by(plan):
+            return self._decode(plan, self._last)
         held = [seq for seq in plan.held if seq.pages] if plan.padded else []
         ids, places, rows, due = self._pack(plan, held)
-        logits = self.logits(ids, places, rows, due)
-        return self._sample(plan, logits)
+        outputs = self._sample(plan, self.logits(ids, places, rows, due))
+        self._last = _Decoded.of(plan, rows) if len(due) == len(ids) and not held else None
+        return outputs
+
+    def _decode(self, plan: Plan, last: _Decoded) -> list[Output]:
+        """Compute the next token of who decoded in the last step too: what was laid out then holds but for the places."""
+        sequences = plan.sequences
+        ids = torch.tensor([seq.output_ids[-1] for seq in sequences], device=self.device)
+        places = torch.tensor([seq.computed for seq in sequences], device=self.device)
+        next_places = places + 1
+        rows = replace(last.rows, lengths=next_places.int())
+        logits = self.logits(ids, places, rows, range(len(sequences)))
+
+        def history(i: int) -> History:
+            return History(sequences[i].prompt_ids, sequences[i].output_ids)
+
+        outputs: list[Output] = [*last.drawn.draw(logits, next_places, history)]
+        self._last = last._replace(number=plan.number)
+        return outputs
 
     def _sample(self, plan: Plan, logits: Tensor) -> list[Output]:
         """Return the plan's outputs from the logits of the rows due, in their order."""
@@ -117,7 +167,7 @@ class ModelRunner:
         id, detail = output[:2] if isinstance(output, Token) else (output, None)
         return Token(id, detail, scores)
 
-    def logits(self, ids: Tensor, places: Tensor, rows: PackedRows, due: list[int]) -> Tensor:
+    def logits(self, ids: Tensor, places: Tensor, rows: PackedRows, due: Rows[int]) -> Tensor:
         """Return float32 logits of the rows that are `due`, after all rows' keys and values are written."""
         some = None
         if len(due) < len(ids):

@@ -78,9 +78,18 @@ static int64_t draw(const float *x, int64_t n, float m, float heat, double u) {
   return 0;
 }
 
+// The number in [0, 1) that draws the token at a place: sampling.py's uniform, splitmix64.
+static double uniform(uint64_t seed, int64_t place) {
+  uint64_t z = seed * 0xD1342543DE82EF95u + ((uint64_t)place + 1) * 0x9E3779B97F4A7C15u;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
+}
+
 typedef struct {
   const float *logits, *heat;
-  const double *u;
+  const uint64_t *seeds;
+  const int64_t *places;
   int64_t n, *out;
 } Rows;
 
@@ -92,7 +101,7 @@ static void sample_some(void *job, int64_t first, int64_t last, int worker) {
     if (!isfinite(m)) {
       t->out[r] = -1;
     } else if (t->heat[r] > 0) {
-      t->out[r] = draw(x, t->n, m, t->heat[r], t->u[r]);
+      t->out[r] = draw(x, t->n, m, t->heat[r], uniform(t->seeds[r], t->places[r]));
     } else {
       int64_t i = 0;
       while (x[i] != m) i++;
@@ -101,10 +110,11 @@ static void sample_some(void *job, int64_t first, int64_t last, int worker) {
   }
 }
 
-// logits [rows, n], n at most 2^20; heat[i] is 1 / temperature, 0 for greedy; u[i] in [0, 1). out[i] is the token, or -1
-// where the row is not finite. Equal logits: the lowest id is the greedy one.
-void sample_rows(const float *logits, int64_t rows, int64_t n, const float *heat, const double *u, int64_t *out) {
-  Rows t = {logits, heat, u, n, out};
+// logits [rows, n], n at most 2^20; heat[i] is 1 / temperature, 0 for greedy; places[i] is that of the token in its
+// context. out[i] is the token, or -1 where the row is not finite. Equal logits: the lowest id is the greedy one.
+void sample_rows(const float *logits, int64_t rows, int64_t n, const float *heat, const uint64_t *seeds,
+                 const int64_t *places, int64_t *out) {
+  Rows t = {logits, heat, seeds, places, n, out};
   int64_t grain = 50000 / (n + 1) + 1;  // fewer are not worth another thread
   share_out(sample_some, &t, rows, grain);
 }

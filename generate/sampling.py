@@ -14,7 +14,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,58 +62,83 @@ def uniform(seed: int, position: int) -> float:
     return ((z ^ (z >> 31)) >> 11) / (1 << 53)
 
 
+class Draws:
+    """How some rows are drawn, laid out once for as many steps as the same requests stay together."""
+
+    def __init__(
+        self, params: Sequence[SamplingParams], device: torch.device | str = "cpu"
+    ) -> None:
+        self.params = params
+        own = [p.is_processed or p.is_filtered for p in params]
+        self._own = [i for i, is_own in enumerate(own) if is_own]  # rows that Python looks at
+        self._heat = [
+            1 / p.temperature if p.temperature > 0 and not is_own else 0.0
+            for p, is_own in zip(params, own)
+        ]
+        self._heats = torch.tensor(self._heat, device=device)
+        self._seeds = torch.tensor([_signed(p.seed) for p in params], device=device)
+
+    def draw(
+        self, logits: Tensor, places: Tensor, history: Callable[[int], History]
+    ) -> list[int | NotFinite]:
+        """Return a token for each row of float32 logits (R, V), or what is wrong with the row.
+
+        `places` (R), int64, are those in the context that the new tokens take; `history(i)` is asked for where row i is
+        processed (penalties, bias, minimum).
+        """
+        result: list[int | NotFinite] = self._draw_plain(logits, places)
+        for i in self._own:
+            p = self.params[i]
+            if result[i] < 0:
+                continue
+            row = _process(logits[i], p, history(i)) if p.is_processed else logits[i]
+            if p.temperature > 0:
+                result[i] = _draw(row, p, uniform(p.seed, int(places[i])))
+            else:
+                result[i] = int(row.argmax())
+        if min(result, default=0) < 0:
+            result = [NotFinite() if token < 0 else token for token in result]
+        return result
+
+    def _draw_plain(self, logits: Tensor, places: Tensor) -> list[int]:
+        """Return each row's token as if nothing were processed or filtered, -1 where the row is not finite."""
+        library = _library() if logits.device.type == "cpu" else None
+        if library is not None and logits.shape[1] <= MOST_LOGITS:
+            logits = logits.contiguous()
+            out = torch.empty(len(logits), dtype=torch.int64)
+            library.sample_rows(
+                logits.data_ptr(), *logits.shape, self._heats.data_ptr(), self._seeds.data_ptr(), places.data_ptr(),
+                out.data_ptr(),
+            )  # fmt: skip
+            return out.tolist()
+        best, tokens = logits.max(dim=1)
+        drawn = tokens.tolist()
+        warm = [i for i, heat in enumerate(self._heat) if heat]
+        if warm:
+            chosen = _invert(
+                torch.softmax(logits[warm] * self._heats[warm][:, None], dim=1),
+                [uniform(self.params[i].seed, int(places[i])) for i in warm],
+            )
+            for i, token in zip(warm, chosen):
+                drawn[i] = token
+        return [t if math.isfinite(b) else -1 for t, b in zip(drawn, best.tolist())]
+
+
+def _signed(seed: int) -> int:
+    """Return the integer of 64 bits with the same bits."""
+    return ((seed & MASK) ^ (1 << 63)) - (1 << 63)
+
+
 def sample(
     logits: Tensor,
     params: Sequence[SamplingParams],
     positions: Sequence[int],
     histories: Sequence[History] | None = None,
 ) -> list[int | NotFinite]:
-    """Return a token for each row of float32 logits (R, V), or what is wrong with the row.
-
-    `positions[i]` is the place in the context that the new token of row i takes; `histories` may be left out when
-    nobody's parameters are processed (penalties, bias, minimum).
-    """
-    result: list[int | NotFinite] = []
-    for i, token in enumerate(_sample_plain(logits, params, positions)):
-        p = params[i]
-        if token < 0:
-            result.append(NotFinite())
-            continue
-        if p.is_processed or p.is_filtered:
-            row = logits[i]
-            if p.is_processed:
-                row = _process(row, p, histories[i] if histories else History((), ()))
-            u = uniform(p.seed, positions[i])
-            token = _draw(row, p, u) if p.temperature > 0 else int(row.argmax())
-        result.append(token)
-    return result
-
-
-def _sample_plain(
-    logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
-) -> list[int]:
-    """Return each row's token as if nothing were processed or filtered, -1 where the row is not finite."""
-    plain = [p.temperature > 0 and not (p.is_filtered or p.is_processed) for p in params]
-    heat = [1 / p.temperature if warm else 0.0 for p, warm in zip(params, plain)]
-    where = [uniform(p.seed, x) if warm else 0.0 for p, x, warm in zip(params, positions, plain)]
-    library = _library() if logits.device.type == "cpu" else None
-    if library is not None and logits.shape[1] <= MOST_LOGITS:
-        logits = logits.contiguous()
-        out = torch.empty(len(logits), dtype=torch.int64)
-        heats, places = torch.tensor(heat), torch.tensor(where, dtype=torch.float64)
-        library.sample_rows(
-            logits.data_ptr(), *logits.shape, heats.data_ptr(), places.data_ptr(), out.data_ptr()
-        )
-        return out.tolist()
-    best, tokens = logits.max(dim=1)
-    drawn = tokens.tolist()
-    warm = [i for i, h in enumerate(heat) if h]
-    if warm:
-        scaled = logits[warm] * torch.tensor([[heat[i]] for i in warm], device=logits.device)
-        chosen = _invert(torch.softmax(scaled, dim=1), [where[i] for i in warm])
-        for i, token in zip(warm, chosen):
-            drawn[i] = token
-    return [t if math.isfinite(b) else -1 for t, b in zip(drawn, best.tolist())]
+    """Return `Draws.draw` of rows that are drawn together once."""
+    places = torch.tensor(positions, dtype=torch.int64)
+    history = histories.__getitem__ if histories else lambda i: History((), ())
+    return Draws(params, logits.device).draw(logits, places, history)
 
 
 @functools.cache
@@ -127,7 +152,7 @@ def _library() -> ctypes.CDLL | None:
         log.warning("the C sampler does not run, PyTorch samples instead: %s", error)
         return None
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    library.sample_rows.argtypes = [pointer, integer, integer, pointer, pointer, pointer]
+    library.sample_rows.argtypes = [pointer, integer, integer, *[pointer] * 4]
     return library
 
 

@@ -28,6 +28,7 @@ LAW: dict[str, set[str]] = {
     "pacing": {"inference"},
     "recovery": {"inference", "scheduling"},
     "supervision": set(),
+    "succession": set(),
     "batching": {"inference", "pacing", "recovery", "scheduling"},
     "faults": {"faulty", "inference", "scheduling", "pydantic"},
     "faulty": {"inference"},
@@ -37,7 +38,7 @@ LAW: dict[str, set[str]] = {
     "banner": {"api", "config"},
     "startup": {"config"},
     "doctor": MODEL | {"config", "generate", "simulate", "startup", "torch"},
-    "worker": {"gunicorn"},
+    "worker": {"gunicorn", "succession"},
     "shadow": {"batching", "config", "policies", "scheduling", "simulate"},
 }
 # The original's load_base_model_config returns model and tokenizer, so it asks for the latter when it is called.

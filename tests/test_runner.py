@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def make_model(config: GPTConfig, dtype: torch.dtype = torch.float32) -> GPT:
     return model.to(dtype).eval().requires_grad_(False)
 
 
-def ragged(config: GPTConfig, n: int, seed: int, **sampling: float) -> list[Sequence]:
+def ragged(config: GPTConfig, n: int, seed: int, **sampling: Any) -> list[Sequence]:
     rng = random.Random(seed)
     result = []
     for i in range(n):
@@ -121,6 +122,42 @@ def test_steps_that_fail_and_memory_that_runs_out_change_nobodys_tokens(
     assert recovery.out_of_memory == 3  # with 8, again, with 4
     assert any(seq.displaced for seq in sequences)
     assert [seq.output_ids for seq in sequences] == expected
+
+
+class Counting(ModelRunner):
+    """Counts the steps that are laid out anew."""
+
+    packed = 0
+
+    def _pack(self, *args: Any) -> Any:
+        self.packed += 1
+        return super()._pack(*args)
+
+
+@pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic", "chunked"])
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"temperature": 0.0}, {"top_k": 5, "repetition_penalty": 1.3}, {"logprobs": 2}],
+    ids=str,
+)
+def test_steps_that_only_decode_are_laid_out_once_and_give_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch, policy: str, sampling: dict[str, Any]
+) -> None:
+    config = SHAPES["heads of 64"]
+    runner = Counting(make_model(config), 120, 64)
+
+    def served() -> tuple[list[list[int]], int]:
+        runner.packed = 0
+        return run(make_model(config), ragged(config, 12, 4, **sampling), policy, runner=runner), (
+            runner.packed
+        )
+
+    tokens, packed = served()
+    with monkeypatch.context() as patched:
+        patched.setattr("generate.runner._Decoded.is_followed_by", lambda self, plan: False)
+        expected, steps = served()
+    assert tokens == expected
+    assert (packed == steps) if "logprobs" in sampling else (packed < 0.8 * steps), (packed, steps)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
