@@ -32,7 +32,7 @@ def kernels(dtype: str) -> dict[str, tuple[Any, dict[str, str], dict[str, Any]]]
     norm = {"R": "*fp32", "X": x, "W": "*fp32", "B": "*fp32", "Y": x, "eps": "fp32"}
     product = {"X": x, "W": x, "B": x, "Y": x, "M": "i32", "N": "i32"}
     return {
-        "attend": (triton_attention._attend, attend, {"H": 16, "P": 128, "D": 64, "BD": 64, "BN": 64}),
+        "attend": (triton_attention._attend, attend, {"H": 16, "P": 128, "D": 64, "BD": 64, "BN": 64, "MP": 8}),
         "norm": (triton_layers._add_norm, norm, {"C": 1024, "BC": 1024, "ADD": True}),
         "linear": (triton_layers._linear, product,
                    {"K": 1024, "BM": 64, "BN": 64, "BK": 64, "BIAS": True, "GELU": True}),

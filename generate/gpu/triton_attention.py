@@ -1,8 +1,8 @@
 """Decode attention over KV pages in Triton: one new token a row, appended by the kernel that attends to it.
 
 A program is one page of one head of one row, so that a row's sums are cut at its pages and nowhere else: they do not
-depend on the batch. What the pages give is joined in the order of the pages by the program of the row that arrives
-last. One query has no use for tensor cores: the kernel is there to read keys and values at the memory's speed.
+depend on the batch. What the pages give is joined by the program of the row that arrives last, in an order that
+depends on nothing. One query has no use for tensor cores: the kernel is there to read keys and values at the memory's speed.
 
 It must not know layers, requests, or who owns a page.
 """
@@ -21,6 +21,7 @@ BLOCK = 64  # keys at once; a page is a multiple of it, or smaller
 def _attend(
     QKV, KEYS, VALUES, TABLES, LENGTHS, OUT, PARTS, ARRIVED, scale, MAX_PAGES,
     H: tl.constexpr, P: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
+    MP: tl.constexpr,
 ):  # fmt: skip
     h, row, page = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n = tl.load(LENGTHS + row)  # the new token included; 0: nobody's row
@@ -70,22 +71,19 @@ def _attend(
             tl.store(own + D + 1, total)
             tl.debug_barrier()  # all threads have stored before one of them says so
             if tl.atomic_add(ARRIVED + row * H + h, 1, sem="acq_rel") == pages - 1:
-                largest = -float("inf")
-                total = 0.0
-                mix = tl.zeros([BD], tl.float32)
-                for i in range(pages):
-                    part = parts + i * (
-                        D + 2
-                    )  # .cg: not from this core's own cache, which may be stale
-                    peak = tl.load(part + D, cache_modifier=".cg")
-                    sum_ = tl.load(part + D + 1, cache_modifier=".cg")
-                    other = tl.load(part + d, mask=wide, other=0.0, cache_modifier=".cg")
-                    higher = tl.maximum(largest, peak)
-                    fade = tl.exp(largest - higher)
-                    weight = tl.exp(peak - higher)
-                    mix = mix * fade + other * weight
-                    total = total * fade + sum_ * weight
-                    largest = higher
+                # All at once: one wait for memory. .cg: not from this core's own cache, which may be stale.
+                i = tl.arange(0, MP)
+                part = parts + i * (D + 2)
+                known = i < pages
+                peaks = tl.load(part + D, mask=known, other=-float("inf"), cache_modifier=".cg")
+                sums = tl.load(part + D + 1, mask=known, other=0.0, cache_modifier=".cg")
+                mixes = tl.load(
+                    part[:, None] + d[None, :], mask=known[:, None] & wide[None, :], other=0.0,
+                    cache_modifier=".cg",
+                )  # fmt: skip
+                weights = tl.exp(peaks - tl.max(peaks, 0))
+                mix = tl.sum(weights[:, None] * mixes, 0)
+                total = tl.sum(weights * sums, 0)
                 tl.store(OUT + row * C + h * D + d, mix / total, mask=wide)
                 tl.store(ARRIVED + row * H + h, 0)  # ready for the next launch
 
@@ -118,5 +116,6 @@ class TritonDecode:
         _attend[(H, rows, pages)](
             qkv, keys, values, tables, lengths, out, self.parts, self.arrived, scale, pages,
             H=H, P=P, D=D, BD=triton.next_power_of_2(D), BN=min(BLOCK, triton.next_power_of_2(P)),
+            MP=max(2, triton.next_power_of_2(pages)),
         )  # fmt: skip
         return out
