@@ -23,7 +23,8 @@ def _attend(
     H: tl.constexpr, P: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
     MP: tl.constexpr,
 ):  # fmt: skip
-    h, row, page = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    # Pages first: programs without work run beside those with it, and not all at the end, with the memory idle.
+    page, h, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n = tl.load(LENGTHS + row)  # the new token included; 0: nobody's row
     pages = tl.cdiv(n, P)
     C: tl.constexpr = H * D
@@ -113,7 +114,7 @@ class TritonDecode:
         _, H, P, D = keys.shape
         rows, pages = tables.shape
         out = torch.empty(rows, H * D, dtype=qkv.dtype, device=qkv.device)
-        _attend[(H, rows, pages)](
+        _attend[(pages, H, rows)](
             qkv, keys, values, tables, lengths, out, self.parts, self.arrived, scale, pages,
             H=H, P=P, D=D, BD=triton.next_power_of_2(D), BN=min(BLOCK, triton.next_power_of_2(P)),
             MP=max(2, triton.next_power_of_2(pages)),
