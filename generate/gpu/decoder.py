@@ -172,13 +172,12 @@ class Decoder:
         rows = self.rows
         logits = self.row_logits(rows, size)
         length, moves = rows.length[:size], rows.moves[:size]
-        live = (length > 0).long() * moves
         where = None if drawing == "greedy" else sampling.uniforms(rows.key[:size], length)
         drawn = sampling.draw(
             logits, where, rows.heat[:size], rows.top_k[:size], rows.top_p[:size], drawing
         )
         self.drawn[:size].copy_(drawn)
         # What is no token ends the row on the host; until then it has to be one that can be looked up.
-        rows.token[:size].copy_(torch.where(live > 0, drawn.clamp(min=0), rows.token[:size]))
-        length.add_(live)
+        rows.token[:size].copy_(torch.where(moves > 0, drawn.clamp(min=0), rows.token[:size]))
+        length.add_(moves)
         return logits

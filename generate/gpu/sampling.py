@@ -105,7 +105,7 @@ def draw(
             filtered = (heat > 0) & ((top_k > 0) | (top_p < 1))
             chosen = _draw_filtered(logits * warmth, where, top_k, top_p)
             tokens = torch.where(filtered, chosen, tokens)
-    return torch.where(best.isfinite(), tokens, NOT_FINITE)
+    return torch.where(best.abs() < torch.inf, tokens, NOT_FINITE)  # NaN is not, either
 
 
 def _invert(weights: Tensor, where: Tensor) -> Tensor:
