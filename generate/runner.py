@@ -90,14 +90,14 @@ class ModelRunner:
     def forward(self, plan: Plan) -> list[Output]:
         """Compute one step; return for each sequence of the plan its next token, None while its prompt lasts."""
         if self._last is not None and self._last.is_followed_by(plan):
-            return self._decode(plan, self._last)
+            return self._decode_again(plan, self._last)
         held = [seq for seq in plan.held if seq.pages] if plan.padded else []
         ids, places, rows, due = self._pack(plan, held)
         outputs = self._sample(plan, self.logits(ids, places, rows, due))
         self._last = _Decoded.of(plan, rows) if len(due) == len(ids) and not held else None
         return outputs
 
-    def _decode(self, plan: Plan, last: _Decoded) -> list[Output]:
+    def _decode_again(self, plan: Plan, last: _Decoded) -> list[Output]:
         """Compute the next token of who decoded in the last step too: what was laid out then holds but for the places."""
         sequences = plan.sequences
         ids = torch.tensor([seq.output_ids[-1] for seq in sequences], device=self.device)
