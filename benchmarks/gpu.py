@@ -4,8 +4,8 @@
 
 Decode steps and prompts come first, against the limit of the bandwidth and arithmetic measured in the same run, then
 checks (`gpu_checks.py`), then a burst over HTTP for every policy, then transformers on the same requests
-(`gpu_peers.py`). What there is by then is written after each figure. Without a GPU all of it runs at small sizes on the CPU, Triton's kernels in its interpreter: those
-figures say that the code runs, and nothing about a GPU.
+(`gpu_peers.py`). What there is by then is written after each figure. Without a GPU all of it runs at small sizes on
+the CPU, Triton's kernels in its interpreter: those figures say that the code runs, and nothing about a GPU.
 """
 
 from __future__ import annotations

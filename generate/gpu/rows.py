@@ -28,7 +28,8 @@ class Rows:
     """`capacity` rows of a page table of `pages` each; a row of length 0 is nobody's.
 
     token: the token to decode. length: tokens with it. moves: 1, or 0 for a row that computes its token in vain
-    and stays, and for nobody's. key: of the seed. heat: 1 / temperature, 0 for greedy. All int64, heat and top_p float64.
+    and stays, and for nobody's. key: of the seed. heat: 1 / temperature, 0 for greedy. All int64, heat and top_p
+    float64.
     """
 
     def __init__(self, capacity: int, pages: int, device: torch.device) -> None:

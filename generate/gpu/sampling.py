@@ -92,8 +92,8 @@ def draw(
 ) -> Tensor:
     """Return int64 tokens of float32 logits [n, V], NOT_FINITE or TOO_FLAT.
 
-    where: float64 [n] in [0, 1), the draw; None when all are greedy. heat: float64 [n], 1 / temperature, 0 for greedy rows. top_k: int64 [n],
-    0 for all. top_p: float64 [n]. `drawing` says what of it may be there.
+    where: float64 [n] in [0, 1), the draw; None when all are greedy. heat: float64 [n], 1 / temperature, 0 for greedy
+    rows. top_k: int64 [n], 0 for all. top_p: float64 [n]. `drawing` says what of it may be there.
     """
     best, tokens = logits.max(dim=1)
     if drawing != "greedy":

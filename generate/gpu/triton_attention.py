@@ -2,7 +2,8 @@
 
 A program is one page of one head of one row, so that a row's sums are cut at its pages and nowhere else: they do not
 depend on the batch. What the pages give is joined by the program of the row that arrives last, in an order that
-depends on nothing. One query has no use for tensor cores: the kernel is there to read keys and values at the memory's speed.
+depends on nothing. One query has no use for tensor cores: the kernel is there to read keys and values at the memory's
+speed.
 
 It must not know layers, requests, or who owns a page.
 """
