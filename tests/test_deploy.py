@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import re
 import shutil
+import ssl
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from support import ROOT
+from support import ROOT, Server, free_port, wait_until
 from test_metrics import NAMES
 
 from api.auth import OPEN
@@ -81,16 +85,89 @@ def test_nginx_outlasts_the_longest_request_and_hides_what_is_not_for_strangers(
     assert set(hidden[1].split("|")) <= routes
 
 
-@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
-def test_nginx_itself_accepts_the_sample(tmp_path: Path) -> None:
-    text = read("nginx.conf").replace("443 ssl", "127.0.0.1:8443")
-    text = re.sub(r"^ *ssl_.*\n", "", text, flags=re.M)
-    (tmp_path / "nginx.conf").write_text(f"events {{}}\nhttp {{\n{text}\n}}\npid {tmp_path}/pid;\n")
-    result = subprocess.run(
-        ["nginx", "-t", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf")],
-        capture_output=True, text=True, timeout=30,
+@pytest.fixture
+def proxied(tmp_path: Path) -> Iterator[tuple[Server, int]]:
+    """Return a server and the port at which the sample, but for names, ports and paths, lets strangers in."""
+    if not (shutil.which("nginx") and shutil.which("openssl")):
+        pytest.skip("nginx or openssl is not installed")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=llm.example.org",
+         "-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "pem")],
+        check=True, capture_output=True, timeout=60,
     )  # fmt: skip
-    assert result.returncode == 0, result.stderr
+    port = free_port()
+    slow = {"EB_FAULTS": json.dumps({"slow_step": {"ms": 20}})}
+    with Server(tmp_path / "log", "dynamic", "--model", "mock:llm-mock@50", **slow) as server:
+        text = read("nginx.conf").replace("443 ssl", f"127.0.0.1:{port} ssl")
+        text = text.replace("127.0.0.1:8500", f"127.0.0.1:{server.port}")
+        for kind in ("pem", "key"):
+            text = text.replace(f"/etc/ssl/llm.example.org.{kind}", str(tmp_path / kind))
+        paths = "".join(
+            f"{name}_temp_path {tmp_path}/{name};\n"
+            for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        )
+        (tmp_path / "nginx.conf").write_text(
+            f"daemon off;\npid {tmp_path}/pid;\nerror_log stderr;\nevents {{}}\n"
+            f"http {{\naccess_log off;\n{paths}{text}\n}}\n"
+        )
+        command = ["nginx", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf")]
+        checked = subprocess.run([*command, "-t"], capture_output=True, text=True, timeout=30)
+        assert checked.returncode == 0, checked.stderr
+        with (tmp_path / "nginx.log").open("wb") as log:
+            nginx = subprocess.Popen(command, stderr=log)
+        try:
+            wait_until(lambda: answers(port), 20)
+            yield server, port
+        finally:
+            nginx.terminate()
+            nginx.wait(10)
+
+
+def answers(port: int) -> bool:
+    with contextlib.suppress(OSError), through_tls(port):
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def through_tls(port: int, source: str = "127.0.0.1") -> Iterator[http.client.HTTPSConnection]:
+    """Return a connection to nginx, from an address that may be another than its own."""
+    anybody = ssl.create_default_context()
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    connection = http.client.HTTPSConnection(
+        "127.0.0.1", port, timeout=20, context=anybody, source_address=(source, 0)
+    )
+    connection.connect()
+    with contextlib.closing(connection):
+        yield connection
+
+
+@pytest.mark.process
+def test_strangers_come_through_nginx_and_are_noticed_when_they_go(
+    proxied: tuple[Server, int],
+) -> None:
+    server, port = proxied
+    long = json.dumps({"prompt": "the", "max_tokens": 200, "stream": True})
+    kind = {"Content-Type": "application/json"}
+    with through_tls(port) as stranger:
+        stranger.request("POST", "/inference", json.dumps({"prompt": "a", "num_tokens": 2}))
+        reply = stranger.getresponse()
+        assert reply.status == 200
+        assert json.load(reply)["num_tokens"] == 2
+        assert re.fullmatch("[0-9a-f]{32}", reply.headers["X-Request-Id"])  # nginx's own
+        stranger.request("POST", "/inference", b"x" * (2 << 20))
+        assert stranger.getresponse().status == 413
+    with through_tls(port) as stranger:
+        stranger.request("POST", "/v1/completions", long, kind)
+        reply = stranger.getresponse()
+        assert reply.readline().startswith(b"data: ")  # while the rest is being computed:
+        assert server.get("/stats").json["requests-running"] == 1
+    wait_until(lambda: server.get("/stats").json["http"]["cancelled"] == 1)
+    wait_until(lambda: server.get("/stats").json["requests-running"] == 0)
+    for path, allowed in (("/stats", False), ("/metrics", False), ("/health", True)):
+        with through_tls(port, "127.0.0.2") as stranger:
+            stranger.request("GET", path)
+            assert stranger.getresponse().status == (200 if allowed else 403), path
 
 
 def test_the_unit_stops_later_than_the_server_drains_and_tries_no_broken_settings_again() -> None:
