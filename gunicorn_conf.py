@@ -6,9 +6,11 @@ starts after the fork: neither threads nor a GPU's state survive one.
 
 import logging
 import os
+import signal
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import app as application
@@ -63,9 +65,31 @@ def on_starting(server: Any) -> None:
 
 
 def when_ready(server: Any) -> None:
-    """Bound how long a client may keep a thread waiting, before anybody is let in."""
+    """Bound how long a client may keep a thread waiting, before anybody is let in; hear the end during a reload."""
     for listener in server.LISTENERS:
         limit_waiting(listener.sock, _config.receive_timeout, _config.send_timeout)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, partial(_stop_waiting, server))
+
+
+def _stop_waiting(server: Any, number: int, frame: Any) -> None:
+    """Let the master hear at once that it shall end, though it waits for a reload until the old worker has gone."""
+    for worker in list(server.WORKERS.values()):
+        worker.age = server.worker_age  # it waits for those that are older than the reload
+    queued = [server.SIG_QUEUE.get_nowait() for _ in range(server.SIG_QUEUE.qsize())]
+    for other in queued:
+        if other != signal.SIGHUP:  # nor is there another reload to wait for
+            server.SIG_QUEUE.put_nowait(other)
+    server.signal(number, frame)
+
+
+def nworkers_changed(server: Any, wanted: int, before: int | None) -> None:
+    """Stay at one worker when told by SIGTTIN to have more: a second would be a second model with its own queue."""
+    if before == 1 and wanted > 1:
+        server._num_workers = before
+        server.log.error(
+            "SIGTTIN: 1 worker serves one model with one queue, so there will be no other"
+        )
 
 
 def pre_fork(server: Any, worker: Any) -> None:

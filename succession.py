@@ -24,6 +24,7 @@ class Succession:
         """Return the number of a worker that is about to be started by the master, who asks."""
         self._given += 1
         self._shared[0] = self._given
+        self._shared[2] = 0
         return self._given
 
     def withdraw(self, number: int, serving: int) -> bool:
@@ -36,6 +37,14 @@ class Succession:
     def take_over(self, number: int) -> None:
         """Note, in the new worker, that it serves from now on."""
         self._shared[1] = max(number, self._shared[1])
+
+    def bow_out(self, number: int) -> None:
+        """Note, in the newest worker, that it has been told to end."""
+        self._shared[2] = number
+
+    def bows_out(self, number: int) -> bool:
+        """Whether the worker that was to follow this one has been told to end."""
+        return self._shared[2] > number
 
     def has_heir(self, number: int) -> bool:
         """Whether a worker has been started after this one, and has not failed."""

@@ -47,6 +47,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     number = 0
     has_predecessor = False
     _is_leaving = False
+    _was_told_again = False
     _paused_until = 0.0
     _was_exhausted = False
     _needs_room = False
@@ -60,11 +61,17 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
         On a reload: hand over to the successor, and refuse nobody.
         """
+        has_heir = self.succession.has_heir(self.number)
+        if not has_heir:
+            self.succession.bow_out(self.number)
         service = self._service
         if service is None or service.draining:
             super().handle_exit(sig, frame)
             return
-        if self.succession.has_heir(self.number) and not self._is_leaving:
+        if self._is_leaving:
+            self._was_told_again = True
+            return
+        if has_heir:
             self._is_leaving = True
             leave = self._hand_over
         else:
@@ -85,11 +92,13 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     def _hand_over(self, service: Any, sig: int) -> None:
         """Serve until the successor can; then take nobody in any more, and leave when all are answered."""
         while not self.succession.is_relieved(self.number):
-            if service.draining:  # told so twice
+            if self._was_told_again and self.succession.bows_out(self.number):
+                service.draining = True
+                self._drain(service, sig)
                 return
             if not self.succession.has_heir(self.number):
                 self.log.error("the new worker ended before it could serve: this one goes on")
-                self._is_leaving = False
+                self._is_leaving = self._was_told_again = False
                 return
             time.sleep(POLL_SECONDS)
         super().handle_exit(sig, None)

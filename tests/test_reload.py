@@ -98,6 +98,51 @@ def test_sigterm_ends_a_server_whose_reload_failed(server: Server, tmp_path: Pat
     assert server.stop(10) == 0
 
 
+@pytest.fixture
+def slow_loader(tmp_path: Path) -> Iterator[Server]:
+    """Return a server whose loads take longer than gunicorn waits for a worker to end."""
+    slow = {"slow_load": {"seconds": 6}, "slow_step": {"ms": 5}}
+    with Server(
+        tmp_path / "log", "dynamic", "--model", "mock:llm-mock@50",
+        EB_FAULTS=json.dumps(slow), GUNICORN_CMD_ARGS="--graceful-timeout 3",
+    ) as server:  # fmt: skip
+        yield server
+
+
+@pytest.mark.process
+def test_a_load_longer_than_the_masters_patience_refuses_nobody(slow_loader: Server) -> None:
+    old = reload(slow_loader)
+    answers = []
+    while workers(slow_loader) & old:
+        answers.append(slow_loader.post(prompt="the", num_tokens=3).status)
+    assert set(answers) == {200}
+    assert slow_loader.post(prompt="the", num_tokens=3).status == 200
+
+
+@pytest.mark.process
+def test_sigterm_during_a_reload_does_not_wait_for_it(slow_loader: Server) -> None:
+    slow_loader.process.send_signal(signal.SIGTTIN)  # there is one worker all the same
+    with in_background(lambda: slow_loader.post(**LONG)) as early:
+        wait_until(lambda: slow_loader.get("/stats").json["requests-running"] == 1)
+        assert len(workers(slow_loader)) == 1
+        reload(slow_loader)
+        slow_loader.process.send_signal(signal.SIGHUP)
+        assert slow_loader.stop(5) == 0
+    assert early[0].status == 200
+
+
+def test_a_worker_knows_whether_its_heir_bows_out() -> None:
+    line = Succession()
+    first, second = line.announce(), line.announce()
+    assert not line.bows_out(first)
+    line.bow_out(second)
+    assert line.bows_out(first)
+    line.withdraw(second, first)
+    assert line.bows_out(first)  # it may have gone before the first one looked
+    line.announce()
+    assert not line.bows_out(first)
+
+
 def test_a_worker_knows_its_heir_and_when_it_is_relieved() -> None:
     line = Succession()
     first = line.announce()
