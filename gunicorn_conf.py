@@ -13,6 +13,8 @@ import time
 from functools import partial
 from typing import Any
 
+from gunicorn import util
+
 import app as application
 import banner
 import config as settings
@@ -20,7 +22,7 @@ import faults
 from api.access_log import AccessLog, QueuedHandler
 from api.service import Service
 from supervision import DEATH_SECONDS, DEATHS, Deaths
-from worker import Worker, limit_waiting
+from worker import Worker, limit_waiting, write_refusal
 
 ANSWER_SECONDS = 1.0  # in which those are answered whom a failed engine leaves behind
 
@@ -124,6 +126,7 @@ def post_worker_init(worker: Any) -> None:
     """Start the engine in the process that serves."""
     sys.setswitchinterval(2e-4)  # the loop wants the GIL back sooner than after 5 ms
     threading.stack_size(512 * 1024)
+    util.write_error = write_refusal
     service = worker.app.callable.extensions["service"]
     service.serves = True
     service.deaths = lambda: _deaths.count

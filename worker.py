@@ -12,6 +12,8 @@ On a reload (SIGHUP) the stock worker stops as soon as its successor has been st
 successor takes nobody in before it can serve, and the old worker serves until then; when the successor ends before
 that, because its model is broken, the old one stays.
 
+The stock worker refuses what it cannot read as HTTP with a page of HTML. Here that is JSON, as all other errors are.
+
 And the stock worker lends a thread for 5 seconds to who connects and says nothing. Here nobody has a thread before
 the first byte is there, and when connections run out, the one that has been idle longest makes room.
 """
@@ -19,6 +21,7 @@ the first byte is there, and when connections run out, the one that has been idl
 from __future__ import annotations
 
 import errno
+import json
 import selectors
 import socket
 import struct
@@ -30,6 +33,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from gunicorn import util
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
 from succession import Succession
@@ -37,6 +41,7 @@ from succession import Succession
 LINGER_SECONDS = 5.0
 PAUSE_SECONDS = 0.2
 POLL_SECONDS = 0.02
+LONGEST_REASON = 200
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -216,6 +221,23 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     def _part(self, conn: TConn) -> None:
         self.nr_conns -= 1
         conn.close()
+
+
+def write_refusal(client: socket.socket, status: int, reason: str, message: str) -> None:
+    """Answer what gunicorn could not read as a request: it never came as far as the app, whose errors look the same."""
+    said = message if len(message) <= LONGEST_REASON else f"{message[: LONGEST_REASON - 1]}…"
+    error = {
+        "message": f"{said or reason}. Send a plain HTTP/1.1 request",
+        "type": "server_error" if status == 500 else "invalid_request_error",
+        "param": None,
+        "code": None,
+    }
+    body = json.dumps({"error": error}).encode()
+    head = (
+        f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    util.write_nonblock(client, head.encode() + body)
 
 
 def limit_waiting(listener: socket.socket, receive: float, send: float) -> None:

@@ -6,6 +6,8 @@ The server waits half a second for bytes and has 240 connections, so that what t
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import os
 import resource
 import socket
@@ -128,3 +130,26 @@ def test_a_server_without_file_descriptors_waits_for_some_and_goes_on(server: Se
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     assert health_times(server, 20)[18] < 1.0
     assert worker(server) == pid
+
+
+UNREADABLE = {
+    b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n": 400,
+    b"GET / HTTP/1.1\r\nHost: x\r\nBad Name: x\r\n\r\n": 400,
+    b"GET / HTTP/1.1\r\nHost: x\r\nExpect: miracles\r\n\r\n": 417,
+    b"GET /" + b"a" * 5_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n": 414,
+    b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 9_000 + b"\r\n\r\n": 431,
+    HEAD[:-2] + b"Transfer-Encoding: chunked\r\n\r\n": 400,
+    HEAD[:-2] + b"Transfer-Encoding: odd\r\n\r\n": 501,
+}
+
+
+@pytest.mark.parametrize("sent", UNREADABLE, ids=lambda sent: repr(sent[-30:]))
+def test_what_is_no_http_is_refused_in_json_too(server: Server, sent: bytes) -> None:
+    with clients(server, 1, sent) as (client,):
+        response = http.client.HTTPResponse(client)
+        response.begin()
+        body = response.read()
+    assert response.status == UNREADABLE[sent]
+    assert response.headers["Content-Type"] == "application/json"
+    assert json.loads(body)["error"]["message"].endswith("Send a plain HTTP/1.1 request")
+    assert len(body) < 1_000
