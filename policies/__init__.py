@@ -18,6 +18,8 @@ from typing import NamedTuple
 from scheduling.options import options_of
 from scheduling.policy import Policy
 
+TAKEN = {"self", "max_batch_size"}  # arguments of every policy that are no options
+
 
 class OptionInfo(NamedTuple):
     """What can be said with `--policy-option option=value`."""
@@ -73,6 +75,10 @@ def get_policy(
     """
     check_name(name, own=own)
     given = {**(options or {}), **more}
+    for taken in TAKEN & given.keys():
+        raise ValueError(
+            f"policy {name} has no option {taken!r}. Leave it out; slots are set at the start, by --max-batch-size"
+        )
     loop, order = _split(name)
     made = _class_of(loop, order)
     policy = made(max_batch_size=max_batch_size, **given)
