@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 from api.service import Engine
@@ -82,5 +83,6 @@ def _loud(text: str) -> None:
 
 
 def _write(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # a full disk behind stderr is no reason not to serve
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
 import pytest
 from support import FakeModel, fake_engine, run_app
 
+import banner
 import faults
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
@@ -150,3 +152,13 @@ def test_a_lost_word_of_the_end_is_lost_once() -> None:
     assert (lost.finished(), lost.is_finished) == (False, False)
     assert (lost.finished(), lost.is_finished) == (True, True)
     engine.manager.stop()
+
+
+def test_what_cannot_be_said_at_the_start_does_not_end_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    full = open("/dev/full", "w")  # noqa: SIM115
+    monkeypatch.setattr("sys.stderr", full)
+    banner.warn("nobody can read this")
+    with contextlib.suppress(OSError):  # closing writes what is left
+        full.close()
