@@ -1,8 +1,8 @@
 """How viewers read the feed: each from its own place in the ring, and one thread writing for all of them.
 
 A thread for each viewer would wake as often as it looks, and take the interpreter from the loop each time, many at
-once. The one that writes looks for one viewer after the other, at even distances, so that no step meets more than one
-of them. A client that does not read is left alone until its socket takes bytes again.
+once. The one that writes looks for one viewer after the other, at even distances, and no more often for many than for
+a few, so that what they cost is bounded. A client that does not read is left alone until its socket takes bytes again.
 It must not know what an entry says.
 """
 
@@ -19,6 +19,7 @@ from api.feed import Feed, Viewer, event
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.04  # how often a viewer is looked after: the loop wakes nobody
+TURN_SECONDS = 0.0125  # between two of them, at least: many viewers are looked after less often
 BEHIND_SECONDS = 0.001  # until the next is looked after, when one has more to read
 PING_SECONDS = 10.0
 WAKE_SECONDS = 1.0  # how often a handler looks whether its viewer is still there
@@ -166,7 +167,7 @@ class ViewWriter:
                 continue
             for view in views:
                 self._take_turn(view)
-                pause = LOOK_SECONDS / len(views)
+                pause = max(LOOK_SECONDS / len(views), TURN_SECONDS)
                 self._pause(min(pause, BEHIND_SECONDS) if view.reader.is_behind else pause)
 
     def _take_turn(self, view: View) -> None:
