@@ -108,9 +108,8 @@ def child_exit(server: Any, worker: Any) -> None:
     """Leave the worker that serves in its place when the one that should follow it has ended too early."""
     for serving in server.WORKERS.values():
         if Worker.succession.withdraw(worker.number, serving.number):
-            serving.age = (
-                worker.age
-            )  # else the master would wait for it to end, and hear no signal meanwhile
+            # Else the master would wait for it to end, and hear no signal meanwhile.
+            serving.age = worker.age
 
 
 def _is_news(record: logging.LogRecord) -> bool:

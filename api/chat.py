@@ -13,6 +13,7 @@ from flask import Blueprint, Response, g, jsonify
 
 from api import generation, streaming
 from api.errors import ApiError
+from api.feed import dumps
 from api.generation import Ask, Job, Prompt
 from api.openai import USAGE, Kind, answer, options_of, too_many_at_least
 from api.openai_writer import choose, stream_options, usage
@@ -20,7 +21,7 @@ from api.openapi import Operation
 from api.schemas import ChatRequest
 from api.schemas.openai import UNSUPPORTED_CHAT, Message
 from api.service import Engine, Service
-from api.streaming import Follower, Growth, dumps
+from api.streaming import Follower, Growth
 from inference import Inference
 
 EXAMPLE = '{"messages": [{"role": "user", "content": "Who are you?"}]}'

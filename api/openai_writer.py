@@ -11,12 +11,13 @@ from typing import Any
 from flask import Response, g, jsonify
 
 from api import generation, streaming
+from api.feed import dumps
 from api.generation import Job
 from api.logprobs import Logprobs, Scored, join, prompt_scores
 from api.schemas import CompletionRequest
 from api.schemas.openai import Sampled
 from api.service import Engine
-from api.streaming import Follower, Growth, dumps
+from api.streaming import Follower, Growth
 from inference import Inference
 
 

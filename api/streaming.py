@@ -9,7 +9,6 @@ It must not know what a dialect's events look like.
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 import time
@@ -20,6 +19,7 @@ from flask import Response, current_app, g, request, stream_with_context
 
 from api import errors
 from api.errors import ApiError
+from api.feed import dumps
 from api.generation import Job
 from api.service import Service
 from api.stream_writer import INTERVAL, Loan
@@ -249,9 +249,6 @@ def bare_socket() -> socket.socket | None:
     if type(sock) is not socket.socket or request.environ["SERVER_PROTOCOL"] != "HTTP/1.1":
         return None
     return sock
-
-
-dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def event(value: Any, space: bytes = b" ") -> bytes:

@@ -12,7 +12,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from api.feed import Feed, Viewer, event
 
@@ -134,9 +134,8 @@ class View:
 class ViewWriter:
     """Writes to the sockets of viewers, one after the other; its thread starts with the first."""
 
-    def __init__(self, patience: float, pause: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, patience: float) -> None:
         self._patience = patience
-        self._pause = pause
         self._views: list[View] = []
         self._lock = threading.Lock()
         self._came = threading.Event()
@@ -168,7 +167,7 @@ class ViewWriter:
             for view in views:
                 self._take_turn(view)
                 pause = max(LOOK_SECONDS / len(views), TURN_SECONDS)
-                self._pause(min(pause, BEHIND_SECONDS) if view.reader.is_behind else pause)
+                time.sleep(min(pause, BEHIND_SECONDS) if view.reader.is_behind else pause)
 
     def _take_turn(self, view: View) -> None:
         try:
