@@ -1,7 +1,8 @@
 """Linear layers at the speed of the machine, and so that a row's numbers do not depend on how many rows there are.
 
 Three ways, tried in this order. `KernelLinear` is our own bfloat16 kernel for processors that multiply bfloat16
-(packed_linear.c): it reads weights at the speed of memory for few rows and computes near the peak for many.
+(packed_linear.c): it reads weights at the speed of memory for few rows and computes near the peak for many, in AMX's
+tiles where the processor has them (`EB_KERNELS=vectors` in the environment does without).
 `PackedLinear` is oneDNN with prepacked weights, for float32 and for bfloat16 elsewhere. `Linear` is PyTorch's plain
 one, for GPUs and where nothing else runs; in float32 on a CPU it calls MKL, which on some processors has a third of
 oneDNN's speed, so the two are timed once and the faster one serves.
@@ -181,7 +182,7 @@ def kernel_runs() -> bool:
     try:
         if not _library().packed_linear_supported():
             return False
-        x, weight, bias = torch.randn(7, 128), torch.randn(80, 128), torch.randn(80)
+        x, weight, bias = torch.randn(23, 128), torch.randn(80, 128), torch.randn(80)
         x, weight = x.bfloat16(), weight.bfloat16()
         error = KernelLinear(weight, bias, wide=True)(x) - F.linear(x.float(), weight.float(), bias)
         if error.abs().max() < 1e-2:
@@ -203,6 +204,7 @@ def _library() -> ctypes.CDLL:
     library.packed_linear_pack.argtypes = [pointer, pointer, integer, integer]
     library.packed_linear.argtypes = [pointer] * 5 + [integer] * 3 + [ctypes.c_int]
     library.packed_linear.argtypes += [pointer, integer, integer]  # what comes next
+    library.packed_linear_use_tiles(os.environ.get("EB_KERNELS") != "vectors")
     return library
 
 

@@ -1,12 +1,14 @@
 // Linear layers of the CPU engine in bfloat16: y = activation(x W^T + bias) or x W^T + bias + residual, for any
 // number of rows, from one that is bound by memory to hundreds that are bound by arithmetic. Sums are float32.
 //
-// The order in which an output is summed depends on nothing but K: not on the number of rows, not on threads. So a
-// token's numbers are the same alone and in any batch, bit for bit.
+// Two ways: processors with AMX (Sapphire Rapids and later) multiply tiles of 16 rows, 32 inputs and 16 outputs, ten times
+// the arithmetic of AVX-512; others multiply pairs of inputs in vectors. A process takes one way for all numbers of rows,
+// and the order in which an output is summed depends on nothing but that and K: not on the number of rows, not on
+// threads. So a token's numbers are the same alone and in any batch, bit for bit.
 //
 // Weights W [N, K] are packed once into panels of 64 outputs: [N/64][K/2][64][2], so that a panel is read straight
-// through and a pair of inputs meets 64 outputs in four registers. Each panel serves all rows while it lies in the
-// second-level cache, and the next one is fetched meanwhile.
+// through and a pair of inputs meets 64 outputs in four registers, 16 pairs in four tiles. Each panel serves all rows
+// while it lies in the second-level cache, and the next one is fetched meanwhile.
 //
 // By hand: cc -O3 -march=native -fPIC -c packed_linear.c && cc -shared packed_linear.o -o packed_linear.so -lm
 #include <math.h>
@@ -96,7 +98,22 @@ typedef struct {
   const bf *next;  // what will be read after this: a packed weight, or null
   int64_t next_panels, next_k;
   int64_t panels, band;
+  int tiles;
 } Task;
+
+// 16 sums to outputs col and following of a row.
+static inline __attribute__((always_inline)) void put(const Task *t, int64_t row, int64_t col, __m512 sum) {
+  int64_t left = t->n - col, at = row * t->n + col;
+  __mmask16 mask = left >= 16 ? 0xffff : left > 0 ? (__mmask16)((1u << left) - 1) : 0;
+  __m512 y = t->bias ? _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, t->bias + col)) : sum;
+  if (t->mode == FLOAT32) {
+    _mm512_mask_storeu_ps((float *)t->out + at, mask, y);
+    return;
+  }
+  if (t->mode == GELU_TANH) y = gelu16(y);
+  if (t->residual) y = _mm512_add_ps(y, widen(t->residual + at, mask));
+  _mm256_mask_storeu_epi16((bf *)t->out + at, mask, (__m256i)_mm512_cvtneps_pbh(y));
+}
 
 // R rows from row on times one panel. `next` is a stretch of the next panel to fetch, `lines` of it at each pair of inputs.
 static inline __attribute__((always_inline)) void tile(const Task *t, int64_t row, int64_t p, int R, const char *next, int lines) {
@@ -122,27 +139,12 @@ static inline __attribute__((always_inline)) void tile(const Task *t, int64_t ro
       acc[r][3] = _mm512_dpbf16_ps(acc[r][3], b, w3);
     }
   }
-  for (int j = 0; j < 4; j++) {
-    int64_t col = p * PANEL + 16 * j, left = t->n - col;
-    if (left <= 0) return;
-    __mmask16 mask = left >= 16 ? 0xffff : (__mmask16)((1u << left) - 1);
-    __m512 bias = t->bias ? _mm512_maskz_loadu_ps(mask, t->bias + col) : _mm512_setzero_ps();
-    for (int r = 0; r < R; r++) {
-      int64_t at = (row + r) * t->n + col;
-      __m512 y = _mm512_add_ps(acc[r][j], bias);
-      if (t->mode == FLOAT32) {
-        _mm512_mask_storeu_ps((float *)t->out + at, mask, y);
-        continue;
-      }
-      if (t->mode == GELU_TANH) y = gelu16(y);
-      if (t->residual) y = _mm512_add_ps(y, widen(t->residual + at, mask));
-      _mm256_mask_storeu_epi16((bf *)t->out + at, mask, (__m256i)_mm512_cvtneps_pbh(y));
-    }
-  }
+  for (int j = 0; j < 4; j++)
+    for (int r = 0; r < R; r++) put(t, row + r, p * PANEL + 16 * j, acc[r][j]);
 }
 
 // Rows first up to last times panel p; meanwhile `bytes` from `next` on are fetched.
-static void panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
+static void vector_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
   int64_t blocks = (last - first + 5) / 6;
   int lines = (int)((4 + blocks - 1) / blocks);
   int64_t stretch = t->k / 2 * 64 * lines;
@@ -159,9 +161,87 @@ static void panel(const Task *t, int64_t p, int64_t first, int64_t last, const c
   }
 }
 
+#if defined(__AMX_BF16__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { ROWS = 16, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };  // of arch_prctl
+
+static int tiles;
+
+// Lets tiles be used, or not, from here on; returns 1 where they are. The system must permit a process to have them.
+int packed_linear_use_tiles(int wanted) {
+  tiles = wanted && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+  return tiles;
+}
+
+// Tiles 0-3 hold sums, 4 holds `rows` rows of x, 5-7 weights: 16 pairs of inputs by 16 outputs.
+static void configure_tiles(int rows) {
+  struct {
+    uint8_t palette, start, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+  } config = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {rows, rows, rows, rows, rows, 16, 16, 16}};
+  __asm__ volatile("" : : "r"(&config) : "memory");  // the intrinsic says that it reads the first bytes only
+  _tile_loadconfig(&config);
+}
+
+static inline const char *fetch(const char *from, int lines) {
+  for (int l = 0; l < lines; l++) _mm_prefetch(from + 64 * l, _MM_HINT_T1);
+  return from + 64 * lines;
+}
+
+// As vector_panel. What is fetched is spread between the tiles, which else would wait for it. All blocks have 16 rows if
+// there are so many: the last begins within the one before it.
+static void tile_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
+  const int64_t k = t->k, blocks = (last - first + ROWS - 1) / ROWS;
+  const int lines = (int)((4 + blocks - 1) / blocks) * ROWS / 4;  // for each of 4 tiles
+  const int64_t stretch = k / 32 * 4 * 64 * lines;
+  float sums[ROWS][PANEL] __attribute__((aligned(64)));
+  for (int64_t row = first; row < last; row += ROWS, next += stretch, bytes -= stretch) {
+    int64_t top = t->m < ROWS ? 0 : row < t->m - ROWS ? row : t->m - ROWS, end = row + ROWS < last ? row + ROWS : last;
+    const bf *x = t->x + top * k;
+    const char *w = (const char *)(t->packed + p * PANEL * k), *ahead = next;
+    int n = bytes >= stretch ? lines : 0;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t i = 0; i < k; i += 32, w += 4096) {
+      _tile_loadd(4, x + i, 2 * k);
+      _tile_loadd(5, w, 256);
+      _tile_dpbf16ps(0, 4, 5);
+      ahead = fetch(ahead, n);
+      _tile_loadd(6, w + 64, 256);
+      _tile_dpbf16ps(1, 4, 6);
+      ahead = fetch(ahead, n);
+      _tile_loadd(7, w + 128, 256);
+      _tile_dpbf16ps(2, 4, 7);
+      ahead = fetch(ahead, n);
+      _tile_loadd(5, w + 192, 256);
+      _tile_dpbf16ps(3, 4, 5);
+      ahead = fetch(ahead, n);
+    }
+    _tile_stored(0, &sums[0][0], sizeof sums[0]);
+    _tile_stored(1, &sums[0][16], sizeof sums[0]);
+    _tile_stored(2, &sums[0][32], sizeof sums[0]);
+    _tile_stored(3, &sums[0][48], sizeof sums[0]);
+    for (int64_t r = row; r < end; r++)
+      for (int j = 0; j < PANEL; j += 16) put(t, r, p * PANEL + j, _mm512_load_ps(&sums[r - top][j]));
+  }
+}
+#else
+enum { tiles = 0 };
+int packed_linear_use_tiles(int wanted) { return 0; }
+static void configure_tiles(int rows) {}
+static void tile_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {}
+#define _tile_release() (void)0
+#endif
+
 static void panels_of_bands(void *job, int64_t from, int64_t to, int worker) {
   const Task *t = job;
   int64_t bands = (t->m + t->band - 1) / t->band, end = share_end(t->panels * bands, worker, workers);
+  if (t->tiles) configure_tiles(t->m < 16 ? (int)t->m : 16);
   for (int64_t i = from; i < to; i++) {
     int64_t p = i % t->panels, first = i / t->panels * t->band, last = first + t->band < t->m ? first + t->band : t->m;
     const bf *next = t->packed + (p + 1) * PANEL * t->k;
@@ -170,8 +250,9 @@ static void panels_of_bands(void *job, int64_t from, int64_t to, int worker) {
       next = t->next + share_end(t->next_panels, worker - 1, workers) * PANEL * t->next_k;
       bytes = t->next ? PANEL * t->next_k * 2 : 0;
     }
-    panel(t, p, first, last, (const char *)next, bytes);
+    (t->tiles ? tile_panel : vector_panel)(t, p, first, last, (const char *)next, bytes);
   }
+  if (t->tiles) _tile_release();  // what is in use is saved at every switch of tasks
 }
 
 // x [m, k], packed from packed_linear_pack, bias [n] or null, residual [m, n] or null, out [m, n] bfloat16, or
@@ -180,7 +261,7 @@ static void panels_of_bands(void *job, int64_t from, int64_t to, int worker) {
 void packed_linear(const bf *x, const bf *packed, const float *bias, const bf *residual, void *out, int64_t m, int64_t n,
                    int64_t k, int mode, const bf *next, int64_t next_n, int64_t next_k) {
   Task t = {x, packed, residual, bias, out, m, n, k, mode, next, (next_n + PANEL - 1) / PANEL, next_k,
-            (n + PANEL - 1) / PANEL, 192};
+            (n + PANEL - 1) / PANEL, 192, tiles && k % 32 == 0};
   int64_t items = t.panels * ((m + t.band - 1) / t.band), each = items / (2 * workers);
   if (m * n * k < ALONE) alone(panels_of_bands, &t, items, items);
   else share_out(panels_of_bands, &t, items, each < 1 ? 1 : each > 4 ? 4 : each);
@@ -188,4 +269,5 @@ void packed_linear(const bf *x, const bf *packed, const float *bias, const bf *r
 #else
 void packed_linear(const bf *x, const bf *packed, const float *bias, const bf *residual, void *out, int64_t m, int64_t n,
                    int64_t k, int mode, const bf *next, int64_t next_n, int64_t next_k) {}
+int packed_linear_use_tiles(int wanted) { return 0; }
 #endif

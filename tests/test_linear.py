@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from generate import linear
 from generate.linear import (
+    PLAIN,
     KernelLinear,
     Linear,
     PackedLinear,
@@ -17,11 +20,21 @@ from generate.linear import (
     round_rows,
 )
 
-ROWS = (1, 2, 3, 5, 6, 7, 12, 13, 64, 191, 192, 193, 400)
+ROWS = (1, 2, 3, 5, 6, 7, 12, 13, 15, 16, 17, 31, 64, 191, 192, 193, 400)
 
 needs_kernel = pytest.mark.skipif(
     not linear.kernel_runs(), reason="packed_linear.c needs a C compiler and AVX-512-BF16"
 )
+
+
+@pytest.fixture(params=[1, 0], ids=["tiles", "vectors"])
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compute with AMX's tiles, where there are such, and with vectors."""
+    library = linear._library()
+    if library.packed_linear_use_tiles(request.param) != request.param:
+        pytest.skip("this processor, or its system, has no AMX")
+    yield
+    library.packed_linear_use_tiles(1)
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -29,7 +42,8 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 @needs_kernel
-@pytest.mark.parametrize(("n", "k"), [(192, 128), (100, 64), (1003, 250), (64, 1024)])
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(("n", "k"), [(192, 128), (100, 64), (1003, 250), (64, 1024), (70, 96)])
 def test_the_kernel_agrees_with_float32_sums_at_every_number_of_rows(n: int, k: int) -> None:
     weight, bias = (numbers(n, k, seed=1) / k**0.5).bfloat16(), numbers(n, seed=2).bfloat16()
     layer = KernelLinear(weight, bias, wide=True)
@@ -42,6 +56,7 @@ def test_the_kernel_agrees_with_float32_sums_at_every_number_of_rows(n: int, k: 
 
 
 @needs_kernel
+@pytest.mark.usefixtures("way")
 def test_the_kernel_fuses_residual_and_gelu() -> None:
     weight, bias = (numbers(192, 128) / 12).bfloat16(), numbers(192).bfloat16()
     x, residual = numbers(9, 128, seed=4).bfloat16(), numbers(9, 192, seed=5).bfloat16()
@@ -55,6 +70,21 @@ def test_the_kernel_fuses_residual_and_gelu() -> None:
 
 
 @needs_kernel
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("rows", [1, 5, 16, 17, 40, 193, 200])
+def test_a_residual_is_added_once_where_it_lies(rows: int) -> None:
+    layer = KernelLinear((numbers(70, 96) / 12).bfloat16(), numbers(70).bfloat16())
+    x, residual = numbers(rows, 96, seed=4).bfloat16(), numbers(rows, 70, seed=5).bfloat16()
+    expected = layer.add(x, residual)
+    layer.library.packed_linear(
+        x.data_ptr(), layer.packed.data_ptr(), layer.bias_at, residual.data_ptr(), residual.data_ptr(),
+        rows, 70, 96, PLAIN, None, 0, 0,
+    )  # fmt: skip
+    assert torch.equal(residual, expected)
+
+
+@needs_kernel
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e30, 1e30, -50.0, 50.0])
 def test_gelu_is_right_at_its_ends_and_shows_what_is_not_finite(value: float) -> None:
     weight = torch.zeros(64, 2).bfloat16()
@@ -66,6 +96,7 @@ def test_gelu_is_right_at_its_ends_and_shows_what_is_not_finite(value: float) ->
 
 
 @needs_kernel
+@pytest.mark.usefixtures("way")
 def test_a_row_that_is_not_finite_spoils_no_other() -> None:
     layer = KernelLinear(numbers(64, 32).bfloat16(), None, wide=True)
     x = numbers(20, 32, seed=6).bfloat16()
