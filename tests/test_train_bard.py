@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import runpy
 import sys
 from pathlib import Path
@@ -58,6 +59,21 @@ def test_the_twin_has_the_models_loss_and_gradients(trainer: dict[str, Any], len
             "c_attn.bias"
         ):  # that of keys changes nothing: its gradient is rounding
             assert (a.grad - b.grad).norm() < 0.02 * a.grad.norm(), name
+
+
+@pytest.mark.parametrize("length", [2, 300, 1024, 1025, 1026, 1281, 2700])
+def test_each_token_is_judged_once(trainer: dict[str, Any], length: int) -> None:
+    model = GPT(SMALL)  # of which what a token follows from is the one before it alone
+    model.init_weights(torch.Generator().manual_seed(2))
+    for name, parameter in model.named_parameters():
+        if "wpe" in name or "c_proj" in name:
+            torch.nn.init.zeros_(parameter)
+    ids = torch.randint(300, (length,), generator=torch.Generator().manual_seed(3))
+    ids[: length // 2] %= 7
+    pairs, targets = ids[:-1, None], ids[1:, None]
+    nats = F.cross_entropy(model(pairs, targets)[0][:, 0], targets[:, 0], reduction="sum")
+    found = trainer["bits_per_byte"](model, ids, 1000, 256)
+    assert found == pytest.approx(nats.item() / math.log(2) / 1000, rel=1e-3)
 
 
 def test_dropout_by_bytes_keeps_the_mean(trainer: dict[str, Any]) -> None:

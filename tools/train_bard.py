@@ -199,20 +199,18 @@ def batches(
 
 @torch.no_grad()
 def bits_per_byte(model: GPT, ids: torch.Tensor, n_bytes: int, stride: int) -> float:
-    """Return the loss of `ids` in bits per byte; each token sees at least `1024 - stride` tokens before it."""
+    """Return the loss of `ids` in bits per byte; each token sees at least `1024 - stride` before it, or all there are."""
     model.eval()
-    nats = 0.0
-    for end in range(stride, len(ids) + stride, stride):
-        end = min(end, len(ids) - 1)
+    nats, judged = 0.0, 0
+    while judged < len(ids) - 1:
+        end = min(judged + stride if judged else 1024, len(ids) - 1)
         start = max(0, end - 1024)
-        new = min(stride, end - start) if start else end
         targets = ids[start + 1 : end + 1].clone()
-        targets[: len(targets) - new] = -1
+        targets[: judged - start] = -1
         with torch.autocast(ids.device.type, torch.bfloat16):
             _, loss = model(ids[None, start:end], targets[None])
-        nats += loss.item() * new
-        if end == len(ids) - 1:
-            break
+        nats += loss.item() * (end - judged)
+        judged = end
     return nats / math.log(2) / n_bytes
 
 
