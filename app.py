@@ -49,7 +49,7 @@ from api import (
 )
 from api.service import Engine, Service
 from config import Config
-from engine import ENGINE_STACK, RESOLVED, load_engine
+from engine import RESOLVED, engine_stack, load_engine
 from simulate import mock
 from supervision import Watchdog
 
@@ -136,9 +136,8 @@ def start(
     thread = threading.Thread(target=load, name="load-model", daemon=True)
     started = app.extensions.setdefault("load-model", thread)  # atomic: the first caller's stays
     if started is thread:
-        before = threading.stack_size(ENGINE_STACK)
-        thread.start()
-        threading.stack_size(before)
+        with engine_stack():
+            thread.start()
     return started
 
 

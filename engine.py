@@ -10,7 +10,8 @@ import dataclasses
 import os
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from generate.runner import ModelRunner
     from model import GPT
 
-# Of the threads that load and compute: a GPU's driver and Triton's compiler are made for the system's own stacks.
 ENGINE_STACK = 8 << 20
 RESOLVED = "EB_INTERNAL_RESOLVED"  # the launcher finds the model, its worker loads it
 
@@ -49,6 +49,16 @@ class Parts:
     page_size: int
     tokens_per_step: int  # unless --max-tokens-per-step says otherwise
     facts: dict[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def engine_stack() -> Iterator[None]:
+    """Threads started meanwhile have a stack as the system's own: a GPU's driver and Triton's compiler expect it."""
+    before = threading.stack_size(ENGINE_STACK)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
 
 
 def load_engine(
@@ -85,9 +95,8 @@ def load_engine(
             stats.finish(inference.sequence, outcome(inference))
 
     manager.observers += [*armed.observers(), observe]
-    before = threading.stack_size(ENGINE_STACK)
-    manager.start(policy)
-    threading.stack_size(before)
+    with engine_stack():
+        manager.start(policy)
     return Engine(
         manager=manager,
         tokenizer=parts.tokenizer,

@@ -116,7 +116,7 @@ static inline __attribute__((always_inline)) void put(const Task *t, int64_t row
 }
 
 // R rows from row on times one panel. `next` is a stretch of the next panel to fetch, `lines` of it at each pair of inputs.
-static inline __attribute__((always_inline)) void tile(const Task *t, int64_t row, int64_t p, int R, const char *next, int lines) {
+static inline __attribute__((always_inline)) void vector_block(const Task *t, int64_t row, int64_t p, int R, const char *next, int lines) {
   const int64_t k = t->k;
   const bf *x = t->x + row * k;
   const char *w = (const char *)(t->packed + p * PANEL * k);
@@ -151,12 +151,12 @@ static void vector_panel(const Task *t, int64_t p, int64_t first, int64_t last, 
   for (int64_t row = first; row < last; row += 6, next += stretch, bytes -= stretch) {
     int n = bytes >= stretch ? lines : 0;
     switch (last - row) {
-      case 1: tile(t, row, p, 1, next, n); break;
-      case 2: tile(t, row, p, 2, next, n); break;
-      case 3: tile(t, row, p, 3, next, n); break;
-      case 4: tile(t, row, p, 4, next, n); break;
-      case 5: tile(t, row, p, 5, next, n); break;
-      default: tile(t, row, p, 6, next, n);
+      case 1: vector_block(t, row, p, 1, next, n); break;
+      case 2: vector_block(t, row, p, 2, next, n); break;
+      case 3: vector_block(t, row, p, 3, next, n); break;
+      case 4: vector_block(t, row, p, 4, next, n); break;
+      case 5: vector_block(t, row, p, 5, next, n); break;
+      default: vector_block(t, row, p, 6, next, n);
     }
   }
 }
