@@ -105,3 +105,24 @@ def test_what_is_trained_can_be_served_and_resumed(
     card = (tmp_path / "second" / "README.md").read_text()
     assert f"{losses[1]:.4f} bits per byte" in card
     assert "--resume" in card
+
+    argv = ["train_bard.py", "--text", str(text), "--out", str(tmp_path / "mean"), "--device", "cpu", "--steps", "0",
+            "--resume", str(tmp_path / "second"), "--average", str(tmp_path / "first")]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", argv)
+    trainer["main"]()
+    first, second, mean = (
+        weights.load(weights.resolve(str(tmp_path / name))).state_dict()
+        for name in ("first", "second", "mean")
+    )
+    for name, tensor in mean.items():
+        torch.testing.assert_close(tensor, (first[name] + second[name]) / 2, atol=1e-5, rtol=1e-3)
+    assert f"--average {tmp_path / 'first'}" in (tmp_path / "mean" / "README.md").read_text()
+
+
+def test_bards_of_other_tokens_have_no_mean(trainer: dict[str, Any], tmp_path: Path) -> None:
+    tokenizers = [
+        trainer["train_tokenizer"](text * 99, 300) for text in ("to be or not\n", "tomorrow and\n")
+    ]
+    tokenizers[1].save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match="other tokens"):
+        trainer["weights_of"](tmp_path, tokenizers[0])

@@ -11,6 +11,9 @@ each pass than AdamW. The loss is stated in bits per byte, which does not depend
 `--steps` gives the same model on the same machine; `--minutes` trains as long as there is time, its rates following
 the clock, and the card says how many steps that was. `--resume` begins with the weights and the tokenizer of a
 bard that is there already, which must have been made from the same text: what was held out stays held out.
+`--average` keeps the mean of the weights at the end and of those of other bards: runs that began with the same one
+learn the text by heart each in its own way, and their mean knows better what they agree on (Wortsman et al. 2022,
+arXiv 2203.05482). With `--steps 0` nothing but that is done.
 
 The network computes in bfloat16 and is updated in float32. On a CPU half of the time would go into what is not
 a matrix: dropout draws bytes, windows of up to 256 tokens attend by plain products (PyTorch's flash attention
@@ -146,7 +149,9 @@ class Progress:
 
     @property
     def share(self) -> float:
-        return self.seconds / self._seconds if self._seconds else self.step / self._steps
+        if self._seconds:
+            return self.seconds / self._seconds
+        return self.step / self._steps if self._steps else 1.0
 
 
 def train_tokenizer(text: str, vocab_size: int) -> Tokenizer:
@@ -331,6 +336,20 @@ def write_sample(model: GPT, tokenizer: Tokenizer, prompt: str, n: int, seed: in
     return tokenizer.decode(ids)
 
 
+def weights_of(folder: Path, tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
+    """Return the state of the bard in `folder`. Raises ValueError if its tokens are not those of `tokenizer`."""
+    if Tokenizer.from_file(str(folder / "tokenizer.json")).to_str() != tokenizer.to_str():
+        raise ValueError(f"{folder} has other tokens. Give bards that go back to the same one")
+    return weights.load(weights.resolve(str(folder))).state_dict()
+
+
+def average(model: GPT, others: list[dict[str, torch.Tensor]]) -> None:
+    """Set each weight of `model` to the mean of its own and of what the `others` have."""
+    for name, parameter in model.named_parameters():
+        same = [parameter.data, *(other[name].to(parameter) for other in others)]
+        parameter.data = torch.stack(same).mean(0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -340,6 +359,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3600)
     parser.add_argument("--minutes", type=float, help="train as long as this instead of --steps")
     parser.add_argument("--resume", type=Path, help="begin with this bard, made from the same text")
+    parser.add_argument("--average", type=Path, nargs="+", default=[], metavar="FOLDER",
+                        help="take the mean of the weights and of these bards' at the end")  # fmt: skip
     parser.add_argument("--tokens-per-step", type=int, default=4096)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--weight-decay", type=float, default=0.3, help="of the matrices")
@@ -357,11 +378,13 @@ def main() -> None:
     model = GPT(replace(SHAPE, dropout=args.dropout)).to(args.device)
     if args.resume:
         tokenizer = Tokenizer.from_file(str(args.resume / "tokenizer.json"))
-        model.load_state_dict(weights.load(weights.resolve(str(args.resume))).state_dict())
+        model.load_state_dict(weights_of(args.resume, tokenizer))
     else:
         tokenizer = train_tokenizer(text, SHAPE.vocab_size)
         model.init_weights()
+    others = [weights_of(folder, tokenizer) for folder in args.average]
     steps = train(model, tokenizer, text, held_out, args).step
+    average(model, others)
 
     for parameter in model.parameters():  # judge what is stored
         parameter.data = parameter.data.half().float()
@@ -371,12 +394,15 @@ def main() -> None:
     held_bytes = len(held_out.encode())
     bpb = bits_per_byte(model, ids, held_bytes, 256)
     per_token = held_bytes / len(ids)
+    others_named = " ".join(map(str, args.average))
     facts = {
         "shape": f"{SHAPE.n_layer} layers, width {SHAPE.n_embd}, {SHAPE.n_head} heads of {SHAPE.head_size}, context {SHAPE.block_size}",
         "parameters": sum(p.numel() for p in model.parameters()), "vocab": SHAPE.vocab_size,
         "bytes": len((text + held_out).encode()), "held_bytes": held_bytes, "steps": steps,
-        "before": f"; before that, those of the bard it began with ({args.resume})" if args.resume else "",
-        "resume": f" --resume {args.resume}" if args.resume else "",
+        "before": (f"; before that, those of the bard it began with ({args.resume})" if args.resume else "")
+        + (f"; then the mean of its weights and those of {others_named}" if others else ""),
+        "resume": (f" --resume {args.resume}" if args.resume else "")
+        + (f" --average {others_named}" if others else ""),
         "length": f"--minutes {args.minutes:g}" if args.minutes else f"--steps {steps}",
         "epochs": steps * args.tokens_per_step / len(encode(tokenizer, text)),
         "bpb": bpb, "nats": bpb * math.log(2) * per_token, "bytes_per_token": per_token,
