@@ -22,7 +22,7 @@ def any_sampler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 def draws(row: list[float], params: SamplingParams, n: int) -> list[int]:
-    logits = torch.tensor([row] * n)
+    logits = torch.tensor([row]).repeat(n, 1)
     tokens = sample(logits, [params] * n, list(range(n)), [History((), ())] * n)
     assert all(isinstance(token, int) for token in tokens)
     return [int(token) for token in tokens]  # type: ignore[arg-type]
