@@ -30,6 +30,23 @@ int packed_linear_supported(void) {
 #endif
 }
 
+#if defined(__AVX512BF16__) && defined(__AMX_BF16__) && defined(__linux__)
+#define HAS_TILES
+#include <sys/syscall.h>
+#include <unistd.h>
+enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };  // of arch_prctl
+#endif
+
+static int tiles;
+
+// Lets tiles be used, or not, from here on; returns 1 where they are. The system must permit a process to have them.
+int packed_linear_use_tiles(int wanted) {
+#ifdef HAS_TILES
+  tiles = wanted && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#endif
+  return tiles;
+}
+
 // Elements that packed_linear_pack writes.
 int64_t packed_linear_size(int64_t n, int64_t k) { return (n + PANEL - 1) / PANEL * PANEL * k; }
 
@@ -115,6 +132,11 @@ static inline __attribute__((always_inline)) void put(const Task *t, int64_t row
   _mm256_mask_storeu_epi16((bf *)t->out + at, mask, (__m256i)_mm512_cvtneps_pbh(y));
 }
 
+static inline const char *fetch(const char *from, int lines) {
+  for (int l = 0; l < lines; l++) _mm_prefetch(from + 64 * l, _MM_HINT_T1);
+  return from + 64 * lines;
+}
+
 // R rows from row on times one panel. `next` is a stretch of the next panel to fetch, `lines` of it at each pair of inputs.
 static inline __attribute__((always_inline)) void vector_block(const Task *t, int64_t row, int64_t p, int R, const char *next, int lines) {
   const int64_t k = t->k;
@@ -127,8 +149,7 @@ static inline __attribute__((always_inline)) void vector_block(const Task *t, in
     __m512bh w0 = (__m512bh)_mm512_loadu_si512(w), w1 = (__m512bh)_mm512_loadu_si512(w + 64);
     __m512bh w2 = (__m512bh)_mm512_loadu_si512(w + 128), w3 = (__m512bh)_mm512_loadu_si512(w + 192);
     w += 256;
-    for (int l = 0; l < lines; l++) _mm_prefetch(next + 64 * l, _MM_HINT_T1);
-    next += 64 * lines;
+    next = fetch(next, lines);
     for (int r = 0; r < R; r++) {
       int32_t pair;
       memcpy(&pair, x + r * k + i, 4);
@@ -161,48 +182,33 @@ static void vector_panel(const Task *t, int64_t p, int64_t first, int64_t last, 
   }
 }
 
-#if defined(__AMX_BF16__) && defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
+#ifdef HAS_TILES
+enum { ROWS = 16 };  // of a tile
 
-enum { ROWS = 16, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };  // of arch_prctl
-
-static int tiles;
-
-// Lets tiles be used, or not, from here on; returns 1 where they are. The system must permit a process to have them.
-int packed_linear_use_tiles(int wanted) {
-  tiles = wanted && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-  return tiles;
-}
-
-// Tiles 0-3 hold sums, 4 holds `rows` rows of x, 5-7 weights: 16 pairs of inputs by 16 outputs.
-static void configure_tiles(int rows) {
+// Tiles 0-3 hold sums, 4 holds rows of x, all there are or 16, 5-7 weights: 16 pairs of inputs by 16 outputs.
+static void configure_tiles(int64_t m) {
+  uint8_t rows = m < ROWS ? (uint8_t)m : ROWS;
   struct {
     uint8_t palette, start, reserved[14];
     uint16_t bytes[16];
     uint8_t rows[16];
-  } config = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {rows, rows, rows, rows, rows, 16, 16, 16}};
+  } config = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {rows, rows, rows, rows, rows, ROWS, ROWS, ROWS}};
   __asm__ volatile("" : : "r"(&config) : "memory");  // the intrinsic says that it reads the first bytes only
   _tile_loadconfig(&config);
-}
-
-static inline const char *fetch(const char *from, int lines) {
-  for (int l = 0; l < lines; l++) _mm_prefetch(from + 64 * l, _MM_HINT_T1);
-  return from + 64 * lines;
 }
 
 // As vector_panel. What is fetched is spread between the tiles, which else would wait for it. All blocks have 16 rows if
 // there are so many: the last begins within the one before it.
 static void tile_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
   const int64_t k = t->k, blocks = (last - first + ROWS - 1) / ROWS;
-  const int lines = (int)((4 + blocks - 1) / blocks) * ROWS / 4;  // for each of 4 tiles
-  const int64_t stretch = k / 32 * 4 * 64 * lines;
+  const int lines = (int)((4 + blocks - 1) / blocks);  // at each pair of inputs, as there: 4 times that for each of 4 tiles
+  const int64_t stretch = k / 2 * 64 * lines;
   float sums[ROWS][PANEL] __attribute__((aligned(64)));
   for (int64_t row = first; row < last; row += ROWS, next += stretch, bytes -= stretch) {
     int64_t top = t->m < ROWS ? 0 : row < t->m - ROWS ? row : t->m - ROWS, end = row + ROWS < last ? row + ROWS : last;
     const bf *x = t->x + top * k;
     const char *w = (const char *)(t->packed + p * PANEL * k), *ahead = next;
-    int n = bytes >= stretch ? lines : 0;
+    int n = bytes >= stretch ? 4 * lines : 0;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -231,9 +237,7 @@ static void tile_panel(const Task *t, int64_t p, int64_t first, int64_t last, co
   }
 }
 #else
-enum { tiles = 0 };
-int packed_linear_use_tiles(int wanted) { return 0; }
-static void configure_tiles(int rows) {}
+static void configure_tiles(int64_t m) {}
 static void tile_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {}
 #define _tile_release() (void)0
 #endif
@@ -241,7 +245,7 @@ static void tile_panel(const Task *t, int64_t p, int64_t first, int64_t last, co
 static void panels_of_bands(void *job, int64_t from, int64_t to, int worker) {
   const Task *t = job;
   int64_t bands = (t->m + t->band - 1) / t->band, end = share_end(t->panels * bands, worker, workers);
-  if (t->tiles) configure_tiles(t->m < 16 ? (int)t->m : 16);
+  if (t->tiles) configure_tiles(t->m);
   for (int64_t i = from; i < to; i++) {
     int64_t p = i % t->panels, first = i / t->panels * t->band, last = first + t->band < t->m ? first + t->band : t->m;
     const bf *next = t->packed + (p + 1) * PANEL * t->k;
@@ -269,5 +273,4 @@ void packed_linear(const bf *x, const bf *packed, const float *bias, const bf *r
 #else
 void packed_linear(const bf *x, const bf *packed, const float *bias, const bf *residual, void *out, int64_t m, int64_t n,
                    int64_t k, int mode, const bf *next, int64_t next_n, int64_t next_k) {}
-int packed_linear_use_tiles(int wanted) { return 0; }
 #endif
