@@ -324,6 +324,33 @@ At temperature 0.8, from "ROMEO:":
 """
 
 
+def judge(
+    model: GPT, tokenizer: Tokenizer, text: str, held_out: str, args: argparse.Namespace, steps: int
+) -> dict[str, object]:
+    """Return what the card says of a model after `steps` steps on `text`, its loss on `held_out` among it."""
+    model.eval()
+    ids = encode(tokenizer, held_out).to(args.device)
+    held_bytes = len(held_out.encode())
+    bpb = bits_per_byte(model, ids, held_bytes, 256)
+    per_token = held_bytes / len(ids)
+    others_named = " ".join(map(str, args.average))
+    return {
+        "shape": f"{SHAPE.n_layer} layers, width {SHAPE.n_embd}, {SHAPE.n_head} heads of {SHAPE.head_size}, context {SHAPE.block_size}",
+        "parameters": sum(p.numel() for p in model.parameters()), "vocab": SHAPE.vocab_size,
+        "bytes": len((text + held_out).encode()), "held_bytes": held_bytes, "steps": steps,
+        "before": (f"; before that, those of the bard it began with ({args.resume})" if args.resume else "")
+        + (f"; then the mean of its weights and those of {others_named}" if others_named else ""),
+        "resume": (f" --resume {args.resume}" if args.resume else "")
+        + (f" --average {others_named}" if others_named else ""),
+        "length": f"--minutes {args.minutes:g}" if args.minutes else f"--steps {steps}",
+        "epochs": steps * args.tokens_per_step / len(encode(tokenizer, text)),
+        "bpb": bpb, "nats": bpb * math.log(2) * per_token, "bytes_per_token": per_token,
+        "date": date.today().isoformat(),
+        "machine": f"{args.device}, {torch.get_num_threads()} threads, torch {torch.__version__}",
+        "sample": write_sample(model, tokenizer, "ROMEO:", 160, args.seed),
+    }  # fmt: skip
+
+
 @torch.no_grad()
 def write_sample(model: GPT, tokenizer: Tokenizer, prompt: str, n: int, seed: int) -> str:
     generator = torch.Generator().manual_seed(seed)
@@ -389,29 +416,10 @@ def main() -> None:
     for parameter in model.parameters():  # judge what is stored
         parameter.data = parameter.data.half().float()
     save(model, tokenizer, args.out)
-    model.eval()
-    ids = encode(tokenizer, held_out).to(args.device)
-    held_bytes = len(held_out.encode())
-    bpb = bits_per_byte(model, ids, held_bytes, 256)
-    per_token = held_bytes / len(ids)
-    others_named = " ".join(map(str, args.average))
-    facts = {
-        "shape": f"{SHAPE.n_layer} layers, width {SHAPE.n_embd}, {SHAPE.n_head} heads of {SHAPE.head_size}, context {SHAPE.block_size}",
-        "parameters": sum(p.numel() for p in model.parameters()), "vocab": SHAPE.vocab_size,
-        "bytes": len((text + held_out).encode()), "held_bytes": held_bytes, "steps": steps,
-        "before": (f"; before that, those of the bard it began with ({args.resume})" if args.resume else "")
-        + (f"; then the mean of its weights and those of {others_named}" if others else ""),
-        "resume": (f" --resume {args.resume}" if args.resume else "")
-        + (f" --average {others_named}" if others else ""),
-        "length": f"--minutes {args.minutes:g}" if args.minutes else f"--steps {steps}",
-        "epochs": steps * args.tokens_per_step / len(encode(tokenizer, text)),
-        "bpb": bpb, "nats": bpb * math.log(2) * per_token, "bytes_per_token": per_token,
-        "date": date.today().isoformat(), "minutes": (time.perf_counter() - began) / 60,
-        "machine": f"{args.device}, {torch.get_num_threads()} threads, torch {torch.__version__}",
-        "sample": write_sample(model, tokenizer, "ROMEO:", 160, args.seed),
-    }  # fmt: skip
+    facts = judge(model, tokenizer, text, held_out, args, steps)
+    facts["minutes"] = (time.perf_counter() - began) / 60
     (args.out / "README.md").write_text(card(args, facts))
-    print(json.dumps({"bits_per_byte": bpb, "steps": steps, "out": str(args.out)}))
+    print(json.dumps({"bits_per_byte": facts["bpb"], "steps": steps, "out": str(args.out)}))
 
 
 if __name__ == "__main__":
