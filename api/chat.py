@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: a conversation as plain text, since GPT-2 has no format for one.
 
 The template is fixed and never comes from a request: a line `System: ...`, `User: ...` or `Assistant: ...` for each
-message, then `Assistant:`; the answer ends before a line that begins with `User:`.
+message, then `Assistant:`; the answer ends before a line that begins with `User:`. A developer speaks as the system.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from api import generation, streaming
 from api.errors import ApiError
 from api.feed import dumps
 from api.generation import Ask, Job, Prompt
-from api.openai import USAGE, Kind, answer, options_of, too_many_at_least
+from api.openai import USAGE, Kind, answer, limit, options_of, too_many_at_least
 from api.openai_writer import choose, stream_options, usage
 from api.openapi import Operation
 from api.schemas import ChatRequest
@@ -26,6 +26,7 @@ from inference import Inference
 
 EXAMPLE = '{"messages": [{"role": "user", "content": "Who are you?"}]}'
 STOP = "\nUser:"
+SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
 OPERATIONS = [
     Operation(
         "post", "/v1/chat/completions", "answer a conversation, by one fixed plain template", "openai",
@@ -54,7 +55,7 @@ def blueprint(service: Service) -> Blueprint:
 
 def plain(messages: list[Message]) -> str:
     """Return a conversation as text."""
-    lines = [f"{message.role.capitalize()}: {message.content}" for message in messages]
+    lines = [f"{SPEAKERS[message.role]}: {message.content}" for message in messages]
     return "\n".join([*lines, "Assistant:"])
 
 
@@ -65,7 +66,7 @@ def ask_of(engine: Engine, asked: ChatRequest) -> Ask:
             f"max_tokens is {str(asked.max_tokens)[:40]} and max_completion_tokens is "
             f"{str(asked.max_completion_tokens)[:40]}; they are the same. Send one of them", param="max_tokens",
         )  # fmt: skip
-    most = given[0] if given else None
+    most = limit(given[0]) if given else None
     if most is not None and asked.min_tokens > most:
         raise too_many_at_least(asked.min_tokens, most)
     options = options_of(engine, asked)

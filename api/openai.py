@@ -1,4 +1,4 @@
-"""OpenAI's dialect: completions, with vLLM's extras, and the list of the one model."""
+"""OpenAI's dialect: completions, with vLLM's extras, the list of the one model, and vLLM's /version."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from api.generation import Ask, Job, Prompt
 from api.openai_writer import CompletionWriter
 from api.openapi import Operation
 from api.schemas import CompletionRequest
-from api.schemas.openai import UNSUPPORTED_COMPLETION, Sampled
+from api.schemas.openai import UNLIMITED, UNSUPPORTED_COMPLETION, Sampled
 from api.service import Engine, Service
+from config import VERSION
 
 Asked = TypeVar("Asked", bound=Sampled)
 EXAMPLE = '{"prompt": "ROMEO:", "max_tokens": 40}'
@@ -36,6 +37,10 @@ OPERATIONS = [
     Operation(
         "get", "/v1/models/{model}", "the model that is served, if it is this one", "openai", errors=(404, 503),
         answer={"type": "object", "required": ["id", "object", "created", "owned_by"]},
+    ),
+    Operation(
+        "get", "/version", "the server's own version", "openai",
+        answer={"type": "object", "required": ["version"], "properties": {"version": {"type": "string"}}},
     ),
 ]  # fmt: skip
 
@@ -95,6 +100,10 @@ def blueprint(service: Service) -> Blueprint:
         generation.check_model(engine, model)
         return jsonify(model_card(engine))
 
+    @routes.get("/version")
+    def version() -> Response:
+        return jsonify(version=VERSION)
+
     return routes
 
 
@@ -139,7 +148,7 @@ def completion_places(asked: CompletionRequest) -> int:
             "max_tokens is 0, must be at least 1 without echo. Ask for a token, or send echo: true",
             param="max_tokens",
         )
-    if asked.min_tokens > asked.max_tokens:
+    if asked.max_tokens != UNLIMITED and asked.min_tokens > asked.max_tokens:
         raise too_many_at_least(asked.min_tokens, asked.max_tokens)
     return len(asked.prompt) * (asked.best_of or asked.n)
 
@@ -149,6 +158,11 @@ def too_many_at_least(fewest: int, most: int) -> ApiError:
         f"min_tokens is {str(fewest)[:40]} and max_tokens is {str(most)[:40]}, min_tokens must be at most "
         "max_tokens. Lower min_tokens", param="min_tokens",
     )  # fmt: skip
+
+
+def limit(asked: int | None) -> int | None:
+    """Return how many tokens a request limits its answer to; None for all the room there is."""
+    return None if asked == UNLIMITED else asked
 
 
 def options_of(engine: Engine, asked: Sampled) -> dict[str, Any]:
@@ -183,7 +197,7 @@ def completion_ask(engine: Engine, asked: CompletionRequest) -> Ask:
         options["scores_prompt"] = True
         options["prompt_logprobs"] = asked.logprobs is not None
     return Ask(
-        prompts_of(engine, asked), asked.max_tokens, "max_tokens", options,
+        prompts_of(engine, asked), limit(asked.max_tokens), "max_tokens", options,
         n=asked.n, best_of=best_of, seed=asked.seed, timeout_s=asked.timeout_s,
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ from api.errors import ApiError
 from api.generation import Ask, Prompt
 from api.openapi import Operation
 from api.schemas import CompatRequest, GenerateParameters, GenerateRequest, StreamRequest
+from api.schemas.fields import MOST_STOPS
 from api.schemas.tgi import UNSUPPORTED_PARAMETERS
 from api.service import Engine, Service
 from api.tgi_writer import Writer, samples
@@ -168,7 +169,7 @@ def information(service: Service, engine: Engine) -> dict[str, Any]:
         "model_pipeline_tag": "text-generation",
         "max_concurrent_requests": service.config.max_open_requests,
         "max_best_of": 4,
-        "max_stop_sequences": 4,
+        "max_stop_sequences": MOST_STOPS,
         "max_input_tokens": engine.context - 1,
         "max_total_tokens": engine.context,
         "validation_workers": 1,

@@ -17,7 +17,7 @@ from werkzeug.test import TestResponse
 
 from api.service import Engine, Service
 from app import create_app, load_engine
-from config import Config
+from config import VERSION, Config
 
 EOT_ID = 256
 
@@ -288,8 +288,9 @@ def test_unknown_fields_are_named_and_harmless_ones_are_not(client: FlaskClient)
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("suffix", "x"), ("use_beam_search", True), ("guided_json", {}), ("response_format", {"type": "text"}),
-     ("length_penalty", 2), ("bad_words", ["x"]), ("prompt_logprobs", 1), ("logits_processors", ["x"])],
+    [("suffix", "x"), ("use_beam_search", True), ("guided_json", {}), ("response_format", {"type": "json_object"}),
+     ("length_penalty", 2), ("bad_words", ["x"]), ("logits_processors", ["x"]),
+     ("response_format", {"type": "text", "schema": {}})],
 )  # fmt: skip
 def test_what_would_change_the_output_and_is_not_there_is_refused(
     client: FlaskClient, name: str, value: Any
@@ -299,10 +300,36 @@ def test_what_would_change_the_output_and_is_not_there_is_refused(
     assert "is not supported. Leave it out" in refusal["message"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("response_format", {"type": "text"}), ("suffix", ""), ("kv_transfer_params", {}), ("bad_words", []),
+     ("length_penalty", 1.0), ("use_beam_search", False), ("prompt_logprobs", None)],
+)  # fmt: skip
+def test_a_field_that_changes_nothing_is_taken_and_not_called_ignored(
+    client: FlaskClient, name: str, value: Any
+) -> None:
+    reply = ask(client, **{name: value})
+    assert reply.status_code == 200, reply.text
+    assert "X-Ignored-Params" not in reply.headers
+
+
+def test_a_limit_of_minus_one_is_all_the_room_there_is(client: FlaskClient) -> None:
+    usage = done(client, max_tokens=-1)["usage"]
+    assert (usage["prompt_tokens"], usage["total_tokens"]) == (2, 1024)
+    totals = [len(text) for text in texts(done(client, prompt=["a", "bcd"], max_tokens=-1))]
+    assert totals == [1023, 1021]
+    assert texts(done(client, max_tokens=-1, min_tokens=2, stop="c")) == ["ab"]
+
+
+def test_sixteen_stops_are_taken(client: FlaskClient) -> None:
+    choice = done(client, max_tokens=20, stop=[*"ZYXWVUTSRQPONML", "de"])["choices"][0]
+    assert (choice["text"], choice["stop_reason"]) == ("abc", "de")
+
+
 BAD: list[tuple[str, Any, str]] = [
     *(("prompt", v, "prompt") for v in ([], {}, None, "", [""], ["a", 1], [1, "a"], [[]], [[1], "a"], 5, True,
                                         [True], [-1], [1.5], [10**20], ["x"] * 65, [[1]] * 65, [257], [1 << 40])),
-    *(("max_tokens", v, "whole number") for v in (-1, "abc", 1.5, True, "5")),
+    *(("max_tokens", v, "whole number") for v in (-2, "abc", 1.5, True, "5")),
     ("max_tokens", 0, "echo"),
     ("max_tokens", 1023, "at most 1,022"),
     ("max_tokens", 10**30, "at most 1,022"),
@@ -313,7 +340,7 @@ BAD: list[tuple[str, Any, str]] = [
     *(("repetition_penalty", v, "above 0") for v in (0, -1)),
     *(("min_p", v, "0 to 1") for v in (-0.1, 1.1)),
     *(("min_tokens", v, "max_tokens") for v in (-1, 4)),
-    *(("stop", v, "at most 4") for v in (list("abcde"), [1], "", "x" * 257)),
+    *(("stop", v, "at most 16") for v in (list("abcdefghijklmnopq"), [1], "", "x" * 257)),
     *(("stop_token_ids", v, "token") for v in ([-1], [257], [1.5], 5, [True])),
     *(("logit_bias", v, "-100") for v in ({"1": 101}, {"a": 1}, {"1": "x"}, [1], {str(i): 1 for i in range(301)})),
     ("logit_bias", {"257": 1}, "0 to 256"),
@@ -377,6 +404,12 @@ def test_the_served_model_is_listed(client: FlaskClient) -> None:
     )
     assert card["max_model_len"] == 1024
     assert abs(card["created"] - time.time()) < 60
+
+
+def test_the_version_is_told_before_the_model_is_there(client: FlaskClient) -> None:
+    assert client.get("/version").get_json() == {"version": VERSION}
+    loading = create_app(Config()).test_client()
+    assert loading.get("/version").get_json() == {"version": VERSION}
 
 
 @pytest.mark.parametrize(
@@ -457,12 +490,51 @@ def test_chat_takes_all_the_room_by_default(client: FlaskClient) -> None:
 
 @pytest.mark.parametrize(
     "fields",
+    [{"response_format": {"type": "text"}}, {"logprobs": False, "top_logprobs": 0}, {"chat_template_kwargs": {}},
+     {"tools": [], "tool_choice": "auto", "functions": [], "function_call": "auto"}, {"documents": []},
+     {"reasoning_effort": "none"}, {"modalities": ["text"]}, {"mm_processor_kwargs": {}, "media_io_kwargs": {}}],
+    ids=repr,
+)  # fmt: skip
+def test_a_field_that_changes_nothing_in_a_chat_is_taken(
+    client: FlaskClient, fields: dict[str, Any]
+) -> None:
+    reply = chat(client, USER, **fields)
+    assert reply.status_code == 200, reply.text
+    assert "X-Ignored-Params" not in reply.headers
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_chats_limit_of_minus_one_is_all_the_room_there_is(
+    client: FlaskClient, name: str
+) -> None:
+    usage = chat(client, USER, **{"max_tokens": None, name: -1}).get_json()["usage"]
+    assert usage["total_tokens"] == 1024
+
+
+def test_a_developer_speaks_as_the_system_and_an_assistant_may_have_said_nothing(
+    client: FlaskClient, model: FakeModel
+) -> None:
+    prompts: list[str] = []
+    model.before = lambda plan: prompts.append(bytes(plan.sequences[0].prompt_ids).decode())
+    developer = {"role": "developer", "content": "Be brief."}
+    for silent in ({"content": None}, {}, {"content": ""}):
+        reply = chat(client, developer, {"role": "assistant"} | silent, USER, max_tokens=1)
+        assert reply.status_code == 200, reply.text
+    assert set(prompts) == {"System: Be brief.\nAssistant: \nUser: Hi\nAssistant:"}
+
+
+@pytest.mark.parametrize(
+    "fields",
     [{"messages": []}, {"messages": None}, {"messages": "x"}, {"messages": [{"role": "tool", "content": "x"}]},
      {"messages": [{"role": "user"}]}, {"messages": [{"role": "user", "content": None}]},
+     {"messages": [{"role": "system"}]}, {"messages": [{"role": "developer", "content": None}]},
+     {"messages": [{"role": "assistant", "content": 5}]}, {"messages": [{"role": "assistant", "content": []}]},
      {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
      {"messages": [{"role": "user", "content": []}]}, {"messages": ["x"]}, {"tools": [{}]}, {"logprobs": True},
      {"response_format": {"type": "json_object"}}, {"chat_template": "x"}, {"chat_template_kwargs": {"a": 1}},
-     {"max_tokens": 0}, {"max_tokens": 3, "max_completion_tokens": 4}, {"n": 17}, {"top_logprobs": 1}],
+     {"max_tokens": 0}, {"max_tokens": 3, "max_completion_tokens": 4}, {"n": 17}, {"top_logprobs": 1},
+     {"max_tokens": -2}, {"max_completion_tokens": 0, "max_tokens": None}, {"tool_choice": "required"},
+     {"prompt_logprobs": 0}],
     ids=repr,
 )  # fmt: skip
 def test_a_bad_chat_is_refused(

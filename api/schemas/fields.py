@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, StrictBool, StrictStr, WithJsonSche
 
 INT64 = 1 << 63
 MOST_PROMPTS = 64
-MOST_STOPS = 4
+MOST_STOPS = 16
 LONGEST_STOP = 256
 MOST_BIASES = 300
 
@@ -180,7 +180,7 @@ TEMPERATURE = "a number from 0 (greedy) to 2"
 TOP_P = "a number above 0, 1 at most"
 TOP_K = "a whole number of candidates, 0 or -1 for all"
 SEED = "a whole number of 64 bits"
-STOP = "a text, or a list of at most 4, each of 1 to 256 characters"
+STOP = f"a text, or a list of at most {MOST_STOPS}, each of 1 to {LONGEST_STOP} characters"
 FLAG = "true or false, without quotes"
 USER = "a text of at most 256 characters"
 SECONDS = "a number of seconds above 0"

@@ -4,13 +4,36 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictStr,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 from pydantic.json_schema import SkipJsonSchema
 
 from api.schemas import fields as f
 from api.schemas.standing import Standing
 
 MOST_MESSAGES = 64
+UNLIMITED = -1  # as max_tokens: all the room that the context leaves
+
+
+def _not_zero(value: int) -> int:
+    if value == 0:
+        raise ValueError("must be at least 1")
+    return value
+
+
+Limit = Annotated[
+    f.integer(ge=UNLIMITED), AfterValidator(_not_zero), Field(json_schema_extra={"not": {"const": 0}})
+]  # fmt: skip
+ALL_THE_ROOM = f"{UNLIMITED} for all the room that the context leaves"
 
 
 class StreamOptions(BaseModel):
@@ -30,7 +53,7 @@ NEEDS_STREAM = {
 ZERO_NEEDS_ECHO = {
     "anyOf": [
         {"required": ["echo"], "properties": {"echo": {"const": True}}},
-        {"properties": {"max_tokens": {"anyOf": [{"minimum": 1}, {"type": "null"}]}}},
+        {"properties": {"max_tokens": {"not": {"const": 0}}}},
     ]
 }
 
@@ -88,8 +111,9 @@ class CompletionRequest(Sampled):
     prompt: f.Prompts = Field(
         description="a text of at least one character, a list of at most 64, token ids, or lists of these"
     )
-    max_tokens: f.integer(ge=0) = Field(
-        16, description="a whole number of tokens to generate, at least 1 (0 with echo)"
+    max_tokens: f.integer(ge=UNLIMITED) = Field(
+        16,
+        description=f"a whole number of tokens to generate, at least 1 (0 with echo), or {ALL_THE_ROOM}",
     )
     best_of: SkipJsonSchema[f.integer(ge=1, le=20) | None] = Field(
         None, description="a whole number from n to 20"
@@ -100,7 +124,7 @@ class CompletionRequest(Sampled):
 
 def _content(value: Any) -> Any:
     """Return the text of a message: a string, or the parts of one."""
-    if isinstance(value, str):
+    if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or not value or len(value) > MOST_MESSAGES:
         raise ValueError("must be a text or a list of text parts")
@@ -130,15 +154,38 @@ CONTENT_SCHEMA = {
 }
 
 
+# Only the assistant may have said nothing, as it does where it called a tool.
+SILENT_ASSISTANT = {
+    "anyOf": [
+        {"required": ["role"], "properties": {"role": {"const": "assistant"}}},
+        {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+    ]
+}
+
+
 class Message(BaseModel):
     """One turn of a conversation."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", json_schema_extra=SILENT_ASSISTANT)
 
-    role: Literal["system", "user", "assistant"] = Field(description="system, user or assistant")
-    content: Annotated[StrictStr, BeforeValidator(_content), WithJsonSchema(CONTENT_SCHEMA)] = (
-        Field(description="a text, or a list of text parts")
+    role: Literal["system", "developer", "user", "assistant"] = Field(
+        description="system, developer, user or assistant"
     )
+    content: Annotated[
+        StrictStr | None, BeforeValidator(_content), WithJsonSchema(CONTENT_SCHEMA)
+    ] = Field(
+        None,
+        validate_default=True,
+        json_schema_extra=lambda schema: schema.pop("default"),
+        description="a text, or a list of text parts; null from the assistant alone",
+    )
+
+    @field_validator("content")
+    @classmethod
+    def _is_said(cls, value: str | None, info: ValidationInfo) -> str:
+        if value is None and info.data.get("role") != "assistant":
+            raise ValueError("must be a text or a list of text parts")
+        return value or ""
 
 
 class ChatRequest(Sampled):
@@ -147,14 +194,14 @@ class ChatRequest(Sampled):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)] = Field(
         description='a list such as [{"role": "user", "content": "..."}]'
     )
-    max_tokens: f.integer(ge=1) | None = Field(
+    max_tokens: Limit | None = Field(
         None,
-        description="a whole number of tokens to generate, at least 1; all the room there is by default",
+        description=f"a whole number of tokens to generate, at least 1, or (as by default) {ALL_THE_ROOM}",
         examples=[8],
         json_schema_extra=lambda schema: schema.pop("default"),
     )
-    max_completion_tokens: SkipJsonSchema[f.integer(ge=1) | None] = Field(
-        None, description="a whole number of tokens to generate, at least 1"
+    max_completion_tokens: SkipJsonSchema[Limit | None] = Field(
+        None, description=f"a whole number of tokens to generate, at least 1, or {ALL_THE_ROOM}"
     )
 
 
@@ -164,15 +211,15 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": _OFF, "length_penalty": (1, 1.0), "early_stopping": _OFF, "logits_processors": _OFF,
     "bad_words": _OFF, "allowed_token_ids": (), "prompt_logprobs": (), "prompt_embeds": (),
     "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (),
-    "structured_outputs": (), "response_format": (), "typical_p": (1, 1.0), "watermark": _OFF,
-    "logits_bias_type": (), "add_generation_prompt": (True,), "continue_final_message": _OFF,
-    "kv_transfer_params": (), "thinking_token_budget": (), "repetition_detection": (),
+    "structured_outputs": (), "response_format": ({"type": "text"},), "typical_p": (1, 1.0), "watermark": _OFF,
+    "logits_bias_type": (), "continue_final_message": _OFF, "kv_transfer_params": ({},),
+    "thinking_token_budget": (), "repetition_detection": (),
 }  # fmt: skip
-UNSUPPORTED_COMPLETION = {name: same for name, same in UNSUPPORTED.items() if "message" not in name
-                          and name != "add_generation_prompt"} | {"suffix": ()}  # fmt: skip
+UNSUPPORTED_COMPLETION = UNSUPPORTED | {"suffix": ("",)}
 UNSUPPORTED_CHAT = UNSUPPORTED | {
-    "tools": ([],), "tool_choice": ("none",), "functions": ([],), "function_call": ("none",), "logprobs": (False,),
-    "top_logprobs": (), "chat_template": (), "chat_template_kwargs": (), "documents": ([],), "echo": (False,),
-    "modalities": (["text"],), "audio": (), "prediction": (), "best_of": (1,), "reasoning_effort": (),
-    "media_io_kwargs": (), "mm_processor_kwargs": (), "include_reasoning": (True, False),
+    "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
+    "logprobs": (False,), "top_logprobs": (0,), "chat_template": (), "chat_template_kwargs": ({},),
+    "documents": ([],), "echo": (False,), "modalities": (["text"],), "audio": (), "prediction": (), "best_of": (1,),
+    "reasoning_effort": ("none",), "media_io_kwargs": ({},), "mm_processor_kwargs": ({},),
+    "include_reasoning": (True, False), "add_generation_prompt": (True,),
 }  # fmt: skip

@@ -11,7 +11,7 @@ from api.schemas.standing import Standing
 
 Fraction = f.number(gt=0, lt=1)
 FRACTION = "a number between 0 and 1, neither of them; leave it out for no limit"
-STOP_LIST = "a list of at most 4 texts, each of 1 to 256 characters"
+STOP_LIST = f"a list of at most {f.MOST_STOPS} texts, each of 1 to {f.LONGEST_STOP} characters"
 
 
 ONE = {"enum": [None, 1]}
