@@ -43,12 +43,16 @@ class Scored(NamedTuple):
 class Logprobs:
     """Builds OpenAI's logprobs object of one answer, in one piece or in several that continue each other.
 
-    `offset` is the place of the first token in characters; `hidden` ids are left out.
+    `offset` is the place of the first token in characters, `most` the number of alternatives to a token; `hidden`
+    ids are left out.
     """
 
-    def __init__(self, tokenizer: Tokenizer, offset: int, hidden: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, offset: int, most: int, hidden: Sequence[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
         self._offset = offset
+        self._most = most
         self._hidden = hidden
         self._pieces = Pieces(tokenizer)
 
@@ -70,7 +74,7 @@ class Logprobs:
         if detail is None:
             return None
         names: dict[str, float] = {}
-        for id, value in (*detail.top, (token, detail.logprob)):
+        for id, value in (*detail.top[: self._most], (token, detail.logprob)):
             names.setdefault(token_name(self._tokenizer, id), value)
         return names
 
@@ -78,6 +82,23 @@ class Logprobs:
 def join(first: dict[str, list[Any]], second: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Return the logprobs object of a text that continues another."""
     return {key: first[key] + second[key] for key in first}
+
+
+def prompt_logprobs(
+    tokenizer: Tokenizer, ids: Sequence[int], details: Sequence[Any], most: int
+) -> list[dict[str, dict[str, Any]] | None]:
+    """Return a prompt's scores in vLLM's form: each token with `most` alternatives by id, null for the first."""
+
+    def score(token: int, logprob: float, rank: int) -> dict[str, Any]:
+        return {"logprob": logprob, "rank": rank, "decoded_token": tokenizer.decode([token])}
+
+    def scores(token: int, detail: Any) -> dict[str, dict[str, Any]]:
+        found = {str(token): score(token, detail.logprob, detail.rank)}
+        for rank, (id, logprob) in enumerate(detail.top[:most], 1):
+            found[str(id)] = score(id, logprob, rank)
+        return found
+
+    return [detail and scores(token, detail) for token, detail in prompt_scores(ids, details)]
 
 
 def prompt_scores(ids: Sequence[int], details: Sequence[Any]) -> list[Scored]:

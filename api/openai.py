@@ -193,9 +193,10 @@ def completion_ask(engine: Engine, asked: CompletionRequest) -> Ask:
     best_of = asked.best_of or asked.n
     if asked.logprobs is not None or best_of > asked.n:
         options["logprobs"] = asked.logprobs or 0
-    if asked.echo and (asked.logprobs is not None or asked.max_tokens == 0):
-        options["scores_prompt"] = True
-        options["prompt_logprobs"] = asked.logprobs is not None
+    wanted = [asked.prompt_logprobs, asked.logprobs if asked.echo else None]
+    scores = max((n for n in wanted if n is not None), default=None)
+    if scores is not None or asked.max_tokens == 0:
+        options |= {"scores_prompt": True, "prompt_logprobs": scores}
     return Ask(
         prompts_of(engine, asked), limit(asked.max_tokens), "max_tokens", options,
         n=asked.n, best_of=best_of, seed=asked.seed, timeout_s=asked.timeout_s,

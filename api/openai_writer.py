@@ -13,7 +13,7 @@ from flask import Response, g, jsonify
 from api import generation, streaming
 from api.feed import dumps
 from api.generation import Job
-from api.logprobs import Logprobs, Scored, join, prompt_scores
+from api.logprobs import Logprobs, Scored, join, prompt_logprobs, prompt_scores
 from api.schemas import CompletionRequest
 from api.schemas.openai import Sampled
 from api.service import Engine
@@ -90,26 +90,32 @@ class CompletionWriter:
             "finish_reason": inference.finish_reason,
             "stop_reason": inference.stop_reason,
         }
+        if self.asked.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = self._prompt_logprobs(inference, self.asked.prompt_logprobs)
         if self.asked.return_token_ids:
             choice["prompt_token_ids"] = inference.sequence.prompt_ids
             choice["token_ids"] = inference.output_ids
         return choice
 
+    def _prompt_logprobs(self, inference: Inference, most: int) -> list[Any]:
+        seq = inference.sequence
+        return prompt_logprobs(self.engine.tokenizer, seq.prompt_ids, seq.prompt_details, most)
+
     def _scores(self, index: int, inference: Inference, start: int, stop: int) -> dict[str, Any]:
         """Return the logprobs object of tokens start..stop, with the prompt's before the first if it is echoed."""
-        seq = inference.sequence
+        seq, most = inference.sequence, self.asked.logprobs or 0
         first = index not in self._logprobs
         if first:
             offset = len(inference.prompt)
             self._logprobs[index] = Logprobs(
-                self.engine.tokenizer, offset, self._endings(inference)
+                self.engine.tokenizer, offset, most, self._endings(inference)
             )
         scored = [
             Scored(*pair) for pair in zip(seq.output_ids[start:stop], seq.details[start:stop])
         ]
         written = self._logprobs[index].write(scored)
         if first and self.asked.echo:
-            before = Logprobs(self.engine.tokenizer, 0)
+            before = Logprobs(self.engine.tokenizer, 0, most)
             written = join(before.write(prompt_scores(seq.prompt_ids, seq.prompt_details)), written)
         return written
 
@@ -130,25 +136,27 @@ class CompletionWriter:
     def _chunk(self, growth: Growth) -> bytes:
         """Return one choice's event; put together by hand, since there is one for each step of each stream."""
         inference = self.job.inferences[growth.index]
-        text, logprobs, ids = growth.text, "null", ""
+        text, logprobs, more = growth.text, "null", ""
         if self.asked.logprobs is not None:
             logprobs = dumps(self._scores(growth.index, inference, growth.start, growth.stop))
         if growth.index not in self._begun:
             self._begun.add(growth.index)
             if self.asked.echo:
                 text = inference.prompt + text
+            if self.asked.prompt_logprobs is not None:
+                scores = self._prompt_logprobs(inference, self.asked.prompt_logprobs)
+                more = f',"prompt_logprobs":{dumps(scores)}'
             if self.asked.return_token_ids:
-                ids = f',"prompt_token_ids":{dumps(inference.sequence.prompt_ids)}'
+                more += f',"prompt_token_ids":{dumps(inference.sequence.prompt_ids)}'
         if self.asked.return_token_ids:
-            ids += (
-                f',"token_ids":{dumps(inference.sequence.output_ids[growth.start : growth.stop])}'
-            )
+            ids = inference.sequence.output_ids[growth.start : growth.stop]
+            more += f',"token_ids":{dumps(ids)}'
         reason, stop_reason = "null", "null"
         if growth.ended:
             reason, stop_reason = dumps(inference.finish_reason), dumps(inference.stop_reason)
         return (
             f'data: {self._start}{growth.index},"text":{dumps(text)},"logprobs":{logprobs},'
-            f'"finish_reason":{reason},"stop_reason":{stop_reason}{ids}}}]{self._usage()}}}\n\n'
+            f'"finish_reason":{reason},"stop_reason":{stop_reason}{more}}}]{self._usage()}}}\n\n'
         ).encode()
 
     def _usage(self) -> str:

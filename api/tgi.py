@@ -147,7 +147,7 @@ def ask_of(engine: Engine, asked: GenerateRequest, streams: bool) -> Ask:
     if streams or p.details or p.decoder_input_details or best_of > 1:
         options["logprobs"] = p.top_n_tokens or 0
     if p.decoder_input_details:
-        options |= {"scores_prompt": True, "prompt_logprobs": True}
+        options |= {"scores_prompt": True, "prompt_logprobs": 0}
     ids = generation.encode(
         engine, asked.inputs, special=engine.special_end, keep=p.truncate, param="inputs"
     )

@@ -13,7 +13,7 @@ class SamplingParams:
     """How one request draws its tokens. Temperature 0 is greedy; every other default changes nothing.
 
     `banned_ids` cannot come before `min_tokens` tokens are there. `logprobs` asks for the log probability of each
-    token and of so many alternatives, None for none at all; `prompt_logprobs` for those of the prompt's tokens too.
+    token and of so many alternatives, None for none at all; `prompt_logprobs` asks the same for the prompt's tokens.
     """
 
     temperature: float = 1.0
@@ -29,7 +29,7 @@ class SamplingParams:
     min_tokens: int = 0
     banned_ids: frozenset[int] = frozenset()
     logprobs: int | None = None
-    prompt_logprobs: bool = False
+    prompt_logprobs: int | None = None
     is_processed: bool = field(init=False)
     is_filtered: bool = field(init=False)
 

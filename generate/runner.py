@@ -28,7 +28,7 @@ from scheduling.sequence import Sequence
 
 def rows_due(seq: Sequence, count: int) -> int:
     """Return how many of the last rows of a piece give logits: one at its end, all when the prompt is scored."""
-    if seq.sampling.prompt_logprobs and seq.computed < len(seq.prompt_ids):
+    if seq.sampling.prompt_logprobs is not None and seq.computed < len(seq.prompt_ids):
         return count
     return int(count == seq.pending)
 
@@ -46,7 +46,7 @@ class _Decoded(NamedTuple):
     def of(cls, plan: Plan, rows: PackedRows) -> _Decoded | None:
         """Return what is kept of a step whose every row gave a token; None where more than tokens was asked for."""
         params = [seq.sampling for seq in plan.sequences]
-        if any(p.logprobs is not None or p.prompt_logprobs for p in params):
+        if any(p.logprobs is not None or p.prompt_logprobs is not None for p in params):
             return None
         drawn = Draws(params, rows.lengths.device)
         return cls(plan.number, plan.sequences, plan.counts, rows, drawn)
@@ -135,7 +135,7 @@ class ModelRunner:
             outputs[i] = token
         self._add_logprobs(plan, outputs, rows, due)
         for i, seq in enumerate(plan.sequences):
-            if seq.sampling.prompt_logprobs and spans[i]:
+            if seq.sampling.prompt_logprobs is not None and spans[i]:
                 first = last[i] - spans[i] + 1
                 outputs[i] = self._score_prompt(seq, outputs[i], logits[first : last[i] + 1])
         return outputs
@@ -160,8 +160,8 @@ class ModelRunner:
     def _score_prompt(self, seq: Sequence, output: Output, logits: Tensor) -> Output:
         """Add the log probabilities of the prompt tokens that this piece's rows predict."""
         targets = seq.prompt_ids[seq.computed + 1 : seq.computed + 1 + len(logits)]
-        n = seq.sampling.logprobs or 0
-        scores = logprobs(logits[: len(targets)], targets, [n] * len(targets))
+        n = seq.sampling.prompt_logprobs or 0
+        scores = logprobs(logits[: len(targets)], targets, [n] * len(targets), ranks=True)
         if isinstance(output, BaseException):
             return output
         id, detail = output[:2] if isinstance(output, Token) else (output, None)

@@ -47,6 +47,7 @@ class Scored(NamedTuple):
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+    rank: int = 1
 
 
 class MockModel:
@@ -112,13 +113,16 @@ class MockModel:
     def _output(self, seq: Request) -> Output:
         """Return the next token, with log probabilities if its sampling parameters ask for them."""
         wanted = getattr(seq.sampling, "logprobs", None)
-        if wanted is None:
+        of_prompt = getattr(seq.sampling, "prompt_logprobs", None)
+        if wanted is None and of_prompt is None:
             return self.token(seq)
         prompt: list[Scored] = []
-        if getattr(seq.sampling, "prompt_logprobs", False) and not seq.output_ids:
-            prompt = [self._scored(token, 0, wanted) for token in seq.prompt_ids[1:]]
+        if of_prompt is not None and not seq.output_ids:
+            prompt = [self._scored(token, 0, of_prompt) for token in seq.prompt_ids[1:]]
         place = self._place(seq)
-        return Token(self.ids[place], self._scored(self.ids[place], place, wanted), prompt)
+        token = self.ids[place]
+        own = None if wanted is None else self._scored(token, place, wanted)
+        return Token(token, own, prompt)
 
     def _scored(self, token: int, place: int, wanted: int) -> Scored:
         logprob = -math.log(len(self.ids))

@@ -115,11 +115,12 @@ class FakeTokenizer:
 
 
 class FakeDetail(NamedTuple):
-    """What a model tells of a token: its log probability, and the likeliest tokens with theirs."""
+    """What a model tells of a token: its log probability and rank, and the likeliest tokens with theirs."""
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+    rank: int = 1
 
 
 class FakeModel:
@@ -141,11 +142,12 @@ class FakeModel:
     def output(self, seq: Any, count: int) -> Any:
         at = len(seq.output_ids)
         token = self.says[at % len(self.says)] if self.says else 97 + at % 26
-        wanted = seq.sampling.get("logprobs")
-        if wanted is None:
+        wanted, of_prompt = (seq.sampling.get(n) for n in ("logprobs", "prompt_logprobs"))
+        if wanted is None and of_prompt is None:
             return token
-        scored = seq.prompt_ids[1:] if seq.sampling.get("prompt_logprobs") and not at else []
-        return Token(token, detail(token, wanted), [detail(t, wanted) for t in scored])
+        own = None if wanted is None else detail(token, wanted)
+        scored = [] if of_prompt is None or at else seq.prompt_ids[1:]
+        return Token(token, own, [detail(t, of_prompt) for t in scored])
 
 
 def detail(token: int, wanted: int) -> FakeDetail:

@@ -88,7 +88,7 @@ def test_mixed_requests_get_the_cpus_texts_whoever_they_meet(
 
 def test_log_probabilities_are_the_cpus() -> None:
     def details(runner: ModelRunner) -> list[list[float]]:
-        params = SamplingParams(temperature=0, logprobs=3, prompt_logprobs=True)
+        params = SamplingParams(temperature=0, logprobs=3, prompt_logprobs=3)
         requests = [Sequence([1, 2, 3 + i], 5, sampling=params) for i in range(3)]
         run(None, requests, runner=runner)
         return [[d.logprob for d in seq.prompt_details + seq.details] for seq in requests]

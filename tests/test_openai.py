@@ -186,6 +186,42 @@ def test_an_echo_is_scored_from_its_second_token(client: FlaskClient) -> None:
     assert texts(done(client, prompt="x" * 1024, max_tokens=0, echo=True)) == ["x" * 1024]
 
 
+def test_a_prompt_is_scored_in_vllms_form(client: FlaskClient) -> None:
+    choice = done(client, prompt="xyé", max_tokens=1, prompt_logprobs=2)["choices"][0]
+    first, *rest = choice["prompt_logprobs"]
+    assert first is None
+    assert [list(scores) for scores in rest] == [["121", "122"], ["195", "196"], ["169", "170"]]
+    assert rest[0]["121"] == {"logprob": -0.5, "rank": 1, "decoded_token": "y"}
+    assert rest[0]["122"] == {"logprob": -2.0, "rank": 2, "decoded_token": "z"}
+    assert rest[1]["195"]["decoded_token"] == "\ufffd"
+    assert choice["logprobs"] is None
+    assert "prompt_logprobs" not in done(client)["choices"][0]
+    alone = done(client, prompt=["x", "xy"], prompt_logprobs=0)["choices"]
+    assert alone[0]["prompt_logprobs"] == [None]
+    assert list(alone[1]["prompt_logprobs"][1]) == ["121"]
+
+
+def test_an_echo_and_a_scored_prompt_have_each_their_own_number_of_alternatives(
+    client: FlaskClient,
+) -> None:
+    for few, many in ((1, 3), (3, 1)):
+        choice = done(client, max_tokens=1, echo=True, logprobs=few, prompt_logprobs=many)[
+            "choices"
+        ][0]
+        assert [top and len(top) for top in choice["logprobs"]["top_logprobs"]] == [None, few, few]
+        assert [scores and len(scores) for scores in choice["prompt_logprobs"]] == [None, many]
+
+
+def test_the_first_chunk_of_each_choice_has_the_scores_of_its_prompt(client: FlaskClient) -> None:
+    firsts: dict[int, Any] = {}
+    for chunk in stream(client, prompt=["xy", "z"], n=2, max_tokens=9, prompt_logprobs=1)[:-1]:
+        choice = chunk["choices"][0]
+        assert ("prompt_logprobs" in choice) == (choice["index"] not in firsts)
+        firsts.setdefault(choice["index"], choice.get("prompt_logprobs"))
+    scored = [None, {"121": {"logprob": -0.5, "rank": 1, "decoded_token": "y"}}]
+    assert firsts == {0: scored, 1: scored, 2: [None], 3: [None]}
+
+
 def test_streamed_logprobs_are_those_of_the_text_beside_them(
     client: FlaskClient, model: FakeModel
 ) -> None:
@@ -303,7 +339,7 @@ def test_what_would_change_the_output_and_is_not_there_is_refused(
 @pytest.mark.parametrize(
     ("name", "value"),
     [("response_format", {"type": "text"}), ("suffix", ""), ("kv_transfer_params", {}), ("bad_words", []),
-     ("length_penalty", 1.0), ("use_beam_search", False), ("prompt_logprobs", None)],
+     ("length_penalty", 1.0), ("use_beam_search", False)],
 )  # fmt: skip
 def test_a_field_that_changes_nothing_is_taken_and_not_called_ignored(
     client: FlaskClient, name: str, value: Any
@@ -336,6 +372,7 @@ BAD: list[tuple[str, Any, str]] = [
     *(("n", v, "1 to 16") for v in (0, -2, 17, 10**6, 10**18, "2", 1.5)),
     *(("best_of", v, "20") for v in (0, 21, 10**18)),
     *(("logprobs", v, "0 to 5") for v in (-1, 6, 100, True)),
+    *(("prompt_logprobs", v, "0 to 5") for v in (-1, 6, False, "1")),
     *(("presence_penalty", v, "-2 to 2") for v in (-2.1, 5, "1", True)),
     *(("repetition_penalty", v, "above 0") for v in (0, -1)),
     *(("min_p", v, "0 to 1") for v in (-0.1, 1.1)),
@@ -662,6 +699,30 @@ def test_scoring_a_text_gives_what_generating_it_gave(tiny: Tiny) -> None:
     after = scored["choices"][0]["logprobs"]["token_logprobs"][-10:]
     for a, b in zip(after, made["logprobs"]["token_logprobs"]):
         assert a == pytest.approx(b, abs=1e-3)
+
+
+def test_a_scored_prompt_ranks_each_token_among_all(tiny: Tiny) -> None:
+    client, engine = tiny
+    prompt = "the house of the four " * 20  # longer than a step takes at once
+    fields = {"prompt": prompt, "max_tokens": 2, "temperature": 0, "return_token_ids": True}
+    choice = done(client, **fields, prompt_logprobs=5)["choices"][0]
+    scores, ids = choice["prompt_logprobs"], choice["prompt_token_ids"]
+    echoed = done(client, **fields, echo=True, logprobs=5)["choices"][0]["logprobs"]
+    assert (scores[0], len(scores)) == (None, len(ids))
+    assert len(ids) > engine.manager.max_tokens_per_step or len(ids) > 100
+    ranks = []
+    for token, found, own in zip(ids[1:], scores[1:], echoed["token_logprobs"][1:]):
+        one = found[str(token)]
+        ranks.append(one["rank"])
+        assert one["logprob"] == pytest.approx(own, abs=1e-3)
+        assert one["decoded_token"] == engine.tokenizer.decode([token])
+        by_rank = sorted(found.values(), key=lambda score: score["rank"])
+        assert [s["logprob"] for s in by_rank] == sorted(
+            (s["logprob"] for s in by_rank), reverse=True
+        )
+        assert [s["rank"] for s in by_rank][:5] == [1, 2, 3, 4, 5]
+        assert len(found) == (5 if one["rank"] <= 5 else 6)
+    assert max(ranks) > 5
 
 
 def test_bias_and_penalties_reach_the_sampler(tiny: Tiny) -> None:

@@ -136,3 +136,7 @@ def test_log_probabilities_are_the_models_own() -> None:
     assert len(found[0].top) == 2
     assert found[1].logprob == found[1].top[0][1]
     assert found[2].top == ()
+    order = logits.argsort(dim=1, descending=True).tolist()
+    assert [d.rank for d in found] == [None] * 3
+    found = logprobs(logits, [7, best[1], 9], [2, 1, 0], ranks=True)
+    assert [d.rank for d in found] == [order[i].index(d.token) + 1 for i, d in enumerate(found)]

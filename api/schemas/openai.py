@@ -119,6 +119,9 @@ class CompletionRequest(Sampled):
         None, description="a whole number from n to 20"
     )
     logprobs: f.integer(ge=0, le=5) | None = Field(None, description="a whole number from 0 to 5")
+    prompt_logprobs: f.integer(ge=0, le=5) | None = Field(
+        None, description="a whole number from 0 to 5"
+    )
     echo: f.Flag = Field(False, description=f.FLAG)
 
 
@@ -209,11 +212,10 @@ class ChatRequest(Sampled):
 _OFF = (False, [], {}, "", 0)
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": _OFF, "length_penalty": (1, 1.0), "early_stopping": _OFF, "logits_processors": _OFF,
-    "bad_words": _OFF, "allowed_token_ids": (), "prompt_logprobs": (), "prompt_embeds": (),
-    "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (),
-    "structured_outputs": (), "response_format": ({"type": "text"},), "typical_p": (1, 1.0), "watermark": _OFF,
-    "logits_bias_type": (), "continue_final_message": _OFF, "kv_transfer_params": ({},),
-    "thinking_token_budget": (), "repetition_detection": (),
+    "bad_words": _OFF, "allowed_token_ids": (), "prompt_embeds": (), "guided_json": (),
+    "guided_regex": (), "guided_choice": (), "guided_grammar": (), "structured_outputs": (),
+    "response_format": ({"type": "text"},), "typical_p": (1, 1.0), "watermark": _OFF, "logits_bias_type": (),
+    "continue_final_message": _OFF, "kv_transfer_params": ({},), "thinking_token_budget": (), "repetition_detection": (),
 }  # fmt: skip
 UNSUPPORTED_COMPLETION = UNSUPPORTED | {"suffix": ("",)}
 UNSUPPORTED_CHAT = UNSUPPORTED | {
@@ -221,5 +223,5 @@ UNSUPPORTED_CHAT = UNSUPPORTED | {
     "logprobs": (False,), "top_logprobs": (0,), "chat_template": (), "chat_template_kwargs": ({},),
     "documents": ([],), "echo": (False,), "modalities": (["text"],), "audio": (), "prediction": (), "best_of": (1,),
     "reasoning_effort": ("none",), "media_io_kwargs": ({},), "mm_processor_kwargs": ({},),
-    "include_reasoning": (True, False), "add_generation_prompt": (True,),
+    "include_reasoning": (True, False), "add_generation_prompt": (True,), "prompt_logprobs": (),
 }  # fmt: skip
