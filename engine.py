@@ -10,7 +10,8 @@ import dataclasses
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,9 @@ import weights
 from api.service import Engine, Tokenizer
 from batching import BatchingManager, Inference, Model, outcome
 from config import Config
+from scheduling.iteration import Plan
 from scheduling.pages import PagePool
+from scheduling.sequence import Sequence
 from shadow import Shadow
 from simulate import mock
 from stats import ServerStats
@@ -144,6 +147,7 @@ def _load_model(config: Config, slots: int) -> Parts:
     shape = model.config
     n_pages = machine.kv_pages(shape, dtype, device, config.kv_memory, slots)
     runner = _make_runner(model, n_pages, slots, config)
+    warm_up(runner)
     return Parts(
         model=runner,
         tokenizer=tokenizer,
@@ -166,7 +170,7 @@ def _load_model(config: Config, slots: int) -> Parts:
 
 
 def _make_runner(model: GPT, n_pages: int, slots: int, config: Config) -> ModelRunner:
-    """Return what computes steps on the model's device, ready for the first request."""
+    """Return what computes steps on the model's device."""
     from generate import machine
     from generate.runner import ModelRunner
 
@@ -178,6 +182,25 @@ def _make_runner(model: GPT, n_pages: int, slots: int, config: Config) -> ModelR
     any_format = config.dtype == "auto"
     size = machine.page_size(device)
     return gpu.make_runner(model, n_pages, size, slots, config.batch_invariant, any_format)
+
+
+def warm_up(model: Model) -> None:
+    """Compute a short prompt and two tokens in the page of padding, and throw them away.
+
+    The first step pays for memory that nothing has touched yet and for code that has not run: a hundred times
+    as much as the second. No scheduler sees these steps, so nothing counts them.
+    """
+    from generate.params import SamplingParams
+
+    seq = Sequence([0, 0], max_tokens=3, sampling=SamplingParams(), pages=[0])
+    members, counts = [seq], [1]
+    for number in range(-2, 1):  # a scheduler begins at 1
+        prompt = number == -2
+        token = model.forward(Plan(number, 0.0, members, [seq.pending] if prompt else counts))[0]
+        if not isinstance(token, int):  # the logits are not finite; each request will say so
+            return
+        seq.computed = seq.length
+        seq.output_ids.append(token)
 
 
 def _load_mock(config: Config, slots: int) -> Parts:
@@ -217,8 +240,8 @@ def inference_maker(tokenizer: Any) -> Callable[..., Inference]:
         prompt_ids: list[int] | None = None,
         *,
         seed: int | None = None,
-        stops: Sequence[str] = (),
-        stop_ids: Sequence[int] = (),
+        stops: Many[str] = (),
+        stop_ids: Many[int] = (),
         ignore_eos: bool = True,
         keep_stop: bool = False,
         hide_special: bool = False,

@@ -61,6 +61,13 @@ def test_texts_are_the_cpus_for_every_way_to_draw(draw: str) -> None:
     assert run(None, ragged(CONFIG, 10, 1, **DRAWS[draw]), runner=gpu_runner()) == expected
 
 
+def test_a_warm_runner_gives_the_texts_of_a_cold_one() -> None:
+    expected = run(None, ragged(CONFIG, 10, 1), runner=gpu_runner())
+    warm = gpu_runner()
+    engine.warm_up(warm)
+    assert run(None, ragged(CONFIG, 10, 1), runner=warm) == expected
+
+
 def mixed(n: int, seed: int) -> list[Sequence]:
     """Return requests that draw in all ways, some with log probabilities, some stopped by a token of theirs."""
     rng = random.Random(seed)
