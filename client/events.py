@@ -30,7 +30,7 @@ class EventRecorder:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._labels: str | None = None
-        self.count = 0
+        self._heard = 0
         self.connected = False
 
     def start(self) -> None:
@@ -49,8 +49,8 @@ class EventRecorder:
     def settle(self) -> None:
         """Wait until nothing has come for a moment: events may come after the answers they tell of."""
         seen, end = -1, time.monotonic() + SETTLED_AT_MOST
-        while self.connected and seen < self.count and time.monotonic() < end:
-            seen = self.count
+        while self.connected and seen < self._heard and time.monotonic() < end:
+            seen = self._heard
             time.sleep(QUIET_SECONDS)
         self._file.flush()
 
@@ -86,6 +86,6 @@ class EventRecorder:
                     self._write(data)
 
     def _write(self, data: bytes) -> None:
+        self._heard += 1
         if self._labels is not None and b'"members"' in data and data.startswith(b"{"):
             self._file.write("{" + self._labels + ", " + data.decode("utf-8", "replace")[1:] + "\n")
-            self.count += 1

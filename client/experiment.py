@@ -72,6 +72,7 @@ class Experiment:
             warmed = runs.warm_up(target, loads[0].plans[0].planned, warm)
             if not events.is_connected():
                 say(self.console, f"note: {name} has no /events: no pictures of its slots")
+            events.settle()  # the steps of the warm-up belong to no run
             for load in loads:
                 for repeat, plan in enumerate(load.plans):
                     labels = {"policy": name, "load": load.name, "repeat": repeat}

@@ -17,20 +17,20 @@ from typing import Any
 from . import store
 
 WEB = Path(__file__).resolve().parent.parent / "web"
-MOST_RUNS = 3
-MOST_STEPS = 4000  # of a run; all of them are cut at the same moment then
+MOST_STEPS = 4000  # of a run; all runs of a load are cut at the same moment then
 SCRIPT = re.compile(r'\s*<script src="web/([a-z.]+)"[^>]*></script>')
+Runs = dict[str, list[dict[str, Any]]]  # the steps of each policy
 
 
 def embed(results: store.Results) -> str:
     """Return the race as HTML; nothing where fewer than two policies told of their steps under one load."""
+    races = {}
     for load in results.loads:
         told = {policy: _steps(results, policy, load) for policy in results.policies}
         runs = {policy: steps for policy, steps in told.items() if steps}
-        if len(runs) > 1 and (WEB / "race.html").is_file():
-            chosen = dict(list(runs.items())[:MOST_RUNS])
-            return section(load, chosen)
-    return ""
+        if len(runs) > 1:
+            races[load] = runs
+    return section(races) if races and (WEB / "race.html").is_file() else ""
 
 
 def _steps(results: store.Results, policy: str, load: str) -> list[dict[str, Any]]:
@@ -40,20 +40,20 @@ def _steps(results: store.Results, policy: str, load: str) -> list[dict[str, Any
     return measured or steps  # without what warmed the server up, where it can be told apart
 
 
-def section(load: str, runs: dict[str, list[dict[str, Any]]]) -> str:
-    """Return the heading, and the race in a frame of its own."""
-    kept, seconds = cut(runs)
-    part = f", the first {seconds:.3g} s" if seconds is not None else ""
-    page = document({"cut": seconds is not None, "runs": kept})
+def section(races: dict[str, Runs]) -> str:
+    """Return the heading, and the races, a load each, in a frame of its own."""
+    told = []
+    for load, runs in races.items():
+        kept, seconds = cut(runs)
+        told.append({"load": load, "cut": seconds, "runs": kept})
+    under = html.escape(", ".join(races))
     return (
-        f"<h2>Race</h2><p>The slots of each policy, step by step, under {html.escape(load)}{part}.</p>"
-        f'<iframe class="race" title="Race of {html.escape(", ".join(kept))}" srcdoc="{html.escape(page)}"></iframe>'
+        f"<h2>Race</h2><p>The slots of each policy, step by step, in its first run under {under}.</p>"
+        f'<iframe class="race" title="Race under {under}" srcdoc="{html.escape(document(told))}"></iframe>'
     )
 
 
-def cut(
-    runs: dict[str, list[dict[str, Any]]], most: int = MOST_STEPS
-) -> tuple[dict[str, list[dict[str, Any]]], float | None]:
+def cut(runs: Runs, most: int = MOST_STEPS) -> tuple[Runs, float | None]:
     """Return as much of all runs as is whole in each, and the seconds after which that ends, None for no end."""
     ends = [steps[most]["t"] - steps[0]["t"] for steps in runs.values() if len(steps) > most]
     if not ends:
@@ -66,7 +66,7 @@ def cut(
     return kept, end
 
 
-def document(told: dict[str, Any]) -> str:
+def document(told: list[dict[str, Any]]) -> str:
     """Return the page of the race with its style, its scripts and what it shows in it."""
     page = (WEB / "race.html").read_text("utf-8")
     scripts = [(WEB / name).read_text("utf-8") for name in SCRIPT.findall(page)]

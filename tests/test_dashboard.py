@@ -7,6 +7,8 @@ import itertools
 import json
 import re
 import shutil
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -15,12 +17,12 @@ from typing import Any
 
 import pytest
 from driver import drive, requests, scheduler
-from support import ROOT, FakeModel, Server, fake_engine, wait_until
+from support import ROOT, FakeModel, Server, clean_environment, fake_engine, wait_until
 
 from api.demo import planned
 from api.schemas.demo import LoadRequest
 from app import create_app
-from client import race
+from client import race, store
 from config import Config
 
 BROWSER = (
@@ -36,6 +38,8 @@ SHADOW = {
     "error": {"latency-p50": 0.02, "latency-p99": 0.125, "latency-per-token": 0.0},
     "cost": {"from": "steps of this server"},
 }  # fmt: skip
+THREE = ["nobatch", "static", "dynamic"]
+LOADS = ["poisson:40", "burst"]
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 
 
@@ -155,6 +159,22 @@ class Tab:
     def until(self, condition: str, seconds: float = 15.0) -> None:
         """Ask again and again; playwright's own waiting would need eval, which the page forbids."""
         wait_until(lambda: self.page.evaluate(f"Boolean({condition})"), seconds)
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a real comparison of three policies under two loads."""
+    folder = tmp_path_factory.mktemp("results")
+    command = [
+        sys.executable, "-m", "client.compare", *THREE, "--model", "mock:llm-mock@100",
+        "--load-format", "auto", "--numsamples", "7", "--load", *LOADS, "--seed", "1", "--warmup", "5",
+        "--server=--max-batch-size 4", "--no-plots", "--out", str(folder), "--name", "x",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=ROOT, env=clean_environment(), capture_output=True, timeout=180
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return folder / "x"
 
 
 @pytest.fixture
@@ -464,7 +484,8 @@ class TestInABrowser:
             for policy in ("static", "dynamic")
         }
         path = tmp_path / "report.html"
-        path.write_text(f"<!doctype html><title>x</title>{race.section('a <burst>', runs)}")
+        races = {"a <burst>": runs, "another": runs}
+        path.write_text(f"<!doctype html><title>x</title>{race.section(races)}")
         page = chromium.new_page()
         said: list[str] = []
         page.on("pageerror", lambda error: said.append(str(error)))
@@ -477,8 +498,59 @@ class TestInABrowser:
         frame.evaluate("EB.race.clock = 1e9")
         wait_until(lambda: frame.locator(".done", has_text="done in").count() == 2)
         assert frame.locator(".figures span:first-child b").all_text_contents() == ["3 of 3"] * 2
+        assert frame.locator("#load option").all_text_contents() == ["a <burst>", "another"]
         assert said == [path.as_uri()]
         page.close()
+
+    def test_a_comparison_is_raced_load_by_load(self, tab: Tab, comparison: Path) -> None:
+        page = tab.open("/race")
+        page.set_input_files("#files", comparison / "iterations.jsonl")
+        tab.until("EB.race.lanes.length === 3")
+        assert page.locator("#load option").all_text_contents() == LOADS
+        firsts = set()
+        for load in LOADS:
+            page.select_option("#load", load)
+            assert page.locator(".lane .badge").all_text_contents() == THREE
+            assert "7 requests of the same lengths in each lane" in str(page.text_content("#lead"))
+            page.evaluate("EB.race.clock = 1e9")
+            tab.until("document.querySelectorAll('.done:not(:empty)').length === 3")
+            answered = page.locator(".figures span:first-child b").all_text_contents()
+            assert answered == ["7 of 7"] * 3
+            firsts.add(page.evaluate("EB.race.lanes[0].origin"))
+        assert len(firsts) == 2
+        assert tab.complaints == []
+
+    def test_a_report_races_every_policy_under_every_load(
+        self, chromium: Any, comparison: Path
+    ) -> None:
+        path = comparison / "race.html"
+        path.write_text(f"<!doctype html><title>x</title>{race.embed(store.read(comparison))}")
+        page = chromium.new_page()
+        page.goto(path.as_uri())
+        wait_until(lambda: len(page.frames) == 2)
+        frame = page.frames[1]
+        wait_until(lambda: frame.evaluate("globalThis.EB?.race?.lanes.length") == 3, 15)
+        assert frame.locator("#load option").all_text_contents() == LOADS
+        frame.select_option("#load", LOADS[1])
+        assert frame.locator(".lane .badge").all_text_contents() == THREE
+        page.close()
+
+    def test_runs_of_different_requests_are_not_called_the_same(
+        self, tab: Tab, tmp_path: Path
+    ) -> None:
+        page = tab.open("/race")
+        tab.until("EB.race.lanes.length === 2")
+        assert ", the same in each lane" in str(page.text_content("#lead"))  # by id and length
+        for policy, tokens in (("static", 3), ("dynamic", 4)):
+            records = drive(scheduler(policy, 4), requests((0, 5, tokens), (0, 9, 8))).records()
+            lines = "".join(json.dumps(record) + "\n" for record in records)
+            (tmp_path / f"{policy}.jsonl").write_text(lines)
+        page.set_input_files("#files", [tmp_path / "static.jsonl", tmp_path / "dynamic.jsonl"])
+        tab.until("EB.race.lanes[0].total === 2")
+        lead = str(page.text_content("#lead"))
+        assert "not the same requests" in lead
+        assert "needs" not in lead
+        assert page.locator("#load").is_hidden()
 
     def test_a_long_recording_is_cut_at_the_same_moment_for_all(self) -> None:
         slow = [{"t": 3 + 0.5 * n} for n in range(10)]

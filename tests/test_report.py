@@ -170,7 +170,7 @@ def test_the_page_races_what_was_measured_and_not_what_warmed_up() -> None:
     page = html.unescape(race.embed(results))
     packed = re.search(r'id="recorded">([^<]+)<', page)
     assert packed is not None
-    told = json.loads(gzip.decompress(base64.b64decode(packed[1])))
+    (told,) = json.loads(gzip.decompress(base64.b64decode(packed[1])))
     assert {p: [s["n"] for s in of] for p, of in told["runs"].items()} == {
         "static": [2, 3], "dynamic": [2, 3]
     }  # fmt: skip

@@ -423,7 +423,7 @@
     }
     const choice = $("replay-run");
     choice.hidden = runs.length < 2;
-    choice.replaceChildren(...runs.map((run, k) => new Option(run.name || `run ${k + 1}`, String(k))));
+    choice.replaceChildren(...runs.map((run, k) => new Option([run.name || `run ${k + 1}`, run.load].filter(Boolean).join(", "), String(k))));
     choice.onchange = () => show(EB.modelOf(runs[Number(choice.value)]), file.name);
     show(EB.modelOf(runs[0]), file.name);
   }

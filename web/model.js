@@ -8,8 +8,9 @@
   const PHASE = { prefill: KIND.PREFILL, decode: KIND.DECODE, held: KIND.HELD, idle: KIND.PAUSED };
   const JOINED = 8, HIT = 16, LEFT = 32;
   const HUES = 8;
-  const RECORD = new Set(["n", "t", "seconds", "policy", "queue", "members", "joined", "left", "displaced", "slot_steps",
-    "pages", "iteration"]);
+  // What client.compare writes before a record. The record has a policy too, so that JSON.parse would lose this one.
+  const TEXT = String.raw`"(?:[^"\\]|\\.)*"`;
+  const LABELS = new RegExp(`^\\{"policy": (${TEXT}), "load": (${TEXT}), "repeat": (\\d+), `);
 
   // One step. The typed arrays have an element per slot: 3,000 steps of 64 slots stay small.
   class Column {
@@ -362,10 +363,11 @@
   }
 
   // The recorded runs in a file: a line for each record, arrival or departure, as /events or a trace file has them.
-  // A file of several runs names them in its lines; else a run ends where the numbers begin anew.
+  // A file of several runs names policy, load and repeat in its lines; else a run ends where the numbers begin again.
+  // Only runs of one `load` have had the same requests; it is empty where the file names none.
   function parseRuns(text) {
     const runs = new Map();
-    let state = null, part = 0, before = -1, waiting = { arrivals: [], departures: [] };
+    let state = null, label = "", part = 0, before = -1, waiting = { arrivals: [], departures: [] };
     const parse = (line) => {
       try {
         return JSON.parse(line);
@@ -379,12 +381,16 @@
       const value = parse(trimmed);
       const record = value.iteration?.members ? value.iteration : value;
       if (Array.isArray(record.members) && record.slot_steps) {
-        if (record.n <= before) part++;
+        const labels = LABELS.exec(trimmed);
+        if ((labels?.[0] ?? "") !== label) {
+          label = labels?.[0] ?? "";
+          part = 0;
+        } else if (record.n <= before) {
+          part++;
+        }
         before = record.n;
-        const label = Object.keys(value).filter((key) => !RECORD.has(key)).map((key) => `${key} ${value[key]}`).join(", ");
-        const name = label || (part ? `run ${part + 1}` : "");
-        const key = `${part} ${name}`;
-        if (!runs.has(key)) runs.set(key, { name, records: [], state, ...waiting });
+        const key = `${part} ${label}`;
+        if (!runs.has(key)) runs.set(key, { ...named(labels, part), records: [], state, ...waiting });
         const run = runs.get(key);
         if (run.arrivals !== waiting.arrivals) waiting = run;
         record.joined = record.joined || [];
@@ -397,6 +403,13 @@
       else if (value.id && value.reason) waiting.departures.push(value);
     }
     return [...runs.values()];
+  }
+
+  function named(labels, part) {
+    const again = part ? `run ${part + 1}` : "";
+    if (!labels) return { name: again, load: "" };
+    const [name, load, repeat] = labels.slice(1).map((text) => JSON.parse(text));
+    return { name: [name, again].filter(Boolean).join(", "), load: repeat ? `${load} #${repeat + 1}` : load };
   }
 
   // A model of a whole recorded run.

@@ -6,9 +6,9 @@
   const $ = (id) => document.getElementById(id);
   const WINDOW = 8; // seconds of a live lane
   const SHOWN_FOR = 14; // seconds that a race of recordings lasts, about
-  const MOST = 3;
   const DEMO = ["web/demo/static.jsonl", "web/demo/dynamic.jsonl"];
 
+  let races = new Map(); // what makes lanes, by the load that the runs were under
   let lanes = [];
   let clock = 0, length = 1, speed = 1, playing = true, dirty = true;
 
@@ -97,13 +97,22 @@
     }
   }
 
-  function begin(found) {
+  // Show the runs of the first load, and let the others be chosen; a run makes its lane when it is shown.
+  function show(found) {
+    races = new Map();
+    for (const [load, make] of found) races.set(load, [...(races.get(load) ?? []), make]);
     for (const control of document.querySelectorAll(".recorded")) control.hidden = false;
+    $("loads").hidden = races.size < 2;
+    $("load").replaceChildren(...[...races.keys()].map((load) => new Option(load || "not named", load)));
+    begin(races.keys().next().value);
+  }
+
+  function begin(load) {
     for (const lane of lanes) {
       lane.feed?.stop();
       lane.box.remove();
     }
-    lanes = found;
+    lanes = races.get(load).map((make) => make());
     length = Math.max(0.01, ...lanes.map((lane) => (lane.prepare(), lane.seconds)));
     const wanted = length / SHOWN_FOR;
     const options = [...$("speed").options].map((option) => Number(option.value));
@@ -112,28 +121,42 @@
     $("speed").value = String(speed);
     $("seek").max = String(length);
     clock = 0;
-    const [slow, fast] = [...lanes].sort((a, b) => b.seconds - a.seconds);
-    EB.put("lead", lanes.length > 1 && fast.seconds && !fast.cut
-      ? `${lanes[0].total} requests, the same in each lane. Hatched slots are done and wait for the longest of their `
-        + `batch: ${slow.badge.textContent} needs ${EB.seconds(slow.seconds)}, `
-        + `${[...lanes].sort((a, b) => a.seconds - b.seconds)[0].badge.textContent} `
-        + `${EB.seconds(Math.min(...lanes.map((lane) => lane.seconds)))}.`
-      : "");
+    EB.put("lead", lead());
     play(true);
   }
 
-  function lanesOf(name, text) {
+  // What the lanes have in common, as far as the records tell, and who was faster.
+  function lead() {
+    if (lanes.length < 2) return "";
+    const { cut } = lanes[0];
+    if (cut) return `The first ${EB.seconds(cut)} of each run.`;
+    const requests = lanes.map((lane) => [...lane.model.requests.values()]);
+    const agree = (tell) => new Set(requests.map((all) => all.map(tell).sort().join())).size === 1;
+    if (!agree(({ total }) => total)) {
+      const counts = lanes.map((lane) => `${lane.total} in ${lane.badge.textContent}`).join(", ");
+      return `These are not the same requests: ${counts}, and their lengths differ. Do not compare the times.`;
+    }
+    const same = agree(({ id, total }) => `${id} ${total}`) ? ", the same" : " of the same lengths";
+    const held = lanes.some((lane) => lane.sums[lane.sums.length - 1].steps[EB.STEPS.indexOf("held")] > 0);
+    const ordered = [...lanes].sort((a, b) => b.seconds - a.seconds);
+    const [slow, fast] = [ordered[0], ordered[ordered.length - 1]];
+    return `${lanes[0].total} requests${same} in each lane. `
+      + (held ? "Hatched slots are done and wait for the longest of their batch. " : "")
+      + `${slow.badge.textContent} needs ${EB.seconds(slow.seconds)}, ${fast.badge.textContent} ${EB.seconds(fast.seconds)}.`;
+  }
+
+  function runsOf(file, text) {
     const runs = EB.parseRuns(text);
-    if (!runs.length) throw new Error(`${name} holds no record of a step. Choose an iterations.jsonl`);
+    if (!runs.length) throw new Error(`${file} holds no record of a step. Choose an iterations.jsonl`);
     return runs.map((run) => {
       const first = Math.min(run.records[0].t, ...run.arrivals.map((arrival) => arrival.t));
-      return [run.name || name.replace(/\.[a-z]+$/, ""), run, first];
+      const name = run.name || file.replace(/\.[a-z]+$/, "");
+      return [run.load, () => new Lane(name, EB.modelOf(run), first)];
     });
   }
 
   function race(names, texts) {
-    const found = texts.flatMap((text, k) => lanesOf(names[k], text)).slice(0, MOST);
-    begin(found.map(([name, run, first]) => new Lane(name, EB.modelOf(run), first)));
+    show(texts.flatMap((text, k) => runsOf(names[k], text)));
   }
 
   function laneOfServer(url) {
@@ -161,12 +184,12 @@
     try {
       if (urls.some((url) => !/\.(jsonl|json|txt)$/.test(url))) {
         for (const lane of lanes) lane.box.remove();
-        lanes = urls.slice(0, MOST).map(laneOfServer);
+        lanes = urls.map(laneOfServer);
         for (const control of document.querySelectorAll(".recorded")) control.hidden = true; // time goes by itself
         EB.put("lead", "Live servers, side by side. Send them the same load.");
         return;
       }
-      const texts = await Promise.all(urls.slice(0, MOST).map(async (url) => {
+      const texts = await Promise.all(urls.map(async (url) => {
         const answer = await fetch(url);
         if (!answer.ok) throw new Error(`${url} cannot be read: ${answer.status}`);
         return answer.text();
@@ -182,21 +205,20 @@
     const packed = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
     const plain = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
     const told = await new Response(plain).json();
-    begin(Object.entries(told.runs).map(([name, records]) => {
+    show(told.flatMap(({ load, cut, runs }) => Object.entries(runs).map(([name, records]) => [load, () => {
       const lane = new Lane(name, EB.modelOf({ records, arrivals: [], departures: [] }), records[0].t);
-      lane.cut = told.cut;
+      lane.cut = cut;
       return lane;
-    }));
+    }])));
     const fit = () => (frameElement.style.height = `${document.body.scrollHeight + 2}px`);
     if (frameElement) new ResizeObserver(fit).observe(document.body);
   }
 
   async function openFiles(files) {
     try {
-      const some = [...files].slice(0, MOST);
-      const texts = await Promise.all(some.map((file) => file.text()));
+      const texts = await Promise.all([...files].map((file) => file.text()));
       $("banner").hidden = true;
-      race(some.map((file) => file.name), texts);
+      race([...files].map((file) => file.name), texts);
     } catch (error) {
       complain(error);
     }
@@ -277,6 +299,7 @@
   });
   $("back").addEventListener("click", () => step(-1));
   $("forward").addEventListener("click", () => step(1));
+  $("load").addEventListener("change", () => begin($("load").value));
   $("speed").addEventListener("change", () => (speed = Number($("speed").value)));
   $("seek").addEventListener("input", () => {
     play(false);
