@@ -16,7 +16,7 @@ from api.errors import ApiError
 from api.feed import dumps
 from api.generation import Ask, Job, Prompt
 from api.openai import USAGE, Kind, answer, limit, options_of, too_many_at_least
-from api.openai_writer import choose, stream_options, usage
+from api.openai_writer import choose, stream_options, usage, usage_so_far
 from api.openapi import Operation
 from api.schemas import ChatRequest
 from api.schemas.openai import UNSUPPORTED_CHAT, Message
@@ -148,8 +148,7 @@ class ChatWriter:
             choice["token_ids"] = inference.sequence.output_ids[growth.start : growth.stop]
         chunk: dict[str, Any] = {**self.head, "choices": [choice]}
         if self._usage_last:
-            always = self._usage_always
-            chunk["usage"] = usage(self.job, self.job.inferences, ready=True) if always else None
+            chunk["usage"] = usage_so_far(self.job, growth) if self._usage_always else None
         return f"data: {dumps(chunk)}\n\n".encode()
 
     def _end(self) -> bytes:

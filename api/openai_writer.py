@@ -21,16 +21,26 @@ from api.streaming import Follower, Growth
 from inference import Inference
 
 
-def usage(job: Job, chosen: list[Inference], ready: bool = False) -> dict[str, Any]:
+def usage(job: Job, chosen: list[Inference]) -> dict[str, Any]:
     """Return what a request used: each prompt once, and the tokens of all choices."""
     firsts = [group[0].sequence for group in job.groups]
     prompt = sum(len(seq.prompt_ids) for seq in firsts)
-    completion = sum(i.ready if ready and not i.is_finished else len(i.output_ids) for i in chosen)
+    completion = sum(len(inference.output_ids) for inference in chosen)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(seq.cached for seq in firsts)},
+    }
+
+
+def usage_so_far(job: Job, growth: Growth) -> dict[str, int]:
+    """Return what one choice has used up to the end of a chunk, as vLLM counts: its own prompt, its own tokens."""
+    prompt = len(job.inferences[growth.index].sequence.prompt_ids)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": growth.stop,
+        "total_tokens": prompt + growth.stop,
     }
 
 
@@ -156,12 +166,12 @@ class CompletionWriter:
             reason, stop_reason = dumps(inference.finish_reason), dumps(inference.stop_reason)
         return (
             f'data: {self._start}{growth.index},"text":{dumps(text)},"logprobs":{logprobs},'
-            f'"finish_reason":{reason},"stop_reason":{stop_reason}{more}}}]{self._usage()}}}\n\n'
+            f'"finish_reason":{reason},"stop_reason":{stop_reason}{more}}}]{self._usage(growth)}}}\n\n'
         ).encode()
 
-    def _usage(self) -> str:
+    def _usage(self, growth: Growth) -> str:
         if self._usage_always:
-            return f',"usage":{dumps(usage(self.job, self.job.inferences, ready=True))}'
+            return f',"usage":{dumps(usage_so_far(self.job, growth))}'
         return ',"usage":null' if self._usage_last else ""
 
     def _end(self) -> bytes:

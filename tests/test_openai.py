@@ -270,6 +270,33 @@ def test_a_stream_tells_its_usage_if_it_is_asked_to(client: FlaskClient) -> None
     assert len({tuple(chunk[k] for k in same) for chunk in asked[:-1]}) == 1
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_each_chunk_says_how_many_tokens_its_choice_has_so_far(
+    client: FlaskClient, model: FakeModel, path: str
+) -> None:
+    model.before = lambda plan: time.sleep(0.002)  # several tokens make a chunk
+    reply = client.post(path, json={
+        "prompt": ["ab", "c"], "messages": [USER], "n": 2, "max_tokens": 30, "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    })  # fmt: skip
+    *chunks, last = [json.loads(f[6:]) for f in reply.text.split("\n\n")[:-2]]
+    texts: dict[int, str] = {}
+    told: dict[int, dict[str, int]] = {}
+    for chunk in chunks:
+        [choice] = chunk["choices"]
+        new = choice["text"] if "text" in choice else choice["delta"]["content"]
+        texts[choice["index"]] = texts.get(choice["index"], "") + new
+        told[choice["index"]] = chunk["usage"]
+        assert chunk["usage"]["completion_tokens"] == len(
+            texts[choice["index"]]
+        )  # a token is a letter
+        assert chunk["usage"]["total_tokens"] == chunk["usage"]["prompt_tokens"] + len(
+            texts[choice["index"]]
+        )
+    assert last["usage"]["completion_tokens"] == 30 * len(told)
+    assert sum(u["prompt_tokens"] for u in told.values()) == 2 * last["usage"]["prompt_tokens"]
+
+
 def test_a_stream_numbers_its_choices(client: FlaskClient) -> None:
     pieces: dict[int, str] = {}
     reasons: dict[int, list[Any]] = {}

@@ -69,7 +69,9 @@ class Sampled(Standing):
     n: f.integer(ge=1, le=16) = Field(1, description="a whole number from 1 to 16")
     stream: f.Flag = Field(False, description=f.FLAG)
     stream_options: StreamOptions | None = Field(
-        None, description='an object such as {"include_usage": true}'
+        None,
+        description='an object such as {"include_usage": true}; with "continuous_usage_stats": true too, each chunk '
+        "says how many tokens its choice has so far",
     )
     stop: f.Stops = Field([], description=f.STOP)
     presence_penalty: f.Penalty = Field(0.0, description=f.PENALTY)
@@ -98,7 +100,8 @@ class Sampled(Standing):
     )
     return_token_ids: f.Flag = Field(False, description=f.FLAG)
     stream_interval: f.integer(ge=1, le=1024) | None = Field(
-        None, description="a whole number of tokens, 1 to 1024, that make a chunk"
+        None,
+        description="a whole number of tokens, 1 to 1024, that make a chunk; without it a chunk has the tokens of 20 ms",
     )
     timeout_s: f.Seconds | None = Field(None, description=f.SECONDS)
 
