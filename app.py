@@ -35,6 +35,7 @@ from api import (
     admission,
     auth,
     chat,
+    cors,
     dashboard,
     docs,
     door,
@@ -71,6 +72,7 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     app = Flask("effective-batching", static_folder=None)
     app.url_map.merge_slashes = False  # another path is another path, not a redirect
     app.config["TRUSTED_HOSTS"] = config.hosts
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is a method of CORS alone
     app.json = Json(app)
     service = Service(config, engine=engine, policies=policies)
     app.extensions["service"] = service
@@ -78,6 +80,7 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     service.operations = [operation for room in rooms for operation in room.OPERATIONS]
     generating = frozenset((op.method, op.path) for op in service.operations if op.generates)
     app.before_request(door.enter)
+    cors.install(app, config.origins)
     app.before_request(auth.check(config.api_key))
     app.before_request(admission.check(service, generating))
     app.after_request(door.leave(service))

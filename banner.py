@@ -53,6 +53,11 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
         f"  curl {url}/stats{bearer}",
     ]
     _write("\n".join(lines))
+    if "*" in config.origins and not config.api_key:
+        warn(
+            "--cors-origins is *, so that every page which a browser with access to this server opens may use it. "
+            "Set --api-key, or name the origins"
+        )
     if public and not config.api_key:
         warn(
             f"anybody who reaches {config.host}:{config.port} may use this server. "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
@@ -23,6 +24,8 @@ VERSION = "0.1.0"
 COMPLETE = "EB_INTERNAL_COMPLETE"  # set where the environment holds every setting
 RESERVE = 32  # HTTP threads beyond those of open requests
 LOOPBACK = ("localhost", "127.0.0.1")  # no page of another site can be called by these
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+")
+DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # a browser leaves them out of an origin
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -40,12 +43,13 @@ def setting(
     choices: Sequence[str] = (),
     size: bool = False,
     secret: bool = False,
+    origins: bool = False,
 ) -> Any:
     return field(
         default=default,
         metadata={
             "help": help, "group": group, "minimum": minimum, "maximum": maximum,
-            "choices": tuple(choices), "size": size, "secret": secret,
+            "choices": tuple(choices), "size": size, "secret": secret, "origins": origins,
         },
     )  # fmt: skip
 
@@ -138,6 +142,10 @@ class Config:
         "", "Host headers to answer, with commas, .example.org for all below it; unset: any",
         "server",
     )  # fmt: skip
+    cors_origins: str = setting(
+        "", "sites whose pages may use this server from a browser, with commas, as in https://chat.example.org; "
+        "*: any; unset: none", "server", origins=True,
+    )  # fmt: skip
     overload_status: str = setting(
         "429", "status of a refusal because the queue is full", "server", choices=("429", "503")
     )
@@ -193,6 +201,11 @@ class Config:
         return [*names, *LOOPBACK] if names else None
 
     @property
+    def origins(self) -> frozenset[str]:
+        """Sites whose pages may use the server, as browsers write them in Origin; * is any."""
+        return read_origins(self.cors_origins, "--cors-origins")
+
+    @property
     def overload_code(self) -> int:
         return int(self.overload_status)
 
@@ -231,8 +244,24 @@ def check(item: Field[Any], value: Any, name: str = "") -> None:
         raise ConfigError(f"{name} is {value}, must be at least {low}. Set it higher")
     if high is not None and not value <= high:
         raise ConfigError(f"{name} is {value}, must be at most {high}. Set it lower")
+    if item.metadata["origins"]:
+        read_origins(value, name)
     if item.metadata["secret"] and not (value.isascii() and value.isprintable()):
         raise ConfigError(f"{name} has characters that no HTTP header holds. Use printable ASCII")
+
+
+def read_origins(text: str, name: str) -> frozenset[str]:
+    """Return the origins in a list with commas; ConfigError for one that no browser sends."""
+    origins = set()
+    for given in (part.strip() for part in text.split(",") if part.strip()):
+        origin = given.lower()
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"{name} has {given!r}, which is no origin. Use scheme://host or scheme://host:port without a path, "
+                "as in https://chat.example.org, or * for any"
+            )
+        origins.add(origin.removesuffix(DEFAULT_PORTS.get(origin.partition(":")[0], "")))
+    return frozenset(origins)
 
 
 def parse(item: Field[Any], text: str, name: str = "") -> Any:

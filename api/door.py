@@ -16,6 +16,7 @@ from typing import Any
 from flask import Response, g, request
 from werkzeug.exceptions import NotFound, SecurityError
 
+from api import cors
 from api.auth import OPEN
 from api.errors import ApiError, shown
 from api.service import Service
@@ -42,10 +43,11 @@ def enter() -> None:
     if request.environ["PATH_INFO"].startswith("//"):
         raise NotFound  # flask itself would read it as one slash
     changes = request.method in ("POST", "PUT", "DELETE")
-    if changes and request.headers.get("Sec-Fetch-Site") == "cross-site":
+    crosses = changes and request.headers.get("Sec-Fetch-Site") == "cross-site"
+    if crosses and cors.allowed_origin() is None:
         raise ApiError(
             "a page of another site sent this request. Use a client that is no browser, or a page "
-            "of this server's own address",
+            "of this server's own address, or start the server with --cors-origins and the site's origin",
             type="permission_error",
         )
 

@@ -36,10 +36,11 @@ OTHER: dict[str, tuple[str, Any]] = {
     "shadow": ("static", "static"),
     "shadow_cost": ("shadow.json", "shadow.json"),
     "trusted_hosts": ("a.example", "a.example"),
+    "cors_origins": ("https://a.example", "https://a.example"),
 }  # fmt: skip
 THIRD = {"policy": "nobatch", "port": "9001", "prefix_cache": "on", "load_format": "auto", "device": "cuda",
          "dtype": "bfloat16", "kv_memory": "7M", "max_connections": "999", "overload_status": "429",
-         "access_log": "on", "tgi_metrics": "off", "dashboard_show_text": "off", "end_of_text": "special"}  # fmt: skip
+         "access_log": "on", "tgi_metrics": "off", "cors_origins": "*", "dashboard_show_text": "off", "end_of_text": "special"}  # fmt: skip
 
 
 def read(
