@@ -123,8 +123,7 @@ class Visits:
     def rename(self, visit: Visit, id: str) -> None:
         """Let a visit be known by the id that its body asks for."""
         with self._lock:
-            if self._latest.get(visit.id) == visit.name:
-                del self._latest[visit.id]
+            self._forget(visit.id, visit.name)
             visit.id = id
             self._latest[id] = visit.name
 
@@ -164,6 +163,8 @@ class Visits:
         with self._lock:
             if visit.running == 0:
                 self._open.pop(visit.name, None)
+                if visit.name not in self._done:  # it was refused, so there is nothing to look up
+                    self._forget(visit.id, visit.name)
         return True
 
     def _keep(self, visit: Visit) -> None:
@@ -173,8 +174,12 @@ class Visits:
             self._open.pop(visit.name, None)
         while len(self._done) > KEPT:
             old, record = self._done.popitem(last=False)
-            if self._latest.get(record["id"]) == old:
-                del self._latest[record["id"]]
+            self._forget(record["id"], old)
+
+    def _forget(self, id: str, name: str) -> None:
+        """Drop the entry that leads from an id to this visit, if it does."""
+        if self._latest.get(id) == name:
+            del self._latest[id]
 
     def find(self, id: str) -> dict[str, Any] | None:
         """Return the record of the request with this id, the last one if there were several."""

@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -279,6 +280,31 @@ def test_a_visit_leaves_once() -> None:
     visit = visits.enter("a", "/x", given.append)
     assert [visits.leave(visit) for _ in range(3)] == [True, False, False]
     assert (given, visits.open) == ([1], 0)
+
+
+def test_a_hundred_thousand_refused_requests_leave_nothing_behind() -> None:
+    visits = Visits(Watcher())
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for n in range(100_000):
+            visit = visits.enter(f"request-{n}", "/inference", lambda n: None)
+            visits.rename(visit, f"renamed-{n}")
+            visits.leave(visit)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 100_000  # bytes: less than one for each
+    assert visits.find("renamed-99999") is None
+
+
+def test_a_refused_request_does_not_hide_a_finished_one_with_its_id(
+    app: Flask, client: FlaskClient
+) -> None:
+    ask(app, "twice")
+    refused = client.post("/inference", json={}, headers={"X-Request-Id": "twice"})
+    assert refused.status_code == 400
+    assert client.get("/requests/twice").get_json()["state"] == "finished"
 
 
 # ---------------------------------------------------------------- the log
