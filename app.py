@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import importlib
+import json
 import logging
 import os
 import sys
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flask import Flask
+from flask import Flask, Response
 from flask.json.provider import DefaultJSONProvider
 from werkzeug.exceptions import HTTPException
 
@@ -48,6 +49,7 @@ from api import (
     tgi,
     tokens,
 )
+from api.deferral import App
 from api.service import Engine, Service
 from config import Config
 from engine import RESOLVED, engine_stack, load_engine
@@ -69,7 +71,7 @@ def __getattr__(name: str) -> Any:
 
 def create_app(config: Config, engine: Engine | None = None) -> Flask:
     """Return the Flask app; without an `engine` it answers 503 until `start` has loaded one."""
-    app = Flask("effective-batching", static_folder=None)
+    app = App("effective-batching", static_folder=None)
     app.url_map.merge_slashes = False  # another path is another path, not a redirect
     app.config["TRUSTED_HOSTS"] = config.hosts
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is a method of CORS alone
@@ -94,12 +96,20 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
 
 
 class Json(DefaultJSONProvider):
-    """JSON in the order of its making, and never NaN, which no other language reads."""
+    """Compact JSON by one encoder, in the order of its making, and never NaN, which no other language reads."""
 
-    sort_keys = False
+    def __init__(self, app: Flask) -> None:
+        super().__init__(app)
+        self._encode = json.JSONEncoder(
+            default=self.default, allow_nan=False, separators=(",", ":")
+        ).encode
 
     def dumps(self, obj: Any, **options: Any) -> str:
-        return super().dumps(obj, allow_nan=False, **options)
+        return self._encode(obj)
+
+    def response(self, *args: Any, **kwargs: Any) -> Response:
+        obj = self._prepare_response_obj(args, kwargs)
+        return self._app.response_class(self._encode(obj) + "\n", content_type="application/json")
 
 
 def _unexpected(error: Exception) -> Any:

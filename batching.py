@@ -122,17 +122,21 @@ class BatchingManager:
                     self.retry_after(),
                 )
             self._count += len(inferences)
-            now = self._clock()
-            for inference in inferences:
-                inference._cancel = self._take_out
-                inference._look_after = self._look_after
-                inference.sequence.arrived_at = now
-                if inference.slo_s is not None:
-                    inference.sequence.deadline = now + inference.slo_s
-                self._queued_tokens += inference.sequence.total
-                self._greet(inference)
-            self._arrived += inferences
-            self._wake.notify()
+            self._queued_tokens += sum(inference.sequence.total for inference in inferences)
+        now = self._clock()
+        for inference in inferences:
+            inference._cancel = self._take_out
+            inference._look_after = self._look_after
+            inference.sequence.arrived_at = now
+            if inference.slo_s is not None:
+                inference.sequence.deadline = now + inference.slo_s
+            self._greet(inference)  # not under the lock, which the loop needs
+        with self._wake:
+            if not self._dead:
+                self._arrived += inferences
+                self._wake.notify()
+                return
+        self._end_all(inferences)  # the loop ended meanwhile, and has not seen them
 
     def _greet(self, inference: Inference) -> None:
         for greeter in self.greeters:
@@ -449,7 +453,11 @@ class BatchingManager:
                 done.set_exception(
                     InferenceError("unavailable_error", "the server stopped before the switch", 1)
                 )
-        for inference in open_:
+        self._end_all(open_)
+
+    def _end_all(self, inferences: list[Inference]) -> None:
+        """Answer these with the reason why there is no loop any more."""
+        for inference in inferences:
             inference.sequence.error = inference.sequence.error or self._closed()
-        self._tell(None, open_)
-        self._finish(open_)
+        self._tell(None, inferences)
+        self._finish(inferences)

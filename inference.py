@@ -70,7 +70,8 @@ class Bell:
 class Inference:
     """One request as its handler sees it. It finishes exactly once: with a completion or an error.
 
-    With a `bell` its tokens can be read as they come: `ready` says how many of them are certain. One that
+    With a `bell` its tokens can be read as they come: `ready` says how many of them are certain. `on_end` is called
+    in the thread that ends it, and must not block. One that
     `scores_prompt` computes its whole prompt, whatever is cached, and may ask for no token beyond it.
     """
 
@@ -88,12 +89,14 @@ class Inference:
         slo_s: float | None = None,
         bell: Bell | None = None,
         scores_prompt: bool = False,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
         self.id = id or uuid.uuid4().hex
         self.prompt = prompt
         self.num_tokens = num_tokens
         self.text = text
         self.bell = bell
+        self._on_end = on_end
         self.ready = 0
         self.slo_s = slo_s  # seconds from its arrival in which the whole answer is wanted
         self.scores_prompt = scores_prompt
@@ -185,6 +188,8 @@ class Inference:
             self.event_obj.set()
         if self.bell is not None:
             self.bell.ring()
+        if self._on_end is not None:
+            self._on_end()
         return True
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -19,7 +19,7 @@ class Deadlines:
     """When to give up whom: those who wait too long for their first step, and those who take too long in all."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Inference, InferenceError, bool]] = []
+        self._heap: list[tuple[float, int, Inference, float, bool]] = []
         self._numbers = count()
 
     def add(self, inference: Inference, queue_seconds: float, seconds: float) -> None:
@@ -27,27 +27,23 @@ class Deadlines:
         queue_seconds = min(queue_seconds, inference.may_wait or math.inf)
         seconds = min(seconds, inference.may_take or math.inf)
         if queue_seconds < seconds:
-            error = InferenceError(
-                "timeout_error",
-                f"it waited {queue_seconds:g} s and was not begun. Try again later, or raise --queue-timeout",
-            )
-            self._push(inference, queue_seconds, error, True)
+            self._push(inference, queue_seconds, True)
         if seconds < math.inf:
-            self._push(inference, seconds, too_late(seconds), False)
+            self._push(inference, seconds, False)
 
-    def _push(
-        self, inference: Inference, seconds: float, error: InferenceError, waits: bool
-    ) -> None:
+    def _push(self, inference: Inference, seconds: float, waits: bool) -> None:
         when = inference.sequence.arrived_at + seconds
-        heapq.heappush(self._heap, (when, next(self._numbers), inference, error, waits))
+        heapq.heappush(self._heap, (when, next(self._numbers), inference, seconds, waits))
 
     def over(self, now: float) -> list[Inference]:
         """End those whose time is over, and return them."""
         ended = []
         while self._heap and self._heap[0][0] <= now:
-            _, _, inference, error, waits = heapq.heappop(self._heap)
+            _, _, inference, seconds, waits = heapq.heappop(self._heap)
             began = inference.sequence.scheduled_at is not None
-            if not (waits and began) and inference.finished(error):
+            if inference.is_finished or (waits and began):
+                continue
+            if inference.finished(_not_begun(seconds) if waits else too_late(seconds)):
                 ended.append(inference)
         return ended
 
@@ -60,6 +56,13 @@ class Deadlines:
         if len(self._heap) > 4 * still_open + 64:
             self._heap = [entry for entry in self._heap if not entry[2].is_finished]
             heapq.heapify(self._heap)
+
+
+def _not_begun(seconds: float) -> InferenceError:
+    return InferenceError(
+        "timeout_error",
+        f"timed out after {seconds:g} s in the queue. Try again later, or raise --queue-timeout",
+    )
 
 
 class Rate:

@@ -20,8 +20,10 @@ the first byte is there, and when connections run out, the one that has been idl
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import os
 import selectors
 import socket
 import struct
@@ -29,20 +31,59 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from gunicorn import util
-from gunicorn.workers.gthread import TConn, ThreadWorker
+from gunicorn.http import wsgi
+from gunicorn.workers.gthread import PollableMethodQueue, TConn, ThreadWorker
 
+from api.deferral import Exchange
+from api.handler_pool import HandlerPool
 from succession import Succession
 
 LINGER_SECONDS = 5.0
 PAUSE_SECONDS = 0.2
 POLL_SECONDS = 0.02
 LONGEST_REASON = 200
+PENDING = object()  # the result of a request that will be answered by the completer
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Outcome:
+    """What became of a request, in the form in which gunicorn asks a future for it."""
+
+    __slots__ = ("_result",)
+
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def cancelled(self) -> bool:
+        return False
+
+    def result(self) -> Any:
+        return self._result
+
+
+class Callbacks(PollableMethodQueue):  # type: ignore[misc]
+    """What other threads ask of the main thread; many requests wake it once."""
+
+    _signaled = False
+
+    def defer(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Let the main thread call this soon."""
+        self._queue.put(partial(callback, *args))
+        if not self._signaled:
+            self._signaled = True
+            with contextlib.suppress(OSError):  # closed: the worker ends
+                os.write(self._write_fd, b"\0")
+
+    def run_callbacks(self, _fileobj: Any, max_callbacks: int = 50) -> None:
+        """Call what has been asked for by now."""
+        os.read(self._read_fd, 4096)
+        self._signaled = False  # before the queue is read: what comes later wakes again
+        for _ in range(self._queue.qsize()):
+            self._queue.get_nowait()()
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]
@@ -59,6 +100,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.method_queue = Callbacks()
         self._parting: deque[TConn] = deque()  # answered, and not yet closed by the client
 
     def handle_exit(self, sig: int, frame: Any) -> None:
@@ -150,7 +192,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     def enqueue_req(self, conn: TConn) -> None:
         """Hand a connection to a thread as soon as its first bytes are there."""
         if conn.initialized or conn.data_ready or not self.alive:
-            super().enqueue_req(conn)
+            self.tpool.submit(self._serve, conn)
             return
         conn.sock.setblocking(False)
         patience = self.wsgi.extensions["service"].config.receive_timeout
@@ -187,12 +229,109 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         for conn in self.pending_conns:
             conn.timeout = min(conn.timeout, deadline)
 
-    def finish_request(self, conn: TConn, fs: Future[Any]) -> None:
+    def get_thread_pool(self) -> HandlerPool:
+        """Return the threads in which handlers run."""
+        return HandlerPool(self.cfg.threads)
+
+    def _serve(self, conn: TConn) -> None:
+        """Answer the next request of a connection; called in a thread of the pool."""
+        try:
+            result = self.handle(conn)
+        except BaseException:  # the connection must not be lost, whatever it was
+            self._finish(conn, False)
+            raise
+        if result is not PENDING:
+            self._finish(conn, result)
+
+    def _finish(self, conn: TConn, result: Any) -> None:
+        """Let the main thread keep or close a connection whose request has been answered."""
+        self.method_queue.defer(self.finish_request, conn, Outcome(result))
+
+    def handle_request(self, req: Any, conn: TConn) -> Any:
+        """Answer a request; PENDING when its answer is not known yet, and needs no thread until it is."""
+        if type(conn.sock) is not socket.socket:  # TLS, which cannot be written to without waiting
+            return super().handle_request(req, conn)
+        resp, environ = wsgi.create(req, conn.sock, conn.client, conn.server, self.cfg)
+        environ["wsgi.multithread"] = True
+        if not self.alive or len(self.keepalived_conns) >= self.max_keepalived:
+            resp.force_close()
+        exchange = Exchange(self.wsgi, environ, resp.start_response)
+        job = None
+        try:
+            job = exchange.run(exchange.begin)
+            if job is None:
+                unsent = exchange.run(self._answer, exchange, resp)
+        finally:
+            if job is None:
+                exchange.run(exchange.end)
+        if job is not None:
+            resume = partial(self._complete, conn, exchange, resp)
+            self.wsgi.extensions["service"].completer.wait(job, resume)
+            return PENDING
+        if unsent:
+            conn.sock.sendall(unsent)
+        return not resp.should_close()
+
+    def _complete(self, conn: TConn, exchange: Exchange, resp: Any) -> None:
+        """Send the answer of a request that was PENDING; called in the completer's thread, which must not wait."""
+        keeps = False
+        try:
+            try:
+                unsent = exchange.run(self._answer, exchange, resp)
+            finally:
+                exchange.run(exchange.end)
+            keeps = not resp.should_close()
+            if unsent:
+                self.tpool.submit(self._send_rest, conn, unsent, keeps)
+                return
+            keeps = self._keepalive_after(conn, keeps)
+        except OSError:  # the client has gone
+            keeps = False
+        except Exception:
+            self.log.exception("Error handling request")
+            keeps = False
+        self._finish(conn, keeps)
+
+    def _send_rest(self, conn: TConn, unsent: bytes, keeps: bool) -> None:
+        """Send what the socket did not take at once, in a thread that may wait."""
+        try:
+            conn.sock.sendall(unsent)
+            keeps = self._keepalive_after(conn, keeps)
+        except OSError:  # the client has gone, or takes nothing for too long
+            keeps = False
+        self._finish(conn, keeps)
+
+    @staticmethod
+    def _answer(exchange: Exchange, resp: Any) -> bytes:
+        """Send an answer: streams to their end, all others as far as the socket takes them. Return the rest."""
+        pieces = exchange.answer()
+        try:
+            if resp.response_length is None:
+                for piece in pieces:
+                    resp.write(piece)
+                resp.close()
+                return b""
+            headers = "".join(f"{name}: {value}\r\n" for name, value in resp.headers)
+            head = "".join(resp.default_headers()) + headers + "\r\n"
+            resp.headers_sent = True
+            message = b"".join([head.encode("latin-1"), *pieces])  # in one packet, where it fits
+            try:
+                return message[resp.sock.send(message, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                return message
+        finally:
+            if hasattr(pieces, "close"):
+                pieces.close()
+
+    def _keepalive_after(self, conn: TConn, keepalive: Any) -> Any:
+        return keepalive if keepalive is PENDING else super()._keepalive_after(conn, keepalive)
+
+    def finish_request(self, conn: TConn, fs: Outcome) -> None:
         """Keep the connection, or close it aside; called in the main thread after each request."""
-        if fs.cancelled() or fs.exception() is not None or fs.result():
+        if fs.result():
             super().finish_request(conn, fs)
-            return
-        self._say_goodbye(conn)
+        else:
+            self._say_goodbye(conn)
 
     def _say_goodbye(self, conn: TConn) -> None:
         """Close after what was sent has arrived: read what still comes until the client closes, or time is up."""

@@ -15,6 +15,8 @@ import time
 from typing import Any, TextIO
 
 ROOM = 4096  # lines
+GATHER_SECONDS = 0.02  # for which lines are gathered before they are written together
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class AccessLog:
@@ -26,12 +28,14 @@ class AccessLog:
     def __init__(self, stream: TextIO | None = None) -> None:
         self.dropped = 0
         self._stream = stream
-        self._lines: queue.Queue[str] = queue.Queue(ROOM)
+        # Lines, records to encode, and events to set when all before them is written.
+        self._lines: queue.SimpleQueue[str | dict[str, Any] | threading.Event]
+        self._lines = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def write(self, record: dict[str, Any]) -> None:
-        self.write_text(json.dumps(record, separators=(",", ":")))
+        self._put(record)
 
     def start(self) -> AccessLog:
         """Begin to write, unless that has happened; RuntimeError when there is no thread to be had."""
@@ -43,31 +47,47 @@ class AccessLog:
         return self
 
     def write_text(self, line: str) -> None:
+        self._put(line)
+
+    def _put(self, line: str | dict[str, Any]) -> None:
         try:
-            self.start()
-            self._lines.put_nowait(line)
-        except (queue.Full, RuntimeError):
+            if self._thread is None:
+                self.start()
+        except RuntimeError:
+            self.dropped += 1
+            return
+        if self._lines.qsize() < ROOM:
+            self._lines.put(line)
+        else:
             self.dropped += 1
 
     def flush(self, seconds: float = 1.0) -> None:
         """Wait until what was said is written, so long at most."""
-        end = time.monotonic() + seconds
-        while self._lines.unfinished_tasks and time.monotonic() < end:
-            time.sleep(0.01)
+        written = threading.Event()
+        if self._thread is not None:
+            self._lines.put(written)
+            written.wait(seconds)
 
     def _run(self) -> None:
         while True:
-            lines = [self._lines.get()]
-            while len(lines) < ROOM and not self._lines.empty():
-                lines.append(self._lines.get())
+            entries = [self._lines.get()]
+            time.sleep(GATHER_SECONDS)
+            while not self._lines.empty():
+                entries.append(self._lines.get())
+            lines = [
+                e if isinstance(e, str) else _encode(e)
+                for e in entries
+                if not isinstance(e, threading.Event)
+            ]
             try:
                 stream = self._stream or sys.stdout
-                stream.write("\n".join(lines) + "\n")
+                stream.write("".join(f"{line}\n" for line in lines))
                 stream.flush()
             except (OSError, ValueError, MemoryError):  # a full disk, a closed pipe
                 self.dropped += len(lines)
-            for _ in lines:
-                self._lines.task_done()
+            for entry in entries:
+                if isinstance(entry, threading.Event):
+                    entry.set()
 
 
 class QueuedHandler(logging.Handler):

@@ -14,14 +14,14 @@ from flask import g, request
 from api.errors import ApiError, shown
 from api.service import Service
 
-PATIENCE = {"X-Queue-Timeout": "may_wait", "X-Request-Timeout": "may_take"}
-
 
 def check(service: Service, generating: frozenset[tuple[str, str]]) -> Callable[[], None]:
     """Return what to do before each request: those of the `generating` methods and paths need a place."""
 
     def before_request() -> None:
-        if (request.method.lower(), request.path) not in generating:
+        environ = request.environ
+        path = request.path
+        if (environ["REQUEST_METHOD"].lower(), path) not in generating:
             return
         g.generates = True
         service.meters.arrived()
@@ -31,9 +31,11 @@ def check(service: Service, generating: frozenset[tuple[str, str]]) -> Callable[
                 type="unavailable_error",
             )
         take(service, 1)
-        g.visit = service.visits.enter(g.request_id, request.path, service.places.give_back)
-        for header, name in PATIENCE.items():
-            setattr(g.visit, name, _seconds(header))
+        g.visit = visit = service.visits.enter(g.request_id, path, service.places.give_back)
+        if "HTTP_X_QUEUE_TIMEOUT" in environ:
+            visit.may_wait = _seconds("X-Queue-Timeout")
+        if "HTTP_X_REQUEST_TIMEOUT" in environ:
+            visit.may_take = _seconds("X-Request-Timeout")
 
     return before_request
 
@@ -58,10 +60,8 @@ def take_more(service: Service, n: int) -> None:
         visit.places += n
 
 
-def _seconds(header: str) -> float | None:
-    text = request.headers.get(header)
-    if text is None:
-        return None
+def _seconds(header: str) -> float:
+    text = request.headers[header]
     try:
         value = float(text)
     except ValueError:

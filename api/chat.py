@@ -12,6 +12,7 @@ from typing import Any
 from flask import Blueprint, Response, g, jsonify
 
 from api import generation, streaming
+from api.deferral import Deferred
 from api.errors import ApiError
 from api.feed import dumps
 from api.generation import Ask, Job, Prompt
@@ -47,7 +48,7 @@ def blueprint(service: Service) -> Blueprint:
     )  # fmt: skip
 
     @routes.post("/v1/chat/completions")
-    def chat() -> Response:
+    def chat() -> Response | Deferred:
         return answer(service, kind)
 
     return routes

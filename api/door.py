@@ -11,9 +11,10 @@ import time
 import uuid
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
-from flask import Response, g, request
+from flask import Request, Response, g, request
 from werkzeug.exceptions import NotFound, SecurityError
 
 from api import cors
@@ -32,18 +33,19 @@ REJECTED_TYPES = {"overloaded": "queue_full", "unavailable_error": "unavailable"
 
 def enter() -> None:
     """Give the request an id, the client's own if it is one, and refuse what another site's page makes a browser send."""
-    given = request.headers.get("X-Request-Id", "")
+    environ = request.environ  # its plain dictionary costs less than Flask's view of the headers
+    given = environ.get("HTTP_X_REQUEST_ID", "")
     g.request_id = given if ID.fullmatch(given) else uuid.uuid4().hex
     g.began = time.perf_counter()
     if isinstance(request.routing_exception, SecurityError):
         raise ApiError(
-            f"the Host header is {shown(request.headers.get('Host', ''))}, which --trusted-hosts does not name. "
+            f"the Host header is {shown(environ.get('HTTP_HOST', ''))}, which --trusted-hosts does not name. "
             "Use one of its names, or add this one"
         )
-    if request.environ["PATH_INFO"].startswith("//"):
+    if environ["PATH_INFO"].startswith("//"):
         raise NotFound  # flask itself would read it as one slash
-    changes = request.method in ("POST", "PUT", "DELETE")
-    crosses = changes and request.headers.get("Sec-Fetch-Site") == "cross-site"
+    changes = environ["REQUEST_METHOD"] in ("POST", "PUT", "DELETE")
+    crosses = changes and environ.get("HTTP_SEC_FETCH_SITE") == "cross-site"
     if crosses and cors.allowed_origin() is None:
         raise ApiError(
             "a page of another site sent this request. Use a client that is no browser, or a page "
@@ -56,10 +58,11 @@ def leave(service: Service) -> Callable[[Response], Response]:
     """Return what to do with each answer: send the request's id back, and see it off when its last byte is out."""
 
     def after_request(response: Response) -> Response:
-        response.headers["X-Request-Id"] = g.request_id
-        visit: Visit | None = g.get("visit")
-        see_off = _departure(service, response, visit)
-        g.departs = True
+        state, asked = g._get_current_object(), request._get_current_object()
+        visit: Visit | None = state.get("visit")
+        response.headers["X-Request-Id"] = state.request_id
+        see_off = partial(_see_off, service, asked, response, visit, state)
+        state.departs = True
         if response.is_streamed:  # its generator may never start: this is called all the same
             if visit is not None:
                 visit.streams = True
@@ -82,43 +85,41 @@ def abandon(service: Service) -> Callable[[BaseException | None], None]:
     return teardown_request
 
 
-def _departure(service: Service, response: Response, visit: Visit | None) -> Callable[[], None]:
-    """Return what ends a request: it may be called when the request's own context is gone."""
-    error: ApiError | None = g.get("refusal")
-    route = request.url_rule.rule if request.url_rule is not None else "other"
+def _see_off(
+    service: Service, asked: Request, response: Response, visit: Visit | None, state: Any
+) -> None:
+    """End a request: give its places back, count it, log it. Its own context may be gone by then."""
+    if visit is not None and not service.visits.leave(visit):
+        return
+    gone = visit is not None and visit.gone
+    status = 499 if gone else response.status_code
+    route = asked.url_rule.rule if asked.url_rule is not None else "other"
+    error: ApiError | None = state.get("refusal")
+    rejected = None if error is None else REJECTED_TYPES.get(error.type, REJECTIONS.get(status))
     ignored = response.headers.get("X-Ignored-Params", "")
     n_ignored = ignored.count(",") + 1 if ignored else 0
-    began, generates = g.began, g.get("generates", False)
+    outputs = [] if visit is None else [len(i.output_ids) for i in visit.inferences]
+    service.meters.answered(
+        route, status, rejected, n_ignored, outputs, state.get("generates", False)
+    )
+    if not (service.config.access_log and service.serves) or (route in OPEN and status == 200):
+        return
     record: dict[str, Any] = {
         "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-        "id": g.request_id,
-        "client": request.remote_addr,
-        "method": request.method if request.method.isalpha() else shown(request.method),
+        "id": state.request_id,
+        "client": asked.remote_addr,
+        "method": asked.method if asked.method.isalpha() else shown(asked.method),
         "route": route,
-        "status": response.status_code,
-        "seconds": 0.0,
-        "bytes_in": request.content_length,
+        "status": status,
+        "seconds": round(time.perf_counter() - state.began, 6),
+        "bytes_in": asked.content_length,
         "bytes_out": None if response.is_streamed else response.content_length,
     }
     if error is not None:
         record["error"] = error.type
-
-    def see_off() -> None:
-        if visit is not None:
-            if not service.visits.leave(visit):
-                return
-            record.update(_lengths(visit))
-            if visit.gone:
-                record["status"] = 499
-        record["seconds"] = round(time.perf_counter() - began, 6)
-        status = record["status"]
-        rejected = None if error is None else REJECTED_TYPES.get(error.type, REJECTIONS.get(status))
-        outputs = [] if visit is None else [len(i.output_ids) for i in visit.inferences]
-        service.meters.answered(route, status, rejected, n_ignored, outputs, generates)
-        if service.config.access_log and service.serves and not (route in OPEN and status == 200):
-            service.access_log.write(record)
-
-    return see_off
+    if visit is not None:
+        record.update(_lengths(visit))
+    service.access_log.write(record)
 
 
 def _lengths(visit: Visit) -> dict[str, Any]:

@@ -60,6 +60,7 @@ class Job:
     bell: Bell | None
     limit: float  # seconds that the server grants
     seeds: list[int]
+    ticket: Any = None  # of whoever is to be told when an inference ends
 
     @property
     def groups(self) -> list[list[Inference]]:
@@ -77,6 +78,36 @@ class Job:
         own = self.ask.timeout_s
         return own if own is not None and own < self.limit else None
 
+    @property
+    def ends_at(self) -> float:
+        """When it is late."""
+        return self.arrived_at + (self.own_limit or self.limit)
+
+    @property
+    def error(self) -> InferenceError | None:
+        """Why it has no answer: the first of its inferences that failed."""
+        return next((i.error for i in self.inferences if i.error is not None), None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all inferences have ended, or one has failed."""
+        return all(i.is_finished for i in self.inferences) or self.error is not None
+
+    def end_if_late(self, now: float) -> bool:
+        """End a job whose time is over: well by its own limit, with an error by the server's."""
+        if now < self.ends_at:
+            return False
+        if self.own_limit is not None:
+            self.end_early()
+        else:
+            self.cancel(too_late(self.limit))
+        return True
+
+    def look_after(self) -> None:
+        """Let inferences end that should have ended and that the loop has lost."""
+        for inference in self.inferences:
+            inference.look_after()
+
     def cancel(self, error: InferenceError | None = None) -> None:
         """End what has not ended."""
         for inference in self.inferences:
@@ -91,15 +122,15 @@ class Job:
     def wait(self) -> None:
         """Return when all have ended well; ApiError when one has not, and the others are cancelled."""
         own = self.own_limit
-        if own is not None:
+        if own is not None and not self.is_over:
             end = self.arrived_at + own
             if not all(i.wait(end - time.perf_counter()) for i in self.inferences):
                 self.end_early()
         end = self.arrived_at + self.limit
         for inference in self.inferences:
-            if not inference.wait(end - time.perf_counter()):
+            if not self.is_over and not inference.wait(end - time.perf_counter()):
                 inference.cancel(too_late(self.limit))
-            error = inference.error
+            error = self.error
             if error is not None:
                 # Raised itself it would keep these frames, and they it, until the next GC.
                 self.cancel(error)
@@ -198,7 +229,10 @@ def start(service: Service, engine: Engine, ask: Ask, *, streams: bool = False) 
     """Put a request's inferences into the queue, all or none."""
     lengths = [fit(engine, prompt, ask.max_tokens, ask.name) for prompt in ask.prompts]
     bell = Bell() if streams else None
+    ticket = None if streams else service.completer.ticket()
     options = dict(ask.options)
+    if ticket is not None:
+        options["on_end"] = ticket.ring
     if "temperature" in options:
         heat = options["temperature"]
         options["temperature"] = 0.0 if heat < GREEDY_BELOW else min(heat, HOTTEST)
@@ -220,7 +254,7 @@ def start(service: Service, engine: Engine, ask: Ask, *, streams: bool = False) 
         engine.manager.enqueue_all(inferences)
     except InferenceError as error:
         raise errors.from_inference(error) from None
-    return Job(ask, inferences, bell, service.config.request_timeout, seeds)
+    return Job(ask, inferences, bell, service.config.request_timeout, seeds, ticket)
 
 
 def seed_of(seed: int, j: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 from flask import Blueprint, Response, jsonify, request
 
 from api import body, generation, policy, streaming
+from api.deferral import Deferred
 from api.generation import Ask, Job, Prompt
 from api.openapi import Operation
 from api.schemas import InferenceRequest
@@ -48,13 +49,15 @@ def blueprint(service: Service) -> Blueprint:
     routes = Blueprint("native", __name__)
 
     @routes.post("/inference")
-    def inference() -> Response:
+    def inference() -> Response | Deferred:
         engine = generation.ready_engine(service)
         fields = body.take(request, EXAMPLE, any_type=True)
         asked, ignored = body.validate(InferenceRequest, fields)
         job = generation.start(service, engine, ask_of(engine, asked), streams=asked.stream)
-        reply = stream(job) if asked.stream else jsonify(answer(job))
-        return body.name_ignored(reply, ignored + generation.unheeded(engine, asked))
+        ignored += generation.unheeded(engine, asked)
+        if asked.stream:
+            return body.name_ignored(stream(job), ignored)
+        return Deferred(job, lambda: body.name_ignored(jsonify(answer(job)), ignored))
 
     @routes.get("/stats")
     def stats() -> Response:

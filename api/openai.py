@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from flask import Blueprint, Response, g, jsonify, request
 
 from api import admission, body, generation
+from api.deferral import Deferred
 from api.errors import ApiError
 from api.generation import Ask, Job, Prompt
 from api.openai_writer import CompletionWriter
@@ -64,7 +65,7 @@ class Kind(Generic[Asked]):
     writer: Callable[[Engine, Job, Asked], Writer]
 
 
-def answer(service: Service, kind: Kind[Asked]) -> Response:
+def answer(service: Service, kind: Kind[Asked]) -> Response | Deferred:
     """Check the present request, start what it asks for, and return its answer."""
     engine = generation.ready_engine(service)
     fields = body.take(request, kind.example)
@@ -75,9 +76,10 @@ def answer(service: Service, kind: Kind[Asked]) -> Response:
     admission.take_more(service, kind.places(asked) - 1)
     job = generation.start(service, engine, kind.ask(engine, asked), streams=asked.stream)
     writer = kind.writer(engine, job, asked)
-    reply = writer.stream() if asked.stream else writer.whole()
     names = [n for n in ignored if n not in harmless] + generation.unheeded(engine, asked)
-    return body.name_ignored(reply, names)
+    if asked.stream:
+        return body.name_ignored(writer.stream(), names)
+    return Deferred(job, lambda: body.name_ignored(writer.whole(), names))
 
 
 def blueprint(service: Service) -> Blueprint:
@@ -87,7 +89,7 @@ def blueprint(service: Service) -> Blueprint:
     )  # fmt: skip
 
     @routes.post("/v1/completions")
-    def completions() -> Response:
+    def completions() -> Response | Deferred:
         return answer(service, kind)
 
     @routes.get("/v1/models")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from api.access_log import AccessLog
+from api.deferral import Completer
 from api.feed import Feed
 from api.meters import Meters
 from api.openapi import Operation
@@ -111,6 +112,7 @@ class Service:
         self.watcher = Watcher()
         self.visits = Visits(self.watcher)
         self.meters = Meters()
+        self.completer = Completer()
         self.stream_writer = StreamWriter()
         self.view_writer = ViewWriter(config.send_timeout)
         self._engine: Engine | None = None

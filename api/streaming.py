@@ -24,7 +24,7 @@ from api.generation import Job
 from api.service import Service
 from api.stream_writer import INTERVAL, Loan
 from batching import Inference, InferenceError
-from inference import LOOK_SECONDS, Bell, too_late
+from inference import LOOK_SECONDS, Bell
 
 log = logging.getLogger(__name__)
 
@@ -165,31 +165,18 @@ def pieces(
             yield data
             pace.sent(tokens)
             pinged_at = pace.sent_at
-        elif _ends_late(job, now):
+        elif job.end_if_late(now):
             continue
         elif now - pinged_at >= SILENCE:
             pinged_at = now
             yield PING
         else:
-            ends = [pinged_at + SILENCE, job.arrived_at + (job.own_limit or job.limit)]
-            seconds = min(min(ends) - now, LOOK_SECONDS)
+            seconds = min(pinged_at + SILENCE - now, job.ends_at - now, LOOK_SECONDS)
             if lends is None:
                 bell.wait(seconds)
             else:
                 pinged_at = max(pinged_at, lends.sleep(seconds))
             answers.look_after()
-
-
-def _ends_late(job: Job, now: float) -> bool:
-    """End a job whose time is over: well by its own limit, with an error by the server's."""
-    own, taken = job.own_limit, now - job.arrived_at
-    if own is not None and taken >= own:
-        job.end_early()
-    elif taken >= job.limit:
-        job.cancel(too_late(job.limit))
-    else:
-        return False
-    return True
 
 
 def respond(

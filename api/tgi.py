@@ -9,6 +9,7 @@ from flask import Blueprint, Response, g, jsonify, request
 
 import config as settings
 from api import admission, body, generation
+from api.deferral import Deferred
 from api.errors import ApiError
 from api.generation import Ask, Prompt
 from api.openapi import Operation
@@ -47,15 +48,15 @@ def blueprint(service: Service) -> Blueprint:
     routes = Blueprint("tgi", __name__)
 
     @routes.post("/generate")
-    def generate() -> Response:
+    def generate() -> Response | Deferred:
         return _answer(service, body.take(request, EXAMPLE), GenerateRequest, False)
 
     @routes.post("/generate_stream")
-    def generate_stream() -> Response:
+    def generate_stream() -> Response | Deferred:
         return _answer(service, body.take(request, EXAMPLE), StreamRequest, True)
 
     @routes.post("/")
-    def compatible() -> Response:
+    def compatible() -> Response | Deferred:
         g.tgi = True
         try:
             fields = body.parse(body.read(request), EXAMPLE)
@@ -76,7 +77,7 @@ def blueprint(service: Service) -> Blueprint:
 
 def _answer(
     service: Service, fields: dict[str, Any], schema: type[GenerateRequest], streams: bool | None
-) -> Response:
+) -> Response | Deferred:
     """Answer a request that streams or not, or for None says so itself."""
     began = time.perf_counter()
     engine = generation.ready_engine(service)
@@ -97,10 +98,11 @@ def _answer(
         service, engine, ask_of(engine, asked, bool(streams)), streams=bool(streams)
     )
     writer = Writer(engine, job, asked, began)
-    reply = writer.stream() if streams else writer.whole(in_list)
     if asked.parameters is not None:
         ignored += generation.unheeded(engine, asked.parameters, "parameters.")
-    return body.name_ignored(reply, ignored)
+    if streams:
+        return body.name_ignored(writer.stream(), ignored)
+    return Deferred(job, lambda: body.name_ignored(writer.whole(in_list), ignored))
 
 
 def check(p: GenerateParameters | None, streams: bool) -> None:
