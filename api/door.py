@@ -61,7 +61,11 @@ def leave(service: Service) -> Callable[[Response], Response]:
         state, asked = g._get_current_object(), request._get_current_object()
         visit: Visit | None = state.get("visit")
         response.headers["X-Request-Id"] = state.request_id
-        see_off = partial(_see_off, service, asked, response, visit, state)
+        ignored = response.headers.get("X-Ignored-Params", "")
+        state.n_ignored = ignored.count(",") + 1 if ignored else 0
+        length = None if response.is_streamed else response.content_length
+        # Not with the response itself: a cycle would keep it until the next GC.
+        see_off = partial(_see_off, service, asked, response.status_code, length, state)
         state.departs = True
         if response.is_streamed:  # its generator may never start: this is called all the same
             if visit is not None:
@@ -85,22 +89,19 @@ def abandon(service: Service) -> Callable[[BaseException | None], None]:
     return teardown_request
 
 
-def _see_off(
-    service: Service, asked: Request, response: Response, visit: Visit | None, state: Any
-) -> None:
+def _see_off(service: Service, asked: Request, status: int, length: int | None, state: Any) -> None:
     """End a request: give its places back, count it, log it. Its own context may be gone by then."""
+    visit: Visit | None = state.get("visit")
     if visit is not None and not service.visits.leave(visit):
         return
     gone = visit is not None and visit.gone
-    status = 499 if gone else response.status_code
+    status = 499 if gone else status
     route = asked.url_rule.rule if asked.url_rule is not None else "other"
     error: ApiError | None = state.get("refusal")
     rejected = None if error is None else REJECTED_TYPES.get(error.type, REJECTIONS.get(status))
-    ignored = response.headers.get("X-Ignored-Params", "")
-    n_ignored = ignored.count(",") + 1 if ignored else 0
     outputs = [] if visit is None else [len(i.output_ids) for i in visit.inferences]
     service.meters.answered(
-        route, status, rejected, n_ignored, outputs, state.get("generates", False)
+        route, status, rejected, state.n_ignored, outputs, state.get("generates", False)
     )
     if not (service.config.access_log and service.serves) or (route in OPEN and status == 200):
         return
@@ -113,7 +114,7 @@ def _see_off(
         "status": status,
         "seconds": round(time.perf_counter() - state.began, 6),
         "bytes_in": asked.content_length,
-        "bytes_out": None if response.is_streamed else response.content_length,
+        "bytes_out": length,
     }
     if error is not None:
         record["error"] = error.type
