@@ -46,6 +46,7 @@ from api import (
     openai,
     operations,
     policy,
+    query,
     tgi,
     tokens,
 )
@@ -86,6 +87,7 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     app.before_request(auth.check(config.api_key))
     app.before_request(admission.check(service, generating))
     app.after_request(door.leave(service))
+    app.after_request(query.name_unread(service.operations))  # before the door counts them
     app.teardown_request(door.abandon(service))
     for room in rooms:
         app.register_blueprint(room.blueprint(service))

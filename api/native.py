@@ -26,7 +26,8 @@ OPERATIONS = [
             "properties": {
                 "completion": {"type": "string"}, "id": {"type": "string"}, "num_tokens": {"type": "integer"},
                 "prompt_tokens": {"type": "integer"}, "cached_tokens": {"type": "integer"},
-                "finish_reason": {"type": "string"}, "timings": {"type": "object", "additionalProperties": NUMBER},
+                "finish_reason": {"type": "string"}, "stop_reason": {"type": ["string", "null"]},
+                "timings": {"type": "object", "additionalProperties": NUMBER},
             },
         },
     ),
@@ -104,6 +105,7 @@ def ending(job: Job) -> dict[str, Any]:
         "prompt_tokens": len(inference.sequence.prompt_ids),
         "cached_tokens": inference.sequence.cached,
         "finish_reason": inference.finish_reason,
+        "stop_reason": inference.stop_reason,
         "timings": generation.timings(inference),
     }
 

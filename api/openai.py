@@ -76,7 +76,8 @@ def answer(service: Service, kind: Kind[Asked]) -> Response | Deferred:
     admission.take_more(service, kind.places(asked) - 1)
     job = generation.start(service, engine, kind.ask(engine, asked), streams=asked.stream)
     writer = kind.writer(engine, job, asked)
-    names = [n for n in ignored if n not in harmless] + generation.unheeded(engine, asked)
+    names = [n for n in ignored if n not in harmless] + asked.unread()
+    names += generation.unheeded(engine, asked)
     if asked.stream:
         return body.name_ignored(writer.stream(), names)
     return Deferred(job, lambda: body.name_ignored(writer.whole(), names))

@@ -55,6 +55,10 @@ TGI_ERROR: Schema = {
     "required": ["error", "error_type"],
 }
 EVENTS = "text/event-stream"
+IGNORED: Schema = {
+    "description": "the fields and query parameters that had no effect, with commas; absent if there are none",
+    "schema": {"type": "string"},
+}
 BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 TOKEN_COUNTS = ("num_tokens", "max_tokens", "max_completion_tokens", "max_new_tokens")
 BY_VALUE = ("default", "const", "enum", "example", "examples")  # whose content is no schema
@@ -154,6 +158,8 @@ def _operation(op: Operation, named: Mapping[Any, Any], keyed: bool) -> dict[str
     if op.streams:
         answered[EVENTS] = {}
     responses: dict[str, Any] = {"200": {"description": WHAT[200], "content": answered}}
+    if op.body is not None:
+        responses["200"]["headers"] = {"X-Ignored-Params": IGNORED}
     for code, form in op.answers.items():
         responses[str(code)] = _response(code, form)
     common = (TGI_GENERATING if op.tgi else GENERATING) if op.generates else ()

@@ -65,7 +65,7 @@ def blueprint(service: Service) -> Blueprint:
                 raise
             fields = {}
         if "inputs" not in fields:
-            return Response(GREETING, mimetype="text/plain")
+            return body.name_ignored(Response(GREETING, mimetype="text/plain"), fields)
         return _answer(service, fields, CompatRequest, None)
 
     @routes.get("/info")
@@ -87,22 +87,31 @@ def _answer(
     )
     asked, ignored = body.validate(schema, fields)
     in_list = streams is None
-    if isinstance(asked, CompatRequest):
-        streams = asked.stream
-    ignored = [
-        n for n in ignored if n.removeprefix("parameters.") not in harmless and n != "stream"
-    ]
-    check(asked.parameters, bool(streams))
+    streams = asked.stream if isinstance(asked, CompatRequest) else bool(streams)
+    says_nothing = {f"parameters.{name}" for name in harmless}
+    if fields.get("stream") in (None, streams):
+        says_nothing.add("stream")
+    ignored = [name for name in ignored if name not in says_nothing]
+    check(asked.parameters, streams)
     admission.take_more(service, ((asked.parameters and asked.parameters.best_of) or 1) - 1)
-    job = generation.start(
-        service, engine, ask_of(engine, asked, bool(streams)), streams=bool(streams)
-    )
+    job = generation.start(service, engine, ask_of(engine, asked, streams), streams=streams)
     writer = Writer(engine, job, asked, began)
     if asked.parameters is not None:
+        ignored += unread(asked.parameters, streams)
         ignored += generation.unheeded(engine, asked.parameters, "parameters.")
     if streams:
         return body.name_ignored(writer.stream(), ignored)
     return Deferred(job, lambda: body.name_ignored(writer.whole(in_list), ignored))
+
+
+def unread(p: GenerateParameters, streams: bool) -> list[str]:
+    """Return the parameters that others leave without effect."""
+    names = []
+    if p.stop and p.stop_sequences:
+        names.append("parameters.stop_sequences")
+    if p.top_n_tokens and not (streams or p.details or p.decoder_input_details):
+        names.append("parameters.top_n_tokens")
+    return names
 
 
 def check(p: GenerateParameters | None, streams: bool) -> None:

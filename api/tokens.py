@@ -47,6 +47,8 @@ def blueprint(service: Service) -> Blueprint:
         reply: Any = {"count": len(ids), "max_model_len": engine.context, "tokens": ids}
         if name == "inputs":
             reply = pieces(engine.tokenizer, text, ids)
+        elif asked.inputs is not None:
+            ignored.append("inputs")
         return body.name_ignored(jsonify(reply), ignored)
 
     @routes.post("/detokenize")

@@ -78,7 +78,7 @@ def test_the_original_request_gets_the_original_answer_and_more(client: FlaskCli
     assert body["completion"] == "hello abcd"
     assert body["num_tokens"] == 4
     assert (body["prompt_tokens"], body["cached_tokens"]) == (len("hello "), 0)
-    assert body["finish_reason"] == "length"
+    assert (body["finish_reason"], body["stop_reason"]) == ("length", None)
     assert set(body["timings"]) == {
         "queue_s", "prefill_s", "decode_s", "ttft_s", "total_s", "iterations", "batch_mean", "batch_max",
     }  # fmt: skip
@@ -116,6 +116,24 @@ def test_unknown_fields_are_ignored_and_named(client: FlaskClient) -> None:
     assert reply.status_code == 200
     assert reply.headers["X-Ignored-Params"] == "promt, max_new, line?break, ??"
     assert "X-Ignored-Params" not in ask(client).headers
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [("/slots?fail_on_no_slot=0&fail_on_no_slots=1", "fail_on_no_slots"), ("/stats?a=1&b&a=2", "a, b"),
+     ("/v1/models?limit=5", "limit"), ("/health?x=\u00e9%0a", "x"), ("/events?last=1&lost=2", "lost"),
+     ("/requests/known?verbose=1", "verbose"), ("/metrics?name[]=x", "name[]"), ("/slots?fail_on_no_slot=0", None),
+     ("/web/app.js?v=2", None), ("/race?a=1", None), ("/nowhere?a=1", None)],
+)  # fmt: skip
+def test_parameters_of_the_query_that_no_route_reads_are_named(
+    client: FlaskClient, path: str, names: str | None
+) -> None:
+    known = {"X-Request-Id": "known"}
+    client.post("/inference", json={"prompt": "x", "num_tokens": 1}, headers=known)
+    with client.get(path) as reply:
+        assert reply.headers.get("X-Ignored-Params") == names
+    both = client.post("/inference?late=1", json={"prompt": "x", "num_tokens": 1, "odd": 2})
+    assert both.headers["X-Ignored-Params"] == "odd, late"
 
 
 def test_a_standing_that_the_policy_does_not_go_by_is_named_as_ignored(client: FlaskClient) -> None:
@@ -181,6 +199,7 @@ def test_a_request_with_a_timeout_ends_with_what_it_has(
     body = ask(client, num_tokens=900, timeout_s=0.2).get_json()
     third.set()
     assert (body["completion"], body["num_tokens"], body["finish_reason"]) == ("hiab", 2, "length")
+    assert body["stop_reason"] == "timeout"
     assert body["timings"]["total_s"] >= 0.2
     assert ask(client, num_tokens=3, timeout_s=60).get_json()["completion"] == "hiabc"
 

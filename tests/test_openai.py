@@ -533,6 +533,19 @@ def test_a_chat_answer_ends_where_the_user_would_speak(
     assert answer["choices"][0]["finish_reason"] == "stop"
 
 
+def test_fields_of_a_message_that_nobody_reads_are_named(client: FlaskClient) -> None:
+    said = {
+        "role": "assistant",
+        "content": "Ho",
+        "refusal": None,
+        "tool_calls": [],
+        "audio": {"id": 1},
+    }
+    for stream in (False, True):
+        reply = chat(client, USER | {"name": "Ada"}, said, USER, odd=1, stream=stream)
+        assert reply.headers["X-Ignored-Params"] == "odd, messages.0.name, messages.1.audio"
+
+
 def test_the_first_chunk_of_a_chat_has_the_role_and_text(client: FlaskClient) -> None:
     reply = chat(client, USER, stream=True, stream_options={"include_usage": True})
     frames = [f[6:] for f in reply.text.split("\n\n") if f]
@@ -620,6 +633,12 @@ def test_text_becomes_ids_and_ids_text(client: FlaskClient) -> None:
     assert back == {"prompt": text}
     assert client.post("/tokenize", json={"prompt": ""}).get_json()["tokens"] == []
     assert client.post("/detokenize", json={"tokens": []}).get_json() == {"prompt": ""}
+
+
+def test_a_text_that_is_not_tokenized_since_another_is_is_named(client: FlaskClient) -> None:
+    reply = client.post("/tokenize", json={"prompt": "a", "inputs": "bc", "odd": 1})
+    assert reply.get_json()["tokens"] == [97]
+    assert reply.headers["X-Ignored-Params"] == "odd, inputs"
 
 
 def test_tgi_wants_the_place_of_each_token(client: FlaskClient) -> None:

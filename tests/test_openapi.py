@@ -79,6 +79,7 @@ def test_routes_that_generate_say_how_they_refuse(app: Flask) -> None:
     for path, codes in (("/inference", {"400", "500"}), ("/generate", {"422", "424"})):
         assert {"413", "415", "429", "503", "504", *codes} <= set(found["post", path]["responses"])
         assert "Retry-After" in found["post", path]["responses"]["429"]["headers"]
+        assert "X-Ignored-Params" in found["post", path]["responses"]["200"]["headers"]
     assert {op.path for op in service(app).operations if op.generates} >= {
         "/inference", "/v1/completions", "/v1/chat/completions", "/generate", "/generate_stream", "/",
     }  # fmt: skip

@@ -283,8 +283,24 @@ def test_bodies_of_other_kinds_are_refused_in_the_dialect(client: FlaskClient) -
 
 
 def test_unknown_parameters_are_named(client: FlaskClient) -> None:
-    reply = ask(client, odd=1, watermark=False, grammar=None)
-    assert reply.headers["X-Ignored-Params"] == "parameters.odd"
+    def named(path: str, body: dict[str, Any] | None = None, **parameters: Any) -> str | None:
+        body = {"inputs": "hi", "parameters": {"max_new_tokens": 2} | parameters} | (body or {})
+        reply = client.post(path, json=body)
+        assert reply.status_code == 200
+        return reply.headers.get("X-Ignored-Params")
+
+    assert named("/generate", odd=1, watermark=False, grammar=None) == "parameters.odd"
+    assert named("/generate", {"watermark": True}, watermark=False) == "watermark"
+    for path, streams in (("/generate", False), ("/generate_stream", True)):
+        assert named(path, {"stream": streams}) is None
+        assert named(path, {"stream": not streams}) == "stream"
+    assert named("/generate", top_n_tokens=2) == "parameters.top_n_tokens"
+    assert named("/generate", top_n_tokens=2, details=True) is None
+    assert named("/generate_stream", top_n_tokens=2) is None
+    assert named("/generate", stop=["x"], stop_sequences=["y"]) == "parameters.stop_sequences"
+    assert named("/generate", stop=["x"], stop_sequences=[]) is None
+    greeted = client.post("/", json={"prompt": "x", "num_tokens": 5})
+    assert greeted.headers["X-Ignored-Params"] == "prompt, num_tokens"
 
 
 # ---------------------------------------------------------------- a real model, tiny

@@ -105,6 +105,10 @@ class Sampled(Standing):
     )
     timeout_s: f.Seconds | None = Field(None, description=f.SECONDS)
 
+    def unread(self) -> list[str]:
+        """Return the fields of objects in lists that say something and that nobody reads."""
+        return []
+
 
 class CompletionRequest(Sampled):
     """POST /v1/completions. Beside these: `best_of`, from n to 20, and `min_tokens`, 0 to max_tokens."""
@@ -172,7 +176,7 @@ SILENT_ASSISTANT = {
 class Message(BaseModel):
     """One turn of a conversation."""
 
-    model_config = ConfigDict(extra="ignore", json_schema_extra=SILENT_ASSISTANT)
+    model_config = ConfigDict(extra="allow", json_schema_extra=SILENT_ASSISTANT)
 
     role: Literal["system", "developer", "user", "assistant"] = Field(
         description="system, developer, user or assistant"
@@ -209,6 +213,14 @@ class ChatRequest(Sampled):
     max_completion_tokens: SkipJsonSchema[Limit | None] = Field(
         None, description=f"a whole number of tokens to generate, at least 1, or {ALL_THE_ROOM}"
     )
+
+    def unread(self) -> list[str]:
+        return [
+            f"messages.{i}.{name}"
+            for i, message in enumerate(self.messages)
+            for name, value in (message.model_extra or {}).items()
+            if value not in (None, [], {})
+        ]
 
 
 # Known fields that would change the output and are not supported, each with the values that change nothing.
