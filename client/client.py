@@ -3,8 +3,9 @@
     python3 client.py --numsamples 100            about one request a second
     python3 client.py --prompt "hi" --numtokens 10
 
-Human text goes to stderr; on stdout the last line is one JSON object. It must not know the
-server's code: this folder and its requirements.txt are all that a client machine needs.
+Human text goes to stderr. Into a pipe the last line on stdout is one JSON object; on a terminal
+a load run keeps it in a file and names that last. It must not know the server's code: this folder
+and its requirements.txt are all that a client machine needs.
 """
 
 from __future__ import annotations
@@ -39,12 +40,14 @@ from .console import (
     Display,
     UsageError,
     emit,
+    emit_json,
     guarded,
     say,
 )
 from .target import Failed, Target, ask, fetch_stats, model_name
 
 __all__ = ["FINE", "SOME_FAILED", "UNREACHABLE", "USAGE", "Display", "main"]
+RESULTS = Path("results")  # where client.compare writes too
 FIRST = f"""\
 without further flags: {flags.DEFAULT_NUMSAMPLES} requests, about one a second (Poisson), num_tokens
 from a normal distribution (mean {data.NORMAL_MEAN}, sd {data.NORMAL_SD}) cut to \
@@ -115,7 +118,11 @@ WHERE: flags.Flags = {
     "--model": ("the model's name for --api openai (asked of the server)", {"metavar": "NAME"}),
 }
 OUTPUT: flags.Flags = {
-    "--json": ("write the result to FILE too", {"type": Path, "metavar": "FILE"}),
+    "--json": (
+        "write the whole result to FILE, - for stdout (on a terminal a new file in results/; "
+        "into a pipe it is always printed)",
+        {"type": Path, "metavar": "FILE"},
+    ),
     "--csv": ("write a line for each request, as it ends", {"type": Path, "metavar": "FILE"}),
     "--verbose": ("print the completions of a load run too", {"action": "store_true"}),
 }
@@ -188,7 +195,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str], console: Cons
 
 
 def run_single(settings: Settings, console: Console) -> int:
-    """Send one prompt, print its completion and, as the last line, the answer as JSON."""
+    """Send one prompt and print its completion; into a pipe the answer as JSON follows as the last line."""
     read, target = settings.flags, settings.target
     if read.numsamples or read.wait is not None or read.numtokens_range or read.selection:
         say(console, "note: --prompt sends one request; the flags of a load run are ignored")
@@ -200,18 +207,19 @@ def run_single(settings: Settings, console: Console) -> int:
     except Failed as error:
         kind, detail = error.args
         say(console, f"error: {kind}: {detail}")
-        write_result({"error": kind, "detail": detail}, read.json, console)
+        keep({"error": kind, "detail": detail}, read.json, console)
         return SOME_FAILED
     taken = (time.perf_counter() - start) * 1000
     emit("" if target.dialect.stream else answer.text)
+    say(console, f"{answer.tokens} tokens in {taken:,.0f} ms, id {answer.id or 'unknown'}")
     result = {"completion": answer.text, "id": answer.id, "num_tokens": answer.tokens,
               "prompt_tokens": answer.prompt_tokens, "e2el_ms": taken}  # fmt: skip
-    write_result(result, read.json, console)
+    keep(result, read.json, console)
     return FINE
 
 
 def run_load(settings: Settings, console: Console) -> int:
-    """Send a whole run, then show its numbers, the server's `/stats` and the JSON line."""
+    """Send a whole run, then show its table and keep its result."""
     read, target = settings.flags, settings.target
     plan = settings.plan()
     before = fetch_stats(target)
@@ -235,11 +243,14 @@ def run_load(settings: Settings, console: Console) -> int:
         slos=dict(read.goodput), warmup=warmed, stalls=sent.stalls,
     )  # fmt: skip
     numbers = measure.result(sent.outcomes, facts)
-    show(numbers, sent.outcomes, console)
     if read.verbose:
         for outcome in sorted(sent.outcomes, key=lambda outcome: outcome.index):
             say(console, f"--- request {outcome.index}\n{outcome.completion or outcome.error}")
-    write_result(numbers, read.json, console)
+    show(numbers, sent.outcomes, console)
+    file = read.json
+    if file is None and sys.stdout.isatty():
+        file = RESULTS / f"{numbers['date']}-client-{settings.seed}.json"
+    keep(numbers, file, console)
     return SOME_FAILED if numbers["failed"] or numbers["unsent"] else FINE
 
 
@@ -254,31 +265,34 @@ def recording(path: Path | None) -> Iterator[Any]:
 
 
 def show(numbers: Mapping[str, Any], outcomes: Sequence[measure.Outcome], console: Console) -> None:
-    """Print warnings, the table and the server's `/stats`."""
+    """Print warnings and the table."""
     for warning in tables.warnings(numbers, outcomes):
         say(console, f"warning: {warning}")
+    if numbers["server_after"] is None:
+        say(console, "warning: the server gave no /stats after the run")
     table = Table(title="Result", show_header=False, title_justify="left")
     table.add_column()
     table.add_column(justify="right")
     for label, value in tables.rows(numbers):
         table.add_row(label, value)
     console.print(table)
-    if numbers["server_after"] is None:
-        say(console, "warning: the server gave no /stats after the run")
+
+
+def keep(numbers: Mapping[str, Any], path: Path | None, console: Console) -> None:
+    """Print a result as JSON where a program reads it or `path` says so; else write it to `path` and name that."""
+    emit_json(numbers, always=path == flags.STDOUT)
+    if path is None or path == flags.STDOUT:
         return
-    say(console, "Server /stats:")
-    console.print_json(data=numbers["server_after"])
-
-
-def write_result(numbers: Mapping[str, Any], path: Path | None, console: Console) -> None:
-    """Print the JSON line, and keep it in the file that was asked for."""
-    line = json.dumps(numbers)
-    if path:
-        try:
-            path.write_text(line + "\n", encoding="utf-8")
-        except OSError as error:
-            say(console, f"error: cannot write {str(path)!r}: {error.strerror}. It is on stdout")
-    emit(line)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(numbers) + "\n", encoding="utf-8")
+    except OSError as error:
+        say(
+            console,
+            f"error: cannot write {str(path)!r}: {error.strerror}. Use another --json file, or - for stdout",
+        )
+    else:
+        say(console, f"The whole result: {path}")
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:

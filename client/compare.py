@@ -28,7 +28,7 @@ if not __package__:
 from rich.console import Console
 
 from . import arrivals, dialects, ending, flags, runs, servers, simulated, store
-from .console import FINE, SOME_FAILED, UNREACHABLE, UsageError, emit, guarded, say
+from .console import FINE, SOME_FAILED, UNREACHABLE, UsageError, emit_json, guarded, say
 from .experiment import Experiment, draw
 from .target import ServerUnreachable, Target, model_name
 
@@ -240,7 +240,7 @@ def verdict(paths: Sequence[str], different: bool, console: Console) -> int:
             "Use runs of the same seed, workload and load, or say --different"
         ) from error
     console.print(judge.table(lines, *paths))
-    emit(json.dumps([{**judge.as_dict(line)} for line in lines]))
+    emit_json([judge.as_dict(line) for line in lines])
     return FINE
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import json
 import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -32,8 +34,9 @@ class UsageError(Exception):
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line for people; brackets in it are just brackets."""
-    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    """Print a line for people, broken between words on a terminal; brackets in it are just brackets."""
+    whole = not console.is_terminal
+    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=whole)
 
 
 def emit(text: str, end: str = "\n") -> None:
@@ -42,6 +45,12 @@ def emit(text: str, end: str = "\n") -> None:
     # A reader like `head` may be gone already; that is its right.
     with contextlib.suppress(BrokenPipeError):
         print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
+
+
+def emit_json(value: Any, always: bool = False) -> None:
+    """Print a value as one line of JSON; on a terminal, where nobody can read it, only if `always`."""
+    if always or not sys.stdout.isatty():
+        emit(json.dumps(value))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -19,6 +19,7 @@ from .console import EXIT_CODES, UsageError, nearest, say, writable
 from .target import Target
 
 ENV_FILE = Path(__file__).resolve().with_name(".env")
+STDOUT = Path("-")
 DEFAULT_PORT = 8500
 DEFAULT_NUMSAMPLES = 100
 DEFAULT_RATE = 1.0
@@ -242,7 +243,7 @@ def check(flags: argparse.Namespace) -> None:
         )
     check_limits(flags)
     for flag, path in (("--json", flags.json), ("--csv", flags.csv)):
-        if path:
+        if path and path != STDOUT:
             writable(path, flag)
 
 

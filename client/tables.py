@@ -19,6 +19,7 @@ def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
         [numbers["client_lag"].get(f"{prefix}{key}_ms") for key in ("p50", "p99", "max")]
         for prefix in ("", "stall_")
     )
+    stats = numbers["server_after"] or {}
     lines = [
         ("Successful requests", str(numbers["completed"])),
         ("Failed requests", str(numbers["failed"])),
@@ -46,10 +47,19 @@ def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Jain's index of tokens/s", shown(numbers["fairness"]["jain_requests"], 3)),
         ("Client lag p50 / p99 / max (ms)", joined(lag)),
         ("Client stood still p50 / p99 / max (ms)", joined(stall)),
+        *(
+            (f"Server's {name}{unit}", shown(stats.get(name), digits))
+            for name, unit, digits in STATS
+        ),
     ]
     return [(label, text) for label, text in lines if label in ALWAYS or text.strip("-/ ")]
 
 
+# The original's four figures, since the server started, their units and digits.
+STATS = (
+    ("latency-per-token", " (s)", 4), ("throughput", " (tokens/s)", 2),
+    ("total-tokens-handled", "", 0), ("total-elapsed-time", " (s)", 2),
+)  # fmt: skip
 ALWAYS = {"Duration (s)", "Requests/s"}
 
 

@@ -1,5 +1,6 @@
 """The client against a small server of known delay: what it sends, measures, prints and returns."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -53,7 +54,7 @@ def facts(num_prompts: int) -> measure.RunFacts:
     return measure.RunFacts("", {}, 1, "", 1.0, 1.0, num_prompts, None, None, {}, {})
 
 
-def test_a_run_ends_with_a_table_the_stats_and_one_json_line(
+def test_into_a_pipe_a_run_ends_with_a_table_and_one_json_line(
     server: MockServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "result.json"
@@ -66,9 +67,61 @@ def test_a_run_ends_with_a_table_the_stats_and_one_json_line(
     assert result["p99_ttft_ms"] is None
     assert result["server_before"] == result["server_after"] == STATS
     assert json.loads(file.read_text()) == result
-    for shown in ("Successful requests", "E2E mean / p50", "Server /stats", '"policy"', "seed 5"):
+    for shown in ("Successful requests", "E2E mean / p50", "seed 5"):
         assert shown in err
+    assert err.rstrip().endswith(str(file))
+    assert "{" not in err
     assert "and so on" not in err
+
+
+def on_a_terminal(server: MockServer, folder: Path, *flags: str) -> list[str]:
+    """Return the lines that the client writes to a terminal of 80 columns."""
+    near, far = os.openpty()
+    environ = {**os.environ, "IP": "127.0.0.1", "TERM": "xterm", "COLUMNS": "80"}
+    with open(far, "wb") as screen:
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "client" / "client.py"), *flags, "--port", str(server.port)],
+            cwd=folder, env=environ, stdout=screen, stderr=screen,
+        )  # fmt: skip
+    written = b""
+    with open(near, "rb", buffering=0) as screen, contextlib.suppress(OSError):  # it has ended
+        while piece := screen.read(4096):
+            written += piece
+    assert process.wait(30) == 0, written.decode()
+    return written.decode().splitlines()
+
+
+def test_on_a_terminal_a_run_ends_with_its_table_and_the_path_of_its_result(
+    server: MockServer, tmp_path: Path
+) -> None:
+    engine = {"model": "bard", "batch_stats": [{"batch_size": n} for n in range(64)]}
+    server.stats = (200, {**STATS, "throughput": 123.4, "engine": engine})
+    lines = on_a_terminal(server, tmp_path, "--burst", "--numsamples", "3", "--seed", "5")
+    assert not any("{" in line for line in lines)
+    assert len(lines) < 50
+    assert all(len(line) <= 80 for line in lines if "\x1b" not in line)
+    assert any("Server's throughput" in line and "123.40" in line for line in lines)
+    assert "└" in lines[-2]
+    result = json.loads((tmp_path / lines[-1].rpartition(" ")[2]).read_text())
+    assert (result["completed"], result["seed"]) == (3, 5)
+    assert result["server_after"]["engine"] == engine
+
+
+def test_on_a_terminal_json_is_printed_when_it_is_asked_for(
+    server: MockServer, tmp_path: Path
+) -> None:
+    lines = on_a_terminal(server, tmp_path, "--burst", "--numsamples", "2", "--json", "-")
+    assert json.loads(lines[-1])["completed"] == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_on_a_terminal_a_prompt_gives_its_completion_alone(
+    server: MockServer, tmp_path: Path
+) -> None:
+    lines = on_a_terminal(server, tmp_path, "--prompt", "ROMEO:", "--numtokens", "4")
+    assert lines[0] == "ROMEO: [bold]and so on"
+    assert not any("{" in line for line in lines)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_verbose_prints_the_completions_as_they_are(

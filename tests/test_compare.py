@@ -35,7 +35,7 @@ SMALL = [
 @pytest.fixture
 def pair() -> Iterator[tuple[MockServer, MockServer]]:
     with mock_server() as one, mock_server() as two:
-        two.ttft = 0.06
+        two.ttft = 0.3  # far enough from the other on a busy machine, too
         yield one, two
 
 
