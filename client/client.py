@@ -42,6 +42,7 @@ from .console import (
     emit,
     emit_json,
     guarded,
+    leave,
     say,
 )
 from .target import Failed, Target, ask, fetch_stats, model_name
@@ -314,4 +315,4 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

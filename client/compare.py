@@ -28,7 +28,7 @@ if not __package__:
 from rich.console import Console
 
 from . import arrivals, dialects, ending, flags, runs, servers, simulated, store
-from .console import FINE, SOME_FAILED, UNREACHABLE, UsageError, emit_json, guarded, say
+from .console import FINE, SOME_FAILED, UNREACHABLE, UsageError, emit_json, guarded, leave, say
 from .experiment import Experiment, draw
 from .target import ServerUnreachable, Target, model_name
 
@@ -273,4 +273,4 @@ def hidden(arguments: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -83,6 +84,16 @@ def guarded(main: Callable[[Console], int], target: Callable[[], Target | None])
         return UNREACHABLE
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def leave(code: int) -> NoReturn:
+    """End the process; after Ctrl-C at once, without taking apart what its threads still use."""
+    if code != INTERRUPTED:
+        sys.exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # its reader has gone
+            stream.flush()
+    os._exit(code)
 
 
 def writable(path: Path, flag: str) -> None:

@@ -31,7 +31,7 @@ from rich.console import Console
 
 from . import compare, ending, flags, runs
 from .arrivals import Arrivals
-from .console import FINE, SOME_FAILED, UNREACHABLE, UsageError, guarded, say
+from .console import FINE, SOME_FAILED, UNREACHABLE, UsageError, guarded, leave, say
 from .experiment import Experiment, draw
 from .target import ServerUnreachable, Target
 
@@ -256,4 +256,4 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

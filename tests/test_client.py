@@ -425,8 +425,8 @@ def test_a_second_ctrl_c_leaves_at_once(server: MockServer) -> None:
     while "stopped sending" not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=8)
-    assert process.returncode == 130
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130  # and not 1, as after the time that a first Ctrl-C grants
     assert "Traceback" not in err
 
 
