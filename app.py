@@ -82,6 +82,7 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     rooms = (native, openai, chat, tgi, tokens, operations, policy, events, dashboard, docs)
     service.operations = [operation for room in rooms for operation in room.OPERATIONS]
     generating = frozenset((op.method, op.path) for op in service.operations if op.generates)
+    service.generating = frozenset(f"{m.upper()} {path}".encode() for m, path in generating)
     app.before_request(door.enter)
     cors.install(app, config.origins)
     app.before_request(auth.check(config.api_key))

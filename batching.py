@@ -53,7 +53,8 @@ class BatchingManager:
         *,
         pages: PagePool | None = None,
         max_batch_size: int = MAX_BATCH_SIZE,
-        max_queue: int = 256,
+        max_queue: int = 1024,
+        max_queue_tokens: float = math.inf,
         max_tokens_per_step: int = 2048,
         queue_timeout: float = math.inf,
         request_timeout: float = math.inf,
@@ -67,6 +68,7 @@ class BatchingManager:
         self.pages = pages
         self.max_batch_size = max_batch_size
         self.max_queue = max_queue
+        self.max_queue_tokens = max_queue_tokens
         self.max_tokens_per_step = max_tokens_per_step
         self.queue_timeout = queue_timeout
         self.request_timeout = request_timeout
@@ -114,15 +116,22 @@ class BatchingManager:
                 raise self._closed()
             limit = self.max_queue + self.max_batch_size
             if self._count + len(inferences) > limit:
-                asked = f"; this one needs {len(inferences)} places" if len(inferences) > 1 else ""
                 raise InferenceError(
                     "overloaded",
-                    f"{self._count} requests wait or run, {limit} may{asked}. Try again later, or raise "
-                    "--max-queue",
+                    f"the server is full ({self._count} requests queued or running, this one adds "
+                    f"{len(inferences)}, limit {limit}). Try again later, or raise --max-queue",
+                    self.retry_after(),
+                )
+            tokens = sum(inference.sequence.total for inference in inferences)
+            if self._queued_tokens and self._queued_tokens + tokens > self.max_queue_tokens:
+                raise InferenceError(
+                    "overloaded",
+                    f"the queue holds {self._queued_tokens:,} tokens, this request has {tokens:,}, and the limit is "
+                    f"{self.max_queue_tokens:,}. Try again later, or raise --max-queue-tokens",
                     self.retry_after(),
                 )
             self._count += len(inferences)
-            self._queued_tokens += sum(inference.sequence.total for inference in inferences)
+            self._queued_tokens += tokens
         now = self._clock()
         for inference in inferences:
             inference._cancel = self._take_out

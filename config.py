@@ -72,8 +72,12 @@ class Config:
         minimum=0, maximum=1 << 20,
     )  # fmt: skip
     max_queue: int = setting(
-        256, "requests that may wait beside those that run; more get 429", "batching",
+        1024, "requests that may wait beside those that run; more get 429", "batching",
         minimum=0, maximum=16384,
+    )  # fmt: skip
+    max_queue_tokens: int = setting(
+        1 << 20, "tokens of prompts and answers that may wait; more get 429", "batching",
+        minimum=1, maximum=1 << 40,
     )  # fmt: skip
     queue_timeout: float = setting(
         0.0, "seconds a request may wait for its first step, then 504; 0: --request-timeout alone",

@@ -85,6 +85,7 @@ def load_engine(
         pages=pages,
         max_batch_size=policy.max_batch_size,
         max_queue=config.max_open_requests - policy.max_batch_size,
+        max_queue_tokens=config.max_queue_tokens,
         max_tokens_per_step=config.max_tokens_per_step or parts.tokens_per_step,
         make_policy=policies.get_policy,
         make_inference=make_inference,

@@ -1,6 +1,6 @@
-"""What the loop knows of time: whose is over, and how fast tokens come.
+"""What a server knows of time: whose is over, how fast tokens come, how often something may happen.
 
-Only the loop's thread calls these. They read no clock: seconds come as arguments. They must not know HTTP, threads,
+Each is called by one thread alone. They read no clock: seconds come as arguments. They must not know HTTP, threads,
 or how requests are scheduled.
 """
 
@@ -81,3 +81,20 @@ class Rate:
     def seconds_for(self, tokens: int) -> float:
         """Return how long so many tokens take; 0 while nothing has been computed."""
         return tokens * self._seconds / self._tokens if self._tokens else 0.0
+
+
+class TokenBucket:
+    """Lets something happen `rate` times a second, and up to `burst` times at once after a pause."""
+
+    def __init__(self, rate: float, burst: int) -> None:
+        self._interval = 1 / rate
+        self._slack = (burst - 1) * self._interval
+        self._next = -math.inf  # when it may happen again at the latest
+
+    def take(self, now: float) -> bool:
+        """Return whether it may happen now; if so, it counts as having happened."""
+        due = max(self._next, now - self._slack)
+        if due > now:
+            return False
+        self._next = due + self._interval
+        return True

@@ -14,6 +14,9 @@ that, because its model is broken, the old one stays.
 
 The stock worker refuses what it cannot read as HTTP with a page of HTML. Here that is JSON, as all other errors are.
 
+The stock worker refuses as fast as it can, so that clients that try again at once take the processor from those that
+are served. Here a request for text that finds the server full is answered when refusals are due, or when there is room.
+
 And the stock worker lends a thread for 5 seconds to who connects and says nothing. Here nobody has a thread before
 the first byte is there, and when connections run out, the one that has been idle longest makes room.
 """
@@ -38,14 +41,20 @@ from gunicorn import util
 from gunicorn.http import wsgi
 from gunicorn.workers.gthread import PollableMethodQueue, TConn, ThreadWorker
 
+from api.admission import HAS_PLACE
 from api.deferral import Exchange
 from api.handler_pool import HandlerPool
+from pacing import TokenBucket
 from succession import Succession
 
 LINGER_SECONDS = 5.0
 PAUSE_SECONDS = 0.2
 POLL_SECONDS = 0.02
 LONGEST_REASON = 200
+LONGEST_START = 64  # bytes of a request line that tell whether it asks for text
+REFUSALS_PER_SECOND = 250
+REFUSALS_AT_ONCE = 64
+REFUSAL_SECONDS = 0.02  # in which refusals are gathered, so that they wake the main thread together
 PENDING = object()  # the result of a request that will be answered by the completer
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -102,6 +111,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         super().__init__(*args, **options)
         self.method_queue = Callbacks()
         self._parting: deque[TConn] = deque()  # answered, and not yet closed by the client
+        self._held: deque[TConn] = deque()  # asking for text while the server is full
+        self._refusals = TokenBucket(REFUSALS_PER_SECOND, REFUSALS_AT_ONCE)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Refuse new work and leave when nobody is here any more; at once when told so twice.
@@ -192,7 +203,11 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     def enqueue_req(self, conn: TConn) -> None:
         """Hand a connection to a thread as soon as its first bytes are there."""
         if conn.initialized or conn.data_ready or not self.alive:
-            self.tpool.submit(self._serve, conn)
+            if self._asks_for_text(conn):
+                self._held.append(conn)
+                self._release_held()
+            else:
+                self.tpool.submit(self._serve, conn)
             return
         conn.sock.setblocking(False)
         patience = self.wsgi.extensions["service"].config.receive_timeout
@@ -229,6 +244,34 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         for conn in self.pending_conns:
             conn.timeout = min(conn.timeout, deadline)
 
+    def wait_for_and_dispatch_events(self, timeout: float) -> None:
+        """Wait for events, at most until refusals are due."""
+        if self._held:
+            timeout = min(timeout, REFUSAL_SECONDS)
+        super().wait_for_and_dispatch_events(timeout)
+        if self._held:
+            self._release_held()
+
+    def _release_held(self) -> None:
+        """Let requests for text go on, the first to come first: with a place, or, when it is due, to be refused."""
+        while self._held:
+            has_place = self._service.places.take()
+            if not has_place and not self._refusals.take(time.monotonic()):
+                return
+            conn = self._held.popleft()
+            conn.has_place = has_place
+            self.tpool.submit(self._serve, conn)
+
+    def _asks_for_text(self, conn: TConn) -> bool:
+        """Whether the request that a connection begins with generates text; it is looked at, not read."""
+        if type(conn.sock) is not socket.socket or self._service is None:
+            return False
+        try:
+            start = conn.sock.recv(LONGEST_START, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        return bool(start.split(b"?", 1)[0].split(b" HTTP/", 1)[0] in self._service.generating)
+
     def get_thread_pool(self) -> HandlerPool:
         """Return the threads in which handlers run."""
         return HandlerPool(self.cfg.threads)
@@ -240,6 +283,10 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         except BaseException:  # the connection must not be lost, whatever it was
             self._finish(conn, False)
             raise
+        finally:
+            if getattr(conn, "has_place", False):  # it could not be read
+                conn.has_place = False
+                self._service.places.give_back()
         if result is not PENDING:
             self._finish(conn, result)
 
@@ -255,6 +302,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         environ["wsgi.multithread"] = True
         if not self.alive or len(self.keepalived_conns) >= self.max_keepalived:
             resp.force_close()
+        environ[HAS_PLACE] = getattr(conn, "has_place", False)
+        conn.has_place = False
         exchange = Exchange(self.wsgi, environ, resp.start_response)
         job = None
         try:
@@ -262,6 +311,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             if job is None:
                 unsent = exchange.run(self._answer, exchange, resp)
         finally:
+            if environ[HAS_PLACE]:  # it was refused before it could use its place
+                self._service.places.give_back()
             if job is None:
                 exchange.run(exchange.end)
         if job is not None:

@@ -14,6 +14,8 @@ from flask import g, request
 from api.errors import ApiError, shown
 from api.service import Service
 
+HAS_PLACE = "effective_batching.has_place"  # in the WSGI environment: the server took a place for this request
+
 
 def check(service: Service, generating: frozenset[tuple[str, str]]) -> Callable[[], None]:
     """Return what to do before each request: those of the `generating` methods and paths need a place."""
@@ -30,7 +32,10 @@ def check(service: Service, generating: frozenset[tuple[str, str]]) -> Callable[
                 "the server is shutting down. Try again, or another server",
                 type="unavailable_error",
             )
-        take(service, 1)
+        if environ.get(HAS_PLACE):
+            environ[HAS_PLACE] = False  # it is the visit's now
+        else:
+            take(service, 1)
         g.visit = visit = service.visits.enter(g.request_id, path, service.places.give_back)
         if "HTTP_X_QUEUE_TIMEOUT" in environ:
             visit.may_wait = _seconds("X-Queue-Timeout")
@@ -43,10 +48,9 @@ def check(service: Service, generating: frozenset[tuple[str, str]]) -> Callable[
 def take(service: Service, n: int) -> None:
     """Take `n` places, or refuse with the time to come again."""
     if not service.places.take(n):
-        asked = f"; this one needs {n} more" if n > 1 else ""
         raise ApiError(
-            f"{service.places.taken} requests wait or run, {service.places.total} may{asked}. Try again later, "
-            "or raise --max-queue",
+            f"the server is full ({service.places.taken} requests queued or running, this one adds {n}, "
+            f"limit {service.places.total}). Try again later, or raise --max-queue",
             type="overloaded",
             retry_after=service.retry_after(),
         )

@@ -65,7 +65,8 @@ class Exchange:
 
     def __init__(self, app: App, environ: dict[str, Any], start_response: Any) -> None:
         self._app = app
-        self._environ = {**environ, DEFERS: True}
+        self._environ = environ
+        environ[DEFERS] = True
         self._start_response = start_response
         self._context = contextvars.Context()
         self._flask: Any = None

@@ -108,6 +108,7 @@ class Service:
         self.feed = Feed(show_text=config.dashboard_show_text)
         self.access_log = AccessLog()
         self.operations: list[Operation] = []
+        self.generating: frozenset[bytes] = frozenset()  # "POST /path" of what generates text
         self.places = Places(config.max_open_requests)
         self.watcher = Watcher()
         self.visits = Visits(self.watcher)

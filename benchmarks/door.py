@@ -1,9 +1,12 @@
-"""How a full server answers at its door: /health while 64 run and 256 wait, and how soon it is free when all hang up.
+"""What requests cost at the server's door, besides the tokens they ask for.
 
     python -m benchmarks.door --model bard --json benchmarks/results/door.json
 
-A real server is filled over raw sockets. The time to the first byte of `/health` is taken again and again, then all
-clients go at once, and the time is taken until slots, pages and queue are empty and a probe is answered as before.
+Short requests: requests a second and processor time each, by 1 and by 64 connections, with the cost of each stage.
+Refusals: what 320 clients are served that just fit, and what is left of it when there are 512, all of which send again
+as soon as they are answered or refused.
+A full server: the time to the first byte of /health while 64 requests run and 256 wait, and the time until slots, pages
+and queue are empty when all hang up at once.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import argparse
 import contextlib
 import json
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,25 +25,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks import closed_loop, stages
+
 ROOT = Path(__file__).resolve().parents[1]
 RUNNING, WAITING = 64, 256
+LONG = {"prompt": "ROMEO:", "num_tokens": 32}
 
 
 @contextlib.contextmanager
-def served(args: argparse.Namespace) -> Iterator[int]:
-    """Run a server on a free port; stop it by its pid."""
+def served(args: argparse.Namespace, *flags: str) -> Iterator[tuple[int, int]]:
+    """Run a server on a free port and yield the port and its pid; stop it by the pid."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     argv = [args.policy, "--model", args.model, "--host", "127.0.0.1", "--port", str(port)]
-    argv += ["--compute-threads", str(args.compute_threads), "--access-log", "off"]
+    argv += ["--compute-threads", str(args.compute_threads), *flags]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [sys.executable, str(ROOT / "app.py"), *argv], stdout=log, stderr=log
         )
         try:
             until(lambda: answers(port), 120)
-            yield port
+            yield port, process.pid
         finally:
             process.terminate()
             process.wait(30)
@@ -127,17 +134,115 @@ def measure(port: int, times: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def short_requests(port: int, pid: int, seconds: float) -> dict[str, Any]:
+    """Return requests a second and milliseconds of processor time each, by number of connections."""
+    result = {}
+    message = closed_loop.request("/inference", stages.BODY)
+    closed_loop.run(port, 64, message, 1.0)  # warm
+    for clients in (1, 64):
+        before = closed_loop.processor_seconds(pid)
+        load = closed_loop.run(port, clients, message, seconds)
+        spent = closed_loop.processor_seconds(pid) - before
+        n = load.statuses[200]
+        result[f"{clients}"] = {
+            "per_second": n / load.seconds, "server_ms": 1e3 * spent / n, "client_ms": 1e3 * load.client_cpu / n,
+            "p50_ms": load.percentile_ms(50), "p99_ms": load.percentile_ms(99),
+        }  # fmt: skip
+    return result
+
+
+def goodput(port: int, seconds: float, rounds: int) -> dict[str, Any]:
+    """Return what clients that fit are served a second, and what more of them than fit are, in turn."""
+    message = closed_loop.request("/inference", json.dumps(LONG).encode())
+    answered: dict[int, list[float]] = {RUNNING + WAITING: [], 512: []}
+    refused = []
+    for _ in range(rounds):
+        for clients, rates in answered.items():
+            load = closed_loop.run(port, clients, message, seconds)
+            rates.append(load.statuses[200] / load.seconds)
+            until(lambda: is_empty(port), 60)
+        refused.append(load.statuses[429] / load.seconds)
+    fits, more = (statistics.median(rates) for rates in answered.values())
+    return {
+        "fits_per_second": fits, "more_per_second": more, "refused_per_second": statistics.median(refused),
+        "ratio": statistics.median(b / a for a, b in zip(*answered.values())),
+    }  # fmt: skip
+
+
+def refusal_ms(port: int, pid: int, seconds: float) -> float:
+    """Return the processor time of one refusal, by a full server that only waits: its model sleeps."""
+    endless = closed_loop.Client(
+        port,
+        closed_loop.request("/inference", json.dumps({"prompt": "x", "num_tokens": 1000}).encode()),
+    )
+    endless.send()
+    until(lambda: get(port, "/stats")["requests-running"], 20)
+    spent = []
+    for clients in (0, 64):
+        before = closed_loop.processor_seconds(pid)
+        load = closed_loop.run(
+            port, clients, closed_loop.request("/inference", stages.BODY), seconds
+        )
+        spent.append(closed_loop.processor_seconds(pid) - before)
+    return 1e3 * (spent[1] - spent[0]) / load.statuses[429]
+
+
+def processor() -> str:
+    """Return the name of this machine's processor."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown"
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print the result for a person."""
+    print(f"processor: {result['machine']}\n\nshort requests (1 token each)")
+    for clients, load in result["short_requests"].items():
+        print(
+            f"  {clients:>3} connections  {load['per_second']:6.0f}/s  {load['server_ms']:.2f} ms of processor each  "
+            f"p50 {load['p50_ms']:.1f} ms  p99 {load['p99_ms']:.1f} ms"
+        )
+    print("\nstages of one, in microseconds of one thread")
+    known = sum(result["stages_us"].values())
+    rest = 1e3 * result["short_requests"]["64"]["server_ms"] - known
+    for stage, spent in {**result["stages_us"], "sockets, threads, engine": rest}.items():
+        print(f"  {stage:<26}{spent:6.0f}")
+    o = result["overload"]
+    print(
+        f"\noverload: {o['fits_per_second']:.0f}/s answered with {RUNNING + WAITING} clients, "
+        f"{o['more_per_second']:.0f}/s with 512 (ratio {o['ratio']:.2f});\n  "
+        f"{o['refused_per_second']:.0f}/s refused, {o['refusal_ms']:.2f} ms of processor each"
+    )
+    f = result["full"]
+    print(
+        f"\nfull server ({f['running']} running, {f['waiting']} waiting): /health p50 {f['health_p50_ms']:.1f} ms, "
+        f"p99 {f['health_p99_ms']:.1f} ms;\n  empty {f['emptied_s']:.2f} s after all clients hang up"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--policy", default="dynamic")
     parser.add_argument("--model", default="bard")
     parser.add_argument("--compute-threads", type=int, default=0)
     parser.add_argument("--times", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each load")
+    parser.add_argument("--rounds", type=int, default=3, help="of 320 and 512 clients in turn")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    with served(args) as port:
-        result = measure(port, args.times)
-    print(json.dumps(result))
+    result: dict[str, Any] = {"machine": processor()}
+    with served(args) as (port, pid):
+        result["short_requests"] = short_requests(port, pid, args.seconds)
+    result["stages_us"] = stages.measure(args.model)
+    with served(args, "--max-queue", str(WAITING)) as (port, _):
+        result["overload"] = goodput(port, args.seconds, args.rounds)
+    sleeping = argparse.Namespace(**{**vars(args), "model": "mock:llm-mock"})
+    with served(sleeping, "--max-queue", "0", "--max-batch-size", "1") as (port, pid):
+        result["overload"]["refusal_ms"] = refusal_ms(port, pid, args.seconds)
+    with served(args, "--max-queue", str(WAITING)) as (port, _):
+        result["full"] = measure(port, args.times)
+    show(result)
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -431,7 +431,7 @@ def test_a_full_queue_refuses_with_a_time_to_come_back(model: FakeModel) -> None
         refusal = error(ask(client), 429)
         go.set()
     assert refusal["type"] == "overloaded"
-    assert "2 requests wait or run, 2 may" in refusal["message"]
+    assert "2 requests queued or running" in refusal["message"]
     assert "--max-queue" in refusal["message"]
     assert [r.status_code for r in first + second] == [200, 200]
     assert ask(client).status_code == 200

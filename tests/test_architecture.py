@@ -38,7 +38,7 @@ LAW: dict[str, set[str]] = {
     "banner": {"api", "config"},
     "startup": {"config"},
     "doctor": MODEL | {"config", "generate", "simulate", "startup", "torch"},
-    "worker": {"gunicorn", "succession"},
+    "worker": {"api", "gunicorn", "pacing", "succession"},
     "shadow": {"batching", "config", "policies", "scheduling", "simulate"},
 }
 # The original's load_base_model_config returns model and tokenizer, so it asks for the latter when it is called.

@@ -207,7 +207,9 @@ def test_a_stop_callback_that_raises_fails_its_own_request_alone(serve: Serve) -
 def test_a_full_queue_refuses_and_takes_again_when_there_is_room(serve: Serve) -> None:
     served = serve("nobatch", slots=1, max_queue=2)
     accepted = [served.hold(), served.ask("b", 1), served.ask("c", 1)]
-    with pytest.raises(InferenceError, match=r"3 requests wait or run, 3 may.*--max-queue") as full:
+    with pytest.raises(
+        InferenceError, match=r"3 requests queued or running.*limit 3.*--max-queue"
+    ) as full:
         served.ask("d", 1)
     assert full.value.kind == "overloaded"
     assert full.value.retry_after is not None
@@ -460,3 +462,16 @@ def test_callers_who_come_and_go_at_random_moments_are_all_answered(serve: Serve
     served.ask("last", 1).wait_for_completion(SOON)
     assert sorted(served.left) == sorted([*(f"r{i}" for i in range(400)), "last"])
     assert served.is_empty()
+
+
+def test_waiting_tokens_are_bounded_too_but_one_request_always_fits(serve: Serve) -> None:
+    served = serve("nobatch", slots=1, max_queue_tokens=20)
+    running = served.hold()
+    first = served.ask("long", 100)
+    with pytest.raises(InferenceError, match="--max-queue-tokens") as full:
+        served.ask("short", 1)
+    assert full.value.kind == "overloaded"
+    served.model.gate.set()
+    for asked in (running, first):
+        asked.wait_for_completion(SOON)
+    assert served.ask("short", 1).wait_for_completion(SOON) == expected("short", 1)

@@ -24,7 +24,7 @@ FIELDS = {item.name: item for item in dataclasses.fields(Config)}
 NOTHING = Path(os.devnull)
 OTHER: dict[str, tuple[str, Any]] = {
     "policy": ("static", "static"), "max_batch_size": ("7", 7), "max_tokens_per_step": ("99", 99),
-    "max_queue": ("0", 0), "request_timeout": ("2.5", 2.5), "model": ("gpt2", "gpt2"),
+    "max_queue": ("0", 0), "max_queue_tokens": ("2048", 2048), "request_timeout": ("2.5", 2.5), "model": ("gpt2", "gpt2"),
     "load_format": ("dummy", "dummy"), "device": ("cpu", "cpu"), "dtype": ("float32", "float32"),
     "batch_invariant": ("on", True),
     "tokenizer_file": ("x.tiktoken", "x.tiktoken"), "kv_memory": ("1.5G", 3 << 29),
@@ -252,7 +252,7 @@ def test_help_lists_the_policies_and_print_config_hides_the_key(tmp_path: Path) 
     assert set(rows) == {settings.flag(name) for name in FIELDS}
     assert rows["--policy"] == ["static", "flag"]
     assert rows["--port"] == ["9000", "flag"]
-    assert rows["--max-queue"] == ["256", "default"]
+    assert rows["--max-queue"] == ["1024", "default"]
     assert rows["--api-key"] == ["(set)", "environment"]
     assert "hunter2" not in result.stdout + result.stderr
 
@@ -326,12 +326,12 @@ def test_threads_exceed_what_may_wait_or_run() -> None:
     assert config.max_open_requests == 164
     assert config.threads >= 164 + 32
     assert config.connections > config.threads
-    assert Config(max_connections=400).connections == 400
+    assert Config(max_connections=1400).connections == 1400
 
 
 def test_fewer_connections_than_threads_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"is 351, .* 256 and .* 64 need 352: .* Set it to 352"):
-        Config(max_connections=351)
+        Config(max_queue=256, max_connections=351)
 
 
 def test_waiting_never_outlasts_the_whole() -> None:
@@ -357,7 +357,7 @@ def test_the_banner_names_what_is_served(capsys: pytest.CaptureFixture[str]) -> 
         Config(policy="dynamic", host="127.0.0.1", port=8123), capsys,
         parameters=3_000_000, kv_bytes=64 << 20, compute_threads=2, attention="c",
     )  # fmt: skip
-    for words in ("dynamic, 8 slots", "queue of 8", "352 HTTP threads", "fake, 3.0 M parameters",
+    for words in ("dynamic, 8 slots", "queue of 8", "1120 HTTP threads", "fake, 3.0 M parameters",
                   "context 1,024", "cpu, float32, 2 threads", "64 MiB", "127.0.0.1:8123", "ready in 1.2 s",
                   "curl -X POST http://127.0.0.1:8123/inference", "/stats"):  # fmt: skip
         assert words in text, words

@@ -269,7 +269,9 @@ def test_further_places_belong_to_the_same_request(app: Flask) -> None:
         app.preprocess_request()
         take_more(service(app), 5)
         assert service(app).places.taken == 6
-        with pytest.raises(ApiError, match="6 requests wait or run, 6 may; this one needs 2 more"):
+        with pytest.raises(
+            ApiError, match="6 requests queued or running, this one adds 2, limit 6"
+        ):
             take_more(service(app), 2)
     assert (service(app).places.taken, service(app).visits.open) == (0, 0)
 
