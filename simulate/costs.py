@@ -185,8 +185,7 @@ class Affine(Cost):
 class Phases(Cost):
     """Prefill and decode charged apart, in seconds; a mixed step pays both (constants of both, too).
 
-    decode: base + row B + context (sum), and never less than floor: what bounds a step of few rows (the weights are read,
-    kernels are launched) a law fitted to large batches does not know.
+    decode: base + row max(0, B - knee) + context (sum). Up to `knee` rows the weights are read anyway and bound the step.
     prefill: start + token (sum of tokens) + request (prompts) + square (sum of p^2)
     """
 
@@ -197,7 +196,7 @@ class Phases(Cost):
     token: float = 0.0
     request: float = 0.0
     square: float = 0.0
-    floor: float = 0.0
+    knee: float = 0.0
     name = "phases"
 
     @property
@@ -207,8 +206,9 @@ class Phases(Cost):
     def seconds(self, step: Step) -> float:
         seconds = 0.0
         if step.decodes:
-            seconds = self.base + self.row * step.decodes + self.context * step.context
-            seconds = max(seconds, self.floor)
+            seconds = self.base + self.context * step.context
+            if step.decodes > self.knee:
+                seconds += self.row * (step.decodes - self.knee)
         if step.prefills:
             seconds += (
                 self.start

@@ -78,7 +78,8 @@ def test_memory_scales_what_bandwidth_bounds_alone() -> None:
     )
 
 
-def test_the_vtc_constants_are_the_fit_of_its_profile() -> None:
+def vtc_profile() -> tuple[np.ndarray, np.ndarray]:
+    """Return (rows, context, seconds) of each decode step and (tokens, prompts, seconds) of each prefill of the profile."""
     path = SHARED / "vtc" / "cost_profile.json"
     if not path.is_file():
         pytest.skip("shared/data/vtc/cost_profile.json is not beside the repository")
@@ -88,30 +89,51 @@ def test_the_vtc_constants_are_the_fit_of_its_profile() -> None:
             p, n = int(length), int(output)
             prefill.append((p * batch, batch, pre * batch))
             if n > 1:
-                decode.append((1.0, batch, batch * (p + (n + 1) / 2), dec * batch / n))
+                decode.append((batch, batch * (p + (n + 1) / 2), dec * batch / n))
     assert (len(decode), len(prefill)) == (16, 23)
-    for rows, keys, mape, worst in (
-        (decode, ("base", "row", "context"), 0.0355, 0.105),
-        (prefill, ("token", "request"), 0.051, 1.0),
-    ):
-        table = np.array(rows)
-        x, t = table[:, :-1], table[:, -1]
-        fitted = nnls(x / t[:, None], np.ones(len(t)))[0]
-        shipped = [published.VTC_A10G[key] for key in keys]
-        assert fitted == pytest.approx(shipped, rel=2e-3)
-        error = np.abs(x @ shipped / t - 1)
-        assert error.mean() == pytest.approx(mape, abs=6e-4)
-        assert error.max() <= worst + 1e-3
-    assert min(row[-1] for row in decode) == pytest.approx(published.VTC_A10G_FLOOR, rel=1e-4)
+    return np.array(decode, float), np.array(prefill, float)
 
 
-def test_no_decode_is_faster_than_the_floor() -> None:
-    def step(rows: int, floor: float) -> float:
-        return seconds("vtc-a10g", decoding(rows, rows * 300), floor=floor)
+def least_squares(x: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return coefficients of least relative errors, none negative, and these errors."""
+    found = nnls(x / t[:, None], np.ones(len(t)))[0]
+    return found, np.abs(x @ found / t - 1)
 
-    assert step(1, 0.0) < 0.02 < 0.036 == step(1, 0.036)
-    assert step(40, 0.036) == step(40, 0.0) > 0.036
-    assert seconds("vtc-a10g", prefilling(100), floor=0.036) == seconds("vtc-a10g", prefilling(100))
+
+def with_knee(decode: np.ndarray, knee: int) -> tuple[np.ndarray, np.ndarray]:
+    """Fit base, row and context to decode steps when only rows beyond `knee` cost anything."""
+    rows, context, t = decode.T
+    return least_squares(np.stack([np.ones(len(t)), np.maximum(0, rows - knee), context], 1), t)
+
+
+def test_the_vtc_constants_are_the_fit_of_its_profile() -> None:
+    decode, prefill = vtc_profile()
+    knee = min(range(139), key=lambda k: float((with_knee(decode, k)[1] ** 2).sum()))
+    found, error = with_knee(decode, knee)
+    law = published.VTC_A10G
+    assert knee == law["knee"]
+    assert found == pytest.approx([law[key] for key in ("base", "row", "context")], rel=1e-4)
+    assert error.mean() == pytest.approx(0.0078, abs=1e-4)
+    assert error.max() < 0.019
+    found, error = least_squares(prefill[:, :2], prefill[:, 2])
+    assert found == pytest.approx([law[key] for key in ("token", "request")], rel=2e-3)
+    assert error.mean() == pytest.approx(0.051, abs=6e-4)
+
+
+def test_a_line_through_the_vtc_profile_is_four_times_as_far_off() -> None:
+    decode, _ = vtc_profile()
+    line, error = with_knee(decode, 0)
+    assert line * 1000 == pytest.approx([18.159, 0.21513, 1.8906e-3], rel=2e-3)
+    assert (error.mean(), error.max()) == pytest.approx((0.0355, 0.105), abs=6e-4)
+    assert error.mean() > 4 * with_knee(decode, published.VTC_A10G["knee"])[1].mean()
+
+
+def test_rows_up_to_the_knee_cost_nothing_of_their_own() -> None:
+    def step(rows: int) -> float:
+        return seconds("vtc-a10g", decoding(rows, 3000))
+
+    assert step(1) == step(48) > published.VTC_A10G["base"]
+    assert step(58) - step(48) == pytest.approx(10 * published.VTC_A10G["row"])
 
 
 @pytest.mark.parametrize(

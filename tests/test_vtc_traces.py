@@ -1,14 +1,12 @@
 """A real server's runs, request by request: the VTC artifact's ten, replayed (SCHEDULING notes, 9.1).
 
-Llama-2-7B on an A10G under LightLLM's loop. Two overheads are fitted, on `FCFS overload-multi` and `FCFS real` only: 3 ms
-a decode step and 20 ms a prefill step. The law of the profile is not drawn on below what the profile measured: no decode
-of it took less than 36 ms, and between two joins of these runs a decode of 1 to 8 rows took 33 to 39 ms, where the law
-by itself says 19 to 25.
+Llama-2-7B on an A10G under LightLLM's loop. Two overheads are fitted, on `FCFS overload-multi` and `FCFS real` only:
+0.14 ms for each token that a step gives out, and 20 ms a prefill step. All else is the fit of the published profile.
 
 `FCFS proportional` lies at saturation, where a step 1 % slower makes the latency several per cent longer, and where the
-batch settles into a cycle of groups (8 and 11 of 19 rows in the server) that the first seconds decide. Other overheads
-than those fitted can flip it into another cycle: from -10 to -40 % have been seen. Its steps were also 3.5 % slower
-than those of `VTC proportional` in the same cycle, on the same machine.
+batch settles into a cycle of groups (8 and 11 of 19 rows in the server) that the first seconds decide. Its latency is off
+by -14 %; other overheads that meet the fitted runs as well make that -9 or -55 %. Its steps were also 3.5 % slower than
+those of `VTC proportional` in the same cycle, on the same machine.
 """
 
 from __future__ import annotations
@@ -22,14 +20,12 @@ from support_simulate import make_scheduler
 
 from simulate import costs, workloads
 from simulate.costs import Host
-from simulate.published import VTC_A10G, VTC_A10G_FLOOR
 from simulate.simulator import Run, simulate
 
 VTC = Path(__file__).parents[1].parent / "shared" / "data" / "vtc"
 SUITES = ("overload", "overload-multi", "proportional", "poisson_short_long", "real")
 RUNS = [f"{order}__{suite}" for order in ("FCFS", "VTC") for suite in SUITES]
-STEP, PREFILL = 3e-3, 20e-3
-FITTED = {"base": VTC_A10G["base"] + STEP, "floor": VTC_A10G_FLOOR + STEP, "start": PREFILL}
+TOKEN, PREFILL = 0.14e-3, 20e-3
 PARTICULARS = {"pool": 10_000, "per_client": 32, "batch_max_tokens": 3072, "max_wait": 10}
 
 pytestmark = pytest.mark.skipif(
@@ -51,8 +47,8 @@ def replayed(name: str, fitted: bool = True) -> Run:
     trace = workloads.read(VTC / f"{name}.csv").sequences()
     for seq in trace:
         seq.prompt_ids = [0] * (len(seq.prompt_ids) + 1)  # the start of text
-    cost = costs.make("vtc-a10g", FITTED if fitted else {})
-    return simulate(scheduler, trace, cost, Host(poll=0.01))
+    cost = costs.make("vtc-a10g", {"start": PREFILL} if fitted else {})
+    return simulate(scheduler, trace, cost, Host(poll=0.01, alpha2=TOKEN if fitted else 0.0))
 
 
 def errors(name: str, fitted: bool = True) -> tuple[float, float, float, float]:
@@ -92,21 +88,22 @@ def service(name: str, simulated: bool) -> tuple[np.ndarray, float]:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_makespan_of_each_run_is_met(name: str) -> None:
-    assert abs(errors(name)[0]) <= 0.07, errors(name)
+    assert abs(errors(name)[0]) <= 0.03, errors(name)
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_mean_and_p99_latency_are_met(name: str) -> None:
     _, mean, p99, _ = errors(name)
-    assert abs(mean) <= 0.15, mean
-    assert abs(p99) <= 0.15, p99
+    bound = 0.15 if name == "FCFS__proportional" else 0.06
+    assert abs(mean) <= bound, mean
+    assert abs(p99) <= bound, p99
 
 
 @pytest.mark.parametrize("name", ["FCFS__overload", "VTC__overload", "FCFS__real"])
 def test_without_the_overheads_of_the_host_a_run_looks_too_fast(name: str) -> None:
     span, mean, _, _ = errors(name, fitted=False)
     assert span < errors(name)[0] - 0.03
-    assert mean < -0.1
+    assert mean < errors(name)[1] - 0.08
 
 
 @pytest.mark.parametrize("name", ["FCFS__overload", "FCFS__poisson_short_long", "VTC__overload"])
