@@ -278,22 +278,38 @@ class Trial:
             token(seq, len(seq.output_ids)) if count == seq.pending else None
             for seq, count in zip(plan.sequences, plan.counts)
         ]
-        for seq in plan.joined:
-            if not seq.displaced:
-                self._serve(seq.client, getattr(self.policy, "w_p", 1.0) * len(seq.prompt_ids))
-        for seq, output in zip(plan.sequences, outputs):
-            if output is not None:
-                self._serve(seq.client, getattr(self.policy, "w_q", 2.0))
+        if self.policy.fair:
+            self._book_service(plan, outputs)
         inside = [s for s in self.added if s.state != "finished"]
-        self.backlog.append(({s.client for s in self.scheduler.waiting}, dict(self.service)))
         self.now += toy_cost(plan)
         iteration = self.scheduler.commit(plan, outputs, self.now)
         self.records.append(iteration.to_dict())
         self._book([seq for seq in inside if seq.state == "finished"])
         self._check_books(iteration, inside)
 
-    def _serve(self, client: str, service: float) -> None:
-        self.service[client] = self.service.get(client, 0.0) + service
+    def _book_service(self, plan: Plan, outputs: list[Output]) -> None:
+        """Write down what each client is served by this step, and which clients still have requests waiting."""
+        price = self._price
+        for seq in plan.joined:
+            if not seq.displaced:
+                self._serve(seq.client, price(len(seq.prompt_ids), 0))
+        for seq, output in zip(plan.sequences, outputs):
+            if output is not None:
+                prompt, number = len(seq.prompt_ids), len(seq.output_ids) + 1
+                self._serve(seq.client, price(prompt, number) - price(prompt, number - 1))
+        self.backlog.append(({s.client for s in self.scheduler.waiting}, dict(self.service)))
+
+    def _serve(self, client: str, price: float) -> None:
+        self.service[client] = self.service.get(client, 0.0) + price / self._weight(client)
+
+    @property
+    def _price(self) -> Callable[[int, float], float]:
+        """What a request of so many prompt and generated tokens costs, by the policy's own account."""
+        return getattr(self.policy, "price", lambda prompt, output: prompt + 2.0 * output)
+
+    @property
+    def _weight(self) -> Callable[[str], float]:
+        return getattr(self.policy, "weight", lambda client: 1.0)
 
     def _check_books(self, iteration: Iteration, before: list[Sequence]) -> None:
         scheduler, policy = self.scheduler, self.policy
@@ -350,11 +366,15 @@ class Trial:
             raise Broken("Little's law", f"area {area:g}, sum of latencies {latencies:g}")
 
     def _check_fairness(self) -> None:
-        """Two clients that both have somebody waiting are served alike, within the bound of VTC's theorem."""
-        requests, policy = self.case.requests, self.policy
-        w_p, w_q = getattr(policy, "w_p", 1.0), getattr(policy, "w_q", 2.0)
-        tokens = self.case.slots * max(len(r.prompt) + r.output for r in requests)
-        bound = 2 * max(w_p * max(len(r.prompt) for r in requests), w_q * tokens)
+        """Two clients that both have requests waiting are served alike, within the bound of VTC's theorem.
+
+        The counters of two such clients differ by one prompt and what a full batch generates at most.
+        """
+        price, slots = self._price, self.case.slots
+        asked = [(len(r.prompt), r.output, self._weight(r.client)) for r in self.case.requests]
+        joining = max(price(p, 0) / w for p, _, w in asked)
+        generating = max((price(p, n) - price(p, 0)) / w for p, n, w in asked)
+        bound = 2 * (joining + slots * generating) + 1e-6
         for a, b in itertools.combinations(sorted(self.service), 2):
             marked = [({a, b} <= clients, served) for clients, served in self.backlog]
             for both, steps in itertools.groupby(marked, key=lambda step: step[0]):
@@ -362,8 +382,8 @@ class Trial:
                 if both and max(gaps) - min(gaps) > bound:
                     raise Broken(
                         "fair between clients",
-                        f"{a} and {b} both had somebody waiting, and one was served "
-                        f"{max(gaps) - min(gaps):g} more than the other, {bound:g} at most are allowed",
+                        f"{a} and {b} both had requests waiting, and one was served "
+                        f"{max(gaps) - min(gaps):g} more than the other; the limit is {bound:g}",
                     )
 
 

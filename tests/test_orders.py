@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 from driver import Request, Run, drive, pools, requests, traces
 from hypothesis import given
 from hypothesis import strategies as st
 
 import policies
-from policies.orders import _fair, _predictions
+from policies.orders import _fair, _predictions, vtc
 from policies.orders._predictions import chance, gauss
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
@@ -111,7 +114,17 @@ def test_without_error_every_predictor_is_the_oracle() -> None:
         return order_of_admission(drive(made("nobatch+sjf", 1, **options), many(50, seed=4)))
 
     assert admitted() == admitted(predictor="noisy", sigma=0)
+    assert admitted() == admitted(predictor="uniform", error=0)
     assert admitted() == admitted(predictor="classes", classes=128)
+
+
+def test_a_uniform_error_is_drawn_evenly_and_never_larger_than_it_says() -> None:
+    policy = policies.get_policy("dynamic+sjf", 4, {"predictor": "uniform", "error": "0.25"})
+    errors = [policy.predict(s) / s.max_tokens - 1 for s in many(3000, seed=8)]  # type: ignore[attr-defined]
+    assert -0.25 < min(errors) < -0.24
+    assert 0.24 < max(errors) < 0.25
+    assert sum(errors) / 3000 == pytest.approx(0, abs=0.01)
+    assert sum(e * e for e in errors) / 3000 == pytest.approx(0.25**2 / 3, rel=0.05)
 
 
 def test_chance_in_predictions_belongs_to_seed_and_id() -> None:
@@ -308,8 +321,20 @@ def test_charging_ahead_with_exact_predictions_narrows_the_gap() -> None:
     assert exact < vtc / 2
 
 
+def test_the_larger_the_error_of_a_prediction_the_wider_the_gap() -> None:
+    shapes = {"a": (2, 30), "b": (2, 90)}
+
+    def width(name: str, **options: object) -> float:
+        return gap(made(f"dynamic+{name}", 8, **options), rivals(shapes, 80))
+
+    widths = [width("vtc-pred", predictor="uniform", error=error) for error in (0, 0.5, 1)]
+    assert widths[0] == width("vtc-pred", predictor="oracle")
+    assert widths == sorted(set(widths))
+    assert widths[-1] < width("vtc") / 2
+
+
 def test_what_was_charged_ahead_is_settled_in_the_end() -> None:
-    for predictor in ("oracle", "noisy", "mean"):
+    for predictor in ("oracle", "noisy", "uniform", "mean"):
         loop = made("dynamic+vtc-pred", 3, predictor=predictor)
         drive(loop, rivals(SHAPES, 10))
         assert loop.policy.counters == pytest.approx({"a": 160, "b": 420})  # type: ignore[attr-defined]
@@ -321,11 +346,81 @@ def test_a_counter_counts_each_prompt_and_token_once() -> None:
     assert loop.policy.counters == {"a": 10 * (12 + 2 * 2), "b": 10 * (2 + 2 * 20)}  # type: ignore[attr-defined]
 
 
+def profiled(prompt: int, output: int) -> float:
+    """Return the milliseconds that the paper's authors measured for such a request, by their fit."""
+    return (
+        0.21001891 * prompt + 0.10075395 * output + 0.0039868 * prompt * output
+        + 0.00324733 * output**2 + 1.14601454
+    )  # fmt: skip
+
+
+def test_the_profiled_cost_is_the_fit_of_the_papers_profile() -> None:
+    path = Path(__file__).parents[2] / "shared" / "data" / "vtc" / "cost_profile.json"
+    if not path.is_file():
+        pytest.skip("shared/data/vtc/cost_profile.json is not beside the repository")
+    rows = [
+        (int(p), int(n), 1000 * (prefill + decode))
+        for p, by_output in json.loads(path.read_text()).items()
+        for n, (_, prefill, decode) in by_output.items()
+    ]
+    p, n, t = np.array(rows).T
+    found = np.linalg.lstsq(np.stack([p, n, p * n, n * n, np.ones(len(t))], 1), t, rcond=None)[0]
+    assert found == pytest.approx(vtc.PROFILE, rel=1e-6)
+
+
+@pytest.mark.parametrize("order", ["vtc", "vtc-pred"])
+def test_a_profiled_cost_charges_each_request_for_its_lengths(order: str) -> None:
+    loop = made(f"dynamic+{order}", 3, cost="profile")
+    drive(loop, rivals(SHAPES, 10))
+    wanted = {client: 10 * profiled(*shape) for client, shape in SHAPES.items()}
+    assert loop.policy.counters == pytest.approx(wanted)  # type: ignore[attr-defined]
+
+
+def test_a_profiled_cost_charges_ahead_by_the_prediction() -> None:
+    loop = made("dynamic+vtc-pred", 1, cost="profile", predictor="oracle")
+    loop.add(Sequence([1] * 12, 40, client="a"))
+    loop.plan(0)
+    assert loop.policy.counters == pytest.approx({"a": profiled(12, 40)})  # type: ignore[attr-defined]
+
+
+def test_by_profiled_cost_those_who_read_long_contexts_get_fewer_tokens() -> None:
+    shapes = {"short": (10, 100), "long": (1000, 100)}
+
+    def share_of_long(**options: object) -> float:
+        sequences = rivals(shapes, 60)
+        scheduler = made("dynamic+vtc", 4, w_p=0, **options)
+        first = set()
+
+        def planned(scheduler: Scheduler, plan: Plan) -> None:
+            if scheduler.number < 1500:
+                first.update(plan.joined)
+
+        drive(scheduler, sequences, planned=planned)
+        return sum(seq.client == "long" for seq in first) / len(first)
+
+    assert share_of_long() == pytest.approx(0.5, abs=0.05)
+    wanted = profiled(10, 100) / (profiled(10, 100) + profiled(1000, 100))
+    assert share_of_long(cost="profile") == pytest.approx(wanted, abs=0.05)
+
+
 def test_the_papers_code_counts_decodes_and_all_of_them_again_when_somebody_finishes() -> None:
     loop = made("dynamic+vtc", 3, count_twice="on")
     drive(loop, [Sequence([1] * 5, 3, client="a"), Sequence([1] * 5, 5, client="b")])
     # prompts 5 each; decodes 2 and 4; r0 ends with the 2nd decode, r1 with the 4th
     assert loop.policy.counters == {"a": 5 + 2 * 2 + 2, "b": 5 + 4 * 2 + 2 + 2}  # type: ignore[attr-defined]
+
+
+def test_the_papers_code_is_one_token_behind_with_a_profiled_cost() -> None:
+    loop = made("dynamic+vtc", 3, count_twice="on", cost="profile")
+    drive(loop, [Sequence([1] * 5, 3, client="a"), Sequence([1] * 5, 5, client="b")])
+
+    def token(number: int) -> float:
+        return profiled(5, number) - profiled(5, number - 1)
+
+    # before each decode the token before it is charged, and the last one again when somebody finishes
+    a = profiled(5, 0) + token(1) + token(2) + token(3)
+    b = profiled(5, 0) + sum(token(k) for k in (1, 2, 3, 4)) + token(3) + token(5)
+    assert loop.policy.counters == pytest.approx({"a": a, "b": b})  # type: ignore[attr-defined]
 
 
 def test_a_client_of_twice_the_weight_is_served_twice() -> None:
@@ -338,6 +433,16 @@ def test_a_client_that_comes_late_is_lifted_and_without_the_lift_favoured() -> N
     lifted = gap(made("dynamic+vtc", 2), rivals({"a": (4, 8), "b": (4, 8)}, 60, **late))
     favoured = gap(made("dynamic+lcf", 2), rivals({"a": (4, 8), "b": (4, 8)}, 60, **late))
     assert lifted <= 2 * 2 * 2 * 12 < favoured
+
+
+def test_service_that_a_client_had_alone_is_not_held_against_it_later() -> None:
+    """Nobody waits when the other client comes: it starts from the counter of the one who was served last."""
+    shape = (4, 8)
+    sequences = rivals({"a": shape}, 60)
+    sequences += rivals({"b": shape, "a": shape}, 60, b=20_000, a=20_000)
+    for i, seq in enumerate(sequences):
+        seq.id = f"r{i}"
+    assert gap(made("dynamic+vtc", 2), sequences) <= 2 * (4 + 2 * 2 * 8)
 
 
 def test_equal_counters_go_by_who_was_seen_first() -> None:

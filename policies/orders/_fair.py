@@ -29,9 +29,10 @@ class Fair(policy.Policy):
 
     def charge(self, client: str, price: float) -> None:
         """Write a price on a client's account, a fraction of it for a client of more weight."""
-        self.counters[client] = self.counters.get(client, 0.0) + price / self._weight(client)
+        self.counters[client] = self.counters.get(client, 0.0) + price / self.weight(client)
 
-    def _weight(self, client: str) -> float:
+    def weight(self, client: str) -> float:
+        """Return the share that a client has been given, 1 unless `weights` names it."""
         return self._weights.get(client, 1.0)
 
     def backlogged(self) -> list[str]:
@@ -66,7 +67,7 @@ class Fair(policy.Policy):
             seq = heads[client]
             yield seq
             if seq.state == "waiting":
-                price = self.price_of_joining(seq) / self._weight(client)
+                price = self.price_of_joining(seq) / self.weight(client)
                 passed[client] = passed.get(client, 0.0) + price
                 places.setdefault(client, iter(list(self._queue_of(client))[1:]))
             if client in places:

@@ -36,12 +36,13 @@ class Predicting(policy.Policy):
 
     predictor = option(
         "oracle",
-        "what is known of a request's length: all, all but a log-normal error, a class, or its client's past",
-        choices=("oracle", "noisy", "classes", "mean"),
+        "what is known of a request's length: all, all but a log-normal or a uniform error, a class, or its client's past",
+        choices=("oracle", "noisy", "uniform", "classes", "mean"),
     )
     sigma = option(
         0.5, "noisy: standard deviation of the logarithm of the error", low=0.0, high=10.0
     )
+    error = option(0.5, "uniform: the largest error, as a share of the length", low=0.0, high=1.0)
     classes = option(2, "classes: how many of equal width, up to `longest`", low=1, high=1000)
     longest = option(128, "classes: the longest answer in tokens", low=1)
     accuracy = option(
@@ -68,6 +69,11 @@ class Predicting(policy.Policy):
 
     def _noisy(self, seq: Sequence) -> float:
         return seq.max_tokens * exp(self.sigma * gauss(self.seed, seq.id))
+
+    def _uniform(self, seq: Sequence) -> float:
+        """Return the length with an error drawn evenly from -`error` to +`error` of it."""
+        drawn = 2.0 * chance(self.seed, seq.id, "error") - 1.0
+        return seq.max_tokens * (1.0 + self.error * drawn)
 
     def _classes(self, seq: Sequence) -> float:
         """Return the middle of the class that the sequence is put into."""

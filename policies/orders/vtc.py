@@ -1,10 +1,14 @@
-"""Virtual token counter (Sheng et al., OSDI 2024): fair between clients, by the tokens they have been served.
+"""Virtual token counter (Sheng et al., OSDI 2024): fair between clients, by the service that they have received.
 
-Each client has a counter: w_p for each prompt token when a request of it joins, w_q for each token that it is given,
-divided by the client's weight. The head of the client with the least counter goes first. A client that had nobody
-waiting and comes back is lifted to the least counter of those who do wait, so that nobody saves up service by
-staying away. Of two clients that always have somebody waiting, neither is served more than 2 max(w_p x longest prompt,
-w_q x KV tokens) beyond the other.
+Each client has a counter. It grows by the price of a prompt when a request of the client joins and by the price of each
+token that the client is given, divided by the client's weight. The head of the client with the least counter goes first.
+A client that had nothing waiting and comes back is lifted to the least counter of those with requests waiting or, if
+there are none, to that of the client whose request left the queue last: nobody saves up service by staying away. Of two
+clients that always have requests waiting, neither is served more than twice (the price of the dearest prompt + what the
+tokens of a full batch cost) beyond the other.
+
+A token has a price of its own (`cost=linear`), or a request is charged for the time that a profile says it takes alone
+(`cost=profile`, the artifact's second cost function): long contexts are dearer then.
 """
 
 from __future__ import annotations
@@ -13,10 +17,19 @@ from policies.orders._fair import Fair
 from scheduling.options import option
 from scheduling.sequence import Sequence
 
+# Milliseconds of a request of p prompt and n generated tokens, Llama-2-7B on an A10G, fitted by the artifact to its
+# profile: a p + b n + c p n + d n^2 + e (`cost_func_profile` in slora/server/router/req_queue.py).
+PROFILE = (0.21001891, 0.10075395, 0.0039868, 0.00324733, 1.14601454)
+
 
 class Order(Fair):
-    w_p = option(1.0, "price of a prompt token", low=0.0)
-    w_q = option(2.0, "price of a generated token", low=0.0)
+    w_p = option(1.0, "linear: price of a prompt token", low=0.0)
+    w_q = option(2.0, "linear: price of a generated token", low=0.0)
+    cost = option(
+        "linear",
+        "linear: w_p and w_q for each token; profile: the time that the paper's authors measured for such lengths",
+        choices=("linear", "profile"),
+    )
     count_twice = option(
         False, "charge as the paper's code does: decodes only, all again when somebody finishes"
     )
@@ -26,35 +39,53 @@ class Order(Fair):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self._decoded: list[str] = []  # clients of the tokens of the present step, which ends at:
+        self._decoded: list[Sequence] = []  # those given a token by the step that ended at `_at`
         self._at = float("-inf")
+        self._left_last = ""  # the client whose request left the queue last
         if self.count_twice:
             self.fair = False
 
+    def price(self, prompt: int, output: float) -> float:
+        """Return what a request of so many prompt tokens costs until it has generated so many."""
+        if self.cost == "profile":
+            a, b, c, d, e = PROFILE
+            return a * prompt + b * output + c * prompt * output + d * output * output + e
+        return self.w_p * prompt + self.w_q * output
+
     def price_of_joining(self, seq: Sequence) -> float:
-        return self.w_p * len(seq.prompt_ids)
+        return self.price(len(seq.prompt_ids), 0)
+
+    def price_of_token(self, seq: Sequence, number: int) -> float:
+        """Return what the token of that number, the first is 1, costs the client."""
+        prompt = len(seq.prompt_ids)
+        return self.price(prompt, number) - self.price(prompt, number - 1)
 
     def on_arrival(self, seq: Sequence, now: float) -> None:
         if self.lifts and not self._queues.get(seq.client):
-            waiting = self.backlogged()
-            if waiting:
-                least = min(self.counters[client] for client in waiting)
-                self.counters[seq.client] = max(self.counters.get(seq.client, 0.0), least)
+            waiting = self.backlogged() or [self._left_last]
+            least = min(self.counters.get(client, 0.0) for client in waiting)
+            self.counters[seq.client] = max(self.counters.get(seq.client, 0.0), least)
         super().on_arrival(seq, now)
+
+    def _leave(self, seq: Sequence) -> None:
+        if seq in self._queue_of(seq.client):
+            self._left_last = seq.client
+        super()._leave(seq)
 
     def on_token(self, seq: Sequence, now: float) -> None:
         super().on_token(seq, now)
+        number = len(seq.output_ids)
         if not self.count_twice:
-            self.charge(seq.client, self.w_q)
-        elif len(seq.output_ids) > 1:
+            self.charge(seq.client, self.price_of_token(seq, number))
+        elif number > 1:  # the code charges before a decode, so that it is one token behind
             if now != self._at:
                 self._decoded, self._at = [], now
-            self._decoded.append(seq.client)
-            self.charge(seq.client, self.w_q)
+            self._decoded.append(seq)
+            self.charge(seq.client, self.price_of_token(seq, number - 1))
 
     def on_finish(self, seq: Sequence, now: float) -> None:
         super().on_finish(seq, now)
         if self.count_twice and now == self._at:
-            for client in self._decoded:
-                self.charge(client, self.w_q)
+            for decoded in self._decoded:
+                self.charge(decoded.client, self.price_of_token(decoded, len(decoded.output_ids)))
             self._decoded = []

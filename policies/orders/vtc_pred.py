@@ -1,8 +1,8 @@
-"""VTC that charges ahead: what a request is predicted to be given is on its client's account when it joins.
+"""VTC that charges ahead: what a request is predicted to cost is on its client's account when it joins.
 
 Tokens beyond the prediction are charged as they come; what was charged and not given is paid back at the finish. The
-better the prediction, the smaller the gap between clients (Sheng et al., OSDI 2024, section 4.4: the mean of the
-client's last five, or exact, or exact but for an error).
+better the prediction, the smaller the gap between clients (Sheng et al., OSDI 2024, section 4.4). Their three: the mean
+of the client's last five (`predictor=mean`), exact (`oracle`), and exact but for up to 50 % (`uniform`, `error=0.5`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Order(Predicting, vtc.Order):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self._ahead: dict[Sequence, float] = {}  # tokens that are paid for and not given yet
+        self._ahead: dict[Sequence, float] = {}  # tokens that were charged when it joined
 
     def price_of_joining(self, seq: Sequence) -> float:
-        return super().price_of_joining(seq) + self.w_q * self.predict(seq)
+        return self.price(len(seq.prompt_ids), self.predict(seq))
 
     def on_admit(self, seq: Sequence, now: float) -> None:
         super().on_admit(seq, now)
@@ -33,11 +33,17 @@ class Order(Predicting, vtc.Order):
             self._ahead[seq] = self.predict(seq)
 
     def on_token(self, seq: Sequence, now: float) -> None:
-        ahead = self._ahead.get(seq, 0.0)
-        paid = min(1.0, ahead)
-        self._ahead[seq] = ahead - paid
-        self.charge(seq.client, self.w_q * (1.0 - paid))
+        ahead, number = self._ahead.get(seq, 0.0), len(seq.output_ids)
+        if number > ahead:
+            self._charge_between(seq, max(ahead, number - 1), number)
 
     def on_finish(self, seq: Sequence, now: float) -> None:
         super().on_finish(seq, now)
-        self.charge(seq.client, -self.w_q * self._ahead.pop(seq, 0.0))
+        ahead, number = self._ahead.pop(seq, 0.0), len(seq.output_ids)
+        if number < ahead:
+            self._charge_between(seq, ahead, number)
+
+    def _charge_between(self, seq: Sequence, paid: float, due: float) -> None:
+        """Charge for `due` tokens instead of the `paid` ones; less than before is a refund."""
+        prompt = len(seq.prompt_ids)
+        self.charge(seq.client, self.price(prompt, due) - self.price(prompt, paid))
