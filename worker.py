@@ -43,7 +43,7 @@ from gunicorn.workers.gthread import PollableMethodQueue, TConn, ThreadWorker
 
 from api.admission import HAS_PLACE
 from api.deferral import Exchange
-from api.handler_pool import HandlerPool
+from api.handler_pool import BUSY_SECONDS, HandlerPool
 from pacing import TokenBucket
 from succession import Succession
 
@@ -245,12 +245,16 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             conn.timeout = min(conn.timeout, deadline)
 
     def wait_for_and_dispatch_events(self, timeout: float) -> None:
-        """Wait for events, at most until refusals are due."""
+        """Wait for events, at most until refusals are due or handlers may have begun to wait."""
         if self._held:
             timeout = min(timeout, REFUSAL_SECONDS)
+        if self.tpool.has_backlog:
+            timeout = min(timeout, BUSY_SECONDS)
         super().wait_for_and_dispatch_events(timeout)
         if self._held:
             self._release_held()
+        if self.tpool.has_backlog:
+            self.tpool.relieve()
 
     def _release_held(self) -> None:
         """Let requests for text go on, the first to come first: with a place, or, when it is due, to be refused."""
@@ -333,7 +337,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
                 exchange.run(exchange.end)
             keeps = not resp.should_close()
             if unsent:
-                self.tpool.submit(self._send_rest, conn, unsent, keeps)
+                self.method_queue.defer(self.tpool.submit, self._send_rest, conn, unsent, keeps)
                 return
             keeps = self._keepalive_after(conn, keeps)
         except OSError:  # the client has gone

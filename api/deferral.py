@@ -48,7 +48,11 @@ class Deferred(NamedTuple):
 
 
 class App(Flask):
-    """A Flask app whose handlers may return a `Deferred`."""
+    """A Flask app whose handlers may return a `Deferred`, and are no coroutines."""
+
+    def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """Return it as it is: to look each time whether it is a coroutine costs more than most hooks do."""
+        return func
 
     def dispatch_request(self) -> Any:
         answer = super().dispatch_request()

@@ -5,52 +5,103 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 log = logging.getLogger(__name__)
+AT_ONCE = 4  # handlers that compute: more would only compete for the interpreter
+BUSY_SECONDS = 0.005  # after which a handler is taken to wait for something, and another may run
+
+Task = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+class Turn:
+    """The right to run tasks, one after the other; `began` is when the present one did."""
+
+    __slots__ = ("began",)
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
 
 
 class HandlerPool:
-    """Runs tasks at once, each in a thread that is idle or, up to `most` of them, in a new one; else they queue.
+    """Runs tasks in up to `most` threads, a few of them at once, and more when those wait for something.
 
     It has a third of the cost of concurrent.futures' pool, since nobody waits for a task's result.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._tasks: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]]]
-        self._tasks = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._spare = 0  # idle threads less queued tasks
+        self._turns: set[Turn] = set()  # at most AT_ONCE; who waits for long has lost his
+        self._backlog: deque[Task] = deque()
+        self._begun: queue.SimpleQueue[tuple[Turn, Task]] = queue.SimpleQueue()
+        self._idle = 0  # threads that wait for a task, less the tasks that wait for them
         self._threads = 0
 
+    @property
+    def has_backlog(self) -> bool:
+        return bool(self._backlog)
+
     def submit(self, task: Callable[..., Any], *args: Any) -> None:
-        """Run a task in a thread; RuntimeError when it needs the first thread and none can be started."""
+        """Run a task soon; RuntimeError when it needs the first thread and none can be started."""
         with self._lock:
-            self._spare -= 1
-            grows = self._spare < 0 and self._threads < self._most
-            self._threads += grows
-        self._tasks.put((task, args))
-        if grows:
-            try:
-                threading.Thread(target=self._run, name="handler", daemon=True).start()
-            except RuntimeError:
-                with self._lock:
-                    self._threads -= 1
-                if not self._threads:
-                    raise
+            self._backlog.append((task, args))
+            self._begin()
+
+    def relieve(self) -> None:
+        """Let tasks of the backlog run in place of those that seem to wait; call it every few milliseconds."""
+        with self._lock:
+            late = time.monotonic() - BUSY_SECONDS
+            self._turns = {turn for turn in self._turns if turn.began > late}
+            self._begin()
 
     def shutdown(self, wait: bool = False) -> None:
         """Do nothing: the threads end with the process."""
 
+    def _begin(self) -> None:
+        """Give the backlog the turns that are free; the lock is held."""
+        while self._backlog and len(self._turns) < AT_ONCE:
+            if self._idle <= 0:
+                if self._threads == self._most:
+                    return
+                self._start_thread()
+            turn = Turn()
+            self._turns.add(turn)
+            self._idle -= 1
+            self._begun.put((turn, self._backlog.popleft()))
+
+    def _start_thread(self) -> None:
+        try:
+            threading.Thread(target=self._run, name="handler", daemon=True).start()
+        except RuntimeError:
+            if not self._threads:
+                raise
+            return  # the task waits until a thread is idle
+        self._threads += 1
+        self._idle += 1
+
     def _run(self) -> None:
         while True:
-            with self._lock:
-                self._spare += 1
-            task, args = self._tasks.get()
-            try:
-                task(*args)
-            except Exception:
-                log.exception("a handler failed")
-            del task, args  # not to keep a connection alive while idle
+            turn, task = self._begun.get()
+            while task is not None:
+                function, args = task
+                try:
+                    function(*args)
+                except Exception:
+                    log.exception("a handler failed")
+                del function, args  # not to keep a connection alive while idle
+                task = self._next(turn)
+
+    def _next(self, turn: Turn) -> Task | None:
+        """Return what a thread does next; None when there is nothing, or another thread has taken over."""
+        with self._lock:
+            if turn in self._turns and self._backlog:
+                turn.began = time.monotonic()
+                return self._backlog.popleft()
+            self._turns.discard(turn)
+            self._idle += 1
+            self._begin()
+        return None

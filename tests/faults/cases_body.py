@@ -147,4 +147,6 @@ CASES = [
     Case("A18", "compressed bodies", refuses(
         gzip.compress(b'{"prompt": "x"}'), A_BOMB, codes=dict.fromkeys(REFUSED, 415),
         says="Content-Encoding", Content_Encoding="gzip")),
+    Case("A19", "100,000 bad requests, each with an id of its own",
+         tests=("tests/test_operations.py::test_a_hundred_thousand_refused_requests_leave_nothing_behind",)),
 ]  # fmt: skip
