@@ -5,12 +5,12 @@ starts after the fork: neither threads nor a GPU's state survive one.
 """
 
 import logging
+import math
 import os
 import signal
 import sys
 import threading
 import time
-from functools import partial
 from typing import Any
 
 from gunicorn import util
@@ -22,7 +22,7 @@ import faults
 from api.access_log import AccessLog, QueuedHandler
 from api.service import Service
 from supervision import DEATH_SECONDS, DEATHS, Deaths
-from worker import Worker, limit_waiting, write_refusal
+from worker import QUICK_SECONDS, Worker, limit_waiting, write_refusal
 
 ANSWER_SECONDS = 1.0  # in which those are answered whom a failed engine leaves behind
 
@@ -70,19 +70,36 @@ def when_ready(server: Any) -> None:
     """Bound how long a client may keep a thread waiting, before anybody is let in; hear the end during a reload."""
     for listener in server.LISTENERS:
         limit_waiting(listener.sock, _config.receive_timeout, _config.send_timeout)
+    ending = Ending(server)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-        signal.signal(number, partial(_stop_waiting, server))
+        signal.signal(number, ending)
 
 
-def _stop_waiting(server: Any, number: int, frame: Any) -> None:
-    """Let the master hear at once that it shall end, though it waits for a reload until the old worker has gone."""
-    for worker in list(server.WORKERS.values()):
-        worker.age = server.worker_age  # it waits for those that are older than the reload
-    queued = [server.SIG_QUEUE.get_nowait() for _ in range(server.SIG_QUEUE.qsize())]
-    for other in queued:
-        if other != signal.SIGHUP:  # nor is there another reload to wait for
-            server.SIG_QUEUE.put_nowait(other)
-    server.signal(number, frame)
+class Ending:
+    """How the master ends: by a first SIGTERM when all requests are done, by any other signal at once.
+
+    gunicorn itself waits for a reload first, forgets a signal that comes together with another, and takes a second
+    SIGTERM for nothing.
+    """
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        self._has_begun = False
+
+    def __call__(self, number: int, frame: Any) -> None:
+        server = self._server
+        for worker in list(server.WORKERS.values()):
+            worker.age = server.worker_age  # a reload waits for those that are older than it
+        queued = [server.SIG_QUEUE.get_nowait() for _ in range(server.SIG_QUEUE.qsize())]
+        for other in queued:
+            if other != signal.SIGHUP:
+                server.SIG_QUEUE.put_nowait(other)
+        if self._has_begun or number != signal.SIGTERM:
+            number = signal.SIGQUIT
+            server.cfg.set("graceful_timeout", math.ceil(QUICK_SECONDS))  # then it kills
+            server.kill_workers(number)
+        self._has_begun = True
+        server.signal(number, frame)
 
 
 def nworkers_changed(server: Any, wanted: int, before: int | None) -> None:

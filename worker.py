@@ -8,6 +8,9 @@ The stock worker stops accepting when it is told to end, while its listening soc
 Here newcomers are answered (by the app, which knows that it drains) until the last request is done. And the stock
 worker dies when there is no file descriptor left for a connection; here it waits a moment.
 
+The stock worker cuts every connection when it is told to end quickly (SIGINT, SIGQUIT). Here everybody who waits gets
+an error first.
+
 On a reload (SIGHUP) the stock worker stops as soon as its successor has been started, which has no model yet. Here the
 successor takes nobody in before it can serve, and the old worker serves until then; when the successor ends before
 that, because its model is broken, the old one stays.
@@ -50,6 +53,7 @@ from succession import Succession
 LINGER_SECONDS = 5.0
 PAUSE_SECONDS = 0.2
 POLL_SECONDS = 0.02
+QUICK_SECONDS = 1.5  # for the answers of a quick end
 LONGEST_REASON = 200
 LONGEST_START = 64  # bytes of a request line that tell whether it asks for text
 REFUSALS_PER_SECOND = 250
@@ -103,6 +107,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     has_predecessor = False
     _is_leaving = False
     _was_told_again = False
+    _is_quick = False
     _paused_until = 0.0
     _was_exhausted = False
     _needs_room = False
@@ -115,7 +120,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         self._refusals = TokenBucket(REFUSALS_PER_SECOND, REFUSALS_AT_ONCE)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Refuse new work and leave when nobody is here any more; at once when told so twice.
+        """Refuse new work and leave when everybody has an answer; gunicorn may ask for it more than once.
 
         On a reload: hand over to the successor, and refuse nobody.
         """
@@ -123,8 +128,10 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         if not has_heir:
             self.succession.bow_out(self.number)
         service = self._service
-        if service is None or service.draining:
+        if service is None:
             super().handle_exit(sig, frame)
+            return
+        if service.draining:
             return
         if self._is_leaving:
             self._was_told_again = True
@@ -136,6 +143,32 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             service.draining = True
             leave = self._drain
         threading.Thread(target=leave, args=(service, sig), name="leave", daemon=True).start()
+
+    def handle_quit(self, sig: int, frame: Any) -> None:
+        """Give everybody who waits an error at once, and end the process."""
+        if not self._is_quick:
+            self._is_quick = True
+            threading.Thread(target=self._leave_at_once, name="leave-at-once", daemon=True).start()
+
+    def _leave_at_once(self) -> None:
+        """Fail all requests, let their handlers write that for a moment, and end without waiting for a thread."""
+        end = time.monotonic() + QUICK_SECONDS
+        service = self._service
+        try:
+            if service is not None:
+                service.draining = True
+                service.stop()
+                while self._is_serving and time.monotonic() < end:
+                    time.sleep(POLL_SECONDS)
+                service.access_log.flush(max(0.0, end - time.monotonic()))
+        finally:
+            os._exit(0)
+
+    @property
+    def _is_serving(self) -> bool:
+        """Whether a connection is in the hands of a thread: one that is neither idle nor answered."""
+        idle = (self.pending_conns, self.keepalived_conns, self._parting)
+        return self.nr_conns > sum(map(len, idle))
 
     @property
     def _service(self) -> Any:

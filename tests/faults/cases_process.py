@@ -21,12 +21,13 @@ from harness import MB, PATIENCE, SLOTS, Setting, Watched
 from support import Answer, in_background, read_answer, wait_until
 from table import Act, Case, body
 
-FLEETING = Setting(
-    faults={"slow_step": {"ms": 50}}, environment={"GUNICORN_CMD_ARGS": "--graceful-timeout 3"}
-)
+SLOWLY = {"slow_step": {"ms": 100, "prompt_contains": "SLOWLY"}}
+LASTING = Setting(faults=SLOWLY)
+FLEETING = Setting(faults=SLOWLY, environment={"GUNICORN_CMD_ARGS": "--graceful-timeout 3"})
 CROWDED = Setting(queue=1500 - SLOTS)
 ROOMY = Setting(queue=120, environment=IMPATIENT.environment)  # slow bodies have places too
 A_CROWD = 300 * MB  # may be added by 1,500 who are there at once
+INT, QUIT, TERM = signal.SIGINT, signal.SIGQUIT, signal.SIGTERM
 BROKEN = (OSError, http.client.HTTPException)
 
 
@@ -77,19 +78,49 @@ def terminate(server: Watched) -> None:
 
 
 def too_long_for_the_end(server: Watched) -> None:
-    sent = [server.begin("/inference", LONG) for _ in range(SLOTS + 4)]
-    stream = server.begin("/inference", body("/inference", tokens=900, stream=True))
-    wait_until(server.is_full)
-    server.process.terminate()
-    answers = [read_answer(sock) for sock in sent]
-    streamed = b"".join(iter(lambda: stream.recv(65536), b""))
+    all_are_told_of_the_end(server, server.process.terminate)
+
+
+def all_are_told_of_the_end(server: Watched, end: Callable[[], None]) -> None:
+    """Fill the server, end it, and hold every answer to be an error in its own form: a 503, or a stream's last event."""
+    with contextlib.ExitStack() as stack:
+        many = body("/inference", "SLOWLY", 900)
+        sent = [stack.enter_context(server.begin("/inference", many)) for _ in range(SLOTS + 4)]
+        stream = stack.enter_context(
+            server.begin("/inference", body("/inference", "SLOWLY", 900, stream=True))
+        )
+        wait_until(server.is_full)
+        end()
+        answers = [read_answer(sock) for sock in sent]
+        streamed = b"".join(iter(lambda: stream.recv(65536), b""))
     assert {answer.status for answer in answers} == {503}
     assert {answer.json["error"]["type"] for answer in answers} == {"unavailable_error"}
     assert b"unavailable_error" in streamed
     assert b"[DONE]" not in streamed
-    for sock in (*sent, stream):
-        sock.close()
     assert server.process.wait(20) == 0
+    assert "Traceback" not in server.output()
+
+
+def signals(*numbers: int, to_all: bool = False, at_once: bool = False) -> Act:
+    """Return the act that ends the server by these signals, to its master or, as a terminal does, to the worker too.
+
+    Before the last one the server has begun to drain, unless all come `at_once`.
+    """
+
+    def act(server: Watched) -> None:
+        pids = (server.process.pid, server.worker) if to_all else (server.process.pid,)
+
+        def end() -> None:
+            for i, number in enumerate(numbers):
+                if i and not at_once:
+                    wait_until(lambda: not server.is_ready())
+                for pid in pids:
+                    os.kill(pid, number)
+
+        all_are_told_of_the_end(server, end)
+        assert_port_is_free(server)
+
+    return act
 
 
 def ends_by(number: int) -> Act:
@@ -270,6 +301,8 @@ CASES = [
     Case("F1", "INT under load", ends_by(signal.SIGINT), ends=True, quick=False),
     Case("F1", "QUIT under load", ends_by(signal.SIGQUIT), ends=True, quick=False,
          tests=("tests/test_server.py::test_ctrl_c_ends_it_too",)),
+    Case("F1", "INT to master and worker", signals(INT, to_all=True),
+         setting=LASTING, ends=True, quick=False),
     Case("F2", "starts that cannot work",
          tests=("tests/test_launches.py::test_what_cannot_work_is_refused_in_one_line",
                 "tests/test_server.py::test_a_broken_model_is_one_line_with_the_remedy",
@@ -277,6 +310,15 @@ CASES = [
                 "tests/test_config.py::test_too_few_open_files_are_refused_and_a_soft_limit_is_raised")),
     Case("F3", "ten reloads", hang_up_signals(10), quick=False, killed=True),
     Case("I1", "TERM under load", terminate, setting=SLOW, ends=True),
+    Case("I1", "TERM, then TERM", signals(TERM, TERM), setting=LASTING, ends=True),
+    Case("I1", "TERM, then INT", signals(TERM, INT), setting=LASTING, ends=True, quick=False),
+    Case("I1", "TERM, then QUIT", signals(TERM, QUIT), setting=LASTING, ends=True, quick=False),
+    Case("I1", "TERM and INT at once", signals(TERM, INT, at_once=True), setting=LASTING, ends=True,
+         quick=False),
+    Case("I1", "TERM, then TERM, to master and worker", signals(TERM, TERM, to_all=True),
+         setting=LASTING, ends=True, quick=False),
+    Case("I1", "TERM, then INT, to master and worker", signals(TERM, INT, to_all=True),
+         setting=LASTING, ends=True, quick=False),
     Case("I2", "TERM with little time", too_long_for_the_end, setting=FLEETING, ends=True, quick=False,
          tests=("tests/test_cancel.py::test_who_outlasts_the_drain_is_told",)),
     Case("I3", "the worker killed three times", kills(3), killed=True),
