@@ -180,7 +180,18 @@ class Recovery:
         return [output for part in parts for output in self._bisect(part)]
 
     def _shed(self, scheduler: Scheduler, plan: Plan) -> tuple[Plan, list[Output]]:
-        """Try again with the memory that can be had, and with ever fewer: the newest half waits again."""
+        """Compute what fits into memory, and say how many may run from now on if not all did."""
+        ran = len(scheduler.running)
+        plan, outputs = self._shrink(scheduler, plan)
+        if len(scheduler.running) < ran and scheduler.slot_cap < ENDLESS:
+            log.warning(
+                "memory ran out while %d requests ran; from now on %d may run. "
+                "To start with that: --max-batch-size %d", ran, scheduler.slot_cap, scheduler.slot_cap,
+            )  # fmt: skip
+        return plan, outputs
+
+    def _shrink(self, scheduler: Scheduler, plan: Plan) -> tuple[Plan, list[Output]]:
+        """Release memory and try again, with ever fewer: the newest half waits again."""
         failed_alone = len(plan.sequences) < 2
         while True:
             self._release_memory()
@@ -199,10 +210,6 @@ class Recovery:
                 continue
             plan = scheduler.put_back(plan, plan.sequences[math.ceil(n / 2) :], self._clock())
             scheduler.slot_cap = len(scheduler.running)
-            log.warning(
-                "memory ran out with %d requests in a step; from now on %d may run. "
-                "To start like this: --max-batch-size %d", n, scheduler.slot_cap, scheduler.slot_cap,
-            )  # fmt: skip
 
     def _release_memory(self) -> None:
         release = getattr(self.model, "release_memory", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -70,6 +71,26 @@ def test_memory_that_ran_out_once_puts_nobody_back(serve: Serve) -> None:
     recovery = served.manager.recovery
     assert (recovery.steps_failed, recovery.out_of_memory, served.manager.slot_cap) == (1, 1, 4)
     assert not any(one.sequence.displaced for one in asked)
+
+
+def test_a_batch_that_shrinks_twice_is_one_warning_with_fewer_than_ran(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve("dynamic", slots=8, max_tokens_per_step=15)  # five prompts of three tokens
+    served.hold()
+    asked = [served.ask(f"r{i}", 20) for i in range(8)]
+    faults = iter([True] * 3)
+    served.model.breaks = raising(
+        MemoryError(), lambda plan: len(plan.sequences) > 1 and next(faults, False)
+    )
+    served.model.gate.set()
+    for i, one in enumerate(asked):
+        assert one.wait_for_completion(SOON) == expected(f"r{i}", 20)
+    said = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(said) == 1, said
+    ran, may_run, size = map(int, re.findall(r"\d+", said[0]))
+    assert (ran, may_run, size) == (8, served.manager.slot_cap, served.manager.slot_cap)
+    assert may_run < ran
 
 
 @every_policy
