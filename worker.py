@@ -42,6 +42,7 @@ from typing import Any
 
 from gunicorn import util
 from gunicorn.http import wsgi
+from gunicorn.http.errors import UnsupportedTransferCoding
 from gunicorn.workers.gthread import PollableMethodQueue, TConn, ThreadWorker
 
 from api.admission import HAS_PLACE
@@ -333,6 +334,9 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def handle_request(self, req: Any, conn: TConn) -> Any:
         """Answer a request; PENDING when its answer is not known yet, and needs no thread until it is."""
+        for name, value in req.headers:
+            if name == "TRANSFER-ENCODING" and value.lower() != "chunked":
+                raise UnsupportedTransferCoding(value)  # gunicorn lets compressed bodies through
         if type(conn.sock) is not socket.socket:  # TLS, which cannot be written to without waiting
             return super().handle_request(req, conn)
         resp, environ = wsgi.create(req, conn.sock, conn.client, conn.server, self.cfg)

@@ -21,7 +21,8 @@ from support import Server, wait_until, write_checkpoint
 pytestmark = pytest.mark.process
 
 CONNECTIONS = 240
-HEAD = b"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+START = b"POST /inference HTTP/1.1\r\nHost: x\r\n"
+HEAD = START + b"Content-Length: 100\r\n\r\n"
 SLOW_HEADER = b"GET /health HTTP/1.1\r\nHost: x\r\nX-Begun:"
 SLOW_BODY = HEAD + b'{"prompt": "never'
 GREEDY = b"GET /web/uPlot.iife.min.js HTTP/1.1\r\nHost: x\r\n\r\n" * 120  # 6 MB that nobody reads
@@ -140,6 +141,9 @@ UNREADABLE = {
     b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 9_000 + b"\r\n\r\n": 431,
     HEAD[:-2] + b"Transfer-Encoding: chunked\r\n\r\n": 400,
     HEAD[:-2] + b"Transfer-Encoding: odd\r\n\r\n": 501,
+    START + b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n": 501,
+    START
+    + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n": 501,
 }
 
 
