@@ -173,7 +173,7 @@ def plan_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             shortest = None
             if 1 < replicas <= args.shortest_queue:
                 shortest = plan.shortest_queue_replicas(
-                    make, unit, cost, args.rate, replicas, limits
+                    make, unit, cost, args.rate, replicas, limits, host, args.seed
                 )
             found.append({"policy": policy, "slots": slots, "rate": capacity.low, "fails_at": capacity.high,
                           "binds": capacity.binds, "replicas": replicas, "shortest_queue": shortest})  # fmt: skip

@@ -233,6 +233,10 @@ class Host:
     sigma: float = 0.0
     poll: float = 0.0
 
+    def seconds(self, tokens: int) -> float:
+        """Return what the host adds to a step that hands out `tokens` tokens."""
+        return self.sigma + self.alpha2 * tokens
+
 
 def load(path: str | Path) -> tuple[Cost, Host, dict[str, Any]]:
     """Read a file of `calibrate`: cost, host overheads, and everything the file says."""

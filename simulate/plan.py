@@ -8,6 +8,7 @@ comes from.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy as np
 from scheduling.scheduler import Scheduler
 from simulate import result, workloads
 from simulate.costs import Cost, Host
-from simulate.fleet import Fleet, FleetRun, least_loaded
+from simulate.fleet import Fleet, least_loaded
 from simulate.simulator import Run, simulate
 
 WARM_UP = 0.1  # of the requests
@@ -151,19 +152,6 @@ def capacity(
     return Capacity(low, high, binds, runs)
 
 
-def fleet_breaks(run: FleetRun, limits: Rows[Limit]) -> str:
-    """Return the first of the limits on ttft and e2el that a fleet fails, "" if none."""
-    skip = int(len(run.sequences) * WARM_UP)
-    for limit in limits:
-        if limit.measure in ("ttft", "e2el"):
-            values = (run.ttft if limit.measure == "ttft" else run.latency)[skip:]
-            mean = limit.statistic == "mean"
-            found = values.mean() if mean else np.percentile(values, float(limit.statistic[1:]))
-            if found > limit.bound:
-                return str(limit)
-    return ""
-
-
 def shortest_queue_replicas(
     make: Callable[[], Scheduler],
     unit: workloads.Rows,
@@ -171,17 +159,18 @@ def shortest_queue_replicas(
     rate: float,
     most: int,
     limits: Rows[Limit] = DEFAULT_LIMITS,
+    host: Host | None = None,
+    seed: int = 0,
 ) -> int:
-    """Return how many replicas hold `rate` when each request joins the shortest queue; `most` are known to do."""
+    """Return how many replicas hold `rate` when each request joins the shortest queue; `most` are known to do.
+
+    A fleet is judged as one engine is: all limits, and a queue that does not grow.
+    """
     low, high = 0, most
     while high - low > 1:
         n = (low + high) // 2
-        run = Fleet([make() for _ in range(n)], cost).run(
-            unit.faster(rate).sequences(), least_loaded()
-        )
-        if fleet_breaks(run, limits) or queue_grows(
-            np.array([s.arrived_at for s in run.sequences]), run.latency
-        ):
+        fleet = Fleet([make() for _ in range(n)], cost, host, random.Random(seed))
+        if breaks(fleet.run(unit.faster(rate).sequences(), least_loaded()), limits):
             low = n
         else:
             high = n

@@ -26,7 +26,23 @@ FRUITLESS = 100_000  # turns without a step or an arrival after which a policy i
 
 
 class PolicyHangs(RuntimeError):
-    """A policy lets somebody wait for ever."""
+    """A policy lets a request wait forever."""
+
+
+def waits_forever(scheduler: Scheduler) -> PolicyHangs:
+    """Return the error for a policy that admits nobody although nothing else will happen."""
+    return PolicyHangs(
+        f"{scheduler.policy.name} admits no request with {len(scheduler.waiting)} in its queue, none running and "
+        "none still to arrive. Return a time from deadline(), or admit one"
+    )
+
+
+def asks_forever(scheduler: Scheduler, now: float) -> PolicyHangs:
+    """Return the error for a policy that is woken again and again, and admits nobody."""
+    return PolicyHangs(
+        f"{scheduler.policy.name} was called {FRUITLESS:,} times in a row by {now:g} s and admitted no request. "
+        "Return a later time from deadline(), or admit one"
+    )
 
 
 @dataclass
@@ -165,24 +181,15 @@ class Simulation:
         wake_at = scheduler.wake_at(self.now)
         until = min(self._arrivals[self._next], math.inf if wake_at is None else wake_at)
         if until == math.inf:
-            raise PolicyHangs(
-                f"{scheduler.policy.name} lets {len(scheduler.waiting)} wait, nobody runs, and nobody will "
-                "arrive. Return a time from deadline(), or admit them"
-            )
+            raise waits_forever(scheduler)
         self._fruitless += 1
         if self._fruitless > FRUITLESS:
-            raise PolicyHangs(
-                f"{scheduler.policy.name} was asked {FRUITLESS:,} times in a row by {self.now:g} s, and admits "
-                "nobody. Return a later time from deadline(), or admit somebody"
-            )
+            raise asks_forever(scheduler, self.now)
         if until <= self.now:  # rounding: oldest + delay <= now, while now - oldest < delay
             until = math.nextafter(self.now, math.inf)
         if self.host.poll and not scheduler.waiting:
             until = self.now + self.host.poll * math.ceil((until - self.now) / self.host.poll)
         self.now = until
-
-    def _overhead(self, tokens: int) -> float:
-        return self.host.sigma + self.host.alpha2 * tokens
 
     def _compute(self, plan: Plan) -> None:
         """Take the time of one step and hand out its tokens."""
@@ -191,7 +198,7 @@ class Simulation:
             0 if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)
         ]
         due = sum(1 for output in outputs if output is not None)
-        seconds = self.cost(plan) + self._overhead(due)
+        seconds = self.cost(plan) + self.host.seconds(due)
         self.now += seconds
         now, gaps = self.now, result.gaps
         for seq, output in zip(plan.sequences, outputs):
@@ -216,7 +223,7 @@ class Simulation:
         cost, gaps, members = self.cost, self.result.gaps, plan.sequences
         step, live, flat = cost.step(plan), len(members), cost.flat
         longest = max(seq.computed for seq in members) + 1
-        overhead = self._overhead(live)
+        overhead = self.host.seconds(live)
         arrival, now, busy = self._arrivals[self._next], self.now, self.result.busy
         seconds = cost.seconds(step) + overhead
         for done in range(steps):

@@ -8,14 +8,15 @@ from support_simulate import agrees, make_scheduler, replicate, run_poisson
 
 import policies
 from scheduling.pages import PagePool
+from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import costs, fleet, plan, workloads
-from simulate.costs import Phases
+from simulate.costs import Host, Phases
 from simulate.fleet import Fleet
 from simulate.plan import Capacity, Limit, capacity, parse_limit
 from simulate.published import Constant
-from simulate.simulator import simulate
+from simulate.simulator import PolicyHangs, simulate
 
 MS = Phases(token=1e-3)  # a prompt of n tokens and one token out: a job of n ms
 
@@ -107,15 +108,44 @@ def test_a_limit_that_makes_no_sense_is_answered_with_an_example(text: str) -> N
         parse_limit(text)
 
 
-@pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic", "window", "fixed"])
-def test_a_fleet_of_one_is_the_simulator(policy: str) -> None:
+@pytest.mark.parametrize(
+    "host", [Host(), Host(0.003, 0.002, 0.0001, 0.001, 0.01)], ids=["", "host"]
+)
+@pytest.mark.parametrize("arrivals", ["poisson", "burst"])
+@pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic", "window", "fixed", "impatient"])
+def test_a_fleet_of_one_is_the_simulator(policy: str, arrivals: str, host: Host) -> None:
     cost = costs.make("oracle-a")
-    rows = workloads.draw("clipped-normal", 1.5, 80, seed=4)
-    run = simulate(make_scheduler(policy, 8), rows.sequences(), cost)
+    rows = workloads.draw("clipped-normal", 1.5, 80, seed=4, arrivals=arrivals)
+    run = simulate(make_scheduler(policy, 8), rows.sequences(), cost, host)
     for name, router in fleet.ROUTERS.items():
-        alone = Fleet([make_scheduler(policy, 8)], cost).run(rows.sequences(), router())
+        alone = Fleet([make_scheduler(policy, 8)], cost, host).run(rows.sequences(), router())
         assert (alone.latency == run.latency).all(), name
         assert (alone.ttft == run.ttft).all()
+        assert (alone.waiting == run.waiting).all()
+        assert sorted(alone.gaps) == pytest.approx(sorted(run.gaps), abs=1e-9)
+        assert (alone.makespan, alone.steps, alone.batches) == (
+            run.makespan,
+            run.steps,
+            run.batches,
+        )
+
+
+@pytest.mark.parametrize("policy", ["dynamic", "impatient", "dynamic+rpm"])
+def test_a_replica_that_has_answered_everything_has_no_load(policy: str) -> None:
+    rows = workloads.draw("original", 40.0, 300, seed=1)
+    served = Fleet([make_scheduler(policy, 8) for _ in range(3)], costs.make("oracle-a"))
+    served.run(rows.sequences(), fleet.least_loaded())
+    assert served.load == [0, 0, 0]
+
+
+def test_a_policy_that_hangs_in_a_fleet_is_named() -> None:
+    class Never(Policy):
+        def admit(self, *_: object) -> int:
+            return 0
+
+    rows = workloads.draw("original", 2.0, 5)
+    with pytest.raises(PolicyHangs, match="Return a time from deadline"):
+        Fleet([Scheduler(Never(4))], MS).run(rows.sequences(), fleet.round_robin())
 
 
 def mean_of(router: str, replicas: int, seed: int) -> float:
@@ -156,6 +186,49 @@ def test_joining_the_shortest_queue_saves_replicas() -> None:
         nobatch, jobs(4000, 1000.0, 1), MS, rate, by_chance, limits
     )
     assert rate < shortest < by_chance
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        Limit("itl", "p99", 0.0135),
+        Limit("tpot", "p99", 0.012),
+        Limit("queue", "p99", 0.012),
+        Limit("e2el", "mean", 1.2),
+    ],
+    ids=str,
+)
+def test_the_shortest_queue_is_held_to_every_limit(limit: Limit) -> None:
+    """The number that is found meets the limit, and one replica fewer does not."""
+    unit, cost, rate = workloads.draw("clipped-normal", 1.0, 500, seed=3), costs.make("oracle-a"), 20.0  # fmt: skip
+
+    def make() -> Scheduler:
+        return make_scheduler("dynamic", 64)
+
+    def value(replicas: int) -> float:
+        served = Fleet([make() for _ in range(replicas)], cost)
+        return limit.value(served.run(unit.faster(rate).sequences(), fleet.least_loaded()), 50)
+
+    found = plan.shortest_queue_replicas(make, unit, cost, rate, 40, [limit])
+    assert 1 < found < 40
+    assert value(found) <= limit.bound < value(found - 1)
+
+
+def test_the_overheads_of_the_host_are_in_what_the_shortest_queue_needs() -> None:
+    unit, cost = workloads.draw("clipped-normal", 1.0, 400, seed=3), costs.make("oracle-a")
+    needed = [
+        plan.shortest_queue_replicas(
+            lambda: make_scheduler("dynamic", 32),
+            unit,
+            cost,
+            30.0,
+            40,
+            [Limit("itl", "p99", 0.03)],
+            host,
+        )
+        for host in (None, Host(sigma=0.01))
+    ]
+    assert needed[0] < needed[1]
 
 
 def test_a_prefix_aware_router_finds_more_in_the_caches() -> None:

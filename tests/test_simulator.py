@@ -192,7 +192,7 @@ def test_a_deadline_wakes_the_policy() -> None:
 
 
 def test_a_policy_that_hangs_is_named() -> None:
-    with pytest.raises(PolicyHangs, match=r"lets 1 wait, nobody runs.*Return a time"):
+    with pytest.raises(PolicyHangs, match=r"with 1 in its queue.*Return a time"):
         simulate(Scheduler(Waits(4)), sequences([(0, 1, 1)]), Toy())
 
 
