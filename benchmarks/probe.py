@@ -1,6 +1,7 @@
 """Time single steps of the engine for `python -m simulate calibrate`: points in on stdin, seconds out on stdout.
 
-The first line out says what was timed and where; then a line {"seconds": ...} for each point, as it is done.
+The first line out says what was timed and where; then a line {"seconds": ...} for each point, as it is done. For a
+model that cannot be loaded the only line is {"error": ...}.
 """
 
 from __future__ import annotations
@@ -60,7 +61,11 @@ def main() -> None:
     args = parser.parse_args()
     points: list[dict[str, int]] = json.load(sys.stdin)
     machine.use_threads(args.threads)
-    runner, name = make_runner(args, max(map(tokens_of, points)) + 1024)
+    try:
+        runner, name = make_runner(args, max(map(tokens_of, points)) + 1024)
+    except ValueError as error:  # of --model, its files or --dtype: the message says what to do
+        print(json.dumps({"error": str(error)}), flush=True)
+        return
     facts = {
         "model": name,
         "dtype": str(runner.dtype).removeprefix("torch."),

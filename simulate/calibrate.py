@@ -223,6 +223,8 @@ def probe(arguments: Rows[str], facts: dict[str, Any]) -> Measure:
             process.stdin.close()
             for line in process.stdout:
                 told = json.loads(line)
+                if "error" in told:
+                    raise ValueError(told["error"])
                 if "seconds" in told:
                     yield told["seconds"]
                 else:

@@ -139,6 +139,12 @@ def test_an_engine_that_fails_is_told_with_what_to_do() -> None:
         list(measure(grid()))
 
 
+def test_a_model_that_cannot_be_loaded_is_an_error_with_its_remedy() -> None:
+    measure = calibrate.probe(["--model", "nope"], {})
+    with pytest.raises(ValueError, match=r"nope.*Use one of gpt2"):
+        list(measure(grid()))
+
+
 def test_the_hosts_part_is_what_single_requests_take_beyond_the_model() -> None:
     cost = costs.make("oracle-a")
     host = Host(alpha0=0.004, alpha1=0.004, sigma=0.002)
