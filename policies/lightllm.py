@@ -29,6 +29,8 @@ class Policy(policy.Policy):
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
         self._decodes = 0  # steps since somebody joined
+        if self.per_client and "client" not in self.heeds:
+            self.heeds = (*self.heeds, "client", "length")
 
     def admit(
         self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float

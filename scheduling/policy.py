@@ -50,7 +50,9 @@ class Policy:
     patience = (
         0.0  # how long the oldest may wait though nobody runs; inf: until nobody comes any more
     )
-    heeds: tuple[str, ...] = ()  # which of a sequence's `priority` and `deadline` it goes by
+    # Which of client, priority, deadline, prefix and length its order goes by. Where requests do not differ in any
+    # of them, it can only go by arrival, and the simulator says so.
+    heeds: tuple[str, ...] = ()
     displaces = True  # `displace` may name somebody, where it is overridden
     max_batched_tokens = 1 << 60  # tokens that one step may compute, where that is the policy's own
 

@@ -34,6 +34,7 @@ def gauss(seed: int, id: str) -> float:
 class Predicting(policy.Policy):
     """Has `predict`; `predictor` says how good it is."""
 
+    heeds: tuple[str, ...] = ("length",)
     predictor = option(
         "oracle",
         "what is known of a request's length: all, all but a log-normal or a uniform error, a class, or its client's past",
@@ -56,6 +57,8 @@ class Predicting(policy.Policy):
         self._predicted: dict[Sequence, float] = {}
         self._past: dict[str, deque[int]] = {}
         self._guess: Any = getattr(self, f"_{self.predictor}")
+        if self.predictor == "mean" and "client" not in self.heeds:
+            self.heeds = (*self.heeds, "client")
 
     def predict(self, seq: Sequence) -> float:
         """Return how many tokens this sequence will generate, as far as is known; the same at every call."""

@@ -11,9 +11,14 @@ from scheduling.sequence import Sequence
 
 
 class Order(Sorted):
-    heeds = ("deadline",)
+    heeds: tuple[str, ...] = ("deadline",)
     slo = option(10.0, "seconds in which a request without a deadline is to be answered", low=0.0)
     slo_per_token = option(0.0, "seconds more for each token", low=0.0)
+
+    def __init__(self, max_batch_size: int, **options: object) -> None:
+        super().__init__(max_batch_size, **options)
+        if self.slo_per_token:
+            self.heeds = ("deadline", "length")
 
     def key(self, seq: Sequence, now: float) -> float:
         if seq.deadline is not None:

@@ -14,6 +14,7 @@ from scheduling.sequence import Sequence
 
 
 class Order(policy.Policy):
+    heeds = ("prefix",)
     most = option(128, "waiting requests above which it is first come, first served", low=0)
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:

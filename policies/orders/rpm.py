@@ -14,6 +14,7 @@ from scheduling.sequence import Sequence
 
 
 class Order(policy.Policy):
+    heeds = ("client",)
     limit = option(60, "requests that a client may send", low=1)
     period = option(60.0, "seconds in which it may", low=0.0)
 

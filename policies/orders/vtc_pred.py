@@ -16,6 +16,7 @@ KNOWN = options_of(Predicting)["predictor"]
 
 
 class Order(Predicting, vtc.Order):
+    heeds = ("client",)  # lengths only change what a client pays
     predictor = Option("mean", KNOWN.help, choices=KNOWN.choices)  # type: ignore[assignment]
     fair = False  # as good as its predictions are
     count_twice = False
