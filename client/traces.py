@@ -1,7 +1,7 @@
 """Traces of real services, read line by line: what cannot be read is named by its number, the rest is kept.
 
 Three forms are told apart by what is in them: CSV with a header (Azure's 2023 trace in its own columns or in
-seconds, our `requests.csv`, the simulator's), and JSON lines (Mooncake's, or ours with `at`, `num_tokens` and
+seconds, VTC's, our `requests.csv`, the simulator's), and JSON lines (Mooncake's, or ours with `at`, `num_tokens` and
 `prompt` or `prompt_tokens`). It must not know how prompts are made of lengths.
 """
 
@@ -112,14 +112,16 @@ def _from_csv(names: list[str], line: str) -> Row:
     if len(cells) != len(names):
         raise ValueError(f"{len(cells)} columns instead of {len(names)}")
     cell = dict(zip(names, cells))
-    output = _first(cell, "asked_tokens", "output_tokens", "GeneratedTokens", "num_tokens")
-    prompt = _first(cell, "prompt_tokens", "ContextTokens")
+    output = _first(
+        cell, "asked_tokens", "output_tokens", "GeneratedTokens", "num_tokens", "output_len"
+    )
+    prompt = _first(cell, "prompt_tokens", "ContextTokens", "prompt_len")
     user = cell.get("user") or cell.get("client") or ""
     return Row(_seconds(cell), _count(prompt, "prompt"), _count(output, "output"), user=user)
 
 
 def _seconds(cell: Mapping[str, str]) -> float:
-    text = _first(cell, "arrival_s", "TIMESTAMP", "timestamp")
+    text = _first(cell, "arrival_s", "TIMESTAMP", "timestamp", "req_time")
     try:
         at = float(text)
     except ValueError:

@@ -13,9 +13,17 @@ from typing import Any
 
 from rich.console import Console
 
+from scheduling.scheduler import PolicyError
 from simulate import commands, fleet, prefix
-from simulate.arguments import Parser, UsageError, add_engine, add_workload, say
-from simulate.simulator import PolicyHangs
+from simulate.arguments import (
+    Parser,
+    UsageError,
+    add_engine,
+    add_workload,
+    positive,
+    say,
+    whole,
+)
 
 COMMANDS = {
     "run": "serve a workload with one or more policies and say what each did",
@@ -33,6 +41,8 @@ EPILOG = """examples:
   python -m simulate run dynamic static --workload clipped-normal --rate 2 --out results/mine
   python -m simulate calibrate --model gpt2-medium --load-format dummy --out cost.json
   python -m simulate plan dynamic static --cost cost.json --ttft 1 --itl 0.1 --rate 6
+  python -m simulate plan dynamic --trace trace.csv --context 1024 --speed 2
+  python -m simulate run dynamic dynamic+vtc --rate 9 --max-batch-size 8 --clients 4
 """
 
 
@@ -56,18 +66,22 @@ def _run_flags(parser: Parser) -> None:
         help="write no iterations.jsonl: much faster for long runs",
     )
     for name in ("ttft", "tpot", "e2el"):
-        parser.add_argument(f"--{name}", type=float, help="limit in seconds, for the goodput")
+        parser.add_argument(f"--{name}", type=positive, help="limit in seconds, for the goodput")
 
 
 def _plan_flags(parser: Parser) -> None:
     add_engine(parser)
     add_workload(parser, num=2200)
     parser.set_defaults(rate=10.0)
-    parser.add_argument(
-        "--ttft", type=float, help="p99 limit in seconds (default 1, if no limit is given)"
+    parser.epilog = (
+        "The arrivals are played faster and slower to find the highest rate. --rate is the rate that the replicas have "
+        "to hold; with --trace it is the trace's own, times --speed, unless it is given."
     )
     parser.add_argument(
-        "--itl", type=float, help="p99 limit in seconds (default 0.1, if no limit is given)"
+        "--ttft", type=positive, help="p99 limit in seconds (default 1, if no limit is given)"
+    )
+    parser.add_argument(
+        "--itl", type=positive, help="p99 limit in seconds (default 0.1, if no limit is given)"
     )
     parser.add_argument(
         "--limit",
@@ -77,14 +91,14 @@ def _plan_flags(parser: Parser) -> None:
         help="as in p50:queue:2; may be repeated",
     )
     parser.add_argument(
-        "--slots", type=int, nargs="+", help="batch sizes to try (default: --max-batch-size)"
+        "--slots", type=whole(1), nargs="+", help="batch sizes to try (default: --max-batch-size)"
     )
     parser.add_argument(
         "--shortest-queue",
-        type=int,
+        type=whole(1),
         default=0,
         metavar="N",
-        help="also find the replicas behind the shortest queue, up to N",
+        help="also find how many replicas hold the rate when each request joins the shortest queue, if N or fewer do",
     )
     parser.add_argument("--out", type=Path, help="picture of the capacities (.png or .svg)")
 
@@ -92,9 +106,11 @@ def _plan_flags(parser: Parser) -> None:
 def _fleet_flags(parser: Parser) -> None:
     add_engine(parser)
     add_workload(parser, num=5000)
-    parser.add_argument("--replicas", type=int, default=8, help="(default %(default)s)")
+    parser.add_argument("--replicas", type=whole(1), default=8, help="(default %(default)s)")
     parser.add_argument(
-        "--router", action="append", help=f"{', '.join(fleet.ROUTERS)} (default: all)"
+        "--router",
+        action="append",
+        help=f"{', '.join(fleet.LENGTH_ROUTERS)}; may be repeated (default: all)",
     )
 
 
@@ -105,17 +121,17 @@ def _prefix_flags(parser: Parser) -> None:
         help="trie: llm-mock's, of the most visited edges; live: the server's pages; lpm: longest hit first (all)",
     )  # fmt: skip
     parser.add_argument(
-        "--sizes", type=int, nargs="+", default=[0, 100, 300, 1000, 2000, 5000],
+        "--sizes", type=whole(0), nargs="+", default=[0, 100, 300, 1000, 2000, 5000],
         help="tokens that the cache holds: edges of the trie, or in pages of 16",
     )  # fmt: skip
     parser.add_argument(
-        "--batches", type=int, nargs="+", default=[1, 5, 10, 20], help="batch sizes"
+        "--batches", type=whole(1), nargs="+", default=[1, 5, 10, 20], help="batch sizes"
     )
     parser.add_argument(
-        "--share", type=int, nargs="+", default=[0, 200], help="tokens of a shared prompt"
+        "--share", type=whole(0), nargs="+", default=[0, 200], help="tokens of a shared prompt"
     )
     parser.add_argument(
-        "--train", type=int, default=5000, help="prompts that were there before (%(default)s)"
+        "--train", type=whole(1), default=5000, help="prompts that were there before (%(default)s)"
     )
     parser.add_argument(
         "--trace", type=Path, help="Mooncake's JSON lines: the caches by hits alone"
@@ -132,17 +148,17 @@ def _calibrate_flags(parser: Parser) -> None:
         help="dummy: random weights of that shape",
     )
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
-    parser.add_argument("--threads", type=int, default=0, help="0: as the server takes")
+    parser.add_argument("--threads", type=whole(0), default=0, help="0: as the server takes")
     parser.add_argument("--grid", default="small", choices=("small", "full"))
     parser.add_argument(
         "--max-tokens-per-step",
-        type=int,
+        type=whole(8),
         default=256,
         help="the longest piece of a prompt (default %(default)s)",
     )
     parser.add_argument(
         "--steps",
-        type=int,
+        type=whole(1),
         default=5,
         help="of each point, each of two times (default %(default)s)",
     )
@@ -159,10 +175,13 @@ def _validate_flags(parser: Parser) -> None:
     add_engine(parser)
     parser.set_defaults(max_tokens_per_step=256)
     parser.add_argument(
-        "--rate", type=float, default=1.0, help="requests a second; utilization about 0.7 is meant"
+        "--rate", type=positive, default=1.0,
+        help="requests a second; choose a utilization of about 0.7 (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--num", type=whole(1), default=60, help="requests (default %(default)s)")
+    parser.add_argument(
+        "--seed", type=whole(0), default=0, help="of everything drawn (default %(default)s)"
     )
-    parser.add_argument("--num", type=int, default=60, help="requests (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--server-flag",
         action="append",
@@ -191,7 +210,7 @@ ACTS: dict[str, Callable[[Namespace, Console], dict[str, Any]]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command: 0 when all went well, 1 when a bound or law was broken, 2 when it was asked wrongly."""
+    """Run a command: 0 on success, 1 when a bound or law was broken or a step failed, 2 for a wrong command line."""
     argv = list(sys.argv[1:] if argv is None else argv)
     console = Console(stderr=True)
     try:
@@ -203,9 +222,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = build_parser(command).parse_args(argv[1:])
         args.command_line = shlex.join(["python", "-m", "simulate", *argv])
         told = ACTS[command](args, console)
-    except (ValueError, OSError, PolicyHangs, RuntimeError) as error:
-        say(console, f"error: {error}")
-        return 2 if isinstance(error, ValueError) else 1
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, OSError, PolicyError, RuntimeError) as error:
+        named = isinstance(error, OSError) and error.filename is not None
+        words = (
+            f"cannot open {error.filename!r}: {error.strerror}. Check the path" if named else error
+        )
+        say(console, f"error: {words}")
+        return 2 if named or isinstance(error, ValueError) else 1
     sys.stdout.write(json.dumps(told) + "\n")
     return 0 if told.get("good", True) else 1
 

@@ -1,41 +1,86 @@
-"""What the commands share: flags that describe engine and arrivals, and what is made of them."""
+"""What the commands share: the options for engine and arrivals, the checks of them, and what they build.
+
+An option is used or refused: `Parser` notes which options a user gave, and one that can have no effect beside the others
+is an error.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 from rich.console import Console
 
 import policies
 from scheduling.pages import PagePool
+from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from simulate import costs, workloads
-from simulate.costs import Cost, Host, Padded, Ragged
+from simulate.costs import Cost, Host, Padded, Ragged, decoding, prefilling
 
 PAGE_SIZE = 16
 
 
 class UsageError(ValueError):
-    """What was asked cannot be done; the words say what can."""
+    """The command line cannot be carried out; the message names the remedy."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a mistyped flag with the nearest one, in one line; flags are not guessed from their beginnings."""
+    """Answers a mistyped flag with the nearest one, in one line, and completes no abbreviated flags.
+
+    What it returns has `given`: the names of the options that were on the command line.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found = super().parse_args(args, namespace)
+        flags = {str(word).partition("=")[0] for word in args or ()}
+        found.given = {a.dest for a in self._actions if flags & set(a.option_strings)}
+        return found
+
     def error(self, message: str) -> NoReturn:
+        flag, _, words = message.removeprefix("argument ").partition(": ")
+        if words.startswith("is "):  # one of the readers below
+            raise UsageError(f"{flag} {words}")
         flags = [flag for action in self._actions for flag in action.option_strings]
         wrong = message.rpartition(": ")[2].split()[0] if "unrecognized" in message else ""
         near = get_close_matches(wrong.split("=")[0], flags, 1)
         guess = f" Did you mean {near[0]}?" if near else ""
         raise UsageError(f"{message}.{guess} Use --help")
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """Return a reader of whole numbers from `least` on."""
+
+    def read(text: str) -> int:
+        try:
+            if int(text) >= least:
+                return int(text)
+        except ValueError:
+            pass
+        raise argparse.ArgumentTypeError(
+            f"is {text!r}, must be a whole number of at least {least}. Use {least} or more"
+        )
+
+    return read
+
+
+def positive(text: str) -> float:
+    """Read a number above 0."""
+    try:
+        if 0 < float(text) < math.inf:
+            return float(text)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"is {text!r}, must be a number above 0. Use one such as 0.5")
 
 
 def say(console: Console, text: str) -> None:
@@ -84,11 +129,16 @@ def add_engine(parser: argparse.ArgumentParser, with_policies: bool = True) -> N
         default="as-is",
         help="what padding costs (default: as the policy has it)",
     )
-    group.add_argument("--max-batch-size", type=int, default=32, help="slots (default %(default)s)")
     group.add_argument(
-        "--max-tokens-per-step", type=int, default=2048, help="(default %(default)s)"
+        "--max-batch-size", type=whole(1), default=32, help="slots (default %(default)s)"
     )
-    group.add_argument("--kv-tokens", type=int, default=0, help="tokens of KV pages; 0: without end (default)")  # fmt: skip
+    group.add_argument(
+        "--max-tokens-per-step", type=whole(1), default=2048,
+        help="longer prompts are cut, except by policies that pad (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--kv-tokens", type=whole(0), default=0, help="tokens of KV pages (default 0: no limit)"
+    )
 
 
 def add_workload(parser: argparse.ArgumentParser, num: int = 1000) -> None:
@@ -105,15 +155,118 @@ def add_workload(parser: argparse.ArgumentParser, num: int = 1000) -> None:
         help=f"{', '.join(workloads.ARRIVALS)} (default %(default)s)",
     )
     group.add_argument(
-        "--rate", type=float, default=2.0, help="requests a second (default %(default)s)"
+        "--rate", type=positive, default=2.0, help="requests a second (default %(default)s)"
     )
-    group.add_argument("--num", type=int, default=num, help="requests (default %(default)s)")
-    group.add_argument("--trace", type=Path, help="a CSV or JSON-lines file instead")
-    group.add_argument("--speed", type=float, default=1.0, help="of a trace (default %(default)s)")
     group.add_argument(
-        "--context", type=int, default=0, help="leave out what does not fit so many tokens"
+        "--num", type=whole(1), default=num,
+        help="requests (default %(default)s; of a trace all, or its first NUM)",
+    )  # fmt: skip
+    group.add_argument("--trace", type=Path, help="a CSV or JSON-lines file instead")
+    group.add_argument(
+        "--speed", type=positive, default=1.0,
+        help="play a trace so many times as fast (default %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--context", type=whole(0), default=0, metavar="TOKENS",
+        help="leave out requests whose prompt and answer are longer (default 0: none)",
+    )  # fmt: skip
+    group.add_argument(
+        "--clients", type=whole(2), default=0, metavar="N",
+        help="give each request one of N clients, for orders such as vtc; the k-th sends 1/k as often as the first",
+    )  # fmt: skip
+    group.add_argument(
+        "--priorities", type=whole(2), default=0, metavar="N",
+        help="give each request a priority from 1 (first) to N, each as likely",
+    )  # fmt: skip
+    group.add_argument(
+        "--slo", type=positive, nargs="+", default=[], metavar="SECONDS",
+        help="give each request one of these times to its deadline, each as likely, for edf",
+    )  # fmt: skip
+    group.add_argument(
+        "--seed", type=whole(0), default=0, help="of everything drawn (default %(default)s)"
     )
-    group.add_argument("--seed", type=int, default=0, help="of all chance (default %(default)s)")  # fmt: skip
+
+
+class Hint(NamedTuple):
+    """Something beside length that an order can go by: its option, its name, and how to get it."""
+
+    option: str
+    words: str
+    order: str
+    remedy: str
+
+
+HINTS = {
+    "client": Hint("clients", "the client", "vtc", "Use --clients 4"),
+    "priority": Hint("priorities", "the priority", "priority", "Use --priorities 3"),
+    "deadline": Hint("slo", "the time to the deadline", "edf", "Use --slo 2 10"),
+    "prefix": Hint(
+        "", "the cached part of the prompt", "lpm",
+        "Simulated prompts share none: use python -m simulate prefix --kinds live live+lpm",
+    ),
+}  # fmt: skip
+
+
+def refuse(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
+    """Raise UsageError for the first of these options that the user gave."""
+    for name in names:
+        if name in args.given:
+            value = getattr(args, name)
+            shown = "" if value is True else " " + _shown(value)
+            raise UsageError(f"--{name.replace('_', '-')}{shown} {why}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_shown, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def check_policies(args: argparse.Namespace, reported: Collection[str] = ()) -> list[Policy]:
+    """Return the policies as they will run; refuse options that none of them goes by.
+
+    `reported` are hints that the command's result tells of whatever the policy does.
+    """
+    if len(set(args.policies)) < len(args.policies):
+        twice = next(name for name in args.policies if args.policies.count(name) > 1)
+        raise UsageError(f"policy {twice} is given twice. Name it once")
+    given = options(args.policy_option, "--policy-option")
+    slots = getattr(args, "slots", None) or [args.max_batch_size]
+    made = [
+        [policies.get_policy(name, max_batch_size=n, options=given) for name in args.policies]
+        for n in slots
+    ]
+    named = ", ".join(args.policies)
+    for n, some in zip(slots, made):
+        if all(policy.max_batch_size < n for policy in some):
+            most = max(policy.max_batch_size for policy in some)
+            why = f"has no effect: {named} never runs more than {most} at once. Leave it out"
+            refuse(args, ("max_batch_size", "slots"), why)
+    every = [policy for some in made for policy in some]
+    ragged = [policy for policy in every if not policy.padded]
+    if not ragged:
+        why = f"has no effect: {named} pads prompts and cuts none. Leave it out"
+        refuse(args, ("max_tokens_per_step",), why)
+    elif (most := max(policy.max_batch_size for policy in ragged)) > args.max_tokens_per_step:
+        why = f"is too few: {most} running requests compute a token each. Use {most} or more, or fewer slots"
+        refuse(args, ("max_tokens_per_step",), why)
+    known = {*policies.names(), *policies.order_names()}
+    if all(part in known for name in args.policies for part in name.split("+")):
+        for hint, (option, words, order, _) in HINTS.items():
+            if hint not in reported and not any(hint in policy.heeds for policy in every):
+                loop = args.policies[0].partition("+")[0]
+                why = f"has no effect: {named} does not go by {words}. Use {loop}+{order}, or leave it out"
+                refuse(args, (option,), why)
+    return every
+
+
+def notes(made: Iterable[Policy], rows: workloads.Rows) -> Iterator[str]:
+    """Yield what a user should know of the requests, and of the orders that cannot tell them apart."""
+    yield from rows.notes
+    for policy in {policy.name: policy for policy in made}.values():
+        if policy.heeds and not rows.differ_in & set(policy.heeds):
+            hint = HINTS[policy.heeds[0]]
+            yield f"{policy.name} goes by {hint.words}, which is the same for all these requests. {hint.remedy}"
 
 
 def make_cost(args: argparse.Namespace) -> tuple[Cost, Host]:
@@ -122,12 +275,46 @@ def make_cost(args: argparse.Namespace) -> tuple[Cost, Host]:
         try:
             numbers[name] = float(value)
         except ValueError:
+            numbers[name] = math.nan
+        if not 0 <= numbers[name] < math.inf:
             raise UsageError(
-                f"--cost-option {name} is {value!r}, must be a number. Use {name}=0.01"
-            ) from None
+                f"--cost-option {name} is {value!r}, must be a number of at least 0. Use {name}=0.01"
+            )
     cost = costs.make(args.cost, numbers)
-    host = costs.load(args.cost)[1] if args.cost.endswith(".json") else Host()
-    return {"as-is": lambda c: c, "ragged": Ragged, "padded": Padded}[args.engine](cost), host
+    _check_cost(args.cost, cost)
+    engine = {"as-is": lambda c: c, "ragged": Ragged, "padded": Padded}[args.engine]
+    return engine(cost), costs.host_of(args.cost)
+
+
+def check_engine(args: argparse.Namespace, cost: Cost, made: Iterable[Policy]) -> None:
+    """Refuse an engine under which no step of these policies takes another time."""
+    if not isinstance(cost, Ragged | Padded):
+        return
+    law = cost.law
+    pads = law.seconds(prefilling(16, 64)) != law.seconds(prefilling(16, 64, padded=True))
+    holds = law.seconds(decoding(2, 128, 64)) != law.seconds(decoding(1, 64, 64))
+    padded = {policy.padded for policy in made if policy.max_batch_size > 1}
+    if isinstance(cost, Ragged) and True not in padded:
+        why = f"has no effect: {', '.join(args.policies)} does not pad. Leave it out"
+    elif isinstance(cost, Padded) and False not in padded:
+        why = f"has no effect: {', '.join(args.policies)} pads already. Leave it out"
+    elif not (pads or (holds and isinstance(cost, Ragged))):
+        why = f"has no effect: {args.cost} takes the same time with and without padding. Use another --cost"
+    else:
+        return
+    refuse(args, ("engine",), why)
+
+
+def _check_cost(name: str, cost: Cost) -> None:
+    try:
+        seconds = [cost.seconds(decoding(1, 64, 64)), cost.seconds(prefilling(64))]
+    except ZeroDivisionError:
+        seconds = [math.inf]
+    if not all(0 <= s < math.inf for s in seconds) or not any(seconds):
+        raise UsageError(
+            f"with these constants a step of cost model {name} takes {seconds[0]:g} s, must be above 0 and finite. "
+            "Change --cost-option"
+        )
 
 
 def make_scheduler(args: argparse.Namespace, policy: str, slots: int = 0) -> Scheduler:
@@ -141,14 +328,41 @@ def make_scheduler(args: argparse.Namespace, policy: str, slots: int = 0) -> Sch
     return Scheduler(made, pages, args.max_tokens_per_step)
 
 
-def make_rows(args: argparse.Namespace) -> workloads.Rows:
+def make_rows(
+    args: argparse.Namespace, *, unit: bool = False, draws_more: bool = False
+) -> workloads.Rows:
+    """Return the requests that the options describe; `unit`: at one a second, for a command that looks for a rate.
+
+    `draws_more` says that the command has another use for --seed than to draw requests.
+    """
     if args.trace:
-        rows = workloads.read(args.trace, args.context or None).faster(args.speed)
+        refuse(args, ("workload", "arrivals"), "has no effect: --trace has both. Leave one out")
+        if not unit:
+            refuse(args, ("rate",), "has no effect on --trace, which has its own. Use --speed")
+        if not (draws_more or args.clients or args.priorities or args.slo):
+            refuse(args, ("seed",), "has no effect: nothing of --trace is drawn. Leave it out")
+        rows = workloads.read(args.trace)
+        if rows.client:
+            refuse(args, ("clients",), "has no effect: --trace names its clients. Leave it out")
     else:
-        rows = workloads.draw(args.workload, args.rate, args.num, args.seed, args.arrivals)
-    if args.kv_tokens and (most := int((rows.prompt + rows.output).max())) > args.kv_tokens:
+        refuse(args, ("speed",), "is for --trace alone. Use --rate")
+        if args.arrivals == "burst" and not unit:
+            refuse(args, ("rate",), "has no effect: in a burst all arrive at once. Leave it out")
+        rate = 1.0 if unit else args.rate
+        rows = workloads.draw(args.workload, rate, args.num, args.seed, args.arrivals)
+    if args.context:
+        rows = rows.fitting(args.context)
+    if args.trace:
+        if "num" in args.given:
+            rows = rows.only(np.arange(min(args.num, len(rows.at))))
+        rows = rows.faster(args.speed)
+    rows = rows.hinted(args.seed, args.clients, args.priorities, args.slo)
+    longest = int((rows.prompt + rows.output).max())
+    if args.kv_tokens and -(-longest // PAGE_SIZE) > args.kv_tokens // PAGE_SIZE:
+        least = -(-longest // PAGE_SIZE) * PAGE_SIZE
         raise UsageError(
-            f"a request has {most:,} tokens, there is room for {args.kv_tokens:,}. Raise --kv-tokens"
+            f"--kv-tokens is {args.kv_tokens:,}, and the longest request has {longest:,} tokens. "
+            f"Use --kv-tokens {least} or more, or leave it out with --context"
         )
     return rows
 
@@ -158,7 +372,7 @@ def config_of(args: argparse.Namespace) -> dict[str, Any]:
     return {
         name: str(value) if isinstance(value, Path) else value
         for name, value in vars(args).items()
-        if name not in ("act", "out", "command_line")
+        if name not in ("out", "command_line", "given")
     }
 
 

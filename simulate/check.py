@@ -7,7 +7,6 @@ it gets.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import random
 import sys
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 import policies
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
+from simulate.arguments import Parser, options, whole
 from simulate.laws import Broken, Case, Request, try_case
 from simulate.purity import check_purity
 
@@ -205,23 +205,26 @@ def _told(case: Case) -> list[str]:
     return lines
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line: 0 when every law is kept, 1 when one is broken, 2 when there is no such policy."""
-    parser = argparse.ArgumentParser(
-        prog="python -m simulate check", description=(__doc__ or "").partition("\n")[0]
+def parser() -> Parser:
+    """Return the parser of the command line."""
+    made = Parser(prog="python -m simulate check", description=(__doc__ or "").partition("\n")[0])
+    made.add_argument("policy", help="a name, loop+order, the path of a file, or a dotted module")
+    made.add_argument(
+        "--cases", type=whole(1), default=CASES, help="cases to try (default %(default)s)"
     )
-    parser.add_argument("policy", help="a name, loop+order, the path of a file, or a dotted module")
-    parser.add_argument(
-        "--cases", type=int, default=CASES, help="cases to try (default %(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the cases (default %(default)s)")
-    parser.add_argument(
+    made.add_argument("--seed", type=whole(0), default=0, help="of the cases (default %(default)s)")
+    made.add_argument(
         "--policy-option", action="append", default=[], metavar="NAME=VALUE", help="may be repeated"
     )
-    args = parser.parse_args(argv)
-    options = dict(pair.partition("=")[::2] for pair in args.policy_option)
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line: 0 when every law is kept, 1 when one is broken, 2 when there is no such policy."""
     try:
-        verdict = check(args.policy, args.cases, args.seed, options)
+        args = parser().parse_args(argv)
+        given = options(args.policy_option, "--policy-option")
+        verdict = check(args.policy, args.cases, args.seed, given)
     except ValueError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

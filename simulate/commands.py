@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,6 @@ from rich.console import Console
 from rich.table import Table
 
 from client import ending, store
-from scheduling.scheduler import Scheduler
 from simulate import (
     calibrate,
     costs,
@@ -30,23 +32,27 @@ from simulate import (
 )  # fmt: skip
 from simulate.arguments import (
     UsageError,
+    check_engine,
+    check_policies,
     config_of,
     make_cost,
     make_rows,
     make_scheduler,
+    notes,
     now,
     options,
+    refuse,
     say,
 )
+from simulate.costs import Cost, Host
 from simulate.simulator import simulate
 
 
 def run_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Serve one workload with each policy."""
-    cost, host = make_cost(args)
-    rows = make_rows(args)
-    for note in rows.notes:
-        say(console, f"note: {note}")
+    if not args.out:
+        refuse(args, ("no_plots", "no_records"), "is for --out alone. Use --out DIR")
+    cost, host, rows = prepare(args, console, reported=("client", "deadline"))
     folder = make_store(args) if args.out else None
     told = []
     for policy in args.policies:
@@ -58,11 +64,13 @@ def run_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         limits = {"ttft": args.ttft, "tpot": args.tpot, "e2el": args.e2el}
         numbers = result.result(
             run, config={**config_of(args), "policies": [policy]}, seed=args.seed, limits=limits,
-            request_rate=float("inf") if args.trace else args.rate, date=now(),
+            request_rate=float("inf") if args.trace or args.arrivals == "burst" else args.rate,
+            date=now(),
         )  # fmt: skip
         say(
             console,
-            f"{policy}: {run.steps:,} steps in {seconds:.2f} s, {run.steps / max(seconds, 1e-9):,.0f} a second",
+            f"{policy}: {run.steps:,} steps in {seconds:.2f} s, {run.steps / max(seconds, 1e-9):,.0f} a second"
+            + hint_words(numbers["simulation"]),
         )
         if folder:
             result.keep(folder, load_of(args), run, numbers)
@@ -76,6 +84,31 @@ def run_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         say(console, f"written: {args.out}")
     short = [{k: v for k, v in n.items() if k not in store.ARRAYS} for n in told]
     return short[0] if len(short) == 1 else {"runs": short}
+
+
+def hint_words(told: dict[str, Any]) -> str:
+    """Say how the clients fared and how many deadlines were met, where requests have them."""
+    words = ""
+    if told.get("clients"):
+        means = sorted((numbers["mean_ttft_ms"], name) for name, numbers in told["clients"].items())
+        (low, first), (high, last) = means[0], means[-1]
+        words += f"; TTFT mean by client from {low:,.0f} ms ({first}) to {high:,.0f} ms ({last})"
+    if "deadlines_met" in told:
+        words += f"; {told['deadlines_met']:.1%} of deadlines met"
+    return words
+
+
+def prepare(
+    args: argparse.Namespace, console: Console, *, reported: Collection[str] = (), **how: bool
+) -> tuple[Cost, Host, workloads.Rows]:
+    """Return cost, host and requests, after every option was checked; show the notes about them."""
+    made = check_policies(args, reported)
+    cost, host = make_cost(args)
+    check_engine(args, cost, made)
+    rows = make_rows(args, **how)
+    for note in notes(made, rows):
+        say(console, f"note: {note}")
+    return cost, host, rows
 
 
 def load_of(args: argparse.Namespace) -> str:
@@ -110,7 +143,7 @@ def show_runs(console: Console, told: Sequence[dict[str, Any]]) -> None:
         "tokens/s": "output_throughput", "E2E mean ms": "mean_e2el_ms", "E2E p99 ms": "p99_e2el_ms",
         "TTFT mean ms": "mean_ttft_ms", "TTFT p99 ms": "p99_ttft_ms", "ITL p99 ms": "p99_itl_ms",
     }  # fmt: skip
-    table.add_column("policy")
+    table.add_column("policy", overflow="fold")
     for name in columns:
         table.add_column(name, justify="right")
     for n in told:
@@ -143,90 +176,126 @@ def lines(numbers: dict[str, Any]) -> list[tuple[str, str]]:
 
 def plan_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Bisect the rate of each policy at each batch size."""
-    cost, host = make_cost(args)
+    limits = limits_of(args)
+    check_plan(args)
+    cost, host, rows = prepare(args, console, unit=True, draws_more=args.shortest_queue > 0)
+    if rows.rate == math.inf:
+        raise UsageError(
+            f"{len(rows.at):,} requests that arrive at once have no rate. Use more, or others"
+        )
+    unit = rows.faster(1 / rows.rate) if args.trace else rows
+    wanted = rows.rate if args.trace and "rate" not in args.given else args.rate
+    source = args.trace.name if args.trace else args.workload
+    table = Table(title=f"{source}, {args.cost}: " + ", ".join(map(str, limits)))
+    table.add_column("policy", overflow="fold")
+    columns = ("slots", "requests/s", "binds", f"replicas for {wanted:.3g}/s", "shortest queue")
+    for name in columns:
+        table.add_column(name, justify="left" if name == "binds" else "right")
+    found = []
+    for policy in args.policies:
+        for slots in args.slots or [args.max_batch_size]:
+            make = partial(make_scheduler, args, policy, slots)
+            capacity = plan.capacity(make, unit, cost, limits, host)
+            replicas = capacity.replicas(wanted)
+            shortest = None
+            if 0 < replicas <= args.shortest_queue:
+                shortest = plan.shortest_queue_replicas(
+                    make, unit, cost, wanted, replicas, limits, host, args.seed
+                )
+            elif args.shortest_queue and replicas:
+                say(console, f"note: {policy} with {slots} slots needs {replicas} replicas, more than "
+                             f"--shortest-queue {args.shortest_queue} lets it try")  # fmt: skip
+            found.append({"policy": policy, "slots": slots, "rate": capacity.low, "fails_at": capacity.high,
+                          "binds": capacity.binds, "replicas": replicas, "shortest_queue": shortest})  # fmt: skip
+            table.add_row(policy, str(slots), f"{capacity.low:.3g}", capacity.binds,
+                          str(replicas or "-"), str(shortest or "-"))  # fmt: skip
+    console.print(table)
+    if args.out:
+        pictures.draw(pictures.capacities, found, args.out, console)
+    return {"limits": [asdict(limit) for limit in limits], "wanted": wanted, "capacities": found}
+
+
+def limits_of(args: argparse.Namespace) -> list[plan.Limit]:
+    """Return the limits that the options set, or the default ones."""
     limits = [plan.parse_limit(text) for text in args.limit]
     if args.ttft:
         limits.append(plan.Limit("ttft", "p99", args.ttft))
     if args.itl:
         limits.append(plan.Limit("itl", "p99", args.itl))
-    limits = limits or list(plan.DEFAULT_LIMITS)
-    unit = workloads.draw(args.workload, 1.0, args.num, args.seed, args.arrivals)
-    table = Table(title=f"{args.workload}, {args.cost}: " + ", ".join(map(str, limits)))
-    for name in (
-        "policy",
-        "slots",
-        "requests/s",
-        "binds",
-        f"replicas for {args.rate:g}/s",
-        "shortest queue",
-    ):
-        table.add_column(name, justify="left" if name in ("policy", "binds") else "right")
-    found = []
-    for policy in args.policies:
-        for slots in args.slots or [args.max_batch_size]:
+    return limits or list(plan.DEFAULT_LIMITS)
 
-            def make(policy: str = policy, slots: int = slots) -> Scheduler:
-                return make_scheduler(args, policy, slots)
 
-            capacity = plan.capacity(make, unit, cost, limits, host)
-            replicas = capacity.replicas(args.rate)
-            shortest = None
-            if 1 < replicas <= args.shortest_queue:
-                shortest = plan.shortest_queue_replicas(
-                    make, unit, cost, args.rate, replicas, limits, host, args.seed
-                )
-            found.append({"policy": policy, "slots": slots, "rate": capacity.low, "fails_at": capacity.high,
-                          "binds": capacity.binds, "replicas": replicas, "shortest_queue": shortest})  # fmt: skip
-            table.add_row(
-                policy,
-                str(slots),
-                f"{capacity.low:.3g}",
-                capacity.binds,
-                str(replicas or "-"),
-                str(shortest or "-"),
-            )
-    console.print(table)
+def check_plan(args: argparse.Namespace) -> None:
+    """Refuse options of `plan` that contradict each other."""
+    if args.slots:
+        refuse(args, ("max_batch_size",), "has no effect beside --slots. Leave one out")
+    if args.arrivals in plan.UNSTEADY:
+        steady = ", ".join(name for name in workloads.ARRIVALS if name not in plan.UNSTEADY)
+        raise UsageError(f"--arrivals {args.arrivals} has no steady rate to look for. Use {steady}")
+    if "rate" in args.given:
+        refuse(args, ("speed",), "has no effect: --rate is what must be held. Leave one out")
     if args.out:
-        pictures.draw(pictures.capacities, found, args.out, console)
-    return {"limits": [asdict(limit) for limit in limits], "wanted": args.rate, "capacities": found}
+        pictures.check(args.out)
 
 
 def fleet_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Serve one workload with many replicas behind each router."""
-    cost, _ = make_cost(args)
-    rows = make_rows(args)
-    if args.replicas < 1:
-        raise UsageError(f"--replicas is {args.replicas}, must be at least 1. Use --replicas 8")
-    table = Table(title=f"{args.replicas} replicas of {args.policies[0]}")
-    for name in ("router", "E2E mean s", "E2E p99 s", "TTFT p99 s", "steps/s"):
-        table.add_column(name, justify="right" if name != "router" else "left")
-    told = []
-    for name in args.router or list(fleet.ROUTERS):
-        if name not in fleet.ROUTERS:
-            near = get_close_matches(name, fleet.ROUTERS, 1)
-            guess = f" Did you mean {near[0]!r}?" if near else ""
-            raise UsageError(
-                f"unknown router {name!r}.{guess} Use one of: {', '.join(fleet.ROUTERS)}"
-            )
-        began = time.perf_counter()
-        replicas = [make_scheduler(args, args.policies[0]) for _ in range(args.replicas)]
-        run = fleet.Fleet(replicas, cost).run(rows.sequences(), fleet.ROUTERS[name]())
-        row = {"router": name, "mean_e2el_s": float(run.latency.mean()), "steps": run.steps,
-               "p99_e2el_s": float(np.percentile(run.latency, 99)), "p99_ttft_s": float(np.percentile(run.ttft, 99))}  # fmt: skip
-        told.append(row)
-        table.add_row(name, *(f"{row[k]:.3f}" for k in ("mean_e2el_s", "p99_e2el_s", "p99_ttft_s")),
-                      f"{run.steps / (time.perf_counter() - began):,.0f}")  # fmt: skip
+    """Serve one workload with many replicas behind each router, once for each policy."""
+    routers = args.router or fleet.LENGTH_ROUTERS
+    for name in routers:
+        check_router(name)
+    draws = any(name not in fleet.CHANCELESS for name in routers)
+    cost, host, rows = prepare(args, console, draws_more=draws)
+    table = Table(title=f"{args.replicas} replicas")
+    for name in ("policy", "router"):
+        table.add_column(name, overflow="fold")
+    for name in ("E2E mean s", "E2E p99 s", "TTFT p99 s", "steps/s"):
+        table.add_column(name, justify="right")
+    runs = []
+    for policy in args.policies:
+        told: list[dict[str, Any]] = []
+        for name in routers:
+            began = time.perf_counter()
+            replicas = [make_scheduler(args, policy) for _ in range(args.replicas)]
+            served = fleet.Fleet(replicas, cost, host, random.Random(args.seed))
+            run = served.run(rows.sequences(), fleet.ROUTERS[name]())
+            row = {"router": name, "mean_e2el_s": float(run.latency.mean()), "steps": run.steps,
+                   "p99_e2el_s": float(np.percentile(run.latency, 99)),
+                   "p99_ttft_s": float(np.percentile(run.ttft, 99)),
+                   "refused": len(run.sequences) - len(run.done)}  # fmt: skip
+            told.append(row)
+            if row["refused"]:
+                say(console, f"note: {policy} behind {name} refused {row['refused']:,} requests")
+            table.add_row(policy, name, *(f"{row[k]:.3f}" for k in ("mean_e2el_s", "p99_e2el_s", "p99_ttft_s")),
+                          f"{run.steps / (time.perf_counter() - began):,.0f}")  # fmt: skip
+        runs.append({"replicas": args.replicas, "policy": policy, "routers": told})
     console.print(table)
-    return {"replicas": args.replicas, "policy": args.policies[0], "routers": told}
+    return runs[0] if len(runs) == 1 else {"runs": runs}
+
+
+def check_router(name: str) -> None:
+    """Raise UsageError for a router that is unknown, or that has nothing to go by."""
+    good = ", ".join(fleet.LENGTH_ROUTERS)
+    if name not in fleet.ROUTERS:
+        near = get_close_matches(name, fleet.LENGTH_ROUTERS, 1)
+        guess = f" Did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"unknown router {name!r}.{guess} Use one of: {good}")
+    if name not in fleet.LENGTH_ROUTERS:
+        raise UsageError(
+            f"router {name!r} goes by how prompts begin, and simulated requests have lengths but no texts. "
+            f"Use one of: {good}"
+        )
 
 
 def prefix_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Repeat llm-mock's experiment, without and with shared prompts, and compare caches on a trace of blocks."""
-    cost = costs.make(args.cost)
+    if args.out and args.out.exists() and not args.out.is_dir():
+        raise UsageError(f"--out is {str(args.out)!r}, which is a file. Use a folder")
+    blocks = prefix.read_blocks(args.trace) if args.trace else []
+    cost, host = costs.make(args.cost), costs.host_of(args.cost)
     told: dict[str, Any] = {"cost": args.cost, "train": args.train}
     for share in args.share:
         rows = prefix.experiment(
-            cost, args.sizes, args.batches, share, args.train, dict.fromkeys(args.kinds)
+            cost, args.sizes, args.batches, share, args.train, dict.fromkeys(args.kinds), host
         )
         told[f"share_{share}"] = rows
         table = Table(
@@ -239,8 +308,7 @@ def prefix_command(args: argparse.Namespace, console: Console) -> dict[str, Any]
         for row in rows:
             table.add_row(row["kind"], *(f"{row[key]:.4g}" for key in list(row)[1:]))
         console.print(table)
-    if args.trace:
-        blocks = prefix.read_blocks(args.trace)
+    if blocks:
         told["caches"] = prefix.popularity_and_recency(
             blocks, (100, 300, 1000, 3000, 5000, 10_000, 30_000)
         )
@@ -261,6 +329,10 @@ def prefix_command(args: argparse.Namespace, console: Console) -> dict[str, Any]
 
 def calibrate_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Time the engine, fit, say how good the fit is, and write the file."""
+    if args.out.is_dir():
+        raise UsageError(
+            f"--out is {str(args.out)!r}, which is a folder. Use {args.out / 'cost.json'}"
+        )
     facts: dict[str, Any] = {"date": now(), "max_tokens_per_step": args.max_tokens_per_step}
     flags = ["--model", args.model, "--load-format", args.load_format, "--dtype", args.dtype,
              "--threads", str(args.threads), "--steps", str(args.steps), "--statistic", args.statistic]  # fmt: skip
@@ -302,7 +374,9 @@ def calibrate_command(args: argparse.Namespace, console: Console) -> dict[str, A
 
 def validate_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Serve the same arrivals by a real server and by the simulator; exit code 1 above a bound."""
+    made = check_policies(args)
     cost, _ = make_cost(args)
+    check_engine(args, cost, made)
     told, good = [], True
     for policy in args.policies:
         compared, host, run = validate.validate(

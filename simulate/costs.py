@@ -245,7 +245,9 @@ def load(path: str | Path) -> tuple[Cost, Host, dict[str, Any]]:
         cost = facts["cost"]
         make = {"affine": Affine, "interpolated": Interpolated.from_dict}[cost["kind"]]
         model = make(**{key: value for key, value in cost.items() if key != "kind"})
-        return model, Host(**facts.get("host", {})), facts
+        model.seconds(prefilling(1))  # TypeError here when a constant is no number
+        host = {key: float(value) for key, value in facts.get("host", {}).items()}
+        return model, Host(**host), facts
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"cannot read a cost model from {str(path)!r}: {error!r}. Make one with "
@@ -295,6 +297,11 @@ def to_dict(cost: Affine | Interpolated) -> dict[str, Any]:
     return {"kind": cost.name, **asdict(cost)}
 
 
+def host_of(name: str) -> Host:
+    """Return the host overheads of a file that `calibrate` wrote; a named model has none."""
+    return load(name)[1] if name.endswith(".json") else Host()
+
+
 def make(name: str, options: Mapping[str, float] | None = None) -> Cost:
     """Return the cost model of that name (or of a file that `calibrate` wrote), with some constants changed."""
     from simulate import published
@@ -311,7 +318,8 @@ def make(name: str, options: Mapping[str, float] | None = None) -> Cost:
             "'python -m simulate calibrate'"
         )
     model = models[name]()
-    known = [field.name for field in fields(model)]  # type: ignore[arg-type]
+    constants = {field.name: getattr(model, field.name) for field in fields(model)}  # type: ignore[arg-type]
+    known = [key for key, value in constants.items() if isinstance(value, int | float)]
     for key in options or ():
         if key not in known:
             raise ValueError(f"cost model {name!r} has no constant {key!r}. Use {', '.join(known)}")

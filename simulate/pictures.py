@@ -8,7 +8,15 @@ from typing import Any
 
 from rich.console import Console
 
-from simulate.arguments import say
+from simulate.arguments import UsageError, say
+
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def check(path: Path) -> None:
+    """Raise UsageError for a file that no picture can be written to."""
+    if path.suffix not in FORMATS:
+        raise UsageError(f"--out is {str(path)!r}, must end in {', '.join(FORMATS)}. Use plan.png")
 
 
 def draw(picture: Callable[[Any, Any], None], told: Any, path: Path, console: Console) -> None:

@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -22,6 +22,7 @@ from simulate.costs import Cost, Host
 from simulate.fleet import Fleet, least_loaded
 from simulate.simulator import Run, simulate
 
+UNSTEADY = ("burst", "ramp")  # arrivals without a rate that could be held
 WARM_UP = 0.1  # of the requests
 SEGMENTS = 20
 STUDENT = 2.10  # two-sided 95 % with 18 degrees of freedom
@@ -135,7 +136,7 @@ def capacity(
 
     The search begins at what a backlog is served at, which no rate that holds can much exceed.
     """
-    burst = workloads.Rows(np.zeros(len(unit.at)), unit.prompt, unit.output, unit.client)
+    burst = replace(unit, at=np.zeros(len(unit.at)))
     flood = simulate(make(), burst.sequences(), cost, host)
     runs, low, high, binds = 1, 0.0, 1.5 * len(flood.done) / flood.makespan, "the queue grows"
     at = high / 2

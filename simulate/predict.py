@@ -199,7 +199,7 @@ def predict(folder: Path, cost: str | None = None) -> dict[str, Any]:
     """
     results = store.read(folder)
     given = costs.make(cost) if cost else None
-    host = costs.load(cost)[1] if cost and cost.endswith(".json") else Host()
+    host = costs.host_of(cost) if cost else Host()
     rows: list[Rows[Any]] = []
     compared, left_out = [], []
     for short in results.runs:

@@ -7,7 +7,6 @@ served by the simulator with the trie in the place of the page pool, so that hit
 from __future__ import annotations
 
 import heapq
-import json
 from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
@@ -17,10 +16,11 @@ from typing import Any
 import numpy as np
 
 import policies
+from client import traces
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.costs import Cost
+from simulate.costs import Cost, Host
 from simulate.result import tpots
 from simulate.simulator import Run, simulate
 
@@ -31,7 +31,10 @@ KINDS = ("trie", "live", "live+lpm")
 
 def read_blocks(path: Path) -> list[list[int]]:
     """Return the block ids of each request of a Mooncake trace; an id stands for a block with all before it."""
-    return [json.loads(line)["hash_ids"] for line in path.read_text().splitlines()]
+    blocks = [list(row.blocks) for row in traces.read(path).rows]
+    if not any(blocks):
+        raise ValueError(f"{str(path)!r} has no hash_ids. Use a trace in Mooncake's form")
+    return blocks
 
 
 class Recent:
@@ -199,27 +202,31 @@ def prompts(count: int, seed: int, share: int = 0, kinds: int = 10) -> list[list
     return drawn
 
 
-def serve(cost: Cost, served: Rows[list[int]], slots: int, trie: Trie) -> Run:
+def serve(
+    cost: Cost, served: Rows[list[int]], slots: int, trie: Trie, host: Host | None = None
+) -> Run:
     """Serve prompts that are all there at once, first come first served, after a trie."""
     policy = policies.get_policy("dynamic", max_batch_size=slots)
-    return _burst(TriedSequences(policy, TriePool(trie), 1 << 30), served, cost)  # type: ignore[arg-type]
+    return _burst(TriedSequences(policy, TriePool(trie), 1 << 30), served, cost, host)  # type: ignore[arg-type]
 
 
 def serve_live(
     cost: Cost, served: Rows[list[int]], slots: int, tokens: int, before: Rows[list[int]],
-    order: str = "fcfs",
+    order: str = "fcfs", host: Host | None = None,
 ) -> Run:  # fmt: skip
     """Serve prompts that are all there at once after a live cache of `tokens`, which saw others `before`."""
     policy = policies.get_policy(f"dynamic+{order}", max_batch_size=slots)
     longest = max(len(prompt) + llm_mock_output(len(prompt)) for prompt in (*served, *before))
     pool = LivePool(slots * -(-longest // PAGE_SIZE), tokens // PAGE_SIZE)
     pool.warm(before)
-    return _burst(Scheduler(policy, pool, 1 << 30), served, cost)
+    return _burst(Scheduler(policy, pool, 1 << 30), served, cost, host)
 
 
-def _burst(scheduler: Scheduler, served: Rows[list[int]], cost: Cost) -> Run:
+def _burst(
+    scheduler: Scheduler, served: Rows[list[int]], cost: Cost, host: Host | None = None
+) -> Run:
     sequences = [Sequence(p, llm_mock_output(len(p)), id=str(i)) for i, p in enumerate(served)]
-    return simulate(scheduler, sequences, cost)
+    return simulate(scheduler, sequences, cost, host)
 
 
 def experiment(
@@ -229,6 +236,7 @@ def experiment(
     share: int = 0,
     train: int = 5000,
     kinds: Iterable[str] = ("trie",),
+    host: Host | None = None,
 ) -> list[dict[str, Any]]:
     """Repeat llm-mock's table: 50 prompts after a cache of `train` others, over cache and batch sizes.
 
@@ -243,10 +251,10 @@ def experiment(
             trie = Trie(built if size else [], size) if kind == "trie" else None
             for batch in batches:
                 if trie is not None:
-                    run = serve(cost, served, batch, trie)
+                    run = serve(cost, served, batch, trie, host)
                 else:
                     order = kind.partition("+")[2] or "fcfs"
-                    run = serve_live(cost, served, batch, size, built, order)
+                    run = serve_live(cost, served, batch, size, built, order, host)
                 rows.append({"kind": kind, "cache": size, "batch": batch, **_measures(run)})
     return rows
 

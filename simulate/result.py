@@ -149,12 +149,34 @@ def summary(run: Run) -> dict[str, Any]:
         "busy": run.busy / run.makespan if run.makespan else None,
         "mean_queue_ms": float(run.waiting.mean() * 1000) if run.done else None,
         "refused": len(run.sequences) - len(run.done),
+        **by_hint(run),
     }
     if run.iterations:
         kinds = run.iterations[0].slot_steps._fields
         spent = np.array([i.slot_steps for i in run.iterations]).sum(axis=0)
         told["waste"] = dict(zip(kinds, (spent / spent.sum()).tolist()))
         told["mean_batch"] = float(np.mean([i.batch_size for i in run.iterations]))
+    return told
+
+
+def by_hint(run: Run) -> dict[str, Any]:
+    """Return what orders by client or deadline are for: each client's means, and the share of deadlines met."""
+    told: dict[str, Any] = {}
+    names = np.array([seq.client for seq in run.done])
+    if any(names):
+        told["clients"] = {
+            str(name): {
+                "requests": int((names == name).sum()),
+                "mean_ttft_ms": float(run.ttft[names == name].mean() * 1000),
+                "mean_e2el_ms": float(run.latency[names == name].mean() * 1000),
+            }
+            for name in np.unique(names)
+        }
+    wanted = [seq for seq in run.sequences if seq.deadline is not None]
+    if wanted:
+        answered = (seq for seq in wanted if seq.finish_reason in ("length", "stop"))
+        met = sum((s.finished_at or 0.0) + run.host.alpha1 <= (s.deadline or 0.0) for s in answered)
+        told["deadlines_met"] = met / len(wanted)
     return told
 
 

@@ -1,15 +1,14 @@
 """What arrives: times and lengths by name, drawn from one seed, or read from a trace.
 
-Arrivals are open loop: drawn whole before the run, gaps never cut and never rescaled. It must not know policies,
-costs, or what becomes of a request.
+Arrivals are open loop: drawn whole before the run, gaps never cut and never rescaled. What orders go by beside length
+(client, priority, deadline) can be drawn for either. It must not know policies, costs, or what becomes of a request.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import repeat
@@ -18,37 +17,109 @@ from typing import Any
 
 import numpy as np
 
+from client import traces
+from client.corpus import CHARACTERS_PER_TOKEN
 from scheduling.sequence import Sequence
 
 Lengths = tuple[np.ndarray, np.ndarray]  # prompt tokens, output tokens
 CONTEXT = 1024
-MOST_NAMED = 5  # lines of a trace that cannot be read
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The columns of a workload: arrival in seconds, prompt tokens, output tokens, client; what is to be said of it."""
+    """The columns of a workload: arrival in seconds, prompt tokens, output tokens, and notes about them.
+
+    Where requests have them: client, priority (the lower first), and seconds from arrival to deadline.
+    """
 
     at: np.ndarray
     prompt: np.ndarray
     output: np.ndarray
     client: list[str] | None = None
     notes: tuple[str, ...] = ()
+    priority: list[int] | None = None
+    slo: list[float] | None = None
 
     def sequences(self) -> list[Sequence]:
         """Return a fresh sequence for each row; prompts are zeros, equal ones share a list."""
         prompts = {int(p): [0] * int(p) for p in np.unique(self.prompt)}
-        clients: Iterable[str] = repeat("") if self.client is None else self.client
+        rows = zip(
+            self.at.tolist(),
+            self.prompt.tolist(),
+            self.output.tolist(),
+            self.client or repeat(""),
+            self.priority or repeat(0),
+            self.slo or repeat(None),
+        )
         return [
-            Sequence(prompts[p], o, id=str(i), arrived_at=at, client=client)
-            for i, (at, p, o, client) in enumerate(
-                zip(self.at.tolist(), self.prompt.tolist(), self.output.tolist(), clients)
+            Sequence(
+                prompts[p], o, id=str(i), arrived_at=at, client=client, priority=priority,
+                deadline=None if slo is None else at + slo,
             )
-        ]
+            for i, (at, p, o, client, priority, slo) in enumerate(rows)
+        ]  # fmt: skip
+
+    @property
+    def rate(self) -> float:
+        """Requests a second between the first and the last; infinite when all come at once."""
+        span = float(self.at[-1] - self.at[0])
+        return (len(self.at) - 1) / span if span else math.inf
+
+    @property
+    def differ_in(self) -> set[str]:
+        """What an order can tell these requests apart by, as `Policy.heeds` names it."""
+        hints = {"client": self.client, "priority": self.priority, "deadline": self.slo}
+        return {"length"} | {name for name, values in hints.items() if len(set(values or ())) > 1}
 
     def faster(self, factor: float) -> Rows:
         """Return the same requests at `factor` times the rate."""
         return replace(self, at=self.at / factor)
+
+    def only(self, chosen: np.ndarray, note: str = "") -> Rows:
+        """Return the requests at these places."""
+
+        def pick(column: list[Any] | None) -> list[Any] | None:
+            return column and [column[i] for i in chosen]
+
+        notes = (*self.notes, note) if note else self.notes
+        return Rows(
+            self.at[chosen], self.prompt[chosen], self.output[chosen],
+            pick(self.client), notes, pick(self.priority), pick(self.slo),
+        )  # fmt: skip
+
+    def fitting(self, context: int) -> Rows:
+        """Return the requests that fit a context, with a note about those that do not; ValueError if none fits."""
+        fits = self.prompt + self.output <= context
+        if not fits.any():
+            shortest = int((self.prompt + self.output).min())
+            raise ValueError(
+                f"--context is {context:,}, and the shortest request has {shortest:,} tokens. "
+                f"Use --context {shortest} or more"
+            )
+        left_out = int((~fits).sum())
+        note = f"{left_out:,} of {len(fits):,} requests left out: longer than --context {context:,}"
+        return self.only(np.flatnonzero(fits), note if left_out else "")
+
+    def hinted(
+        self, seed: int, clients: int = 0, priorities: int = 0, slo: Many[float] = ()
+    ) -> Rows:
+        """Return the requests with a client, a priority or a deadline each, drawn from one seed.
+
+        Of `clients` the k-th sends 1/k as often as the first. Priorities are even among 1 .. `priorities`, seconds to
+        the deadline among those in `slo`.
+        """
+        n = len(self.at)
+        rngs = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(5)[2:]]
+        rows = self
+        if clients:
+            share = 1 / np.arange(1, clients + 1)
+            drawn = rngs[0].choice(clients, n, p=share / share.sum())
+            rows = replace(rows, client=[f"client-{k + 1}" for k in drawn])
+        if priorities:
+            rows = replace(rows, priority=rngs[1].integers(1, priorities + 1, n).tolist())
+        if slo:
+            rows = replace(rows, slo=rngs[2].choice(slo, n).tolist())
+        return rows
 
 
 def poisson(rate: float, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -140,9 +211,9 @@ def draw(workload: str, rate: float, count: int, seed: int = 0, arrivals: str = 
     lengths = LENGTHS[_known(workload, LENGTHS, "workload")]
     times = ARRIVALS[_known(arrivals, ARRIVALS, "arrivals")]
     if not (rate > 0 and math.isfinite(rate)):
-        raise ValueError(f"the rate is {rate:g} a second, must be positive. Use --rate 2")
+        raise ValueError(f"the rate is {rate:g} a second, must be above 0. Use --rate 2")
     if count < 1:
-        raise ValueError(f"{count} requests make no run. Use --num 100")
+        raise ValueError(f"the number of requests is {count}, must be at least 1. Use --num 100")
     first, second = np.random.SeedSequence(seed).spawn(2)
     prompt, output = lengths(count, np.random.default_rng(first))
     return Rows(times(rate, count, np.random.default_rng(second)), prompt, output)
@@ -156,46 +227,25 @@ def _known(name: str, table: Iterable[str], what: str) -> str:
     return name
 
 
-def read(path: Path, context: int | None = None) -> Rows:
-    """Read a trace: a CSV of Azure's columns, of VTC's, or of a run's requests.csv, or Mooncake's JSON lines.
-
-    With `context`, requests that do not fit it are left out; so are lines that cannot be read, which `notes` name.
-    """
-    columns, bad = [], []
-    with path.open(newline="", encoding="utf-8") as file:
-        lines: Iterable[object] = file if path.suffix == ".jsonl" else csv.DictReader(file)
-        for number, line in enumerate(lines, 1 if path.suffix == ".jsonl" else 2):
-            try:
-                columns.append(_from_json(line) if isinstance(line, str) else _row(line, path))
-            except (ValueError, KeyError, TypeError) as error:
-                bad.append(f"line {number}: {error}")
-    if bad and not columns:
-        raise ValueError(f"{str(path)!r} has no request: {bad[0]}")
-    named = "; ".join(bad[:MOST_NAMED]) + ("; ..." if len(bad) > MOST_NAMED else "")
-    notes = (f"{len(bad)} of {len(bad) + len(columns)} lines left out: {named}",) if bad else ()
-    if context:
-        columns = [c for c in columns if c[1] + c[2] <= context]
-    if not columns:
-        raise ValueError(
-            f"{str(path)!r} holds no request that fits. Raise --context or use another"
+def read(path: Path) -> Rows:
+    """Read a trace in any form that the client can send; the first request arrives at 0."""
+    trace = traces.read(path)
+    notes = trace.notes()
+    texts = sum(1 for row in trace.rows if row.prompt)
+    if texts:
+        notes.append(
+            f"{texts:,} prompts of the trace are texts, counted as a token for each "
+            f"{CHARACTERS_PER_TOKEN:g} characters"
         )
-    at, prompt, output, client = zip(*columns)
-    names = list(client) if any(client) else None
-    return Rows(np.array(at), np.array(prompt), np.array(output), names, notes)
-
-
-def _from_json(line: str) -> tuple[float, int, int, str]:
-    row = json.loads(line)
-    return row["timestamp_ms"] / 1e3, int(row["input_length"]), int(row["output_length"]), ""
-
-
-def _row(row: Any, path: Path) -> tuple[float, int, int, str]:
-    for at, prompt, output in (
-        ("arrival_s", "prompt_tokens", "output_tokens"),
-        ("req_time", "prompt_len", "output_len"),
-    ):
-        if at in row:
-            return float(row[at]), int(row[prompt]), int(row[output]), row.get("client", "")
-    raise ValueError(
-        f"{str(path)!r} has the columns {', '.join(row)}. Use arrival_s,prompt_tokens,output_tokens"
+    prompts = [
+        max(1, round(len(row.prompt) / CHARACTERS_PER_TOKEN)) if row.prompt else row.prompt_tokens
+        for row in trace.rows
+    ]
+    clients = [row.user for row in trace.rows]
+    return Rows(
+        np.array([row.at for row in trace.rows]),
+        np.array(prompts),
+        np.array([row.num_tokens for row in trace.rows]),
+        clients if any(clients) else None,
+        tuple(notes),
     )

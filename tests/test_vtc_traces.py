@@ -54,10 +54,10 @@ def replayed(name: str, fitted: bool = True) -> Run:
 def errors(name: str, fitted: bool = True) -> tuple[float, float, float, float]:
     """Return the relative errors of span, mean and p99 latency, and the mean one per request."""
     run, real = replayed(name, fitted), measured(name)
-    span = (real["req_time"] + real["request_latency"]).max()
+    span = (real["req_time"] + real["request_latency"]).max() - real["req_time"].min()
     latency = real["request_latency"]
     return (
-        run.ended / span - 1,
+        run.makespan / span - 1,
         run.latency.mean() / latency.mean() - 1,
         np.percentile(run.latency, 99) / np.percentile(latency, 99) - 1,
         float(np.abs(run.latency / latency - 1).mean()),

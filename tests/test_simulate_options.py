@@ -1,0 +1,304 @@
+"""Each option of each command of the simulator changes the result or is refused; none is accepted and dropped.
+
+An option that a command gains needs a line in CASES: what is on the command line beside it, and its value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulate import calibrate, check, validate
+from simulate.__main__ import COMMANDS, build_parser, main
+
+SMALL = "--num 60 --rate 6 --max-batch-size 4"
+SMALL_PLAN = "--num 150"
+TRACE = "--trace TRACE"
+# What says when, where and of what a run was, and would differ though the option did nothing.
+LABELS = {
+    "date",
+    "config",
+    "model_id",
+    "server_after",
+    "machine",
+    "versions",
+    "seed",
+    "trace_sha256",
+}
+
+ENGINE = {
+    "--policy-option": ("window {small}", "delay=0.5"),
+    "--cost": ("dynamic {small}", "llm-mock"),
+    "--cost-option": ("dynamic {small}", "row=0.01"),
+    "--engine": ("static {small}", "ragged"),
+    "--max-batch-size": ("dynamic --num 100 --rate 6", "3"),
+    "--max-tokens-per-step": ("dynamic {small} --workload orca", "32"),
+    "--kv-tokens": ("dynamic {small}", "320"),
+}
+ARRIVALS = {
+    "--workload": ("dynamic {small}", "orca"),
+    "--arrivals": ("dynamic {small}", "gamma"),
+    "--rate": ("dynamic --num 60", "3"),
+    "--num": ("dynamic --num 50", "70"),
+    "--trace": ("dynamic --num 60", "TRACE"),
+    "--speed": ("dynamic --trace TRACE", "1.5"),
+    "--context": ("dynamic {small}", "120"),
+    "--clients": ("dynamic+vtc {small}", "3"),
+    "--priorities": ("dynamic+priority {small}", "3"),
+    "--slo": ("dynamic+edf {small}", "0.5 30"),
+    "--seed": ("dynamic {small}", "7"),
+}
+
+
+def _for(command: str, small: str) -> dict[str, tuple[str, str]]:
+    both = {**ENGINE, **ARRIVALS}
+    return {
+        flag: (f"{command} {base.format(small=small)}", value)
+        for flag, (base, value) in both.items()
+    }
+
+
+PREFIX = "prefix --train 60 --sizes 0 640 --batches 4 --share 40"
+CALIBRATE = "calibrate --out OUT/cost.json"
+VALIDATE = "validate dynamic"
+CHECK = "check window"
+CASES: dict[str, dict[str, tuple[str, str]]] = {
+    "run": {
+        **_for("run", SMALL),
+        "--out": (f"run dynamic {SMALL}", "OUT/b --no-plots"),
+        "--no-plots": (f"run dynamic {SMALL} --out OUT/b", ""),
+        "--no-records": (f"run dynamic {SMALL} --out OUT/b --no-plots", ""),
+        "--ttft": (f"run dynamic {SMALL}", "0.5"),
+        "--tpot": (f"run dynamic {SMALL}", "0.01"),
+        "--e2el": (f"run dynamic {SMALL}", "1"),
+    },
+    "plan": {
+        **_for("plan", SMALL_PLAN),
+        "--policy-option": (f"plan window {SMALL_PLAN} --max-batch-size 8", "delay=0.9"),
+        "--cost": (f"plan dynamic {SMALL_PLAN}", "constant"),
+        "--engine": (f"plan static {SMALL_PLAN} --max-batch-size 8", "ragged"),
+        "--max-batch-size": (f"plan dynamic {SMALL_PLAN}", "3"),
+        "--max-tokens-per-step": (f"plan dynamic {SMALL_PLAN} --workload orca --max-batch-size 4", "16"),
+        "--rate": (f"plan dynamic {SMALL_PLAN}", "90"),
+        "--clients": (f"plan dynamic+vtc {SMALL_PLAN} --max-batch-size 2", "3"),
+        "--priorities": (f"plan dynamic+priority {SMALL_PLAN} --max-batch-size 2", "3"),
+        "--slo": (f"plan dynamic+edf {SMALL_PLAN} --max-batch-size 2", "0.5 30"),
+        "--ttft": (f"plan dynamic {SMALL_PLAN}", "0.02"),
+        "--itl": (f"plan dynamic {SMALL_PLAN}", "0.012"),
+        "--limit": (f"plan dynamic {SMALL_PLAN}", "p50:e2el:0.9"),
+        "--slots": (f"plan dynamic {SMALL_PLAN}", "2 4"),
+        "--shortest-queue": (f"plan dynamic {SMALL_PLAN} --itl 0.012", "30"),
+        "--out": (f"plan dynamic {SMALL_PLAN}", "OUT/a.png"),
+    },
+    "fleet": {
+        **_for("fleet", SMALL + " --replicas 2"),
+        "--max-batch-size": ("fleet dynamic --num 100 --rate 9 --replicas 1", "3"),
+        "--replicas": (f"fleet dynamic {SMALL}", "3"),
+        "--router": (f"fleet dynamic {SMALL}", "random"),
+    },
+    "prefix": {
+        "--cost": (PREFIX, "oracle-a"),
+        "--kinds": (PREFIX, "trie"),
+        "--sizes": ("prefix --train 60 --batches 4 --share 40", "0"),
+        "--batches": ("prefix --train 60 --sizes 0 --share 40", "3"),
+        "--share": ("prefix --train 60 --sizes 0 --batches 4", "80"),
+        "--train": ("prefix --sizes 640 --batches 4 --share 40", "30"),
+        "--trace": (PREFIX, "BLOCKS"),
+        "--out": (PREFIX, "OUT/p"),
+    },
+    "calibrate": {
+        "--model": (CALIBRATE, "bard"),
+        "--load-format": (CALIBRATE, "dummy"),
+        "--dtype": (CALIBRATE, "float32"),
+        "--threads": (CALIBRATE, "1"),
+        "--grid": (CALIBRATE, "full"),
+        "--max-tokens-per-step": (CALIBRATE, "64"),
+        "--steps": (CALIBRATE, "2"),
+        "--statistic": (CALIBRATE, "min"),
+        "--out": ("calibrate --out OUT/other.json", "OUT/cost.json"),
+    },
+    "validate": {
+        **{flag: (VALIDATE, value) for flag, (_, value) in ENGINE.items()},
+        "--policy-option": ("validate window", "delay=0.5"),
+        "--engine": ("validate static", "ragged"),
+        "--max-tokens-per-step": (VALIDATE, "64"),
+        "--rate": (VALIDATE, "2"),
+        "--num": (VALIDATE, "5"),
+        "--seed": (VALIDATE, "1"),
+        "--server-flag": (VALIDATE, "--model=bard"),
+    },
+    "predict": {"--cost": ("predict RUN", "constant")},
+    "check": {
+        "--cases": (CHECK, "3"),
+        "--seed": (CHECK, "1"),
+        "--policy-option": (CHECK, "delay=0.5"),
+    },
+}  # fmt: skip
+
+
+class Asked(ValueError):
+    """Ends a command whose result takes a server, an engine or minutes; the text is all that it would be made from."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the files that the cases name."""
+    tmp_path = tmp_path_factory.mktemp("options")
+    lines = [f"{0.2 * i:.1f},{20 + 7 * i % 60},{30 + 11 * i % 90}" for i in range(80)]
+    (tmp_path / "trace.csv").write_text(
+        "arrival_s,prompt_tokens,output_tokens\n" + "\n".join(lines)
+    )
+    block = {"timestamp_ms": 0, "input_length": 9, "output_length": 9}
+    blocks = [json.dumps({**block, "hash_ids": [1, 2, n % 3]}) for n in range(12)]
+    (tmp_path / "blocks.jsonl").write_text("\n".join(blocks))
+    host = {"alpha0": 0.01, "alpha1": 0.02, "alpha2": 0.001, "sigma": 0.01, "poll": 0.0}
+    cost = {"kind": "affine", "base": 0.008, "row": 0.0002, "token": 0.0001}
+    (tmp_path / "cost.json").write_text(
+        json.dumps({"cost": cost, "host": dict.fromkeys(host, 0.0)})
+    )
+    (tmp_path / "host.json").write_text(json.dumps({"cost": cost, "host": host}))
+    return tmp_path
+
+
+@pytest.fixture
+def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the commands that need an engine or a server end with what they would have asked of it."""
+
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        raise Asked(repr((args, sorted(kwargs.items()))))
+
+    def probe(flags: list[str], facts: Mapping[str, Any]) -> Any:
+        """Time a step as its size and the flags say."""
+        factor = 1 + sum(map(hash, flags)) % 997
+        return lambda points: [factor * (1 + p.decodes + p.prefills * p.chunk) for p in points]
+
+    monkeypatch.setattr(calibrate, "probe", probe)
+    monkeypatch.setattr(validate, "validate", ask)
+    monkeypatch.setattr(check, "check", ask)
+
+
+Outcome = tuple[int, str, set[str]]
+SEEN: dict[str, Outcome] = {}  # a line gives the same again, so it is run once
+
+
+def outcome(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Outcome:
+    """Run a command; return its exit code, its figures (or its error), and the files that it wrote."""
+    if line not in SEEN:
+        SEEN[line] = run(line, folder, folder / f"out-{len(SEEN)}", capsys)
+    return SEEN[line]
+
+
+def run(line: str, folder: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> Outcome:
+    out.mkdir()
+    if "RUN" in line:
+        main(f"run dynamic {SMALL} --no-plots --out {out / 'run'}".split())
+        capsys.readouterr()
+    files = {"TRACE": "trace.csv", "BLOCKS": "blocks.jsonl", "HOSTCOST": "host.json", "COST": "cost.json"}  # fmt: skip
+    places = {name: folder / path for name, path in files.items()} | {
+        "OUT": out,
+        "RUN": out / "run",
+    }
+    parts = [word.partition("/") for word in line.split()]
+    code = main([f"{places.get(first, first)}{slash}{rest}" for first, slash, rest in parts])
+    captured = capsys.readouterr()
+    told = json.loads(captured.out.splitlines()[-1]) if captured.out else captured.err
+    written = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    return code, json.dumps(figures(told)).replace(str(out), "OUT"), written
+
+
+def figures(told: Any) -> Any:
+    """Return a result without its labels."""
+    if isinstance(told, dict):
+        return {key: figures(value) for key, value in told.items() if key not in LABELS}
+    return [figures(value) for value in told] if isinstance(told, list) else told
+
+
+def options_of(command: str) -> Iterator[str]:
+    parser = check.parser() if command == "check" else build_parser(command)
+    for action in parser._actions:
+        yield from (name for name in action.option_strings if name not in ("-h", "--help"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_has_a_case(command: str) -> None:
+    assert set(options_of(command)) == set(CASES[command])
+
+
+PAIRS = [
+    pytest.param(option, base, value, id=f"{command} {option}")
+    for command, cases in CASES.items()
+    for option, (base, value) in cases.items()
+]
+
+
+@pytest.mark.usefixtures("_recorded")
+@pytest.mark.parametrize(("option", "base", "value"), PAIRS)
+def test_an_option_that_is_accepted_changes_the_result(
+    option: str, base: str, value: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = f"{option}={value}" if value.startswith("--") else f"{option} {value}"
+    before, after = (outcome(line, folder, capsys) for line in (base, f"{base} {named}"))
+    assert before != after
+    assert before[0] == after[0]
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "fleet"])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--workload", "orca"), ("--arrivals", "gamma"), ("--rate", "3"), ("--num", "40"), ("--speed", "3"),
+        ("--context", "90"), ("--clients", "3"), ("--priorities", "3"), ("--slo", "1 9"), ("--seed", "3"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("arrivals", ["", "--trace TRACE", "--arrivals burst"])
+def test_beside_a_trace_or_a_burst_an_option_is_used_or_refused(
+    command: str,
+    option: str,
+    value: str,
+    arrivals: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With a policy that goes by none of the hints."""
+    base = f"{command} dynamic --max-batch-size 4 {arrivals} " + (
+        "" if arrivals == "--trace TRACE" else "--num 80"
+    )
+    before = outcome(base, folder, capsys)
+    after = outcome(f"{base} {option} {value}", folder, capsys)
+    if after[0] == 2:
+        assert after[1].count("\\n") == 1
+        assert option in after[1] or "no steady rate" in after[1]
+    else:
+        assert after != before
+
+
+@pytest.mark.parametrize(
+    "command", ["run", "plan --itl 0.03 --shortest-queue 40", "fleet", "prefix"]
+)
+def test_the_host_of_a_cost_file_counts_in_every_command(
+    command: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, _, more = command.partition(" ")
+    line = PREFIX if name == "prefix" else f"{name} dynamic {more} --num 60"
+    free, busy = (
+        json.loads(outcome(f"{line} --cost {cost}", folder, capsys)[1])
+        for cost in ("COST", "HOSTCOST")
+    )
+    free.pop("cost", None)
+    busy.pop("cost", None)
+    assert free != busy
+    if name == "plan":
+        assert free["capacities"][0]["shortest_queue"] < busy["capacities"][0]["shortest_queue"]
+
+
+def test_a_fleet_serves_every_policy_that_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = json.loads(outcome(f"fleet dynamic static {SMALL}", folder, capsys)[1])
+    assert [run["policy"] for run in told["runs"]] == ["dynamic", "static"]
+    alone = json.loads(outcome(f"fleet static {SMALL}", folder, capsys)[1])
+    assert told["runs"][1] == alone
