@@ -5,19 +5,29 @@ from __future__ import annotations
 import json
 import logging
 import math
+import threading
+from collections import Counter
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 from flask import Request, Response
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from api import heap
 from api.errors import ApiError, shown
 
 log = logging.getLogger(__name__)
 LIMIT = 1 << 20  # bytes
 DEPTH = 32  # of brackets
+MOST_VALUES = 1 << 17  # in a body: 64 prompts of 1,024 token ids are half of it
+MOST_KEYS = 1 << 14  # and lists and objects, which cost more to build than what is in them
+MOST_NAMES = 100  # of unknown fields that an answer names
+LARGE = 1 << 13  # bytes
+NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_large = threading.Lock()
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
@@ -65,63 +75,88 @@ def _piece(request: Request, most: int) -> bytes:
 
 
 def parse(body: bytes, example: str) -> dict[str, Any]:
-    """Return the one JSON object in `body`; ApiError with line and column, or an example when it is empty."""
+    """Return the one JSON object in `body`; ApiError with line and column, or an example when it is empty.
+
+    Large bodies are parsed one at a time: together they would take as long, and more memory.
+    """
+    if len(body) <= LARGE:
+        return _parse(body, example)
+    with _large:
+        heap.used(len(body))
+        return _parse(body, example)
+
+
+def _parse(body: bytes, example: str) -> dict[str, Any]:
     if not body.strip():
         raise ApiError(f"the body is empty. Send a JSON object such as {example}")
     try:
         text = body.removeprefix(b"\xef\xbb\xbf").decode("utf-8")
     except UnicodeDecodeError as error:
         raise ApiError(f"the body is no UTF-8 at byte {error.start}. Send JSON in UTF-8") from None
-    _check_depth(text)
+    _check_structure(body)
     try:
+        # Hooks are calls of Python, between which other threads get their turn.
         value = json.loads(
-            text, object_pairs_hook=_unique, parse_constant=_not_finite, parse_float=_finite
-        )
+            text, object_pairs_hook=_unique, parse_constant=_not_finite, parse_float=_finite, parse_int=_whole
+        )  # fmt: skip
     except json.JSONDecodeError as error:
         raise ApiError(
             f"the body is no JSON: {error.msg} at line {error.lineno}, column {error.colno}. "
             f"Send a JSON object such as {example}"
-        ) from None
-    except ValueError as error:  # an integer of thousands of digits
-        raise ApiError(
-            f"the body holds a number that is too long: {str(error).partition(';')[0][:80]}. "
-            "Send a shorter one"
         ) from None
     if not isinstance(value, dict):
         raise ApiError(f"the body is {shown(value)}, must be a JSON object such as {example}")
     return value
 
 
-def _check_depth(text: str) -> None:
-    if text.count("[") + text.count("{") <= DEPTH:
-        return
+def _check_structure(body: bytes) -> None:
+    """Refuse a body that nests too deeply or holds too many values, before any of them is built.
+
+    It is right up to the first place that is no JSON, and nothing after that place is built.
+    """
+    opened = body.count(b"[") + body.count(b"{")
+    if (
+        opened <= DEPTH
+        and opened + body.count(b":") <= MOST_KEYS
+        and body.count(b",") < MOST_VALUES
+    ):
+        return  # whatever is in strings
+    most_quotes = 2 * (MOST_VALUES + MOST_KEYS)
+    pieces = body.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"', most_quotes)
+    bare = b"".join(pieces[::2])  # what is between the strings
+    brackets = bare.translate(None, NO_BRACKETS)
     depth = 0
-    in_string = escaped = False
-    for c in text:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif c == "\\":
-                escaped = True
-            elif c == '"':
-                in_string = False
-        elif c == '"':
-            in_string = True
-        elif c in "[{":
-            depth += 1
-            if depth > DEPTH:
-                raise ApiError(f"the body is nested deeper than {DEPTH} levels. Send a flat object")
-        elif c in "]}":
-            depth -= 1
+    for bracket in brackets[: 2 * MOST_KEYS]:
+        depth += 1 if bracket in b"[{" else -1
+        if depth > DEPTH:
+            raise ApiError(f"the body is nested deeper than {DEPTH} levels. Send a flat object")
+    keys = bare.count(b":") + bare.count(b"[") + bare.count(b"{")
+    for what, count, most in (
+        ("keys, lists and objects", keys, MOST_KEYS),
+        ("values", bare.count(b",") + 1, MOST_VALUES),
+    ):
+        if count > most:
+            raise ApiError(
+                f"the body holds {count:,} {what}, at most {most:,} are read. Send fewer"
+            )
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        counts = Counter(key for key, _ in pairs)
+        twice = next(key for key, count in counts.items() if count > 1)
         raise ApiError(f"the key {shown(twice)} is there twice. Send it once", param=twice[:100])
     return result
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:  # thousands of digits
+        raise ApiError(
+            f"the body holds a number of {len(text):,} digits, which is too long. Send a shorter one"
+        ) from None
 
 
 def _not_finite(name: str) -> NoReturn:
@@ -164,14 +199,14 @@ def refuse_unsupported(fields: dict[str, Any], table: dict[str, tuple[Any, ...]]
 
 def name_ignored(response: Response, names: Iterable[str]) -> Response:
     """Name in a header what was ignored, in characters that a header can carry."""
-    if text := ", ".join(names):
+    if text := ", ".join(islice(names, MOST_NAMES)):
         header = "".join(c if c.isascii() and c.isprintable() else "?" for c in text[:1000])
         response.headers["X-Ignored-Params"] = header
     return response
 
 
 def validate(schema: type[Schema], fields: dict[str, Any]) -> tuple[Schema, list[str]]:
-    """Return the checked object and the names of fields nobody knows; null is as good as absent."""
+    """Return the checked object and the names of the first unknown fields; null is as good as absent."""
     ignored: list[str] = []
     try:
         return schema.model_validate(_known(schema, fields, ignored)), ignored
@@ -183,7 +218,8 @@ def _known(schema: type[BaseModel], fields: Any, ignored: list[str], path: str =
     """Return the fields that the schema knows and that are not null, objects within objects too."""
     if not isinstance(fields, dict):
         return fields
-    ignored += [path + name for name in fields if name not in schema.model_fields]
+    unknown = (path + name for name in fields if name not in schema.model_fields)
+    ignored += islice(unknown, MOST_NAMES - len(ignored))
     known = {}
     for name, field in schema.model_fields.items():
         value = fields.get(name)

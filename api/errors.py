@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from flask import Response, current_app, g, jsonify, request
@@ -60,9 +61,38 @@ class ApiError(Exception):
 
 
 def shown(value: object) -> str:
-    """Return a value for a message: its repr, cut to a length that cannot flood a log."""
-    text = repr(value)
-    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
+    """Return a value for a message: its repr, cut to a length that cannot flood a log.
+
+    Only what is shown is written: a value may be a megabyte.
+    """
+    text = ""
+    for piece in _written(value):
+        text += piece
+        if len(text) > LONGEST_VALUE:
+            return text[: LONGEST_VALUE - 1] + "…"
+    return text
+
+
+def _written(value: object) -> Iterator[str]:
+    """Yield the repr of what JSON holds, piece by piece."""
+    if isinstance(value, str):
+        yield repr(value[: LONGEST_VALUE + 1])
+    elif isinstance(value, list):
+        yield "["
+        for i, item in enumerate(value):
+            yield ", " if i else ""
+            yield from _written(item)
+        yield "]"
+    elif isinstance(value, dict):
+        yield "{"
+        for i, (key, item) in enumerate(value.items()):
+            yield ", " if i else ""
+            yield from _written(key)
+            yield ": "
+            yield from _written(item)
+        yield "}"
+    else:
+        yield repr(value)
 
 
 def from_inference(error: InferenceError) -> ApiError:

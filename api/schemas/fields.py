@@ -6,15 +6,20 @@ A description completes the sentence "Send ..." in the message of a refusal.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, StrictBool, StrictStr, WithJsonSchema
+
+from api.errors import shown
 
 INT64 = 1 << 63
 MOST_PROMPTS = 64
 MOST_STOPS = 16
 LONGEST_STOP = 256
 MOST_BIASES = 300
+MOST_IDS = 1 << 16
+LONGEST_DIGITS = 64  # of a number in a string, with white space
 
 
 def whole(value: Any) -> Any:
@@ -34,7 +39,11 @@ def _number(value: Any) -> Any:
 
 def _digits(value: Any) -> Any:
     """The original passed num_tokens through int(), so that "10" was 10."""
-    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d{1,18}\s*", value):
+    if (
+        isinstance(value, str)
+        and len(value) <= LONGEST_DIGITS
+        and re.fullmatch(r"\s*[+-]?\d{1,18}\s*", value)
+    ):
         return int(value)
     return whole(value)
 
@@ -52,9 +61,9 @@ def _biases(value: Any) -> Any:
     biases = {}
     for key, bias in value.items():
         if not re.fullmatch(r"\d{1,18}", key):
-            raise ValueError(f"must have token ids as keys, has {key[:20]!r}")
+            raise ValueError(f"must have token ids as keys, has {shown(key)}")
         if not -100 <= _number(bias) <= 100:
-            raise ValueError(f"must have values from -100 to 100, has {str(bias)[:20]}")
+            raise ValueError(f"must have values from -100 to 100, has {shown(bias)}")
         biases[int(key)] = float(bias)
     return biases
 
@@ -83,12 +92,12 @@ def _ids(value: Any) -> list[int]:
         raise ValueError("must not mix texts with token ids")
     if not value:
         raise ValueError("must not have an empty list of token ids")
-    if len(value) > 1 << 16:
-        raise ValueError(f"must be shorter than a list of {len(value):,}")
+    if len(value) > MOST_IDS:
+        raise ValueError(f"must have lists of at most {MOST_IDS:,} ids, has one of {len(value):,}")
     ids = [whole(token) for token in value]
     for token in ids:
         if type(token) is not int or not 0 <= token < INT64:
-            raise ValueError(f"must have token ids from 0 on, has {str(token)[:20]}")
+            raise ValueError(f"must have token ids from 0 on, has {shown(token)}")
     return ids
 
 
@@ -135,6 +144,18 @@ def number(**bounds: Any) -> Any:
     return Annotated[float, Field(allow_inf_nan=False, **bounds), BeforeValidator(_number)]
 
 
+def several(kind: Any, most: int, least: int = 0) -> Any:
+    """Return the type of a list: its length is checked first, and its first wrong item ends the check."""
+    bounds = Field(fail_fast=True, max_length=most, **({"min_length": least} if least else {}))
+    return Annotated[list[kind], bounds, BeforeValidator(partial(_at_most, most))]
+
+
+def _at_most(most: int, value: Any) -> Any:
+    if isinstance(value, list) and len(value) > most:
+        raise ValueError(f"must have {most:,} items at most, has {len(value):,}")
+    return value
+
+
 Flag = StrictBool
 Seconds = number(gt=0)
 Int64 = integer(ge=-INT64, lt=INT64)
@@ -146,11 +167,10 @@ Biases = Annotated[dict[int, float], BeforeValidator(_biases), WithJsonSchema(BI
 Digits = Annotated[int, Field(strict=True, ge=1), BeforeValidator(_digits)]
 
 StopText = Annotated[StrictStr, Field(min_length=1, max_length=LONGEST_STOP)]
-StopList = Annotated[list[StopText], Field(max_length=MOST_STOPS)]
+StopList = several(StopText, MOST_STOPS)
 Stops = Annotated[
-    list[StopText],
+    StopList,
     BeforeValidator(_list),
-    Field(max_length=MOST_STOPS),
     WithJsonSchema(
         {
             "anyOf": [
@@ -167,7 +187,7 @@ Stops = Annotated[
 Token = Annotated[
     int, Field(strict=True, ge=0, lt=INT64), BeforeValidator(whole), WithJsonSchema(_TOKEN)
 ]
-Ids = Annotated[list[Token], Field(max_length=1 << 16)]
+Ids = several(Token, MOST_IDS)
 
 Temperature = number(ge=0, le=2)
 TopP = number(gt=0, le=1)

@@ -87,9 +87,7 @@ class Sampled(Standing):
     min_tokens: SkipJsonSchema[f.integer(ge=0)] = Field(
         0, description="a whole number from 0 to max_tokens"
     )
-    stop_token_ids: Annotated[f.Ids, Field(max_length=64)] = Field(
-        [], description="a list of at most 64 token ids"
-    )
+    stop_token_ids: f.several(f.Token, 64) = Field([], description="a list of at most 64 token ids")
     include_stop_str_in_output: f.Flag = Field(False, description=f.FLAG)
     skip_special_tokens: f.Flag = Field(True, description=f.FLAG)
     request_id: f.RequestId | None = Field(
@@ -201,7 +199,7 @@ class Message(BaseModel):
 class ChatRequest(Sampled):
     """POST /v1/chat/completions. Beside these: `max_completion_tokens`, which is max_tokens, and `min_tokens`."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)] = Field(
+    messages: f.several(Message, MOST_MESSAGES, least=1) = Field(
         description='a list such as [{"role": "user", "content": "..."}]'
     )
     max_tokens: Limit | None = Field(

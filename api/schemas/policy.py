@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr, WithJsonSchema
+
+from api.errors import shown
 
 MOST_OPTIONS = 32
 LONGEST_VALUE = 256
@@ -22,13 +23,13 @@ def _options(value: Any) -> Any:
         if len(name) > LONGEST_VALUE or not (is_text or _is_number(given)):
             raise ValueError(
                 f"must have numbers, true, false, or texts of at most {LONGEST_VALUE} characters, has "
-                f"{str(given)[:20]!r} for {name[:20]!r}"
+                f"{shown(given)} for {shown(name)}"
             )
     return value
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value) and abs(value) < 1 << 63
+    return isinstance(value, int | float) and abs(value) < 1 << 63  # nor NaN, nor infinite
 
 
 Options = Annotated[

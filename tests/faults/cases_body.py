@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import requests
-from harness import REFUSED, Watched
-from support import Answer, read_answer
+from harness import PATIENCE, REFUSED, Watched
+from support import Answer, in_background, read_answer
 from table import Act, Case, Raw, all_of, body, refuses, text_of
 
 MB = 1 << 20
@@ -119,6 +121,32 @@ def the_type_is_asked_for_but_by_the_original(server: Watched) -> None:
                 says="Content-Type: application/json", Content_Type=kind)(server)  # fmt: skip
 
 
+def a_key_twice_among_many(server: Watched) -> None:
+    pairs = [f'"k{i}": {i}' for i in range(15_000)]
+    sent = f'{{"inner": {{{", ".join(pairs)}, "k14999": 1}}}}'.encode()
+    began = time.monotonic()
+    with in_background(lambda: [refuses(sent, says="'k14999' is there twice")(server) for _ in range(3)]):  # fmt: skip
+        beside = server.ask("/inference", body("/inference", tokens=30))
+    assert text_of("/inference", beside)
+    assert time.monotonic() - began < PATIENCE
+
+
+def lists_of_wrong_items(server: Watched) -> None:
+    """Send far too many items for every list there is, from as many clients as the server has threads."""
+    ones = [1] * 12_000
+    lists = [
+        ("/inference", body("/inference", stop=ones)),
+        ("/v1/completions", body("/v1/completions", stop=ones)),
+        ("/v1/completions", body("/v1/completions", stop_token_ids=["x"] * 12_000)),
+        ("/v1/chat/completions", json.dumps({"messages": ones}).encode()),
+        ("/generate", body("/generate", stop_sequences=ones)),
+        ("/detokenize", json.dumps({"tokens": [-1] * 12_000}).encode()),
+    ]
+    with ThreadPoolExecutor(server.places) as pool:
+        answers = pool.map(lambda pair: server.ask(*pair), lists * 100)
+        assert {answer.status for answer in answers} == {400, 422}
+
+
 A_BOMB = gzip.compress(bytes(20 * MB))
 CASES = [
     Case("A1", "an empty body", all_of(refuses(b"", b" \n", says="is empty"), refuses(b"", says="{"))),
@@ -149,4 +177,8 @@ CASES = [
         says="Content-Encoding", Content_Encoding="gzip")),
     Case("A19", "100,000 bad requests, each with an id of its own",
          tests=("tests/test_operations.py::test_a_hundred_thousand_refused_requests_leave_nothing_behind",)),
+    Case("A20", "a key twice among many", a_key_twice_among_many, growth=40 * MB,
+         tests=("tests/test_bodies.py::test_a_key_that_is_there_twice_is_found_in_one_pass",)),
+    Case("A21", "lists of thousands of wrong items", lists_of_wrong_items,
+         tests=("tests/test_bodies.py::test_no_kind_of_value_costs_much_to_check_in_any_field",)),
 ]  # fmt: skip

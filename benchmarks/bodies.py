@@ -1,0 +1,348 @@
+"""What the worst bodies cost everybody else: gaps in a stream and in /health, and the server's memory.
+
+    python -m benchmarks.bodies --json benchmarks/results/bodies.json
+
+A real server streams one long answer and is asked for /health all the time, while every route gets the largest body
+that each of its fields can have, of every kind: lists, objects, numbers, texts. The table has for each route the
+longest wait for the next event of the stream and for an answer of /health, with the body that caused it. After that
+eight clients send the slowest body of all at once, and then many clients send short lists of wrong items, after which
+the server's memory should be as before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_origin
+
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import machine as measured
+from benchmarks.door import ROOT, answers, get, until
+
+LIMIT = 1 << 20  # bytes of a body
+LONG, TRIES = 50.0, 4  # a wait of more ms is looked at again: another process may have had the core
+MOST_VALUES, MOST_KEYS = 131_000, 16_000  # just fewer than the server reads
+CLIENTS = 8
+MARK = "@here@"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+console = Console(stderr=True)
+
+
+class Hostile(NamedTuple):
+    """A body, and which field of which route has which kind of value."""
+
+    path: str
+    field: str
+    kind: str
+    body: bytes
+    method: str = "POST"
+
+    @property
+    def name(self) -> str:
+        return f"{self.field}: {self.kind}"
+
+
+def repeated(item: str, room: int, most: int = LIMIT) -> str:
+    """Return a list of as many equal items as there is room for."""
+    return "[" + ",".join([item] * min(most, (room - 2) // (len(item) + 1))) + "]"
+
+
+def keyed(most: int, *last: str) -> Callable[[int], str]:
+    """Return what makes an object of so many keys, or as many as there is room for."""
+    pairs = (f'"k{i}":1' for i in range(most))
+    return lambda room: "{" + ",".join([*pairs, *last])[: room - 2].rpartition(",")[0] + "}"
+
+
+KINDS: dict[str, Callable[[int], str]] = {
+    "ones that fill the body": lambda room: repeated("1", room),
+    "many ones": lambda room: repeated("1", room, MOST_VALUES),
+    "many negative numbers": lambda room: repeated("-1", room, MOST_VALUES),
+    "many fractions": lambda room: repeated("0.5", room, MOST_VALUES),
+    "numbers of 4,300 digits": lambda room: repeated("1" * 4300, room),
+    "many texts": lambda room: repeated('"ab"', room, MOST_VALUES),
+    "many lists": lambda room: repeated("[]", room, MOST_KEYS),
+    "lists that fill the body": lambda room: repeated("[]", room),
+    "many objects": lambda room: repeated('{"a":1}', room, MOST_KEYS // 2),
+    "many keys": lambda room: keyed(MOST_KEYS)(room),
+    "a key twice among many": lambda room: keyed(MOST_KEYS, '"k9":1', '"":1')(room),
+    "a key twice among 20,000": lambda room: keyed(20_000, '"k19999":1', '"":1')(room),
+    "keys that fill the body": lambda room: keyed(LIMIT // 12)(room),
+    "brackets": lambda room: "[" * (room // 2) + "]" * (room // 2),
+    "a long text": lambda room: '"' + "a" * (room - 2) + '"',
+    "a long text of spaces": lambda room: '"' + " " * (room - 2) + '"',
+    "a long text of commas and brackets": lambda room: '"' + ",[{" * ((room - 2) // 3) + '"',
+    "a long text of escapes": lambda room: '"' + '\\"' * ((room - 2) // 2) + '"',
+    "control characters": lambda room: '"' + "\\u0001" * ((room - 2) // 6) + '"',
+    "a text of 15,000 bytes": lambda room: '"' + "\\u0001" * 15_000 + '"',
+    "a text of 130,000 bytes": lambda room: '"' + "qx" * 65_000 + '"',
+    "65,000 ids": lambda room: repeated("199", room, 65_000),
+    "64 lists of 1,024 ids": lambda room: repeated(repeated("199", room, 1024), room, 64),
+}  # fmt: skip
+
+
+def fields_of(operations: Any) -> Iterator[tuple[Any, tuple[str | int, ...]]]:
+    """Yield each route that takes a body with each place of a field in it, and one that no schema knows."""
+    for operation in operations:
+        schema = operation.body
+        if isinstance(schema, type) and issubclass(schema, BaseModel):
+            yield from ((operation, place) for place in [*places(schema), ("unknown",)])
+
+
+def hostile(
+    operations: Any, routes: tuple[str, ...] = (), kinds: tuple[str, ...] = ()
+) -> Iterator[Hostile]:
+    """Yield for each field of each route the largest body with each kind of value in it."""
+    for operation, place in fields_of(operations):
+        if routes and operation.path not in routes:
+            continue
+        marked = json.dumps(put(copy.deepcopy(operation.example), place, MARK))
+        for kind in kinds or KINDS:
+            value = KINDS[kind](LIMIT - len(marked))
+            body = marked.replace(f'"{MARK}"', value).encode()
+            field = ".".join(map(str, place))
+            yield Hostile(operation.path, field, kind, body, operation.method.upper())
+
+
+def places(schema: type[BaseModel]) -> Iterator[tuple[str | int, ...]]:
+    """Yield where the fields of a schema lie, those of objects in it and of the first object of a list too."""
+    for name, field in schema.model_fields.items():
+        yield (name,)
+        kinds = [field.annotation, *get_args(field.annotation)]
+        inner = [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]
+        if inner:
+            first = (0,) if get_origin(field.annotation) is list else ()
+            yield from ((name, *first, *place) for place in places(inner[0]))
+
+
+def put(fields: Any, place: tuple[str | int, ...], value: Any) -> Any:
+    """Return an object with a value in a place of it."""
+    inner = fields
+    for part in place[:-1]:
+        inner = inner.setdefault(part, {}) if isinstance(inner, dict) else inner[part]
+    inner[place[-1]] = value
+    return fields
+
+
+class Pulse:
+    """Streams and asks for /health without end; knows the longest wait for each since it was last asked."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.over = threading.Event()
+        self.longest = {"stream": 0.0, "health": 0.0}
+        self._last = dict.fromkeys(self.longest, time.perf_counter())
+        self._threads = [
+            threading.Thread(target=act, daemon=True) for act in (self._stream, self._health)
+        ]
+
+    def __enter__(self) -> Pulse:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.over.set()
+        for thread in self._threads:
+            thread.join(30)
+
+    def take(self) -> dict[str, float]:
+        """Return the longest waits since the last call, in ms, those that last still among them."""
+        now = time.perf_counter()
+        waits = {name: max(self.longest[name], now - self._last[name]) for name in self.longest}
+        self.longest = dict.fromkeys(self.longest, 0.0)
+        return {name: 1e3 * seconds for name, seconds in waits.items()}
+
+    def _beat(self, name: str, waited: float) -> None:
+        self._last[name] = time.perf_counter()
+        self.longest[name] = max(self.longest[name], waited)
+
+    def _stream(self) -> None:
+        body = json.dumps({"prompt": "ROMEO:", "num_tokens": 1000, "stream": True}).encode()
+        while not self.over.is_set():
+            with socket.create_connection(("127.0.0.1", self.port), 60) as sock:
+                sock.sendall(request("POST", "/inference", body))
+                sock.recv(1 << 16)
+                self._last["stream"] = time.perf_counter()
+                while not self.over.is_set() and sock.recv(1 << 16):
+                    self._beat("stream", time.perf_counter() - self._last["stream"])
+
+    def _health(self) -> None:
+        with socket.create_connection(("127.0.0.1", self.port), 60) as sock:
+            while not self.over.is_set():
+                asked = self._last["health"] = time.perf_counter()
+                sock.sendall(HEALTH)
+                sock.recv(1 << 16)
+                self._beat("health", time.perf_counter() - asked)
+                time.sleep(0.001)
+
+
+def request(method: str, path: str, body: bytes) -> bytes:
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def send(port: int, body: Hostile) -> tuple[int, int]:
+    """Send a body; return the status of its answer and how many bytes that has."""
+    with socket.create_connection(("127.0.0.1", port), 120) as sock:
+        sock.sendall(request(body.method, body.path, body.body))
+        head = sock.recv(1 << 16)
+        size = len(head)
+        while piece := sock.recv(1 << 16):
+            size += len(piece)
+    return int(head.split()[1]), size
+
+
+class Served(NamedTuple):
+    port: int
+    pid: int  # of the process that serves
+
+    @property
+    def memory(self) -> float:
+        """The MB that it has in memory."""
+        text = Path(f"/proc/{self.pid}/status").read_text()
+        return int(text.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+@contextlib.contextmanager
+def served(args: argparse.Namespace) -> Iterator[Served]:
+    """Run a server on a free port; stop it by its pid."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    argv = [args.policy, "--model", args.model, "--host", "127.0.0.1", "--port", str(port)]
+    argv += ["--compute-threads", str(args.compute_threads), "--access-log", "off"]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "app.py"), *argv], stdout=log, stderr=log
+        )
+        try:
+            until(lambda: answers(port), 120)
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+            yield Served(port, int(children.split()[0]))
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def operations_of() -> Any:
+    """Return what the server says of its routes."""
+    import app
+    from config import Config
+
+    return app.create_app(Config()).extensions["service"].operations
+
+
+def measure(server: Served, args: argparse.Namespace) -> dict[str, Any]:
+    bodies = hostile(operations_of(), tuple(args.routes), tuple(args.kinds))
+    before = server.memory
+    with Pulse(server.port) as pulse:
+        time.sleep(1)
+        pulse.take()
+        time.sleep(3)
+        idle = pulse.take()
+        rows = []
+        slowest, longest = None, 0.0
+        for body in bodies:
+            rows.append(cost_of(body, server.port, pulse))
+            if rows[-1]["seconds"] > longest:
+                slowest, longest = body, rows[-1]["seconds"]
+        assert slowest is not None
+        after = server.memory
+        pulse.take()
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            list(pool.map(lambda _: send(server.port, slowest), range(CLIENTS * 3)))
+        together = {"path": slowest.path, "name": slowest.name, **pulse.take()}
+    return {
+        "idle": idle, "rows": rows, "together": together, "memory_before": before, "memory_after": after,
+        "flood": flood(server, args.flood),
+    }  # fmt: skip
+
+
+def cost_of(body: Hostile, port: int, pulse: Pulse) -> dict[str, Any]:
+    """Send a body, again if somebody waited long; return the shortest waits."""
+    waits: dict[str, float] = {}
+    for _ in range(TRIES):
+        pulse.take()
+        began = time.perf_counter()
+        status, size = send(port, body)
+        found = {"seconds": time.perf_counter() - began, **pulse.take()}
+        waits = {name: min(value, waits.get(name, value)) for name, value in found.items()}
+        if max(waits["stream"], waits["health"]) <= LONG:
+            break
+    return {"path": body.path, "field": body.field, "kind": body.kind, "status": status, "bytes_out": size, **waits}  # fmt: skip
+
+
+def flood(server: Served, requests: int) -> dict[str, float]:
+    """Send many short lists of wrong items over as many connections as there are threads; return the MB before and after."""
+    stop = Hostile("/inference", "stop", "", b'{"prompt":"x","num_tokens":1,"stop":[%s]}' % b",".join([b"1"] * 12_000))  # fmt: skip
+    before = server.memory
+    total = get(server.port, "/info")["max_concurrent_requests"] + 32
+    with ThreadPoolExecutor(total) as pool:
+        list(pool.map(lambda _: send(server.port, stop), range(requests)))
+    time.sleep(1)
+    return {"requests": requests, "clients": total, "before": before, "after": server.memory}
+
+
+def show(result: dict[str, Any]) -> None:
+    table = Table("route", "bodies", "stream ms", "by", "/health ms", "by", "answer MB")
+    rows = result["rows"]
+    for path in dict.fromkeys(row["path"] for row in rows):
+        own = [row for row in rows if row["path"] == path]
+        cells = [path, str(len(own))]
+        for name in ("stream", "health"):
+            worst = max(own, key=lambda row: row[name])
+            cells += [f"{worst[name]:.0f}", f"{worst['field']}: {worst['kind']}"]
+        table.add_row(*cells, f"{max(row['bytes_out'] for row in own) / 1e6:.1f}")
+    idle, together, memory = result["idle"], result["together"], result["flood"]
+    console.print(table)
+    console.print(
+        f"without any of them: stream {idle['stream']:.0f} ms, /health {idle['health']:.0f} ms; {CLIENTS} clients with "
+        f"{together['path']} {together['name']}: stream {together['stream']:.0f} ms, /health {together['health']:.0f} ms"
+    )
+    console.print(
+        f"memory: {result['memory_before']:.0f} MB before, {result['memory_after']:.0f} MB after all bodies; "
+        f"{memory['requests']} short bodies by {memory['clients']} clients: {memory['before']:.0f} to {memory['after']:.0f} MB"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.bodies", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--policy", default="dynamic")
+    parser.add_argument("--model", default="bard")
+    parser.add_argument("--compute-threads", type=int, default=1)
+    parser.add_argument("--routes", nargs="*", default=[], metavar="PATH", help="only these")
+    parser.add_argument("--kinds", nargs="*", default=[], choices=list(KINDS), help="only these")
+    parser.add_argument("--flood", type=int, default=600, help="requests of the last part")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    with served(args) as server:
+        result = measure(server, args)
+    show(result)
+    command = "python -m benchmarks.bodies " + " ".join(sys.argv[1:])
+    result |= {"benchmark": "bodies", "model": args.model, "policy": args.policy, "machine": measured.describe(), "command": command.strip()}  # fmt: skip
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
