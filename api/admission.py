@@ -13,6 +13,7 @@ from flask import g, request
 
 from api.errors import ApiError, shown
 from api.service import Service
+from api.visits import Visit
 
 HAS_PLACE = "effective_batching.has_place"  # in the WSGI environment: the server took a place for this request
 
@@ -27,22 +28,29 @@ def check(service: Service, generating: frozenset[tuple[str, str]]) -> Callable[
             return
         g.generates = True
         service.meters.arrived()
-        if service.draining:
-            raise ApiError(
-                "the server is shutting down. Try again, or another server",
-                type="unavailable_error",
-            )
-        if environ.get(HAS_PLACE):
-            environ[HAS_PLACE] = False  # it is the visit's now
-        else:
-            take(service, 1)
-        g.visit = visit = service.visits.enter(g.request_id, path, service.places.give_back)
+        visit = enter(service)
         if "HTTP_X_QUEUE_TIMEOUT" in environ:
             visit.may_wait = _seconds("X-Queue-Timeout")
         if "HTTP_X_REQUEST_TIMEOUT" in environ:
             visit.may_take = _seconds("X-Request-Timeout")
 
     return before_request
+
+
+def enter(service: Service) -> Visit:
+    """Take a place for the present request, which keeps it until its last byte is out."""
+    if service.draining:
+        raise ApiError(
+            "the server is shutting down. Try again, or another server",
+            type="unavailable_error",
+        )
+    if request.environ.get(HAS_PLACE):
+        request.environ[HAS_PLACE] = False  # it is the visit's now
+    else:
+        take(service, 1)
+    visit = service.visits.enter(g.request_id, request.path, service.places.give_back)
+    g.visit = visit
+    return visit
 
 
 def take(service: Service, n: int) -> None:

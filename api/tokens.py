@@ -1,28 +1,37 @@
-"""Text to token ids and back: POST /tokenize in vLLM's and TGI's form, POST /detokenize."""
+"""Text to token ids and back: POST /tokenize in vLLM's and TGI's form, POST /detokenize.
+
+A large body takes a place in the queue, as a request that generates does, and a large answer is written in parts, so
+that neither keeps the interpreter from the streams that run.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, chain, islice
 from typing import Any
 
-from flask import Blueprint, Response, jsonify, request
+from flask import Blueprint, Response, request
 
-from api import body, generation
+from api import admission, body, generation
 from api.errors import ApiError
+from api.feed import dumps
 from api.openapi import Operation
 from api.schemas import DetokenizeRequest, TokenizeRequest
 from api.service import Service, Tokenizer
 
 EXAMPLE = '{"prompt": "ROMEO:"}'
+SMALL = 1 << 14  # bytes of a body that needs no place
+TOKENS, LETTERS = 256, 1 << 14  # that are written at once
 OPERATIONS = [
     Operation(
         "post", "/tokenize", "the token ids of a text: of a prompt as vLLM, of inputs as TGI", "tokens",
         body=TokenizeRequest, example={"prompt": "ROMEO:"}, answer={"type": ["object", "array"]},
-        errors=(400, 404, 413, 415, 503),
+        errors=(400, 404, 413, 415, 429, 503),
     ),
     Operation(
         "post", "/detokenize", "the text of token ids", "tokens", body=DetokenizeRequest, example={"tokens": [1, 2, 3]},
         answer={"type": "object", "required": ["prompt"], "properties": {"prompt": {"type": "string"}}},
-        errors=(400, 404, 413, 415, 503),
+        errors=(400, 404, 413, 415, 429, 503),
     ),
 ]  # fmt: skip
 
@@ -33,6 +42,7 @@ def blueprint(service: Service) -> Blueprint:
     @routes.post("/tokenize")
     def tokenize() -> Response:
         engine = generation.ready_engine(service)
+        admit(service)
         asked, ignored = body.validate(TokenizeRequest, body.take(request, EXAMPLE))
         generation.check_model(engine, asked.model)
         if asked.prompt is None and asked.inputs is None:
@@ -43,34 +53,63 @@ def blueprint(service: Service) -> Blueprint:
         name = "inputs" if asked.prompt is None else "prompt"
         text = asked.inputs if asked.prompt is None else asked.prompt
         assert text is not None
-        ids = generation.tokenize(engine, text, special=engine.special_end, param=name)
-        reply: Any = {"count": len(ids), "max_model_len": engine.context, "tokens": ids}
+        ids = generation.encode(engine, text, special=engine.special_end, param=name)
         if name == "inputs":
-            reply = pieces(engine.tokenizer, text, ids)
-        elif asked.inputs is not None:
-            ignored.append("inputs")
-        return body.name_ignored(jsonify(reply), ignored)
+            parts = chain("[", listed(pieces(engine.tokenizer, text, ids)), "]")
+        else:
+            head = f'{{"count":{len(ids)},"max_model_len":{engine.context},"tokens":['
+            parts = chain([head], listed(ids), ["]}"])
+            if asked.inputs is not None:
+                ignored.append("inputs")
+        return body.name_ignored(written(parts), ignored)
 
     @routes.post("/detokenize")
     def detokenize() -> Response:
         engine = generation.ready_engine(service)
+        admit(service)
         asked, ignored = body.validate(DetokenizeRequest, body.take(request, '{"tokens": [1, 2]}'))
         generation.check_model(engine, asked.model)
         generation.check_ids(engine, asked.tokens, "tokens")
-        return body.name_ignored(jsonify(prompt=engine.tokenizer.decode(asked.tokens)), ignored)
+        text = engine.tokenizer.decode(asked.tokens)
+        cuts = range(0, len(text), LETTERS)
+        parts = chain(['{"prompt":"'], (dumps(text[i : i + LETTERS])[1:-1] for i in cuts), ['"}'])
+        return body.name_ignored(written(parts), ignored)
 
     return routes
 
 
-def pieces(tokenizer: Tokenizer, text: str, ids: list[int]) -> list[dict[str, Any]]:
-    """Return TGI's form: each token with the characters start..stop that it touches."""
-    places = []  # of each byte, the character it belongs to
-    for place, character in enumerate(text):
-        places += [place] * len(character.encode())
-    result, at = [], 0
+def admit(service: Service) -> None:
+    """Take a place for a request whose body is large, or of a length that it does not say."""
+    length = request.content_length
+    if length is None or length > SMALL:
+        admission.enter(service)
+
+
+def listed(items: Iterable[Any]) -> Iterator[str]:
+    """Yield what is between the brackets of a JSON list, in parts."""
+    items, comma = iter(items), ""
+    while part := list(islice(items, TOKENS)):
+        yield comma + dumps(part)[1:-1]
+        comma = ","
+
+
+def written(parts: Iterator[str]) -> Response:
+    """Return an answer of JSON in one piece with its length if it is small, else part by part."""
+    first = list(islice(parts, 4))
+    content = chain(first, parts) if len(first) == 4 else "".join(first)
+    return Response(content, mimetype="application/json")
+
+
+def pieces(tokenizer: Tokenizer, text: str, ids: list[int]) -> Iterator[dict[str, Any]]:
+    """Yield TGI's form: each token with the characters start..stop that it touches."""
+    ends = accumulate(len(character.encode()) for character in text)  # in bytes
+    character, character_end, end = -1, 0, 0
     for token in ids:
-        end = at + len(tokenizer.token_bytes(token))
-        start, stop = places[at], places[end - 1] + 1
-        result.append({"id": token, "text": text[start:stop], "start": start, "stop": stop})
-        at = end
-    return result
+        if end == character_end:
+            character, character_end = character + 1, next(ends)
+        start = character
+        end += len(tokenizer.token_bytes(token))
+        while character_end < end:
+            character, character_end = character + 1, next(ends)
+        stop = character + 1
+        yield {"id": token, "text": text[start:stop], "start": start, "stop": stop}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
-from support import FakeModel, fake_engine
+from support import FakeModel, fake_engine, wait_until
 
 import app as application
 from api import body
@@ -220,3 +221,57 @@ def test_a_number_of_any_size_is_a_bad_option_of_a_policy_and_no_failure(
     reply = client.put("/policy", json={"policy": "dynamic", "options": {"w_q": 10**400}})
     assert reply.status_code == 400
     assert "w_q" in reply.get_json()["error"]["message"]
+
+
+# ---------------------------------------------------------------- tokens
+
+
+def test_a_text_that_cannot_fit_is_not_tokenized_for_anybody(client: FlaskClient) -> None:
+    for name in ("prompt", "inputs"):
+        reply = client.post("/tokenize", json={name: "x" * 5000})
+        error = reply.get_json()["error"]
+        assert (reply.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert f"{name} has 5,000 bytes, a context of 1,024 tokens holds 4,096" in error["message"]
+
+
+def test_a_large_answer_comes_in_parts_that_join_to_the_same(client: FlaskClient) -> None:
+    for text in ("", "a", "ab" * 2000, "é" * 2000, '"\\\n' * 1000):
+        ids = list(text.encode())
+        reply = client.post("/tokenize", json={"prompt": text})
+        assert ("Content-Length" in reply.headers) == (len(ids) < 500)
+        assert reply.get_json() == {"count": len(ids), "max_model_len": 1024, "tokens": ids}
+        answer = client.post("/tokenize", json={"inputs": text}).get_json()
+        assert [piece["id"] for piece in answer] == ids
+        assert all(piece["text"] == text[piece["start"] : piece["stop"]] for piece in answer)
+        places = [i for i, c in enumerate(text) for _ in c.encode()]
+        assert [piece["start"] for piece in answer] == places
+        back = client.post("/detokenize", json={"tokens": ids * 8})
+        assert back.get_json() == {"prompt": text * 8}
+
+
+def test_a_large_body_to_tokenize_needs_a_place_and_a_small_one_none(model: FakeModel) -> None:
+    go = threading.Event()
+    model.before = lambda plan: go.wait(10) and None  # type: ignore[func-returns-value]
+    engine = fake_engine(model, max_batch_size=1, max_queue=0)
+    app = application.create_app(Config(max_batch_size=1, max_queue=0), engine)
+    service, client = app.extensions["service"], app.test_client()
+    ask = {"prompt": "x", "num_tokens": 1}
+    waiting = threading.Thread(target=lambda: app.test_client().post("/inference", json=ask))
+    waiting.start()
+    try:
+        wait_until(lambda: engine.manager.running == 1)
+        for path, fields in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [1] * 9})):
+            assert client.post(path, json=fields).status_code == 200
+            refused = client.post(path, json=fields | {"unknown": "x" * 20_000})
+            assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+    finally:
+        go.set()
+        waiting.join(10)
+    large = client.post("/tokenize", json={"inputs": "x" * 4000, "unknown": "x" * 20_000})
+    assert service.places.taken == 1  # until its last byte is out
+    assert len(large.get_json()) == 4000
+    large.close()
+    assert service.places.taken == 0
+    received = service.meters.http_totals()["received"]
+    assert received == 1  # the others were no requests to generate
+    engine.manager.stop()

@@ -147,6 +147,19 @@ def lists_of_wrong_items(server: Watched) -> None:
         assert {answer.status for answer in answers} == {400, 422}
 
 
+def a_text_too_long_to_tokenize(server: Watched) -> None:
+    for name in ("prompt", "inputs"):
+        answer = server.ask("/tokenize", json.dumps({name: "the " * 225_000}).encode())
+        assert answer.status == 400
+        assert answer.json["error"]["code"] == "context_length_exceeded"
+    text = "the house " * 1200
+    with ThreadPoolExecutor(server.places) as pool:
+        sent = [json.dumps({"inputs": text}).encode()] * 40
+        answers = list(pool.map(lambda each: server.ask("/tokenize", each), sent))
+    assert {answer.status for answer in answers} == {200}
+    assert all("".join(piece["text"] for piece in answer.json) == text for answer in answers)
+
+
 A_BOMB = gzip.compress(bytes(20 * MB))
 CASES = [
     Case("A1", "an empty body", all_of(refuses(b"", b" \n", says="is empty"), refuses(b"", says="{"))),
@@ -181,4 +194,6 @@ CASES = [
          tests=("tests/test_bodies.py::test_a_key_that_is_there_twice_is_found_in_one_pass",)),
     Case("A21", "lists of thousands of wrong items", lists_of_wrong_items,
          tests=("tests/test_bodies.py::test_no_kind_of_value_costs_much_to_check_in_any_field",)),
+    Case("A22", "a text that is too long to tokenize, and many long ones", a_text_too_long_to_tokenize,
+         tests=("tests/test_bodies.py::test_a_large_body_to_tokenize_needs_a_place_and_a_small_one_none",)),
 ]  # fmt: skip
