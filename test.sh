@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # ./test.sh [--all | --soak MINUTES] [pytest arguments]: sets itself up like server.sh, then lint, types and tests.
-# --all also runs what takes too long for every change, --soak nothing but the random mix of clients.
+# --all also runs what takes too long for every change, --soak nothing but the random mix of clients. At the end it says
+# which tests were skipped and what they need; with --no-skips that is an error.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 tools/setup.sh requirements-dev.txt

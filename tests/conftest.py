@@ -1,4 +1,4 @@
-"""What all tests share: properties that run the same way everywhere, one thread for tiny tensors, second chances."""
+"""What all tests share: properties that run the same way everywhere, one thread for tiny tensors, how skips are told."""
 
 import os
 
@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, settings
 from served import Serve, serving
 from support import FakeModel
 
+pytest_plugins = ["skips"]
+
 settings.register_profile(
     "same-everywhere",
     max_examples=60,
@@ -30,15 +32,6 @@ settings.load_profile("same-everywhere")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak-minutes", type=float, default=1.0, help="how long the soak lasts")
     parser.addoption("--soak-policy", default="dynamic", help="the policy that is soaked")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let only what starts processes be tried again: it may miss a deadline on a busy machine, others may not."""
-    if not config.pluginmanager.hasplugin("rerunfailures"):
-        return
-    for item in items:
-        if item.get_closest_marker("process") and not item.get_closest_marker("soak"):
-            item.add_marker(pytest.mark.flaky(reruns=2))
 
 
 @pytest.fixture

@@ -207,6 +207,17 @@ def fake_engine(
     )
 
 
+def why_no_kernel() -> str:
+    """Return why packed_linear.c does not run here, for tests that are skipped then."""
+    from generate import linear
+
+    try:
+        fits = linear._library().packed_linear_supported()
+    except (linear.KernelError, OSError) as error:
+        return str(error)
+    return "packed_linear.c is off or wrong here" if fits else "needs a processor with AVX-512-BF16"
+
+
 def unchunked(data: bytes) -> bytes:
     """Return what HTTP chunks hold."""
     whole = b""

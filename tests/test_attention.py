@@ -397,7 +397,7 @@ def test_the_portable_path_agrees_on_lesser_machines(
     march: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "-march=native" not in kernels._machine_flags():
-        pytest.skip("the flags are those of x86")
+        pytest.skip("needs a processor of the x86 family")
     monkeypatch.setattr(kernels, "_machine_flags", lambda: [f"-march={march}"])
     for dtype in (torch.float32, torch.bfloat16):
         attention = CAttention(dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support import why_no_kernel
 from torch import nn
 
 from generate.attention import CAttention, PackedRows
@@ -13,7 +14,7 @@ from model import GPT, GPTConfig
 
 CONFIG = GPTConfig(block_size=256, vocab_size=99, n_layer=3, n_head=2, n_embd=128)
 
-needs_kernel = pytest.mark.skipif(not kernel_runs(), reason="needs a C compiler and AVX-512-BF16")
+needs_kernel = pytest.mark.skipif(not kernel_runs(), reason=why_no_kernel())
 
 
 def make(

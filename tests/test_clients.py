@@ -22,7 +22,7 @@ TAKEN = {
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(not CLIENTS.is_dir(), reason="the acceptance scripts are not here"),
+    pytest.mark.skipif(not CLIENTS.is_dir(), reason="shared/clients is not beside the repository"),
 ]
 
 

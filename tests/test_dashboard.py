@@ -125,7 +125,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    api = pytest.importorskip(
+        "playwright.sync_api",
+        reason="playwright is not installed: tools/setup.sh requirements-dev.txt does it",
+    )
     with api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         yield browser
@@ -346,7 +349,8 @@ class TestInABrowser:
         self, chromium: Any, server: Server, scheme: str, path: str
     ) -> None:
         axe = pytest.importorskip(
-            "axe_playwright_python.sync_playwright", reason="axe is not installed"
+            "axe_playwright_python.sync_playwright",
+            reason="axe is not installed: tools/setup.sh requirements-dev.txt does it",
         )
         server.post(prompt="ROMEO:", num_tokens=12)
         tab = Tab(chromium, server, viewport={"width": 360, "height": 740}, color_scheme=scheme)

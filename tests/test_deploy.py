@@ -89,7 +89,9 @@ def test_nginx_outlasts_the_longest_request_and_hides_what_is_not_for_strangers(
 def proxied(tmp_path: Path) -> Iterator[tuple[Server, int]]:
     """Return a server and the port at which the sample, but for names, ports and paths, lets strangers in."""
     if not (shutil.which("nginx") and shutil.which("openssl")):
-        pytest.skip("nginx or openssl is not installed")
+        pytest.skip(
+            "nginx and openssl are not both here: install them (Debian: apt install nginx openssl)"
+        )
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=llm.example.org",
          "-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "pem")],

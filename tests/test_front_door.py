@@ -107,7 +107,7 @@ def test_a_thousand_connections_that_say_nothing_take_no_thread_and_make_room(
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 1500:
-        pytest.skip(f"this process may open {hard} files, and 1,500 are needed")
+        pytest.skip(f"this process may open {hard} files, and 1,500 are needed: raise ulimit -Hn")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1500), hard))
     before = connections(server)
     with clients(server, 1000) as silent:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from support import why_no_kernel
 from torch.nn import functional as F
 
 from generate import linear
@@ -22,9 +23,7 @@ from generate.linear import (
 
 ROWS = (1, 2, 3, 5, 6, 7, 12, 13, 15, 16, 17, 31, 64, 191, 192, 193, 400)
 
-needs_kernel = pytest.mark.skipif(
-    not linear.kernel_runs(), reason="packed_linear.c needs a C compiler and AVX-512-BF16"
-)
+needs_kernel = pytest.mark.skipif(not linear.kernel_runs(), reason=why_no_kernel())
 
 
 @pytest.fixture(params=[1, 0], ids=["tiles", "vectors"])
@@ -32,7 +31,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[None]:
     """Compute with AMX's tiles, where there are such, and with vectors."""
     library = linear._library()
     if library.packed_linear_use_tiles(request.param) != request.param:
-        pytest.skip("this processor, or its system, has no AMX")
+        pytest.skip("needs a processor with AMX, and a system that lets it be used")
     yield
     library.packed_linear_use_tiles(1)
 

@@ -11,13 +11,15 @@ from generate import sampling
 from generate.params import GREEDY, SamplingParams
 from generate.sampling import History, NotFinite, logprobs, sample, uniform
 
+NO_SAMPLER = "sampler.c does not compile here: install a C compiler (Debian: apt install gcc)"
+
 
 @pytest.fixture(params=["c", "torch"])
 def any_sampler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "torch":
         monkeypatch.setattr(sampling, "_library", lambda: None)
     elif sampling._library() is None:
-        pytest.skip("no C compiler here")
+        pytest.skip(NO_SAMPLER)
     return str(request.param)
 
 
@@ -46,7 +48,7 @@ def test_frequencies_follow_the_softmax(any_sampler: str, temperature: float) ->
 
 def test_both_samplers_draw_the_same_tokens() -> None:
     if sampling._library() is None:
-        pytest.skip("no C compiler here")
+        pytest.skip(NO_SAMPLER)
     logits = torch.randn(200, 5000, generator=torch.Generator().manual_seed(1)) * 3
     params = [
         SamplingParams(temperature=0.3 + i % 7 / 4, seed=i * 0x9E3779B97F4A7C15) for i in range(200)

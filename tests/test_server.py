@@ -35,7 +35,6 @@ from support import (
 pytestmark = pytest.mark.process
 
 POLICIES = ("nobatch", "static", "dynamic")
-BARD = ROOT / "models" / "bard"
 MB = 1 << 20
 
 
@@ -233,8 +232,6 @@ def test_bad_requests_over_http_are_json_and_harm_nobody(server: Server) -> None
 
 def test_the_client_runs_against_the_server_end_to_end(server: Server, tmp_path: Path) -> None:
     client = ROOT / "client" / "client.py"
-    if not client.is_file():
-        pytest.skip("client/client.py is not there yet")
     result = subprocess.run(
         [sys.executable, str(client), "--burst", "--numsamples", "8", "--seed", "1", "--port", str(server.port)],
         capture_output=True, text=True, timeout=90, cwd=tmp_path, env=clean_environment(IP="127.0.0.1"),
@@ -335,7 +332,6 @@ def test_ctrl_c_ends_it_too(checkpoint: Path, tmp_path: Path) -> None:
     assert "Traceback" not in server.output()
 
 
-@pytest.mark.skipif(not (BARD / "config.json").is_file(), reason="models/bard is not trained yet")
 def test_bard_is_served_by_its_name(tmp_path: Path) -> None:
     with Server(tmp_path / "log", "dynamic", "--model", "bard", "--compute-threads", "1") as server:
         answer = server.post(prompt="ROMEO:", num_tokens=40, seed=1)
