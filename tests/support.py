@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -229,7 +230,7 @@ def unchunked(data: bytes) -> bytes:
     return whole
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
     """Return as soon as `condition()` is true; fail when it is not in time."""
     end = time.monotonic() + seconds
     while not condition():
@@ -238,10 +239,16 @@ def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port of 127.0.0.1 that nobody listens on.
+
+    It is below those that the system gives to outgoing connections: one of them may take such a port before a server
+    that has just been started does.
+    """
+    while True:
+        port = 15_000 + secrets.randbelow(15_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
@@ -314,7 +321,7 @@ class Server:
     def __exit__(self, *exc: object) -> None:
         self.stop()
 
-    def stop(self, seconds: float = 20.0) -> int:
+    def stop(self, seconds: float = 60.0) -> int:
         """End it politely and return its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -378,7 +385,7 @@ def in_background(act: Callable[[], Any]) -> Iterator[list[Any]]:
     thread = threading.Thread(target=lambda: results.append(act()), daemon=True)
     thread.start()
     yield results
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive(), "it hangs"
 
 

@@ -210,14 +210,14 @@ def test_two_hundred_that_go_in_the_middle_leave_nothing_behind(
     server = servers[policy]
     probe = {"prompt": "the house", "num_tokens": 12, "temperature": 0}
     before = server.post(**probe).json["completion"]
+    gone = sum(cancelled(server).values())
     connections = [send(server, prompt=f"request {i}") for i in range(200)]
     most = figures(server)["engine"]["max_batch_size"]
     wait_until(lambda: figures(server)["requests-running"] == most)
     for i, connection in enumerate(connections):
         (reset if i % 2 else socket.socket.close)(connection)
-    began = time.monotonic()
-    wait_until(lambda: is_empty(server), 10)
-    assert time.monotonic() - began < 3  # a second on a machine that does nothing else
+    wait_until(lambda: is_empty(server), 60)
+    assert sum(cancelled(server).values()) - gone > 100  # and they are not computed to their end
     assert server.post(**probe).json["completion"] == before
     assert "Traceback" not in server.output()
 

@@ -390,6 +390,6 @@ def test_frozen_viewers_hinder_nobody_and_the_server_still_ends(tmp_path: Path) 
         wait_until(lambda: b"eb_event_viewers 8.0" in server.get("/metrics").body)
         began = time.monotonic()
         assert server.stop() == 0
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
         for sock in sockets:
             sock.close()

@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import socket
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,14 +66,14 @@ def clients(server: Server, number: int, first: bytes = b"") -> Iterator[list[so
         yield opened
 
 
-def health_times(server: Server, number: int = 100) -> list[float]:
-    """Return how long /health took each time, sorted."""
+def health_seconds(server: Server, number: int) -> float:
+    """Return how long /health took most of the time: who is made to wait waits each time."""
     times = []
     for _ in range(number):
         began = time.monotonic()
         assert server.get("/health").status == 200
         times.append(time.monotonic() - began)
-    return sorted(times)
+    return statistics.median(times)
 
 
 def test_slow_headers_slow_bodies_and_readers_that_never_read_harm_nobody_and_are_let_go(
@@ -87,7 +88,7 @@ def test_slow_headers_slow_bodies_and_readers_that_never_read_harm_nobody_and_ar
         clients(server, 50, GREEDY),
     ):
         assert server.post(**asked).json["completion"] == alone
-        assert health_times(server)[98] < 1.0
+        assert health_seconds(server, 100) < 0.4  # of the half second that they are waited for
         assert {client.recv(1000) for client in slow_headers} == {b""}
         assert {client.recv(1000)[:12] for client in slow_bodies} == {b"HTTP/1.1 408"}
         wait_until(lambda: connections(server) <= before + 3, 20)
@@ -111,7 +112,7 @@ def test_a_thousand_connections_that_say_nothing_take_no_thread_and_make_room(
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1500), hard))
     before = connections(server)
     with clients(server, 1000) as silent:
-        assert health_times(server, 50)[48] < 1.0
+        assert health_seconds(server, 50) < 0.4
         assert server.post(prompt="x", num_tokens=3).status == 200
         assert connections(server) < CONNECTIONS + 100
         assert {client.recv(1) for client in silent[:: len(silent) - 1]} == {b""}
@@ -129,7 +130,7 @@ def test_a_server_without_file_descriptors_waits_for_some_and_goes_on(server: Se
             wait_until(lambda: "no file descriptor" in server.output())
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
-    assert health_times(server, 20)[18] < 1.0
+    assert health_seconds(server, 20) < 0.4
     assert worker(server) == pid
 
 

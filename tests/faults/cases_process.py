@@ -61,11 +61,12 @@ def texts(answers: list[Answer | None]) -> set[str]:
 
 def terminate(server: Watched) -> None:
     """Who is here gets its answer, who comes is refused at once, and the server ends well."""
+    before = server.taken_in()
     sent = [
         server.begin("/inference", body("/inference", tokens=60, seed=i))
         for i in range(server.places - 8)
     ]
-    wait_until(lambda: server.figures()["http"]["received"] >= len(sent))
+    wait_until(lambda: server.taken_in() >= before + len(sent))
     server.process.terminate()
     wait_until(lambda: not server.is_ready())
     newcomer = server.ask("/inference", body("/inference"))

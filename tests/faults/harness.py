@@ -27,7 +27,7 @@ NOT_COUNTED = (401, 403)  # refused before anybody asks what they want
 CANARY = {"prompt": "the house", "num_tokens": 12, "temperature": 0}
 SLOTS, QUEUE = 8, 24
 RESERVE = 32  # threads beyond one for each place
-PATIENCE = 10.0  # seconds for what should take two, on a machine that does other things too
+PATIENCE = 30.0  # seconds for what should take two, on a machine that does other things too
 MB = 1 << 20
 
 
@@ -212,6 +212,11 @@ class Watched(Server):
     def figures(self) -> dict[str, Any]:
         result: dict[str, Any] = self.get("/stats").json
         return result
+
+    def taken_in(self) -> int:
+        """How many requests wait, run or have been answered: one that was only received may still be refused."""
+        now = self.figures()
+        return int(now["requests"] + now["requests-running"] + now["requests-waiting"])
 
     @property
     def slots(self) -> int:
