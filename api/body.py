@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import threading
 from collections import Counter
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -16,7 +15,7 @@ from flask import Request, Response
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from api import heap
+from api import large
 from api.errors import ApiError, shown
 
 log = logging.getLogger(__name__)
@@ -25,9 +24,7 @@ DEPTH = 32  # of brackets
 MOST_VALUES = 1 << 17  # in a body: 64 prompts of 1,024 token ids are half of it
 MOST_KEYS = 1 << 14  # and lists and objects, which cost more to build than what is in them
 MOST_NAMES = 100  # of unknown fields that an answer names
-LARGE = 1 << 13  # bytes
 NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
-_large = threading.Lock()
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
@@ -79,10 +76,7 @@ def parse(body: bytes, example: str) -> dict[str, Any]:
 
     Large bodies are parsed one at a time: together they would take as long, and more memory.
     """
-    if len(body) <= LARGE:
-        return _parse(body, example)
-    with _large:
-        heap.used(len(body))
+    with large.alone(len(body)):
         return _parse(body, example)
 
 

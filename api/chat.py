@@ -89,6 +89,8 @@ def ask_of(engine: Engine, asked: ChatRequest) -> Ask:
 class ChatWriter:
     """Writes the answer to one chat request, whole or in chunks."""
 
+    is_large = False  # 16 texts, each within the context
+
     def __init__(self, engine: Engine, job: Job, asked: ChatRequest) -> None:
         self.job = job
         self.asked = asked

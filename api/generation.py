@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from flask import g
 
-from api import errors
+from api import errors, large
 from api.errors import ApiError
 from api.schemas.standing import Standing
 from api.service import Engine, Service
@@ -188,7 +188,8 @@ def tokenize(engine: Engine, text: str, *, special: bool, param: str) -> list[in
     """Return a text's ids, however many; ApiError for what the tokenizer cannot take."""
     try:
         text.encode("utf-8")
-        return engine.tokenizer.encode(text, "special" if special else "text")
+        with large.alone(len(text)):
+            return engine.tokenizer.encode(text, "special" if special else "text")
     except ValueError as error:
         raise ApiError(f"{param} cannot be tokenized: {str(error)[:200]}", param=param) from None
 

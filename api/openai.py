@@ -49,6 +49,8 @@ OPERATIONS = [
 class Writer(Protocol):
     """What writes an answer, in one piece or as it grows."""
 
+    @property
+    def is_large(self) -> bool: ...
     def whole(self) -> Response: ...
     def stream(self) -> Response: ...
 
@@ -80,6 +82,8 @@ def answer(service: Service, kind: Kind[Asked]) -> Response | Deferred:
     names += generation.unheeded(engine, asked)
     if asked.stream:
         return body.name_ignored(writer.stream(), names)
+    if writer.is_large:  # not in the thread that answers everybody
+        return body.name_ignored(writer.whole(), names)
     return Deferred(job, lambda: body.name_ignored(writer.whole(), names))
 
 

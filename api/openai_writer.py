@@ -6,11 +6,12 @@ It must not know how a request is checked or computed.
 from __future__ import annotations
 
 import time
+from itertools import chain
 from typing import Any
 
 from flask import Response, g, jsonify
 
-from api import generation, streaming
+from api import generation, parts, streaming
 from api.feed import dumps
 from api.generation import Job
 from api.logprobs import Logprobs, Scored, join, prompt_logprobs, prompt_scores
@@ -19,6 +20,8 @@ from api.schemas.openai import Sampled
 from api.service import Engine
 from api.streaming import Follower, Growth
 from inference import Inference
+
+MOST_SCORED, MOST_TOKENS = 2048, 1 << 15  # of an answer that is written at once
 
 
 def usage(job: Job, chosen: list[Inference]) -> dict[str, Any]:
@@ -79,13 +82,25 @@ class CompletionWriter:
         self._logprobs: dict[int, Logprobs] = {}
         self._begun: set[int] = set()
 
+    @property
+    def is_large(self) -> bool:
+        """Whether the answer may have thousands of tokens with their scores, or many prompts."""
+        asked, sequences = self.asked, [i.sequence for i in self.job.inferences]
+        tokens = sum(seq.max_tokens for seq in sequences)
+        if asked.echo or asked.return_token_ids or asked.prompt_logprobs is not None:
+            tokens += sum(len(seq.prompt_ids) for seq in sequences)
+        is_scored = asked.logprobs is not None or asked.prompt_logprobs is not None
+        return tokens > (MOST_SCORED if is_scored else MOST_TOKENS)
+
     def whole(self) -> Response:
         self.job.wait()
         chosen = choose(self.job)
-        choices = [self._choice(i, inference) for i, inference in enumerate(chosen)]
-        return jsonify(
-            {**self.head, "system_fingerprint": None, "choices": choices, "usage": usage(self.job, chosen)}
-        )  # fmt: skip
+        choices = (self._choice(i, inference) for i, inference in enumerate(chosen))
+        head, total = {**self.head, "system_fingerprint": None}, usage(self.job, chosen)
+        if not self.is_large:
+            return jsonify({**head, "choices": list(choices), "usage": total})
+        start, end = dumps(head)[:-1] + ',"choices":[', f'],"usage":{dumps(total)}}}\n'
+        return parts.response(chain([start], parts.listed(choices, 1), [end]), is_large=True)
 
     def _choice(self, index: int, inference: Inference) -> dict[str, Any]:
         text, logprobs = inference.answer, None

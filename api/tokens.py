@@ -6,13 +6,13 @@ that neither keeps the interpreter from the streams that run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import accumulate, chain, islice
+from collections.abc import Iterator
+from itertools import accumulate, chain
 from typing import Any
 
 from flask import Blueprint, Response, request
 
-from api import admission, body, generation
+from api import admission, body, generation, parts
 from api.errors import ApiError
 from api.feed import dumps
 from api.openapi import Operation
@@ -55,13 +55,13 @@ def blueprint(service: Service) -> Blueprint:
         assert text is not None
         ids = generation.encode(engine, text, special=engine.special_end, param=name)
         if name == "inputs":
-            parts = chain("[", listed(pieces(engine.tokenizer, text, ids)), "]")
+            written = chain("[", parts.listed(pieces(engine.tokenizer, text, ids), TOKENS), "]")
         else:
             head = f'{{"count":{len(ids)},"max_model_len":{engine.context},"tokens":['
-            parts = chain([head], listed(ids), ["]}"])
+            written = chain([head], parts.listed(ids, TOKENS), ["]}"])
             if asked.inputs is not None:
                 ignored.append("inputs")
-        return body.name_ignored(written(parts), ignored)
+        return body.name_ignored(parts.response(written, len(ids) > TOKENS), ignored)
 
     @routes.post("/detokenize")
     def detokenize() -> Response:
@@ -72,8 +72,8 @@ def blueprint(service: Service) -> Blueprint:
         generation.check_ids(engine, asked.tokens, "tokens")
         text = engine.tokenizer.decode(asked.tokens)
         cuts = range(0, len(text), LETTERS)
-        parts = chain(['{"prompt":"'], (dumps(text[i : i + LETTERS])[1:-1] for i in cuts), ['"}'])
-        return body.name_ignored(written(parts), ignored)
+        written = chain(['{"prompt":"'], (dumps(text[i : i + LETTERS])[1:-1] for i in cuts), ['"}'])
+        return body.name_ignored(parts.response(written, len(text) > LETTERS), ignored)
 
     return routes
 
@@ -83,21 +83,6 @@ def admit(service: Service) -> None:
     length = request.content_length
     if length is None or length > SMALL:
         admission.enter(service)
-
-
-def listed(items: Iterable[Any]) -> Iterator[str]:
-    """Yield what is between the brackets of a JSON list, in parts."""
-    items, comma = iter(items), ""
-    while part := list(islice(items, TOKENS)):
-        yield comma + dumps(part)[1:-1]
-        comma = ","
-
-
-def written(parts: Iterator[str]) -> Response:
-    """Return an answer of JSON in one piece with its length if it is small, else part by part."""
-    first = list(islice(parts, 4))
-    content = chain(first, parts) if len(first) == 4 else "".join(first)
-    return Response(content, mimetype="application/json")
 
 
 def pieces(tokenizer: Tokenizer, text: str, ids: list[int]) -> Iterator[dict[str, Any]]:

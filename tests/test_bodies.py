@@ -275,3 +275,19 @@ def test_a_large_body_to_tokenize_needs_a_place_and_a_small_one_none(model: Fake
     received = service.meters.http_totals()["received"]
     assert received == 1  # the others were no requests to generate
     engine.manager.stop()
+
+
+def test_scores_of_many_prompts_come_in_parts_that_join_to_the_same(client: FlaskClient) -> None:
+    prompts = [chr(97 + i) * 400 for i in range(8)]
+    asked = {"echo": True, "logprobs": 2, "max_tokens": 2, "n": 1}
+    reply = client.post("/v1/completions", json=asked | {"prompt": prompts, "promt": 1})
+    assert "Content-Length" not in reply.headers
+    assert reply.headers["X-Ignored-Params"] == "promt"
+    together = reply.get_json()
+    assert together["usage"]["total_tokens"] == 8 * 402
+    for i, prompt in enumerate(prompts):
+        small = client.post("/v1/completions", json=asked | {"prompt": prompt})
+        assert "Content-Length" in small.headers
+        alone = small.get_json()
+        assert together["choices"][i] == alone["choices"][0] | {"index": i}
+        assert alone.keys() == together.keys()
