@@ -172,7 +172,7 @@ def _calibrate_flags(parser: Parser) -> None:
 
 
 def _validate_flags(parser: Parser) -> None:
-    add_engine(parser)
+    add_engine(parser, kv=False)  # the server has its own, and says so
     parser.set_defaults(max_tokens_per_step=256)
     parser.add_argument(
         "--rate", type=positive, default=1.0,

@@ -98,23 +98,18 @@ def options(pairs: Sequence[str], flag: str) -> dict[str, str]:
     return found
 
 
-def add_engine(parser: argparse.ArgumentParser, with_policies: bool = True) -> None:
+def add_engine(parser: argparse.ArgumentParser, *, kv: bool = True) -> None:
     """Add what describes the engine: policies, cost, room."""
     group = parser.add_argument_group("engine")
-    if with_policies:
-        parser.add_argument(
-            "policies",
-            nargs="+",
-            metavar="POLICY",
-            help=f"loop or loop+order: {', '.join(policies.names())}",
-        )
-        group.add_argument(
-            "--policy-option",
-            action="append",
-            default=[],
-            metavar="NAME=VALUE",
-            help="may be repeated",
-        )
+    parser.add_argument(
+        "policies",
+        nargs="+",
+        metavar="POLICY",
+        help=f"loop or loop+order: {', '.join(policies.names())}",
+    )
+    group.add_argument(
+        "--policy-option", action="append", default=[], metavar="NAME=VALUE", help="may be repeated"
+    )
     group.add_argument(
         "--cost",
         default="oracle-a",
@@ -136,9 +131,10 @@ def add_engine(parser: argparse.ArgumentParser, with_policies: bool = True) -> N
         "--max-tokens-per-step", type=whole(1), default=2048,
         help="longer prompts are cut, except by policies that pad (default %(default)s)",
     )  # fmt: skip
-    group.add_argument(
-        "--kv-tokens", type=whole(0), default=0, help="tokens of KV pages (default 0: no limit)"
-    )
+    if kv:
+        group.add_argument(
+            "--kv-tokens", type=whole(0), default=0, help="tokens of KV pages (default 0: no limit)"
+        )
 
 
 def add_workload(parser: argparse.ArgumentParser, num: int = 1000) -> None:

@@ -291,6 +291,8 @@ def prefix_command(args: argparse.Namespace, console: Console) -> dict[str, Any]
     if args.out and args.out.exists() and not args.out.is_dir():
         raise UsageError(f"--out is {str(args.out)!r}, which is a file. Use a folder")
     blocks = prefix.read_blocks(args.trace) if args.trace else []
+    if not any(args.sizes):
+        refuse(args, ("train",), "has no effect: a cache of size 0 holds nothing. Use --sizes 1000")
     cost, host = costs.make(args.cost), costs.host_of(args.cost)
     told: dict[str, Any] = {"cost": args.cost, "train": args.train}
     for share in args.share:
@@ -381,7 +383,7 @@ def validate_command(args: argparse.Namespace, console: Console) -> dict[str, An
     for policy in args.policies:
         compared, host, run = validate.validate(
             policy, cost, args.rate, args.num, slots=args.max_batch_size, budget=args.max_tokens_per_step,
-            kv_tokens=args.kv_tokens, seed=args.seed, arguments=args.server_flag,
+            seed=args.seed, arguments=args.server_flag,
             options=options(args.policy_option, "--policy-option"),
         )  # fmt: skip
         table = Table(

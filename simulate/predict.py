@@ -122,9 +122,14 @@ def scheduler_of(server: Record) -> KnownHits:
         max_batch_size=engine["max_batch_size"],
         options=engine.get("policy_options") or {},
     )
+    return KnownHits(policy, *room_of(engine))
+
+
+def room_of(engine: Record) -> tuple[PagePool | None, int]:
+    """Return the KV pages and the tokens a step that a server says it has."""
     kv = engine.get("kv")
     pages = PagePool(kv["pages_total"] + 1, kv["page_size"], prefix_cache=False) if kv else None
-    return KnownHits(policy, pages, engine.get("max_tokens_per_step") or STEP_TOKENS)
+    return pages, engine.get("max_tokens_per_step") or STEP_TOKENS
 
 
 def sequences(

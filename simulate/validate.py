@@ -8,6 +8,7 @@ the simulator serves too. Predicted stands beside measured, and a bound that is 
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import subprocess
 import sys
@@ -24,10 +25,10 @@ import numpy as np
 import policies
 from client import load
 from client.data import Planned
-from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.costs import Cost, Host
+from simulate.predict import room_of
 from simulate.simulator import Run, simulate
 
 ROOT = Path(__file__).parents[1]
@@ -186,23 +187,33 @@ def compare(
     return found
 
 
+def engine_of(url: str) -> dict[str, Any]:
+    """Return what a server's /stats tell of its engine."""
+    with urllib.request.urlopen(f"{url}/stats", timeout=30) as answer:
+        return dict(json.load(answer)["engine"])
+
+
 def validate(
-    policy: str, cost: Cost, rate: float, count: int, *, slots: int, budget: int = 0, kv_tokens: int = 0, seed: int = 0,
+    policy: str, cost: Cost, rate: float, count: int, *, slots: int, budget: int, seed: int = 0,
     arguments: Rows[str] = (), host: Host | None = None, options: dict[str, str] | None = None,
 ) -> tuple[list[Comparison], Host, Run]:  # fmt: skip
-    """Run a trace both ways; the host's part is measured first unless it is given."""
-    flags = ["--max-batch-size", str(slots), *arguments]
+    """Run a trace both ways; the host's part is measured first unless it is given.
+
+    The simulated engine has the slots, the tokens a step and the KV pages that the server says it has.
+    """
+    flags = ["--max-batch-size", str(slots), "--max-tokens-per-step", str(budget), *arguments]
     for name, value in (options or {}).items():
         flags += ["--policy-option", f"{name}={value}"]
     trace = draw(rate, count, seed)
     with server(policy, flags) as url:
+        engine = engine_of(url)
         seconds, prompt = measure_alone(url)
         host = host or fit_host(cost, seconds, prompt)
         outcomes = send(url, trace)
-    pages = PagePool(kv_tokens // 16 + 1, 16, prefix_cache=False) if kv_tokens else None
+    slots = engine["max_batch_size"]
     made = policies.get_policy(policy, max_batch_size=slots, options=options or {})
     prompts = [outcome.prompt_tokens for outcome in outcomes]
-    run = predict(Scheduler(made, pages, budget or 256), trace, prompts, cost, host)
+    run = predict(Scheduler(made, *room_of(engine)), trace, prompts, cost, host)
     return compare(run, outcomes), host, run
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,6 +157,39 @@ def test_the_hosts_part_is_what_single_requests_take_beyond_the_model() -> None:
     assert host.alpha2 == found.alpha2 == 0
     faster = {n: validate.alone(cost, 5, n) - 0.001 for n in (4, 32)}
     assert validate.fit_host(cost, faster, 5) == Host()
+
+
+@pytest.mark.parametrize(
+    ("engine", "slower"),
+    [
+        ({"max_batch_size": 8, "kv": {"pages_total": 1000, "page_size": 16}}, False),
+        ({"max_batch_size": 8, "kv": {"pages_total": 12, "page_size": 16}}, True),
+        ({"max_batch_size": 2, "kv": None}, True),
+    ],
+)
+def test_a_server_is_simulated_with_the_room_that_it_has(
+    engine: dict[str, Any], slower: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags: list[str] = []
+
+    @contextlib.contextmanager
+    def server(policy: str, arguments: Rows[str]) -> Iterator[str]:
+        flags.extend(arguments)
+        yield "http://nowhere"
+
+    def send(url: str, trace: Rows[Any]) -> list[Any]:
+        answer = {"prompt_tokens": 20, "latency": 1.0, "intended": 0.0, "ended": 9.0, "first": 0.5}
+        return [SimpleNamespace(**answer) for _ in trace]
+
+    monkeypatch.setattr(validate, "server", server)
+    monkeypatch.setattr(validate, "send", send)
+    monkeypatch.setattr(validate, "measure_alone", lambda url: ({4: 0.1, 32: 0.3}, 5))
+    monkeypatch.setattr(validate, "engine_of", lambda url: {**engine, "max_tokens_per_step": 64})
+    _, _, run = validate.validate(
+        "dynamic", costs.make("oracle-a"), 9.0, 60, slots=8, budget=64, seed=1
+    )
+    assert flags == ["--max-batch-size", "8", "--max-tokens-per-step", "64"]
+    assert (run.waiting.mean() > 0.1) == slower
 
 
 def test_a_comparison_fails_above_its_bound() -> None:

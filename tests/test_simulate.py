@@ -192,6 +192,21 @@ def test_lines_of_a_trace_that_cannot_be_read_are_named_and_the_rest_is_served(
     assert all(said in words for said in ("3 of 5 lines", "line 3", "line 4", "line 5"))
 
 
+def test_a_trace_may_have_prompts_as_texts_and_the_columns_of_others(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"at": 7, "prompt": "' + "to be " * 16 + '", "num_tokens": 5}\n')
+    told, words = run(capsys, "run", "dynamic", "--trace", str(path))
+    assert told["total_input_tokens"] == 30
+    assert "1 prompts of the trace are texts" in words
+    other = tmp_path / "other.csv"
+    other.write_text("req_time,client,prompt_len,output_len\n3,a,40,5\n4,b,2,6\n")
+    told, words = run(capsys, "run", "dynamic", "--trace", str(other))
+    assert (told["total_input_tokens"], told["total_output_tokens"]) == (42, 11)
+    assert set(told["simulation"]["clients"]) == {"a", "b"}
+
+
 def test_capacity_fleet_and_prefixes_are_told(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -286,6 +301,7 @@ MISTAKES = [
     ("fleet dynamic --replicas 0", "--replicas", "at least 1"),
     ("prefix --trace HERE/none.jsonl", "none.jsonl", "No such file"),
     ("prefix --trace HERE/good.csv", "good.csv", "hash_ids"),
+    ("prefix --sizes 0 --train 90", "--train", "--sizes"),
     ("calibrate --model nope", "'nope'", "gpt2-medium"),
     ("calibrate --steps 0", "--steps", "at least 1"),
     ("calibrate --out HERE", "--out", "cost.json"),

@@ -103,9 +103,9 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
     "prefix": {
         "--cost": (PREFIX, "oracle-a"),
         "--kinds": (PREFIX, "trie"),
-        "--sizes": ("prefix --train 60 --batches 4 --share 40", "0"),
-        "--batches": ("prefix --train 60 --sizes 0 --share 40", "3"),
-        "--share": ("prefix --train 60 --sizes 0 --batches 4", "80"),
+        "--sizes": ("prefix --train 60 --sizes 640 --batches 4 --share 40", "320"),
+        "--batches": ("prefix --train 60 --sizes 640 --share 40", "3"),
+        "--share": ("prefix --train 60 --sizes 640 --batches 4", "80"),
         "--train": ("prefix --sizes 640 --batches 4 --share 40", "30"),
         "--trace": (PREFIX, "BLOCKS"),
         "--out": (PREFIX, "OUT/p"),
@@ -122,7 +122,7 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--out": ("calibrate --out OUT/other.json", "OUT/cost.json"),
     },
     "validate": {
-        **{flag: (VALIDATE, value) for flag, (_, value) in ENGINE.items()},
+        **{flag: (VALIDATE, value) for flag, (_, value) in ENGINE.items() if flag != "--kv-tokens"},
         "--policy-option": ("validate window", "delay=0.5"),
         "--engine": ("validate static", "ragged"),
         "--max-tokens-per-step": (VALIDATE, "64"),
