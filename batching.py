@@ -218,9 +218,10 @@ class BatchingManager:
             return Sequence([0], 1)
         return self._make_inference("", 1, [0], seed=0).sequence
 
-    def _take_out(self, inference: Inference, error: InferenceError | None) -> None:
+    def _take_out(self, inferences: list[Inference]) -> None:
+        """Let the loop free what these have, which have ended."""
         with self._wake:
-            self._cancelled.append(inference)
+            self._cancelled += inferences
             self._wake.notify()
 
     def no_batching_loop(self) -> None:
@@ -361,11 +362,20 @@ class BatchingManager:
                 continue
             self._deadlines.add(inference, self.queue_timeout, self.request_timeout)
         self._deadlines.forget(len(self._open))
-        for inference in cancelled + self._deadlines.over(now):
+        self._remove(scheduler, cancelled + self._deadlines.over(now), now)
+        return True
+
+    def _remove(self, scheduler: Scheduler, ended: list[Inference], now: float) -> None:
+        """Take those who have ended before their last token out of the scheduler, all in one pass."""
+        leaving: dict[str, dict[Sequence, None]] = {"length": {}, "abort": {}}
+        for inference in ended:
             if inference.sequence in self._open:
                 reason = "length" if inference.error is None else "abort"
-                self._leave(scheduler.remove(inference.sequence, now, reason), None)
-        return True
+                leaving[reason][inference.sequence] = None
+        left = [s for reason, group in leaving.items() if group
+                for s in scheduler.remove_all(list(group), now, reason)]  # fmt: skip
+        if left:
+            self._leave(left, None)
 
     def _make_switches(self, scheduler: Scheduler) -> None:
         """Change the policy as often as was asked; as many requests as before may wait or run."""

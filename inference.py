@@ -10,7 +10,7 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from scheduling.sequence import Sequence
@@ -112,7 +112,7 @@ class Inference:
         )  # fmt: skip
         self._lock = threading.Lock()
         self._kept: int | None = None  # tokens it had when its own time was over
-        self._cancel: Callable[[Inference, InferenceError | None], None] | None = None
+        self._cancel: Callable[[list[Inference]], None] | None = None
         self._look_after: Callable[[Inference], None] | None = None
         self.is_overdue = (
             False  # whether it has been seen to have left the loop and not to have ended
@@ -218,14 +218,22 @@ class Inference:
 
     def cancel(self, error: InferenceError | None = None) -> None:
         """End it now; its slot and pages are free within one iteration."""
-        error = error or InferenceError("cancelled", "the request was cancelled")
-        if self._end(error, early=False) and self._cancel is not None:
-            self._cancel(self, error)
+        cancel_all([(self, error or InferenceError("cancelled", "the request was cancelled"))])
 
     def end_early(self) -> None:
         """End it now with the tokens it has, as one that finished."""
         if self._end(None, early=True) and self._cancel is not None:
-            self._cancel(self, None)
+            self._cancel([self])
+
+
+def cancel_all(errors: Iterable[tuple[Inference, InferenceError]]) -> None:
+    """End inferences of one manager with these errors; their slots and pages are free within one iteration."""
+    ended = [inference for inference, error in errors if inference._end(error, early=False)]
+    enqueued = [inference for inference in ended if inference._cancel is not None]
+    if enqueued:
+        cancel = enqueued[0]._cancel
+        assert cancel is not None
+        cancel(enqueued)
 
 
 def too_late(seconds: float) -> InferenceError:

@@ -20,7 +20,7 @@ from flask import Blueprint, Response, request
 
 from api import generation
 from api.errors import ApiError, shown
-from api.feed import KEPT, event
+from api.feed import KEPT, Viewer, event
 from api.openapi import Operation
 from api.service import Engine, Service
 from api.streaming import bare_socket
@@ -79,6 +79,12 @@ def _neighbour(origin: str) -> str:
     return ""
 
 
+def _note_gone(viewers: list[Viewer]) -> None:
+    """Let viewers end whose clients have gone."""
+    for viewer in viewers:
+        viewer.gone = True
+
+
 def _stream(
     service: Service, engine: Engine, after: int | None, last: int, detail: bool
 ) -> Response:
@@ -98,10 +104,7 @@ def _stream(
             retry_after=5,
         )
 
-    def gone() -> None:
-        viewer.gone = True
-
-    watched = service.watcher.add(sock, gone) if sock is not None else None
+    watched = service.watcher.add(sock, _note_gone, viewer) if sock is not None else None
 
     def leave() -> None:
         if watched is not None:

@@ -17,6 +17,7 @@ from flask import g, has_request_context, request
 
 from api.watcher import Watcher
 from batching import Inference, InferenceError, outcome
+from inference import cancel_all
 
 Waited = Callable[[Inference], Mapping[str, tuple[int, float]]]
 KEPT = 1000  # finished requests that can still be looked up
@@ -67,15 +68,8 @@ class Visit:
     def is_open(self) -> bool:
         return any(not inference.is_finished for inference in self.inferences)
 
-    def hang_up(self) -> None:
-        """The client has gone: end what it waits for."""
-        if self.is_open:
-            self.gone = True
-            self.end(InferenceError("cancelled", "the client has gone"))
-
     def end(self, error: InferenceError) -> None:
-        for inference in self.inferences:
-            inference.cancel(error)
+        cancel_all((inference, error) for inference in self.inferences)
 
     def leave(self) -> bool:
         """Give everything back; False if that was done before."""
@@ -141,12 +135,26 @@ class Visits:
         visit.inferences.append(inference)
         sock = request.environ.get("gunicorn.socket")
         if n == 0 and sock is not None:
-            visit.watched = self._watcher.add(sock, visit.hang_up)
+            visit.watched = self._watcher.add(sock, self._hang_up, visit)
+
+    @staticmethod
+    def _hang_up(visits: list[Visit]) -> None:
+        """End what clients wait for who have gone."""
+        left = [visit for visit in visits if visit.is_open]
+        for visit in left:
+            visit.gone = True
+        cancel_all(
+            (inference, InferenceError("cancelled", "the client has gone"))
+            for visit in left
+            for inference in visit.inferences
+        )
 
     def observe(self, iteration: Any, left: list[Inference]) -> None:
         """Note who has left the loop; called in its thread."""
-        for inference in left:
-            with self._lock:
+        if not left:
+            return
+        with self._lock:
+            for inference in left:
                 visit = self._of.pop(inference.id, None)
                 if visit is None:
                     continue

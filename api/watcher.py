@@ -13,27 +13,39 @@ import select
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 log = logging.getLogger(__name__)
 PEEK_SECONDS = 0.5
 
 
+class Watch(NamedTuple):
+    """A socket, and who is to be told of whom when its other end is gone."""
+
+    sock: socket.socket
+    tell: Callable[[list[Any]], None]
+    who: Any
+
+
 class Watcher:
-    """Calls back, once, when the other end of a watched socket is gone. Its thread starts with the first socket."""
+    """Says, once, when the other end of a watched socket is gone. Its thread starts with the first socket."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._watched: dict[int, tuple[socket.socket, Callable[[], None]]] = {}
+        self._watched: dict[int, Watch] = {}
         self._epoll: select.epoll | None = None
         self._thread: threading.Thread | None = None
 
-    def add(self, sock: socket.socket, gone: Callable[[], None]) -> int:
-        """Watch a socket; return the number to `remove` it by."""
+    def add(self, sock: socket.socket, tell: Callable[[list[Any]], None], who: Any) -> int:
+        """Watch a socket; return the number to `remove` it by.
+
+        `tell` is called with a list of all who are gone by then, `who` among them.
+        """
         with self._lock:
             if self._thread is None:
                 self._begin()
             number = sock.fileno()
-            self._watched[number] = (sock, gone)
+            self._watched[number] = Watch(sock, tell, who)
             if self._epoll is not None:
                 mask = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR | select.EPOLLONESHOT
                 self._epoll.register(number, mask)
@@ -42,9 +54,12 @@ class Watcher:
     def remove(self, number: int) -> None:
         """Watch it no more; before the socket may be closed, since its number may be used again at once."""
         with self._lock:
-            if self._watched.pop(number, None) is not None and self._epoll is not None:
-                with contextlib.suppress(OSError, ValueError):
-                    self._epoll.unregister(number)
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        if self._watched.pop(number, None) is not None and self._epoll is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._epoll.unregister(number)
 
     def _begin(self) -> None:
         if hasattr(select, "EPOLLRDHUP"):
@@ -56,37 +71,43 @@ class Watcher:
     def _wait(self) -> None:
         assert self._epoll is not None
         while True:
-            for number, _ in self._epoll.poll():
-                self._tell(number)
+            self._tell([number for number, _ in self._epoll.poll()])
 
     def _peek(self) -> None:
         pause = threading.Event()
         while not pause.wait(PEEK_SECONDS):
-            for number, (sock, _) in list(self._watched.items()):
+            gone = []
+            for number, watch in list(self._watched.items()):
                 try:
-                    gone = sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+                    is_gone = watch.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
                 except BlockingIOError:
-                    gone = False
+                    is_gone = False
                 except (OSError, ValueError):
-                    gone = True
-                if gone:
-                    self._tell(number)
+                    is_gone = True
+                if is_gone:
+                    gone.append(number)
+            self._tell(gone)
 
-    def _tell(self, number: int) -> None:
+    def _tell(self, numbers: list[int]) -> None:
+        """Tell of those that are gone: one whose socket was removed meanwhile may have another's number."""
+        told: dict[Callable[[list[Any]], None], list[Any]] = {}
         with self._lock:
-            sock, gone = self._watched.get(number, (None, None))
-            if sock is None or gone is None or not _is_gone(sock):
-                return  # removed meanwhile, and the number is another's by now
-        self.remove(number)
-        try:
-            gone()
-        except Exception:
-            log.exception("a disconnect could not be told")
+            watched = {n: self._watched[n] for n in numbers if n in self._watched}
+            for number in _gone(list(watched)):
+                self._forget(number)
+                told.setdefault(watched[number].tell, []).append(watched[number].who)
+        for tell, gone in told.items():
+            try:
+                tell(gone)
+            except Exception:
+                log.exception("a disconnect could not be told")
 
 
-def _is_gone(sock: socket.socket) -> bool:
+def _gone(numbers: list[int]) -> list[int]:
+    """Return those of these sockets whose other end is gone."""
     if not hasattr(select, "POLLRDHUP"):
-        return True  # who peeked has seen it
+        return numbers  # who peeked has seen it
     look = select.poll()
-    look.register(sock, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
-    return bool(look.poll(0))
+    for number in numbers:
+        look.register(number, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+    return [number for number, _ in look.poll(0)]

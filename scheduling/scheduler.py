@@ -447,24 +447,31 @@ class Scheduler:
         return fresh
 
     def remove(self, seq: Sequence, now: float, reason: str = "abort") -> list[Sequence]:
-        """Take a waiting or running sequence out at once, between two steps; return who left, first itself.
+        """Take a waiting or running sequence out at once, between two steps; return who left, first itself."""
+        return self.remove_all([seq], now, reason)
 
-        Nobody leaves if it is done already. Whom the policy held for its sake alone leaves with it: no step would
-        come to let them go but one that computes nothing, and fails if the model does.
+    def remove_all(
+        self, sequences: list[Sequence], now: float, reason: str = "abort"
+    ) -> list[Sequence]:
+        """Take different sequences out in one pass, between two steps; return who left, these first.
+
+        Those that are done already do not leave. Whom the policy held for the sake of these alone leaves with them: no
+        step would come to let them go but one that computes nothing, and fails if the model does.
         """
-        if seq.state == "finished":
+        leaving = [seq for seq in sequences if seq.state != "finished"]
+        if not leaving:
             return []
-        seq.finish_reason = reason
-        seq.finished_at = now
-        if seq.state == "waiting":
-            del self.waiting[seq]
+        waiting = [seq for seq in leaving if seq.state == "waiting"]
+        if waiting:
             self._wait_clock.tick(now, self.number)
+        for seq in waiting:
+            del self.waiting[seq]
             self._wait_clock.leave(seq, now)
-        else:
-            self._take_off([seq])
-        seq.state = "finished"
-        self.policy.on_cancel(seq, now)
-        return [seq, *self._let_go(self.policy.release(self.running), now)]
+        self._take_off([seq for seq in leaving if seq.state != "waiting"])
+        for seq in leaving:
+            seq.finish_reason, seq.state, seq.finished_at = reason, "finished", now
+            self.policy.on_cancel(seq, now)
+        return leaving + self._let_go(self.policy.release(self.running), now)
 
     def steps_alike(self, plan: Plan) -> int:
         """Return how many steps like this plan, itself the first, are sure to follow each other unless somebody arrives.

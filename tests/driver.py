@@ -107,11 +107,10 @@ def drive(
             run.added.append(todo[0])
             run.events.append((todo[0].arrived_at, +1))
             scheduler.add(todo.pop(0))
-        for index in (cancel or {}).get(scheduler.number, []):
-            inside = [*scheduler.waiting, *scheduler.running]
-            if inside:
-                left = scheduler.remove(inside[index % len(inside)], run.now)
-                run.events += [(run.now, -1)] * len(left)
+        inside = [*scheduler.waiting, *scheduler.running]
+        chosen = (cancel or {}).get(scheduler.number, []) if inside else []
+        gone = dict.fromkeys(inside[index % len(inside)] for index in chosen)
+        run.events += [(run.now, -1)] * len(scheduler.remove_all(list(gone), run.now))
         if switch and scheduler.number in switch:
             left = scheduler.switch(switch.pop(scheduler.number), run.now)
             run.events += [(run.now, -1)] * len(left)

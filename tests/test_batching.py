@@ -246,6 +246,23 @@ def test_who_cancels_while_waiting_is_never_computed(serve: Serve, policy: str) 
     assert served.is_empty()
 
 
+@every_policy
+def test_those_who_cancel_in_the_same_step_leave_in_one_pass(serve: Serve, policy: str) -> None:
+    served = serve(policy, slots=2)
+    passes: list[int] = []
+    served.manager.observers.append(
+        lambda iteration, left: passes.append(len(left)) if iteration is None and left else None
+    )
+    served.hold()
+    gone = [served.ask(f"gone {i}", 5) for i in range(50)]
+    for each in gone:
+        each.cancel()
+    served.model.gate.set()
+    assert served.ask("next", 2).wait_for_completion(SOON) == expected("next", 2)
+    assert passes == [50]
+    assert served.is_empty()
+
+
 def test_who_cancels_before_it_is_enqueued_is_never_computed(serve: Serve) -> None:
     served = serve()
     gone = inference("gone", 5)

@@ -76,7 +76,7 @@ def test_a_hang_up_is_told_once(
     ours, theirs = pair
     told: list[int] = []
     watcher = Watcher()
-    number = watcher.add(ours, lambda: told.append(1))
+    number = watcher.add(ours, told.extend, 1)
     assert told == []
     act(theirs)
     wait_until(lambda: told)
@@ -89,7 +89,7 @@ def test_who_is_removed_is_not_watched_and_its_number_can_be_used_again(pair: Pa
     told: list[str] = []
     watcher = Watcher()
     for name in ("first", "second"):
-        number = watcher.add(ours, lambda name=name: told.append(name))
+        number = watcher.add(ours, told.extend, name)
         assert number == ours.fileno()
         if name == "first":
             watcher.remove(number)
@@ -100,19 +100,43 @@ def test_who_is_removed_is_not_watched_and_its_number_can_be_used_again(pair: Pa
 
 
 def test_a_callback_that_raises_does_not_end_the_watch(pair: Pair) -> None:
-    def fail() -> None:
+    def fail(gone: list[Any]) -> None:
         raise KeyError
 
     watcher = Watcher()
     ours, theirs = pair
-    watcher.add(ours, fail)
+    watcher.add(ours, fail, 0)
     theirs.close()
     mine, other = socket.socketpair()
     with mine, other:
         told: list[int] = []
-        watcher.add(mine, lambda: told.append(1))
+        watcher.add(mine, told.extend, 1)
         other.close()
         wait_until(lambda: told)
+
+
+def test_those_who_hang_up_at_once_are_told_of_at_once(pair: Pair) -> None:
+    ours, theirs = pair
+    is_busy, may_go_on = threading.Event(), threading.Event()
+
+    def dawdle(gone: list[Any]) -> None:
+        is_busy.set()
+        may_go_on.wait(10)
+
+    watcher = Watcher()
+    watcher.add(ours, dawdle, 0)
+    theirs.close()
+    assert is_busy.wait(10)
+    told: list[list[Any]] = []
+    with ExitStack() as stack:
+        for i in range(20):
+            mine, other = socket.socketpair()
+            stack.enter_context(mine)
+            watcher.add(mine, told.append, i)
+            other.close()
+        may_go_on.set()
+        wait_until(lambda: told)
+    assert [sorted(each) for each in told] == [list(range(20))]
 
 
 # ---------------------------------------------------------------- real clients
