@@ -12,13 +12,10 @@ the server's memory should be as before.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
 import json
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine as measured
-from benchmarks.door import ROOT, answers, get, until
+from benchmarks.door import Served, get, served
 
 LIMIT = 1 << 20  # bytes of a body
 LONG, TRIES = 50.0, 4  # a wait of more ms is looked at again: another process may have had the core
@@ -209,38 +206,6 @@ def send(port: int, body: Hostile) -> tuple[int, int]:
     return int(head.split()[1]), size
 
 
-class Served(NamedTuple):
-    port: int
-    pid: int  # of the process that serves
-
-    @property
-    def memory(self) -> float:
-        """The MB that it has in memory."""
-        text = Path(f"/proc/{self.pid}/status").read_text()
-        return int(text.partition("VmRSS:")[2].split()[0]) / 1024
-
-
-@contextlib.contextmanager
-def served(args: argparse.Namespace) -> Iterator[Served]:
-    """Run a server on a free port; stop it by its pid."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    argv = [args.policy, "--model", args.model, "--host", "127.0.0.1", "--port", str(port)]
-    argv += ["--compute-threads", str(args.compute_threads), "--access-log", "off"]
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            [sys.executable, str(ROOT / "app.py"), *argv], stdout=log, stderr=log
-        )
-        try:
-            until(lambda: answers(port), 120)
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-            yield Served(port, int(children.split()[0]))
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
 def operations_of() -> Any:
     """Return what the server says of its routes."""
     import app
@@ -335,7 +300,7 @@ def main() -> None:
     parser.add_argument("--flood", type=int, default=600, help="requests of the last part")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    with served(args) as server:
+    with served(args, "--access-log", "off") as server:
         result = measure(server, args)
     show(result)
     command = "python -m benchmarks.bodies " + " ".join(sys.argv[1:])

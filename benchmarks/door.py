@@ -23,7 +23,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import closed_loop, stages
 
@@ -32,9 +32,23 @@ RUNNING, WAITING = 64, 256
 LONG = {"prompt": "ROMEO:", "num_tokens": 32}
 
 
+class Served(NamedTuple):
+    """A server that runs: its port, and the pid of its master."""
+
+    port: int
+    pid: int
+
+    @property
+    def memory(self) -> float:
+        """The MB that the process that serves has in memory."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        text = Path(f"/proc/{children[0]}/status").read_text()
+        return int(text.partition("VmRSS:")[2].split()[0]) / 1024
+
+
 @contextlib.contextmanager
-def served(args: argparse.Namespace, *flags: str) -> Iterator[tuple[int, int]]:
-    """Run a server on a free port and yield the port and its pid; stop it by the pid."""
+def served(args: argparse.Namespace, *flags: str) -> Iterator[Served]:
+    """Run a server on a free port; stop it by its pid."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -46,7 +60,7 @@ def served(args: argparse.Namespace, *flags: str) -> Iterator[tuple[int, int]]:
         )
         try:
             until(lambda: answers(port), 120)
-            yield port, process.pid
+            yield Served(port, process.pid)
         finally:
             process.terminate()
             process.wait(30)

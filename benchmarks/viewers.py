@@ -169,8 +169,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6, help="pairs of rounds (6)")
     parser.add_argument("--json", type=Path, help="file for the result")
     args = parser.parse_args()
-    with served(args) as port:
-        result = measure(port, args)
+    with served(args, "--access-log", "off") as server:
+        result = measure(server.port, args)
     result |= {
         "model": args.model, "machine": machine.describe(),
         "command": "python -m benchmarks.viewers " + " ".join(sys.argv[1:]),
