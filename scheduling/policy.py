@@ -53,6 +53,7 @@ class Policy:
     # Which of client, priority, deadline, prefix and length its order goes by. Where requests do not differ in any
     # of them, it can only go by arrival, and the simulator says so.
     heeds: tuple[str, ...] = ()
+    refuses = False  # `refuse` may turn requests away
     displaces = True  # `displace` may name somebody, where it is overridden
     max_batched_tokens = 1 << 60  # tokens that one step may compute, where that is the policy's own
 

@@ -33,7 +33,7 @@ COMMANDS = {
     "calibrate": "time the engine on this machine and fit a cost model to it",
     "validate": "send the same arrivals through a real server and the simulator, side by side",
     "predict": "serve the requests of a comparison again, and set what comes of it beside what was measured",
-    "check": "try a policy on thousands of random cases and say which law it breaks",
+    "check": "try a policy on thousands of random cases, small and large, and say which law it breaks",
 }
 
 

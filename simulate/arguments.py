@@ -108,8 +108,9 @@ def add_engine(parser: argparse.ArgumentParser, *, kv: bool = True) -> None:
         help=f"loop or loop+order: {', '.join(policies.names())}",
     )
     group.add_argument(
-        "--policy-option", action="append", default=[], metavar="NAME=VALUE", help="may be repeated"
-    )
+        "--policy-option", action="append", default=[], metavar="NAME=VALUE",
+        help="may be repeated; 'python -m simulate check --help' lists the options of all policies",
+    )  # fmt: skip
     group.add_argument(
         "--cost",
         default="oracle-a",

@@ -1,6 +1,6 @@
-"""The laws that every policy keeps (SCHEDULING.md, section 4), held against one small case step by step.
+"""The laws that every policy keeps, held against one case step by step.
 
-A case is a handful of requests with whole-number times; `try_case` serves it on the real `Scheduler` and raises `Broken`
+A case is some requests with whole-number times; `try_case` serves it on the real `Scheduler` and raises `Broken`
 with the law and what happened, in plain words, at the first step that breaks one. It must not know how cases are found.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -22,6 +22,7 @@ from scheduling.scheduler import Output, PolicyError, Scheduler
 from scheduling.sequence import Sequence
 
 WORK = "no idle slot while somebody fits"
+NAMED = 8  # requests that a message names at most
 
 
 class Broken(Exception):
@@ -86,9 +87,15 @@ def toy_cost(plan: Plan) -> int:
     return 10 + prompt + 2 * decodes
 
 
-def token(seq: Sequence, place: int) -> int:
-    """Return the token that a sequence gets at a place, whoever else is in the batch."""
-    return (sum(seq.prompt_ids) * 31 + len(seq.prompt_ids) * 7 + place) % 997
+def first_token(seq: Sequence) -> int:
+    """Return the number from which the tokens of a sequence count up, whoever else is in the batch."""
+    return sum(seq.prompt_ids) * 31 + len(seq.prompt_ids) * 7
+
+
+def step_limit(case: Case, budget: int) -> int:
+    """Return a number of steps that no policy needs: much more than the requests take one by one."""
+    alone = sum(-(-len(r.prompt) // budget) + r.output for r in case.requests)
+    return 2000 + 2 * alone
 
 
 @dataclass
@@ -99,23 +106,25 @@ class Trial:
     scheduler: Scheduler
     sequences: list[Sequence]
     now: float = 0
-    added: list[Sequence] = field(default_factory=list)
-    records: list[dict[str, Any]] = field(default_factory=list)
+    added: int = 0  # requests that have come
+    left: int = 0  # of these, requests that have their outcome
+    records: list[Iteration] = field(default_factory=list)
     events: list[tuple[float, int]] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     service: dict[str, float] = field(default_factory=dict)
     backlog: list[tuple[set[str], dict[str, float]]] = field(default_factory=list)
 
-    @property
-    def policy(self) -> Policy:
-        return self.scheduler.policy
+    def __post_init__(self) -> None:
+        self.policy: Policy = self.scheduler.policy
+        self.first_tokens = {seq: first_token(seq) for seq in self.sequences}
+        deciding = next(c for c in type(self.policy).__mro__ if "order" in vars(c))
+        self.guard = getattr(self.policy, "guard", inf) if hasattr(deciding, "guard") else inf
 
     def run(self) -> None:
         """Serve everybody; Broken at the first thing that must not be."""
         todo = sorted(self.sequences, key=lambda seq: seq.arrived_at)
         cancels = dict(self.case.cancels)
-        work = sum(len(r.prompt) + r.output for r in self.case.requests)
-        limit = 100 + 20 * work
+        limit = step_limit(self.case, self.scheduler.budget)
         self._watch_admit()
         while todo or not self.scheduler.is_idle:
             self._take_in(todo)
@@ -150,19 +159,27 @@ class Trial:
     def _take_in(self, todo: list[Sequence]) -> None:
         while todo and todo[0].arrived_at <= self.now:
             seq = todo.pop(0)
-            self.added.append(seq)
+            self.added += 1
             if self.scheduler.add(seq):
                 self.events.append((seq.arrived_at, +1))
-            else:
-                self.outcomes[seq.id] += 1
+                continue
+            self.outcomes[seq.id] += 1
+            self.left += 1
+            if not self.policy.refuses:
+                raise Broken(
+                    "nobody is turned away",
+                    f"{seq.id} with a prompt of {len(seq.prompt_ids)} tokens is refused. A policy that means "
+                    "to refuse requests says so: refuses = True",
+                )
         if not todo and (self.case.drains or self.policy.patience == inf):
             self.scheduler.drain()
 
     def _cancel(self, cancels: dict[int, int]) -> None:
         index = cancels.pop(self.scheduler.number, None)
-        running = [seq for seq in self.scheduler.running if seq.state != "finished"]
-        inside = [*self.scheduler.waiting, *running]
-        if index is None or not inside:
+        if index is None:
+            return
+        inside = [*self.scheduler.waiting, *self._unfinished()]
+        if not inside:
             return
         seq = inside[index % len(inside)]
         self._book(self.scheduler.remove(seq, self.now))
@@ -172,6 +189,7 @@ class Trial:
     def _book(self, left: list[Sequence]) -> None:
         for seq in left:
             self.outcomes[seq.id] += 1
+            self.left += 1
             self.events.append((self.now, -1))
 
     def _sleep(self, todo: list[Sequence]) -> None:
@@ -209,22 +227,20 @@ class Trial:
 
     def _check_guard(self, plan: Plan, oldest: Sequence | None) -> None:
         """An order with a guard puts the oldest first when it has waited for longer."""
-        orders = [c for c in type(self.policy).__mro__ if "order" in vars(c)]
-        if oldest is None or not plan.joined or not hasattr(orders[0], "guard"):
+        if oldest is None or not plan.joined or self.guard == inf:
             return
         waited = self.now - oldest.arrived_at
-        guard = getattr(self.policy, "guard", inf)
-        if waited > guard and plan.joined[0] is not oldest:
+        if waited > self.guard and plan.joined[0] is not oldest:
             raise Broken(
                 "the guard against starvation",
-                f"{oldest.id} has waited for {waited:g}, which is more than {guard:g}, and "
+                f"{oldest.id} has waited for {waited:g}, which is more than {self.guard:g}, and "
                 f"{plan.joined[0].id} is put before it",
             )
 
     def _check_plan(self, plan: Plan) -> None:
         policy, running = self.policy, self.scheduler.running
         members = [*plan.sequences, *plan.held, *plan.paused]
-        twice = [s for s, n in Counter(map(id, members)).items() if n > 1]
+        twice = len(set(members)) < len(members)
         if twice or len({s.slot for s in running}) < len(running):
             raise Broken("nobody twice in a step", f"step {plan.number} has {names(members)}")
         if len(running) > policy.max_batch_size:
@@ -275,17 +291,25 @@ class Trial:
 
     def _compute(self, plan: Plan) -> None:
         outputs: list[Output] = [
-            token(seq, len(seq.output_ids)) if count == seq.pending else None
+            self._token(seq, len(seq.output_ids)) if count == seq.pending else None
             for seq, count in zip(plan.sequences, plan.counts)
         ]
         if self.policy.fair:
             self._book_service(plan, outputs)
-        inside = [s for s in self.added if s.state != "finished"]
+        before = self._unfinished()
         self.now += toy_cost(plan)
         iteration = self.scheduler.commit(plan, outputs, self.now)
-        self.records.append(iteration.to_dict())
-        self._book([seq for seq in inside if seq.state == "finished"])
-        self._check_books(iteration, inside)
+        self.records.append(iteration)
+        done = [seq for seq in before if seq.state == "finished"]
+        self._book(done)
+        self._check_books(iteration, done)
+
+    def _token(self, seq: Sequence, place: int) -> int:
+        return (self.first_tokens[seq] + place) % 997
+
+    def _unfinished(self) -> list[Sequence]:
+        """Return who runs and has no answer yet."""
+        return [seq for seq in self.scheduler.running if seq.state != "finished"]
 
     def _book_service(self, plan: Plan, outputs: list[Output]) -> None:
         """Write down what each client is served by this step, and which clients still have requests waiting."""
@@ -311,20 +335,19 @@ class Trial:
     def _weight(self) -> Callable[[str], float]:
         return getattr(self.policy, "weight", lambda client: 1.0)
 
-    def _check_books(self, iteration: Iteration, before: list[Sequence]) -> None:
+    def _check_books(self, iteration: Iteration, done: list[Sequence]) -> None:
+        """Hold the scheduler's books after a step against our own; `done` were answered by it."""
         scheduler, policy = self.scheduler, self.policy
-        running = [seq for seq in scheduler.running if seq.state != "finished"]
-        done = [seq for seq in self.added if seq.state == "finished"]
-        if len(self.added) != len(scheduler.waiting) + len(running) + len(done):
+        running = len(self._unfinished())
+        if self.added != len(scheduler.waiting) + running + self.left:
             raise Broken(
                 "nobody is lost",
-                f"{len(self.added)} came, {len(scheduler.waiting)} wait, {len(running)} run, "
-                f"{len(done)} are done",
+                f"{self.added} came, {len(scheduler.waiting)} wait, {running} run, {self.left} are done",
             )
-        now_done = sorted(seq.id for seq in before if seq.state == "finished")
+        now_done = sorted(seq.id for seq in done)
         if sorted(id for id, _ in iteration.left) != now_done:
             raise Broken("one outcome each", f"{now_done} left, the record says {iteration.left}")
-        late = [s for s in before if s.state == "finished" and s.last_token_at != self.now]
+        late = [seq for seq in done if seq.last_token_at != self.now]
         if late and not policy.holds:
             raise Broken(
                 "slots of those who are done",
@@ -345,7 +368,7 @@ class Trial:
         for seq in self.sequences:
             if self.outcomes[seq.id] != 1:
                 raise Broken("one outcome each", f"{seq.id} has {self.outcomes[seq.id]}")
-            wanted = [token(seq, place) for place in range(seq.max_tokens)]
+            wanted = [self._token(seq, place) for place in range(seq.max_tokens)]
             if seq.finish_reason == "length" and seq.output_ids != wanted:
                 raise Broken("exactly its tokens", f"{seq.id} has {seq.output_ids}, not {wanted}")
         if sorted(scheduler._free_slots) != list(range(self.policy.max_batch_size)):
@@ -387,8 +410,10 @@ class Trial:
                     )
 
 
-def names(sequences: Any) -> str:
-    return ", ".join(seq.id for seq in sequences)
+def names(sequences: Collection[Sequence]) -> str:
+    """Return the names of some sequences, and how many more there are."""
+    more = f" and {len(sequences) - NAMED:,} more" if len(sequences) > NAMED else ""
+    return ", ".join(seq.id for seq in itertools.islice(sequences, NAMED)) + more
 
 
 def try_case(

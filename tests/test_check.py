@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
 import policies
 from scheduling.scheduler import Scheduler
-from simulate.check import check, main, make_cases
+from simulate.check import check, describe, main, make_cases, make_large_cases
 
 MUTANTS = Path(__file__).parent / "mutants"
 WORK, DEADLINES = "no idle slot while somebody fits", "deadlines"
@@ -35,6 +36,9 @@ PLANTED = {
     "pauses_everybody": ("", {"it keeps running"}),
     "displaces_for_ever": ("", {"nobody starves"}),
     "crashes": ("", {"it keeps running"}),
+    "loses_one_after_100_joins": ("", {WORK}),
+    "exceeds_the_budget_of_seven": ("", {"tokens of a step"}),
+    "refuses_long_prompts": ("", {"nobody is turned away"}),
 }
 OPTIONS = {"sleeps_past_its_deadline": {"delay": 20}, "wakes_in_vain": {"delay": 20}}
 
@@ -92,23 +96,40 @@ def test_pages_that_the_scheduler_gives_back_twice_are_noticed() -> None:
             for freed in pages if self.pages else ():
                 self.pages.release(freed)
 
-    verdict = check("dynamic", 50, make_scheduler=Twice)
+    verdict = check("dynamic", 50, make_scheduler=Twice, large=0)
     assert verdict.broken is not None
     assert verdict.broken.law == "pages"
 
 
-@pytest.mark.parametrize("name", [*LOOPS, *ORDERS, *COMPOSED])
+# One of the large cases for each, not the same one for all.
+EVERY = [*LOOPS, *ORDERS, *COMPOSED]
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_every_policy_that_is_shipped_keeps_the_laws(name: str) -> None:
-    assert str(check(name, 48, seed=5)) == f"{name} keeps every law in 48 cases"
+    assert check(name, 48, seed=5, large=0).broken is None
+
+
+@pytest.mark.parametrize(("seed", "name"), list(enumerate(EVERY)))
+def test_every_policy_that_is_shipped_keeps_the_laws_in_large_cases(seed: int, name: str) -> None:
+    assert check(name, 0, seed=seed, large=1 + seed % 2).broken is None
 
 
 @pytest.mark.parametrize(("name", "options"), TUNED)
 def test_the_laws_hold_with_other_options_too(name: str, options: dict[str, object]) -> None:
-    assert check(name, 48, seed=6, options=options).broken is None
+    assert check(name, 48, seed=6, options=options, large=1).broken is None
 
 
 def test_cases_come_from_the_seed_alone() -> None:
     assert list(make_cases(20, 3)) == list(make_cases(20, 3)) != list(make_cases(20, 4))
+    assert list(make_large_cases(2, 3)) == list(make_large_cases(2, 3))
+
+
+def test_large_cases_are_large() -> None:
+    for case in make_large_cases(8, 0):
+        assert case.slots == 64
+        assert len(case.requests) == 1000
+        assert max(len(r.prompt) for r in case.requests) == 2000
 
 
 def test_the_smallest_case_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,11 +140,61 @@ def test_the_smallest_case_is_told_in_words(capsys: pytest.CaptureFixture[str]) 
     assert "r0 arrives at 0: prompt 1, output 1, client b" in told
 
 
+def test_a_fault_that_takes_a_hundred_requests_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([planted("loses_one_after_100_joins"), "--cases", "0"]) == 1
+    told = capsys.readouterr().out
+    assert "r0 to r100 arrive at 0: prompt 1, output 1, client a" in told
+    assert len(told.splitlines()) == 5
+
+
+def test_a_fault_of_long_prompts_is_told_with_the_shortest_of_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([planted("refuses_long_prompts"), "--cases", "0"]) == 1
+    assert "r0 arrives at 0: prompt 13, output 1, client a" in capsys.readouterr().out
+
+
+def test_a_case_that_stays_large_is_summed_up() -> None:
+    for case in make_large_cases(2, 0):
+        lines = describe(case)
+        assert len(lines) < 60
+        assert "64 slots" in lines[0]
+        assert any(" more, the last at " in line for line in lines)
+        assert max(map(len, lines)) <= 120
+
+
 def test_the_command_passes_a_good_policy_with_its_options(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["window", "--cases", "30", "--policy-option", "delay=20"]) == 0
-    assert capsys.readouterr().out == "window keeps every law in 30 cases\n"
+    few = ["--cases", "30", "--large-cases", "1"]
+    assert main(["window", *few, "--policy-option", "delay=20"]) == 0
+    told = capsys.readouterr()
+    assert told.out == "window keeps every law in 30 small and 1 large cases\n"
+    assert told.err == ""  # progress is for terminals
+
+
+def test_progress_is_shown_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr("time.monotonic", itertools.count().__next__)
+    assert main(["window", "--cases", "2", "--large-cases", "0"]) == 0
+    told = capsys.readouterr()
+    assert "\r1 of 2 cases tried\r2 of 2 cases tried\r" in told.err
+    assert told.out == "window keeps every law in 2 small and 0 large cases\n"
+
+
+def test_the_help_lists_the_options_of_all_policies_on_eighty_columns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    told = capsys.readouterr().out
+    known = {info.option for name in [*LOOPS, *ORDERS] for info in policies.describe(name)}
+    assert known <= {line.split(":")[0].strip() for line in told.splitlines()}
+    assert max(map(len, told.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
@@ -132,6 +203,10 @@ def test_the_command_passes_a_good_policy_with_its_options(
         (["dinamic"], "Did you mean 'dynamic'?"),
         (["window", "--policy-option", "dely=1"], "Did you mean 'delay'?"),
         (["no/such/file.py"], "there is no such file"),
+        (["window", "--case", "3"], "Did you mean --cases?"),
+        (["window", "--cases", "-3"], "at least 0"),
+        (["window", "--cases", "0", "--large-cases", "0"], "Use --cases 100"),
+        (["window", "--policy-option", "delay"], "Use --policy-option delay=1"),
     ],
 )
 def test_the_command_says_what_is_wrong_with_itself(

@@ -134,6 +134,7 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
     "predict": {"--cost": ("predict RUN", "constant")},
     "check": {
         "--cases": (CHECK, "3"),
+        "--large-cases": (CHECK, "3"),
         "--seed": (CHECK, "1"),
         "--policy-option": (CHECK, "delay=0.5"),
     },

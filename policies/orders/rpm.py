@@ -18,6 +18,8 @@ class Order(policy.Policy):
     limit = option(60, "requests that a client may send", low=1)
     period = option(60.0, "seconds in which it may", low=0.0)
 
+    refuses = True
+
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
         self._accepted: OrderedDict[str, deque[float]] = OrderedDict()  # the last accepted last

@@ -1,0 +1,10 @@
+"""Planted fault: with seven running, whole prompts are computed, whatever a step may compute."""
+
+from scheduling import policy
+
+
+class Policy(policy.Policy):
+    def share(self, running, budget):
+        if len(running) == 7:
+            return [seq.pending for seq in running]
+        return super().share(running, budget)

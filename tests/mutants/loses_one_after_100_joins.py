@@ -1,0 +1,18 @@
+"""Planted fault: when a hundred have joined, whoever is first in line then is passed over for good."""
+
+from scheduling import policy
+
+
+class Policy(policy.Policy):
+    def __init__(self, max_batch_size, **options):
+        super().__init__(max_batch_size, **options)
+        self.joins = 0
+        self.lost = None
+
+    def on_admit(self, seq, now):
+        self.joins += 1
+
+    def order(self, waiting, now):
+        if self.joins >= 100 and self.lost is None:
+            self.lost = next(iter(waiting))
+        return [seq for seq in waiting if seq is not self.lost]
