@@ -121,7 +121,7 @@ def test_choices_are_numbered_by_prompt_and_the_prompt_counts_once(client: Flask
 
 def test_a_list_takes_places_all_or_none(client: FlaskClient, app: Flask) -> None:
     refusal = error(ask(client, prompt=["x"] * 21), 429)
-    assert "20 more" in refusal["message"]
+    assert "this one adds 20, limit 20" in refusal["message"]
     assert app.extensions["service"].engine.tokenizer.encoded == 0
     assert app.extensions["service"].places.taken == 0
     assert len(texts(done(client, prompt=["x"] * 5, n=4))) == 20
