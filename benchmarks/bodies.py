@@ -1,12 +1,12 @@
-"""What the worst bodies cost everybody else: gaps in a stream and in /health, and the server's memory.
+"""What the worst bodies cost other clients: gaps in a stream, waits for /health, and the server's memory.
 
     python -m benchmarks.bodies --json benchmarks/results/bodies.json
 
-A real server streams one long answer and is asked for /health all the time, while every route gets the largest body
-that each of its fields can have, of every kind: lists, objects, numbers, texts. The table has for each route the
-longest wait for the next event of the stream and for an answer of /health, with the body that caused it. After that
-eight clients send the slowest body of all at once, and then many clients send short lists of wrong items, after which
-the server's memory should be as before.
+The server streams one long answer and is asked for /health all the time. Meanwhile each field of each route is sent
+the largest value of every kind: lists, objects, numbers, texts. The table shows for each route the longest wait for
+the next event of the stream and for an answer of /health, with the body that caused it. Then eight clients send the
+slowest body at once. At last many clients send lists of thousands of wrong items, after which the server should not
+have grown.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks import machine as measured
 from benchmarks.door import Served, get, served
 
 LIMIT = 1 << 20  # bytes of a body
-LONG, TRIES = 50.0, 4  # a wait of more ms is looked at again: another process may have had the core
+LONG, TRIES = 50.0, 8  # a wait of more ms is measured again: another process may have had the core
 MOST_VALUES, MOST_KEYS = 131_000, 16_000  # just fewer than the server reads
 CLIENTS = 8
 MARK = "@here@"
@@ -54,12 +54,12 @@ class Hostile(NamedTuple):
 
 
 def repeated(item: str, room: int, most: int = LIMIT) -> str:
-    """Return a list of as many equal items as there is room for."""
+    """Return a list of equal items: as many as fit, or `most`."""
     return "[" + ",".join([item] * min(most, (room - 2) // (len(item) + 1))) + "]"
 
 
 def keyed(most: int, *last: str) -> Callable[[int], str]:
-    """Return what makes an object of so many keys, or as many as there is room for."""
+    """Return a function that writes an object with this many keys, or as many as fit."""
     pairs = (f'"k{i}":1' for i in range(most))
     return lambda room: "{" + ",".join([*pairs, *last])[: room - 2].rpartition(",")[0] + "}"
 
@@ -92,7 +92,7 @@ KINDS: dict[str, Callable[[int], str]] = {
 
 
 def fields_of(operations: Any) -> Iterator[tuple[Any, tuple[str | int, ...]]]:
-    """Yield each route that takes a body with each place of a field in it, and one that no schema knows."""
+    """Yield each route that takes a body with the place of each field in it, and with one unknown field."""
     for operation in operations:
         schema = operation.body
         if isinstance(schema, type) and issubclass(schema, BaseModel):
@@ -115,7 +115,7 @@ def hostile(
 
 
 def places(schema: type[BaseModel]) -> Iterator[tuple[str | int, ...]]:
-    """Yield where the fields of a schema lie, those of objects in it and of the first object of a list too."""
+    """Yield the paths of a schema's fields, including those of inner objects and of a list's first object."""
     for name, field in schema.model_fields.items():
         yield (name,)
         kinds = [field.annotation, *get_args(field.annotation)]
@@ -135,7 +135,7 @@ def put(fields: Any, place: tuple[str | int, ...], value: Any) -> Any:
 
 
 class Pulse:
-    """Streams and asks for /health without end; knows the longest wait for each since it was last asked."""
+    """Streams and asks for /health without end, and keeps the longest wait for each since the last `take`."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -157,7 +157,7 @@ class Pulse:
             thread.join(30)
 
     def take(self) -> dict[str, float]:
-        """Return the longest waits since the last call, in ms, those that last still among them."""
+        """Return the longest waits since the last call in ms, including those that are not over."""
         now = time.perf_counter()
         waits = {name: max(self.longest[name], now - self._last[name]) for name in self.longest}
         self.longest = dict.fromkeys(self.longest, 0.0)
@@ -222,12 +222,13 @@ def measure(server: Served, args: argparse.Namespace) -> dict[str, Any]:
         pulse.take()
         time.sleep(3)
         idle = pulse.take()
-        rows = []
+        rows: dict[str, list[dict[str, Any]]] = {}
         slowest, longest = None, 0.0
         for body in bodies:
-            rows.append(cost_of(body, server.port, pulse))
-            if rows[-1]["seconds"] > longest:
-                slowest, longest = body, rows[-1]["seconds"]
+            cost = cost_of(body, server.port, pulse)
+            rows.setdefault(body.path, []).append(cost)
+            if cost["seconds"] > longest:
+                slowest, longest = body, cost["seconds"]
         assert slowest is not None
         after = server.memory
         pulse.take()
@@ -235,13 +236,17 @@ def measure(server: Served, args: argparse.Namespace) -> dict[str, Any]:
             list(pool.map(lambda _: send(server.port, slowest), range(CLIENTS * 3)))
         together = {"path": slowest.path, "name": slowest.name, **pulse.take()}
     return {
-        "idle": idle, "rows": rows, "together": together, "memory_before": before, "memory_after": after,
+        "idle": idle,
+        "routes": {path: worst_of(own) for path, own in rows.items()},
+        "together": together,
+        "memory_before": before,
+        "memory_after": after,
         "flood": flood(server, args.flood),
-    }  # fmt: skip
+    }
 
 
 def cost_of(body: Hostile, port: int, pulse: Pulse) -> dict[str, Any]:
-    """Send a body, again if somebody waited long; return the shortest waits."""
+    """Send a body, and again while the waits are long; return the shortest ones."""
     waits: dict[str, float] = {}
     for _ in range(TRIES):
         pulse.take()
@@ -251,12 +256,20 @@ def cost_of(body: Hostile, port: int, pulse: Pulse) -> dict[str, Any]:
         waits = {name: min(value, waits.get(name, value)) for name, value in found.items()}
         if max(waits["stream"], waits["health"]) <= LONG:
             break
-    return {"path": body.path, "field": body.field, "kind": body.kind, "status": status, "bytes_out": size, **waits}  # fmt: skip
+        time.sleep(0.25)
+    return {"name": body.name, "status": status, "bytes_out": size, **waits}
+
+
+def worst_of(costs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the bodies of a route that cost most, by each measure."""
+    measures = ("stream", "health", "seconds", "bytes_out")
+    return {"bodies": len(costs), **{m: max(costs, key=lambda c: c[m]) for m in measures}}
 
 
 def flood(server: Served, requests: int) -> dict[str, float]:
-    """Send many short lists of wrong items over as many connections as there are threads; return the MB before and after."""
-    stop = Hostile("/inference", "stop", "", b'{"prompt":"x","num_tokens":1,"stop":[%s]}' % b",".join([b"1"] * 12_000))  # fmt: skip
+    """Send lists of 12,000 wrong items from as many clients as the server has threads; return the MB before and after."""
+    fields = {"prompt": "x", "num_tokens": 1, "stop": [1] * 12_000}
+    stop = Hostile("/inference", "stop", "wrong items", json.dumps(fields).encode())
     before = server.memory
     total = get(server.port, "/info")["max_concurrent_requests"] + 32
     with ThreadPoolExecutor(total) as pool:
@@ -267,18 +280,16 @@ def flood(server: Served, requests: int) -> dict[str, float]:
 
 def show(result: dict[str, Any]) -> None:
     table = Table("route", "bodies", "stream ms", "by", "/health ms", "by", "answer MB")
-    rows = result["rows"]
-    for path in dict.fromkeys(row["path"] for row in rows):
-        own = [row for row in rows if row["path"] == path]
-        cells = [path, str(len(own))]
-        for name in ("stream", "health"):
-            worst = max(own, key=lambda row: row[name])
-            cells += [f"{worst[name]:.0f}", f"{worst['field']}: {worst['kind']}"]
-        table.add_row(*cells, f"{max(row['bytes_out'] for row in own) / 1e6:.1f}")
+    for path, worst in result["routes"].items():
+        stream, health = worst["stream"], worst["health"]
+        table.add_row(
+            path, str(worst["bodies"]), f"{stream['stream']:.0f}", stream["name"], f"{health['health']:.0f}",
+            health["name"], f"{worst['bytes_out']['bytes_out'] / 1e6:.1f}",
+        )  # fmt: skip
     idle, together, memory = result["idle"], result["together"], result["flood"]
     console.print(table)
     console.print(
-        f"without any of them: stream {idle['stream']:.0f} ms, /health {idle['health']:.0f} ms; {CLIENTS} clients with "
+        f"idle: stream {idle['stream']:.0f} ms, /health {idle['health']:.0f} ms; {CLIENTS} clients with "
         f"{together['path']} {together['name']}: stream {together['stream']:.0f} ms, /health {together['health']:.0f} ms"
     )
     console.print(
@@ -304,7 +315,10 @@ def main() -> None:
         result = measure(server, args)
     show(result)
     command = "python -m benchmarks.bodies " + " ".join(sys.argv[1:])
-    result |= {"benchmark": "bodies", "model": args.model, "policy": args.policy, "machine": measured.describe(), "command": command.strip()}  # fmt: skip
+    result |= {
+        "benchmark": "bodies", "model": args.model, "policy": args.policy,
+        "machine": measured.describe(), "command": command.strip(),
+    }  # fmt: skip
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
 
