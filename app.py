@@ -24,38 +24,20 @@ from flask import Flask, Response
 from flask.json.provider import DefaultJSONProvider
 from werkzeug.exceptions import HTTPException
 
-import banner
 import config as settings
-import doctor
-import faults
 import policies
-import shadow
-import startup
-import weights
-from api import (
-    admission,
-    auth,
-    chat,
-    cors,
-    dashboard,
-    docs,
-    door,
-    errors,
-    events,
-    native,
-    openai,
-    operations,
-    policy,
-    query,
-    tgi,
-    tokens,
-)
-from api.deferral import App
+from api import dashboard, docs, events, operations, policy
+from api.dialects import chat, native, openai, tgi, tokens
+from api.http import admission, auth, cors, errors, middleware, query
+from api.http.deferral import App
 from api.service import Engine, Service
 from config import Config
-from engine import RESOLVED, engine_stack, load_engine
+from launch import banner, doctor, faults, preflight
+from launch.engine import RESOLVED, engine_stack, load_engine
+from models import weights
+from observe import shadow
+from serving.watchdog import Watchdog
 from simulate import mock
-from supervision import Watchdog
 
 log = logging.getLogger("effective-batching")
 
@@ -83,13 +65,13 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     service.operations = [operation for room in rooms for operation in room.OPERATIONS]
     generating = frozenset((op.method, op.path) for op in service.operations if op.generates)
     service.generating = frozenset(f"{m.upper()} {path}".encode() for m, path in generating)
-    app.before_request(door.enter)
+    app.before_request(middleware.enter)
     cors.install(app, config.origins)
     app.before_request(auth.check(config.api_key))
     app.before_request(admission.check(service, generating))
-    app.after_request(door.leave(service))
+    app.after_request(middleware.leave(service))
     app.after_request(query.name_unread(service.operations))  # before the door counts them
-    app.teardown_request(door.abandon(service))
+    app.teardown_request(middleware.abandon(service))
     for room in rooms:
         app.register_blueprint(room.blueprint(service))
     app.register_error_handler(errors.ApiError, errors.response)
@@ -179,7 +161,7 @@ def main(argv: list[str] | None = None) -> None:
         config = _with_absolute_paths(loaded.config)
         if "--doctor" in argv:
             raise SystemExit(0 if doctor.examine(config) else 1)
-        startup.check(config)
+        preflight.check(config)
         resolved = _resolve(config)
     except (ValueError, OSError) as error:
         banner.fail(str(error))

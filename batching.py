@@ -20,15 +20,15 @@ from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as TooLate
 from typing import Any
 
-from inference import Inference, InferenceError, failure, outcome
-from pacing import Deadlines, Rate
-from recovery import EngineBroken, Model, Recovery
 from scheduling.iteration import Iteration, Plan
 from scheduling.options import values_of
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from serving.deadlines import Deadlines, Rate
+from serving.inference import Inference, InferenceError, failure, outcome
+from serving.recovery import EngineBroken, Model, Recovery
 
 __all__ = ["MAX_BATCH_SIZE", "BatchingManager", "Inference", "InferenceError", "Model", "outcome"]
 

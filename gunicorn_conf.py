@@ -16,13 +16,12 @@ from typing import Any
 from gunicorn import util
 
 import app as application
-import banner
 import config as settings
-import faults
-from api.access_log import AccessLog, QueuedHandler
 from api.service import Service
-from supervision import DEATH_SECONDS, DEATHS, Deaths
-from worker import QUICK_SECONDS, Worker, limit_waiting, write_refusal
+from launch import banner, faults
+from launch.worker import QUICK_SECONDS, Worker, limit_waiting, write_refusal
+from observe.access_log import AccessLog, QueuedHandler
+from serving.watchdog import DEATH_SECONDS, DEATHS, Deaths
 
 ANSWER_SECONDS = 1.0  # in which those are answered whom a failed engine leaves behind
 
@@ -33,7 +32,7 @@ bind = (
     f"[{_config.host}]:{_config.port}" if ":" in _config.host else f"{_config.host}:{_config.port}"
 )
 workers = 1
-worker_class = "worker.Worker"
+worker_class = "launch.worker.Worker"
 threads = _config.threads
 worker_connections = _config.connections
 backlog = 2048

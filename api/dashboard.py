@@ -14,10 +14,10 @@ from flask import Blueprint, Response, jsonify, request
 from werkzeug.exceptions import NotFound
 from werkzeug.utils import safe_join
 
-from api import body
 from api.demo import Load
-from api.errors import ApiError
-from api.openapi import Operation
+from api.http import body
+from api.http.errors import ApiError
+from api.http.openapi import Operation
 from api.schemas.demo import LoadRequest
 from api.service import Service
 from config import ROOT

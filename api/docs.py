@@ -8,8 +8,8 @@ from typing import Any
 
 from flask import Blueprint, Response, jsonify
 
-from api.auth import OPEN
-from api.openapi import Operation, document
+from api.http.auth import OPEN
+from api.http.openapi import Operation, document
 from api.schemas.fields import within_vocabulary
 from api.service import Service
 from config import VERSION

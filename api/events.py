@@ -19,13 +19,13 @@ from urllib.parse import urlsplit
 from flask import Blueprint, Response, request
 
 from api import generation
-from api.errors import ApiError, shown
-from api.feed import KEPT, Viewer, event
-from api.openapi import Operation
+from api.http.errors import ApiError, shown
+from api.http.openapi import Operation
 from api.service import Engine, Service
 from api.streaming import bare_socket
 from api.viewing import Reader, View, follow
 from config import VERSION
+from observe.feed import KEPT, Viewer, event
 
 RUN = uuid.uuid4().hex[:12]  # another process counts its steps from 1 again
 SWITCH = {"type": "string", "enum": ["0", "1"]}

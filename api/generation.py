@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 from flask import g
 
-from api import errors, large
-from api.errors import ApiError
+from api.http import errors, large
+from api.http.errors import ApiError
 from api.schemas.standing import Standing
 from api.service import Engine, Service
 from batching import Inference, InferenceError
-from inference import Bell, too_late
+from serving.inference import Bell, too_late
 
 GREEDY_BELOW = 1e-5  # a temperature that differs from 0 by less is 0
 HOTTEST = 1e6  # beyond it all tokens are as likely as they get

@@ -18,8 +18,8 @@ from prometheus_client.core import (
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from api.meters import Histogram
 from api.service import Service
+from observe.meters import Histogram
 
 ENDINGS = {"stop": ("stop",), "length": ("length",), "abort": ()}  # abort is all the rest
 SLOT_STEPS = ("useful", "padding", "held", "idle", "recomputed")

@@ -12,9 +12,9 @@ from typing import Any
 from flask import Blueprint, Response, jsonify, request
 
 from api import dashboard
-from api.errors import ApiError, shown
+from api.http.errors import ApiError, shown
+from api.http.openapi import Operation
 from api.metrics import Exposition
-from api.openapi import Operation
 from api.service import Service
 
 HEALTH = ("/health", "/healthz", "/ping")

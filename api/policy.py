@@ -11,9 +11,10 @@ from typing import Any
 
 from flask import Blueprint, Response, jsonify, request
 
-from api import body, errors, generation
-from api.errors import ApiError
-from api.openapi import Operation
+from api import generation
+from api.http import body, errors
+from api.http.errors import ApiError
+from api.http.openapi import Operation
 from api.schemas.policy import PolicyRequest
 from api.service import Engine, Policies, Service
 from batching import InferenceError

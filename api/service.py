@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from api.access_log import AccessLog
-from api.deferral import Completer
-from api.feed import Feed
-from api.meters import Meters
-from api.openapi import Operation
+from api.http.deferral import Completer
+from api.http.openapi import Operation
+from api.http.registry import Places, Visits
+from api.http.watcher import Watcher
 from api.stream_writer import StreamWriter
 from api.viewing import ViewWriter
-from api.visits import Places, Visits
-from api.watcher import Watcher
 from batching import BatchingManager, Inference
 from config import Config
+from observe.access_log import AccessLog
+from observe.feed import Feed
+from observe.meters import Meters
 from stats import ServerStats
 
 

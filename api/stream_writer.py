@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from inference import Bell
+from serving.inference import Bell
 
 INTERVAL = 0.020  # seconds for which tokens may be put together
 SHARE = 0.02  # of the time, for writing

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 from flask import Response, current_app, g, request, stream_with_context
 
-from api import errors
-from api.errors import ApiError
-from api.feed import dumps
 from api.generation import Job
+from api.http import errors
+from api.http.errors import ApiError
 from api.service import Service
 from api.stream_writer import INTERVAL, Loan
 from batching import Inference, InferenceError
-from inference import LOOK_SECONDS, Bell
+from observe.feed import dumps
+from serving.inference import LOOK_SECONDS, Bell
 
 log = logging.getLogger(__name__)
 

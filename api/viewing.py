@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from api.feed import Feed, Viewer, event
+from observe.feed import Feed, Viewer, event
 
 log = logging.getLogger(__name__)
 

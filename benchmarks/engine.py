@@ -20,11 +20,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-import weights
 from benchmarks import machine as measured
 from generate import machine
 from generate.params import SamplingParams
 from generate.runner import ModelRunner
+from models import weights
 from policies import get_policy
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool

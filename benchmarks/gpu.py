@@ -35,12 +35,12 @@ from rich.table import Table
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton asks when it is imported
 
-import weights
 from benchmarks import gpu_checks, gpu_peers
 from benchmarks import machine as measured
 from generate import machine
 from generate.gpu.runner import GpuRunner, make_runner
 from generate.params import SamplingParams
+from models import weights
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
 

@@ -84,7 +84,7 @@ def run(loader: Loader, sizes: Sizes, keep: Keep) -> dict[str, Any]:
     expected, logprobs = _reference(loader, prompts, sizes.tokens)
     for mode in ("fast", "strict"):
         if mode == "strict" and loader.device.type != "cuda":
-            continue  # hours in the interpreter; tests/test_gpu_runner.py has a smaller one
+            continue  # hours in the interpreter; tests/generate/test_gpu_runner.py has a smaller one
         found[mode] = _texts(loader, prompts, expected, logprobs, sizes.tokens, mode == "strict")
         keep(found)
     return found

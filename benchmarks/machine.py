@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from generate import memory
-from generate.linear import PackedLinear, make_linear
+from generate.cpu.linear import PackedLinear, make_linear
 from generate.machine import cores
-from model import GPTConfig
+from models.gpt2 import GPTConfig
 
 
 def best_seconds(call: Callable[[], object], seconds: float = 0.15, least: int = 3) -> float:

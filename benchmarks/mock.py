@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 import policies
-from api.feed import Feed
-from api.meters import Meters
 from batching import BatchingManager, Inference
 from benchmarks import machine as measured
+from observe.feed import Feed
+from observe.meters import Meters
 from scheduling.pages import PagePool
 from simulate import mock
 from simulate.mock import MockModel

@@ -21,12 +21,14 @@ from gunicorn.config import Config as GunicornConfig
 from gunicorn.http import wsgi
 
 import app as application
-from api import body, generation, native
+from api import generation
+from api.dialects import native
+from api.http import body
 from api.schemas import InferenceRequest
 from batching import BatchingManager
 from benchmarks import closed_loop
 from config import Config
-from engine import load_engine
+from launch.engine import load_engine
 from stats import ServerStats
 
 BODY = json.dumps({"prompt": "ROMEO:", "num_tokens": 1}).encode()

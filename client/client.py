@@ -30,8 +30,7 @@ if not __package__:
 from rich.console import Console
 from rich.table import Table
 
-from . import arrivals, corpus, data, flags, measure, runs, tables, workloads
-from .arrivals import Arrivals
+from . import data, flags, runs
 from .console import (
     FINE,
     SOME_FAILED,
@@ -45,7 +44,10 @@ from .console import (
     leave,
     say,
 )
-from .target import Failed, Target, ask, fetch_stats, model_name
+from .report import measure, tables
+from .send.target import Failed, Target, ask, fetch_stats, model_name
+from .workloads import arrivals, catalog, corpus
+from .workloads.arrivals import Arrivals
 
 __all__ = ["FINE", "SOME_FAILED", "UNREACHABLE", "USAGE", "Display", "main"]
 RESULTS = Path("results")  # where client.compare writes too
@@ -140,7 +142,7 @@ class Settings:
     arrivals: Arrivals
     seed: int
 
-    def plan(self) -> workloads.Plan:
+    def plan(self) -> catalog.Plan:
         """Draw the run."""
         if self.flags.workload:
             text = corpus.load(Path(self.flags.text) if self.flags.text else None)
@@ -148,14 +150,14 @@ class Settings:
             if not self.flags.workload.startswith("trace:"):
                 count = self.numsamples
             try:
-                return workloads.draw(self.flags.workload, count, self.arrivals, self.seed, text)
+                return catalog.draw(self.flags.workload, count, self.arrivals, self.seed, text)
             except ValueError as error:
                 raise UsageError(str(error)) from error
         chosen = self.flags.numtokens_range
         drawn = data.plan(self.numsamples, chosen, self.selection, self.arrivals, self.seed)
-        return workloads.Plan(drawn, self.arrivals)
+        return catalog.Plan(drawn, self.arrivals)
 
-    def config(self, plan: workloads.Plan) -> dict[str, Any]:
+    def config(self, plan: catalog.Plan) -> dict[str, Any]:
         """Give what repeats this run, without the key."""
         dialect = self.target.dialect
         return {

@@ -27,10 +27,13 @@ if not __package__:
 
 from rich.console import Console
 
-from . import arrivals, dialects, ending, flags, runs, servers, simulated, store
+from . import ending, flags, runs
 from .console import FINE, SOME_FAILED, UNREACHABLE, UsageError, emit_json, guarded, leave, say
 from .experiment import Experiment, draw
-from .target import ServerUnreachable, Target, model_name
+from .report import simulated, store
+from .send import dialects, servers
+from .send.target import ServerUnreachable, Target, model_name
+from .workloads import arrivals
 
 THREE = ("nobatch", "static", "dynamic")
 EXAMPLES = (
@@ -221,7 +224,7 @@ def run(
 
 def verdict(paths: Sequence[str], different: bool, console: Console) -> int:
     """Compare two result files and print each measure with its difference."""
-    from . import verdict as judge
+    from .report import verdict as judge
 
     both = []
     for path in paths:

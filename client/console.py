@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from .load import Counts, LoadRun
-from .target import KeyRefused, ServerUnreachable, Target
+from .send.load import Counts, LoadRun
+from .send.target import KeyRefused, ServerUnreachable, Target
 
 FINE, SOME_FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
 EXIT_CODES = (

@@ -14,8 +14,8 @@ from threading import Lock
 
 import numpy as np
 
-from .arrivals import Arrivals
-from .corpus import CONTEXT
+from .workloads.arrivals import Arrivals
+from .workloads.corpus import CONTEXT
 
 # The client has no tokenizer. Its words cost 1 to 2 tokens each in GPT-2's and in bard's
 # vocabulary, so two a word keeps prompt + num_tokens inside the context whatever is drawn.

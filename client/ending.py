@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markdown import Markdown
 
-from . import store, summary
 from .console import emit, say
+from .report import store, summary
 
 # Latency over tokens under the first load, the easiest; the batch over time under the last, the hardest.
 SHOWN = {
@@ -61,7 +61,7 @@ def tell(results: store.Results) -> str:
 def draw_page(folder: Path, console: Console) -> None:
     """Draw pictures and page; without matplotlib say how to get it, and how to draw later."""
     try:
-        from . import report
+        from .report import page
     except ImportError:
         say(
             console,
@@ -69,4 +69,4 @@ def draw_page(folder: Path, console: Console) -> None:
             f"client/requirements.txt) and run python -m client.report {folder}",
         )
         return
-    report.write(folder)
+    page.write(folder)

@@ -10,12 +10,14 @@ from typing import Any
 
 from rich.console import Console
 
-from . import corpus, measure, runs, tables, workloads
-from .arrivals import Arrivals
+from . import runs
 from .console import UsageError, say
-from .events import EventRecorder
-from .store import Store
-from .target import Target, fetch_stats
+from .report import measure, tables
+from .report.store import Store
+from .send.events import EventRecorder
+from .send.target import Target, fetch_stats
+from .workloads import catalog, corpus
+from .workloads.arrivals import Arrivals
 
 DEFAULT_WARMUP = 3
 
@@ -26,7 +28,7 @@ class Load:
 
     name: str
     arrivals: Arrivals
-    plans: list[workloads.Plan]
+    plans: list[catalog.Plan]
     workload: str
 
 
@@ -37,7 +39,7 @@ def draw(flags: argparse.Namespace, seed: int, count: int, workload: str) -> lis
     try:
         for pace in flags.load:
             plans = [
-                workloads.draw(workload, count, pace, seed + i, text) for i in range(flags.repeats)
+                catalog.draw(workload, count, pace, seed + i, text) for i in range(flags.repeats)
             ]
             loads.append(Load(pace.text, pace, plans, workload))
     except ValueError as error:
@@ -92,7 +94,7 @@ class Experiment:
         self,
         labels: dict[str, Any],
         target: Target,
-        plan: workloads.Plan,
+        plan: catalog.Plan,
         warmed: int,
         events: EventRecorder | None = None,
     ) -> dict[str, Any]:
@@ -121,7 +123,7 @@ class Experiment:
         self,
         labels: dict[str, Any],
         target: Target,
-        plan: workloads.Plan,
+        plan: catalog.Plan,
         before: dict[str, Any] | None,
         warmed: int,
         stalls: list[float],

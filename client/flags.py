@@ -14,9 +14,11 @@ from typing import Any, NoReturn
 from dotenv import dotenv_values
 from rich.console import Console
 
-from . import arrivals, corpus, data, dialects, workloads
+from . import data
 from .console import EXIT_CODES, UsageError, nearest, say, writable
-from .target import Target
+from .send import dialects
+from .send.target import Target
+from .workloads import arrivals, catalog, corpus
 
 ENV_FILE = Path(__file__).resolve().with_name(".env")
 STDOUT = Path("-")
@@ -121,7 +123,7 @@ Flags = dict[str, tuple[str, dict[str, Any]]]
 SENT: Flags = {
     "--workload": (
         "what is sent, by name (see below)",
-        {"type": checked(workloads.check), "metavar": "NAME"},
+        {"type": checked(catalog.check), "metavar": "NAME"},
     ),
     "--text": (
         "cut prompts from this file instead of the plays",
@@ -171,7 +173,7 @@ def epilog(first: str, examples: Sequence[str]) -> str:
     loads = [(form, text) for form, text, *_ in arrivals.KINDS.values() if form[:5] != "trace"]
     listed = [
         f"{title}:\n" + "\n".join(f"  {name:<21}{text}" for name, text in lines)
-        for title, lines in (("loads", loads), ("workloads", workloads.describe()))
+        for title, lines in (("loads", loads), ("workloads", catalog.describe()))
     ]
     shown = "examples:\n" + "\n".join(f"  {line}" for line in examples)
     return "\n\n".join([first, *listed, shown, EXIT_CODES]).strip()

@@ -20,8 +20,9 @@ if not __package__:
 
 from rich.console import Console
 
-from . import figures, flags
+from . import flags
 from .console import FINE, UsageError, emit, guarded, say
+from .report import figures
 
 Table = list[tuple[float, float]]
 
@@ -59,7 +60,7 @@ def draw(tables: dict[str, Table], out: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    from .album import KNOWN, OTHERS, finish
+    from .report.album import KNOWN, OTHERS, finish
 
     picture, axes = plt.subplots(figsize=(7.2, 4.2))
     for place, (name, rows) in enumerate(tables.items()):

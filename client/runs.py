@@ -16,11 +16,12 @@ import aiohttp
 import numpy as np
 from rich.console import Console
 
-from . import data, measure
-from .arrivals import Arrivals
+from . import data
 from .console import Display, UsageError, say
-from .load import LoadRun
-from .target import Failed, KeyRefused, ServerUnreachable, Target, ask, fetch_stats
+from .report import measure
+from .send.load import LoadRun
+from .send.target import Failed, KeyRefused, ServerUnreachable, Target, ask, fetch_stats
+from .workloads.arrivals import Arrivals
 
 # After the first Ctrl-C, what is on its way may still finish for so long.
 GRACE_SECONDS = 10.0

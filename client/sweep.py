@@ -30,10 +30,10 @@ import numpy as np
 from rich.console import Console
 
 from . import compare, ending, flags, runs
-from .arrivals import Arrivals
 from .console import FINE, SOME_FAILED, UNREACHABLE, UsageError, guarded, leave, say
 from .experiment import Experiment, draw
-from .target import ServerUnreachable, Target
+from .send.target import ServerUnreachable, Target
+from .workloads.arrivals import Arrivals
 
 SERVED = 0.9
 # So little is no matter of the last answers of a short run.

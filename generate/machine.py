@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from model import GPTConfig
+from models.gpt2 import GPTConfig
 
 PAGE_SIZE = 64
 GPU_PAGE_SIZE = 128  # a page is what one program of the decode kernel reads

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from generate import memory
-from generate.attention import PackedRows, make_attention
-from generate.blocks import make_blocks
-from generate.linear import make_head
+from generate.cpu.attention import PackedRows, make_attention
+from generate.cpu.blocks import make_blocks
+from generate.cpu.linear import make_head
 from generate.sampling import Draws, History, logprobs, sample
-from model import GPT
+from models.gpt2 import GPT
 from scheduling.iteration import Plan
 from scheduling.scheduler import Output, Token
 from scheduling.sequence import Sequence

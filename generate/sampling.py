@@ -21,9 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from generate.kernels import KernelError, load_library
+from generate.cpu.kernels import KernelError, load_library
+from generate.cpu.team import team
 from generate.params import SamplingParams
-from generate.team import team
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ def _library() -> ctypes.CDLL | None:
     if os.environ.get("EB_KERNELS") == "off":
         return None
     try:
-        library = team().join(load_library(Path(__file__).with_name("sampler.c")))
+        library = team().join(load_library(Path(__file__).parent / "cpu" / "sampler.c"))
     except (KernelError, OSError) as error:
         log.warning("the C sampler does not run, PyTorch samples instead: %s", error)
         return None

@@ -17,7 +17,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from client import ending, store
+from client import ending
+from client.report import store
 from simulate import (
     calibrate,
     costs,

@@ -60,7 +60,7 @@ Told = list[dict[str, Any]]
 def prefix(told: dict[str, Any], folder: Path, console: Console) -> None:
     """Draw hits, TTFT and TPOT over cache size, what the batch size does, and the caches on a trace if there was one."""
     try:
-        from client import album
+        from client.report import album
     except ImportError:
         say(console, "no pictures: matplotlib is not installed. Run: pip install matplotlib")
         return
@@ -97,7 +97,7 @@ def _panels(
     keys: tuple[str, str, str], x: str, y: str,
 ) -> None:  # fmt: skip
     """Draw a panel for each share; of `keys` the first tells the lines apart, the others are x and y."""
-    from client import album
+    from client.report import album
 
     (panels, table), (line, place, height) = drawing, keys
     table.append(["shared", *keys])

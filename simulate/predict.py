@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import policies
-from client import store
+from client.report import store
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import policies
-from client import traces
+from client.workloads import traces
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence

@@ -151,7 +151,7 @@ class Roofline(Cost):
 
 # Least squares of the relative errors on data/vtc/cost_profile.json (VTC artifact, OSDI 2024; Llama-2-7B, A10G). A decode
 # step errs by 0.8 % in the mean; without the knee, which bounds small batches from below, it errs by 3.5 %.
-# tests/test_costs.py fits them again.
+# tests/simulate/test_costs.py fits them again.
 VTC_A10G = {
     "base": 32.713e-3, "row": 0.31261e-3, "knee": 48, "context": 0.70586e-6, "token": 0.21087e-3,
     "request": 0.5933e-3,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from client import measure, store
+from client.report import measure, store
 from scheduling.sequence import Sequence
 from simulate.simulator import Run
 

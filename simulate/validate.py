@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 import policies
-from client import load
 from client.data import Planned
+from client.send import load
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.costs import Cost, Host

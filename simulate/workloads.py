@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from client import traces
-from client.corpus import CHARACTERS_PER_TOKEN
+from client.workloads import traces
+from client.workloads.corpus import CHARACTERS_PER_TOKEN
 from scheduling.sequence import Sequence
 
 Lengths = tuple[np.ndarray, np.ndarray]  # prompt tokens, output tokens

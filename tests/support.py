@@ -210,7 +210,7 @@ def fake_engine(
 
 def why_no_kernel() -> str:
     """Return why packed_linear.c does not run here, for tests that are skipped then."""
-    from generate import linear
+    from generate.cpu import linear
 
     try:
         fits = linear._library().packed_linear_supported()

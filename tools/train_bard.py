@@ -1,6 +1,6 @@
 """Train `bard`, the built-in model, on one text file: tokenizer, network, evaluation and model card.
 
-    python tools/train_bard.py --text FILE [--out models/bard] [--steps 3600 | --minutes 60] [--resume models/bard]
+    python tools/train_bard.py --text FILE [--out weights/bard] [--steps 3600 | --minutes 60] [--resume weights/bard]
 
 The last tenth of the text is held out: neither the tokenizer nor the network sees it. The text is small
 (some 300,000 tokens), so the fight is against learning it by heart: dropout in the network, and BPE-dropout
@@ -44,8 +44,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import weights
-from model import GPT, CausalSelfAttention, GPTConfig
+from models import weights
+from models.gpt2 import GPT, CausalSelfAttention, GPTConfig
 
 EOT = "<|endoftext|>"
 SHAPE = GPTConfig(vocab_size=4096, n_layer=6, n_head=4, n_embd=256, dropout=0.3)
@@ -382,7 +382,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--text", type=Path, required=True, help="the text to learn")
-    parser.add_argument("--out", type=Path, default=Path("models/bard"))
+    parser.add_argument("--out", type=Path, default=Path("weights/bard"))
     parser.add_argument("--steps", type=int, default=3600)
     parser.add_argument("--minutes", type=float, help="train as long as this instead of --steps")
     parser.add_argument("--resume", type=Path, help="begin with this bard, made from the same text")

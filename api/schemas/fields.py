@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, StrictBool, StrictStr, WithJsonSchema
 
-from api.errors import shown
+from api.http.errors import shown
 
 INT64 = 1 << 63
 MOST_PROMPTS = 64

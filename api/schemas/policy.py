@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr, WithJsonSchema
 
-from api.errors import shown
+from api.http.errors import shown
 
 MOST_OPTIONS = 32
 LONGEST_VALUE = 256

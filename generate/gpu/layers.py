@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from generate.linear import GELU_TANH_NAMES
-from model import ACTIVATIONS, GPT
+from generate.cpu.linear import GELU_TANH_NAMES
+from models.gpt2 import ACTIVATIONS, GPT
 
 VOCABULARY_MULTIPLE = 64  # a product whose width is odd takes a slower kernel
 Attend = Callable[[int, Tensor, float], Tensor]  # layer, qkv [n, 3C], scale: attention [n, C]

@@ -27,7 +27,7 @@ from generate.gpu.rows import Rows, upload
 from generate.params import GREEDY
 from generate.runner import ModelRunner, rows_due
 from generate.sampling import NotFinite
-from model import GPT
+from models.gpt2 import GPT
 from scheduling.iteration import Plan
 from scheduling.scheduler import Output
 from scheduling.sequence import Sequence

@@ -165,13 +165,13 @@ def generates_all_the_same(server: Watched) -> None:
 
 CASES = [
     Case("E1", "one that breaks the step it is in", poison, setting=ARMED, tracebacks=True,
-         tests=("tests/test_batching.py::test_one_that_breaks_a_batch_of_8_is_found_and_its_neighbours_get_their_tokens",)),
+         tests=("tests/serving/test_batching.py::test_one_that_breaks_a_batch_of_8_is_found_and_its_neighbours_get_their_tokens",)),
     Case("E2", "a step that fails once", once, setting=ARMED, tracebacks=True,
-         tests=("tests/test_batching.py::test_a_step_that_fails_once_harms_nobody",)),
+         tests=("tests/serving/test_batching.py::test_a_step_that_fails_once_harms_nobody",)),
     Case("E3", "an engine that breaks again and again", the_fifth_time_it_stops, setting=FAILING, quick=False,
          ends=True,
-         tests=("tests/test_recovery.py::test_an_engine_that_computes_nothing_answers_everybody_and_says_why",
-                "tests/test_supervision.py::test_the_fifth_death_within_a_minute_is_one_too_many")),
+         tests=("tests/serving/test_recovery.py::test_an_engine_that_computes_nothing_answers_everybody_and_says_why",
+                "tests/serving/test_supervision.py::test_the_fifth_death_within_a_minute_is_one_too_many")),
     Case("E4", "one that runs out of memory alone", too_large_alone, setting=ARMED, tracebacks=True),
     Case("E5", "a GPU that must be started anew", dies("STICKY"), setting=ARMED, killed=True, tracebacks=True),
     Case("E5", "a loop that is left", dies("LEAVE"), setting=ARMED, quick=False, killed=True, tracebacks=True),

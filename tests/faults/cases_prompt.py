@@ -173,9 +173,9 @@ CASES = [
     Case("B5", "ids beyond the vocabulary beside seven neighbours", strange_ids_harm_no_neighbour),
     Case("B6", "a prompt that cannot fit whatever its tokens",
          refuses({"prompt": "x" * 200_000}, says="bytes"),
-         tests=("tests/test_api.py::test_what_cannot_fit_is_not_even_tokenized",)),
+         tests=("tests/api/test_api.py::test_what_cannot_fit_is_not_even_tokenized",)),
     Case("B7", "characters split over tokens in a stream", a_stream_joins_to_the_whole,
-         tests=("tests/test_streaming.py::test_what_a_reader_sees_joins_to_the_whole_text",)),
+         tests=("tests/api/test_streaming.py::test_what_a_reader_sees_joins_to_the_whole_text",)),
     Case("B8", "far too many choices", refuses(*OVER_THE_CAP, codes=OPENAI)),
     Case("B9", "stops that are none, too many, too long, and those that cut", all_of(
         refuses({"stop": ""}, {"stop": list("abcdefghijklmnopq")}, {"stop": "x" * 10_000}, codes=NATIVE | OPENAI),
@@ -194,5 +194,5 @@ CASES = [
                 chat({"role": "user", "content": [{"type": "audio"}]}), codes=CHAT),
         pictures_are_not_fetched)),
     Case("B15", "the same prompt alone and in a full batch", company_changes_nothing,
-         tests=("tests/test_runner.py::test_the_text_of_a_request_does_not_depend_on_its_company",)),
+         tests=("tests/generate/test_runner.py::test_the_text_of_a_request_does_not_depend_on_its_company",)),
 ]  # fmt: skip

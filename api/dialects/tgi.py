@@ -1,0 +1,202 @@
+"""TGI's dialect: POST /generate and /generate_stream, POST / with inputs, GET /info."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from flask import Blueprint, Response, g, jsonify, request
+
+import config as settings
+from api import generation
+from api.dialects.tgi_writer import Writer, samples
+from api.generation import Ask, Prompt
+from api.http import admission, body
+from api.http.deferral import Deferred
+from api.http.errors import ApiError
+from api.http.openapi import Operation
+from api.schemas import CompatRequest, GenerateParameters, GenerateRequest, StreamRequest
+from api.schemas.fields import MOST_STOPS
+from api.schemas.tgi import UNSUPPORTED_PARAMETERS
+from api.service import Engine, Service
+
+EXAMPLE = '{"inputs": "ROMEO:", "parameters": {"max_new_tokens": 40}}'
+SENT = {"inputs": "ROMEO:", "parameters": {"max_new_tokens": 8}}
+GREETING = "effective-batching is here: POST /inference, GET /stats\n"
+GENERATED = {
+    "type": "object",
+    "required": ["generated_text"],
+    "properties": {"generated_text": {"type": "string"}},
+}
+OPERATIONS = [
+    Operation(
+        "post", "/generate", "complete a prompt, as TGI does", "tgi", body=GenerateRequest, example=SENT,
+        answer=GENERATED, generates=True, tgi=True,
+    ),
+    Operation(
+        "post", "/generate_stream", "complete a prompt in events, one for each token", "tgi", body=StreamRequest,
+        example=SENT, media="text/event-stream", answer={"type": "string"}, generates=True, tgi=True,
+    ),
+    Operation(
+        "post", "/", "as /generate if the body has inputs (the answer is a list of one), else a greeting", "tgi",
+        media="text/plain", answer={"type": "string"}, generates=True, tgi=True,
+    ),
+    Operation("get", "/info", "what serves, and how much it takes", "tgi", answer={"type": "object"}, errors=(503,)),
+]  # fmt: skip
+
+
+def blueprint(service: Service) -> Blueprint:
+    routes = Blueprint("tgi", __name__)
+
+    @routes.post("/generate")
+    def generate() -> Response | Deferred:
+        return _answer(service, body.take(request, EXAMPLE), GenerateRequest, False)
+
+    @routes.post("/generate_stream")
+    def generate_stream() -> Response | Deferred:
+        return _answer(service, body.take(request, EXAMPLE), StreamRequest, True)
+
+    @routes.post("/")
+    def compatible() -> Response | Deferred:
+        g.tgi = True
+        try:
+            fields = body.parse(body.read(request), EXAMPLE)
+        except ApiError as error:
+            if error.status != 400:
+                raise
+            fields = {}
+        if "inputs" not in fields:
+            return body.name_ignored(Response(GREETING, mimetype="text/plain"), fields)
+        return _answer(service, fields, CompatRequest, None)
+
+    @routes.get("/info")
+    def info() -> Response:
+        return jsonify(information(service, generation.ready_engine(service)))
+
+    return routes
+
+
+def _answer(
+    service: Service, fields: dict[str, Any], schema: type[GenerateRequest], streams: bool | None
+) -> Response | Deferred:
+    """Answer a request that streams or not, or for None says so itself."""
+    began = time.perf_counter()
+    engine = generation.ready_engine(service)
+    given = fields.get("parameters")
+    harmless = (
+        body.refuse_unsupported(given, UNSUPPORTED_PARAMETERS) if isinstance(given, dict) else []
+    )
+    asked, ignored = body.validate(schema, fields)
+    in_list = streams is None
+    streams = asked.stream if isinstance(asked, CompatRequest) else bool(streams)
+    says_nothing = {f"parameters.{name}" for name in harmless}
+    if fields.get("stream") in (None, streams):
+        says_nothing.add("stream")
+    ignored = [name for name in ignored if name not in says_nothing]
+    check(asked.parameters, streams)
+    admission.take_more(service, ((asked.parameters and asked.parameters.best_of) or 1) - 1)
+    job = generation.start(service, engine, ask_of(engine, asked, streams), streams=streams)
+    writer = Writer(engine, job, asked, began)
+    if asked.parameters is not None:
+        ignored += unread(asked.parameters, streams)
+        ignored += generation.unheeded(engine, asked.parameters, "parameters.")
+    if streams:
+        return body.name_ignored(writer.stream(), ignored)
+    return Deferred(job, lambda: body.name_ignored(writer.whole(in_list), ignored))
+
+
+def unread(p: GenerateParameters, streams: bool) -> list[str]:
+    """Return the parameters that others leave without effect."""
+    names = []
+    if p.stop and p.stop_sequences:
+        names.append("parameters.stop_sequences")
+    if p.top_n_tokens and not (streams or p.details or p.decoder_input_details):
+        names.append("parameters.top_n_tokens")
+    return names
+
+
+def check(p: GenerateParameters | None, streams: bool) -> None:
+    """Raise ApiError for parameters that do not go together."""
+    if p is None:
+        return
+    if streams and p.decoder_input_details:
+        raise ApiError(
+            "decoder_input_details is true in a stream, which has no place for them. Leave it out, or use /generate",
+            param="decoder_input_details",
+        )
+    if p.best_of is None or p.best_of == 1:
+        return
+    for wrong, reason, remedy in (
+        (streams, "a stream cannot choose among answers", "Leave it out, or use /generate"),
+        (
+            not samples(p),
+            "greedy answers are all the same",
+            "Send do_sample: true, or leave it out",
+        ),
+        (p.seed is not None, "a seed makes one answer", "Leave out seed or best_of"),
+    ):
+        if wrong:
+            raise ApiError(f"best_of is {p.best_of}, but {reason}. {remedy}", param="best_of")
+
+
+def ask_of(engine: Engine, asked: GenerateRequest, streams: bool) -> Ask:
+    p = asked.parameters or GenerateParameters()
+    heat = (1.0 if p.temperature is None else p.temperature) if samples(asked.parameters) else 0.0
+    best_of = p.best_of or 1
+    options: dict[str, Any] = {
+        "temperature": heat,
+        "top_k": p.top_k or 0,
+        "top_p": p.top_p or 1.0,
+        "typical_p": p.typical_p or 1.0,
+        "repetition_penalty": p.repetition_penalty or 1.0,
+        "frequency_penalty": p.frequency_penalty or 0.0,
+        "stops": p.stop or p.stop_sequences or [],
+        "ignore_eos": False,
+        "keep_stop": True,
+        "hide_special": True,
+        **p.standing(),
+    }
+    if streams or p.details or p.decoder_input_details or best_of > 1:
+        options["logprobs"] = p.top_n_tokens or 0
+    if p.decoder_input_details:
+        options |= {"scores_prompt": True, "prompt_logprobs": 0}
+    ids = generation.encode(
+        engine, asked.inputs, special=engine.special_end, keep=p.truncate, param="inputs"
+    )
+    return Ask(
+        [Prompt(asked.inputs, ids)], p.max_new_tokens, "max_new_tokens", options,
+        best_of=best_of, seed=p.seed,
+    )  # fmt: skip
+
+
+def information(service: Service, engine: Engine) -> dict[str, Any]:
+    """Return the body of /info: TGI's fields, then ours."""
+    manager, pages = engine.manager, engine.manager.pages
+    fits = {} if pages is None else {
+        str(n): pages.total // pages.pages_for(n) for n in (128, 256, 512, 1024)
+    }  # fmt: skip
+    return {
+        "model_id": engine.served_name,
+        "model_sha": engine.facts.get("revision"),
+        "model_pipeline_tag": "text-generation",
+        "max_concurrent_requests": service.config.max_open_requests,
+        "max_best_of": 4,
+        "max_stop_sequences": MOST_STOPS,
+        "max_input_tokens": engine.context - 1,
+        "max_total_tokens": engine.context,
+        "validation_workers": 1,
+        "max_client_batch_size": 1,
+        "router": "effective-batching",
+        "version": settings.VERSION,
+        "sha": None,
+        "docker_label": None,
+        "policy": engine.policy,
+        "policy_params": {"max_batch_size": manager.max_batch_size, **manager.policy_options},
+        "max_batch_size": manager.max_batch_size,
+        "device": engine.device,
+        "dtype": engine.dtype,
+        "attention_backend": engine.facts.get("attention"),
+        "kv_pages": None if pages is None else pages.total,
+        "page_size": engine.page_size,
+        "max_concurrent_sequences": fits,
+    }

@@ -1,0 +1,35 @@
+"""The key: compared in constant time, asked for on every route but those that say whether the server lives."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+
+from flask import request
+
+from api import dashboard
+from api.http.errors import ApiError
+
+OPEN = frozenset({"/health", "/healthz", "/ping", "/ready", "/health/live", "/health/ready"})
+PAGES = frozenset({"dashboard.asset", "dashboard.race"})
+
+
+def check(key: str) -> Callable[[], None]:
+    """Return what to do before each request: nothing without a key, else refuse who does not send it."""
+    expected = key.encode()
+
+    def before_request() -> None:
+        if not expected or request.path in OPEN or request.routing_exception is not None:
+            return  # an unknown path is 404 and a wrong method 405, with or without the key
+        if request.endpoint in PAGES or (request.path == "/" and dashboard.is_wanted()):
+            return  # static files, that ask for the key themselves
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        if scheme != "Bearer" or not hmac.compare_digest(
+            given.encode("utf-8", "replace"), expected
+        ):
+            raise ApiError(
+                "the API key is missing or wrong. Send the header 'Authorization: Bearer KEY'",
+                type="authentication_error",
+            )
+
+    return before_request

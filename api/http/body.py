@@ -1,0 +1,280 @@
+"""From the bytes of a body to a checked object: limits, JSON without surprises, plain words for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable
+from difflib import get_close_matches
+from itertools import islice
+from typing import Any, NoReturn, TypeVar, get_args, get_origin
+
+from flask import Request, Response
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from api.http import large
+from api.http.errors import ApiError, shown
+
+log = logging.getLogger(__name__)
+LIMIT = 1 << 20  # bytes
+DEPTH = 32  # of brackets
+MOST_VALUES = 1 << 17  # in a body: 64 prompts of 1,024 token ids are half of it
+MOST_KEYS = 1 << 14  # and lists and objects, which cost more to build than what is in them
+MOST_NAMES = 100  # of unknown fields that an answer names
+NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+def read(request: Request) -> bytes:
+    """Return the body, counted while it is read: a chunked one has no length to trust."""
+    if request.headers.get("Content-Encoding", "identity").lower() not in ("identity", ""):
+        raise ApiError(
+            "the body has a Content-Encoding. Send it as plain JSON, uncompressed", status=415
+        )
+    if (request.content_length or 0) > LIMIT:
+        raise _too_large()
+    body = bytearray()
+    while piece := _piece(request, LIMIT + 1 - len(body)):
+        body += piece
+        if len(body) > LIMIT:
+            raise _too_large()
+    expected = request.content_length or 0
+    if len(body) < expected:
+        raise ApiError(
+            f"the body ended after {len(body):,} of {expected:,} bytes. Send as many as Content-Length says"
+        )
+    return bytes(body)
+
+
+def _too_large() -> ApiError:
+    """Return what is raised at once: one that a frame kept would keep the frame, and its body, until the next GC."""
+    return ApiError(f"the body is larger than {LIMIT:,} bytes. Send a shorter prompt", status=413)
+
+
+def _piece(request: Request, most: int) -> bytes:
+    """Return the next bytes of the body, none at its end; 408 when they are too long in coming."""
+    try:
+        return request.stream.read(most)
+    except BlockingIOError:
+        raise ApiError(
+            "the body stopped coming before its end. Send it at once, or raise --receive-timeout",
+            type="timeout_error",
+            status=408,
+        ) from None
+    except Exception as error:  # of the HTTP server's own classes: no chunk, or a cut connection
+        log.info("a body could not be read: %r", error)
+        raise ApiError(
+            "the body broke off, or its chunks are malformed. Send it whole, with its Content-Length"
+        ) from None
+
+
+def parse(body: bytes, example: str) -> dict[str, Any]:
+    """Return the one JSON object in `body`; ApiError with line and column, or an example when it is empty.
+
+    Large bodies are parsed one at a time: together they would take as long, and more memory.
+    """
+    with large.alone(len(body)):
+        return _parse(body, example)
+
+
+def _parse(body: bytes, example: str) -> dict[str, Any]:
+    if not body.strip():
+        raise ApiError(f"the body is empty. Send a JSON object such as {example}")
+    try:
+        text = body.removeprefix(b"\xef\xbb\xbf").decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ApiError(f"the body is no UTF-8 at byte {error.start}. Send JSON in UTF-8") from None
+    _check_structure(body)
+    try:
+        # Hooks are calls of Python, between which other threads get their turn.
+        value = json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_not_finite, parse_float=_finite, parse_int=_whole
+        )  # fmt: skip
+    except json.JSONDecodeError as error:
+        raise ApiError(
+            f"the body is no JSON: {error.msg} at line {error.lineno}, column {error.colno}. "
+            f"Send a JSON object such as {example}"
+        ) from None
+    if not isinstance(value, dict):
+        raise ApiError(f"the body is {shown(value)}, must be a JSON object such as {example}")
+    return value
+
+
+def _check_structure(body: bytes) -> None:
+    """Refuse a body that nests too deeply or holds too many values, before any of them is built.
+
+    It is right up to the first place that is no JSON, and nothing after that place is built.
+    """
+    opened = body.count(b"[") + body.count(b"{")
+    if (
+        opened <= DEPTH
+        and opened + body.count(b":") <= MOST_KEYS
+        and body.count(b",") < MOST_VALUES
+    ):
+        return  # whatever is in strings
+    most_quotes = 2 * (MOST_VALUES + MOST_KEYS)
+    pieces = body.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"', most_quotes)
+    bare = b"".join(pieces[::2])  # what is between the strings
+    brackets = bare.translate(None, NO_BRACKETS)
+    depth = 0
+    for bracket in brackets[: 2 * MOST_KEYS]:
+        depth += 1 if bracket in b"[{" else -1
+        if depth > DEPTH:
+            raise ApiError(f"the body is nested deeper than {DEPTH} levels. Send a flat object")
+    keys = bare.count(b":") + bare.count(b"[") + bare.count(b"{")
+    for what, count, most in (
+        ("keys, lists and objects", keys, MOST_KEYS),
+        ("values", bare.count(b",") + 1, MOST_VALUES),
+    ):
+        if count > most:
+            raise ApiError(
+                f"the body holds {count:,} {what}, at most {most:,} are read. Send fewer"
+            )
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        twice = next(key for key, count in counts.items() if count > 1)
+        raise ApiError(f"the key {shown(twice)} is there twice. Send it once", param=twice[:100])
+    return result
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:  # thousands of digits
+        raise ApiError(
+            f"the body holds a number of {len(text):,} digits, which is too long. Send a shorter one"
+        ) from None
+
+
+def _not_finite(name: str) -> NoReturn:
+    raise ApiError(f"the body holds {shown(name)}, numbers must be finite. Send a finite number")
+
+
+def _finite(text: str) -> float:
+    """Return a number with a point or an exponent; 1e999 is infinite and refused."""
+    value = float(text)
+    return value if math.isfinite(value) else _not_finite(text)
+
+
+def take(request: Request, example: str, any_type: bool = False) -> dict[str, Any]:
+    """Return the request's JSON object; without `any_type` it must say that it is JSON."""
+    kind = request.mimetype
+    if not any_type and kind != "application/json" and not kind.endswith("+json"):
+        raise ApiError(
+            f"the content type is {shown(kind or 'absent')}. Send the header 'Content-Type: application/json' "
+            "(curl: -H 'Content-Type: application/json')",
+            status=415,
+        )
+    return parse(read(request), example)
+
+
+def refuse_unsupported(fields: dict[str, Any], table: dict[str, tuple[Any, ...]]) -> list[str]:
+    """Refuse known fields that would change the output and are not supported; return those that ask for nothing.
+
+    The table has for each name the values that change nothing.
+    """
+    harmless = [name for name in fields if name in table]
+    for name in harmless:
+        value = fields[name]
+        if value is None or any(
+            type(value) is type(same) and value == same for same in table[name]
+        ):
+            continue
+        raise ApiError(f"{name} is {shown(value)}, and is not supported. Leave it out", param=name)
+    return harmless
+
+
+def name_ignored(response: Response, names: Iterable[str]) -> Response:
+    """Name in a header what was ignored, in characters that a header can carry."""
+    if text := ", ".join(islice(names, MOST_NAMES)):
+        header = "".join(c if c.isascii() and c.isprintable() else "?" for c in text[:1000])
+        response.headers["X-Ignored-Params"] = header
+    return response
+
+
+def validate(schema: type[Schema], fields: dict[str, Any]) -> tuple[Schema, list[str]]:
+    """Return the checked object and the names of the first unknown fields; null is as good as absent."""
+    ignored: list[str] = []
+    try:
+        return schema.model_validate(_known(schema, fields, ignored)), ignored
+    except ValidationError as error:
+        raise _plain_words(error, schema, fields, ignored) from None
+
+
+def _known(schema: type[BaseModel], fields: Any, ignored: list[str], path: str = "") -> Any:
+    """Return the fields that the schema knows and that are not null, objects within objects too."""
+    if not isinstance(fields, dict):
+        return fields
+    unknown = (path + name for name in fields if name not in schema.model_fields)
+    ignored += islice(unknown, MOST_NAMES - len(ignored))
+    known = {}
+    for name, field in schema.model_fields.items():
+        value = fields.get(name)
+        if value is None and not (field.is_required() and name in fields):
+            continue
+        inner = _schema_of(field.annotation)
+        known[name] = value if inner is None else _known(inner, value, ignored, f"{path}{name}.")
+    return known
+
+
+def _schema_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the schema of a field that is an object, or an object or nothing."""
+    kinds = [annotation, *get_args(annotation)] if get_origin(annotation) is not list else []
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
+
+
+def _plain_words(
+    error: ValidationError, schema: type[BaseModel], fields: dict[str, Any], ignored: list[str]
+) -> ApiError:
+    """Say of the first faults what was sent, the bound it breaks, and what to send."""
+    faults = error.errors(include_url=False, include_context=True)
+    texts = []
+    for fault in faults[:5]:
+        name = ".".join(str(part) for part in fault["loc"])
+        field = _field_at(schema, fault["loc"])
+        remedy = f"Send {field.description}" if field and field.description else "Send another"
+        if fault["type"] == "missing":
+            near = get_close_matches(name, ignored, 1)
+            guess = f" Did you mean it by {near[0]!r}?" if near else ""
+            texts.append(f"{name} is missing.{guess} {remedy}")
+        else:
+            reason = _reason(fault["msg"])
+            value = _value_at(fields, fault["loc"], fault["input"])
+            texts.append(f"{name} is {shown(value)}, {reason}. {remedy}")
+    if len(faults) > 5:
+        texts.append(f"and {len(faults) - 5} more")
+    param = str(faults[0]["loc"][0]) if faults[0]["loc"] else None
+    return ApiError(". ".join(texts), param=param)
+
+
+def _value_at(fields: Any, place: tuple[int | str, ...], otherwise: Any) -> Any:
+    """Return what was sent in a place, or `otherwise` where what was sent has been read as something else."""
+    for part in place:
+        if not isinstance(fields, dict | list):
+            return otherwise
+        try:
+            fields = fields[part]  # type: ignore[index]
+        except (LookupError, TypeError):
+            return otherwise
+    return fields
+
+
+def _field_at(schema: type[BaseModel], place: tuple[int | str, ...]) -> FieldInfo | None:
+    """Return the innermost field that a place such as ("parameters", "stop", 3) lies in."""
+    found = schema.model_fields.get(str(place[0])) if place else None
+    inner = None if found is None else _schema_of(found.annotation)
+    within = _field_at(inner, place[1:]) if inner is not None else None
+    return within or found
+
+
+def _reason(message: str) -> str:
+    """Return pydantic's words as the end of a sentence of ours."""
+    message = message.removeprefix("Value error, ").removeprefix("Input ").replace("should", "must")
+    return f"{message[:1].lower()}{message[1:]}"

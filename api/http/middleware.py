@@ -1,0 +1,143 @@
+"""The door: what every request passes before a route sees it, and what every answer carries out.
+
+On the way out the request's places go back, it is counted, and it gets its line in the access log: lengths and
+times, never what was said.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable
+from datetime import datetime, timezone
+from functools import partial
+from typing import Any
+
+from flask import Request, Response, g, request
+from werkzeug.exceptions import NotFound, SecurityError
+
+from api.http import cors
+from api.http.auth import OPEN
+from api.http.errors import ApiError, shown
+from api.http.registry import Visit
+from api.service import Service
+
+ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+REJECTIONS = {
+    401: "key", 403: "cross_site", 404: "not_found", 405: "method", 408: "too_slow", 413: "too_large",
+    415: "media_type", 422: "invalid", 400: "invalid",
+}  # fmt: skip
+REJECTED_TYPES = {"overloaded": "queue_full", "unavailable_error": "unavailable"}
+
+
+def enter() -> None:
+    """Give the request an id, the client's own if it is one, and refuse what another site's page makes a browser send."""
+    environ = request.environ  # its plain dictionary costs less than Flask's view of the headers
+    given = environ.get("HTTP_X_REQUEST_ID", "")
+    g.request_id = given if ID.fullmatch(given) else uuid.uuid4().hex
+    g.began = time.perf_counter()
+    if isinstance(request.routing_exception, SecurityError):
+        raise ApiError(
+            f"the Host header is {shown(environ.get('HTTP_HOST', ''))}, which --trusted-hosts does not name. "
+            "Use one of its names, or add this one"
+        )
+    if environ["PATH_INFO"].startswith("//"):
+        raise NotFound  # flask itself would read it as one slash
+    changes = environ["REQUEST_METHOD"] in ("POST", "PUT", "DELETE")
+    crosses = changes and environ.get("HTTP_SEC_FETCH_SITE") == "cross-site"
+    if crosses and cors.allowed_origin() is None:
+        raise ApiError(
+            "a page of another site sent this request. Use a client that is no browser, or a page "
+            "of this server's own address, or start the server with --cors-origins and the site's origin",
+            type="permission_error",
+        )
+
+
+def leave(service: Service) -> Callable[[Response], Response]:
+    """Return what to do with each answer: send the request's id back, and see it off when its last byte is out."""
+
+    def after_request(response: Response) -> Response:
+        state, asked = g._get_current_object(), request._get_current_object()
+        visit: Visit | None = state.get("visit")
+        response.headers["X-Request-Id"] = state.request_id
+        ignored = response.headers.get("X-Ignored-Params", "")
+        state.n_ignored = ignored.count(",") + 1 if ignored else 0
+        length = None if response.is_streamed else response.content_length
+        # Not with the response itself: a cycle would keep it until the next GC.
+        see_off = partial(_see_off, service, asked, response.status_code, length, state)
+        state.departs = True
+        if response.is_streamed:  # its generator may never start: this is called all the same
+            if visit is not None:
+                visit.streams = True
+            response.call_on_close(see_off)
+        else:
+            see_off()
+        return response
+
+    return after_request
+
+
+def abandon(service: Service) -> Callable[[BaseException | None], None]:
+    """Return what to do when a request ends in any way: nothing, if its answer sees it off."""
+
+    def teardown_request(error: BaseException | None) -> None:
+        visit: Visit | None = g.get("visit")
+        if visit is not None and not g.get("departs"):
+            service.visits.leave(visit)
+
+    return teardown_request
+
+
+def _see_off(service: Service, asked: Request, status: int, length: int | None, state: Any) -> None:
+    """End a request: give its places back, count it, log it. Its own context may be gone by then."""
+    visit: Visit | None = state.get("visit")
+    if visit is not None and not service.visits.leave(visit):
+        return
+    gone = visit is not None and visit.gone
+    status = 499 if gone else status
+    route = asked.url_rule.rule if asked.url_rule is not None else "other"
+    error: ApiError | None = state.get("refusal")
+    rejected = None if error is None else REJECTED_TYPES.get(error.type, REJECTIONS.get(status))
+    outputs = [] if visit is None else [len(i.output_ids) for i in visit.inferences]
+    service.meters.answered(
+        route, status, rejected, state.n_ignored, outputs, state.get("generates", False)
+    )
+    if not (service.config.access_log and service.serves) or (route in OPEN and status == 200):
+        return
+    record: dict[str, Any] = {
+        "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        "id": state.request_id,
+        "client": asked.remote_addr,
+        "method": asked.method if asked.method.isalpha() else shown(asked.method),
+        "route": route,
+        "status": status,
+        "seconds": round(time.perf_counter() - state.began, 6),
+        "bytes_in": asked.content_length,
+        "bytes_out": length,
+    }
+    if error is not None:
+        record["error"] = error.type
+    if visit is not None:
+        record.update(_lengths(visit))
+    service.access_log.write(record)
+
+
+def _lengths(visit: Visit) -> dict[str, Any]:
+    """Return what the log tells of a request's inferences."""
+    if not visit.inferences:
+        return {}
+    seqs = [inference.sequence for inference in visit.inferences]
+    first = min((s.first_token_at for s in seqs if s.first_token_at is not None), default=None)
+    began = min((s.scheduled_at for s in seqs if s.scheduled_at is not None), default=None)
+    arrived = seqs[0].arrived_at
+    reasons = [i.finish_reason or (i.error.kind if i.error else None) for i in visit.inferences]
+    return {
+        "prompt_tokens": len(seqs[0].prompt_ids),
+        "output_tokens": sum(len(i.output_ids) for i in visit.inferences),
+        "choices": len(seqs),
+        "finish_reason": reasons[0],
+        "queue_s": None if began is None else round(began - arrived, 6),
+        "ttft_s": None if first is None else round(first - arrived, 6),
+        "streams": visit.streams,
+    }

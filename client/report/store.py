@@ -1,0 +1,216 @@
+"""The folder of a comparison: what is written as it comes, and how it is read again.
+
+summary.json has a run's figures without its arrays; runs/*.json have all; requests.csv has a line for each
+request, arrivals.csv what was to be sent (the same bytes for the same seed), iterations.jsonl the server's steps.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..data import Planned
+from ..runs import Record
+from .measure import Outcome
+
+LABELS = ("policy", "load", "repeat")
+ARRAYS = ("input_lens", "output_lens", "asked_lens", "ttfts", "itls", "e2els", "errors",
+          "server_before", "server_after")  # fmt: skip
+
+
+class Store:
+    """Writes a comparison while it goes on; whatever ends it, what was measured is there."""
+
+    def __init__(self, folder: Path, head: Mapping[str, Any]) -> None:
+        self.folder = folder
+        (folder / "runs").mkdir(parents=True, exist_ok=True)
+        self.summary: dict[str, Any] = {**head, "warnings": [], "runs": []}
+        self._requests = (folder / "requests.csv").open("w", newline="", encoding="utf-8")
+        self._record = Record(self._requests, names=LABELS)
+        self.iterations = (folder / "iterations.jsonl").open("w", encoding="utf-8")
+        self.save()
+
+    def record(self, labels: Mapping[str, Any]) -> Callable[[Outcome], None]:
+        """Say that the next outcomes belong to this run; give what is told of them."""
+        self._record.before = [labels[name] for name in LABELS]
+        return self._record.write
+
+    def arrivals(self, load: str, repeat: int, planned: Sequence[Planned]) -> None:
+        """Keep what is to be sent, prompts by their hash."""
+        path = self.folder / f"arrivals.{slug(load)}.{repeat}.csv"
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(
+                ["index", "arrival_s", "num_tokens", "characters", "user", "prompt_sha256"]
+            )
+            for p in planned:
+                digest = hashlib.sha256(p.prompt.encode()).hexdigest()
+                row = [p.index, f"{p.at:.9f}", p.num_tokens, len(p.prompt), p.user, digest]
+                writer.writerow(row)
+
+    def add(self, labels: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
+        """Keep a run's figures."""
+        name = ".".join(slug(str(labels[key])) for key in LABELS)
+        (self.folder / "runs" / f"{name}.json").write_text(json.dumps({**numbers, **labels}) + "\n")
+        short = {key: value for key, value in numbers.items() if key not in ARRAYS}
+        waste, batches = engine(numbers)
+        cache = {"hit_tokens": hits(numbers)}
+        self.summary["runs"].append(
+            {**short, **labels, **cache, "slot_steps": waste, "batch_stats": batches}
+        )
+        self.save()
+
+    def warn(self, text: str) -> None:
+        """Keep a warning that belongs above the figures."""
+        self.summary["warnings"].append(text)
+        self.save()
+
+    def save(self) -> None:
+        """Write the summary in one go: a reader never sees half of it."""
+        temporary = self.folder / "summary.json.part"
+        temporary.write_text(json.dumps(self.summary, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(self.folder / "summary.json")
+
+    def close(self) -> None:
+        """Close the files; an empty iterations.jsonl is taken away."""
+        self._requests.close()
+        self.iterations.close()
+        path = self.folder / "iterations.jsonl"
+        if path.exists() and not path.stat().st_size:
+            path.unlink()
+
+
+def hits(numbers: Mapping[str, Any]) -> float | None:
+    """Give the share of prompt tokens that came from the prefix cache between the two looks at `/stats`."""
+    asked, hit = 0.0, 0.0
+    for key, sign in (("server_after", 1), ("server_before", -1)):
+        kv = ((numbers.get(key) or {}).get("engine") or {}).get("kv") or {}
+        asked += sign * float(kv.get("query_tokens") or 0)
+        hit += sign * float(kv.get("hit_tokens") or 0)
+    return hit / asked if asked > 0 else None
+
+
+def slug(text: str) -> str:
+    """Make a file name of a policy, an address or a load."""
+    return re.sub(r"[^A-Za-z0-9_+-]+", "-", text).strip("-") or "x"
+
+
+def engine(numbers: Mapping[str, Any]) -> tuple[dict[str, float] | None, dict[str, int] | None]:
+    """Give how the server spent its slots, and its batch sizes, between the two looks at `/stats`."""
+    before, after = (
+        (numbers.get(key) or {}).get("engine") or {} for key in ("server_before", "server_after")
+    )
+    steps, earlier = after.get("slot_steps"), before.get("slot_steps") or {}
+    spent = None
+    if isinstance(steps, Mapping):
+        spent = {kind: float(n) - float(earlier.get(kind, 0)) for kind, n in steps.items()}
+    batches = None
+    if isinstance(after.get("batch_stats"), list):
+        then = {b["batch_size"]: b["count"] for b in before.get("batch_stats") or []}
+        now = {b["batch_size"]: b["count"] for b in after["batch_stats"]}
+        batches = {str(size): n - then.get(size, 0) for size, n in now.items()}
+        batches = {size: n for size, n in batches.items() if n > 0}
+    return spent, batches
+
+
+@dataclass(slots=True)
+class Results:
+    """A comparison read again."""
+
+    folder: Path
+    summary: dict[str, Any]
+    requests: list[dict[str, str]]
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """Give the figures of each run."""
+        return self.summary["runs"]
+
+    @property
+    def policies(self) -> list[str]:
+        """Give the policies in their order."""
+        return list(dict.fromkeys(run["policy"] for run in self.runs))
+
+    @property
+    def loads(self) -> list[str]:
+        """Give the loads in their order."""
+        return list(dict.fromkeys(run["load"] for run in self.runs))
+
+    def of(self, policy: str, load: str) -> list[dict[str, Any]]:
+        """Give the repeats of a policy under a load."""
+        return [r for r in self.runs if (r["policy"], r["load"]) == (policy, load)]
+
+    def lines(self, policy: str, load: str) -> list[dict[str, str]]:
+        """Give the complete requests of a policy under a load."""
+        return [
+            r
+            for r in self.requests
+            if (r["policy"], r["load"], r["outcome"]) == (policy, load, "complete")
+        ]
+
+    def column(self, policy: str, load: str, name: str) -> list[float]:
+        """Give a number of each complete request; those that do not have it are left out."""
+        return [float(r[name]) for r in self.lines(policy, load) if r[name]]
+
+    def pairs(self, policy: str, load: str, x: str, y: str) -> list[tuple[float, float]]:
+        """Give two numbers of each complete request that has both."""
+        return [
+            (float(r[x]), float(r[y])) for r in self.lines(policy, load) if r.get(x) and r.get(y)
+        ]
+
+    def whole(self, run: Mapping[str, Any]) -> dict[str, Any]:
+        """Give a run with its arrays, from its own file; nothing when that is gone."""
+        path = self.folder / "runs" / (".".join(slug(str(run[k])) for k in LABELS) + ".json")
+        return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
+
+    def arrays(self, policy: str, load: str, name: str) -> list[Any]:
+        """Give an array of all repeats, read from their own files."""
+        values: list[Any] = []
+        for run in self.of(policy, load):
+            values += self.whole(run).get(name) or []
+        return values
+
+    def iterations(self, policy: str, load: str, repeat: int = 0) -> list[dict[str, Any]]:
+        """Give the server's steps of one repeat; none where it did not tell."""
+        return list(self._iterations({"policy": policy, "load": load, "repeat": repeat}))
+
+    def _iterations(self, labels: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        path = self.folder / "iterations.jsonl"
+        if not path.is_file():
+            return
+        mark = json.dumps(labels)[:-1] + ","
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                if line.startswith(mark):
+                    try:
+                        yield json.loads(line)
+                    except ValueError:
+                        continue  # the last line of a run that was cut
+
+    @property
+    def simulated(self) -> list[dict[str, str]]:
+        """Give what the simulator said of each request; nothing where it was not asked."""
+        path = self.folder / "simulated.csv"
+        if not path.is_file():
+            return []
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+
+def read(folder: Path) -> Results:
+    """Read a comparison; ValueError when there is none."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text("utf-8"))
+        with (folder / "requests.csv").open(newline="", encoding="utf-8") as file:
+            requests = list(csv.DictReader(file))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{str(folder)!r} holds no comparison: {error}. Use a folder that client.compare wrote"
+        ) from error
+    return Results(folder, summary, requests)

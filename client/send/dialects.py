@@ -1,0 +1,238 @@
+"""The three ways to ask a server: what is sent, and how its answers and events are read.
+
+`inference` is the original's, `openai` is `/v1/completions`, `tgi` is `/generate`. Pure: bytes and objects go
+in, objects come out. It must not know sockets or clocks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..data import Planned
+
+APIS = ("inference", "openai", "tgi")
+STATS_PATH = "/stats"
+
+
+class Unreadable(Exception):
+    """An answer that does not have what the dialect promises."""
+
+
+class Refused(Exception):
+    """An error event in the middle of a stream: `kind` and the server's words."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a complete answer, or the events of a stream so far, tells."""
+
+    text: str = ""
+    tokens: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    queue: float | None = None
+    batch_mean: float | None = None
+    batch_max: int | None = None
+    id: str = ""
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a server is asked: `api` of `APIS`, streaming or not, and the model's name if it wants one."""
+
+    api: str = "inference"
+    stream: bool = False
+    model: str | None = None
+
+    @property
+    def path(self) -> str:
+        """Give the route to post to."""
+        if self.api == "tgi":
+            return "/generate_stream" if self.stream else "/generate"
+        return "/v1/completions" if self.api == "openai" else "/inference"
+
+    def body(self, planned: Planned, **extra: Any) -> dict[str, Any]:
+        """Make the request: exactly `num_tokens` tokens, as far as the dialect lets one say so."""
+        if self.api == "tgi":
+            parameters = {"max_new_tokens": planned.num_tokens, "do_sample": True, **extra}
+            return {"inputs": planned.prompt, "parameters": parameters}
+        user = {"user": planned.user} if planned.user else {}
+        if self.api == "inference":
+            streams = {"stream": True} if self.stream else {}
+            return {"prompt": planned.prompt, "num_tokens": planned.num_tokens, **user, **streams,
+                    **extra}  # fmt: skip
+        usage = {"include_usage": True, "continuous_usage_stats": True}
+        stream = {"stream": True, "stream_options": usage} if self.stream else {}
+        return {
+            **({"model": self.model} if self.model else {}),
+            "prompt": planned.prompt, "max_tokens": planned.num_tokens, "temperature": 1.0,
+            "ignore_eos": True, **user, **stream, **extra,
+        }  # fmt: skip
+
+    def read(self, content: Any, headers: Mapping[str, str], planned: Planned) -> Answer:
+        """Read a whole answer; `Unreadable` when it has no text."""
+        answer = Answer(ended=True, id=headers.get("X-Request-Id", ""))
+        reader = {"inference": _read_inference, "openai": _read_openai, "tgi": _read_tgi}[self.api]
+        if not isinstance(content, dict) or not reader(content, headers, answer):
+            raise Unreadable(f"200 without a completion: {str(content)[:60]}")
+        if answer.tokens is None:
+            # Some servers do not tell; they generate what was asked.
+            answer.tokens = planned.num_tokens
+        return answer
+
+    def feed(self, data: bytes, answer: Answer) -> int | None:
+        """Add one event to an answer; give the tokens it brought (0: some, untold), None for none.
+
+        Raises `Refused` on an error event and `Unreadable` on what is no event of the dialect.
+        """
+        if data == b"[DONE]":
+            answer.ended = True
+            return None
+        try:
+            event = json.loads(data)
+        except (ValueError, RecursionError):
+            event = None
+        if not isinstance(event, dict):
+            raise Unreadable(f"no event: {data[:60]!r}")
+        if event.get("error"):
+            raise Refused(*fault(event))
+        feeder = {"inference": _feed_inference, "openai": _feed_openai, "tgi": _feed_tgi}[self.api]
+        return feeder(event, answer)
+
+
+def fault(content: Any) -> tuple[str, str]:
+    """Give the type and the words of an error object of any dialect, "" where there are none."""
+    if not isinstance(content, dict):
+        return "", ""
+    error = content.get("error")
+    if not isinstance(error, dict):
+        error = {"message": error, "type": content.get("error_type")}
+    kind = error.get("type")
+    return kind[:40] if isinstance(kind, str) else "", str(error.get("message") or "")
+
+
+class Events:
+    """Cuts a stream of bytes into the data of its events."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def cut(self, received: bytes) -> Iterator[bytes]:
+        """Yield the data of each event line that is complete; comments are skipped."""
+        lines = (self._rest + received).split(b"\n")
+        self._rest = lines.pop()
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _tell_inference(content: Mapping[str, Any], answer: Answer) -> None:
+    timings = content.get("timings")
+    timings = timings if isinstance(timings, dict) else {}
+    answer.tokens = _count(content.get("num_tokens"))
+    answer.prompt_tokens = _count(content.get("prompt_tokens"))
+    answer.cached_tokens = _count(content.get("cached_tokens"))
+    answer.queue = _number(timings.get("queue_s"))
+    answer.batch_mean = _number(timings.get("batch_mean"))
+    answer.batch_max = _count(timings.get("batch_max"))
+    answer.id = str(content.get("id") or answer.id)
+
+
+def _read_inference(content: Mapping[str, Any], _: Mapping[str, str], answer: Answer) -> bool:
+    if not isinstance(content.get("completion"), str):
+        return False
+    answer.text = content["completion"]
+    _tell_inference(content, answer)
+    return True
+
+
+def _feed_inference(event: Mapping[str, Any], answer: Answer) -> int | None:
+    text = event.get("text")
+    if not isinstance(text, str):
+        raise Unreadable(f"event without text: {str(event)[:60]}")
+    answer.text += text
+    if "finish_reason" in event:
+        _tell_inference(event, answer)
+    return 0 if text else None
+
+
+def _usage(content: Mapping[str, Any], answer: Answer) -> int:
+    """Read the usage; give the completion tokens it has more than before."""
+    usage = content.get("usage")
+    if not isinstance(usage, dict):
+        return 0
+    before = answer.tokens or 0
+    answer.tokens = _count(usage.get("completion_tokens"))
+    answer.prompt_tokens = _count(usage.get("prompt_tokens"))
+    details = usage.get("prompt_tokens_details")
+    if isinstance(details, dict):
+        answer.cached_tokens = _count(details.get("cached_tokens"))
+    return max(0, (answer.tokens or 0) - before)
+
+
+def _read_openai(content: Mapping[str, Any], _: Mapping[str, str], answer: Answer) -> bool:
+    choices = content.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, dict) or not isinstance(choice.get("text"), str):
+        return False
+    answer.text = choice["text"]
+    answer.id = str(content.get("id") or answer.id)
+    _usage(content, answer)
+    return True
+
+
+def _feed_openai(event: Mapping[str, Any], answer: Answer) -> int | None:
+    answer.id = str(event.get("id") or answer.id)
+    brought = _usage(event, answer)
+    choices = event.get("choices")
+    if not isinstance(choices, list) or not all(isinstance(c, dict) for c in choices):
+        raise Unreadable(f"event without choices: {str(event)[:60]}")
+    text = "".join(str(c.get("text") or "") for c in choices)
+    answer.text += text
+    return brought if text else None
+
+
+def _read_tgi(content: Mapping[str, Any], headers: Mapping[str, str], answer: Answer) -> bool:
+    if not isinstance(content.get("generated_text"), str):
+        return False
+    answer.text = content["generated_text"]
+    answer.tokens = _header(headers, "x-generated-tokens")
+    answer.prompt_tokens = _header(headers, "x-prompt-tokens")
+    queue = _header(headers, "x-queue-time")
+    answer.queue = None if queue is None else queue / 1000
+    return True
+
+
+def _header(headers: Mapping[str, str], name: str) -> int | None:
+    text = headers.get(name, "")
+    return int(text) if text.isdecimal() else None
+
+
+def _feed_tgi(event: Mapping[str, Any], answer: Answer) -> int | None:
+    token = event.get("token")
+    if not isinstance(token, dict):
+        raise Unreadable(f"event without token: {str(event)[:60]}")
+    answer.text += str(token.get("text") or "")
+    answer.tokens = (answer.tokens or 0) + 1
+    details = event.get("details")
+    if isinstance(details, dict):
+        answer.ended = True
+        answer.tokens = _count(details.get("generated_tokens")) or answer.tokens
+        answer.prompt_tokens = _count(details.get("input_length"))
+    return 1

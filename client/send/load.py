@@ -1,0 +1,312 @@
+"""Sending: each request leaves at its time, whatever the others do, from one event loop in one thread.
+
+Thousands may be under way. The loop watches itself: how late requests leave and how long it stood still is part
+of the result, so that a stalled client is not taken for a slow server. It must not know how requests were drawn
+(`workloads`), what their numbers mean (`measure`), or how the command line looks (`client`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from ..data import Planned
+from ..report.measure import Outcome
+from .dialects import Answer, Events, Refused, Unreadable, fault
+from .target import CANNOT_CONNECT, Target
+
+DETAIL_CHARACTERS = 200
+HEARTBEAT_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How far a run is."""
+
+    total: int
+    sent: int
+    done: int
+    failed: int
+    tokens: int
+    seconds: float
+
+    @property
+    def running(self) -> int:
+        """Count the requests on their way."""
+        return self.sent - self.done - self.failed
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What is known of one request while its answer comes."""
+
+    planned: Planned
+    intended: float
+    sent: float
+    answer: Answer = field(default_factory=Answer)
+    first: float | None = None
+    last: float = 0.0
+    gaps: list[float] = field(default_factory=list)
+    chunks: list[int] = field(default_factory=list)
+
+    def token(self, now: float, count: int) -> None:
+        """Note that a chunk of `count` tokens (0: untold) came."""
+        if self.first is None:
+            self.first = now
+        else:
+            self.gaps.append(now - self.last)
+        self.last = now
+        self.chunks.append(count)
+
+    def outcome(self, now: float, error: str = "", detail: str = "") -> Outcome:
+        """Say what became of it."""
+        a, failed = self.answer, bool(error)
+        tokens = a.tokens if a.tokens is not None else self.planned.num_tokens
+        return Outcome(
+            self.planned.index, self.planned.num_tokens, self.intended, self.sent, now,
+            tokens=0 if failed else tokens, error=error, detail=detail[:DETAIL_CHARACTERS],
+            completion="" if failed else a.text, first=self.first, gaps=tuple(self.gaps),
+            chunks=tuple(self.chunks), prompt_tokens=a.prompt_tokens,
+            cached_tokens=a.cached_tokens, queue=a.queue, batch_mean=a.batch_mean,
+            batch_max=a.batch_max, id=a.id, user=self.planned.user,
+        )  # fmt: skip
+
+
+def failure(error: BaseException) -> tuple[str, str]:
+    """Give kind and detail of what an exception means for a request."""
+    if isinstance(error, Refused):
+        return f"error event ({error.kind or 'no type'})", str(error)
+    if isinstance(error, Unreadable):
+        return "unreadable answer", str(error)
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return CANNOT_CONNECT, "no answer to the connect"
+    if isinstance(error, TimeoutError):
+        return "timeout", "no answer in time; --timeout allows more"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return CANNOT_CONNECT, "no connection to the server"
+    if isinstance(error, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError | OSError):
+        return "connection broken", "the server closed it before the answer was complete"
+    return "unreadable answer", f"{type(error).__name__}: {error}"
+
+
+class LoadRun:
+    """One run of a trace against a server; start it, wait for it, then take the outcomes.
+
+    With `users` the loop is closed: so many users send, each when its answer is there and `think` seconds have
+    passed; the times of the trace are not looked at. `on_outcome` is told of each end in the sending thread.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        trace: Sequence[Planned],
+        users: int | None = None,
+        think: float = 0.0,
+        on_outcome: Callable[[Outcome], None] = lambda outcome: None,
+    ) -> None:
+        self._target = target
+        self._trace = trace
+        self._users = users
+        self._think = think
+        self._on_outcome = on_outcome
+        self._lock = threading.Lock()
+        self._running: dict[int, tuple[Planned, float]] = {}
+        self._outcomes: list[Outcome] = []
+        self._sent = self._done = self._tokens = 0
+        self._requests: set[asyncio.Task[None]] = set()
+        self.stalls: list[float] = []
+        self._ready = threading.Event()
+        self._finished = threading.Event()
+        self._broken: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._schedule: asyncio.Task[None] | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._start = time.perf_counter()
+
+    def start(self) -> None:
+        """Start the loop, then the clock, then the schedule."""
+        self._thread.start()
+        self._ready.wait()
+
+    def stop(self) -> None:
+        """Send nothing more."""
+        self._cancel(self._schedule)
+
+    def close(self) -> None:
+        """Give up what is still on its way."""
+        self._cancel(self._main)
+        if self._thread.is_alive():
+            self._thread.join(5)
+
+    def _cancel(self, task: asyncio.Task[None] | None) -> None:
+        if self._loop is not None and task is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+                self._loop.call_soon_threadsafe(task.cancel)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until every request that was sent has ended; False when time is up first."""
+        over = self._finished.wait(seconds)
+        if self._broken is not None:
+            raise self._broken
+        return over
+
+    def now(self) -> float:
+        """Give the seconds since the start."""
+        return time.perf_counter() - self._start
+
+    def counts(self) -> Counts:
+        """Count what was sent and what came of it so far."""
+        with self._lock:
+            failed = len(self._outcomes) - self._done
+            return Counts(
+                len(self._trace), self._sent, self._done, failed, self._tokens, self.now()
+            )
+
+    def outcomes(self) -> list[Outcome]:
+        """Give an outcome for every request sent; those without an answer yet have failed."""
+        now = self.now()
+        with self._lock:
+            cut = [
+                Outcome(planned.index, planned.num_tokens, at, at, now, 0, "cut off")
+                for planned, at in self._running.values()
+            ]
+            return [*self._outcomes, *cut]
+
+    def _run(self) -> None:
+        # A collection that looks through everything would hold sends up for 100 ms and more.
+        usual = gc.get_threshold()
+        gc.set_threshold(usual[0], usual[1], 1_000_000)
+        try:
+            asyncio.run(self._serve())
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            self._broken = error
+        finally:
+            gc.set_threshold(*usual)
+            self._ready.set()
+            self._finished.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._main = asyncio.current_task()
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=self._target.connect_timeout, sock_read=self._target.timeout
+        )
+        # As the original did. A kept connection that the server closes meanwhile would fail a
+        # request, and only the first request on each would pay for the connect.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=None)
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, headers=self._target.headers,
+            cookie_jar=aiohttp.DummyCookieJar(), proxy=self._target.proxy,
+        ) as session:  # fmt: skip
+            send = self._closed(session) if self._users else self._open(session)
+            self._schedule = asyncio.create_task(send)
+            heart = asyncio.create_task(self._beat())
+            self._start = time.perf_counter()
+            self._ready.set()
+            await asyncio.wait([self._schedule])
+            while self._requests:
+                await asyncio.wait(self._requests)
+            heart.cancel()
+            if not self._schedule.cancelled():
+                self._schedule.result()
+
+    async def _open(self, session: aiohttp.ClientSession) -> None:
+        for planned in self._trace:
+            if (wait := planned.at - self.now()) > 0:
+                await asyncio.sleep(wait)
+            self._begin(session, planned, planned.at)
+
+    async def _closed(self, session: aiohttp.ClientSession) -> None:
+        free = asyncio.Semaphore(self._users or 1)
+
+        async def leave(task: asyncio.Task[None]) -> None:
+            await asyncio.wait([task])
+            await asyncio.sleep(self._think)
+            free.release()
+
+        for planned in self._trace:
+            await free.acquire()
+            task = self._begin(session, planned, self.now())
+            self._keep(asyncio.create_task(leave(task)))
+
+    def _keep(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
+        return task
+
+    def _begin(
+        self, session: aiohttp.ClientSession, planned: Planned, intended: float
+    ) -> asyncio.Task[None]:
+        with self._lock:
+            self._running[planned.index] = planned, intended
+            self._sent += 1
+        return self._keep(asyncio.create_task(self._ask(session, planned, intended)))
+
+    async def _beat(self) -> None:
+        """Note how much longer than asked the loop slept: so long nothing could be sent or read."""
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            self.stalls.append(time.perf_counter() - before - HEARTBEAT_SECONDS)
+
+    async def _ask(self, session: aiohttp.ClientSession, planned: Planned, intended: float) -> None:
+        dialect = self._target.dialect
+        body = json.dumps(dialect.body(planned)).encode()
+        reading = _Reading(planned, intended, self.now())
+        try:
+            # A redirect would turn the POST into a GET and time two requests as one.
+            async with session.post(
+                self._target.url + dialect.path, data=body, headers={"Content-Type": "application/json"},
+                allow_redirects=False,
+            ) as answer:  # fmt: skip
+                if answer.status == 200 and dialect.stream:
+                    outcome = await self._follow(answer, reading)
+                else:
+                    outcome = await self._whole(answer, reading)
+        except Exception as error:  # whatever it is, this request failed and the run goes on
+            outcome = reading.outcome(self.now(), *failure(error))
+        with self._lock:
+            del self._running[planned.index]
+            self._outcomes.append(outcome)
+            self._done += not outcome.error
+            self._tokens += outcome.tokens
+        self._on_outcome(outcome)
+
+    async def _whole(self, answer: aiohttp.ClientResponse, reading: _Reading) -> Outcome:
+        payload = await answer.read()
+        now = self.now()
+        try:
+            content = json.loads(payload)
+        except (ValueError, RecursionError):
+            content = payload[:60]
+        if answer.status != 200:
+            kind, words = fault(content)
+            return reading.outcome(
+                now, f"HTTP {answer.status}" + (f" ({kind})" if kind else ""), words
+            )
+        reading.answer = self._target.dialect.read(content, answer.headers, reading.planned)
+        return reading.outcome(now)
+
+    async def _follow(self, answer: aiohttp.ClientResponse, reading: _Reading) -> Outcome:
+        events = Events()
+        reading.answer.id = answer.headers.get("X-Request-Id", "")
+        async for received in answer.content.iter_any():
+            now = self.now()
+            for data in events.cut(received):
+                brought = self._target.dialect.feed(data, reading.answer)
+                if brought is not None:
+                    reading.token(now, brought)
+        if not reading.answer.ended:
+            return reading.outcome(self.now(), "stream cut", "it ended without its end event")
+        return reading.outcome(self.now())

@@ -1,0 +1,113 @@
+"""The servers of a comparison: started one after another on a free port, stopped by their own pid.
+
+It starts `app.py` beside this folder as a user would, and knows nothing else of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import requests
+
+from ..console import UsageError
+from .target import ServerUnreachable
+
+APP = Path(__file__).resolve().parents[2] / "app.py"
+READY_SECONDS = 300.0
+STOP_SECONDS = 30.0
+LOG_LINES = 3
+
+
+class ServerFailed(ServerUnreachable):
+    """A server that was to be started did not become ready; the text is the end of its log."""
+
+
+def free_port() -> int:
+    """Give a loopback port that nobody uses at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def ends_in_order() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end this process as an exception does, so that no server outlives it."""
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():
+        names = []
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    usual = {name: signal.signal(getattr(signal, name), leave) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in usual.items():
+            signal.signal(getattr(signal, name), handler)
+
+
+@contextlib.contextmanager
+def started(
+    policy: str, arguments: Sequence[str], log: Path, key: str | None = None
+) -> Iterator[str]:
+    """Run a server with a policy for the length of a block; give its URL when it is ready.
+
+    `UsageError` when there is no server here, `ServerFailed` when it does not become ready.
+    """
+    if not APP.is_file():
+        raise UsageError(
+            "there is no server beside this client. Use name=http://HOST:PORT in place of a policy"
+        )
+    port = free_port()
+    command = [sys.executable, str(APP), policy, "--host", "127.0.0.1", "--port", str(port)]
+    kept = {name: text for name, text in os.environ.items() if name != "BATCHING"}
+    # Not among the arguments: those are shown to everybody on the machine.
+    kept |= {"EB_API_KEY": key} if key else {}
+    with log.open("w") as file:
+        # A session of its own: Ctrl-C on the terminal is for the client, which lets requests finish.
+        process = subprocess.Popen(
+            [*command, *arguments], stdout=subprocess.DEVNULL, stderr=file, env=kept,
+            start_new_session=True,
+        )  # fmt: skip
+    with ends_in_order():
+        try:
+            wait_until_ready(f"http://127.0.0.1:{port}", process, log)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            stop(process)
+
+
+def wait_until_ready(
+    url: str, process: subprocess.Popen[bytes], log: Path, seconds: float = READY_SECONDS
+) -> None:
+    """Return when the server answers that it is ready; `ServerFailed` when it ends or takes too long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        with contextlib.suppress(requests.RequestException):
+            if requests.get(f"{url}/ready", timeout=5).status_code == 200:
+                return
+        time.sleep(0.1)
+    said = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+    errors = [line for line in said if line.startswith("error:")] or said[-LOG_LINES:]
+    raise ServerFailed(" ".join(errors) or f"it was not ready after {seconds:.0f} s")
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask a server that was started here to end, and end it if it does not."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,154 @@
+"""The server under load: its address, how it is asked, and what it tells of itself.
+
+Single questions go out with `requests`; the load itself is `load`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import requests
+
+from ..data import Planned
+from .dialects import Answer, Dialect, Events, Refused, Unreadable, fault
+
+CONNECT_SECONDS = 5.0
+STATS_SECONDS = 10.0
+CANNOT_CONNECT = "cannot connect"
+
+
+class ServerUnreachable(Exception):
+    """Nothing that speaks HTTP answers at the address."""
+
+
+class KeyRefused(Exception):
+    """The server wants an API key, or another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The server under load and how to ask it."""
+
+    url: str
+    timeout: float = 600.0
+    # Long enough for a SYN dropped by a full backlog to be sent again a few times.
+    connect_timeout: float = 30.0
+    api_key: str | None = field(default=None, repr=False)
+    dialect: Dialect = field(default_factory=Dialect)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Give the headers of every request: the key, and no compression, which would hold chunks back."""
+        key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return {"Accept-Encoding": "identity", **key}
+
+    @property
+    def proxy(self) -> str | None:
+        """Give the proxy that the environment names for this address."""
+        return requests.utils.get_environ_proxies(self.url).get(self.url.partition(":")[0])
+
+    def session(self) -> requests.Session:
+        """Open a session for a single request."""
+        session = requests.Session()
+        # Proxies are read once; a .netrc would replace our key.
+        session.proxies = requests.utils.get_environ_proxies(self.url)
+        session.trust_env = False
+        session.headers["Connection"] = "close"
+        session.headers.update(self.headers)
+        return session
+
+
+def fetch(target: Target, path: str) -> Any:
+    """Fetch a JSON document; None when something answers but gives none.
+
+    Raises `ServerUnreachable` when nothing answers and `KeyRefused` on 401.
+    """
+    with target.session() as session:
+        try:
+            answer = session.get(target.url + path, timeout=(CONNECT_SECONDS, STATS_SECONDS))
+            body = answer.json() if answer.status_code == 200 else None
+        except (requests.ReadTimeout, requests.JSONDecodeError, RecursionError):
+            return None
+        except (requests.RequestException, OSError, ValueError) as error:
+            raise ServerUnreachable(str(error)) from error
+    if answer.status_code == 401:
+        raise KeyRefused
+    return body
+
+
+def fetch_stats(target: Target) -> dict[str, Any] | None:
+    """Fetch the server's `/stats`; None when something answers but gives no statistics."""
+    body = fetch(target, "/stats")
+    return body if isinstance(body, dict) else None
+
+
+def ask(
+    target: Target, planned: Planned, show: Callable[[str], None] = lambda text: None, **extra: Any
+) -> Answer:
+    """Send one request and wait; with a streaming dialect `show` is told each piece as it comes.
+
+    Raises `ServerUnreachable`, `KeyRefused`, and `Failed` for everything else that went wrong.
+    """
+    with target.session() as session:
+        try:
+            reply = session.post(
+                target.url + target.dialect.path,
+                json=target.dialect.body(planned, **extra),
+                timeout=(CONNECT_SECONDS, target.timeout),
+                allow_redirects=False,
+                stream=target.dialect.stream,
+            )
+            if reply.status_code == 200 and target.dialect.stream:
+                return _follow(target.dialect, reply.iter_content(None), show)
+            return _whole(target.dialect, reply, planned)
+        except (Refused, Unreadable) as error:
+            raise Failed("unreadable answer" if isinstance(error, Unreadable) else "error event",
+                         str(error)) from error  # fmt: skip
+        except requests.ConnectTimeout as error:
+            raise ServerUnreachable("no answer to the connect") from error
+        except requests.Timeout as error:
+            raise Failed("timeout", "no answer in time; --timeout allows more") from error
+        except requests.RequestException as error:
+            if "NewConnectionError" in repr(error):
+                raise ServerUnreachable(str(error)) from error
+            raise Failed("connection broken", "the server closed it too early") from error
+
+
+class Failed(Exception):
+    """A single request without a complete answer: the kind of failure and its detail."""
+
+
+def _whole(dialect: Dialect, reply: requests.Response, planned: Planned) -> Answer:
+    if reply.status_code == 401:
+        raise KeyRefused
+    try:
+        content = reply.json()
+    except (ValueError, RecursionError):
+        content = reply.content[:60]
+    if reply.status_code != 200:
+        kind, words = fault(content)
+        raise Failed(f"HTTP {reply.status_code}" + (f" ({kind})" if kind else ""), words)
+    return dialect.read(content, reply.headers, planned)
+
+
+def _follow(dialect: Dialect, pieces: Iterator[bytes], show: Callable[[str], None]) -> Answer:
+    events, answer, shown = Events(), Answer(), 0
+    for piece in pieces:
+        for data in events.cut(piece):
+            dialect.feed(data, answer)
+        show(answer.text[shown:])
+        shown = len(answer.text)
+    if not answer.ended:
+        raise Failed("stream cut", "it ended without its end event")
+    return answer
+
+
+def model_name(target: Target) -> str | None:
+    """Ask an OpenAI-like server for the name of its model; None when it does not tell."""
+    body = fetch(target, "/v1/models")
+    try:
+        return str(body["data"][0]["id"])
+    except (KeyError, IndexError, TypeError):
+        return None

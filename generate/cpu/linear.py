@@ -1,0 +1,234 @@
+"""Linear layers at the speed of the machine, and so that a row's numbers do not depend on how many rows there are.
+
+Three ways, tried in this order. `KernelLinear` is our own bfloat16 kernel for processors that multiply bfloat16
+(packed_linear.c): it reads weights at the speed of memory for few rows and computes near the peak for many, in AMX's
+tiles where the processor has them (`EB_KERNELS=vectors` in the environment does without).
+`PackedLinear` is oneDNN with prepacked weights, for float32 and for bfloat16 elsewhere. `Linear` is PyTorch's plain
+one, for GPUs and where nothing else runs; in float32 on a CPU it calls MKL, which on some processors has a third of
+oneDNN's speed, so the two are timed once and the faster one serves.
+
+It must not know layers, pages or requests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from generate import memory
+from generate.cpu.kernels import KernelError, load_library
+from generate.cpu.team import team
+from models.gpt2 import ACTIVATIONS
+
+log = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("packed_linear.c")
+PLAIN, GELU_TANH, FLOAT32 = 0, 1, 2  # the modes of packed_linear.c
+GELU_TANH_NAMES = ("gelu_new", "gelu_pytorch_tanh")
+
+
+class LinearLayer(Protocol):
+    """x (rows, in) to activation(x W + b) (rows, out); `add` gives x W + b + residual."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+    def add(self, x: Tensor, residual: Tensor) -> Tensor: ...
+
+
+class Linear:
+    """PyTorch's plain linear layer on any device. Weight (out, in)."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: str | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
+        self.activate = ACTIVATIONS[activation] if activation else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = F.linear(x, self.weight, self.bias)
+        return self.activate(y) if self.activate else y
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias).add_(residual)
+
+
+def round_rows(rows: int) -> int:
+    """Return how many rows are computed for so many: few different numbers, since oneDNN keeps code for each."""
+    bands = ((2, 2), (4, 4), (64, 8), (256, 16), (512, 64))
+    step = next((step for most, step in bands if rows <= most), 128)
+    return -(-rows // step) * step
+
+
+class PackedLinear:
+    """oneDNN with the weight packed once, activation and residual fused.
+
+    For every number of rows that it meets, oneDNN generates code and keeps half a megabyte, up to a thousand times;
+    so rows of zeros fill up to some round number. Never a single one: its float32 kernels for that differ in the last
+    bits from those for more.
+    """
+
+    FUSED = {**dict.fromkeys(GELU_TANH_NAMES, ("gelu", "tanh")), "gelu": ("gelu", "none"),
+             "relu": ("relu", "")}  # fmt: skip
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: str | None = None) -> None:
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 64)
+        self.bias = bias
+        self.fused = self.FUSED.get(activation or "", ("none", ""))
+        self.activate = ACTIVATIONS[activation] if activation and self.fused[0] == "none" else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        name, form = self.fused
+        y = torch.ops.mkldnn._linear_pointwise(_rounded(x), self.packed, self.bias, name, [], form)[
+            : len(x)
+        ]
+        return self.activate(y) if self.activate else y
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise.binary(
+            _rounded(x), _rounded(residual), self.packed, self.bias, "add"
+        )[: len(x)]
+
+
+def _rounded(x: Tensor) -> Tensor:
+    more = round_rows(len(x)) - len(x)
+    return F.pad(x, (0, 0, 0, more)) if more else x
+
+
+class KernelLinear:
+    """packed_linear.c: bfloat16 in, float32 sums, bfloat16 out, or float32 out with `wide`."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, activation: str | None = None, wide: bool = False
+    ) -> None:
+        self.library = _library()
+        self.n, self.k = weight.shape
+        self.packed = memory.empty((self.library.packed_linear_size(self.n, self.k),), weight.dtype)
+        self.library.packed_linear_pack(
+            weight.contiguous().data_ptr(), self.packed.data_ptr(), self.n, self.k
+        )
+        self.bias = bias.float().contiguous() if bias is not None else None
+        self.bias_at = self.bias.data_ptr() if self.bias is not None else None
+        fused = activation in GELU_TANH_NAMES
+        self.mode = FLOAT32 if wide else GELU_TANH if fused else PLAIN
+        self.dtype = torch.float32 if wide else weight.dtype
+        self.activate = ACTIVATIONS[activation] if activation and not fused else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self._run(x, None, self.mode)
+        return self.activate(y) if self.activate else y
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self._run(x, residual.data_ptr(), PLAIN)
+
+    def _run(self, x: Tensor, residual: int | None, mode: int) -> Tensor:
+        m = len(x)
+        out = torch.empty((m, self.n), dtype=self.dtype)
+        self.library.packed_linear(
+            x.data_ptr(), self.packed.data_ptr(), self.bias_at, residual, out.data_ptr(),
+            m, self.n, self.k, mode, None, 0, 0,
+        )  # fmt: skip
+        return out
+
+
+def make_linear(weight: Tensor, bias: Tensor | None, activation: str | None = None) -> LinearLayer:
+    """Return the fastest layer for this weight's device and dtype."""
+    if weight.device.type != "cpu":
+        return Linear(weight, bias, activation)
+    if _kernel_takes(weight):
+        return KernelLinear(weight, bias, activation)
+    if packed_is_faster(weight.dtype):
+        return PackedLinear(weight, bias, activation)
+    return Linear(weight, bias, activation)
+
+
+def make_head(weight: Tensor) -> LinearLayer:
+    """Return a layer that gives float32 outputs: GPT-2's logits share an offset at which 16 bits are coarse."""
+    if _kernel_takes(weight):
+        return KernelLinear(weight, None, wide=True)
+    return WideLinear(weight) if weight.dtype != torch.float32 else make_linear(weight, None)
+
+
+class WideLinear:
+    """A linear layer computed in float32 from 16-bit inputs, where no kernel gives float32 sums."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.linear = make_linear(weight.float(), None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.linear(x.float())
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self.linear.add(x.float(), residual.float())
+
+
+def _kernel_takes(weight: Tensor) -> bool:
+    on_cpu = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+    return on_cpu and weight.shape[1] % 2 == 0 and kernel_runs()
+
+
+@functools.cache
+def kernel_runs() -> bool:
+    """Return whether packed_linear.c compiles, fits this processor, and computes what PyTorch does."""
+    if os.environ.get("EB_KERNELS") == "off":
+        return False
+    try:
+        if not _library().packed_linear_supported():
+            return False
+        x, weight, bias = torch.randn(23, 128), torch.randn(80, 128), torch.randn(80)
+        x, weight = x.bfloat16(), weight.bfloat16()
+        error = KernelLinear(weight, bias, wide=True)(x) - F.linear(x.float(), weight.float(), bias)
+        if error.abs().max() < 1e-2:
+            return True
+        log.warning(
+            "the C kernel for linear layers computes wrong numbers here; oneDNN serves instead"
+        )
+    except (KernelError, OSError) as error:
+        log.warning("the C kernel for linear layers does not run, oneDNN serves instead: %s", error)
+    return False
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = team().join(load_library(SOURCE))
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    library.packed_linear_size.argtypes = [integer, integer]
+    library.packed_linear_size.restype = integer
+    library.packed_linear_pack.argtypes = [pointer, pointer, integer, integer]
+    library.packed_linear.argtypes = [pointer] * 5 + [integer] * 3 + [ctypes.c_int]
+    library.packed_linear.argtypes += [pointer, integer, integer]  # what comes next
+    library.packed_linear_use_tiles(os.environ.get("EB_KERNELS") != "vectors")
+    return library
+
+
+@functools.cache
+def packed_is_faster(dtype: torch.dtype) -> bool:
+    """Time oneDNN's packed linear against PyTorch's plain one on this machine, at 1 and 16 rows."""
+    try:
+        weight = torch.randn(2048, 1024).to(dtype)
+        layers = PackedLinear(weight, None), Linear(weight, None)
+        seconds = [0.0, 0.0]
+        for rows in (1, 16):
+            x = torch.randn(rows, 1024).to(dtype)
+            for i, layer in enumerate(layers):
+                seconds[i] += _best_time(functools.partial(layer, x))
+    except (RuntimeError, AttributeError) as error:
+        log.warning("oneDNN's packed linear layers do not run here (%s), plain ones do", error)
+        return False
+    return seconds[0] <= seconds[1]
+
+
+def _best_time(call: Callable[[], Tensor], repeats: int = 7) -> float:
+    best = float("inf")
+    for _ in range(repeats):
+        began = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - began)
+    return best

@@ -1,0 +1,67 @@
+"""The threads that the C kernels compute with: a team of our own (team.c), or OpenMP's.
+
+Our own serves where a step is C from end to end. Where PyTorch computes a part of it the kernels take PyTorch's OpenMP
+threads, since two pools on the same cores are in each other's way. It must not know what the kernels compute.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from pathlib import Path
+
+from generate.cpu import kernels
+
+log = logging.getLogger(__name__)
+SOURCE = Path(__file__).with_name("team.c")
+PATIENCE_US = (
+    50  # a helper looks out for more so long, then sleeps: longer than the gaps within a step
+)
+
+
+class Team:
+    """Who shares the work of all kernels that have joined; one thread until it is told otherwise."""
+
+    def __init__(self) -> None:
+        self._kernels: list[ctypes.CDLL] = []
+        self._run: ctypes.c_void_p | None = None
+        self.size = 1
+
+    def join(self, library: ctypes.CDLL) -> ctypes.CDLL:
+        """Let a library that includes team.h share its work out; return it."""
+        library.use_team.argtypes = [ctypes.c_void_p, ctypes.c_int]
+        library.use_team.restype = None
+        self._kernels.append(library)
+        library.use_team(self._run, self.size)
+        return library
+
+    def use(self, threads: int, own: bool) -> None:
+        """Compute with `threads` threads, of our own or OpenMP's; with one where there are no others to be had."""
+        self._run, self.size = None, 1
+        if threads > 1:
+            try:
+                self._start(threads, own)
+            except (kernels.KernelError, OSError) as error:
+                log.warning("the kernels compute with one thread: %s", error)
+        for library in self._kernels:
+            library.use_team(self._run, self.size)
+
+    def _start(self, threads: int, own: bool) -> None:
+        library = _library()
+        entry = library.team_run if own else library.openmp_run
+        self.size = (
+            library.team_start(threads, PATIENCE_US) if own else library.openmp_start(threads)
+        )
+        self._run = ctypes.cast(entry, ctypes.c_void_p)
+
+
+@functools.cache
+def team() -> Team:
+    """Return the team of this process: cores are shared by all that computes on them."""
+    return Team()
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    return kernels.load_library(SOURCE)

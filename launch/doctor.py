@@ -1,0 +1,125 @@
+"""`./server.sh doctor`: a line for each thing that the server needs of this machine, with the remedy where it lacks.
+
+It looks and changes nothing, downloads no model, and may import every room but the composition root.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from config import Config
+from launch import preflight
+from models import hub, weights
+from simulate import mock
+
+GIB = 1 << 30
+LEAST_FREE = 2 * GIB  # torch's own files and gpt2-medium have their place then
+
+
+class Lacking(ValueError):
+    """What is not as it must be, and the remedy."""
+
+
+def examine(config: Config) -> bool:
+    """Print a line for each check; return whether all is well."""
+    checks: dict[str, Callable[[Config], str]] = {
+        "python": _python, "torch": _torch, "device": _device, "compiler": _compiler, "disk": _disk,
+        "open files": _open_files, "port": _port, "weights": _weights, "tokenizer": _tokenizer,
+    }  # fmt: skip
+    well = True
+    for name, look in checks.items():
+        try:
+            verdict, text = "ok", look(config)
+        except Exception as error:  # whatever it is, the other lines are wanted too
+            verdict, text, well = "NO", f"{error}" or type(error).__name__, False
+        print(f"{verdict:<4}{name:<12}{text}")  # noqa: T201
+    return well
+
+
+def _python(config: Config) -> str:
+    return f"{platform.python_version()} on {platform.machine()}"
+
+
+def _torch(config: Config) -> str:
+    try:
+        import torch
+    except ImportError as error:
+        raise Lacking(f"cannot be imported: {error}. Run ./server.sh, which installs it") from None
+    return torch.__version__
+
+
+def _device(config: Config) -> str:
+    from generate import machine
+
+    device = machine.choose_device(config.device)
+    dtype = str(machine.choose_dtype(config.dtype, device)).removeprefix("torch.")
+    return f"computes on {device} in {dtype}"
+
+
+def _compiler(config: Config) -> str:
+    from generate.cpu import kernels
+
+    return " ".join(kernels.find_compiler())
+
+
+def _disk(config: Config) -> str:
+    preflight.check_folders(os.environ)
+    home = Path.home() if Path.home().is_dir() else Path("/")
+    free = shutil.disk_usage(home).free
+    if free < LEAST_FREE:
+        raise Lacking(
+            f"{free / GIB:.1f} GiB are free at {home}, {LEAST_FREE / GIB:.0f} are wanted. "
+            "Make room, or set HF_HOME and EB_CACHE_DIR to another disk"
+        )
+    return f"{free / GIB:.1f} GiB free at {home}"
+
+
+def _open_files(config: Config) -> str:
+    preflight.check_open_files(config)
+    return f"enough for {config.connections:,} connections"
+
+
+def _port(config: Config) -> str:
+    preflight.check_port(config)
+    return f"{config.host}:{config.port} is free"
+
+
+def _weights(config: Config) -> str:
+    if mock.is_mock(config.model):
+        mock.load(config.model)
+        return f"{config.model} needs none"
+    resolved = _resolved(config)
+    where = f"{resolved.name}: {resolved.folder or 'random weights'}"
+    if resolved.name == "bard" and not config.model:
+        where += (
+            f"; {weights.DEFAULT} is not here: the first start asks the hub for it, or serves bard"
+        )
+    return where
+
+
+def _tokenizer(config: Config) -> str:
+    from models.tokenizer import load_stand_in, load_tokenizer
+
+    preflight.check_tokenizer_file(config)
+    file = config.tokenizer_file or None
+    is_mock = mock.is_mock(config.model)
+    tokenizer = load_stand_in(file) if is_mock else load_tokenizer(_resolved(config), file)
+    return f"{tokenizer.vocab_size:,} ids" + (f"; {tokenizer.warning}" if tokenizer.warning else "")
+
+
+def _resolved(config: Config) -> weights.ResolvedModel:
+    """Find the model as the server would, but on this machine alone."""
+    name = config.model or weights.DEFAULT
+    here = name not in hub.PUBLISHED or config.load_format == "dummy" or hub.cached(name)
+    if here:
+        return weights.resolve(config.model or None, config.load_format)
+    if not config.model:
+        return weights.resolve("bard", config.load_format)
+    raise Lacking(
+        f"{name} is not in the cache. The first start downloads it where the hub answers; else set HF_HOME to a "
+        "cache that has it, or use --model bard"
+    )

@@ -1,0 +1,277 @@
+"""Put an engine together: a model, its pages, its tokenizer, a policy, and the loop that runs them.
+
+Part of the composition root: it may import every room, and only `app.py`, tests and benchmarks import it. torch is
+imported inside the functions, when a model that needs it is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import policies
+from api.service import Engine, Tokenizer
+from batching import BatchingManager, Inference, Model, outcome
+from config import Config
+from launch import faults
+from models import weights
+from observe.shadow import Shadow
+from scheduling.iteration import Plan
+from scheduling.pages import PagePool
+from scheduling.sequence import Sequence
+from simulate import mock
+from stats import ServerStats
+
+if TYPE_CHECKING:
+    from generate.runner import ModelRunner
+    from models.gpt2 import GPT
+
+ENGINE_STACK = 8 << 20
+RESOLVED = "EB_INTERNAL_RESOLVED"  # the launcher finds the model, its worker loads it
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a kind of model brings to an engine; `n_pages` KV pages of `page_size` tokens, the first for padding."""
+
+    model: Model
+    tokenizer: Tokenizer
+    name: str
+    device: str
+    dtype: str
+    context: int
+    vocabulary: int
+    n_pages: int
+    page_size: int
+    tokens_per_step: int  # unless --max-tokens-per-step says otherwise
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def engine_stack() -> Iterator[None]:
+    """Threads started meanwhile have a stack as the system's own: a GPU's driver and Triton's compiler expect it."""
+    before = threading.stack_size(ENGINE_STACK)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+def load_engine(
+    config: Config, stats: ServerStats, on_death: Callable[[str], None] = lambda reason: None
+) -> Engine:
+    """Load the model that the settings name, make its pages, and start the loop; `on_death` is told why it failed."""
+    armed = faults.read(os.environ)
+    armed.load()
+    policy = policies.get_policy(config.policy, config.max_batch_size, config.policy_options)
+    load = _load_mock if mock.is_mock(config.model) else _load_model
+    parts = load(config, slots=config.max_batch_size)  # another policy may want them all
+    pages = PagePool(
+        parts.n_pages,
+        parts.page_size,
+        prefix_cache=config.prefix_cache,
+        salt=f"{parts.name} {parts.dtype}",
+    )
+    make_inference = armed.maker(inference_maker(parts.tokenizer))
+    manager = BatchingManager(
+        armed.model(parts.model, parts.tokenizer.decode),
+        pages=pages,
+        max_batch_size=policy.max_batch_size,
+        max_queue=config.max_open_requests - policy.max_batch_size,
+        max_queue_tokens=config.max_queue_tokens,
+        max_tokens_per_step=config.max_tokens_per_step or parts.tokens_per_step,
+        make_policy=policies.get_policy,
+        make_inference=make_inference,
+        on_death=on_death,
+    )
+
+    def observe(iteration: Any, left: list[Inference]) -> None:
+        if iteration is not None:
+            stats.record(iteration)
+        for inference in left:
+            stats.finish(inference.sequence, outcome(inference))
+
+    manager.observers += [*armed.observers(), observe]
+    with engine_stack():
+        manager.start(policy)
+    return Engine(
+        manager=manager,
+        tokenizer=parts.tokenizer,
+        make_inference=make_inference,
+        model_name=parts.name,
+        device=parts.device,
+        dtype=parts.dtype,
+        context=parts.context,
+        page_size=parts.page_size,
+        vocabulary=parts.vocabulary,
+        special_end=config.end_of_text == "special",
+        stall_seconds=armed.stall_seconds,
+        facts=parts.facts,
+        shadow=_shadow_of(config, manager) if config.shadow else None,
+    )
+
+
+def _shadow_of(config: Config, manager: BatchingManager) -> Shadow:
+    return Shadow(
+        config.shadow,
+        manager,
+        served=config.policy,
+        slots=config.max_batch_size,
+        cost=config.shadow_cost,
+    )
+
+
+def _load_model(config: Config, slots: int) -> Parts:
+    """Load a GPT-2 model with room for the contexts of `slots` sequences, if the memory has it."""
+    from generate import machine
+    from models.tokenizer import load_tokenizer
+
+    text = os.environ.get(RESOLVED)
+    resolved = (
+        weights.ResolvedModel.from_json(text)
+        if text
+        else weights.resolve(config.model or None, config.load_format)
+    )
+    device = machine.choose_device(config.device)
+    dtype = machine.choose_dtype(config.dtype, device)
+    threads = machine.use_threads(config.compute_threads)
+    tokenizer = load_tokenizer(resolved, config.tokenizer_file or None)
+    model = weights.load(resolved, dtype).to(device)
+    parameters = sum(p.numel() for p in model.parameters())
+    shape = model.config
+    n_pages = machine.kv_pages(shape, dtype, device, config.kv_memory, slots)
+    runner = _make_runner(model, n_pages, slots, config)
+    warm_up(runner)
+    return Parts(
+        model=runner,
+        tokenizer=tokenizer,
+        name=resolved.name + (" (random weights)" if resolved.load_format == "dummy" else ""),
+        device=str(device),
+        dtype=str(runner.dtype).removeprefix("torch."),
+        context=shape.block_size,
+        vocabulary=shape.vocab_size,
+        n_pages=n_pages,
+        page_size=runner.page_size,
+        tokens_per_step=2048 if device.type == "cuda" else 256,
+        facts={
+            "parameters": parameters,
+            "attention": runner.attend.name,
+            "compute_threads": threads,
+            "kv_bytes": runner.keys.nbytes * 2,
+            "warnings": [w for w in (resolved.warning, tokenizer.warning) if w],
+        },
+    )
+
+
+def _make_runner(model: GPT, n_pages: int, slots: int, config: Config) -> ModelRunner:
+    """Return what computes steps on the model's device."""
+    from generate import machine
+    from generate.runner import ModelRunner
+
+    device = model.lm_head.weight.device
+    if device.type != "cuda":
+        return ModelRunner(model, n_pages, machine.PAGE_SIZE)
+    from generate.gpu import runner as gpu
+
+    any_format = config.dtype == "auto"
+    size = machine.page_size(device)
+    return gpu.make_runner(model, n_pages, size, slots, config.batch_invariant, any_format)
+
+
+def warm_up(model: Model) -> None:
+    """Compute a short prompt and two tokens in the page of padding, and throw them away.
+
+    The first step pays for memory that nothing has touched yet and for code that has not run: a hundred times
+    as much as the second. No scheduler sees these steps, so nothing counts them.
+    """
+    from generate.params import SamplingParams
+
+    seq = Sequence([0, 0], max_tokens=3, sampling=SamplingParams(), pages=[0])
+    members, counts = [seq], [1]
+    for number in range(-2, 1):  # a scheduler begins at 1
+        prompt = number == -2
+        token = model.forward(Plan(number, 0.0, members, [seq.pending] if prompt else counts))[0]
+        if not isinstance(token, int):  # the logits are not finite; each request will say so
+            return
+        seq.computed = seq.length
+        seq.output_ids.append(token)
+
+
+def _load_mock(config: Config, slots: int) -> Parts:
+    """Load what only takes the time that a cost model says: no weights, and no torch."""
+    from models.tokenizer import load_stand_in
+
+    tokenizer = load_stand_in(config.tokenizer_file or None)
+    model = mock.load(config.model, ids=tokenizer.whole_texts())
+    return Parts(
+        model=model,
+        tokenizer=tokenizer,
+        name=model.name,
+        device="none",
+        dtype="none",
+        context=model.context,
+        vocabulary=tokenizer.vocab_size,
+        n_pages=mock.kv_pages(model.context, config.kv_memory, slots),
+        page_size=mock.PAGE_SIZE,
+        tokens_per_step=model.tokens_per_step,
+        facts={
+            "instead": model.description,
+            "warnings": [tokenizer.warning] if tokenizer.warning else [],
+        },
+    )
+
+
+def inference_maker(tokenizer: Any) -> Callable[..., Inference]:
+    """Return what turns a prompt and a request's parameters into an Inference of this tokenizer."""
+    from generate.params import SamplingParams
+    from generate.text import AnswerText
+
+    drawing = {f.name for f in dataclasses.fields(SamplingParams) if f.init}
+
+    def make_inference(
+        prompt: str,
+        num_tokens: int,
+        prompt_ids: list[int] | None = None,
+        *,
+        seed: int | None = None,
+        stops: Many[str] = (),
+        stop_ids: Many[int] = (),
+        ignore_eos: bool = True,
+        keep_stop: bool = False,
+        hide_special: bool = False,
+        min_tokens: int = 0,
+        **options: Any,
+    ) -> Inference:
+        params = {name: options.pop(name) for name in drawing & options.keys()}
+        eot_id = tokenizer.eot_id
+        endings = frozenset(stop_ids) | (frozenset() if ignore_eos else {eot_id})
+        return Inference(
+            prompt,
+            num_tokens,
+            tokenizer.encode(prompt) if prompt_ids is None else prompt_ids,
+            sampling=SamplingParams(
+                seed=secrets.randbits(63) if seed is None else seed,
+                min_tokens=min_tokens,
+                banned_ids=endings,
+                **params,
+            ),
+            text=AnswerText(
+                tokenizer,
+                stops,
+                stop_ids,
+                eot_id=None if ignore_eos else eot_id,
+                keep_stop=keep_stop,
+                min_tokens=min_tokens,
+                hidden=[eot_id] if hide_special else (),
+            ),
+            **options,
+        )
+
+    return make_inference

@@ -1,0 +1,294 @@
+"""Faults that a start may arm, to show what the server bears: `EB_FAULTS`, a JSON object, in the environment alone.
+
+`{"poison": {"prompt_contains": "X"}, "slow_step": {"ms": 5}}`: a name, and its parameters. They wrap what the engine is
+put together from, so that nothing of them is there when none is armed. They must not know HTTP or tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import difflib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, Protocol, TextIO, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from launch.faulty import BrokenText, FaultyStream, lose_event, raise_in_sink
+from scheduling.iteration import Plan
+from scheduling.scheduler import Output
+from scheduling.sequence import Sequence
+from serving.inference import Inference
+
+VARIABLE = "EB_FAULTS"
+ENDLESS = 1 << 60
+Maker = Callable[..., Inference]
+
+
+class Model(Protocol):
+    def forward(self, plan: Plan) -> list[Output]: ...
+
+
+class Parameters(BaseModel):
+    """What is said of a fault."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Step(Parameters):
+    """A fault of steps: not of the first `after`, not more than `times`, only with such a prompt among them."""
+
+    prompt_contains: str = ""
+    after: int = Field(0, ge=0)
+    times: int = Field(ENDLESS, ge=1)
+    message: ClassVar[str] = "an armed fault fails this step"
+    lasts: ClassVar[bool] = False  # once it has come, every step has it
+
+    def act(self) -> None:
+        """Do what is wrong with a step, before it is computed."""
+        raise RuntimeError(self.message)
+
+    def is_due(self, step: int, plan: Plan) -> bool:
+        """Whether it is this step's turn, whoever is in it."""
+        return step > self.after
+
+
+class Always(Step):
+    lasts = True
+
+
+class Once(Step):
+    times: int = Field(1, ge=1)
+
+
+class Matching(Step):
+    prompt_contains: str = Field(min_length=1)
+
+
+class OutOfMemoryOnce(Once):
+    message = "CUDA out of memory. An armed fault"
+
+
+class OutOfMemoryFor(Matching):
+    message = OutOfMemoryOnce.message
+
+
+class OutOfMemoryAbove(Step):
+    batch: int = Field(ge=0)
+    message = OutOfMemoryOnce.message
+
+    def is_due(self, step: int, plan: Plan) -> bool:
+        return super().is_due(step, plan) and len(plan.sequences) > self.batch
+
+
+class Sticky(Step):
+    message = "CUDA error: device-side assert triggered. An armed fault"
+    lasts = True
+
+
+class Slow(Step):
+    ms: float = Field(ge=0)
+
+    def act(self) -> None:
+        time.sleep(self.ms / 1e3)
+
+
+class RaiseInLoop(Step):
+    error: Literal["SystemExit", "BaseException"] = "SystemExit"
+
+    def act(self) -> None:
+        kind = SystemExit if self.error == "SystemExit" else BaseException
+        raise kind("an armed fault ends the loop")
+
+
+class Hang(Step):
+    after_steps: int = Field(0, ge=0)
+
+    def act(self) -> None:
+        threading.Event().wait()
+
+    def is_due(self, step: int, plan: Plan) -> bool:
+        return super().is_due(step, plan) and step > self.after_steps
+
+
+class HoldGil(Once):
+    seconds: float = Field(ge=0)
+
+    def act(self) -> None:
+        # The functions of a PyDLL are called without letting go of the GIL.
+        ctypes.PyDLL(None).poll(None, 0, int(self.seconds * 1e3))
+
+
+class Words(Parameters):
+    """A fault of each request whose prompt contains these words."""
+
+    prompt_contains: str = Field(min_length=1)
+
+
+class Loading(Parameters):
+    seconds: float = Field(ge=0)
+
+
+class Sink(Parameters):
+    does: Literal["raise", "block"] = "raise"
+
+
+MAIN: dict[type[Parameters], str] = {  # the parameter that a bare value means
+    Matching: "prompt_contains", OutOfMemoryFor: "prompt_contains", Words: "prompt_contains",
+    OutOfMemoryAbove: "batch", Slow: "ms", RaiseInLoop: "error", Hang: "after_steps",
+    HoldGil: "seconds", Loading: "seconds", Sink: "does",
+}  # fmt: skip
+
+
+class Faults(BaseModel):
+    """Which faults are armed. Without any, everything that it is given goes through as it is."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    poison: Matching | None = None  # steps fail
+    fail_once: Once | None = None
+    fail_always: Always | None = None
+    oom_once: OutOfMemoryOnce | None = None
+    oom_above: OutOfMemoryAbove | None = None
+    oom_for: OutOfMemoryFor | None = None
+    sticky: Sticky | None = None  # a GPU that has to be started anew
+    raise_in_loop: RaiseInLoop | None = None  # what no handler of exceptions catches
+    hang_loop: Hang | None = None
+    hold_gil: HoldGil | None = None
+    slow_step: Slow | None = None
+    slow_load: Loading | None = None
+    nan_row: Words | None = None  # the row alone fails
+    bad_detokenize: Words | None = None
+    lose_event: Words | None = None  # the handler is not told of the end
+    sink: Sink | None = None  # of metrics, logs and the dashboard
+    stall_seconds: float | None = Field(default=None, gt=0)  # after which the loop is taken to hang
+
+    @property
+    def armed(self) -> list[str]:
+        """The names of those that are armed."""
+        return sorted(self.model_fields_set)
+
+    def load(self) -> None:
+        """Take the time that loading is to take."""
+        if self.slow_load is not None:
+            time.sleep(self.slow_load.seconds)
+
+    def model(self, model: Any, decode: Callable[[list[int]], str]) -> Any:
+        """Return the model with the faults of steps in it; `decode` gives the text of a prompt."""
+        given = (getattr(self, name) for name in Faults.model_fields)
+        steps = [fault for fault in given if isinstance(fault, Step)]
+        if not steps and self.nan_row is None:
+            return model
+        return FaultyModel(model, steps, self.nan_row, decode)
+
+    def maker(self, make: Maker) -> Maker:
+        """Return what makes inferences, with the faults of single requests in them."""
+        if self.bad_detokenize is None and self.lose_event is None:
+            return make
+
+        def make_faulty(prompt: str, *args: Any, **options: Any) -> Inference:
+            inference = make(prompt, *args, **options)
+            if self.bad_detokenize is not None and self.bad_detokenize.prompt_contains in prompt:
+                inference.text = BrokenText(inference.text)
+                if inference.sequence.stop is not None:
+                    inference.sequence.stop = inference.text.feed
+            if self.lose_event is not None and self.lose_event.prompt_contains in prompt:
+                lose_event(inference)
+            return inference
+
+        return make_faulty
+
+    def observers(self) -> list[Callable[..., None]]:
+        """Return the observers of the loop that fail, if they shall; to block is for what writes."""
+        return [raise_in_sink] if self.sink is not None and self.sink.does == "raise" else []
+
+    def stream(self, stream: TextIO) -> Any:
+        """Return the stream that a log is to write to."""
+        return stream if self.sink is None else FaultyStream(self.sink.does == "block")
+
+
+def read(environ: Mapping[str, str]) -> Faults:
+    """Return the faults that an environment arms; ValueError for what is none, with the nearest name."""
+    text = environ.get(VARIABLE, "").strip()
+    if not text:
+        return Faults()
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{VARIABLE} is not JSON: {error}. {_EXAMPLE}") from None
+    if not isinstance(given, dict):
+        raise ValueError(f"{VARIABLE} is {text[:100]!r}, must be a JSON object. {_EXAMPLE}")
+    names = list(Faults.model_fields)
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            guess = f" Did you mean {near[0]}?" if near else ""
+            raise ValueError(
+                f"{VARIABLE}: there is no fault {name!r}.{guess} Use: {', '.join(names)}"
+            )
+    try:
+        return Faults.model_validate({k: _parameters(k, value) for k, value in given.items()})
+    except ValidationError as errors:
+        first = errors.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{VARIABLE}: {where}: {first['msg']}. {_EXAMPLE}") from None
+
+
+_EXAMPLE = 'Write it like {"poison": {"prompt_contains": "X"}, "slow_step": {"ms": 5}}'
+
+
+def _parameters(name: str, value: Any) -> Any:
+    """Return a fault's parameters as an object: `true` has none of its own, a bare value is the main one."""
+    if name == "stall_seconds" or isinstance(value, dict):
+        return value
+    if value is True or value is None:
+        return {}
+    form = get_args(Faults.model_fields[name].annotation)[0]
+    return {MAIN[form]: value} if form in MAIN else value
+
+
+class FaultyModel:
+    """A model whose steps fail as they were told to; in all else it is the model."""
+
+    def __init__(
+        self,
+        model: Model,
+        faults: list[Step],
+        nan_row: Words | None,
+        decode: Callable[[list[int]], str],
+    ) -> None:
+        self._model = model
+        self._left = {fault: fault.times for fault in faults}
+        self._nan_row = nan_row
+        self._decode = decode
+        self._steps = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def forward(self, plan: Plan) -> list[Output]:
+        self._steps += 1
+        for fault, left in self._left.items():
+            lasts = fault.lasts and left < fault.times
+            if left and (lasts or self._is_due(fault, plan)):
+                self._left[fault] = left - 1
+                fault.act()
+        outputs = self._model.forward(plan)
+        if self._nan_row is None:
+            return outputs
+        words = self._nan_row.prompt_contains
+        return [
+            ValueError("the model's output is not finite") if self._has(seq, words) else output
+            for seq, output in zip(plan.sequences, outputs)
+        ]
+
+    def _is_due(self, fault: Step, plan: Plan) -> bool:
+        words = fault.prompt_contains
+        return fault.is_due(self._steps, plan) and (
+            not words or any(self._has(seq, words) for seq in plan.sequences)
+        )
+
+    def _has(self, seq: Sequence, words: str) -> bool:
+        return words in self._decode(seq.prompt_ids)

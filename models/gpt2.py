@@ -1,0 +1,180 @@
+"""GPT-2 as nanoGPT writes it.
+
+`GPT` reads top to bottom and computes whole sequences with plain PyTorch: it is what
+`tools/train_bard.py` trains and what the tests trust. The serving engine (`generate/runner.py`)
+takes its weights and computes the same function over packed rows and KV pages. Where weights come
+from is the business of `models/weights.py`.
+
+It must not know HTTP, batching or scheduling.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+ACTIVATIONS = {
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),  # GPT-2's own; nanoGPT's erf form differs
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+    "swish": F.silu,
+    "tanh": torch.tanh,
+}
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Shape of a GPT-2 model; the defaults are gpt2-medium's."""
+
+    block_size: int = 1024
+    vocab_size: int = 50257
+    n_layer: int = 24
+    n_head: int = 16
+    n_embd: int = 1024
+    n_inner: int | None = None
+    activation: str = "gelu_new"
+    layer_norm_epsilon: float = 1e-5
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    tie_word_embeddings: bool = True
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.n_embd % self.n_head:
+            raise ValueError(
+                f"n_embd {self.n_embd} is not a multiple of n_head {self.n_head}. "
+                "Use a GPT-2 checkpoint"
+            )
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(
+                f"activation {self.activation!r} is not known. Use one of {', '.join(ACTIVATIONS)}"
+            )
+
+    @property
+    def head_size(self) -> int:
+        return self.n_embd // self.n_head
+
+    @property
+    def inner_size(self) -> int:
+        return self.n_inner or 4 * self.n_embd
+
+    def attention_scale(self, layer: int) -> float:
+        """What the dot products of `layer` are multiplied with before the softmax."""
+        scale = 1 / math.sqrt(self.head_size) if self.scale_attn_weights else 1.0
+        return scale / (layer + 1) if self.scale_attn_by_inverse_layer_idx else scale
+
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self, config: GPTConfig, layer: int) -> None:
+        super().__init__()
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+        self.resid_dropout = nn.Dropout(config.dropout)
+        self.n_head = config.n_head
+        self.scale = config.attention_scale(layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, C = x.shape
+        q, k, v = (
+            part.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)  # (B, H, T, D)
+            for part in self.c_attn(x).split(C, dim=2)
+        )
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(B, T, C)))
+
+
+class MLP(nn.Module):
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, config.inner_size)
+        self.c_proj = nn.Linear(config.inner_size, config.n_embd)
+        self.dropout = nn.Dropout(config.dropout)
+        self.activation = ACTIVATIONS[config.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.c_proj(self.activation(self.c_fc(x))))
+
+
+class Block(nn.Module):
+    def __init__(self, config: GPTConfig, layer: int) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.attn = CausalSelfAttention(config, layer)
+        self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+def _table(rows: int, width: int) -> nn.Embedding:
+    """Return a table of zeros: filling one as nn.Embedding does, without memory, loads PyTorch's compiler for a second."""
+    return nn.Embedding.from_pretrained(torch.zeros(rows, width), freeze=False)
+
+
+class GPT(nn.Module):
+    """A GPT-2 language model with nanoGPT's names; `tie_word_embeddings` ties its head to `wte`."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.transformer = nn.ModuleDict(
+            {
+                "wte": _table(config.vocab_size, config.n_embd),
+                "wpe": _table(config.block_size, config.n_embd),
+                "drop": nn.Dropout(config.dropout),
+                "h": nn.ModuleList(Block(config, layer) for layer in range(config.n_layer)),
+                "ln_f": nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon),
+            }
+        )
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.transformer.wte.weight
+
+    def init_weights(self, generator: torch.Generator | None = None) -> None:
+        """Fill the weights as GPT-2 does: N(0, 0.02), residual projections by 1/sqrt(2 layers)."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif ".ln_" in name:
+                nn.init.ones_(parameter)
+            else:
+                residual = name.endswith("c_proj.weight")
+                std = 0.02 / math.sqrt(2 * self.config.n_layer) if residual else 0.02
+                nn.init.normal_(parameter, std=std, generator=generator)
+
+    def hidden(self, idx: Tensor, position: int = 0) -> Tensor:
+        """Return the final hidden states (B, T, C) of token ids (B, T), the first at `position`."""
+        T = idx.shape[1]
+        if position + T > self.config.block_size:
+            raise ValueError(
+                f"{position + T} tokens exceed the context of {self.config.block_size}. "
+                "Shorten the text"
+            )
+        places = torch.arange(position, position + T, device=idx.device)
+        x = self.transformer.drop(self.transformer.wte(idx) + self.transformer.wpe(places))
+        for block in self.transformer.h:
+            x = block(x)
+        return self.transformer.ln_f(x)
+
+    def forward(
+        self, idx: Tensor, targets: Tensor | None = None, position: int = 0
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return logits and loss of token ids (B, T).
+
+        Without targets: logits (B, 1, V) of the last place, loss None. With targets (B, T), of
+        which -1 is not counted: logits (B, T, V) and the mean cross entropy in nats a token.
+        """
+        x = self.hidden(idx, position)
+        if targets is None:
+            return self.lm_head(x[:, [-1], :]), None
+        logits = self.lm_head(x)
+        flat = logits.float().view(-1, logits.shape[-1])
+        return logits, F.cross_entropy(flat, targets.reshape(-1), ignore_index=-1)

@@ -1,0 +1,100 @@
+"""What a server knows of time: whose is over, how fast tokens come, how often something may happen.
+
+Each is called by one thread alone. They read no clock: seconds come as arguments. They must not know HTTP, threads,
+or how requests are scheduled.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from itertools import count
+
+from serving.inference import Inference, InferenceError, too_late
+
+MEMORY_SECONDS = 10.0  # of work; what is older counts for little
+
+
+class Deadlines:
+    """When to give up whom: those who wait too long for their first step, and those who take too long in all."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Inference, float, bool]] = []
+        self._numbers = count()
+
+    def add(self, inference: Inference, queue_seconds: float, seconds: float) -> None:
+        """Note an arrival; it may itself ask for less than the server grants, not for more."""
+        queue_seconds = min(queue_seconds, inference.may_wait or math.inf)
+        seconds = min(seconds, inference.may_take or math.inf)
+        if queue_seconds < seconds:
+            self._push(inference, queue_seconds, True)
+        if seconds < math.inf:
+            self._push(inference, seconds, False)
+
+    def _push(self, inference: Inference, seconds: float, waits: bool) -> None:
+        when = inference.sequence.arrived_at + seconds
+        heapq.heappush(self._heap, (when, next(self._numbers), inference, seconds, waits))
+
+    def over(self, now: float) -> list[Inference]:
+        """End those whose time is over, and return them."""
+        ended = []
+        while self._heap and self._heap[0][0] <= now:
+            _, _, inference, seconds, waits = heapq.heappop(self._heap)
+            began = inference.sequence.scheduled_at is not None
+            if inference.is_finished or (waits and began):
+                continue
+            if inference.finished(_not_begun(seconds) if waits else too_late(seconds)):
+                ended.append(inference)
+        return ended
+
+    def next(self) -> float | None:
+        """Return when to look again."""
+        return self._heap[0][0] if self._heap else None
+
+    def forget(self, still_open: int) -> None:
+        """Drop those who ended in time, now and then."""
+        if len(self._heap) > 4 * still_open + 64:
+            self._heap = [entry for entry in self._heap if not entry[2].is_finished]
+            heapq.heapify(self._heap)
+
+
+def _not_begun(seconds: float) -> InferenceError:
+    return InferenceError(
+        "timeout_error",
+        f"timed out after {seconds:g} s in the queue. Try again later, or raise --queue-timeout",
+    )
+
+
+class Rate:
+    """Tokens per second of work: the mean over the last seconds in which there was any."""
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._seconds = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Take in one step."""
+        decay = math.exp(-seconds / MEMORY_SECONDS)
+        self._tokens = self._tokens * decay + tokens
+        self._seconds = self._seconds * decay + seconds
+
+    def seconds_for(self, tokens: int) -> float:
+        """Return how long so many tokens take; 0 while nothing has been computed."""
+        return tokens * self._seconds / self._tokens if self._tokens else 0.0
+
+
+class TokenBucket:
+    """Lets something happen `rate` times a second, and up to `burst` times at once after a pause."""
+
+    def __init__(self, rate: float, burst: int) -> None:
+        self._interval = 1 / rate
+        self._slack = (burst - 1) * self._interval
+        self._next = -math.inf  # when it may happen again at the latest
+
+    def take(self, now: float) -> bool:
+        """Return whether it may happen now; if so, it counts as having happened."""
+        due = max(self._next, now - self._slack)
+        if due > now:
+            return False
+        self._next = due + self._interval
+        return True

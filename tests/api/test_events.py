@@ -1,0 +1,395 @@
+"""The feed of steps: what viewers read from the ring, and that the loop never waits for one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask import Flask
+from support import FakeModel, Server, fake_engine, unchunked, wait_until
+
+from api.service import Service
+from api.viewing import PING, PING_SECONDS, Reader, View, ViewWriter, follow
+from app import create_app
+from config import Config
+from observe.feed import FROZEN_SECONDS, Feed, Viewer, dumps, pack, text
+from scheduling.iteration import Iteration, Member, SlotSteps
+
+
+def step(n: int, slots: int = 2) -> Iteration:
+    """Return the record of a step in which two of the slots work."""
+    members = [Member("a", 0, "prefill", 7, 7, 12), Member("b", 1, "decode", 1, 9, 11)]
+    return Iteration(
+        n, n * 0.5, 0.25, "dynamic", 3, members, ["a"], [("b", "length")],
+        SlotSteps(2, 0, 0, slots - 2, 0), 4, 64,
+    )  # fmt: skip
+
+
+def filled(count: int, kept: int = 64) -> Feed:
+    feed = Feed(kept)
+    for n in range(1, count + 1):
+        feed.observe(step(n), [])
+    return feed
+
+
+def read(feed: Feed, at_least: int, **options: Any) -> list[dict[str, Any]]:
+    """Return the first events that a viewer gets, as parsed from the wire."""
+    viewer = feed.enter(lambda: None)
+    assert viewer is not None
+    found: list[dict[str, Any]] = []
+    with contextlib.closing(follow(viewer, Reader(feed, **options))) as frames:  # type: ignore[type-var]
+        while len(found) < at_least:
+            news = parse(next(frames))
+            assert news, f"nothing more came after {found}"
+            found += news
+    feed.leave(viewer)
+    return found
+
+
+def parse(frames: bytes) -> list[dict[str, Any]]:
+    result = []
+    for frame in frames.decode().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in frame.splitlines() if line[:1] != ":")
+        if "data" in fields:
+            result.append(fields | {"data": json.loads(fields["data"])})
+    return result
+
+
+def ids(events: list[dict[str, Any]]) -> list[int]:
+    return [int(event["id"]) for event in events if "id" in event]
+
+
+def test_an_event_is_the_record_with_its_number_as_id() -> None:
+    (event,) = read(filled(1), 1, last=1)
+    assert event == {"id": "1", "data": json.loads(json.dumps(step(1).to_dict()))}
+
+
+def test_a_packed_record_is_written_as_json_would_write_the_record() -> None:
+    odd = step(4)
+    odd.policy = 'a "members":[] policy'
+    odd.members[0] = odd.members[0]._replace(id='q"\\\n\u2028é%s')
+    empty = Iteration(1, 0, 0, "p", 0, [], [], [], SlotSteps(), 0, 0)
+    for record in (step(3), odd, empty):
+        assert text(*pack(record)) == dumps(record.to_dict())
+
+
+def test_a_viewer_begins_with_the_last_steps_it_asks_for() -> None:
+    assert ids(read(filled(20), 5, last=5)) == [16, 17, 18, 19, 20]
+
+
+def test_a_viewer_goes_on_after_the_step_it_had_last() -> None:
+    events = read(filled(20), 3, after=17)
+    assert ids(events) == [18, 19, 20]
+    assert all("event" not in event for event in events)
+
+
+def test_what_the_ring_has_no_more_is_a_gap() -> None:
+    events = read(filled(100, kept=10), 11, after=17)
+    assert events[0] == {"event": "gap", "data": {"from": 18, "to": 90}}
+    assert ids(events) == list(range(91, 101))
+
+
+def test_a_step_without_a_record_is_no_gap() -> None:
+    feed = filled(3)
+    feed.observe(step(6), [])
+    assert ids(read(feed, 3, after=1)) == [2, 3, 6]
+
+
+def test_a_viewer_of_an_earlier_run_gets_all_that_is_kept() -> None:
+    assert ids(read(filled(5), 5, after=4711)) == [1, 2, 3, 4, 5]
+
+
+def test_a_slow_viewer_is_told_what_it_missed() -> None:
+    feed = filled(4, kept=16)
+    viewer = Viewer(lambda: None)
+    frames = follow(viewer, Reader(feed, last=2))
+    assert ids(parse(next(frames))) == [3, 4]
+    for n in range(5, 105):
+        feed.observe(step(n), [])
+    events = parse(next(frames))
+    gap = events[0]["data"]
+    assert (events[0]["event"], gap["from"]) == ("gap", 5)
+    assert ids(events) == list(range(gap["to"] + 1, 105))
+
+
+def test_arrivals_and_departures_are_told_only_in_detail() -> None:
+    feed = Feed(64)
+    engine = fake_engine(FakeModel())
+    manager = engine.manager
+    manager.greeters.append(feed.greet)
+    manager.observers.append(feed.observe)
+    try:
+        inference = manager.enqueue(engine.make_inference("abc", 4, [97, 98, 99]))
+        inference.wait_for_completion(10)
+        gone = engine.make_inference("abc", 4, [97])
+        feed.greet(gone)
+        feed.observe(None, [gone])
+    finally:
+        manager.stop()
+    events = read(feed, 7, last=5, detail=True)
+    assert ids(events) == [1, 2, 3, 4]
+    assert read(feed, 4, last=4) == [event for event in events if "id" in event]
+    arrivals = [e["data"] for e in feed_events(feed, "arrival")]
+    assert [a["id"] for a in arrivals] == [inference.id, gone.id]
+    assert (arrivals[0]["prompt_tokens"], arrivals[0]["max_tokens"]) == (3, 4)
+    assert "prompt" not in arrivals[0]
+    assert [e["data"]["id"] for e in feed_events(feed, "departure")] == [gone.id]
+    assert feed.waiting == {}
+
+
+def feed_events(feed: Feed, kind: str) -> list[dict[str, Any]]:
+    return [parse(entry.frame)[0] for entry in feed.entries() if entry.kind == kind]
+
+
+def test_prompts_are_told_only_where_they_may_be_shown() -> None:
+    engine = fake_engine(FakeModel())
+    engine.manager.stop()
+    feed = Feed(8, show_text=True)
+    feed.greet(engine.make_inference("x" * 1000, 4, [97]))
+    assert feed_events(feed, "arrival")[0]["data"]["prompt"] == "x" * 300
+
+
+def test_readers_and_a_writer_at_once_lose_nothing_unseen() -> None:
+    feed = Feed(128)
+    results: list[list[dict[str, Any]]] = []
+
+    def watch() -> None:
+        found: list[dict[str, Any]] = []
+        frames = follow(Viewer(lambda: None), Reader(feed, after=0))
+        while not found or found[-1].get("id") != "3000":
+            found += parse(next(frames))
+        results.append(found)
+
+    threads = [threading.Thread(target=watch) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for n in range(1, 3001):
+        feed.observe(step(n), [])
+        if n % 100 == 0:
+            time.sleep(0.002)
+    for thread in threads:
+        thread.join(20)
+    assert len(results) == 4
+    for events in results:
+        known = 0
+        for event in events:
+            if event.get("event") == "gap":
+                assert event["data"]["from"] == known + 1
+                known = event["data"]["to"]
+            else:
+                known += 1
+                assert int(event["id"]) == known
+
+
+def test_seventeen_viewers_are_one_too_many_unless_one_is_frozen() -> None:
+    now = [0.0]
+    feed = Feed(8, clock=lambda: now[0])
+    hung_up: list[int] = []
+    viewers = [feed.enter(lambda i=i: hung_up.append(i)) for i in range(16)]
+    assert all(viewers)
+    assert feed.enter(lambda: None) is None
+    frozen = viewers[5]
+    assert frozen is not None
+    frozen.begun = 0.0
+    assert feed.enter(lambda: None) is None
+    now[0] = FROZEN_SECONDS + 1
+    assert feed.enter(lambda: None) is not None
+    assert hung_up == [5]
+    assert len(feed.viewers) == 16
+
+
+class Sink:
+    """A socket that takes so many bytes, then none until it is told to."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.hung_up = 0
+        self.taken = b""
+
+    def send(self, data: bytes, flags: int) -> int:
+        assert flags == socket.MSG_DONTWAIT
+        if not self.room:
+            raise BlockingIOError
+        part = data[: self.room]
+        self.room -= len(part)
+        self.taken += part
+        return len(part)
+
+
+def view_of(feed: Feed, sink: Any, **options: Any) -> View:
+    def hang_up() -> None:
+        sink.hung_up += 1
+
+    viewer = feed.enter(hang_up)
+    assert viewer is not None
+    return View(viewer, Reader(feed, **options), sink)
+
+
+def test_a_view_writes_chunks_however_little_the_socket_takes() -> None:
+    feed, sink = filled(3), Sink(0)
+    view = view_of(feed, sink, last=3)
+    for _ in range(2000):
+        sink.room = 7
+        view.turn(30)
+    assert ids(parse(unchunked(sink.taken))) == [1, 2, 3]
+    feed.observe(step(4), [])
+    sink.room = 1 << 20
+    view.turn(30)
+    assert ids(parse(unchunked(sink.taken))) == [1, 2, 3, 4]
+    assert view.viewer.begun is None
+
+
+def test_a_quiet_view_is_pinged() -> None:
+    now = [0.0]
+    feed = Feed(8, clock=lambda: now[0])
+    sink = Sink(1 << 20)
+    view = view_of(feed, sink)
+    view.turn(30)
+    assert sink.taken == b""
+    now[0] = PING_SECONDS + 1
+    view.turn(30)
+    view.turn(30)
+    assert unchunked(sink.taken) == PING
+
+
+def test_who_takes_nothing_for_too_long_is_hung_up_on() -> None:
+    now = [0.0]
+    feed = Feed(8, clock=lambda: now[0])
+    feed.observe(step(1), [])
+    sink = Sink(5)
+    view = view_of(feed, sink, last=1)
+    view.turn(30)
+    now[0] = 29.0
+    view.turn(30)
+    assert not view.is_over.is_set()
+    assert view.viewer.begun == 0.0
+    now[0] = 31.0
+    view.turn(30)
+    assert view.is_over.is_set()
+    assert sink.hung_up == 1
+
+
+def test_one_writer_writes_for_all_who_watch_and_lets_them_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    feed = Feed(256)
+    writer = ViewWriter(patience=30)
+    ours, theirs = zip(*(socket.socketpair() for _ in range(4)), strict=True)
+    views = [view_of(feed, sock) for sock in ours]
+    broken = view_of(feed, sink := Sink(0))
+    monkeypatch.delattr(Sink, "send")
+    threads = [
+        threading.Thread(target=writer.show, args=(view,), daemon=True) for view in (*views, broken)
+    ]
+    for thread in threads:
+        thread.start()
+    for n in range(1, 201):
+        feed.observe(step(n), [])
+        if n % 20 == 0:
+            time.sleep(0.01)
+    for sock in theirs:
+        sock.settimeout(10)
+        got = b""
+        while b"id: 200\n" not in got or not got.endswith(b"\n\n\r\n"):
+            got += sock.recv(1 << 16)
+        assert ids(parse(unchunked(got))) == list(range(1, 201))
+    threads[-1].join(10)
+    assert sink.hung_up == 1
+    views[0].viewer.gone = True
+    threads[0].join(10)
+    feed.close()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    for sock in (*ours, *theirs):
+        sock.close()
+
+
+@pytest.fixture
+def app() -> Iterator[Flask]:
+    app = create_app(Config(policy="dynamic"))
+    service: Service = app.extensions["service"]
+    service.engine = fake_engine(FakeModel())
+    yield app
+    service.stop()
+
+
+def test_the_route_streams_steps_after_the_state_of_the_server(app: Flask) -> None:
+    client = app.test_client()
+    for _ in range(2):
+        client.post("/inference", json={"prompt": "hi", "num_tokens": 3})
+    reply = client.get("/events?detail=1&last=100")
+    assert reply.content_type == "text/event-stream; charset=utf-8"
+    chunks = iter(reply.iter_encoded())
+    head = next(chunks)
+    assert head.startswith(b"retry: 1000\n\n")
+    (state,) = parse(head.partition(b"\n\n")[2])
+    assert state["event"] == "state"
+    assert state["data"]["slots"] == 8
+    assert state["data"]["policy"] == "dynamic"
+    assert ids(parse(next(chunks))) == [1, 2, 3, 4, 5, 6]
+    assert app.extensions["service"].viewers == 1
+    reply.close()
+    assert app.extensions["service"].viewers == 0
+
+
+def test_the_header_goes_before_the_question(app: Flask) -> None:
+    client = app.test_client()
+    client.post("/inference", json={"prompt": "hi", "num_tokens": 5})
+    reply = client.get("/events?after=1", headers={"Last-Event-ID": "3"})
+    pieces = itertools.islice(reply.iter_encoded(), 2)
+    assert ids(parse(b"".join(pieces).partition(b"\n\n")[2])) == [4, 5]
+    reply.close()
+
+
+@pytest.mark.parametrize("question", ["last=x", "after=-1", "detail=yes", "last=" + "9" * 30])
+def test_what_is_no_number_is_refused(app: Flask, question: str) -> None:
+    reply = app.test_client().get(f"/events?{question}")
+    assert reply.status_code == 400
+    assert "whole number" in reply.get_json()["error"]["message"]
+
+
+def test_a_page_of_this_host_alone_may_read_across_ports(app: Flask) -> None:
+    for origin, allowed in (("http://localhost:9", True), ("http://evil.example", False)):
+        reply = app.test_client().get("/events", headers={"Origin": origin})
+        assert (reply.headers.get("Access-Control-Allow-Origin") == origin) is allowed
+        reply.close()
+
+
+def test_the_seventeenth_gets_503(app: Flask) -> None:
+    replies = [app.test_client().get("/events") for _ in range(17)]
+    assert [reply.status_code for reply in replies] == [200] * 16 + [503]
+    assert int(replies[-1].headers["Retry-After"]) >= 1
+    for reply in replies:
+        reply.close()
+    assert app.extensions["service"].viewers == 0
+
+
+@pytest.mark.process
+def test_frozen_viewers_hinder_nobody_and_the_server_still_ends(tmp_path: Path) -> None:
+    with Server(tmp_path / "log", "dynamic", "--model", "bard", "--compute-threads", "1") as server:
+        sockets = [socket.create_connection(("127.0.0.1", server.port), 30) for _ in range(16)]
+        for sock in sockets:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.sendall(b"GET /events?detail=1&last=4096 HTTP/1.1\r\nHost: x\r\n\r\n")
+        wait_until(lambda: b"eb_event_viewers 16.0" in server.get("/metrics").body)
+        began = time.monotonic()
+        assert server.post(prompt="ROMEO:", num_tokens=40).status == 200
+        assert time.monotonic() - began < 20
+        assert server.get("/events").status == 503
+        for sock in sockets[:8]:
+            sock.close()
+        wait_until(lambda: b"eb_event_viewers 8.0" in server.get("/metrics").body)
+        began = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - began < 60
+        for sock in sockets:
+            sock.close()

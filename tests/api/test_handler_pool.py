@@ -1,0 +1,55 @@
+"""The threads that handlers run in: few at once, and more when those wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from support import wait_until
+
+from api.http.handler_pool import AT_ONCE, HandlerPool
+
+
+def blocked(pool: HandlerPool, number: int) -> tuple[threading.Event, list[int]]:
+    """Submit tasks that wait until the event is set; return it, and what lists those that began."""
+    gate, begun = threading.Event(), []
+
+    def task(i: int) -> None:
+        begun.append(i)
+        gate.wait(20)
+
+    for i in range(number):
+        pool.submit(task, i)
+    return gate, begun
+
+
+def test_only_a_few_handlers_run_at_once() -> None:
+    gate, begun = blocked(HandlerPool(50), 20)
+    wait_until(lambda: len(begun) == AT_ONCE)
+    gate.set()
+    wait_until(lambda: len(begun) == 20)
+    assert begun == sorted(begun)
+
+
+def test_handlers_that_wait_make_room_for_others_up_to_the_number_of_threads() -> None:
+    pool = HandlerPool(12)
+    gate, begun = blocked(pool, 20)
+
+    def relieved(number: int) -> Callable[[], bool]:
+        return lambda: pool.relieve() is None and len(begun) == number
+
+    wait_until(relieved(12))
+    for _ in range(20):
+        pool.relieve()
+    assert len(begun) == 12
+    gate.set()
+    wait_until(relieved(20))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_task_that_fails_harms_no_other() -> None:
+    pool, done = HandlerPool(1), threading.Event()
+    pool.submit(lambda: 1 / 0)
+    pool.submit(done.set)
+    assert done.wait(20)

@@ -1,0 +1,378 @@
+"""What /metrics shows: frozen names, labels and buckets, and figures worked out by hand."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
+from prometheus_client.parser import text_string_to_metric_families as parse
+from support import FakeModel, fake_engine, in_background, wait_until
+
+from api.service import Service
+from app import create_app
+from batching import Inference, InferenceError
+from config import Config
+from observe.meters import PER_TOKEN, TTFT, Histogram, Meters
+from scheduling.iteration import Iteration, Member, SlotSteps
+
+ONE = {"engine", "model_name"}
+NAMES = {
+    "gauge": {
+        "vllm:num_requests_running": ONE, "vllm:num_requests_waiting": ONE, "vllm:kv_cache_usage_perc": ONE,
+        "vllm:cache_config_info": ONE | {"block_size", "num_gpu_blocks", "enable_prefix_caching"},
+        "eb_policy_info": {"policy"}, "eb_engine_up": set(), "eb_slot_cap": set(), "eb_last_iteration_age_seconds": set(),
+        "eb_slots": set(), "eb_event_viewers": set(),
+    },
+    "counter": {
+        "vllm:prompt_tokens": ONE, "vllm:generation_tokens": ONE, "vllm:num_preemptions": ONE,
+        "vllm:prefix_cache_queries": ONE, "vllm:prefix_cache_hits": ONE,
+        "vllm:request_success": ONE | {"finished_reason"}, "eb_slot_steps": {"kind"},
+        "eb_http_requests": {"route", "status"}, "eb_rejected": {"reason"}, "eb_cancelled": {"where"},
+        "eb_step_failures": set(), "eb_step_retries": set(), "eb_out_of_memory": set(),
+        "eb_engine_deaths": set(), "eb_ignored_params": set(),
+        "eb_events_dropped": set(),
+    },
+    "histogram": {
+        "vllm:time_to_first_token_seconds": ONE, "vllm:inter_token_latency_seconds": ONE,
+        "vllm:time_per_output_token_seconds": ONE, "vllm:request_time_per_output_token_seconds": ONE,
+        "vllm:e2e_request_latency_seconds": ONE, "vllm:request_queue_time_seconds": ONE,
+        "vllm:request_prefill_time_seconds": ONE, "vllm:request_decode_time_seconds": ONE,
+        "vllm:request_inference_time_seconds": ONE, "vllm:request_prompt_tokens": ONE,
+        "vllm:request_generation_tokens": ONE, "vllm:request_params_max_tokens": ONE,
+        "vllm:request_params_n": ONE, "vllm:request_max_num_generation_tokens": ONE,
+        "vllm:iteration_tokens_total": ONE, "eb_iteration_seconds": {"phase"}, "eb_batch_size": set(),
+        "eb_queue_wait_seconds": {"reason"},
+    },
+}  # fmt: skip
+TGI_NAMES = {
+    "gauge": {"tgi_queue_size", "tgi_batch_current_size"},
+    "counter": {"tgi_request_count", "tgi_request_success", "tgi_request_failure"},
+    "histogram": {"tgi_request_duration", "tgi_request_queue_duration", "tgi_request_inference_duration",
+                  "tgi_request_mean_time_per_token_duration", "tgi_request_input_length",
+                  "tgi_request_generated_tokens"},
+}  # fmt: skip
+
+
+def service(app: Flask) -> Service:
+    result: Service = app.extensions["service"]
+    return result
+
+
+@pytest.fixture
+def app(model: FakeModel) -> Iterator[Flask]:
+    app = create_app(Config(policy="dynamic", tgi_metrics=True))
+    engine = fake_engine(model, service(app).stats)
+    service(app).engine = engine
+    yield app
+    engine.manager.stop()
+
+
+def ask(client: FlaskClient, **fields: Any) -> Any:
+    return client.post("/inference", json={"prompt": "hi", "num_tokens": 3} | fields)
+
+
+def scrape(client: FlaskClient) -> dict[str, Any]:
+    return {family.name: family for family in parse(client.get("/metrics").text)}
+
+
+def value(client: FlaskClient, name: str, **labels: str) -> float:
+    """Return one sample; labels that are not asked for do not matter."""
+    for family in parse(client.get("/metrics").text):
+        for sample in family.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                return float(sample.value)
+    return 0.0
+
+
+def step(n: int, end: float, *members: tuple[str, str], seconds: float = 1.0) -> Iteration:
+    rows = [Member(id, i, phase, 1, 1, 9) for i, (id, phase) in enumerate(members)]
+    spent = SlotSteps(useful=len(rows), idle=8 - len(rows))
+    record: dict[str, Any] = {
+        "n": n, "t": end - seconds, "seconds": seconds, "policy": "dynamic", "queue": 0, "members": rows,
+        "joined": [], "left": [], "slot_steps": spent, "pages_used": 0, "pages_total": 0,
+    }  # fmt: skip
+    return Iteration(**record)
+
+
+# ---------------------------------------------------------------- the frozen list
+
+
+def test_names_kinds_and_labels_are_frozen(client: FlaskClient) -> None:
+    ask(client)
+    ask(client, num_tokens=0)
+    found: dict[str, dict[str, set[str]]] = {}
+    for family in scrape(client).values():
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        found.setdefault(family.type, {})[family.name] = labels
+    for kind, names in NAMES.items():
+        ours = {n: labels for n, labels in found[kind].items() if not n.startswith("tgi_")}
+        assert ours == names
+        assert {n for n in found[kind] if n.startswith("tgi_")} == TGI_NAMES[kind]
+
+
+def test_tgis_names_are_there_only_if_asked_for() -> None:
+    client = create_app(Config()).test_client()
+    assert "tgi_" not in client.get("/metrics").text
+
+
+def test_the_values_of_labels_are_frozen_too(client: FlaskClient) -> None:
+    ask(client)
+    labels = {
+        sample.name: {
+            name: {s.labels[name] for s in family.samples if name in s.labels}
+            for name in sample.labels
+            if name not in ("le", "engine", "model_name")
+        }
+        for family in scrape(client).values()
+        for sample in family.samples
+    }
+    assert labels["vllm:request_success_total"]["finished_reason"] == {"stop", "length", "abort"}
+    assert labels["eb_iteration_seconds_count"]["phase"] == {"prefill", "decode", "mixed"}
+    assert labels["eb_cancelled_total"]["where"] == {"queued", "prefill", "decode"}
+    assert labels["eb_slot_steps_total"]["kind"] == set(SlotSteps._fields)
+    assert labels["eb_queue_wait_seconds_count"]["reason"] == {
+        "slots_full", "token_budget", "kv_full", "policy_order", "window",
+    }  # fmt: skip
+    assert labels["eb_policy_info"]["policy"] == {"dynamic"}
+
+
+def test_buckets_are_wires(client: FlaskClient) -> None:
+    families = scrape(client)
+
+    def bounds(name: str) -> list[float]:
+        return [float(s.labels["le"]) for s in families[name].samples if s.name.endswith("_bucket")]
+
+    seconds = bounds("vllm:time_to_first_token_seconds")
+    assert seconds[:4] == [0.001, 0.005, 0.01, 0.02]
+    assert seconds[-3:] == [640, 2560, float("inf")]
+    assert bounds("vllm:inter_token_latency_seconds")[:5] == [0.0005, 0.001, 0.002, 0.005, 0.01]
+    assert bounds("vllm:e2e_request_latency_seconds")[-4:-1] == [960, 1920, 7680]
+    assert bounds("vllm:iteration_tokens_total")[:4] == [1, 8, 16, 32]
+    assert bounds("vllm:iteration_tokens_total")[-2] == 16384
+    assert bounds("vllm:request_prompt_tokens")[-3:] == [1000, 1024, float("inf")]
+    assert bounds("eb_batch_size")[:4] == [1, 2, 4, 8]
+    assert list(TTFT) == sorted(TTFT)
+    assert list(PER_TOKEN) == sorted(PER_TOKEN)
+
+
+# ---------------------------------------------------------------- the form
+
+
+def test_the_text_is_prometheus_and_openmetrics_if_asked_for(client: FlaskClient) -> None:
+    ask(client)
+    plain = client.get("/metrics")
+    assert plain.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    names = [family.name for family in parse(plain.text)]
+    assert len(names) == len(set(names))
+    accept = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"
+    other = client.get("/metrics", headers={"Accept": accept})
+    assert other.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert other.text.endswith("# EOF\n")
+    assert {f.name for f in parse_open(other.text)} >= set(NAMES["gauge"])
+
+
+def test_there_are_metrics_while_the_model_loads_and_many_servers_in_a_process() -> None:
+    for name in ("one", "two"):
+        client = create_app(Config(model=name)).test_client()
+        assert value(client, "eb_engine_up") == 0
+        assert value(client, "vllm:num_requests_running", model_name=name) == 0
+        assert f'model_name="{name}"' in client.get("/metrics").text
+
+
+def test_no_label_takes_a_clients_words(client: FlaskClient) -> None:
+    headers = {"X-Request-Id": "mine-alone"}
+    client.get("/secret-path", headers=headers)
+    client.get("/requests/secret-id", headers=headers)
+    client.open("/stats", method="SECRET")
+    ask(client, prompt="secret prompt", user="secret", **{"secret-field": 1})
+    text = client.get("/metrics").text
+    assert "secret" not in text.lower()
+    assert "mine-alone" not in text
+    assert value(client, "eb_http_requests_total", route="other", status="404") == 1
+
+
+# ---------------------------------------------------------------- the figures
+
+
+def test_requests_and_tokens_are_counted(client: FlaskClient) -> None:
+    for i in range(3):
+        ask(client, num_tokens=5, prompt="four", **({"stop": "c"} if i else {}))
+    assert value(client, "vllm:generation_tokens_total") == 5 + 3 + 3
+    assert value(client, "vllm:prompt_tokens_total") == 12
+    assert value(client, "vllm:request_success_total", finished_reason="length") == 1
+    assert value(client, "vllm:request_success_total", finished_reason="stop") == 2
+    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_params_n",
+                 "request_queue_time_seconds", "request_time_per_output_token_seconds"):  # fmt: skip
+        assert value(client, f"vllm:{name}_count") == 3, name
+    assert value(client, "vllm:inter_token_latency_seconds_count") == 4 + 2 + 2
+    assert value(client, "vllm:request_generation_tokens_sum") == 11
+    assert value(client, "vllm:request_params_max_tokens_sum") == 15
+    assert value(client, "eb_slot_steps_total", kind="useful") == 11
+    assert value(client, "eb_slot_steps_total", kind="idle") == 11 * 7
+    assert value(client, "eb_iteration_seconds_count", phase="prefill") == 3
+    assert value(client, "eb_iteration_seconds_count", phase="decode") == 8
+    assert value(client, "eb_batch_size_count") == 11
+    assert value(client, "eb_http_requests_total", route="/inference", status="200") == 3
+    assert value(client, "tgi_request_success_total") == 3
+
+
+def test_what_is_going_on_is_shown_while_it_does(model: FakeModel, client: FlaskClient) -> None:
+    go = threading.Event()
+    model.before = lambda plan: go.wait(10) and None  # type: ignore[func-returns-value]
+    with in_background(lambda: ask(client)):
+        wait_until(lambda: model.plans)
+        assert value(client, "vllm:num_requests_running") == 1
+        assert value(client, "vllm:num_requests_waiting") == 0
+        assert value(client, "eb_engine_up") == 1
+        assert value(client, "eb_last_iteration_age_seconds") > 0
+        go.set()
+    assert value(client, "vllm:num_requests_running") == 0
+
+
+def test_refusals_failures_and_ignored_fields_are_counted(
+    model: FakeModel, client: FlaskClient
+) -> None:
+    ask(client, num_tokens=0)
+    client.post("/inference", data=b"x", headers={"Content-Encoding": "gzip"})
+    client.post("/inference", data=b"{}", headers={"Sec-Fetch-Site": "cross-site"})
+    ask(client, what=1, ever=2)
+    reasons = ("invalid", "media_type", "cross_site", "queue_full")
+    counts = [value(client, "eb_rejected_total", reason=reason) for reason in reasons]
+    assert counts == [1, 1, 1, 0]
+    assert value(client, "eb_ignored_params_total") == 2
+
+    def fail(plan: Any) -> None:
+        if plan.number:  # the engine itself is sound: a token of nobody's comes
+            raise RuntimeError
+
+    model.before = fail
+    assert ask(client).status_code == 500
+    assert value(client, "eb_step_failures_total") == 1
+    assert value(client, "vllm:request_success_total", finished_reason="abort") == 1
+    totals = client.get("/stats").get_json()["http"]
+    assert totals["5xx"] == 1
+    assert totals["4xx"] == 2  # the page of another site was not even asked what it wanted
+    assert totals["received"] == sum(totals[k] for k in ("2xx", "4xx", "5xx", "cancelled"))
+
+
+def meters(*ids: str) -> tuple[Meters, dict[str, Inference]]:
+    """Return meters that have greeted an inference of each id, which arrived at 0."""
+    result = Meters()
+    inferences = {id: Inference("", 9, [1, 2], id=id) for id in ids}
+    for inference in inferences.values():
+        result.greet(inference)
+    return result, inferences
+
+
+def give(inference: Inference, tokens: int = 1) -> None:
+    inference.sequence.output_ids.extend([7] * tokens)
+
+
+def test_gaps_are_counted_by_hand() -> None:
+    m, asked = meters("a", "b")
+    a, b = asked["a"], asked["b"]
+    m.observe(step(1, 1.0, ("a", "prefill")), [])  # the first half of its prompt
+    give(a)
+    m.observe(step(2, 2.0, ("a", "prefill")), [])
+    give(a)
+    give(b)
+    m.observe(step(3, 5.0, ("a", "decode"), ("b", "prefill")), [])
+    give(a)
+    give(b, tokens=2)  # two in one step are two gaps of half the time
+    m.observe(step(4, 6.0, ("a", "decode"), ("b", "decode")), [])
+    m.observe(step(5, 9.0, ("a", "held"), ("b", "held")), [])
+    assert (m.generation_tokens, m.prompt_tokens) == (6, 4)
+    assert (sum(m.ttft.counts), m.ttft.sum) == (2, 2.0 + 5.0)
+    assert (sum(m.itl.counts), m.itl.sum) == (1 + 1 + 2, 3.0 + 1.0 + 1.0)
+    assert sum(m.iteration_seconds["mixed"].counts) == 2  # held alone is neither
+
+
+def test_intervals_are_wires() -> None:
+    m, asked = meters("a")
+    a = asked["a"]
+    seq = a.sequence
+    give(a, 5)
+    seq.arrived_at, seq.scheduled_at, seq.first_token_at = 1.0, 2.0, 4.0
+    seq.last_token_at, seq.finished_at, seq.finish_reason = 12.0, 13.0, "length"
+    seq.waited = {"slots_full": (3, 0.75), "kv_full": (1, 0.25)}
+    m.observe(None, [a])
+    sums = {
+        name: getattr(m, name).sum
+        for name in ("e2e", "queue", "prefill", "decode", "inference", "tpot")
+    }
+    assert sums == {"e2e": 12, "queue": 1, "prefill": 2, "decode": 8, "inference": 10, "tpot": 2}
+    assert (m.waited["slots_full"].sum, m.waited["kv_full"].sum) == (0.75, 0.25)
+    assert m._open == {}
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "tokens", "where"), [(None, 0, "queued"), (1.0, 0, "prefill"), (1.0, 1, "decode")]
+)
+def test_it_is_told_where_a_client_went(scheduled: float | None, tokens: int, where: str) -> None:
+    m, asked = meters("a")
+    a = asked["a"]
+    a.sequence.scheduled_at, a.error = scheduled, InferenceError("cancelled", "gone")
+    give(a, tokens)
+    m.observe(None, [a])
+    assert m.cancelled == {where: 1}
+    assert sum(m.e2e.counts) == 0
+
+
+def test_a_value_on_a_bound_belongs_below_it() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for x in (0.5, 1.0, 1.5, 2.0, 2.5):
+        histogram.observe(x)
+    assert (histogram.counts, histogram.sum) == ([2, 2, 1], 7.5)
+
+
+def test_a_step_of_64_costs_the_loop_little() -> None:
+    ids = [f"r{i}" for i in range(64)]
+    m, asked = meters(*ids)
+    steps = [step(n, n / 100, *((id, "decode") for id in ids)) for n in range(1, 101)]
+    began = time.process_time()
+    for record in steps:
+        for inference in asked.values():
+            inference.sequence.output_ids.append(7)
+        m.observe(record, [])
+    assert (time.process_time() - began) / 100 < 1e-3  # 40 us on a machine of 2024
+    assert m.generation_tokens == 6400
+
+
+def test_what_nobody_greeted_is_no_error() -> None:
+    m = Meters()
+    m.observe(step(1, 1.0, ("who", "decode")), [Inference("", 1, [1])])
+    assert m.generation_tokens == 0
+
+
+# ---------------------------------------------------------------- sinks that fail
+
+
+def test_meters_that_raise_harm_nobody(
+    app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any) -> None:
+        raise KeyError
+
+    engine = service(app).engine
+    assert engine is not None
+    engine.manager.observers.insert(0, fail)
+    engine.manager.greeters.insert(0, fail)
+    assert ask(client).get_json()["completion"] == "hiabc"
+    assert value(client, "vllm:generation_tokens_total") == 3
+
+
+def test_a_model_name_with_quotes_is_escaped() -> None:
+    app = create_app(Config(model='a"b\\c\nd'))
+    text = app.test_client().get("/metrics").text
+    names = {
+        s.labels["model_name"] for f in parse(text) for s in f.samples if "model_name" in s.labels
+    }
+    assert names == {'a"b\\c\nd'}
+    assert re.search(r"\n# TYPE eb_slots gauge\n", text)

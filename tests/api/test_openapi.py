@@ -1,0 +1,153 @@
+"""The document of the API: it is valid, it has every route, and every answer is as it says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from flask import Flask
+from hypothesis import HealthCheck, Phase, given, settings
+from openapi_spec_validator import validate
+from pydantic import BaseModel, Field
+from support import fake_engine
+
+from api.http.auth import OPEN
+from api.http.openapi import Operation, document
+from api.service import Service
+from app import create_app
+from config import Config
+
+OURS = ("operations", "docs")
+
+
+def service(app: Flask) -> Service:
+    result: Service = app.extensions["service"]
+    return result
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[Flask]:
+    app = create_app(Config(policy="dynamic"))
+    engine = fake_engine(stats=service(app).stats)
+    service(app).engine = engine
+    yield app
+    engine.manager.stop()
+
+
+def described(app: Flask, key: str = "") -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    result: dict[str, Any] = app.test_client().get("/openapi.json", headers=headers).get_json()
+    return result
+
+
+def operations(described: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {
+        (method, path): operation
+        for path, methods in described["paths"].items()
+        for method, operation in methods.items()
+    }
+
+
+def test_the_document_is_openapi_and_has_every_route(app: Flask) -> None:
+    found = described(app)
+    validate(found)
+    routes = {
+        (method.lower(), re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule))
+        for rule in app.url_map.iter_rules()
+        for method in rule.methods or ()
+        if method not in ("HEAD", "OPTIONS")
+    }
+    unlisted = {(op.method, op.path) for op in service(app).operations if op.unlisted}
+    assert unlisted == {("get", "/events"), ("get", "/policy"), ("put", "/policy")}
+    assert routes - unlisted == set(operations(found))
+    page = app.test_client().get("/docs").text
+    for method, path in unlisted:
+        assert f"{method.upper()} {path} (" in found["info"]["description"]
+        assert method in found["x-unlisted"][path]
+        assert f"<b>{method}</b> <code>{path}</code>" in page
+    body = found["x-unlisted"]["/policy"]["put"]["requestBody"]["content"]["application/json"]
+    assert body["schema"] == {"$ref": "#/components/schemas/PolicyRequest"}
+    ids = [operation["operationId"] for operation in operations(found).values()]
+    assert len(ids) == len(set(ids))
+
+
+def test_routes_that_generate_say_how_they_refuse(app: Flask) -> None:
+    found = operations(described(app))
+    for path, codes in (("/inference", {"400", "500"}), ("/generate", {"422", "424"})):
+        assert {"413", "415", "429", "503", "504", *codes} <= set(found["post", path]["responses"])
+        assert "Retry-After" in found["post", path]["responses"]["429"]["headers"]
+        assert "X-Ignored-Params" in found["post", path]["responses"]["200"]["headers"]
+    assert {op.path for op in service(app).operations if op.generates} >= {
+        "/inference", "/v1/completions", "/v1/chat/completions", "/generate", "/generate_stream", "/",
+    }  # fmt: skip
+
+
+def test_with_a_key_every_route_but_the_open_ones_asks_for_it() -> None:
+    found = described(create_app(Config(api_key="k")), key="k")
+    validate(found)
+    for (_, path), operation in operations(found).items():
+        assert ("security" in operation) == (path not in OPEN), path
+        assert ("401" in operation["responses"]) == (path not in OPEN), path
+    assert "security" not in str(described(create_app(Config())))
+
+
+class Inner(BaseModel):
+    few: int = Field(1, ge=1, lt=9)
+
+
+class Sent(BaseModel):
+    num_tokens: int = Field(ge=1)
+    ge: float | None = Field(None, gt=0.5, description="a number")
+    inner: Inner | None = None
+    word: str = "x"
+
+
+def test_a_body_is_documented_in_the_words_of_json_schema_and_null_is_absence() -> None:
+    operation = Operation("post", "/x", "does it", "tag", body=Sent, example={"num_tokens": 1})
+    found = document([operation], "1", frozenset(), keyed=False, most_tokens=77)
+    validate(found)
+    fields = found["components"]["schemas"]["Sent"]["properties"]
+    assert (fields["num_tokens"]["minimum"], fields["num_tokens"]["maximum"]) == (1, 77)
+    assert {"exclusiveMinimum": 0.5, "type": "number"} in fields["ge"]["anyOf"]
+    for name in ("ge", "inner", "word"):
+        assert {"type": "null"} in fields[name]["anyOf"]
+    few = found["components"]["schemas"]["Inner"]["properties"]["few"]["anyOf"][0]
+    assert (few["minimum"], few["exclusiveMaximum"]) == (1, 9)
+    assert found["paths"]["/x"]["post"]["operationId"] == "post_x"
+
+
+def test_the_page_shows_every_route_and_needs_no_other_host(app: Flask) -> None:
+    reply = app.test_client().get("/docs")
+    assert reply.mimetype == "text/html"
+    assert "default-src 'none'" in reply.headers["Content-Security-Policy"]
+    assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:)?//", reply.text)
+    assert "<script" not in reply.text
+    for path in described(app)["paths"]:
+        assert f"<code>{path}</code>" in reply.text
+    assert "num_tokens" in reply.text
+
+
+def test_what_looks_in_answers_as_documented_whatever_is_asked(app: Flask) -> None:
+    schema = schemathesis.openapi.from_wsgi("/openapi.json", app)
+    wanted = [
+        found.ok()
+        for found in schema.get_all_operations()
+        if set(found.ok().tags or ()) & set(OURS)
+    ]
+    assert len(wanted) >= 12
+    for operation in wanted:
+
+        @given(case=operation.as_strategy())
+        @settings(
+            max_examples=20,
+            phases=[Phase.generate],
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        def answers(case: schemathesis.Case) -> None:
+            case.call_and_validate()
+
+        answers()

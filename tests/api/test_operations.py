@@ -1,0 +1,421 @@
+"""Looking in: health, readiness, slots, what became of a request, the log; and that no answer waits for the engine."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+from support import FakeModel, fake_engine, in_background, wait_until
+
+from api.http import registry as visiting
+from api.http.admission import take_more
+from api.http.errors import ApiError
+from api.http.registry import Places, Visits
+from api.http.watcher import Watcher
+from api.service import GPU_STALL_SECONDS, STALL_SECONDS, Service
+from app import create_app
+from config import Config
+from observe.access_log import AccessLog, QueuedHandler
+
+
+def service(app: Flask) -> Service:
+    result: Service = app.extensions["service"]
+    return result
+
+
+@pytest.fixture
+def app(model: FakeModel) -> Iterator[Flask]:
+    app = create_app(Config(policy="dynamic", max_batch_size=2, max_queue=4))
+    engine = fake_engine(model, service(app).stats, max_batch_size=2, max_queue=4)
+    service(app).engine = engine
+    yield app
+    engine.manager.stop()
+
+
+@pytest.fixture
+def gate(model: FakeModel) -> Iterator[threading.Event]:
+    """Return what lets the model go on; until then its first step waits."""
+    go = threading.Event()
+    model.before = lambda plan: go.wait(10) and None  # type: ignore[func-returns-value]
+    yield go
+    go.set()
+
+
+def ask(app: Flask, id: str = "", path: str = "/inference", **fields: Any) -> Any:
+    body = {"prompt": "hi", "num_tokens": 3} | fields
+    return app.test_client().post(path, json=body, headers={"X-Request-Id": id} if id else {})
+
+
+# ---------------------------------------------------------------- health
+
+
+def test_ready_is_not_health_when_the_server_drains(app: Flask, client: FlaskClient) -> None:
+    service(app).draining = True
+    for path in ("/ready", "/health/ready"):
+        reply = client.get(path)
+        assert (reply.status_code, reply.get_json()["status"]) == (503, "draining")
+        assert reply.headers["Retry-After"] == "1"
+    assert client.get("/health").status_code == 200
+    assert client.get("/health/live").status_code == 200
+    refusal = ask(app)
+    assert (refusal.status_code, refusal.get_json()["error"]["type"]) == (503, "unavailable_error")
+    tgi = client.post("/generate", json={"inputs": "x"})
+    assert (tgi.status_code, tgi.get_json()["error_type"]) == (503, "healthcheck")
+
+
+def test_a_gpu_stalls_sooner(app: Flask) -> None:
+    assert service(app).stall_seconds == STALL_SECONDS
+    object.__setattr__(service(app).engine, "device", "cuda:0")
+    assert service(app).stall_seconds == GPU_STALL_SECONDS
+
+
+def test_no_answer_waits_for_the_engine(
+    app: Flask, client: FlaskClient, model: FakeModel, gate: threading.Event
+) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        waiting = [pool.submit(ask, app, f"r{i}") for i in range(6)]
+        wait_until(lambda: service(app).places.taken == 6 and model.plans)
+        began = time.monotonic()
+        for path in ("/", "/health", "/ready", "/health/live", "/stats", "/metrics", "/slots",
+                     "/requests/r0", "/openapi.json", "/docs", "/v1/models", "/info"):  # fmt: skip
+            assert client.get(path).status_code == 200, path
+        assert ask(app).status_code == 429
+        assert client.delete("/requests/r5").status_code == 200
+        assert time.monotonic() - began < 5
+        gate.set()
+    assert sorted(f.result().status_code for f in waiting) == [200] * 5 + [499]
+
+
+# ---------------------------------------------------------------- slots
+
+
+def test_slots_say_what_each_does(app: Flask, client: FlaskClient, model: FakeModel) -> None:
+    idle = client.get("/slots").get_json()
+    assert [slot["id"] for slot in idle] == [0, 1]
+    assert {slot["state"] for slot in idle} == {"idle"}
+    assert client.get("/slots?fail_on_no_slot=1").status_code == 200
+    model.before = lambda plan: time.sleep(0.005)
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(ask, app, id, num_tokens=1000) for id in ("a", "b")]
+        wait_until(lambda: client.get("/slots?fail_on_no_slot=1").status_code == 503)
+        assert "all 2 slots" in client.get("/slots?fail_on_no_slot=1").text
+        slots = {slot["id_task"]: slot for slot in client.get("/slots").get_json()}
+        assert set(slots) == {"a", "b"}
+        assert slots["b"]["n_ctx"] == 1024
+        assert slots["b"]["prompt_tokens"] == 2
+        assert slots["b"]["params"]["max_tokens"] == 1000
+        assert slots["b"]["state"] in ("prefill", "decode")
+        after = slots["b"]["next_token"]
+        assert after["n_decoded"] + after["n_remain"] == 1000
+        for id in ("a", "b"):
+            client.delete(f"/requests/{id}")
+        assert {job.result().status_code for job in jobs} == {499}
+    assert client.get("/slots?fail_on_no_slot=x").status_code == 400
+
+
+# ---------------------------------------------------------------- what became of a request
+
+
+def test_a_timeline_adds_up(app: Flask, client: FlaskClient) -> None:
+    began = time.time()
+    assert ask(app, "mine", num_tokens=5).get_json()["id"] == "mine"
+    record = client.get("/requests/mine").get_json()
+    assert (record["id"], record["state"], record["finish_reason"]) == (
+        "mine",
+        "finished",
+        "length",
+    )
+    assert (record["prompt_tokens"], record["output_tokens"], record["cached_tokens"]) == (2, 5, 0)
+    moments = [record[f"{name}_at"] for name in ("arrived", "scheduled", "first_token", "finished")]
+    assert moments == sorted(moments)
+    assert began - 1 < moments[0] < moments[3] < time.time() + 1
+    first, last = record["iterations"]
+    assert last - first + 1 == 5
+    assert record["batch"] == {"mean": 1, "max": 1}
+    waited = sum(w["seconds"] for w in record["waited"])
+    assert waited == pytest.approx(moments[1] - moments[0], abs=1e-5)
+    assert "hi" not in client.get("/requests/mine").text.replace("this", "")
+
+
+def test_who_waits_is_told_so_and_then_why(
+    app: Flask, client: FlaskClient, model: FakeModel, gate: threading.Event
+) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        jobs = [pool.submit(ask, app, f"r{i}", num_tokens=4) for i in range(2)]
+        wait_until(lambda: service(app).engine.manager._count == 2 and model.plans)  # type: ignore[union-attr]
+        jobs.append(pool.submit(ask, app, "late"))
+        wait_until(lambda: (service(app).visits.find("late") or {}).get("arrived_at"))
+        assert client.get("/requests/late").get_json()["state"] == "waiting"
+        assert client.get("/requests/r0").get_json()["state"] in ("running", "waiting")
+        gate.set()
+        assert {job.result().status_code for job in jobs} == {200}
+    record = client.get("/requests/late").get_json()
+    reasons = {w["reason"]: w for w in record["waited"]}
+    assert "slots_full" in reasons, record
+    assert sum(w["seconds"] for w in record["waited"]) == pytest.approx(
+        record["scheduled_at"] - record["arrived_at"], abs=1e-5
+    )
+    assert reasons["slots_full"]["iterations"] >= 1
+
+
+def test_who_still_waits_is_told_why_and_for_how_many_steps(
+    app: Flask, client: FlaskClient, model: FakeModel
+) -> None:
+    steps = threading.Semaphore(0)
+    model.before = lambda plan: steps.acquire(timeout=10) and None  # type: ignore[func-returns-value]
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask, app, f"r{i}", num_tokens=5) for i in range(4)]
+        wait_until(lambda: service(app).engine.manager._count == 4 and model.plans)  # type: ignore[union-attr]
+        steps.release(3)
+        wait_until(lambda: model.plans == 4)
+        records = [client.get(f"/requests/r{i}").get_json() for i in range(4)]
+        waiting = [record for record in records if record["state"] == "waiting"]
+        steps.release(100)
+        assert {f.result().status_code for f in asked} == {200}
+    assert len(waiting) == 2  # two have the slots
+    now = time.time()
+    for record in waiting:
+        reasons = {w["reason"]: w for w in record["waited"]}
+        assert reasons["slots_full"]["iterations"] >= 2
+        total = sum(w["seconds"] for w in record["waited"])
+        assert 0 < total <= now - record["arrived_at"]
+
+
+def test_the_same_id_twice_is_two_requests_and_the_last_is_found(
+    app: Flask, client: FlaskClient
+) -> None:
+    ids = [ask(app, "twin", num_tokens=n).get_json()["id"] for n in (2, 3, 4)]
+    assert len(set(ids)) == 3
+    assert client.get("/requests/twin").get_json()["output_tokens"] == 4
+    assert client.get(f"/requests/{ids[1]}").get_json()["output_tokens"] == 3
+    assert service(app).stats._last_token == {}
+    assert service(app).meters._open == {}
+
+
+def test_choices_are_one_request(app: Flask, client: FlaskClient) -> None:
+    body = {"prompt": ["a", "b"], "n": 2, "max_tokens": 3}
+    reply = client.post("/v1/completions", json=body, headers={"X-Request-Id": "many"})
+    assert len(reply.get_json()["choices"]) == 4
+    record = client.get("/requests/many").get_json()
+    assert (record["state"], len(record["choices"])) == ("finished", 4)
+    assert {choice["output_tokens"] for choice in record["choices"]} == {3}
+    assert client.get(f"/requests/{reply.get_json()['id']}").status_code == 200
+
+
+def test_only_the_last_thousand_are_kept(
+    app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(visiting, "KEPT", 3)
+    for i in range(6):
+        ask(app, f"r{i}")
+    known = [client.get(f"/requests/r{i}").status_code for i in range(6)]
+    assert known == [404, 404, 404, 200, 200, 200]
+    kept = service(app).visits
+    assert (len(kept._done), len(kept._latest), len(kept._of), kept.open) == (3, 3, 0, 0)
+
+
+def test_an_unknown_request_is_404(client: FlaskClient) -> None:
+    for method in ("GET", "DELETE"):
+        reply = client.open("/requests/nobody", method=method)
+        assert reply.status_code == 404
+        assert "'nobody'" in reply.get_json()["error"]["message"]
+
+
+def test_delete_ends_all_of_an_id_and_can_be_repeated(
+    app: Flask, client: FlaskClient, model: FakeModel, gate: threading.Event
+) -> None:
+    ask_for_two = {"prompt": "x", "n": 2, "max_tokens": 50}
+    with in_background(lambda: ask(app, "victim", "/v1/completions", **ask_for_two)) as reply:
+        wait_until(lambda: model.plans)
+        for _ in range(2):
+            answer = client.delete("/requests/victim")
+            assert answer.get_json() == {"id": "victim", "state": "cancelled"}
+        gate.set()
+    assert reply[0].status_code == 499
+    assert reply[0].get_json()["error"]["type"] == "cancelled"
+    wait_until(lambda: client.get("/requests/victim").get_json()["state"] == "finished")
+    assert client.delete("/requests/victim").get_json()["state"] == "cancelled"
+    wait_until(lambda: client.get("/stats").get_json()["requests-cancelled"] == 2)
+    ask(app, "done")
+    assert client.delete("/requests/done").get_json() == {"id": "done", "state": "finished"}
+
+
+# ---------------------------------------------------------------- places
+
+
+def test_places_are_taken_all_or_none_from_any_thread() -> None:
+    places = Places(10)
+    assert places.take(10)
+    assert not places.take(1)
+    places.give_back(10)
+    assert not places.take(11)
+    with ThreadPoolExecutor(8) as pool:
+        took = list(pool.map(lambda _: places.take(3), range(64)))
+    assert (sum(took), places.taken) == (3, 9)
+
+
+def test_further_places_belong_to_the_same_request(app: Flask) -> None:
+    with app.test_request_context("/inference", method="POST"):
+        app.preprocess_request()
+        take_more(service(app), 5)
+        assert service(app).places.taken == 6
+        with pytest.raises(
+            ApiError, match="6 requests queued or running, this one adds 2, limit 6"
+        ):
+            take_more(service(app), 2)
+    assert (service(app).places.taken, service(app).visits.open) == (0, 0)
+
+
+def test_a_visit_leaves_once() -> None:
+    given: list[int] = []
+    visits = Visits(Watcher())
+    visit = visits.enter("a", "/x", given.append)
+    assert [visits.leave(visit) for _ in range(3)] == [True, False, False]
+    assert (given, visits.open) == ([1], 0)
+
+
+def test_a_hundred_thousand_refused_requests_leave_nothing_behind() -> None:
+    visits = Visits(Watcher())
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for n in range(100_000):
+            visit = visits.enter(f"request-{n}", "/inference", lambda n: None)
+            visits.rename(visit, f"renamed-{n}")
+            visits.leave(visit)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 100_000  # bytes: less than one for each
+    assert visits.find("renamed-99999") is None
+
+
+def test_a_refused_request_does_not_hide_a_finished_one_with_its_id(
+    app: Flask, client: FlaskClient
+) -> None:
+    ask(app, "twice")
+    refused = client.post("/inference", json={}, headers={"X-Request-Id": "twice"})
+    assert refused.status_code == 400
+    assert client.get("/requests/twice").get_json()["state"] == "finished"
+
+
+# ---------------------------------------------------------------- the log
+
+
+def logged(app: Flask) -> io.StringIO:
+    """Let the app write its log into what is returned."""
+    stream = io.StringIO()
+    service(app).serves = True
+    service(app).access_log = AccessLog(stream)
+    return stream
+
+
+def lines(app: Flask, stream: io.StringIO) -> list[dict[str, Any]]:
+    service(app).access_log.flush()
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_each_request_is_a_line_of_lengths_and_times(app: Flask, client: FlaskClient) -> None:
+    stream = logged(app)
+    ask(app, "one", prompt="the secret", num_tokens=4)
+    ask(app, "two", num_tokens=0)
+    client.get("/stats?api_key=secret", headers={"X-Request-Id": "three"})
+    client.get("/secret", headers={"X-Request-Id": "four"})
+    client.get("/health")
+    found = {line["id"]: line for line in lines(app, stream)}
+    assert list(found) == ["one", "two", "three", "four"]
+    one = found["one"]
+    assert (one["method"], one["route"], one["status"]) == ("POST", "/inference", 200)
+    assert (one["prompt_tokens"], one["output_tokens"], one["finish_reason"]) == (10, 4, "length")
+    assert one["seconds"] >= one["ttft_s"] >= one["queue_s"] >= 0
+    assert one["bytes_in"] > 20
+    assert (found["two"]["status"], found["two"]["error"]) == (400, "invalid_request_error")
+    assert (found["four"]["status"], found["four"]["route"]) == (404, "other")
+    assert "secret" not in stream.getvalue()
+
+
+def test_a_stream_is_logged_when_it_ends(app: Flask) -> None:
+    stream = logged(app)
+    reply = ask(app, "s", stream=True, num_tokens=5)
+    assert lines(app, stream) == []
+    assert b"[DONE]" in reply.data
+    reply.close()
+    (line,) = lines(app, stream)
+    assert (line["status"], line["streams"], line["output_tokens"]) == (200, True, 5)
+
+
+class Stuck(io.StringIO):
+    """A pipe that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.go.wait(20)
+        return super().write(text)
+
+
+class Full(io.StringIO):
+    """A full disk."""
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_log_that_nobody_reads_stops_nobody(
+    app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("observe.access_log.ROOM", 4)
+    logged(app)
+    stuck = Stuck()
+    service(app).access_log = AccessLog(stuck)
+    for _ in range(20):
+        assert ask(app).get_json()["completion"] == "hiabc"
+    assert service(app).dropped() >= 10
+    assert f"eb_events_dropped_total {float(service(app).dropped())}" in client.get("/metrics").text
+    stuck.go.set()
+
+
+def test_a_log_on_a_full_disk_stops_nobody(app: Flask) -> None:
+    logged(app)
+    service(app).access_log = log = AccessLog(Full())
+    for _ in range(3):
+        assert ask(app).status_code == 200
+    log.flush()
+    assert log.dropped == 3
+
+
+def test_a_log_without_a_thread_counts_its_lines_and_writes_when_it_has_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    stream = io.StringIO()
+    log = AccessLog(stream)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        log.write_text("lost")
+    log.write_text("kept")
+    log.flush()
+    assert (stream.getvalue(), log.dropped) == ("kept\n", 1)
+
+
+def test_what_the_server_says_goes_through_a_thread_too() -> None:
+    stream = io.StringIO()
+    log = AccessLog(stream)
+    handler = QueuedHandler(log)
+    handler.emit(logging.makeLogRecord({"msg": "step %d", "args": (3,)}))
+    log.flush()
+    assert stream.getvalue() == "step 3\n"

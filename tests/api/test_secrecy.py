@@ -1,0 +1,85 @@
+"""What must be nowhere: pickles, prompts in logs, models without a pinned revision, checks by assertion."""
+
+from __future__ import annotations
+
+import ast
+import io
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import ROOT, FakeModel, fake_engine
+
+from api.service import Service
+from app import create_app
+from config import Config
+from models import hub
+from observe.access_log import AccessLog
+
+SECRET = "the-secret-of-the-prompt"
+UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+AWAY = {"tests", "benchmarks", "tools", "docs", "results"}
+
+
+def sources() -> Iterator[Path]:
+    """Yield the files of the product."""
+    for path in ROOT.rglob("*.py"):
+        first = path.relative_to(ROOT).parts[0]
+        if not first.startswith(".") and first not in AWAY:
+            yield path
+
+
+def test_nothing_is_pickled_and_torch_loads_tensors_alone() -> None:
+    found = 0
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not UNSAFE & {name.partition(".")[0] for name in names}, path
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "np.load", "numpy.load"):  # fmt: skip
+                found += 1
+                given = {k.arg: ast.unparse(k.value) for k in node.keywords}
+                assert given.get("weights_only") == "True" or given.get("allow_pickle") == "False", path  # fmt: skip
+            if isinstance(node, ast.keyword):
+                assert (node.arg, ast.unparse(node.value)) != ("trust_remote_code", "True"), path
+    assert found == 1  # a pytorch_model.bin
+
+
+def test_published_models_are_pinned_to_a_commit() -> None:
+    for name, model in hub.PUBLISHED.items():
+        assert re.fullmatch("[0-9a-f]{40}", model.revision), name
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_no_prompt_and_no_answer_reaches_a_log(
+    breaks: bool, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    model = FakeModel(says=b"answer-to-nobody ")
+    app = create_app(Config())
+    service: Service = app.extensions["service"]
+    service.engine = engine = fake_engine(model, service.stats)
+    service.serves, lines = True, io.StringIO()
+    service.access_log = AccessLog(lines)
+    if breaks:
+        model.before = lambda plan: (_ for _ in ()).throw(RuntimeError("the step broke"))
+    client = app.test_client()
+    for path, body in (
+        ("/inference", {"prompt": SECRET, "num_tokens": 20}),
+        ("/inference", {"prompt": SECRET, "num_tokens": 20, "stream": True}),
+        ("/v1/completions", {"prompt": SECRET, "max_tokens": 20, "user": "u"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": SECRET}]}),
+        ("/generate", {"inputs": SECRET}),
+        ("/tokenize", {"prompt": SECRET}),
+        ("/inference", {"prompt": [SECRET], "num_tokens": 20}),
+    ):
+        client.post(path, json=body).close()
+    engine.manager.stop()
+    service.access_log.flush()
+    said = capfd.readouterr()
+    everything = lines.getvalue() + caplog.text + said.out + said.err
+    assert lines.getvalue().count("\n") == 7
+    assert SECRET not in everything
+    assert "answer-to-nobody" not in everything

@@ -1,0 +1,239 @@
+"""The thread that writes for all streams: it waits for nobody, and what it cannot do, the stream's handler does."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support import FakeModel, fake_engine, in_background, unchunked, wait_until
+from test_streaming import ALL, joined
+
+from api.stream_writer import Loan, StreamWriter
+from app import create_app
+from config import Config
+from serving.inference import Bell
+
+
+class Source:
+    """Bytes that are there, and what has been read of them."""
+
+    def __init__(self, *ready: bytes) -> None:
+        self.ready = list(ready)
+        self.seen = 0
+        self.reads = 0
+        self.error: Exception | None = None
+
+    @property
+    def unread(self) -> int:
+        return len(self.ready) - self.seen
+
+    def read(self) -> bytes:
+        self.reads += 1
+        if self.error is not None:
+            raise self.error
+        begin, self.seen = self.seen, len(self.ready)
+        return b"".join(self.ready[begin : self.seen])
+
+
+class Handler:
+    """One who lends a stream and sleeps, and the client at the other end."""
+
+    def __init__(self, writer: StreamWriter, *ready: bytes) -> None:
+        self.writer, self.source, self.bell = writer, Source(*ready), Bell()
+        self.sock, self.client = socket.socketpair()
+        self.client.settimeout(20)
+        self.loan = Loan(writer, self.sock, self.bell, self.source)
+        self.raised: list[Exception] = []
+        self.thread = threading.Thread(target=self._sleep, daemon=True)
+        self.thread.start()
+
+    def _sleep(self) -> None:
+        try:
+            self.loan.sleep(20)
+        except Exception as error:
+            self.raised.append(error)
+
+    def step(self, data: bytes) -> None:
+        self.source.ready.append(data)
+        self.writer.observe("a step", [])
+
+    def wake(self) -> None:
+        self.bell.ring()
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+    def close(self) -> None:
+        self.bell.ring()
+        self.client.close()
+        self.thread.join(20)
+        self.sock.close()
+
+
+@pytest.fixture
+def handlers() -> Iterator[Any]:
+    made: list[Handler] = []
+
+    def make(writer: StreamWriter, *ready: bytes) -> Handler:
+        made.append(Handler(writer, *ready))
+        return made[-1]
+
+    yield make
+    for handler in made:
+        handler.close()
+
+
+def test_each_slow_step_is_written_at_once_as_a_chunk(handlers: Any) -> None:
+    hours = iter(range(10**6))
+    handler = handlers(StreamWriter(clock=lambda: float(next(hours))))
+    for word in (b"one", b"two", b"three"):
+        handler.step(word)
+        assert unchunked(handler.client.recv(100)) == word
+    assert handler.thread.is_alive(), "the handler sleeps all the while"
+
+
+def test_steps_too_fast_for_the_cost_of_writing_are_written_together(handlers: Any) -> None:
+    handler = handlers(StreamWriter(interval=0.05, share=0.0, clock=lambda: 0.0))
+    got = b""
+    for _ in range(100):
+        handler.step(b"x")
+        time.sleep(0.0005)
+    while unchunked(got) != b"x" * 100:
+        got += handler.client.recv(1000)
+    assert got.count(b"\r\n") / 2 < 60
+
+
+def test_what_was_there_before_the_stream_was_lent_waits_for_no_step(handlers: Any) -> None:
+    writer = StreamWriter()
+    other = handlers(writer)
+    handler = handlers(writer, b"early")
+    assert unchunked(handler.client.recv(100)) == b"early"
+    assert other.thread.is_alive()
+
+
+def test_a_reader_who_is_slow_gets_all_of_it_and_holds_up_nobody(handlers: Any) -> None:
+    writer = StreamWriter()
+    slow, quick = handlers(writer), handlers(writer)
+    much = bytes(range(256)) * 40_000
+    slow.step(much)
+    assert slow.client.recv(1, socket.MSG_PEEK), "its write is over"
+    quick.step(b"quick")
+    assert unchunked(quick.client.recv(100)) == b"quick"
+    got = b""
+    while len(got) < len(much) + 10:
+        got += slow.client.recv(1 << 20)
+    assert unchunked(got) == much
+    slow.thread.join(20)
+    assert not slow.raised
+
+
+def test_a_client_who_has_gone_is_the_handlers_to_deal_with(handlers: Any) -> None:
+    handler = handlers(StreamWriter())
+    linger = struct.pack("ii", 1, 0)
+    handler.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    handler.client.close()
+    handler.step(b"lost")
+    handler.thread.join(20)
+    assert isinstance(handler.raised[0], OSError)
+
+
+def test_what_reading_raises_is_raised_in_the_handler(handlers: Any) -> None:
+    writer = StreamWriter()
+    broken, fine = handlers(writer), handlers(writer)
+    broken.source.error = ValueError("broken")
+    broken.step(b"")
+    broken.thread.join(20)
+    assert broken.raised == [broken.source.error]
+    fine.step(b"fine")
+    assert unchunked(fine.client.recv(100)) == b"fine"
+
+
+def test_a_stream_that_is_no_longer_lent_is_not_touched(handlers: Any) -> None:
+    writer = StreamWriter()
+    awake, asleep = handlers(writer), handlers(writer)
+    awake.wake()
+    reads = awake.source.reads
+    awake.step(b"mine")
+    asleep.step(b"yours")
+    assert unchunked(asleep.client.recv(100)) == b"yours"
+    assert (awake.source.reads, awake.source.unread) == (reads, 1)
+
+
+def test_writing_and_waking_at_once_lose_nothing(handlers: Any) -> None:
+    """A handler that lends again and again, beside a writer that never rests, sees each byte once and in order."""
+    writer = StreamWriter(interval=0.0)  # after each step
+    handler = handlers(writer)
+    words = [b"%d," % i for i in range(2000)]
+    got = bytearray()
+
+    def read() -> None:
+        while data := handler.client.recv(1 << 16):
+            got.extend(data)
+
+    with in_background(read):
+        for i, word in enumerate(words):
+            handler.step(word)
+            if i % 20 == 0:
+                handler.wake()
+                handler.thread = threading.Thread(target=handler._sleep, daemon=True)
+                handler.thread.start()
+        wait_until(lambda: not handler.source.unread)
+        handler.wake()
+        handler.sock.shutdown(socket.SHUT_WR)
+    assert unchunked(bytes(got)) == b"".join(words)
+    assert not handler.raised
+
+
+def ask(path: str, n: int) -> dict[str, Any]:
+    tgi = {"inputs": "hi", "parameters": {"max_new_tokens": n}, "stream": True}
+    message = {"role": "user", "content": "hi"}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "hi", "max_tokens": n, "stream": True, "n": 2},
+        "/v1/chat/completions": {"messages": [message], "max_tokens": n, "stream": True},
+        "/inference": {"prompt": "hi", "num_tokens": n, "stream": True},
+    }
+    return bodies.get(path, tgi)
+
+
+def stream(path: str, n: int, protocol: str) -> tuple[str, int]:
+    """Return a stream as a client sees it who is served by gunicorn, and how many pieces its handler sent."""
+    model = FakeModel()
+    model.before = lambda plan: time.sleep(0.003)
+    app = create_app(Config(policy="dynamic", access_log=False), fake_engine(model))
+    server, client = socket.socketpair()
+    whole, pieces = b"", 0
+    with server, client:
+        client.settimeout(20)
+        environ = {"gunicorn.socket": server, "SERVER_PROTOCOL": protocol}
+        reply = app.test_client().post(path, json=ask(path, n), environ_overrides=environ)
+        for piece in reply.iter_encoded():
+            if piece:
+                server.sendall(b"%X\r\n%b\r\n" % (len(piece), piece))
+                pieces += 1
+        server.shutdown(socket.SHUT_WR)
+        while data := client.recv(1 << 16):
+            whole += data
+        reply.close()
+    app.extensions["service"].engine.manager.stop()
+    return unchunked(whole).decode(), pieces
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_a_stream_says_the_same_whoever_writes_it(path: str) -> None:
+    for protocol in ("HTTP/1.1", "HTTP/1.0"):
+        text, pieces = stream(path, 60, protocol)
+        frames = [frame for frame in text.split("\n\n") if frame and not frame.startswith(":")]
+        chunks = [json.loads(frame[5:]) for frame in frames if frame != "data: [DONE]"]
+        firsts = [c for c in chunks if not c.get("choices") or c["choices"][0]["index"] == 0]
+        assert len(joined(firsts)) == 60
+        assert joined(firsts).startswith("abcdefghijklmnopqrstuvwxyzab")
+        assert ("data: [DONE]" in frames) == (path not in ("/generate_stream", "/"))
+        if protocol == "HTTP/1.1":
+            assert pieces < 6, "the writer wrote what is in the middle"
+        else:
+            assert pieces > 6, "nobody but the handler knows how to frame it"

@@ -1,0 +1,320 @@
+"""Streams: their pieces join to the whole text, they end honestly, and nobody waits for a slow reader."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+from hypothesis import example, given
+from hypothesis import strategies as st
+from support import FakeModel, FakeTokenizer, fake_engine, in_background, wait_until
+from werkzeug.test import TestResponse
+
+from api import streaming
+from api.service import Service
+from app import create_app
+from config import Config
+from generate.text import AnswerText
+from serving.inference import Bell
+
+EMOJI = "a😀é漢b"
+ALL = ["/v1/completions", "/v1/chat/completions", "/inference", "/generate_stream", "/"]
+
+
+@pytest.fixture
+def app(model: FakeModel) -> Iterator[Flask]:
+    app = create_app(Config(policy="dynamic", access_log=False))
+    service: Service = app.extensions["service"]
+    service.engine = engine = fake_engine(model, service.stats)
+    yield app
+    engine.manager.stop()
+
+
+def post(client: FlaskClient, path: str, n: int = 6, **fields: Any) -> TestResponse:
+    """Send a request for a stream of `n` tokens in the words of the path's dialect."""
+    tgi = {"inputs": "hi", "parameters": {"max_new_tokens": n, **fields}}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "hi", "max_tokens": n, "stream": True, **fields},
+        "/v1/chat/completions": {
+            "messages": [{"role": "user", "content": "hi"}], "max_tokens": n, "stream": True, **fields,
+        },
+        "/inference": {"prompt": "hi", "num_tokens": n, "stream": True, **fields},
+        "/generate_stream": tgi,
+        "/": {**tgi, "stream": True},
+    }  # fmt: skip
+    return client.post(path, json=bodies[path])
+
+
+def events(reply: TestResponse) -> list[Any]:
+    """Return the data of all events, after checking the frames."""
+    assert reply.status_code == 200, reply.text
+    assert reply.content_type == "text/event-stream; charset=utf-8"
+    assert reply.headers["Cache-Control"] == "no-cache"
+    assert reply.headers["X-Accel-Buffering"] == "no"
+    text = reply.text
+    assert text.endswith("\n\n")
+    frames = [f for f in text[:-2].split("\n\n") if not f.startswith(":")]
+    start = "data:{" if reply.request.path in ("/generate_stream", "/") else "data: "
+    assert all(f.startswith(start) and "\n" not in f for f in frames)
+    return [f[6:] if f == "data: [DONE]" else json.loads(f[5:]) for f in frames]
+
+
+def joined(chunks: list[Any]) -> str:
+    """Return the text of a stream in any dialect."""
+    pieces = []
+    for chunk in chunks:
+        if chunk == "[DONE]":
+            continue
+        if "token" in chunk:
+            pieces.append("" if chunk["token"]["special"] else chunk["token"]["text"])
+        elif "choices" in chunk:
+            choice = chunk["choices"][0]
+            pieces.append(choice["text"] if "text" in choice else choice["delta"]["content"])
+        else:
+            pieces.append(chunk["text"])
+    return "".join(pieces)
+
+
+# ---------------------------------------------------------------- text
+
+TEXTS = st.lists(st.sampled_from([*b"abcab\n", *"😀é漢".encode(), 255, 256]), max_size=40)
+STOPS = st.lists(st.text("abc\né", min_size=1, max_size=4), max_size=4)
+
+
+def answer_text(stops: list[str], keep: bool, least: int, hide: bool) -> AnswerText:
+    hidden = [256] if hide else []
+    return AnswerText(
+        FakeTokenizer(), stops, keep_stop=keep, min_tokens=least, hidden=hidden  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+@given(TEXTS, STOPS, st.booleans(), st.integers(0, 5), st.booleans(), st.booleans(), st.data())
+@example(list("a😀b".encode()), ["b"], False, 0, False, True, None)
+def test_what_a_reader_sees_joins_to_the_whole_text(
+    ids: list[int], stops: list[str], keep: bool, least: int, hide: bool, follows: bool, data: Any
+) -> None:
+    text = answer_text(stops, keep, least, hide)
+    growing = text.growing(follows_tokens=follows)
+    shown, waiting, seen = "", [], []
+    for token in ids:
+        seen.append(token)
+        if text.watches and text.feed(token):
+            break
+        waiting.append(token)
+        if data is None or data.draw(st.booleans()):
+            shown += growing.feed(waiting)
+            waiting = []
+    whole = text.text(seen)
+    assert shown + growing.rest(whole) == whole
+    if follows:
+        assert growing.shown_tokens <= len(seen)
+
+
+@given(TEXTS, STOPS)
+def test_an_answer_is_cut_at_its_first_stop(ids: list[int], stops: list[str]) -> None:
+    text = answer_text(stops, False, 0, True)
+    ended = any(text.watches and text.feed(token) for token in ids)
+    plain = FakeTokenizer().decode([t for t in ids if t != 256])
+    assert text.text(ids) == plain or ended
+    if ended:
+        whole = text.text(ids)
+        assert text.stop_reason in stops
+        assert plain.startswith(whole + str(text.stop_reason))
+        assert not any(stop in whole for stop in stops)
+
+
+def test_a_stop_is_kept_if_it_is_wanted_and_waits_for_the_fewest_tokens() -> None:
+    kept = answer_text(["b"], True, 0, False)
+    assert [kept.feed(t) for t in b"ab"] == [None, "stop"]
+    assert (kept.text(list(b"ab")), kept.stop_reason) == ("ab", "b")
+    late = answer_text(["b"], False, 3, False)
+    assert [late.feed(t) for t in b"abcab"] == [None, None, None, None, "stop"]
+    assert late.text(list(b"abcab")) == "abca"
+
+
+@pytest.mark.parametrize("path", ALL)
+@pytest.mark.parametrize("says", [EMOJI, "abc", EMOJI * 3])
+def test_a_stream_says_what_is_said_at_once(
+    client: FlaskClient, model: FakeModel, path: str, says: str
+) -> None:
+    model.says = list(says.encode())
+    for n in (1, 3, 4, len(model.says), len(model.says) + 1):
+        want = FakeTokenizer().decode((model.says * 2)[:n])
+        chunks = events(post(client, path, n))
+        assert joined(chunks) == want
+        assert all("\ufffd" not in joined([c]) for c in chunks[:-2])
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/inference"])
+def test_no_part_of_a_stop_leaks(client: FlaskClient, model: FakeModel, path: str) -> None:
+    model.says = list(b"one two stopped")
+    model.before = lambda plan: time.sleep(0.003)
+    chunks = events(post(client, path, 90, stop=["stopp", "xx"]))
+    assert joined(chunks) == "one two "
+    assert all(joined([c]) or c is chunks[-2] for c in chunks[:-1]), "a chunk without text"
+    assert joined(events(post(client, path, 14, stop="stopping"))) == "one two stoppe"
+
+
+# ---------------------------------------------------------------- ends
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_a_stream_that_fails_ends_with_an_error_and_without_done(
+    client: FlaskClient, model: FakeModel, path: str
+) -> None:
+    def fail(plan: Any) -> None:
+        if len(plan.sequences[0].output_ids) == 3:
+            raise RuntimeError("broken")
+
+    model.before = fail
+    chunks = events(post(client, path))
+    error = chunks[-1]
+    assert "[DONE]" not in chunks
+    if path in ("/generate_stream", "/"):
+        assert error["error_type"] == "generation"
+        assert isinstance(error["error"], str)
+        assert all(c["details"] is None for c in chunks[:-1])
+    else:
+        assert set(error["error"]) == {"message", "type", "param", "code"}
+        assert error["error"]["type"] == "server_error"
+    assert joined(chunks[:-1]) in ("", "a", "ab", "abc")
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_done_comes_last_where_clients_want_it(client: FlaskClient, path: str) -> None:
+    chunks = events(post(client, path))
+    tgi = path in ("/generate_stream", "/")
+    assert [c for c in chunks if c == "[DONE]"] == ([] if tgi else ["[DONE]"])
+    assert chunks[-1]["details"]["generated_tokens"] == 6 if tgi else chunks[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_bad_parameters_are_refused_before_the_stream(client: FlaskClient, path: str) -> None:
+    reply = post(client, path, top_p=-1)
+    assert reply.status_code == (422 if path in ("/generate_stream", "/") else 400)
+    assert reply.mimetype == "application/json"
+    assert "top_p is -1" in reply.text
+
+
+def test_a_stream_whose_own_time_is_over_ends_well(client: FlaskClient, model: FakeModel) -> None:
+    go = threading.Event()
+    model.before = lambda plan: (
+        go.wait(10) and None if len(plan.sequences[0].output_ids) == 2 else None
+    )
+    chunks = events(post(client, "/v1/completions", 900, timeout_s=0.1))
+    go.set()
+    assert joined(chunks) == "ab"
+    assert chunks[-2]["choices"][0]["finish_reason"] == "length"
+    assert chunks[-2]["choices"][0]["stop_reason"] == "timeout"
+    stats: Any = {}
+    wait_until(lambda: stats.update(client.get("/stats").get_json()) or stats["requests"] == 1)
+    assert (stats["requests-cancelled"], stats["requests-failed"]) == (0, 0)
+
+
+def test_a_stream_that_takes_too_long_says_so(model: FakeModel) -> None:
+    model.before = lambda plan: time.sleep(0.02)
+    app = create_app(Config(request_timeout=0.15, access_log=False), fake_engine(model))
+    chunks = events(post(app.test_client(), "/v1/completions", 900))
+    assert chunks[-1]["error"]["type"] == "timeout_error"
+    assert joined(chunks[:-1]).startswith("ab")
+    app.extensions["service"].engine.manager.stop()
+
+
+def test_who_leaves_a_stream_frees_its_place(
+    app: Flask, client: FlaskClient, model: FakeModel
+) -> None:
+    model.before = lambda plan: time.sleep(0.005)
+    manager = app.extensions["service"].engine.manager
+    for read in (True, False):
+        reply = client.post(
+            "/v1/completions", json={"prompt": "hi", "max_tokens": 900, "stream": True, "n": 3}
+        )
+        chunks = reply.iter_encoded()
+        if read:
+            assert next(chunks).startswith(b"data: ")
+        assert manager.running == 3
+        reply.close()
+        wait_until(lambda: manager.running + manager.waiting == 0)
+    assert app.extensions["service"].places.taken == 0
+
+
+def test_silence_is_filled_with_comments(
+    client: FlaskClient, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "SILENCE", 0.03)
+    model.before = lambda plan: time.sleep(0.2 if len(plan.sequences[0].output_ids) == 2 else 0)
+    reply = post(client, "/v1/completions")
+    assert reply.text.count(": ping\n\n") >= 2
+    assert joined(events(reply)) == "abcdef"
+
+
+# ---------------------------------------------------------------- pace
+
+
+def test_the_loop_waits_for_no_reader(app: Flask, client: FlaskClient) -> None:
+    reply = post(client, "/v1/completions", 500)
+    manager = app.extensions["service"].engine.manager
+    wait_until(lambda: manager.running == 0)
+    assert len(joined(events(reply))) == 500
+
+
+def test_the_first_token_is_sent_at_once_and_others_together(
+    client: FlaskClient, model: FakeModel
+) -> None:
+    model.before = lambda plan: time.sleep(0.004)
+    chunks = events(post(client, "/v1/completions", 60))[:-1]
+    lengths = [len(joined([c])) for c in chunks]
+    assert lengths[0] <= 3
+    assert sum(lengths) == 60
+    assert len(lengths) < 45, "tokens of 20 ms come together"
+    assert len(lengths) > 5
+
+
+def test_slow_steps_are_sent_one_by_one(client: FlaskClient, model: FakeModel) -> None:
+    model.before = lambda plan: time.sleep(0.03)
+    chunks = events(post(client, "/v1/completions", 8))[:-1]
+    assert joined(chunks) == "abcdefgh"
+    assert len(chunks) >= 6
+
+
+def test_a_request_may_say_how_many_tokens_make_a_chunk(
+    client: FlaskClient, model: FakeModel
+) -> None:
+    model.before = lambda plan: time.sleep(0.005)
+    chunks = events(post(client, "/v1/completions", 21, stream_interval=10))[:-1]
+    lengths = [len(joined([c])) for c in chunks]
+    assert lengths[0] < 10, "the first waits for nobody"
+    assert lengths[1] >= 10
+
+
+def test_a_bell_rung_twice_rings_once_and_never_blocks() -> None:
+    bell = Bell()
+    assert not bell.wait(0)
+    bell.ring()
+    bell.ring()
+    assert bell.wait(0)
+    assert not bell.wait(0.001)
+    with in_background(lambda: bell.wait(10)) as heard:
+        bell.ring()
+    assert heard == [True]
+
+
+def test_many_streams_at_once_all_get_their_own(client: FlaskClient, app: Flask) -> None:
+    replies: list[tuple[int, str]] = []
+
+    def read(n: int) -> None:
+        replies.append((n, joined(events(post(app.test_client(), "/v1/completions", n)))))
+
+    threads = [threading.Thread(target=read, args=(n,)) for n in range(1, 16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    assert sorted(replies) == [(n, letters[:n]) for n in range(1, 16)]

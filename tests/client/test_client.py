@@ -1,0 +1,448 @@
+"""The client against a small server of known delay: what it sends, measures, prints and returns."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mock_server import STATS, MockServer, mock_server
+
+from client import client, flags, runs
+from client.data import Planned
+from client.report import measure, tables
+from client.send import load
+from client.send.target import Target
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def server() -> Iterator[MockServer]:
+    with mock_server() as mock:
+        yield mock
+
+
+def run(server: MockServer, *flags: str, **environ: str) -> int:
+    return client.main([*flags, "--port", str(server.port)], {"IP": "127.0.0.1", **environ})
+
+
+def last_json(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
+    """Give the last line of stdout, parsed, and all of stderr."""
+    out, err = capsys.readouterr()
+    return json.loads(out.splitlines()[-1]), err
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def outcome(index: int = 0, **changes: Any) -> measure.Outcome:
+    usual = {"asked_tokens": 10, "intended": 0.0, "sent": 0.0, "ended": 1.0, "tokens": 10}
+    return measure.Outcome(index, **{**usual, **changes})
+
+
+def facts(num_prompts: int) -> measure.RunFacts:
+    return measure.RunFacts("", {}, 1, "", 1.0, 1.0, num_prompts, None, None, {}, {})
+
+
+def test_into_a_pipe_a_run_ends_with_a_table_and_one_json_line(
+    server: MockServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "result.json"
+    assert run(server, "--burst", "--numsamples", "12", "--seed", "5", "--json", str(file)) == 0
+    result, err = last_json(capsys)
+    assert (result["completed"], result["failed"], result["unsent"]) == (12, 0, 0)
+    assert result["total_output_tokens"] == sum(body["num_tokens"] for body in server.asked)
+    assert (result["policy"], result["model_id"], result["seed"]) == ("dynamic", "bard", 5)
+    assert result["request_rate"] == "inf"
+    assert result["p99_ttft_ms"] is None
+    assert result["server_before"] == result["server_after"] == STATS
+    assert json.loads(file.read_text()) == result
+    for shown in ("Successful requests", "E2E mean / p50", "seed 5"):
+        assert shown in err
+    assert err.rstrip().endswith(str(file))
+    assert "{" not in err
+    assert "and so on" not in err
+
+
+def on_a_terminal(server: MockServer, folder: Path, *flags: str) -> list[str]:
+    """Return the lines that the client writes to a terminal of 80 columns."""
+    near, far = os.openpty()
+    environ = {**os.environ, "IP": "127.0.0.1", "TERM": "xterm", "COLUMNS": "80"}
+    with open(far, "wb") as screen:
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "client" / "client.py"), *flags, "--port", str(server.port)],
+            cwd=folder, env=environ, stdout=screen, stderr=screen,
+        )  # fmt: skip
+    written = b""
+    with open(near, "rb", buffering=0) as screen, contextlib.suppress(OSError):  # it has ended
+        while piece := screen.read(4096):
+            written += piece
+    assert process.wait(30) == 0, written.decode()
+    return written.decode().splitlines()
+
+
+def test_on_a_terminal_a_run_ends_with_its_table_and_the_path_of_its_result(
+    server: MockServer, tmp_path: Path
+) -> None:
+    engine = {"model": "bard", "batch_stats": [{"batch_size": n} for n in range(64)]}
+    server.stats = (200, {**STATS, "throughput": 123.4, "engine": engine})
+    lines = on_a_terminal(server, tmp_path, "--burst", "--numsamples", "3", "--seed", "5")
+    assert not any("{" in line for line in lines)
+    assert len(lines) < 50
+    assert all(len(line) <= 80 for line in lines if "\x1b" not in line)
+    assert any("Server's throughput" in line and "123.40" in line for line in lines)
+    assert "└" in lines[-2]
+    result = json.loads((tmp_path / lines[-1].rpartition(" ")[2]).read_text())
+    assert (result["completed"], result["seed"]) == (3, 5)
+    assert result["server_after"]["engine"] == engine
+
+
+def test_on_a_terminal_json_is_printed_when_it_is_asked_for(
+    server: MockServer, tmp_path: Path
+) -> None:
+    lines = on_a_terminal(server, tmp_path, "--burst", "--numsamples", "2", "--json", "-")
+    assert json.loads(lines[-1])["completed"] == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_on_a_terminal_a_prompt_gives_its_completion_alone(
+    server: MockServer, tmp_path: Path
+) -> None:
+    lines = on_a_terminal(server, tmp_path, "--prompt", "ROMEO:", "--numtokens", "4")
+    assert lines[0] == "ROMEO: [bold]and so on"
+    assert not any("{" in line for line in lines)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_verbose_prints_the_completions_as_they_are(
+    server: MockServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(server, "--burst", "--numsamples", "2", "--verbose") == 0
+    assert last_json(capsys)[1].count("[bold]and so on") == 2
+
+
+def test_the_same_seed_sends_the_same_bodies(
+    server: MockServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = []
+    bodies = []
+    for _ in range(2):
+        server.asked.clear()
+        assert run(server, "--wait", "0", "--numsamples", "6", "--seed", "9") == 0
+        names.append(last_json(capsys)[0]["trace_sha256"])
+        bodies.append(sorted(json.dumps(body) for body in server.asked))
+    assert names[0] == names[1]
+    assert bodies[0] == bodies[1]
+
+
+def test_without_flags_it_is_a_hundred_requests_at_one_a_second() -> None:
+    settings = client.read_settings([], {"IP": "x"}, client.Console(stderr=True))
+    assert settings.numsamples == 100
+    assert settings.arrivals == client.data.Arrivals("poisson", 1.0)
+    assert settings.selection == "normal"
+
+
+def test_numtokens_range_implies_the_selection_range(server: MockServer) -> None:
+    assert run(server, "--burst", "--numsamples", "9", "--numtokens_range", "3", "7") == 0
+    assert {body["num_tokens"] for body in server.asked} <= {3, 7}
+    assert all(len(body["prompt"].split()) == body["num_tokens"] for body in server.asked)
+
+
+def test_a_slow_server_delays_no_send(server: MockServer) -> None:
+    server.ttft = 1.5
+    trace = [Planned(i, i * 0.01, "To be", 5) for i in range(40)]
+    sending = load.LoadRun(Target(server.url), trace)
+    sending.start()
+    assert sending.wait(30)
+    outcomes = sending.outcomes()
+    assert [o.error for o in outcomes] == [""] * 40
+    # All leave before the first answer comes: one waiting for another would take a minute.
+    assert max(o.sent for o in outcomes) < min(o.ended for o in outcomes)
+    assert all(o.sent >= o.intended for o in outcomes)
+    assert measure.max_concurrent(outcomes) == 40
+
+
+def test_latency_counts_from_the_intended_time_and_holds_the_lag() -> None:
+    outcomes = [outcome(0), outcome(1, intended=1.0, sent=1.5, ended=3.0, tokens=20)]
+    result = measure.result(outcomes, facts(2))
+    assert result["e2els"] == [1.0, 2.0]
+    assert result["mean_e2el_ms"] == 1500
+    assert result["p90_e2el_ms"] == pytest.approx(1900)
+    assert result["client_lag"]["max_ms"] == 500
+    assert result["client_lag"]["p50_ms"] == 250
+    assert result["mean_latency_per_token_ms"] == pytest.approx(100)
+    assert result["duration"] == 3.0
+    assert result["output_throughput"] == 10
+    assert any("lag p99 495.0 ms" in warning for warning in tables.warnings(result, outcomes))
+
+
+def test_a_punctual_client_is_not_warned_about() -> None:
+    outcomes = [outcome(sent=0.009)]
+    assert tables.warnings(measure.result(outcomes, facts(1)), outcomes) == []
+
+
+def test_a_run_in_which_nothing_finished_still_has_a_result() -> None:
+    result = measure.result([outcome(tokens=0, error="timeout")], facts(2))
+    assert (result["completed"], result["failed"], result["unsent"]) == (0, 1, 1)
+    assert result["mean_e2el_ms"] is result["output_throughput"] is None
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert dict(tables.rows(result))["Duration (s)"] == "-"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (
+            (429, {"error": {"message": "queue full", "type": "overloaded"}}),
+            "HTTP 429 (overloaded)",
+        ),
+        ((500, b"<html>"), "HTTP 500"),
+        ((200, b"no json"), "unreadable answer"),
+        ((200, b"[" * 100_000), "unreadable answer"),
+        ((200, {"completion": None}), "unreadable answer"),
+        ((200, [1]), "unreadable answer"),
+        ((302, {"error": "elsewhere"}), "HTTP 302"),
+        ((0, None), "connection broken"),
+    ],
+)
+def test_failures_are_summed_up_by_kind_and_end_with_1(
+    server: MockServer, capsys: pytest.CaptureFixture[str], answer: tuple[int, Any], kind: str
+) -> None:
+    server.answer = lambda body: answer if len(server.asked) > 1 else None
+    server.ttft = 0.01
+    assert run(server, "--rate", "50", "--numsamples", "4", "--seed", "1") == 1
+    result, err = last_json(capsys)
+    assert result["failed"] >= 3
+    assert result["failures"] == {kind: result["failed"]}
+    assert f"failed: {kind}" in err
+    assert "Traceback" not in err
+
+
+def test_silence_beyond_the_timeout_counts_as_failed(
+    server: MockServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.ttft = 1.0
+    assert run(server, "--burst", "--numsamples", "2", "--timeout", "0.2") == 1
+    assert last_json(capsys)[0]["failures"] == {"timeout": 2}
+
+
+def test_a_server_that_dies_in_the_middle_leaves_a_result(
+    server: MockServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer_once_then_die(body: dict[str, Any]) -> tuple[int, Any] | None:
+        server.stats = (0, None)
+        return None if len(server.asked) == 1 else (0, None)
+
+    server.answer = answer_once_then_die
+    assert run(server, "--wait", "0.1", "--numsamples", "5") == 1
+    result, err = last_json(capsys)
+    assert result["completed"] + result["failed"] == 5
+    assert result["server_after"] is None
+    assert "gave no /stats" in err
+
+
+@pytest.mark.parametrize("flags", [[], ["--prompt", "hi", "--numtokens", "3"]])
+def test_an_unreachable_server_ends_with_3_url_and_remedy(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    assert client.main([*flags, "--port", str(port)], {"IP": "127.0.0.1"}) == 3
+    err = capsys.readouterr().err
+    assert f"error: cannot reach http://127.0.0.1:{port}. Is the server running?" in err
+    assert "./server.sh dynamic" in err
+
+
+def test_a_server_without_stats_is_still_loaded(
+    server: MockServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.stats = (500, b"the original before its first request")
+    assert run(server, "--burst", "--numsamples", "2") == 0
+    assert last_json(capsys)[0]["server_before"] is None
+
+
+def test_a_prompt_is_sent_alone_and_its_completion_printed(
+    server: MockServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(server, "--prompt", "ROMEO:", "--numtokens", "4", "--seed", "2") == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "ROMEO: [bold]and so on"
+    assert json.loads(out[-1])["completion"] == out[0]
+    assert server.asked == [{"prompt": "ROMEO:", "num_tokens": 4, "seed": 2}]
+
+
+def test_a_refused_prompt_shows_the_servers_words_and_ends_with_1(
+    server: MockServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.answer = lambda body: (400, {"error": {"message": "too long. Shorten it"}})
+    assert run(server, "--prompt", "a", "--numtokens", "4") == 1
+    assert "error: HTTP 400: too long. Shorten it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--api-key", "k"], []])
+def test_the_key_travels_as_bearer_and_not_into_the_result(
+    server: MockServer, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    assert run(server, "--burst", "--numsamples", "1", *flags, EB_API_KEY="k") == 0
+    assert server.keys == ["Bearer k"]
+    assert '"k"' not in capsys.readouterr().out
+
+
+def test_a_missing_key_is_a_usage_error_with_remedy(
+    server: MockServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.stats = (401, {"error": {}})
+    assert run(server) == 2
+    assert "Set EB_API_KEY or use --api-key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--burst --rate 2", "--burst and --rate contradict each other. Use one"),
+        ("--wait 1 --rate 2", "--rate and --wait contradict"),
+        ("--burts", "unknown flag '--burts'. Did you mean '--burst'?"),
+        ("--num-samples=5", "Did you mean '--numsamples'?"),
+        ("--selection rang", "Did you mean 'range'?"),
+        ("--rate 0", "'0' is not allowed. Use a number above 0"),
+        ("--rate nan", "'nan' is not allowed"),
+        ("--rate inf", "'inf' is not allowed"),
+        ("--numsamples 0", "Use a whole number of at least 1"),
+        ("--numtokens_range 10 2000", "'2000' is not allowed"),
+        ("--numtokens_range", "expected at least one argument. Run with --help"),
+        ("--numtokens_range 5 --selection normal", "draws its own lengths. Use it without"),
+        ("--prompt hi", "Use --prompt TEXT --numtokens 40"),
+        ("--prompt= --numtokens 3", "--prompt is empty"),
+        ("--numtokens 7", "Use --numtokens_range 7"),
+        ("--prompt hi --numtokens 3 --burst", "Use it without --burst"),
+        ("--json /nowhere/at/all.json", "Use another --json file"),
+        ("--port 99999", "at most 65,535"),
+    ],
+)
+def test_usage_errors_end_with_2_value_and_remedy(
+    flags: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert client.main(flags.split(), {"IP": "127.0.0.1"}) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert words in err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("host", ["http://10.0.0.5", "10.0.0.5:8500", "a b"])
+def test_an_ip_that_is_no_host_is_a_usage_error(
+    host: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert client.main([], {"IP": host}) == 2
+    assert "Set IP=10.0.0.5 in client/.env" in capsys.readouterr().err
+
+
+def test_ip_comes_from_the_environment_then_from_env_file_then_from_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(flags, "ENV_FILE", tmp_path / ".env")
+    console = client.Console(stderr=True)
+
+    def url(**environ: str) -> str:
+        return client.read_settings([], environ, console).target.url
+
+    assert url() == "http://127.0.0.1:8500"
+    assert "IP is not set" in capsys.readouterr().err
+    (tmp_path / ".env").write_text("IP=10.0.0.5\n")
+    assert url() == "http://10.0.0.5:8500"
+    assert url(IP="::1") == "http://[::1]:8500"
+    assert capsys.readouterr().err == ""
+
+
+def started(
+    command: list[str], folder: Path, server: MockServer, **environ: str
+) -> subprocess.Popen[str]:
+    flags = ["--port", str(server.port)]
+    kept = {name: value for name, value in os.environ.items() if name not in ("IP", "PYTHONPATH")}
+    return subprocess.Popen(
+        [sys.executable, *command, *flags],
+        cwd=folder,
+        env={**kept, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "folder"),
+    [(["client.py"], "client"), (["client/client.py"], "."), (["-m", "client.client"], ".")],
+)
+def test_it_starts_all_three_ways_with_nothing_but_its_folder(
+    command: list[str], folder: str, server: MockServer, tmp_path: Path
+) -> None:
+    shutil.copytree(ROOT / "client", tmp_path / "client", ignore=lambda *_: {".env", "__pycache__"})
+    (tmp_path / "client" / ".env").write_text("IP=127.0.0.1\n")
+    process = started([*command, "--burst", "--numsamples", "3"], tmp_path / folder, server)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert json.loads(out.splitlines()[-1])["completed"] == 3
+    assert "IP is not set" not in err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals as on Unix")
+def test_ctrl_c_stops_sending_and_sums_up_what_finished(server: MockServer) -> None:
+    command = ["client/client.py", "--rate", "20", "--numsamples", "5000"]
+    process = started(command, ROOT, server, IP="127.0.0.1")
+    deadline = time.monotonic() + 30
+    while not server.asked and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    result = json.loads(out.splitlines()[-1])
+    assert process.returncode == 1
+    assert result["completed"] >= 1
+    assert result["failed"] == 0
+    assert result["unsent"] == 5000 - result["completed"]
+    assert "stopped early" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals as on Unix")
+@pytest.mark.process
+def test_a_second_ctrl_c_leaves_at_once(server: MockServer) -> None:
+    server.ttft = 60
+    process = started(["client/client.py", "--burst"], ROOT, server, IP="127.0.0.1")
+    deadline = time.monotonic() + 30
+    while len(server.asked) < 100 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "stopped sending" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130  # and not 1, as after the time that a first Ctrl-C grants
+    assert "Traceback" not in err
+
+
+def test_the_progress_line_says_how_far_the_run_is(server: MockServer) -> None:
+    sending = load.LoadRun(Target("http://127.0.0.1"), [Planned(0, 0.0, "a", 1)])
+    display = client.Display(sending, client.Console(stderr=True), last_send=0.0)
+    line = display.line(load.Counts(total=100, sent=60, done=48, failed=2, tokens=900, seconds=10))
+    expected = "sent 60/100  running 10  done 48  failed 2  90 tokens/s  ETA 10 s"
+    assert line == expected
+
+
+def test_on_a_terminal_a_bar_is_drawn_to_the_end(server: MockServer) -> None:
+    with open(os.devnull, "w") as nowhere:
+        console = client.Console(file=nowhere, force_terminal=True, record=True, width=120)
+        target = Target(server.url)
+        runs.send(target, [Planned(i, 0.0, "a", 1) for i in range(3)], console)
+        assert "done 3" in console.export_text()

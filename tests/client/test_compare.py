@@ -1,0 +1,356 @@
+"""The comparison as a command: the same arrivals for all, everything kept, and a verdict on two runs."""
+
+import csv
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mock_server import MockServer, mock_server
+
+from client import compare, graph, sweep
+from client.report import store, summary, verdict
+from client.send.servers import ServerFailed, free_port, started
+from client.send.target import Target
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = [
+    "--workload",
+    "fixed:8:4",
+    "--numsamples",
+    "12",
+    "--load",
+    "poisson:200",
+    "burst",
+    "--seed",
+    "3",
+]
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[MockServer, MockServer]]:
+    with mock_server() as one, mock_server() as two:
+        two.ttft = 0.3  # far enough from the other on a busy machine, too
+        yield one, two
+
+
+def compared(pair: tuple[MockServer, MockServer], out: Path, *flags: str) -> tuple[int, Path]:
+    urls = [f"quick={pair[0].url}", f"slow={pair[1].url}"]
+    code = compare.main([*urls, *SMALL, "--out", str(out), "--name", "x", "--no-plots", *flags], {})
+    return code, out / "x"
+
+
+def test_two_servers_get_the_same_requests_and_all_is_kept(
+    pair: tuple[MockServer, MockServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, folder = compared(pair, tmp_path)
+    out, err = capsys.readouterr()
+    assert code == 0
+    assert out.splitlines()[-1] == str(folder)
+    one, two = pair
+    assert sorted(map(json.dumps, one.asked)) == sorted(map(json.dumps, two.asked))
+    results = store.read(folder)
+    assert results.policies == ["quick", "slow"]
+    assert results.loads == ["poisson:200", "burst"]
+    assert len(results.requests) == 4 * 12
+    assert {r["outcome"] for r in results.requests} == {"complete"}
+    assert len({run["trace_sha256"] for run in results.runs if run["load"] == "burst"}) == 1
+    assert all(run["warmup_requests"] == 3 for run in results.runs)
+    assert len(list((folder / "runs").iterdir())) == 4
+    for shown in ("[1/2] quick", "| quick |", "| slow |", "most tokens a second", "seed 3"):
+        assert shown in err
+    assert (folder / "table.md").read_text().startswith("poisson:200: 12 requests of fixed:8:4")
+
+
+def test_the_same_seed_writes_the_same_arrivals_byte_for_byte(
+    pair: tuple[MockServer, MockServer], tmp_path: Path
+) -> None:
+    files = []
+    for name in ("a", "b"):
+        _, folder = compared(pair, tmp_path / name)
+        files.append({p.name: p.read_bytes() for p in folder.glob("arrivals.*.csv")})
+    assert len(files[0]) == 2
+    assert files[0] == files[1]
+
+
+def test_steps_of_the_server_are_copied_with_the_run_they_belong_to(
+    pair: tuple[MockServer, MockServer], tmp_path: Path
+) -> None:
+    pair[0].step = {"n": 1, "t": 0.0, "queue": 0, "members": []}
+    _, folder = compared(pair, tmp_path)
+    results = store.read(folder)
+    for load in results.loads:
+        steps = results.iterations("quick", load)
+        assert len(steps) == 12
+        assert steps[0] == {"policy": "quick", "load": load, "repeat": 0, **pair[0].step}
+    assert results.iterations("slow", "burst") == []
+
+
+def test_a_server_that_is_not_there_is_said_and_the_others_are_kept(
+    pair: tuple[MockServer, MockServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = f"gone=http://127.0.0.1:{free_port()}"
+    code, folder = compared(pair, tmp_path, gone)
+    assert code == 1
+    results = store.read(folder)
+    assert results.policies == ["quick", "slow"]
+    assert any("gone" in text for text in results.summary["warnings"])
+    assert "error: gone" in capsys.readouterr().err
+    assert compare.main([gone, *SMALL, "--out", str(tmp_path), "--name", "y"], {}) == 3
+
+
+def test_failed_requests_are_warned_about_above_the_figures(
+    pair: tuple[MockServer, MockServer], tmp_path: Path
+) -> None:
+    pair[0].cut_after = 2
+    code, folder = compared(pair, tmp_path)
+    assert code == 1
+    assert any("12 failed: stream cut" in w for w in store.read(folder).summary["warnings"])
+
+
+def test_what_a_readme_shows_is_copied_under_names_that_stay(
+    pair: tuple[MockServer, MockServer], tmp_path: Path
+) -> None:
+    into = tmp_path / "docs"
+    flags = [f"a={pair[0].url}", *SMALL, "--out", str(tmp_path), "--name", "x"]
+    assert compare.main([*flags, "--readme", str(into)], {}) == 0
+    shown = {path.name for path in into.iterdir()}
+    assert {"comparison.md", "comparison-latency.png", "comparison-cdf.png"} <= shown
+    latency = tmp_path / "x" / "plots" / "latency-over-tokens.poisson-200.png"
+    assert (into / "comparison-latency.png").read_bytes() == latency.read_bytes()
+    told = (into / "comparison.md").read_text()
+    assert told.startswith((tmp_path / "x" / "table.md").read_text())
+    assert "Made by `python -m client.compare a=" in told
+
+
+def test_repeats_have_seeds_of_their_own_and_give_intervals(
+    pair: tuple[MockServer, MockServer], tmp_path: Path
+) -> None:
+    _, folder = compared(pair, tmp_path, "--repeats", "3", "--no-stream")
+    results = store.read(folder)
+    runs = results.of("quick", "burst")
+    assert [run["seed"] for run in runs] == [3, 4, 5]
+    assert len({run["trace_sha256"] for run in runs}) == 3
+    assert summary.spread(runs, "output_throughput") is not None
+    assert runs[0]["mean_ttft_ms"] is None
+    assert summary.best(results, "burst", "mean_e2el_ms", "low") == "quick"
+
+
+def test_the_originals_figures_are_marked_as_theirs() -> None:
+    numbers = {"output_throughput": 5.0, "num_prompts": 9, "repeat": 0, "load": "burst"}
+    head = {"seed": 1, "workload": "original"}
+    runs = [{**numbers, "policy": name} for name in ("dynamic", "static")]
+    text = summary.markdown(store.Results(Path(), {**head, "runs": runs}, []))
+    assert "the original's (theirs)" in text
+    assert "7.42 s, 0.1005 s/token, r 0.996" in text
+    assert "no figures" in summary.note(store.Results(Path(), {"runs": [{"policy": "vllm"}]}, []))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("a b --goodput ttft:9 --no-stream", "Use --stream, or e2el:MS"),
+        ("static static", "names one twice"),
+        ("dynamic --load poison:3", "Did you mean 'poisson'"),
+        ("dynamic --workload orka", "Did you mean 'orca'"),
+        ("x=http://u:p@h dynamic", "is no address"),
+        ("one.json", "Use two result files"),
+        ("nothing.json none.json", "holds no result of one run"),
+        ("dynamic --quik", "Did you mean '--quick'"),
+    ],
+)
+def test_usage_errors_end_with_2_and_a_remedy(
+    flags: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare.main([*flags.split(), "--out", str(tmp_path)], {}) == 2
+    assert words in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_quick_and_full_are_what_the_help_says() -> None:
+    quick, full = compare.read(["--quick"]), compare.read([])
+    assert (quick.model, quick.numsamples, quick.what) == (
+        "bard",
+        58,
+        ["nobatch", "static", "dynamic"],
+    )
+    assert (full.model, full.load_format, full.numsamples) == ("gpt2-medium", "dummy", 100)
+    assert [pace.text for pace in full.load] == ["poisson:1", "burst"]
+    assert compare.read(["--quick", "--numsamples", "7"]).numsamples == 7
+
+
+def test_a_trace_is_replayed_at_its_own_times(
+    pair: tuple[MockServer, MockServer], tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,9,2\n0.2,9,2\nbad\n")
+    flags = ["--workload", f"trace:{trace}:2", "--out", str(tmp_path), "--name", "t", "--no-plots"]
+    assert compare.main([f"a={pair[0].url}", *flags], {}) == 0
+    requests = store.read(tmp_path / "t").requests
+    assert sorted(float(r["arrival_s"]) for r in requests) == [0, 0.1]
+
+
+def test_the_key_is_not_in_the_command_that_is_kept() -> None:
+    assert compare.hidden(["x", "--api-key", "s3cret", "--api-key=s3cret"]) == [
+        "x", "--api-key", "KEY", "--api-key=KEY",
+    ]  # fmt: skip
+
+
+def run_of(latencies: list[float], **more: Any) -> dict[str, Any]:
+    return {"trace_sha256": "t", "e2els": latencies, "output_lens": [10] * len(latencies), **more}
+
+
+def test_equal_runs_are_not_distinguishable_and_slower_ones_are() -> None:
+    base = [1.0 + 0.3 * (i % 7) for i in range(60)]
+    noise = [0.01 * ((i * 37) % 11 - 5) for i in range(60)]
+    a, b = run_of(base), run_of([x + n for x, n in zip(base, noise)])
+    lines = {line.measure: line for line in verdict.compare(a, b)}
+    assert lines["mean_e2el_ms"].verdict == verdict.SAME
+    slower = run_of([x + 0.2 + n for x, n in zip(base, noise)], output_throughput=5.0)
+    lines = {line.measure: line for line in verdict.compare(a, slower)}
+    # Paired by request, 0.2 s is seen through a spread of 0.6 s.
+    assert lines["mean_e2el_ms"].verdict.startswith("B is slower")
+    assert lines["mean_e2el_ms"].difference == pytest.approx(200, abs=5)
+    assert lines["mean_normalized_latency_ms"].difference == pytest.approx(20, abs=0.5)
+    assert lines["output_throughput"].verdict == "no interval from one run each"
+    assert "mean_ttft_ms" not in lines
+
+
+def test_gaps_of_streams_are_pooled_and_tpot_is_computed() -> None:
+    streams = {"ttfts": [0.2] * 12, "itls": [[0.1] * 9] * 12}
+    a = run_of([1.1] * 12, **streams)
+    b = run_of([1.1] * 12, **{**streams, "itls": [[0.2] * 9] * 12})
+    lines = {line.measure: line for line in verdict.compare(a, b)}
+    assert lines["p99_itl_ms"].difference == pytest.approx(100)
+    assert lines["mean_tpot_ms"].a == pytest.approx(100)
+
+
+def test_different_arrivals_are_refused_unless_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = []
+    for name in "ab":
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps({**run_of([1.0] * 12), "trace_sha256": name}))
+        paths.append(str(path))
+    assert compare.main(paths) == 2
+    assert "different arrivals" in capsys.readouterr().err
+    assert compare.main([*paths, "--different"]) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said[0]["verdict"] == verdict.SAME
+
+
+def test_a_sweep_stops_by_itself(pair: tuple[MockServer, MockServer], tmp_path: Path) -> None:
+    url = f"slow={pair[1].url}"
+    flags = ["--over", "users", "--workload", "fixed:8:2", "--numsamples", "16", "--seed", "1"]
+    given = [url, *flags, "--values", "1", "4", "--out", str(tmp_path), "--name", "s", "--no-plots"]
+    assert sweep.main(given, {}) == 0
+    runs = store.read(tmp_path / "s").runs
+    assert [run["value"] for run in runs] == [1, 4]
+    assert runs[1]["output_throughput"] > 2 * runs[0]["output_throughput"]
+
+
+def test_saturation_is_a_rate_that_is_not_served_or_users_that_bring_nothing() -> None:
+    def at(rate: float, served: float) -> dict[str, Any]:
+        return {"request_rate": rate, "request_throughput": served, "output_throughput": served}
+
+    growing = [0.1 * i for i in range(20)]
+    assert sweep.saturated("rate", [at(8, 5)], growing)
+    assert not sweep.saturated("rate", [at(8, 7.9)], growing)
+    assert not sweep.saturated("rate", [at(8, 5)], [1.0] * 20)
+    assert sweep.saturated("rate", [at(8, 3)], [1.0] * 20)
+    assert sweep.saturated("users", [at(0, 5), at(0, 5.1), at(0, 5.2)], [])
+    assert not sweep.saturated("users", [at(0, 5), at(0, 9), at(0, 9.1)], [])
+
+
+@pytest.mark.parametrize("flags", ["--over speed", "--over batch x=http://h:1", "--load burst"])
+def test_an_impossible_sweep_is_refused(flags: str, tmp_path: Path) -> None:
+    assert sweep.main([*flags.split(), "--out", str(tmp_path)], {}) == 2
+
+
+def test_a_server_that_does_not_start_is_said_with_its_own_words(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with pytest.raises(ServerFailed, match="dinamic"), started("dinamic", [], log):
+        pass
+
+
+@pytest.mark.process
+def test_a_real_server_is_started_compared_and_stopped(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "client.compare", "dynamic", "--model", "bard", *SMALL,
+               "--load-format", "auto", "--out", str(tmp_path), "--name", "real", "--no-plots"]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    results = store.read(tmp_path / "real")
+    assert results.runs[0]["completed"] == 12
+    assert results.runs[0]["model_id"] == "bard"
+    assert results.iterations("dynamic", "burst")
+    assert sum(results.runs[1]["slot_steps"].values()) > 0
+    url = Target(f"http://127.0.0.1:{free_port()}").url
+    assert url not in done.stderr
+
+
+APP = """
+import http.server, sys
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Ready).serve_forever()
+"""
+STARTER = """
+import pathlib, time
+from client.send import servers
+servers.APP = pathlib.Path("app.py").absolute()
+with servers.started("static", [], pathlib.Path("log")) as url:
+    print(url, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals as on Unix")
+def test_who_is_told_to_end_leaves_no_server(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    command = [sys.executable, "-c", STARTER]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        port = int(run.stdout.readline().rpartition(":")[2])
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(30) == 128 + signal.SIGTERM
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_the_originals_picture_is_drawn_from_its_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "dynamic_token_data.csv"
+    table.write_text("5,0.4\n10,0.9\nnonsense\n20,2.0\n")
+    out = tmp_path / "graph.png"
+    assert graph.main([str(table), "--out", str(out)]) == 0
+    assert out.read_bytes().startswith(b"\x89PNG")
+    said = capsys.readouterr()
+    assert said.out.strip() == str(out)
+    assert "left out line 3" in said.err
+    assert graph.name_of(table) == "dynamic"
+    assert graph.main([str(tmp_path / "none.csv")]) == 2
+
+
+def test_requests_are_written_the_moment_they_end(tmp_path: Path) -> None:
+    folder = store.Store(tmp_path / "x", {"seed": 1})
+    write = folder.record({"policy": "p", "load": "burst", "repeat": 0})
+    from client.report.measure import Outcome
+
+    write(Outcome(0, 5, 0.0, 0.001, 1.0, tokens=5))
+    with (tmp_path / "x" / "requests.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["policy"], row["asked_tokens"], row["latency_s"]) == ("p", "5", "1.000000")
+    folder.close()
+    assert not (tmp_path / "x" / "iterations.jsonl").exists()

@@ -1,0 +1,272 @@
+"""Every measure against a server of known delays, and against cases with known answers."""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from mock_server import MockServer, mock_server
+from rich.console import Console
+
+from client import runs
+from client.data import Planned
+from client.report import figures, measure, tables
+from client.send import load
+from client.send.dialects import APIS, Dialect, Events
+from client.send.target import Target
+from client.workloads.arrivals import Arrivals
+
+TTFT, ITL, TOKENS = 0.05, 0.02, 6
+
+
+@pytest.fixture
+def server() -> Iterator[MockServer]:
+    with mock_server() as mock:
+        yield mock
+
+
+def trace(count: int, gap: float = 0.01, tokens: int = TOKENS) -> list[Planned]:
+    return [Planned(i, i * gap, "To be", tokens) for i in range(count)]
+
+
+def sent(server: MockServer, dialect: Dialect, planned: list[Planned], **how: Any) -> load.LoadRun:
+    run = load.LoadRun(Target(server.url, dialect=dialect), planned, **how)
+    run.start()
+    assert run.wait(30)
+    run.close()
+    return run
+
+
+def facts(count: int, **more: Any) -> measure.RunFacts:
+    return measure.RunFacts("", {}, 1, "", 1.0, 1.0, count, None, None, {}, {}, **more)
+
+
+def outcome(index: int = 0, **changes: Any) -> measure.Outcome:
+    usual = {"asked_tokens": 10, "intended": 0.0, "sent": 0.0, "ended": 1.0, "tokens": 10}
+    return measure.Outcome(index, **{**usual, **changes})
+
+
+def slack_ms(run: load.LoadRun) -> float:
+    """Allow 2 ms, and what the loops of a busy machine were late, which is not the server's."""
+    return 2.0 + 3000 * float(np.percentile(run.stalls, 90))
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_every_measure_of_a_stream_is_right(server: MockServer, api: str) -> None:
+    server.ttft, server.itl, server.queue_s = TTFT, ITL, 0.004
+    run = sent(server, Dialect(api, stream=True), trace(30))
+    outcomes = run.outcomes()
+    assert [o.error for o in outcomes] == [""] * 30
+    result = measure.result(outcomes, facts(30, stalls=run.stalls))
+    slack = slack_ms(run)
+    total = 1000 * (TTFT + ITL * (TOKENS - 1))
+    assert result["median_ttft_ms"] == pytest.approx(1000 * TTFT, abs=slack)
+    assert result["median_itl_ms"] == pytest.approx(1000 * ITL, abs=slack)
+    assert result["median_tpot_ms"] == pytest.approx(1000 * ITL, abs=slack)
+    assert result["median_e2el_ms"] == pytest.approx(total, abs=slack)
+    assert result["median_normalized_latency_ms"] == pytest.approx(total / TOKENS, abs=slack)
+    assert result["output_lens"] == [TOKENS] * 30
+    assert all(len(gaps) == TOKENS - 1 for gaps in result["itls"])
+    if api == "inference":
+        assert result["median_queue_ms"] == pytest.approx(4)
+        assert (outcomes[0].batch_mean, outcomes[0].batch_max) == (2.0, 3)
+    else:
+        assert result["total_input_tokens"] == 30 * 7
+        assert result["total_token_throughput"] > result["output_throughput"]
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_whole_answer_has_a_latency_and_no_ttft(server: MockServer, api: str) -> None:
+    server.ttft, server.itl = TTFT, ITL
+    run = sent(server, Dialect(api), trace(20))
+    result = measure.result(run.outcomes(), facts(20))
+    slack = slack_ms(run)
+    assert result["failed"] == 0
+    assert result["median_e2el_ms"] == pytest.approx(1000 * (TTFT + ITL * 5), abs=slack)
+    assert result["mean_ttft_ms"] is result["mean_itl_ms"] is result["ttfts"] is None
+    assert result["output_lens"] == [20 if api == "tgi" else TOKENS] * 20
+
+
+def test_the_dialects_ask_for_exactly_so_many_tokens(server: MockServer) -> None:
+    for dialect in (Dialect("inference", True), Dialect("openai", True, "bard"), Dialect("tgi")):
+        sent(server, dialect, trace(1))
+    native, openai, tgi = server.asked
+    assert server.paths == ["/inference", "/v1/completions", "/generate"]
+    assert native == {"prompt": "To be", "num_tokens": 6, "stream": True}
+    assert (openai["model"], openai["max_tokens"], openai["ignore_eos"]) == ("bard", 6, True)
+    assert tgi == {"inputs": "To be", "parameters": {"max_new_tokens": 6, "do_sample": True}}
+
+
+def test_a_chunk_of_many_tokens_is_one_gap_and_its_size_is_kept(server: MockServer) -> None:
+    server.together = 4
+    (only,) = sent(server, Dialect("openai", True), trace(1, tokens=10)).outcomes()
+    assert (only.tokens, only.chunks, len(only.gaps)) == (10, (4, 4, 2), 2)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_stream_without_its_end_has_failed(server: MockServer, api: str) -> None:
+    server.cut_after = 3
+    (only,) = sent(server, Dialect(api, True), trace(1)).outcomes()
+    assert (only.error, only.tokens, len(only.gaps)) == ("stream cut", 0, 2)
+    server.last_words = {"error": {"message": "out of memory", "type": "server_error"}}
+    (only,) = sent(server, Dialect(api, True), trace(1)).outcomes()
+    assert (only.error, only.detail) == ("error event (server_error)", "out of memory")
+
+
+def test_garbage_in_a_stream_has_failed(server: MockServer) -> None:
+    server.cut_after, server.last_words = 1, {"neither": "text"}
+    (only,) = sent(server, Dialect("inference", True), trace(1)).outcomes()
+    assert only.error == "unreadable answer"
+
+
+def test_events_are_cut_wherever_the_network_cut_them() -> None:
+    whole = b': ping\n\ndata: {"a": 1}\n\ndata:two\r\n\r\nevent: x\ndata: 3\n\n'
+    for size in (1, 2, 7, 100):
+        events = Events()
+        pieces = [whole[i : i + size] for i in range(0, len(whole), size)]
+        assert [d for p in pieces for d in events.cut(p)] == [b'{"a": 1}', b"two", b"3"]
+
+
+def test_a_stalled_client_is_reported_as_lag(server: MockServer) -> None:
+    server.ttft = 0.05
+    run = load.LoadRun(Target(server.url), trace(60, gap=0.01))
+    run.start()
+    time.sleep(0.15)
+    assert run._loop is not None
+    run._loop.call_soon_threadsafe(time.sleep, 0.3)
+    assert run.wait(30)
+    outcomes = run.outcomes()
+    run.close()
+    numbers = measure.result(outcomes, facts(60, stalls=run.stalls))
+    lag = numbers["client_lag"]
+    assert lag["max_ms"] > 250
+    assert lag["stall_max_ms"] > 250
+    said = " ".join(tables.warnings(numbers, outcomes))
+    assert "this client sent late" in said
+    assert "this client stood still" in said
+
+
+def test_a_closed_loop_has_no_more_requests_than_users(server: MockServer) -> None:
+    server.ttft = 0.02
+    outcomes = sent(server, Dialect(), trace(24, gap=0.0), users=4).outcomes()
+    assert len(outcomes) == 24
+    assert measure.max_concurrent(outcomes) <= 4
+    assert server.most_running <= 4
+    # A user's request is due when the user is free: a slow server is no lag of the client.
+    assert measure.client_lag(outcomes)["p50_ms"] < 20
+    assert [body["num_tokens"] for body in server.asked] == [TOKENS] * 24
+
+
+def test_a_thousand_requests_are_under_way_at_once(server: MockServer) -> None:
+    server.ttft = 4.5
+    planned = [Planned(i, i * 0.0015, "To be", 1) for i in range(1000)]
+    outcomes = sent(server, Dialect(), planned).outcomes()
+    assert sum(not o.error for o in outcomes) == 1000
+    assert measure.max_concurrent(outcomes) == 1000
+
+
+def test_outcomes_are_told_the_moment_they_come(server: MockServer) -> None:
+    told: list[tuple[int, str]] = []
+    run = load.LoadRun(
+        Target(server.url), trace(5), on_outcome=lambda o: told.append((o.index, threading.current_thread().name))
+    )  # fmt: skip
+    run.start()
+    assert run.wait(10)
+    assert sorted(told) == [(i, "load") for i in range(5)]
+
+
+def test_the_throughputs_are_those_of_the_definitions() -> None:
+    outcomes = [
+        outcome(0, ended=2.0, tokens=20, prompt_tokens=5),
+        outcome(1, intended=1.0, sent=1.0, ended=5.0, tokens=30, prompt_tokens=7),
+        outcome(2, intended=1.0, sent=1.0, ended=9.0, tokens=0, error="timeout"),
+    ]
+    numbers = measure.throughput(outcomes)
+    assert (numbers["duration"], numbers["completed"], numbers["failed"]) == (5.0, 2, 1)
+    assert numbers["output_throughput"] == 10
+    assert numbers["total_token_throughput"] == pytest.approx(62 / 5)
+
+
+def test_the_steady_part_leaves_filling_and_draining_out() -> None:
+    # Each token takes 0.1 s; 10 requests a second of 10 tokens stay 1 s: 100 tokens/s throughout.
+    even = [outcome(i, intended=i / 10, sent=i / 10, ended=i / 10 + 1) for i in range(200)]
+    assert measure.steady(even)["output_throughput"] == pytest.approx(100, rel=0.03)
+    assert measure.steady(even[:5])["output_throughput"] is None
+
+
+def test_goodput_counts_who_meets_all_limits() -> None:
+    good = outcome(0, first=0.1, ended=1.0, tokens=10)
+    late = replace(good, first=0.6)
+    slow = replace(good, ended=3.0)
+    one = replace(good, first=0.3, ended=0.3, tokens=1)
+    slos = {"ttft": 500.0, "tpot": 150.0}
+    assert [measure.meets(o, slos) for o in (good, late, slow, one)] == [True, False, False, True]
+    assert not measure.meets(replace(good, error="timeout"), slos)
+    assert not measure.meets(outcome(), slos)
+    result = measure.result([good, late], facts(2, slos=slos))
+    assert result["request_goodput"] == 1.0
+
+
+def test_fairness_is_a_line_and_jains_index() -> None:
+    done = [
+        outcome(i, asked_tokens=n, tokens=n, ended=0.5 + 0.1 * n)
+        for i, n in enumerate([5, 10, 20, 40])
+    ]
+    fair = measure.fairness(done)
+    assert fair["slope_ms_per_token"] == pytest.approx(100)
+    assert fair["intercept_ms"] == pytest.approx(500)
+    assert fair["r"] == pytest.approx(1)
+    assert figures.jain([3, 3, 3]) == pytest.approx(1)
+    assert figures.jain([1, 0, 0, 0]) == pytest.approx(0.25)
+    assert figures.fit([5, 5], [1, 2]) is None
+    users = [outcome(0, user="a", tokens=30), outcome(1, user="b", tokens=10)]
+    assert measure.fairness(users)["jain_users"] == pytest.approx(0.8)
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(3)
+    covered = 0
+    for seed in range(120):
+        sample = rng.exponential(2.0, 100)
+        low, high = figures.interval(lambda at, s=sample: float(s[at].mean()), 100, seed) or (0, 0)
+        covered += low <= 2.0 <= high
+    assert covered / 120 > 0.84
+    assert figures.interval(lambda at: 0.0, 9) is None
+    assert figures.interval(lambda at: 0.0, 2, independent=True) is None
+
+
+def test_the_peak_is_the_best_second_of_streams_alone() -> None:
+    burst = outcome(0, first=0.5, gaps=(0.1, 1.0), chunks=(0, 0, 0), tokens=9)
+    assert measure.peak([burst]) == pytest.approx(6)
+    assert measure.peak([burst, outcome(1)]) is None
+
+
+def test_a_warm_up_is_sent_and_not_measured(server: MockServer) -> None:
+    answered = runs.warm_up(Target(server.url), trace(2), 3)
+    assert answered == 3
+    assert [body["num_tokens"] for body in server.asked] == [runs.WARMUP_TOKENS] * 3
+
+
+def test_a_closed_pace_reaches_the_engine(server: MockServer) -> None:
+    server.ttft = 0.01
+    console = Console(stderr=True)
+    done = runs.send(Target(server.url), trace(6, 0.0), console, Arrivals("closed", 2))
+    assert (len(done.outcomes), done.interrupted) == (6, False)
+    assert server.most_running <= 2
+
+
+def test_the_result_has_the_keys_of_vllm_bench_serve() -> None:
+    wanted = {
+        "date", "backend", "model_id", "num_prompts", "request_rate", "burstiness", "max_concurrency",
+        "duration", "completed", "failed", "total_input_tokens", "total_output_tokens",
+        "request_throughput", "request_goodput", "output_throughput", "total_token_throughput",
+        "max_output_tokens_per_s", "max_concurrent_requests", "input_lens", "output_lens", "ttfts",
+        "itls", "errors", "seed", "trace_sha256", "policy", "config", "machine", "versions",
+        "client_lag", "server_before", "server_after",
+        *(f"{s}_{m}_ms" for s in ("mean", "median", "std", "p50", "p90", "p99")
+          for m in ("ttft", "tpot", "itl", "e2el")),
+    }  # fmt: skip
+    assert wanted <= set(measure.result([outcome()], facts(1)))

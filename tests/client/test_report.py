@@ -1,0 +1,179 @@
+"""Pictures and page: drawn from a folder of results, complete without a network, safe with any text."""
+
+import base64
+import gzip
+import html
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from client.report import album, measure, page, plots, plots_steps, plots_sweep, race, store
+from client.report.album import Album
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def step(n: int) -> dict[str, Any]:
+    phases = ["prefill" if n == 0 else "decode", "held" if n > 2 else "decode"]
+    members = [{"id": f"r{i}", "slot": i, "phase": p} for i, p in enumerate(phases)]
+    return {"n": n, "t": n * 0.1, "queue": max(0, 3 - n), "members": members}
+
+
+def facts(load: str) -> measure.RunFacts:
+    engine = {
+        "model": "bard", "slot_steps": {"useful": 30, "held": 10, "idle": 60},
+        "batch_stats": [{"batch_size": 2, "count": 5}, {"batch_size": 4, "count": 9}],
+    }  # fmt: skip
+    return measure.RunFacts(
+        "", {}, 1, "t", 1.0, 1.0, 12, None, {"engine": engine}, {"cpus": 2, "processor": "a CPU"}, {}
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a comparison, and draw its page once: pictures take their time."""
+    tmp_path = tmp_path_factory.mktemp("results")
+    head = {"name": "a <b>", "seed": 7, "workload": "fixed", "command": "python -m client.compare",
+            "machine": {"cpus": 2, "processor": "a CPU"}, "versions": {}, "date": "2026-11-20"}  # fmt: skip
+    kept = store.Store(tmp_path / "x", head)
+    for policy, speed in (("static", 1.0), ("vllm", 0.4)):
+        for load in ("poisson:1", "burst"):
+            labels = {"policy": policy, "load": load, "repeat": 0}
+            record = kept.record(labels)
+            outcomes = [
+                measure.Outcome(
+                    i, 5 + i, 0.1 * i, 0.1 * i, 0.1 * i + speed * (5 + i), tokens=5 + i,
+                    first=0.1 * i + 0.05, gaps=(0.1, 0.2), chunks=(1, 1, 1),
+                )
+                for i in range(12)
+            ]  # fmt: skip
+            for outcome in outcomes:
+                record(outcome)
+            kept.add(labels, measure.result(outcomes, facts(load)))
+            for n in range(8):
+                kept.iterations.write(json.dumps({**labels, **step(n)}) + "\n")
+    kept.warn("static: <script>alert(1)</script>")
+    kept.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(album, "DPI", 30)
+        page.write(tmp_path / "x")
+    return tmp_path / "x"
+
+
+def test_the_page_has_every_picture_and_asks_no_network(folder: Path) -> None:
+    page = (folder / "report.html").read_text()
+    names = {path.stem for path in (folder / "plots").glob("*.png")}
+    wanted = {
+        "latency-cdf", "waste", "latency-over-tokens.burst", "ttft-itl.burst", "percentiles.burst",
+        "in-system.burst", "batch-sizes.burst", "batch-over-time.burst", "queue-over-time.burst",
+        "slots.static.burst", "slots.vllm.poisson-1",
+    }  # fmt: skip
+    assert wanted <= names
+    for name in names:
+        assert (folder / "plots" / f"{name}.svg").is_file()
+        assert (folder / "plots" / f"{name}.csv").stat().st_size
+    assert page.count('<img src="data:image/png;base64,') == len(names)
+    assert not re.search(r"""(src|href)=["'](?!data:)""", page)
+    assert "url(" not in page
+    assert "http" not in re.sub(r"base64,[^\"]*", "", page)
+
+
+def test_text_of_others_is_no_markup(folder: Path) -> None:
+    page = (folder / "report.html").read_text()
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    assert "a &lt;b&gt;" in page
+    assert page.index("&lt;script&gt;") < page.index("<table>")
+
+
+def test_the_same_results_give_the_same_pictures(folder: Path) -> None:
+    before = (folder / "plots" / "waste.svg").read_bytes()
+    plots.waste(Album(store.read(folder), []))
+    assert (folder / "plots" / "waste.svg").read_bytes() == before
+
+
+def test_a_policy_has_one_colour_everywhere(folder: Path) -> None:
+    drawn = Album(store.read(folder), [])
+    looks = [drawn.look(policy)["color"] for policy in drawn.results.policies]
+    assert looks == [album.KNOWN["static"], album.OTHERS[0]]
+    caption = drawn.caption("3 requests")
+    assert caption == "n = 3 requests · bard · a CPU, 2 CPUs · seed 7 · 2026-11-20"
+
+
+def test_waste_is_what_was_spent_between_the_two_looks() -> None:
+    before = {
+        "engine": {"slot_steps": {"useful": 10}, "batch_stats": [{"batch_size": 1, "count": 4}]}
+    }
+    after = {"engine": {"slot_steps": {"useful": 25, "idle": 5},
+                        "batch_stats": [{"batch_size": 1, "count": 4}, {"batch_size": 2, "count": 3}],
+                        "kv": {"query_tokens": 50, "hit_tokens": 20}}}  # fmt: skip
+    numbers = {"server_before": before, "server_after": after}
+    assert store.engine(numbers) == ({"useful": 15, "idle": 5}, {"2": 3})
+    assert store.hits(numbers) == 0.4
+    assert store.engine({"server_before": None, "server_after": None}) == (None, None)
+
+
+def test_the_slots_are_shown_where_most_happened() -> None:
+    empty = [{"n": n, "members": []} for n in range(900)]
+    full = [{"n": 900 + n, "members": [{}] * 4} for n in range(600)]
+    assert plots_steps.busiest(empty + full) == full
+    assert plots_steps.busiest(full) == full
+
+
+def test_a_sweep_has_its_curves_and_the_saturation(folder: Path) -> None:
+    results = store.read(folder)
+    results.summary["sweep"] = {"over": "rate", "values": [1, 2], "saturation": {"static": 2}}
+    for run in results.runs:
+        run["value"] = 1 if run["load"] == "burst" else 2
+    drawn = Album(results, [])
+    for draw in plots_sweep.ALL:
+        draw(drawn)
+    names = {picture.name for picture in drawn.pictures}
+    assert names == {"throughput-latency", "sweep-throughput", "sweep-e2el", "sweep-ttft"}
+
+
+def test_a_run_cut_short_still_has_its_page(tmp_path: Path) -> None:
+    kept = store.Store(tmp_path / "x", {"seed": 1, "name": "cut"})
+    kept.close()
+    assert "Nothing was measured." in page.write(tmp_path / "x").read_text()
+    assert page.main([str(tmp_path / "nothing")]) == 2
+
+
+def test_the_client_needs_no_matplotlib() -> None:
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from client import client, compare, sweep, graph\n"
+        "print('pyplot' in str(list(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout.strip(), done.returncode) == ("False", 0), done.stderr
+
+
+def test_the_page_races_what_was_measured_and_not_what_warmed_up() -> None:
+    def steps(policy: str, load: str) -> list[dict[str, Any]]:
+        ids = ["warm", "warm", f"{policy}-1", f"{policy}-1"]
+        return [
+            {"n": n, "t": n * 0.1, "members": [{"id": id}], "slot_steps": {"useful": 1}}
+            for n, id in enumerate(ids)
+        ]
+
+    rows = [{"policy": p, "load": "burst", "id": f"{p}-1"} for p in ("static", "dynamic")]
+    results: Any = SimpleNamespace(
+        loads=["burst"], policies=["static", "dynamic"], requests=rows, iterations=steps
+    )
+    page = html.unescape(race.embed(results))
+    packed = re.search(r'id="recorded">([^<]+)<', page)
+    assert packed is not None
+    (told,) = json.loads(gzip.decompress(base64.b64decode(packed[1])))
+    assert {p: [s["n"] for s in of] for p, of in told["runs"].items()} == {
+        "static": [2, 3], "dynamic": [2, 3]
+    }  # fmt: skip
+    assert not re.search(r'src="|href="web', page)
+    results.policies = ["static"]
+    assert race.embed(results) == ""

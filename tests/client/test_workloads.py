@@ -1,0 +1,208 @@
+"""What is sent and when: every workload and every pace from one seed, and traces with bad lines."""
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client.data import plan, trace_sha256
+from client.workloads import arrivals, catalog, corpus, traces
+from client.workloads.arrivals import Arrivals
+
+TEXT = corpus.load()
+BURST = Arrivals("burst")
+
+
+def drawn(spec: str, count: int = 60, pace: Arrivals = BURST, seed: int = 1) -> catalog.Plan:
+    return catalog.draw(spec, count, pace, seed, TEXT)
+
+
+@pytest.mark.parametrize("name", catalog.WORKLOADS)
+def test_the_same_seed_gives_the_same_run_byte_for_byte(name: str) -> None:
+    runs = [trace_sha256(drawn(name, seed=seed).planned) for seed in (7, 7, 8)]
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+@pytest.mark.parametrize("name", catalog.WORKLOADS)
+def test_every_prompt_fits_the_context_beside_its_answer(name: str) -> None:
+    planned = drawn(name, 200).planned
+    assert len(planned) == 200
+    for p in planned:
+        assert p.prompt.strip()
+        assert len(p.prompt) / corpus.FEWEST_CHARACTERS + p.num_tokens <= corpus.CONTEXT + 1
+
+
+def test_every_workload_is_documented_in_one_line() -> None:
+    for form, line in catalog.describe():
+        assert 10 < len(line) < 110, form
+
+
+def test_the_originals_workload_is_the_one_of_the_original_flags() -> None:
+    pace = Arrivals("poisson", 2.0)
+    assert drawn("original", 30, pace, 5).planned == plan(30, None, "normal", pace, 5)
+
+
+def test_lengths_are_those_of_the_papers() -> None:
+    outputs = np.array([p.num_tokens for p in drawn("anyscale", 4000).planned])
+    assert outputs.min() >= 1
+    assert outputs.max() <= 512
+    assert outputs.mean() == pytest.approx(118.5, rel=0.05)
+    orca = drawn("orca", 2000).planned
+    assert {1, 128} <= {p.num_tokens for p in orca} <= set(range(1, 129))
+    words = [len(p.prompt) / corpus.CHARACTERS_PER_TOKEN for p in orca]
+    assert np.mean(words) == pytest.approx(272, rel=0.05)
+    assert {p.num_tokens for p in drawn("original-code").planned} == {1, 25, 100}
+    assert {p.num_tokens for p in drawn("fixed:20:9").planned} == {9}
+
+
+def test_a_shared_prefix_is_shared_and_a_chat_grows() -> None:
+    prompts = [p.prompt for p in drawn("shared-prefix:3:50", 40).planned]
+    assert len({prompt[:120] for prompt in prompts}) == 3
+    chats: dict[str, list[str]] = {}
+    for p in drawn("multi-turn:4", 40).planned:
+        chats.setdefault(p.user, []).append(p.prompt)
+    assert len(chats) == 10
+    for turns in chats.values():
+        assert len(turns) == 4
+        assert all(later.startswith(earlier) for earlier, later in pairwise(turns))
+
+
+def test_a_text_of_ones_own_is_cut_into_prompts(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("alpha beta gamma\n" * 100)
+    text = corpus.load(file)
+    prompt = text.piece(np.random.default_rng(1), 40)
+    assert set(prompt.split()) <= {"alpha", "beta", "gamma", *(("gamma"[:n]) for n in range(5)),
+                                   *("alpha"[:n] for n in range(5)), *("beta"[:n] for n in range(4))}  # fmt: skip
+    file.write_text("too short")
+    with pytest.raises(ValueError, match="Use a longer --text"):
+        corpus.load(file)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("orka", "Did you mean 'orca'"),
+        ("fixed:0:3", "numbers from 1"),
+        ("fixed:900:900", "1,800 tokens"),
+        ("orca:3", "too many numbers"),
+        ("anyscale:x", r"anyscale\[:CAP\]"),
+        ("trace:nothing.csv", "there is no trace"),
+    ],
+)
+def test_an_impossible_workload_is_refused_with_its_form(spec: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        catalog.check(spec)
+
+
+@pytest.mark.parametrize(
+    "text", ["poisson:2.5", "gamma:4:0.25", "constant:3", "ramp:1:9", "burst", "wait:2", "closed:8"]
+)
+def test_a_pace_is_read_as_it_is_written(text: str) -> None:
+    assert arrivals.parse(text).text == text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("poison:2", "Did you mean 'poisson'"),
+        ("poisson", "Use poisson:RATE"),
+        ("poisson:0", "above 0"),
+        ("gamma:2", "gamma:RATE:B"),
+        ("closed:2.5", "Use closed"),
+        ("ramp:1:nan", "Use ramp"),
+        ("burst:3", "Use burst"),
+        ("trace:x", "unknown load"),
+    ],
+)
+def test_an_impossible_pace_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        arrivals.parse(text)
+
+
+def test_gaps_have_the_rate_and_the_burstiness_that_were_asked_for() -> None:
+    rng = np.random.default_rng(1)
+    gaps = np.diff(Arrivals("gamma", 5.0, 0.25).times(20_000, rng))
+    assert gaps.mean() == pytest.approx(0.2, rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(2.0, rel=0.05)
+    assert np.diff(Arrivals("constant", 4.0).times(9, rng)) == pytest.approx([0.25] * 8)
+    assert Arrivals("closed", 4).users == 4
+    assert Arrivals("closed", 4).rate == math.inf
+
+
+@pytest.mark.parametrize(("low", "high"), [(2.0, 10.0), (10.0, 2.0), (4.0, 4.0)])
+def test_a_ramp_goes_from_one_rate_to_the_other(low: float, high: float) -> None:
+    times = np.array(Arrivals("ramp", low, high).times(400_000, np.random.default_rng(2)))
+    span = 2 * 400_000 / (low + high)
+    assert times[0] == 0
+    assert times[-1] == pytest.approx(span, rel=0.03)
+    tenth = span / 10
+    assert (times < tenth).sum() / tenth == pytest.approx(low + (high - low) * 0.05, rel=0.08)
+    last = ((times > 9 * tenth) & (times < span)).sum() / tenth
+    assert last == pytest.approx(low + (high - low) * 0.95, rel=0.08)
+
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+nonsense
+2023-11-16 18:15:51.2224670,x,55
+2023-11-16 18:15:52.0000000,5000,700
+"""
+
+
+def test_azures_trace_is_read_and_its_bad_lines_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "azure.csv"
+    file.write_text(AZURE)
+    trace = traces.read(file)
+    assert [(r.prompt_tokens, r.num_tokens) for r in trace.rows] == [
+        (374, 44),
+        (396, 109),
+        (5000, 700),
+    ]
+    assert [r.at for r in trace.rows] == pytest.approx([0, 4.314579, 5.31941])
+    assert [number for number, _ in trace.bad] == [4, 5]
+    note = trace.notes()[0]
+    assert "2 of 5 lines" in note
+    assert "line 4: 1 columns instead of 3; line 5: prompt 'x' is no count" in note
+    replayed = catalog.draw(f"trace:{file}:2", None, Arrivals("trace", 1.0), 1, TEXT)
+    assert [p.at for p in replayed.planned] == pytest.approx([0, 2.15729, 2.659705])
+    assert replayed.planned[2].num_tokens == 512
+    assert any("longer than the context" in note for note in replayed.notes)
+
+
+def test_mooncakes_blocks_become_shared_prefixes(tmp_path: Path) -> None:
+    lines = [
+        {"timestamp": 500, "input_length": 1500, "output_length": 30, "hash_ids": [7, 1, 2]},
+        {"timestamp": 1500, "input_length": 1400, "output_length": 20, "hash_ids": [7, 1, 3]},
+    ]
+    file = tmp_path / "mooncake.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)) + '\n{"broken\n\n[]\n')
+    replayed = catalog.draw(f"trace:{file}", None, Arrivals("trace", 1.0), 1, TEXT)
+    first, second = replayed.planned
+    assert (first.at, second.at) == (0, 1)
+    shared = len(TEXT.at(7 * 7919, 64)) + 1 + len(TEXT.at(7919, 64))
+    assert first.prompt[:shared] == second.prompt[:shared]
+    assert first.prompt != second.prompt
+    assert "line 3: no JSON" in replayed.notes[0]
+    assert "line 5: no JSON object" in replayed.notes[0]
+
+
+def test_a_trace_of_our_own_comes_back_as_it_was(tmp_path: Path) -> None:
+    before = drawn("multi-turn", 12, Arrivals("poisson", 3.0)).planned
+    file = tmp_path / "own.jsonl"
+    file.write_text("\n".join(map(json.dumps, catalog.trace_lines(before))))
+    after = catalog.draw(f"trace:{file}", None, Arrivals("trace", 1.0), 9, TEXT).planned
+    assert after == before
+
+
+@pytest.mark.parametrize("content", ["", "a,b\n1,2\n", "{}\n"])
+def test_a_trace_without_a_request_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "empty.csv"
+    file.write_text(content)
+    with pytest.raises(ValueError, match="has no request"):
+        traces.read(file)

@@ -1,0 +1,384 @@
+"""The GPU's runner gives the CPU's texts, whatever joins, leaves, fails or was launched ahead."""
+
+from __future__ import annotations
+
+import random
+import threading
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support import multiply_in_one_order
+from test_runner import SHAPES, make_model, ragged, run
+
+import policies
+from config import Config
+from generate import machine
+from generate.gpu import sampling
+from generate.gpu.runner import GpuRunner, make_runner
+from generate.params import GREEDY, SamplingParams
+from generate.runner import ModelRunner
+from generate.sampling import NotFinite
+from launch import engine
+from models.gpt2 import GPT, GPTConfig
+from scheduling.iteration import Plan
+from scheduling.pages import PagePool
+from scheduling.scheduler import Output, Scheduler
+from scheduling.sequence import Sequence
+from stats import ServerStats
+
+CONFIG = SHAPES["heads of 64"]
+DRAWS = {
+    "greedy": {"temperature": 0.0},
+    "plain": {"temperature": 1.0},
+    "top-k and top-p": {"temperature": 0.9, "top_k": 20, "top_p": 0.8},
+    "top-p": {"temperature": 0.7, "top_p": 0.9},
+    "penalty": {"temperature": 1.0, "repetition_penalty": 1.3},
+    "min-p": {"temperature": 1.0, "min_p": 0.05},
+}
+
+
+def gpu_runner(capacity: int = 8, strict: bool = False) -> GpuRunner:
+    runner = GpuRunner(make_model(CONFIG), 120, 64, capacity=capacity, strict=strict)
+    assert runner.warm_up()
+    return runner
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("policy", ["static", "dynamic"])
+def test_texts_are_the_cpus_for_every_shape_of_model(shape: str, policy: str) -> None:
+    config = SHAPES[shape]
+    expected = run(make_model(config), ragged(config, 10, 1, temperature=0), policy)
+    runner = GpuRunner(make_model(config), 120, 64, capacity=8)
+    assert run(None, ragged(config, 10, 1, temperature=0), policy, runner=runner) == expected
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_texts_are_the_cpus_for_every_way_to_draw(draw: str) -> None:
+    expected = run(make_model(CONFIG), ragged(CONFIG, 10, 1, **DRAWS[draw]))
+    assert run(None, ragged(CONFIG, 10, 1, **DRAWS[draw]), runner=gpu_runner()) == expected
+
+
+def test_a_warm_runner_gives_the_texts_of_a_cold_one() -> None:
+    expected = run(None, ragged(CONFIG, 10, 1), runner=gpu_runner())
+    warm = gpu_runner()
+    engine.warm_up(warm)
+    assert run(None, ragged(CONFIG, 10, 1), runner=warm) == expected
+
+
+def mixed(n: int, seed: int) -> list[Sequence]:
+    """Return requests that draw in all ways, some with log probabilities, some stopped by a token of theirs."""
+    rng = random.Random(seed)
+    requests = ragged(CONFIG, n, seed)
+    for i, seq in enumerate(requests):
+        logprobs = 2 if rng.random() < 0.15 else None
+        seq.sampling = SamplingParams(**rng.choice([*DRAWS.values()]), seed=i, logprobs=logprobs)
+        last = rng.randrange(CONFIG.vocab_size) % 7
+        seq.stop = lambda token, last=last: "stop" if token % 7 == last else None
+    return requests
+
+
+@pytest.mark.parametrize(
+    ("policy", "slots", "budget", "arrivals"),
+    [("dynamic", 8, 2048, 3), ("dynamic", 8, 24, 1), ("dynamic", 20, 2048, 20),
+     ("static", 6, 2048, 4), ("static-exact", 8, 2048, 8), ("dynamic", 3, 64, 30)],
+)  # fmt: skip
+def test_mixed_requests_get_the_cpus_texts_whoever_they_meet(
+    policy: str, slots: int, budget: int, arrivals: int
+) -> None:
+    options = {"slots": slots, "budget": budget, "arrivals": arrivals}
+    expected = run(make_model(CONFIG), mixed(24, 4), policy, **options)
+    assert run(None, mixed(24, 4), policy, runner=gpu_runner(), **options) == expected
+
+
+def test_log_probabilities_are_the_cpus() -> None:
+    def details(runner: ModelRunner) -> list[list[float]]:
+        params = SamplingParams(temperature=0, logprobs=3, prompt_logprobs=3)
+        requests = [Sequence([1, 2, 3 + i], 5, sampling=params) for i in range(3)]
+        run(None, requests, runner=runner)
+        return [[d.logprob for d in seq.prompt_details + seq.details] for seq in requests]
+
+    expected = torch.tensor(details(ModelRunner(make_model(CONFIG), 120, 64)))
+    assert expected.shape == (3, 7)
+    assert (torch.tensor(details(gpu_runner())) - expected).abs().max() < 1e-4
+
+
+def drive(
+    forward: Callable[[Plan], list[Output]], requests: list[Sequence], pages: int = 120
+) -> Scheduler:
+    """Return a scheduler in which all requests run, after their first step."""
+    scheduler = Scheduler(policies.get_policy("dynamic", 8), PagePool(pages, 64), 2048)
+    for seq in requests:
+        scheduler.add(seq)
+    scheduler.step(forward, lambda: 0.0)
+    return scheduler
+
+
+def test_a_steady_batch_is_always_one_step_ahead() -> None:
+    runner = gpu_runner()
+    requests = [Sequence([i + 1] * 5, 20, sampling=SamplingParams(seed=i)) for i in range(4)]
+    scheduler = drive(runner.forward, requests)
+    launched = runner.decoder.used_ahead
+    while not scheduler.is_idle:
+        scheduler.step(runner.forward, lambda: 0.0)
+    assert (
+        runner.decoder.used_ahead - launched == 18
+    )  # 19 decodes, the first of which nobody foresaw
+
+
+def test_who_stays_uses_the_step_ahead_though_somebody_left() -> None:
+    runner = gpu_runner()
+    requests = [Sequence([i + 1] * 5, 12, sampling=SamplingParams(seed=i)) for i in range(8)]
+    scheduler = drive(runner.forward, requests)
+    for _ in range(4):
+        scheduler.step(runner.forward, lambda: 0.0)
+    used = runner.decoder.used_ahead
+    scheduler.remove(requests[3], 0.0)
+    scheduler.step(runner.forward, lambda: 0.0)
+    assert runner.decoder.used_ahead == used + 1
+    while not scheduler.is_idle:
+        scheduler.step(runner.forward, lambda: 0.0)
+    expected = run(make_model(CONFIG), [Sequence([i + 1] * 5, 12, sampling=SamplingParams(seed=i))
+                                        for i in range(8) if i != 3])  # fmt: skip
+    assert [seq.output_ids for seq in requests if seq is not requests[3]] == expected
+
+
+def test_no_step_is_launched_ahead_for_a_place_behind_the_context() -> None:
+    runner = gpu_runner()
+    context = CONFIG.block_size
+    lengths: list[int] = []
+    runner.decoder.row_logits = lambda rows, size: (
+        lengths.append(int(rows.length.max())),
+        runner._row_logits(rows, size),
+    )[1]
+    seq = Sequence([1] * (context - 3), 1 << 20, sampling=GREEDY)  # who asks for more than there is
+    seq.output_ids, seq.computed = [1], context - 3
+    seq.pages = list(range(1, 1 + context // 64))
+    for _ in range(3):
+        (token,) = runner.forward(Plan(1, 0.0, [seq], [1]))
+        seq.output_ids.append(token)
+        seq.computed += 1
+    assert lengths == [context - 2, context - 1, context]
+
+
+def test_pages_of_who_left_are_safe_for_who_comes() -> None:
+    runner = gpu_runner()
+    params = SamplingParams(temperature=0.0)
+    leaver = Sequence([5] * 60, 40, sampling=params)
+    stayer = Sequence([6] * 10, 60, sampling=params)
+    scheduler = drive(runner.forward, [leaver, stayer], pages=5)  # no page is free beside theirs
+    for _ in range(7):
+        scheduler.step(runner.forward, lambda: 0.0)
+    comer = Sequence([7] * 90, 30, sampling=params)
+    scheduler.add(comer)
+    freed = set(leaver.pages)
+    scheduler.remove(leaver, 0.0)  # while a step with it is in flight
+    scheduler.step(runner.forward, lambda: 0.0)
+    assert set(comer.pages) & freed
+    while not scheduler.is_idle:
+        scheduler.step(runner.forward, lambda: 0.0)
+    expected = run(make_model(CONFIG), [Sequence([6] * 10, 60, sampling=params),
+                                        Sequence([7] * 90, 30, sampling=params)])  # fmt: skip
+    assert [stayer.output_ids, comer.output_ids] == expected
+
+
+def test_a_step_that_fails_or_is_asked_for_twice_changes_no_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner = gpu_runner()
+    requests = ragged(CONFIG, 6, 5, temperature=1.0)
+    steps = 0
+
+    def forward(plan: Plan) -> list[Output]:
+        nonlocal steps
+        steps += 1
+        if steps % 4 == 0:
+            with monkeypatch.context() as broken:
+                broken.setattr(runner.decoder.replayer, "run", None)
+                with pytest.raises(TypeError):  # noqa: PT012
+                    runner.forward(plan)
+                    runner.forward(plan)
+            assert runner.decoder.ahead is None
+        first = runner.forward(plan)
+        return runner.forward(plan) if steps % 3 == 0 else first
+
+    scheduler = drive(forward, requests)
+    while not scheduler.is_idle:
+        scheduler.step(forward, lambda: 0.0)
+    expected = run(make_model(CONFIG), ragged(CONFIG, 6, 5, temperature=1.0))
+    assert [seq.output_ids for seq in requests] == expected
+
+
+def test_a_row_that_is_not_finite_fails_alone_and_its_neighbours_go_on() -> None:
+    poisoned = CONFIG.vocab_size - 1
+    model = make_model(CONFIG)
+    wpe = model.transformer.wpe.weight.clone()
+    wpe[12] = float("nan")  # who comes to place 12 breaks, as a decode
+    model.transformer.wpe.weight = torch.nn.Parameter(wpe, requires_grad=False)
+    runner = GpuRunner(model, 120, 64, capacity=8)
+    params = SamplingParams(temperature=0)
+    bad = Sequence([1] * 10, 8, id="bad", sampling=params)
+    good = [Sequence([poisoned - 1, 2, i], 6, sampling=params) for i in range(3)]
+    scheduler = drive(runner.forward, [good[0], bad, *good[1:]])
+    while not scheduler.is_idle:
+        scheduler.step(runner.forward, lambda: 0.0)
+    assert isinstance(bad.error, NotFinite)
+    assert [len(seq.output_ids) for seq in [*good, bad]] == [6, 6, 6, 3]
+
+
+def test_logits_that_overflow_are_found_at_the_warm_up() -> None:
+    model = make_model(CONFIG)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight * torch.inf, requires_grad=False)
+    assert not GpuRunner(model, 4, 64).warm_up()
+
+
+def test_a_model_too_large_for_float16_goes_on_in_bfloat16(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loud() -> GPT:
+        model = make_model(CONFIG)
+        mlp = model.transformer.h[0].mlp
+        mlp.c_fc.bias.fill_(6e4)
+        mlp.c_proj.weight.fill_(1.0)
+        return model.half()
+
+    runners: list[weakref.ref[GpuRunner]] = []
+    made = GpuRunner.__init__
+
+    def note(self: GpuRunner, *how: object) -> None:
+        assert len(runners) != 1 or runners[0]() is None  # a card has no room for the pages of two
+        runners.append(weakref.ref(self))
+        made(self, *how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(GpuRunner, "__init__", note)
+    assert make_runner(loud(), 4, 64, 2, strict=False, any_format=True).dtype == torch.bfloat16
+    assert "it is computed in bfloat16" in caplog.text
+    assert make_runner(loud(), 4, 64, 2, strict=False, any_format=False).dtype == torch.float16
+    assert "not finite in torch.float16. Use another --dtype" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_sixteen_bits_serve_too(dtype: torch.dtype) -> None:
+    runner = make_runner(make_model(CONFIG, dtype), 120, 64, 8, strict=False, any_format=False)
+    texts = run(None, ragged(CONFIG, 6, 1, temperature=0), runner=runner)
+    exact = run(make_model(CONFIG), ragged(CONFIG, 6, 1, temperature=0))
+    assert [len(text) for text in texts] == [len(text) for text in exact]
+    assert sum(text[0] == other[0] for text, other in zip(texts, exact)) > 3
+
+
+def test_a_cards_pages_come_from_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = torch.device("cuda")
+    monkeypatch.setattr(machine, "free_memory", lambda device: 10 << 30)
+    page = machine.bytes_per_token(CONFIG, torch.float16) * machine.page_size(card)
+    assert machine.kv_pages(CONFIG, torch.float16, card, 0, slots=1) == (8 << 30) // page + 1
+    assert machine.kv_pages(CONFIG, torch.float16, card, 2 << 30, slots=1) == (2 << 30) // page + 1
+
+
+def test_a_row_too_flat_for_the_device_is_drawn_by_the_host() -> None:
+    def requests() -> list[Sequence]:
+        flat = SamplingParams(temperature=50.0, top_p=0.97, seed=3)
+        return [Sequence([1, 2, i], 12, sampling=flat) for i in range(3)]
+
+    runner = gpu_runner()
+    assert run(None, requests(), runner=runner) == run(make_model(CONFIG), requests())
+    assert CONFIG.vocab_size > sampling.CANDIDATES
+    assert runner.decoder.used_ahead == 0  # so the flat rows were seen
+
+
+def test_where_no_graph_can_be_recorded_steps_are_launched_one_by_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def record() -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    runner = GpuRunner(make_model(CONFIG), 120, 64, capacity=8)
+    runner.decoder.replayer = SimpleNamespace(record=record)
+    assert runner.warm_up()
+    assert "launched kernel by kernel, slower: no graphs: operation not" in caplog.text
+    expected = run(make_model(CONFIG), ragged(CONFIG, 6, 5))
+    assert run(None, ragged(CONFIG, 6, 5), runner=runner) == expected
+
+
+def test_more_sequences_than_rows_are_decoded_in_turns() -> None:
+    expected = run(make_model(CONFIG), ragged(CONFIG, 20, 6), slots=20, arrivals=20)
+    runner = gpu_runner(capacity=6)
+    assert run(None, ragged(CONFIG, 20, 6), slots=20, arrivals=20, runner=runner) == expected
+
+
+def test_a_step_has_two_rows_at_least_though_one_sequence_may_run() -> None:
+    runner = gpu_runner(capacity=1)
+    sizes: list[int] = []
+    step = runner.decoder.replayer.step
+    runner.decoder.replayer.step = lambda size, drawing: (sizes.append(size), step(size, drawing))[
+        1
+    ]
+    alone = [Sequence([3, 1, 4], 6, sampling=GREEDY)]
+    expected = run(make_model(CONFIG), [Sequence([3, 1, 4], 6, sampling=GREEDY)])
+    assert run(None, alone, "nobatch", runner=runner) == expected
+    assert set(sizes) == {2}  # torch's products of one row are slower
+
+
+def test_strict_logits_do_not_depend_on_the_batch_and_their_texts_are_the_cpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("triton", reason="Triton is not there: pip install triton")
+    multiply_in_one_order(monkeypatch)
+    from generate.gpu.triton_attention import TritonDecode
+
+    config = GPTConfig(block_size=128, vocab_size=61, n_layer=1, n_head=1, n_embd=64)
+    runner = GpuRunner(make_model(config), 120, 64, capacity=4, strict=True)
+    runner.attend = TritonDecode(4, 2, config.n_head, config.head_size, runner.device)
+    seen: list[dict[tuple[str, int], torch.Tensor]] = []
+    sampled = runner._sample
+
+    def watch(plan: Plan, logits: torch.Tensor) -> list[Output]:
+        seen[-1].update({(s.id, s.length): row.clone() for s, row in zip(plan.sequences, logits)})
+        return sampled(plan, logits)
+
+    def texts(policy: str) -> list[list[int]]:
+        seen.append({})
+        asks = SamplingParams(
+            temperature=0, logprobs=0
+        )  # so that the host draws, and sees the logits
+        requests = [Sequence([9, 8, i] * 21, 3, id=str(i), sampling=asks) for i in range(2)]
+        return run(None, requests, policy, runner=runner)
+
+    monkeypatch.setattr(runner, "_sample", watch)
+    greedy = [Sequence([9, 8, i] * 21, 3, sampling=GREEDY) for i in range(2)]
+    assert texts("dynamic") == texts("nobatch") == run(make_model(config), greedy)
+    together, alone = seen
+    assert len(alone) == 6
+    assert together.keys() == alone.keys()
+    assert all(torch.equal(row, alone[where]) for where, row in together.items())
+
+
+def test_the_thread_that_computes_has_a_whole_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: dict[str, int] = {}
+    start = threading.Thread.start
+
+    def note(thread: threading.Thread) -> None:
+        sizes[thread.name] = threading.stack_size()  # which sets it to the system's
+        threading.stack_size(sizes[thread.name])
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", note)
+    before = threading.stack_size(512 * 1024)  # as gunicorn_conf.py has it for handlers
+    try:
+        made = engine.load_engine(Config(policy="dynamic", model="mock:llm-mock"), ServerStats())
+        made.manager.stop(1)
+    finally:
+        after = threading.stack_size(before)
+    assert sizes["batching-loop"] == engine.ENGINE_STACK
+    assert after == 512 * 1024
+
+
+def test_the_settings_reach_the_gpus_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr("generate.gpu.runner.make_runner", lambda *how: asked.append(how))
+    on_card = SimpleNamespace(weight=SimpleNamespace(device=torch.device("cuda")))
+    model = SimpleNamespace(lm_head=on_card)
+    engine._make_runner(model, 9, 32, Config(batch_invariant=True))  # type: ignore[arg-type]
+    engine._make_runner(model, 9, 32, Config(dtype="float16"))  # type: ignore[arg-type]
+    assert asked == [(model, 9, 128, 32, True, True), (model, 9, 128, 32, False, False)]

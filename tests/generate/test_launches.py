@@ -1,0 +1,196 @@
+"""Launches that cannot work: each is refused at once, in one line with cause, evidence and remedy; and what works."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ROOT, Server, clean_environment, free_port, run_app, write_checkpoint
+
+import app
+from config import Config
+from launch import doctor
+
+REMEDY = re.compile(r"error: .+\. .*(Use|use|Run|Set|set|Install|choose|Make room|take the flags)")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("launch") / "tiny")
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in [n for n in os.environ if n.startswith("EB_")] + ["BATCHING", "WEB_CONCURRENCY"]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return monkeypatch
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """Return the one line that a launch in this process is refused with."""
+    given = [*argv, *([] if "--port" in argv else ["--port", str(free_port())])]
+    with pytest.raises(SystemExit) as caught:
+        app.main([*given, *([] if "--host" in argv else ["--host", "127.0.0.1"])])
+    assert caught.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1, said.err
+    assert REMEDY.match(said.err), said.err
+    return said.err
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "words"),
+    [
+        ({"WEB_CONCURRENCY": "3"}, [], "WEB_CONCURRENCY is '3'"),
+        ({"EB_CACHE_DIR": "/dev/full"}, [], "cache folder /dev/full cannot be written"),
+        ({"EB_CACHE_DIR": "/proc/nowhere"}, [], "cache folder /proc/nowhere cannot be written"),
+        ({"BATCHING": "dinamic"}, [], "unknown policy 'dinamic'. Did you mean 'dynamic'?"),
+        ({}, ["dynamic", "--policy-option", "w=1"], "no option 'w'"),
+        ({}, ["--tokenizer-file", "/nowhere.tiktoken"], "'/nowhere.tiktoken', and there is no"),
+        ({}, ["--max-connections", "5"], "--max-connections is 5"),
+        ({}, ["--model", "/nowhere"], "unknown model '/nowhere'"),
+        ({}, ["--model", "gpt2-xl"], "gpt2-xl is not to be had"),
+        ({}, ["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(
+    variables: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    environ: dict[str, str], flags: list[str], words: str,
+) -> None:  # fmt: skip
+    variables.setenv("HF_HOME", str(tmp_path))
+    for name, value in environ.items():
+        variables.setenv(name, value)
+    assert words in refused(capsys, *(flags if "--model" in flags else [*flags, "--model", "bard"]))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 5000), "broken or truncated"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
+    ],
+)
+def test_weights_that_are_missing_or_broken_are_refused(
+    variables: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path,
+    spoil: Callable[[Path], Any], words: str,
+) -> None:  # fmt: skip
+    folder = Path(shutil.copytree(tiny, tmp_path / "model"))
+    spoil(folder)
+    assert words in refused(capsys, "--model", str(folder))
+
+
+def test_a_port_in_use_is_refused(
+    variables: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert f"port {port} of 127.0.0.1 is taken" in refused(capsys, "--port", str(port))
+
+
+@contextlib.contextmanager
+def limited(which: int, to: int) -> Iterator[None]:
+    """Lower a limit of this process, and with it that of its children, meanwhile."""
+    soft, hard = resource.getrlimit(which)
+    resource.setrlimit(which, (to, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(which, (soft, hard))
+
+
+def test_a_full_disk_is_refused(
+    variables: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    variables.setenv("EB_CACHE_DIR", str(tmp_path))
+    with limited(resource.RLIMIT_FSIZE, 100):  # so that writing fails as it does on a full disk
+        said = refused(capsys, "--model", "bard")
+    assert "cannot be written" in said
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("arguments", "environ", "words"),
+    [
+        ([], {"GUNICORN_CMD_ARGS": "--preload"}, "preload on"),
+        ([], {"GUNICORN_CMD_ARGS": "--workers 2"}, "told 2 workers"),
+        ([], {"GUNICORN_CMD_ARGS": "-k sync"}, "of class gthread"),
+        ([], {"GUNICORN_CMD_ARGS": "--threads 4"}, "told 4 threads"),
+        (["--dtype", "float16", "--device", "cpu"], {}, "float16 is for GPUs"),
+        (["--kv-memory", "1K"], {}, "--kv-memory"),
+    ],
+)
+def test_what_only_the_server_process_can_see_is_refused_in_one_line_too(
+    tiny: Path, arguments: list[str], environ: dict[str, str], words: str
+) -> None:
+    flags = ["--model", str(tiny), "--host", "127.0.0.1", "--port", str(free_port()), *arguments]
+    result = run_app("dynamic", *flags, **environ)
+    assert result.returncode in (2, 3)
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert REMEDY.match(result.stderr), result.stderr
+    assert words in result.stderr
+
+
+@pytest.mark.process
+def test_cuda_that_is_not_there_is_refused(tiny: Path) -> None:
+    result = run_app(
+        "dynamic", "--model", str(tiny), "--device", "cuda", "--host", "127.0.0.1", "--port", str(free_port()),
+        CUDA_VISIBLE_DEVICES="",
+    )  # fmt: skip
+    assert result.returncode == 3
+    assert REMEDY.match(result.stderr), result.stderr
+    assert "--device cuda" in result.stderr
+
+
+@pytest.mark.process
+def test_sixty_four_descriptors_are_too_few() -> None:
+    result = subprocess.run(
+        ["sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", sys.executable, str(ROOT / "app.py"), "dynamic",
+         "--model", "bard", "--host", "127.0.0.1", "--port", str(free_port())],
+        capture_output=True, text=True, timeout=60, env=clean_environment(),
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert "the open-file limit is 64" in result.stderr
+    assert REMEDY.match(result.stderr), result.stderr
+
+
+@pytest.mark.process
+def test_no_check_is_an_assertion(tmp_path: Path) -> None:
+    with Server(
+        tmp_path / "log", "dynamic", "--model", "mock:llm-mock", PYTHONOPTIMIZE="1"
+    ) as server:
+        assert server.post(prompt="the house", num_tokens=3).json["num_tokens"] == 3
+        for fields in ({"num_tokens": 0}, {"temperature": -1}, {"top_p": 2}, {"prompt": ""}):
+            answer = server.post(**({"prompt": "x", "num_tokens": 1} | fields))
+            assert answer.status == 400
+            assert answer.json["error"]["param"] == next(iter(fields))
+
+
+def test_the_doctor_has_a_line_for_each_thing_and_a_remedy_where_it_lacks(
+    variables: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path
+) -> None:
+    variables.setenv("HF_HOME", str(tmp_path))
+    assert doctor.examine(Config(model=str(tiny), host="127.0.0.1", port=free_port()))
+    healthy = capsys.readouterr().out.splitlines()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert not doctor.examine(Config(model="/nowhere", host="127.0.0.1", port=port))
+    sick = capsys.readouterr().out.splitlines()
+    names = ["python", "torch", "device", "compiler", "disk", "open files", "port", "weights", "tokenizer"]  # fmt: skip
+    for lines in (healthy, sick):
+        assert [line[4:16].strip() for line in lines] == names
+    assert {line[:4] for line in healthy} == {"ok  "}
+    assert [line[4:16].strip() for line in sick if line.startswith("NO ")] == names[6:]
+    assert all(re.search(r"\. .*(Stop|Use)", line) for line in sick if line.startswith("NO "))

@@ -1,0 +1,146 @@
+"""The linear layers compute what PyTorch does, and a row's numbers do not depend on how many rows there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from support import why_no_kernel
+from torch.nn import functional as F
+
+from generate.cpu import linear
+from generate.cpu.linear import (
+    PLAIN,
+    KernelLinear,
+    Linear,
+    PackedLinear,
+    WideLinear,
+    make_head,
+    make_linear,
+    round_rows,
+)
+
+ROWS = (1, 2, 3, 5, 6, 7, 12, 13, 15, 16, 17, 31, 64, 191, 192, 193, 400)
+
+needs_kernel = pytest.mark.skipif(not linear.kernel_runs(), reason=why_no_kernel())
+
+
+@pytest.fixture(params=[1, 0], ids=["tiles", "vectors"])
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compute with AMX's tiles, where there are such, and with vectors."""
+    library = linear._library()
+    if library.packed_linear_use_tiles(request.param) != request.param:
+        pytest.skip("needs a processor with AMX, and a system that lets it be used")
+    yield
+    library.packed_linear_use_tiles(1)
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@needs_kernel
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(("n", "k"), [(192, 128), (100, 64), (1003, 250), (64, 1024), (70, 96)])
+def test_the_kernel_agrees_with_float32_sums_at_every_number_of_rows(n: int, k: int) -> None:
+    weight, bias = (numbers(n, k, seed=1) / k**0.5).bfloat16(), numbers(n, seed=2).bfloat16()
+    layer = KernelLinear(weight, bias, wide=True)
+    x = numbers(max(ROWS), k, seed=3).bfloat16()
+    expected = F.linear(x.float(), weight.float(), bias.float())
+    whole = layer(x)
+    assert (whole - expected).abs().max() < 1e-4
+    for rows in ROWS:
+        assert torch.equal(layer(x[:rows].contiguous()), whole[:rows])
+
+
+@needs_kernel
+@pytest.mark.usefixtures("way")
+def test_the_kernel_fuses_residual_and_gelu() -> None:
+    weight, bias = (numbers(192, 128) / 12).bfloat16(), numbers(192).bfloat16()
+    x, residual = numbers(9, 128, seed=4).bfloat16(), numbers(9, 192, seed=5).bfloat16()
+    plain = F.linear(x.float(), weight.float(), bias.float())
+    added = KernelLinear(weight, bias).add(x, residual).float()
+    assert torch.allclose(added, plain + residual.float(), atol=0.02, rtol=0.01)
+    active = KernelLinear(weight, bias, "gelu_new")(x).float()
+    assert torch.allclose(active, F.gelu(plain, approximate="tanh"), atol=0.01, rtol=0.01)
+    other = KernelLinear(weight, bias, "relu")(x).float()
+    assert torch.allclose(other, plain.relu(), atol=0.02, rtol=0.01)
+
+
+@needs_kernel
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("rows", [1, 5, 16, 17, 40, 193, 200])
+def test_a_residual_is_added_once_where_it_lies(rows: int) -> None:
+    layer = KernelLinear((numbers(70, 96) / 12).bfloat16(), numbers(70).bfloat16())
+    x, residual = numbers(rows, 96, seed=4).bfloat16(), numbers(rows, 70, seed=5).bfloat16()
+    expected = layer.add(x, residual)
+    layer.library.packed_linear(
+        x.data_ptr(), layer.packed.data_ptr(), layer.bias_at, residual.data_ptr(), residual.data_ptr(),
+        rows, 70, 96, PLAIN, None, 0, 0,
+    )  # fmt: skip
+    assert torch.equal(residual, expected)
+
+
+@needs_kernel
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e30, 1e30, -50.0, 50.0])
+def test_gelu_is_right_at_its_ends_and_shows_what_is_not_finite(value: float) -> None:
+    weight = torch.zeros(64, 2).bfloat16()
+    weight[:, 0] = 1
+    x = torch.tensor([[value, 0.0]]).bfloat16()
+    found = KernelLinear(weight, None, "gelu_new")(x).float()
+    expected = F.gelu(x[:, :1].float(), approximate="tanh").expand(1, 64)
+    assert torch.allclose(found, expected, rtol=0.01, equal_nan=True)
+
+
+@needs_kernel
+@pytest.mark.usefixtures("way")
+def test_a_row_that_is_not_finite_spoils_no_other() -> None:
+    layer = KernelLinear(numbers(64, 32).bfloat16(), None, wide=True)
+    x = numbers(20, 32, seed=6).bfloat16()
+    clean = layer(x)
+    x[7] = float("nan")
+    spoilt = layer(x)
+    assert spoilt[7].isnan().all()
+    keep = [i for i in range(20) if i != 7]
+    assert torch.equal(spoilt[keep], clean[keep])
+
+
+@pytest.mark.parametrize("activation", [None, "gelu_new", "gelu", "relu", "silu"])
+def test_the_packed_layer_agrees_and_one_row_is_as_good_as_many(activation: str | None) -> None:
+    weight, bias = numbers(96, 64) / 8, numbers(96, seed=7)
+    packed, plain = PackedLinear(weight, bias, activation), Linear(weight, bias, activation)
+    x, residual = numbers(17, 64, seed=8), numbers(17, 96, seed=9)
+    whole = packed(x)
+    assert torch.allclose(whole, plain(x), atol=1e-5)
+    assert torch.allclose(packed.add(x, residual), F.linear(x, weight, bias) + residual, atol=1e-5)
+    assert torch.equal(packed(x[:1]), whole[:1])
+    assert torch.equal(packed.add(x[:1], residual[:1]), packed.add(x, residual)[:1])
+
+
+def test_onednn_meets_few_numbers_of_rows() -> None:
+    rounded = [round_rows(rows) for rows in range(1, 2049)]
+    assert all(a <= b for a, b in zip(range(1, 2049), rounded))
+    assert all(b <= 1.25 * a + 7 for a, b in zip(range(1, 2049), rounded))
+    assert len({*rounded}) < 40
+
+
+def test_a_head_gives_float32_without_any_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = numbers(50, 32).bfloat16(), numbers(3, 32, seed=1).bfloat16()
+    monkeypatch.setattr(linear, "kernel_runs", lambda: False)
+    head = make_head(weight)
+    assert isinstance(head, WideLinear)
+    assert head(x).dtype == torch.float32
+    assert torch.allclose(head(x), F.linear(x.float(), weight.float()), atol=1e-5)
+
+
+def test_kernels_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EB_KERNELS", "off")
+    linear.kernel_runs.cache_clear()
+    try:
+        layer = make_linear(numbers(64, 32).bfloat16(), None)
+    finally:
+        monkeypatch.undo()
+        linear.kernel_runs.cache_clear()
+    assert not isinstance(layer, KernelLinear)

@@ -1,0 +1,216 @@
+"""The engine computes what the plain model computes, whatever shares the batch."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+import policies
+from generate.params import GREEDY, SamplingParams
+from generate.runner import ModelRunner
+from generate.sampling import NotFinite
+from launch.faults import Faults
+from models.gpt2 import GPT, GPTConfig
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from serving.recovery import Recovery
+
+SHAPES = {
+    "heads of 64": GPTConfig(block_size=256, vocab_size=301, n_layer=2, n_head=2, n_embd=128),
+    "heads of 8": GPTConfig(block_size=192, vocab_size=97, n_layer=3, n_head=4, n_embd=32),
+    "relu, own width": GPTConfig(
+        block_size=128, vocab_size=65, n_layer=2, n_head=2, n_embd=64, n_inner=96, activation="relu"
+    ),
+    "scaled by layer": GPTConfig(
+        block_size=128,
+        vocab_size=65,
+        n_layer=2,
+        n_head=1,
+        n_embd=64,
+        scale_attn_by_inverse_layer_idx=True,
+        tie_word_embeddings=False,
+    ),
+}
+
+
+def make_model(config: GPTConfig, dtype: torch.dtype = torch.float32) -> GPT:
+    model = GPT(config)
+    model.init_weights(torch.Generator().manual_seed(5))
+    with torch.no_grad():  # sharper than at birth, so that greedy text is not one token for ever
+        for parameter in model.parameters():
+            parameter.mul_(4 if parameter.dim() > 1 else 1)
+    return model.to(dtype).eval().requires_grad_(False)
+
+
+def ragged(config: GPTConfig, n: int, seed: int, **sampling: Any) -> list[Sequence]:
+    rng = random.Random(seed)
+    result = []
+    for i in range(n):
+        prompt = [rng.randrange(config.vocab_size) for _ in range(rng.randrange(1, 90))]
+        params = SamplingParams(**{"seed": i, **sampling})
+        result.append(Sequence(prompt, rng.randrange(1, 30), id=str(i), sampling=params))
+    return result
+
+
+def run(
+    model: GPT,
+    sequences: list[Sequence],
+    policy: str = "dynamic",
+    slots: int = 8,
+    budget: int = 2048,
+    arrivals: int = 3,
+    prefix_cache: bool = True,
+    runner: ModelRunner | None = None,
+) -> list[list[int]]:
+    """Serve `sequences`, `arrivals` new ones before each step; return their tokens."""
+    pool = PagePool(120, 64, prefix_cache=prefix_cache)
+    runner = runner or ModelRunner(model, 120, 64)
+    scheduler = Scheduler(policies.get_policy(policy, max_batch_size=slots), pool, budget)
+    waiting = list(sequences)
+    while waiting or not scheduler.is_idle:
+        for seq in waiting[:arrivals]:
+            scheduler.add(seq)
+        waiting = waiting[arrivals:]
+        scheduler.step(runner.forward, lambda: 0.0)
+    assert pool.used == 0
+    return [seq.output_ids for seq in sequences]
+
+
+def greedy_oracle(model: GPT, seq: Sequence) -> list[int]:
+    ids = list(seq.prompt_ids)
+    for _ in range(seq.max_tokens):
+        ids.append(int(model(torch.tensor([ids]))[0][0, -1].argmax()))
+    return ids[len(seq.prompt_ids) :]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_greedy_tokens_are_the_plain_models_under_every_policy(shape: str) -> None:
+    config = SHAPES[shape]
+    model = make_model(config)
+    expected = [greedy_oracle(model, seq) for seq in ragged(config, 10, 1)]
+    assert len({tuple(tokens) for tokens in expected}) > 5
+    for policy in ("nobatch", "static", "dynamic"):
+        assert run(make_model(config), ragged(config, 10, 1, temperature=0), policy) == expected
+
+
+@pytest.mark.parametrize("policy", ["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_steps_that_fail_and_memory_that_runs_out_change_nobodys_tokens(
+    policy: str, dtype: torch.dtype
+) -> None:
+    config = SHAPES["heads of 64"]
+    expected = run(make_model(config, dtype), ragged(config, 12, 3))
+    armed = Faults.model_validate(
+        {"oom_above": {"batch": 3, "after": 9}, "fail_once": {"after": 5}}
+    )
+    recovery = Recovery(
+        armed.model(ModelRunner(make_model(config, dtype), 120, 64), lambda ids: ""),
+        lambda: Sequence([0], 1, sampling=GREEDY),
+        lambda: 0.0,
+    )
+    books = Scheduler(policies.get_policy(policy, max_batch_size=8), PagePool(120, 64))
+    sequences = ragged(config, 12, 3)
+    for seq in sequences:
+        books.add(seq)
+    while (plan := books.plan(0.0)) is not None:
+        books.commit(*recovery.compute(books, plan), 0.0)
+        assert not recovery.is_in_doubt or recovery.prove()
+    assert recovery.out_of_memory == 3  # with 8, again, with 4
+    assert any(seq.displaced for seq in sequences)
+    assert [seq.output_ids for seq in sequences] == expected
+
+
+class Counting(ModelRunner):
+    """Counts the steps that are laid out anew."""
+
+    packed = 0
+
+    def _pack(self, *args: Any) -> Any:
+        self.packed += 1
+        return super()._pack(*args)
+
+
+@pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic", "chunked"])
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"temperature": 0.0}, {"top_k": 5, "repetition_penalty": 1.3}, {"logprobs": 2}],
+    ids=str,
+)
+def test_steps_that_only_decode_are_laid_out_once_and_give_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch, policy: str, sampling: dict[str, Any]
+) -> None:
+    config = SHAPES["heads of 64"]
+    runner = Counting(make_model(config), 120, 64)
+
+    def served() -> tuple[list[list[int]], int]:
+        runner.packed = 0
+        return run(make_model(config), ragged(config, 12, 4, **sampling), policy, runner=runner), (
+            runner.packed
+        )
+
+    tokens, packed = served()
+    with monkeypatch.context() as patched:
+        patched.setattr("generate.runner._Decoded.is_followed_by", lambda self, plan: False)
+        expected, steps = served()
+    assert tokens == expected
+    assert (packed == steps) if "logprobs" in sampling else (packed < 0.8 * steps), (packed, steps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_text_of_a_request_does_not_depend_on_its_company(
+    dtype: torch.dtype, temperature: float
+) -> None:
+    config = SHAPES["heads of 64"]
+    model = make_model(config, dtype)
+    runner = ModelRunner(model, 120, 64)
+
+    def texts(policy: str, **options: int) -> list[list[int]]:
+        requests = ragged(config, 24, 2, temperature=temperature)
+        return run(model, requests, policy, runner=runner, **options)
+
+    alone = texts("nobatch")
+    assert texts("static") == alone
+    assert texts("dynamic", slots=24, arrivals=24) == alone
+    assert texts("dynamic", budget=16) == alone  # prompts in pieces
+    assert texts("dynamic", slots=5, prefix_cache=False) == alone
+
+
+def test_a_cached_prefix_changes_no_token_and_saves_the_work() -> None:
+    config = SHAPES["heads of 64"]
+    prompt = [(7 * i) % 300 for i in range(150)]
+
+    def tokens(prefix_cache: bool) -> tuple[list[list[int]], list[int]]:
+        model = make_model(config, torch.bfloat16)
+        requests = [Sequence(prompt + [i], 8, id=str(i), sampling=GREEDY) for i in range(3)]
+        result = run(model, requests, "nobatch", arrivals=1, prefix_cache=prefix_cache)
+        return result, [seq.cached for seq in requests]
+
+    with_cache, cached = tokens(True)
+    without, _ = tokens(False)
+    assert with_cache == without
+    assert cached == [0, 128, 128]
+
+
+def test_a_row_that_is_not_finite_fails_alone() -> None:
+    config = SHAPES["heads of 64"]
+    poisoned = config.vocab_size - 1
+
+    def requests() -> list[Sequence]:
+        result = ragged(config, 6, 3, temperature=0)
+        for seq in result:
+            seq.prompt_ids = [token % poisoned for token in seq.prompt_ids]
+        return result
+
+    clean = run(make_model(config), requests())
+    model = make_model(config)
+    wte = model.transformer.wte.weight.clone()
+    wte[poisoned] = float("nan")
+    model.transformer.wte.weight = torch.nn.Parameter(wte, requires_grad=False)  # not the head's
+    bad = Sequence([5, poisoned, 9], 20, id="bad", sampling=GREEDY)
+    assert run(model, [*requests(), bad]) == [*clean, []]
+    assert isinstance(bad.error, NotFinite)

@@ -1,0 +1,471 @@
+"""The settings: where a value comes from, what is refused and how, what --help and --print-config show."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ROOT, fake_engine, run_app
+
+import config as settings
+import policies
+from config import Config, ConfigError, load
+from launch import banner, preflight
+
+FIELDS = {item.name: item for item in dataclasses.fields(Config)}
+NOTHING = Path(os.devnull)
+OTHER: dict[str, tuple[str, Any]] = {
+    "policy": ("static", "static"), "max_batch_size": ("7", 7), "max_tokens_per_step": ("99", 99),
+    "max_queue": ("0", 0), "max_queue_tokens": ("2048", 2048), "request_timeout": ("2.5", 2.5), "model": ("gpt2", "gpt2"),
+    "load_format": ("dummy", "dummy"), "device": ("cpu", "cpu"), "dtype": ("float32", "float32"),
+    "batch_invariant": ("on", True),
+    "tokenizer_file": ("x.tiktoken", "x.tiktoken"), "kv_memory": ("1.5G", 3 << 29),
+    "prefix_cache": ("off", False), "compute_threads": ("3", 3), "host": ("::1", "::1"),
+    "port": ("9000", 9000), "api_key": ("k", "k"), "queue_timeout": ("1.5", 1.5),
+    "max_connections": ("2000", 2000), "overload_status": ("503", "503"),
+    "access_log": ("off", False), "tgi_metrics": ("on", True), "dashboard_show_text": ("on", True), "end_of_text": ("text", "text"),
+    "policy_option": ("w_p=1", "w_p=1"), "receive_timeout": ("2.5", 2.5), "send_timeout": ("2.5", 2.5),
+    "shadow": ("static", "static"),
+    "shadow_cost": ("shadow.json", "shadow.json"),
+    "trusted_hosts": ("a.example", "a.example"),
+    "cors_origins": ("https://a.example", "https://a.example"),
+}  # fmt: skip
+THIRD = {"policy": "nobatch", "port": "9001", "prefix_cache": "on", "load_format": "auto", "device": "cuda",
+         "dtype": "bfloat16", "kv_memory": "7M", "max_connections": "999", "overload_status": "429",
+         "access_log": "on", "tgi_metrics": "off", "cors_origins": "*", "dashboard_show_text": "off", "end_of_text": "special"}  # fmt: skip
+
+
+def read(
+    *argv: str, lines: str = "", tmp_path: Path | None = None, **environ: str
+) -> settings.Loaded:
+    path = NOTHING
+    if tmp_path is not None:
+        path = tmp_path / ".env"
+        path.write_text(lines)
+    return load(argv, environ, path)
+
+
+def refusal(*argv: str, **environ: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(*argv, **environ)
+    return str(caught.value)
+
+
+def flagged(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """Return the one line that a bad command line is answered with."""
+    with pytest.raises(SystemExit) as caught:
+        read(*argv)
+    assert caught.value.code == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: ")
+    assert line.count("\n") == 1
+    return line
+
+
+def test_every_setting_has_a_flag_a_variable_and_a_help() -> None:
+    assert set(OTHER) == set(FIELDS), "give a new setting a value in this test"
+    assert settings.variable("max_batch_size") == "EB_MAX_BATCH_SIZE"
+    assert settings.flag("max_batch_size") == "--max-batch-size"
+    assert all(len(item.metadata["help"]) > 10 for item in FIELDS.values())
+    assert Config().port == 8500
+    assert Config().policy == "nobatch"
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_a_flag_wins_over_the_environment_and_that_over_dotenv(name: str, tmp_path: Path) -> None:
+    text, value = OTHER[name]
+    third = THIRD.get(name, "1")
+    variable, flag = settings.variable(name), settings.flag(name)
+    argv = [text] if name == "policy" else [flag, text]
+    assert getattr(read().config, name) == FIELDS[name].default
+    for loaded, origin in (
+        (
+            read(*argv, tmp_path=tmp_path, lines=f"{variable}={third}\n", **{variable: third}),
+            "flag",
+        ),
+        (read(tmp_path=tmp_path, lines=f"{variable}={third}\n", **{variable: text}), "environment"),
+        (read(tmp_path=tmp_path, lines=f"{variable}={text}\n"), ".env"),
+    ):
+        assert getattr(loaded.config, name) == value
+        assert loaded.origin[name] == origin
+        assert not loaded.warnings
+    assert read(**{variable: ""}).origin[name] == "default"
+
+
+def test_batching_is_the_original_variable_and_unset_is_nobatch(tmp_path: Path) -> None:
+    assert read(BATCHING="dynamic").config.policy == "dynamic"
+    assert read(BATCHING="dynamic", EB_POLICY="static").config.policy == "static"
+    assert read("nobatch", BATCHING="dynamic").config.policy == "nobatch"
+    assert read(tmp_path=tmp_path, lines="BATCHING=static\n").config.policy == "static"
+    assert (
+        read(tmp_path=tmp_path, lines="EB_POLICY=static\n", BATCHING="dynamic").config.policy
+        == "dynamic"
+    )
+    assert read().config.policy == "nobatch"
+
+
+def test_the_serving_process_gets_exactly_the_settings_of_its_launcher(tmp_path: Path) -> None:
+    config = Config(policy="static", prefix_cache=False, kv_memory=5 << 20, request_timeout=1.5)
+    dotenv = tmp_path / ".env"
+    dotenv.write_text("EB_API_KEY=old\nEB_MODEL=gpt2\nEB_PREFIX_CACHE=on\n")
+    loaded = load((), config.to_environment(), dotenv)
+    assert loaded.config == config
+    assert not loaded.warnings
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("port", "0", "must be at least 1. Set it higher"),
+        ("port", "65536", "must be at most 65535. Set it lower"),
+        ("port", "x", "Use a whole number"),
+        ("port", "8.5", "Use a whole number"),
+        ("max_batch_size", "0", "at least 1"),
+        ("max_batch_size", "5000", "at most 4096"),
+        ("max_queue", "-1", "at least 0"),
+        ("request_timeout", "0", "at least 0.01"),
+        ("request_timeout", "nan", "at least 0.01"),
+        ("request_timeout", "inf", "at most 86400"),
+        ("request_timeout", "soon", "Use a number"),
+        ("kv_memory", "lots", "Use a size such as 512M"),
+        ("kv_memory", "1X", "Use a size such as 512M"),
+        ("kv_memory", "inf", "Use a size such as 512M"),
+        ("kv_memory", "-5M", "at least 0"),
+        ("prefix_cache", "maybe", "Use on or off"),
+        ("device", "gpu", "Use one of: auto, cpu, cuda"),
+        (
+            "dtype",
+            "flaot32",
+            "Did you mean 'float32'? Use one of: auto, float32, bfloat16, float16",
+        ),
+        ("load_format", "dumy", "Did you mean 'dummy'?"),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused_by_the_name_it_was_given(
+    name: str, text: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    variable, flag = settings.variable(name), settings.flag(name)
+    message = refusal(**{variable: text})
+    assert message.startswith(f"{variable} is ")
+    assert words in message
+    with pytest.raises(ConfigError, match=variable):
+        read(tmp_path=tmp_path, lines=f"{variable}={text}\n")
+    line = flagged(capsys, f"{flag}={text}")
+    assert line.startswith(f"error: {flag} is ")
+    assert words in line
+
+
+def test_a_config_made_in_code_is_checked_too() -> None:
+    with pytest.raises(ConfigError, match="--max-batch-size is 0, must be at least 1"):
+        Config(max_batch_size=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"),
+    [("0", 0), ("512M", 512 << 20), ("2g", 2 << 30), ("1.5GiB", 3 << 29), ("4KB", 4096), ("7", 7)],
+)
+def test_sizes_have_units(text: str, bytes_: int) -> None:
+    assert read("--kv-memory", text).config.kv_memory == bytes_
+
+
+@pytest.mark.parametrize("text", ["on", "ON", "1", "true", "yes"])
+def test_switches_have_many_words(text: str) -> None:
+    assert read(EB_PREFIX_CACHE=text).config.prefix_cache is True
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--prot", "8501"], ["unknown flag --prot", "Did you mean --port?", "Use one of: "]),
+        (["dynamic", "--max-batch=4"], ["unknown flag --max-batch.", "--max-batch-size"]),
+        (["dynamic", "extra"], ["unknown argument extra"]),
+        (["--port"], ["--port", "expected one argument"]),
+        (["--apikey=hunter2"], ["unknown flag --apikey.", "--api-key"]),
+    ],
+)
+def test_a_mistyped_flag_is_answered_with_the_nearest(
+    argv: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = flagged(capsys, *argv)
+    assert all(word in line for word in words)
+    assert "hunter2" not in line
+
+
+def test_a_key_that_no_header_holds_is_refused_without_showing_it() -> None:
+    message = refusal(EB_API_KEY="gehe\u00efm\n")
+    assert "EB_API_KEY" in message
+    assert "ASCII" in message
+    assert "gehe" not in message
+
+
+def test_an_unreadable_dotenv_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / ".env"
+    path.write_bytes(b"EB_PORT=\xff\xfe\n")
+    with pytest.raises(ConfigError, match="Use plain UTF-8"):
+        load((), {}, path)
+
+
+def test_unknown_eb_names_are_warned_of_with_the_nearest(tmp_path: Path) -> None:
+    loaded = read(
+        tmp_path=tmp_path,
+        lines="EB_MODLE=gpt2\nOTHER=1\n",
+        EB_PROT="1",
+        EB_XYZZY="2",
+        EB_CACHE_DIR="x",
+    )
+    assert loaded.warnings == [
+        "the variable EB_MODLE is not a setting and has no effect. Did you mean EB_MODEL?",
+        "the variable EB_PROT is not a setting and has no effect. Did you mean EB_PORT?",
+        "the variable EB_XYZZY is not a setting and has no effect.",
+    ]
+
+
+def test_help_shows_every_setting_with_default_variable_and_bounds() -> None:
+    text = " ".join(settings.parser().format_help().split())
+    for item in dataclasses.fields(Config):
+        assert f"{settings.variable(item.name)}]" in text
+        if item.name != "policy":
+            assert settings.flag(item.name) in text
+    assert "[8500, 1..65535; EB_PORT]" in text
+    assert "[64, 1..4096; EB_MAX_BATCH_SIZE]" in text
+    assert "0..1048576; EB_MAX_TOKENS_PER_STEP]" in text
+    assert "auto|float32|bfloat16|float16" in text
+
+
+def test_help_lists_the_policies_and_print_config_hides_the_key(tmp_path: Path) -> None:
+    text = run_app("--help", cwd=tmp_path).stdout
+    for name in policies.names():
+        assert re.search(rf"^  {name} +\w.*\w", text, re.M), name
+    result = run_app(
+        "static", "--port", "9000", "--print-config", cwd=tmp_path, EB_API_KEY="hunter2"
+    )
+    assert result.returncode == 0
+    rows = {row.split()[0]: row.split()[1:] for row in result.stdout.splitlines()}
+    assert set(rows) == {settings.flag(name) for name in FIELDS}
+    assert rows["--policy"] == ["static", "flag"]
+    assert rows["--port"] == ["9000", "flag"]
+    assert rows["--max-queue"] == ["1024", "default"]
+    assert rows["--api-key"] == ["(set)", "environment"]
+    assert "hunter2" not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (
+            ["dinamic"],
+            [
+                "unknown policy 'dinamic'",
+                "Did you mean 'dynamic'?",
+                "dynamic, ",
+                "nobatch, ",
+                "static, ",
+            ],
+        ),
+        (["dynamic", "--prot", "1"], ["unknown flag --prot", "--port"]),
+        (
+            ["dynamic", "--model", "gpt3", "--host", "127.0.0.1"],
+            ["unknown model 'gpt3'", "gpt2", "bard"],
+        ),
+        (["dynamic", "--host", "192.0.2.1"], ["cannot listen on 192.0.2.1", "Use another --host"]),
+        (
+            ["dynamic", "--host", "no.such.host.invalid"],
+            ["cannot listen on no.such.host", "--host"],
+        ),
+    ],
+)
+def test_a_bad_start_is_one_line_with_the_remedy(argv: list[str], words: list[str]) -> None:
+    result = run_app(*argv)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert all(word in result.stderr for word in words), result.stderr
+
+
+def test_a_taken_port_is_one_line_with_the_remedy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        result = run_app("dynamic", "--host", "127.0.0.1", "--port", str(port))
+    assert result.returncode == 2
+    assert result.stderr == (
+        f"error: port {port} of 127.0.0.1 is taken. Stop what uses it, or choose another: "
+        f"--port {port % 65535 + 1}\n"
+    )
+
+
+def test_too_few_open_files_are_refused_and_a_soft_limit_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = [(64, 128)]
+    monkeypatch.setattr(preflight.resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(preflight.resource, "setrlimit", lambda _, new: limits.append(new))
+    config = Config()
+    needed = config.connections + 128
+    with pytest.raises(
+        ConfigError, match=rf"limit is 128, .* need {needed:,}. Run 'ulimit -n {needed}'"
+    ):
+        preflight.check_open_files(config)
+    limits.append((64, 4096))
+    preflight.check_open_files(config)
+    assert limits[-1] == (needed, 4096)
+    preflight.check_open_files(config)
+    assert len(limits) == 3
+
+
+def test_threads_exceed_what_may_wait_or_run() -> None:
+    config = Config(max_batch_size=64, max_queue=100)
+    assert config.max_open_requests == 164
+    assert config.threads >= 164 + 32
+    assert config.connections > config.threads
+    assert Config(max_connections=1400).connections == 1400
+
+
+def test_fewer_connections_than_threads_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"is 351, .* 256 and .* 64 need 352: .* Set it to 352"):
+        Config(max_queue=256, max_connections=351)
+
+
+def test_waiting_never_outlasts_the_whole() -> None:
+    assert Config(request_timeout=5).queue_limit == 5
+    assert Config(request_timeout=5, queue_timeout=9).queue_limit == 5
+    assert Config(request_timeout=5, queue_timeout=2).queue_limit == 2
+
+
+# ---------------------------------------------------------------- banner
+
+
+def shown(config: Config, capsys: pytest.CaptureFixture[str], **facts: Any) -> str:
+    engine = dataclasses.replace(fake_engine(), facts=facts)
+    try:
+        banner.show(config, engine, 1.25)
+    finally:
+        engine.manager.stop()
+    return capsys.readouterr().err
+
+
+def test_the_banner_names_what_is_served(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(
+        Config(policy="dynamic", host="127.0.0.1", port=8123), capsys,
+        parameters=3_000_000, kv_bytes=64 << 20, compute_threads=2, attention="c",
+    )  # fmt: skip
+    for words in ("dynamic, 8 slots", "queue of 8", "1120 HTTP threads", "fake, 3.0 M parameters",
+                  "context 1,024", "cpu, float32, 2 threads", "64 MiB", "127.0.0.1:8123", "ready in 1.2 s",
+                  "curl -X POST http://127.0.0.1:8123/inference", "/stats"):  # fmt: skip
+        assert words in text, words
+    assert re.search(r"API key +none", text)
+    assert "warning" not in text
+
+
+@pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "http://127.0.0.1:"), ("::", "http://[::1]:"), ("10.1.2.3", "http://10.1.2.3:")])  # fmt: skip
+def test_a_public_address_without_a_key_is_warned_of(
+    host: str, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(Config(host=host), capsys)
+    assert f"warning: anybody who reaches {host}:8500" in text
+    assert "--api-key" in text
+    assert "--host 127.0.0.1" in text
+    assert url in text
+    text = shown(Config(host=host, api_key="hunter2"), capsys)
+    assert "warning" not in text
+    assert "hunter2" not in text
+    assert re.search(r"API key +needed", text)
+
+
+def test_a_substitute_model_cannot_be_missed(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(Config(host="127.0.0.1"), capsys, warnings=["bard is served INSTEAD"])
+    assert "!" * 60 + "\nwarning: bard is served INSTEAD\n" + "!" * 60 in text.replace(
+        "!" * 78, "!" * 60
+    )
+
+
+# ---------------------------------------------------------------- tools/setup.sh
+
+FAKE_PYTHON = """#!/bin/sh
+echo "$@" >> "$CALLS"
+case "$1 $2" in
+"-c "*) exit "${OLD:-0}" ;;
+"-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+"-m pip") exit "${PIP:-0}" ;;
+esac
+"""
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """Return a copy of what setup.sh needs, and a Python that only notes what it is asked."""
+    house = tmp_path / "a house"
+    for name in (
+        "tools/setup.sh",
+        "requirements.txt",
+        "requirements-dev.txt",
+        "client/requirements.txt",
+    ):
+        (house / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, house / name)
+    python = tmp_path / "python"
+    python.write_text(FAKE_PYTHON)
+    python.chmod(0o755)
+    return house
+
+
+def set_up(
+    house: Path, wanted: str = "requirements.txt", **environ: str
+) -> tuple[int, str, list[str]]:
+    """Run setup.sh from another directory; return its status, what it said, what it asked Python."""
+    calls = house.parent / "calls"
+    calls.write_text("")
+    result = subprocess.run(
+        [house / "tools" / "setup.sh", wanted], capture_output=True, text=True, timeout=20, cwd=house.parent,
+        env={"PATH": os.environ["PATH"], "PYTHON": str(house.parent / "python"), "CALLS": str(calls), **environ},
+    )  # fmt: skip
+    assert result.stdout == ""
+    return result.returncode, result.stderr, calls.read_text().splitlines()
+
+
+def test_setup_installs_once_and_again_only_what_changed(house: Path) -> None:
+    status, said, calls = set_up(house)
+    assert status == 0
+    assert "first use: making .venv" in said
+    assert [call[:7] for call in calls[1:]] == ["-m venv", "-m pip "]
+    assert set_up(house) == (0, "", [])
+    status, _, calls = set_up(house, "requirements-dev.txt")
+    assert (status, [call[:7] for call in calls[1:]]) == (0, ["-m pip "])
+    assert set_up(house, "requirements-dev.txt") == (0, "", [])
+    with (house / "client" / "requirements.txt").open("a") as file:
+        file.write("something\n")
+    assert len(set_up(house)[2]) == 2
+    shutil.rmtree(house / ".venv" / "bin")
+    assert len(set_up(house)[2]) == 3
+
+
+def test_setup_that_failed_is_tried_again(house: Path) -> None:
+    status, said, _ = set_up(house, PIP="1")
+    assert status == 1
+    assert "error: installing requirements.txt failed" in said
+    assert set_up(house)[0] == 0
+
+
+def test_setup_says_when_python_is_too_old(house: Path) -> None:
+    status, said, calls = set_up(house, OLD="1")
+    assert status == 1
+    assert "no Python >= 3.10 with venv" in said
+    assert "PYTHON=" in said
+    assert len(calls) == 1
+    assert not (house / ".venv").exists()
+    status, said, _ = set_up(house, PYTHON="no-such-python")
+    assert (status, said.count("\n")) == (1, 1)
+
+
+def test_options_of_the_policy_are_given_one_by_one_or_together() -> None:
+    loaded = read("dynamic+vtc", "--policy-option", "w_p=1", "--policy-option", "w_q=3,weights=a:2")
+    assert loaded.config.policy_options == {"w_p": "1", "w_q": "3", "weights": "a:2"}
+    with pytest.raises(ConfigError, match="Use NAME=VALUE"):
+        _ = read("dynamic+vtc", "--policy-option", "w_p").config.policy_options

@@ -1,0 +1,161 @@
+"""What clients see when something breaks: one's own error, memory, a doubt, an engine that is gone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+from support import FakeModel, fake_engine, wait_until
+
+from api.service import Service
+from app import create_app
+from config import Config
+from launch.faults import Faults
+from scheduling.iteration import Plan
+
+DIALECTS = {
+    "/inference": lambda prompt, n: {"prompt": prompt, "num_tokens": n},
+    "/v1/completions": lambda prompt, n: {"prompt": prompt, "max_tokens": n},
+    "/generate": lambda prompt, n: {"inputs": prompt, "parameters": {"max_new_tokens": n}},
+}
+every_dialect = pytest.mark.parametrize("path", DIALECTS)
+
+
+@pytest.fixture
+def model() -> FakeModel:
+    return FakeModel()
+
+
+@pytest.fixture
+def app(model: FakeModel) -> Iterator[Flask]:
+    app = create_app(Config(policy="dynamic", max_batch_size=4, max_queue=8))
+    service: Service = app.extensions["service"]
+    service.engine = fake_engine(model, service.stats, max_batch_size=4, max_queue=8)
+    yield app
+    service.stop()
+
+
+@pytest.fixture
+def client(app: Flask) -> FlaskClient:
+    return app.test_client()
+
+
+def ask(app: Flask, path: str, prompt: str = "hi", n: int = 3) -> Any:
+    return app.test_client().post(path, json=DIALECTS[path](prompt, n))
+
+
+def words_of(reply: Any) -> tuple[int, str]:
+    """Return the status and the kind of an error, in whatever dialect."""
+    body = reply.get_json()
+    return reply.status_code, body.get("error_type") or body["error"]["type"]
+
+
+def breaking(words: str, error: Exception) -> Any:
+    def before(plan: Plan) -> None:
+        if any(words in bytes(seq.prompt_ids).decode() for seq in plan.sequences):
+            raise error
+
+    return before
+
+
+@every_dialect
+def test_memory_that_is_not_enough_for_one_is_503_in_every_dialect(
+    app: Flask, model: FakeModel, path: str
+) -> None:
+    model.before = breaking("large", MemoryError())
+    refusal = ask(app, path, "a large one")
+    assert words_of(refusal) == (503, "out_of_memory")
+    assert refusal.headers["Retry-After"]
+    assert ask(app, path).status_code == 200
+
+
+@every_dialect
+def test_an_engine_that_is_gone_is_503_with_a_time_to_come_again(
+    app: Flask, client: FlaskClient, model: FakeModel, path: str
+) -> None:
+    def die(plan: Plan) -> None:
+        raise SystemError("NULL")
+
+    model.before = die
+    tgi = path == "/generate"
+    for _ in range(2):  # who was in it, and who comes later
+        refusal = ask(app, path)
+        assert words_of(refusal) == (503, "healthcheck" if tgi else "unavailable_error")
+        assert int(refusal.headers["Retry-After"]) >= 1
+        assert "only a new process" in refusal.get_data(as_text=True)
+    for route in ("/health", "/ready"):
+        state = client.get(route)
+        assert (state.status_code, state.get_json()["status"]) == (503, "dead")
+        assert "only a new process" in state.get_json()["reason"]
+    assert client.get("/health/live").status_code == 200
+
+
+def test_after_a_failed_step_the_server_is_ready_when_a_token_has_been_computed(
+    app: Flask, client: FlaskClient, model: FakeModel
+) -> None:
+    asked, go = threading.Event(), threading.Event()
+
+    def before(plan: Plan) -> None:
+        if plan.number == 0:
+            asked.set()
+            assert go.wait(10)
+        elif any(bytes(seq.prompt_ids) == b"bad" for seq in plan.sequences):
+            raise RuntimeError("poisoned")
+
+    model.before = before
+    with ThreadPoolExecutor(1) as pool:
+        bad = pool.submit(ask, app, "/inference", "bad")
+        assert asked.wait(10)
+        doubt = client.get("/ready")
+        assert (doubt.status_code, doubt.get_json()["status"]) == (503, "recovering")
+        assert client.get("/health").status_code == 200
+        go.set()
+        assert bad.result().status_code == 500
+    wait_until(lambda: client.get("/ready").status_code == 200)
+    faults = client.get("/stats").get_json()["engine"]["faults"]
+    assert faults == {"steps_failed": 1, "steps_retried": 1, "out_of_memory": 0, "deaths": 0}
+
+
+def test_slots_that_memory_does_not_hold_are_told_with_what_to_set(
+    app: Flask, client: FlaskClient, model: FakeModel
+) -> None:
+    assert "slot_cap" not in client.get("/health").get_json()
+    manager = app.extensions["service"].engine.manager
+
+    def before(plan: Plan) -> None:
+        if plan.number == 1:
+            wait_until(lambda: manager.waiting + manager.running == 4)
+        if len(plan.sequences) > 2:
+            raise RuntimeError("CUDA out of memory")
+
+    model.before = before
+    with ThreadPoolExecutor(4) as pool:
+        replies = list(pool.map(lambda i: ask(app, "/inference", f"r{i}", 9), range(4)))
+    assert {reply.status_code for reply in replies} == {200}
+    state = client.get("/health").get_json()
+    assert (state["status"], state["slot_cap"]) == ("ok", 2)
+    assert "--max-batch-size 2" in state["advice"]
+    assert client.get("/stats").get_json()["engine"]["slot_cap"] == 2
+    assert "eb_slot_cap 2.0" in client.get("/metrics").get_data(as_text=True)
+
+
+def test_a_text_that_cannot_be_made_is_its_own_requests_error(app: Flask) -> None:
+    service: Service = app.extensions["service"]
+    engine = service.engine
+    assert engine is not None
+    armed = Faults.model_validate({"bad_detokenize": {"prompt_contains": "garbled"}})
+    object.__setattr__(engine, "make_inference", armed.maker(engine.make_inference))
+    for path, status in {"/inference": 500, "/v1/completions": 500, "/generate": 424}.items():
+        assert ask(app, path, "garbled").status_code == status
+        assert ask(app, path).status_code == 200
+
+
+def test_a_shorter_limit_for_a_loop_that_hangs_can_be_set(app: Flask) -> None:
+    service: Service = app.extensions["service"]
+    object.__setattr__(service.engine, "stall_seconds", 2.0)
+    assert service.stall_seconds == 2.0

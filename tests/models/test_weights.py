@@ -1,0 +1,427 @@
+"""Models by name, folder and file: what is found, what is refused, and that weights are right."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from models import checkpoint, gpt2, hub, weights
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what transformers says while it is imported is not ours
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+TINY = {"n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 48, "vocab_size": 211}
+SHAPES = {
+    "heads of 8": {},
+    "heads of 16, inner 40, erf": {"n_embd": 48, "n_head": 3, "n_inner": 40, "activation_function": "gelu"},
+    "heads of 32, relu, wide epsilon": {"n_embd": 64, "activation_function": "relu", "layer_norm_epsilon": 0.1},
+    "heads of 64, odd vocabulary": {"n_embd": 128, "vocab_size": 1009, "n_layer": 1},
+    "unscaled attention": {"scale_attn_weights": False},
+    "attention scaled by layer": {"scale_attn_by_inverse_layer_idx": True, "n_layer": 4},
+    "untied head": {"tie_word_embeddings": False},
+    "swish": {"activation_function": "swish"},
+}  # fmt: skip
+
+
+def reference(**changes: Any) -> Any:
+    """Return a GPT2LMHeadModel of random tensors: none can be left out unnoticed."""
+    torch.manual_seed(3)
+    hf = GPT2LMHeadModel(
+        GPT2Config(**{**TINY, "eos_token_id": None, "bos_token_id": None, **changes})
+    )
+    for name, parameter in hf.named_parameters():
+        parameter.data.normal_(std=0.15)
+        if ".ln_" in name and name.endswith("weight"):
+            parameter.data += 1
+    return hf.eval()
+
+
+def save(folder: Path, hf: Any, **options: Any) -> Path:
+    hf.save_pretrained(folder, **options)
+    return folder
+
+
+@torch.no_grad()
+def greedy(forward: Any, ids: list[int], n: int) -> list[int]:
+    ids = list(ids)
+    for _ in range(n):
+        ids.append(int(forward(torch.tensor([ids]))[0, -1].argmax()))
+    return ids
+
+
+@torch.no_grad()
+def assert_same(hf: Any, gpt: gpt2.GPT) -> None:
+    ids = torch.randint(
+        0, hf.config.vocab_size, (2, 19), generator=torch.Generator().manual_seed(1)
+    )
+    ours, _ = gpt(ids, targets=ids)
+    torch.testing.assert_close(ours, hf(ids).logits, rtol=1e-4, atol=1e-4)
+    prompt = ids[0, :5].tolist()
+    assert greedy(lambda x: gpt(x)[0], prompt, 24) == greedy(lambda x: hf(x).logits, prompt, 24)
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Keep small work off a second thread, which waits for whole time slices on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return save(tmp_path / "tiny", reference())
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
+def test_logits_and_greedy_tokens_are_those_of_transformers(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    hf = reference(**changes)
+    resolved = weights.resolve(str(save(tmp_path, hf)))
+    assert_same(hf, weights.load(resolved))
+
+
+def test_shards_are_joined(tmp_path: Path) -> None:
+    hf = reference(n_layer=4)
+    save(tmp_path, hf, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert_same(hf, weights.load(weights.resolve(str(tmp_path))))
+    (tmp_path / "model.safetensors.index.json").unlink()  # the shards alone say enough
+    assert_same(hf, weights.load(weights.resolve(str(tmp_path))))
+
+
+def test_a_pickled_checkpoint_is_read_with_old_buffers_and_in_shards(
+    tmp_path: Path, tiny: Path
+) -> None:
+    hf = GPT2LMHeadModel.from_pretrained(tiny).eval()
+    (tiny / "model.safetensors").unlink()
+    state = hf.state_dict() | {"transformer.h.0.attn.bias": torch.ones(1, 1, 48, 48).tril().bool(),
+                               "transformer.h.0.attn.masked_bias": torch.tensor(-1e4)}  # fmt: skip
+    torch.save(state, tiny / "pytorch_model.bin")
+    assert_same(hf, weights.load(weights.resolve(str(tiny))))
+
+    (tiny / "pytorch_model.bin").unlink()
+    names = sorted(state)
+    for shard, part in (("a.bin", names[:9]), ("b.bin", names[9:])):
+        torch.save({name: state[name] for name in part}, tiny / shard)
+    places = {name: "a.bin" if name in names[:9] else "b.bin" for name in names}
+    (tiny / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
+    assert_same(hf, weights.load(weights.resolve(str(tiny))))
+
+
+def test_names_without_prefix_and_a_head_in_the_place_of_the_embedding_are_read(tiny: Path) -> None:
+    hf = GPT2LMHeadModel.from_pretrained(tiny).eval()
+    state = {name.removeprefix("transformer."): tensor
+             for name, tensor in load_file(tiny / "model.safetensors").items()}  # fmt: skip
+    save_file(state, tiny / "model.safetensors")
+    assert_same(hf, weights.load(weights.resolve(str(tiny))))
+    state["lm_head.weight"] = state.pop("wte.weight")
+    save_file(state, tiny / "model.safetensors")
+    gpt = weights.load(weights.resolve(str(tiny)))
+    assert_same(hf, gpt)
+    assert gpt.lm_head.weight is gpt.transformer.wte.weight
+
+
+def test_a_head_that_differs_from_a_tied_embedding_is_kept_as_transformers_keeps_it(
+    tmp_path: Path,
+) -> None:
+    hf = reference(tie_word_embeddings=False)
+    save(tmp_path, hf)
+    edit(tmp_path, tie_word_embeddings=True)
+    gpt = weights.load(weights.resolve(str(tmp_path)))
+    assert_same(hf, gpt)
+    assert not gpt.config.tie_word_embeddings
+
+
+def test_weights_arrive_in_the_asked_dtype_and_without_gradients(tiny: Path) -> None:
+    gpt = weights.load(weights.resolve(str(tiny)), "bfloat16")
+    assert {p.dtype for p in gpt.parameters()} == {torch.bfloat16}
+    assert not any(p.requires_grad for p in gpt.parameters())
+    assert not gpt.training
+
+
+def test_random_weights_need_a_shape_alone_and_are_the_same_each_time() -> None:
+    resolved = weights.resolve("gpt2-medium", "dummy")
+    assert (resolved.name, resolved.folder) == ("gpt2-medium", None)
+    assert checkpoint.parameters(resolved.config) == 354_823_168
+    small = weights.replace(
+        resolved, config={**resolved.config, "n_layer": 2, "n_embd": 128, "n_head": 2}
+    )
+    one, two = (weights.load(small, "float32", seed=5) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters()))
+    with torch.no_grad():
+        logits, _ = one(torch.arange(40)[None], targets=torch.arange(40)[None])
+    assert logits.isfinite().all()
+    assert len(set(logits.argmax(-1)[0].tolist())) > 1
+    assert one.transformer.h[0].mlp.c_fc.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert not torch.equal(
+        one.transformer.h[0].mlp.c_fc.weight, one.transformer.h[1].mlp.c_fc.weight
+    )
+
+
+def test_random_weights_of_a_folder_need_its_config_alone(tiny: Path) -> None:
+    (tiny / "model.safetensors").unlink()
+    resolved = weights.resolve(str(tiny), "dummy")
+    assert weights.load(resolved).config.vocab_size == 211
+
+
+def _truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _rewrite(folder: Path, change: Any) -> None:
+    state = load_file(folder / "model.safetensors")
+    change(state)
+    save_file(state, folder / "model.safetensors")
+
+
+BROKEN = {
+    "no config": (lambda f: (f / "config.json").unlink(), "config.json"),
+    "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "JSON"),
+    "another family": (lambda f: edit(f, model_type="llama"), "llama"),
+    "cross attention": (lambda f: edit(f, add_cross_attention=True), "add_cross_attention"),
+    "quantized": (lambda f: edit(f, quantization_config={"bits": 4}), "quantization_config"),
+    "unknown activation": (lambda f: edit(f, activation_function="mish"), "mish"),
+    "odd heads": (lambda f: edit(f, n_head=3), "n_head 3"),
+    "no size": (lambda f: edit(f, n_layer=0), "n_layer to 0"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "--load-format dummy"),
+    "truncated": (_truncate, "truncated"),
+    "empty": (lambda f: (f / "model.safetensors").write_bytes(b""), "truncated"),
+    "not safetensors": (lambda f: (f / "model.safetensors").write_bytes(b"\x10" + bytes(99)), "header"),
+    "another vocabulary": (lambda f: edit(f, vocab_size=300), r"wte.weight is \[211, 16\] and should be \[300"),
+    "more layers": (lambda f: edit(f, n_layer=4), r"missing h.\{2,3\}.ln_1.weight"),
+    "a strange tensor": (lambda f: _rewrite(f, lambda s: s.update(x=torch.ones(1))), "unexpected x"),
+    "integers": (lambda f: _rewrite(f, lambda s: s.update({"transformer.ln_f.bias": torch.ones(16).int()})), "I32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("spoil", "says"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_folder_is_refused_with_reason_and_remedy(
+    tiny: Path, spoil: Any, says: str
+) -> None:
+    spoil(tiny)
+    with pytest.raises(checkpoint.CheckpointError, match=says) as refusal:
+        weights.resolve(str(tiny))
+    assert re.search(r"\. .*(Use|use)", str(refusal.value))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    save(tmp_path, reference(n_layer=4), max_shard_size="20KB")
+    gone = sorted(tmp_path.glob("*.safetensors"))[1]
+    gone.unlink()
+    with pytest.raises(checkpoint.CheckpointError, match=gone.name):
+        weights.resolve(str(tmp_path))
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path("bomb"),))
+
+
+@pytest.mark.parametrize("content", [pickle.dumps({"wte.weight": Bomb()}, 2), b"", b"nonsense" * 9])
+def test_a_pickle_runs_no_code_and_a_bad_one_is_refused(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tiny / "model.safetensors").unlink()
+    (tiny / "pytorch_model.bin").write_bytes(content)
+    with pytest.raises(checkpoint.CheckpointError, match="weights_only"):
+        weights.load(weights.resolve(str(tiny)))
+    assert not (tmp_path / "bomb").exists()
+
+
+def test_activations_are_the_models() -> None:
+    assert set(checkpoint.ACTIVATIONS) == set(gpt2.ACTIVATIONS)
+
+
+def test_the_resolved_model_travels_as_text(tiny: Path) -> None:
+    for resolved in (weights.resolve(str(tiny)), weights.resolve("gpt2", "dummy")):
+        assert weights.ResolvedModel.from_json(resolved.to_json()) == resolved
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_and_the_list(tmp_path: Path) -> None:
+    with pytest.raises(
+        weights.UnknownModel, match=r"Did you mean 'gpt2-medium'\? Use one of gpt2, .*bard"
+    ):
+        weights.resolve("gpt2-medum")
+    with pytest.raises(weights.UnknownModel, match="no such folder"):
+        weights.resolve(str(tmp_path / "nowhere"))
+    with pytest.raises(weights.UnknownModel, match="is a file"):
+        weights.resolve(__file__)
+    with pytest.raises(ValueError, match="Use auto or dummy"):
+        weights.resolve("gpt2", "random")
+
+
+def test_resolving_leaves_torch_alone(tiny: Path) -> None:
+    code = "import sys; from models import weights; weights.resolve(sys.argv[1]); sys.exit('torch' in sys.modules)"
+    root = Path(weights.__file__).parents[1]
+    assert (
+        subprocess.run([sys.executable, "-c", code, str(tiny)], cwd=root, timeout=60).returncode
+        == 0
+    )
+
+
+@pytest.fixture
+def bard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let a tiny checkpoint stand for the built-in model, and the cache of the hub be empty."""
+    folder = save(tmp_path / "bard", reference())
+    monkeypatch.setattr(weights, "BARD", folder)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    return folder
+
+
+class Unwilling(BaseHTTPRequestHandler):
+    """A hub that answers with the server's `status`, or not before its `released`."""
+
+    def do_HEAD(self) -> None:
+        if self.server.status == 0:
+            self.server.released.wait(30)
+        self.send_response(self.server.status or 500)
+        self.end_headers()
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(
+    params=[404, 401, 503, 0, "refused"], ids=["404", "401", "503", "hanging", "refused"]
+)
+def bad_hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    if request.param == "refused":
+        with socket.socket() as taken:  # bound and not listening: nobody answers there
+            taken.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{taken.getsockname()[1]}/x"
+            monkeypatch.setattr(huggingface_hub, "hf_hub_url", lambda *a, **k: url)
+            yield
+        return
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Unwilling)
+    server.status, server.released = request.param, threading.Event()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    url = f"http://127.0.0.1:{server.server_port}/x"
+    monkeypatch.setattr(huggingface_hub, "hf_hub_url", lambda *a, **k: url)
+    yield
+    server.released.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.usefixtures("bad_hub")
+def test_without_the_hub_the_default_becomes_bard_and_a_name_an_error_in_time(bard: Path) -> None:
+    began = time.perf_counter()
+    resolved = weights.resolve(None, timeout_s=0.4)
+    assert (resolved.name, resolved.requested, resolved.folder) == ("bard", None, bard)
+    assert resolved.warning is not None
+    assert re.search(
+        r"gpt2-medium is not to be had: .*hub.* bard .*INSTEAD.* Set HF_HOME", resolved.warning
+    )
+    with pytest.raises(
+        weights.ModelUnavailable, match=r"gpt2-xl is not to be had: .* Use --model bard"
+    ):
+        weights.resolve("gpt2-xl", timeout_s=0.4)
+    assert time.perf_counter() - began < 4  # two questions, whatever retries the client has
+
+
+def test_a_name_server_that_hangs_is_left_behind_in_time(
+    bard: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *a, **k: released.wait(30))
+    began = time.perf_counter()
+    resolved = weights.resolve(None, timeout_s=0.2)
+    assert time.perf_counter() - began < 2
+    assert "did not answer within 0.2 s" in str(resolved.warning)
+    released.set()
+
+
+def test_offline_mode_asks_nobody(bard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(
+        huggingface_hub, "get_hf_file_metadata", lambda *a, **k: pytest.fail("asked")
+    )
+    assert "HF_HUB_OFFLINE" in str(weights.resolve(None).warning)
+
+
+def test_a_download_that_breaks_off_is_a_reason_too(
+    bard: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any, **options: Any) -> str:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *a, **k: None)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", broken)
+    assert "No space left on device" in str(weights.resolve(None).warning)
+    with pytest.raises(weights.ModelUnavailable, match="No space left on device"):
+        weights.resolve("distilgpt2")
+
+
+def test_a_missing_bard_is_an_error_with_both_reasons(
+    bard: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (bard / "model.safetensors").unlink()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(weights.ModelUnavailable, match=r"HF_HUB_OFFLINE.*git checkout"):
+        weights.resolve(None)
+    with pytest.raises(weights.ModelUnavailable, match=r"tools/train_bard\.py"):
+        weights.resolve("bard")
+
+
+def test_the_pinned_revision_is_downloaded_once_and_then_found_in_the_cache(
+    bard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def download(repo: str, revision: str, allow_patterns: list[str]) -> str:
+        asked.append(repo)
+        assert "pytorch_model.bin" not in allow_patterns
+        folder = tmp_path / "cache" / f"models--{repo.replace('/', '--')}" / "snapshots" / revision
+        return str(save(folder, reference()))
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *a, **k: None)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    first, second = (weights.resolve(name) for name in (None, "openai-community/gpt2-medium"))
+    assert asked == ["openai-community/gpt2-medium"]
+    assert first.name == second.name == "gpt2-medium"
+    assert first.revision == hub.PUBLISHED["gpt2-medium"].revision
+    assert first.folder == second.folder
+    assert first.warning is None
+
+
+def test_loading_a_model_does_not_load_the_compiler() -> None:
+    code = "import sys, torch; from models import weights; weights.load(weights.resolve('bard'), torch.float32); print('torch._dynamo' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=Path(weights.__file__).parents[1],
+    )
+    assert done.stdout.split() == ["False"], done.stderr

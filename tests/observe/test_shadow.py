@@ -1,0 +1,335 @@
+"""The shadow: another policy on the requests that were served, equal to the simulation of that trace by hand."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from driver import drive, requests, scheduler
+from support import ROOT, Server, run_app, wait_until
+
+import policies
+from batching import Inference
+from config import Config, ConfigError
+from observe.shadow import FEWEST, KEPT, KEPT_STEPS, SPAN, Shadow, check
+from scheduling.iteration import Plan
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from simulate import shadow as simulated
+from simulate.costs import Affine, Host, step_of
+from simulate.recorded import step_of_record
+from simulate.shadow import Chosen, Machine, Seen
+from simulate.simulator import Run, simulate
+
+COST = Affine(base=0.02, token=0.0004, row=0.0007, context=2e-6, prefill=0.003)
+SLOTS = 8
+
+
+def inferences(count: int = 120, rate: float = 6.0) -> list[Inference]:
+    """Return Poisson arrivals of prompts whose beginnings recur, with their pages' hashes."""
+    rng = np.random.default_rng(5)
+    made, now = [], 0.0
+    pool = PagePool(2000, 16)
+    for _ in range(count):
+        now += float(rng.exponential(1 / rate))
+        prompt = [int(rng.integers(3))] * 48 + [7] * int(rng.integers(1, 60))
+        one = Inference("", int(rng.integers(1, 90)), prompt)
+        one.sequence.arrived_at = now
+        one.sequence.hashes = pool.hashes(prompt)
+        made.append(one)
+    return made
+
+
+def served(policy: str, people: list[Inference]) -> Run:
+    """Serve them on a virtual clock, which stands for the real server."""
+    made = policies.get_policy(policy, SLOTS)
+    scheduler = Scheduler(made, PagePool(2000, 16), 256)
+    return simulate(scheduler, [one.sequence for one in people], COST, records=True)
+
+
+def manager(policy: str = "dynamic", pages: PagePool | None = None) -> Any:
+    made = policies.get_policy(policy, SLOTS)
+    return SimpleNamespace(
+        policy=made, policy_name=made.name, policy_options={}, max_batch_size=SLOTS, max_tokens_per_step=256,
+        pages=pages or PagePool(2000, 16),
+    )  # fmt: skip
+
+
+def watch(shadow: Shadow, run: Run, people: list[Inference]) -> None:
+    """Let the shadow see a run as it happened: arrivals, and each step with who left in it."""
+    by_id = {one.id: one for one in people}
+    coming = sorted(people, key=lambda one: one.sequence.arrived_at)
+    for record in run.iterations:
+        end = record.t + record.seconds
+        while coming and coming[0].sequence.arrived_at <= end:
+            shadow.greet(coming.pop(0))
+        shadow.observe(record, [by_id[id] for id, _ in record.left])
+
+
+def watched(policy: str = "dynamic", **options: Any) -> tuple[Shadow, Run]:
+    people = inferences()
+    run = served(policy, people)
+    shadow = Shadow("static", manager(policy), clock=lambda: run.ended, **options)
+    watch(shadow, run, people)
+    return shadow, run
+
+
+def ask(shadow: Shadow) -> dict[str, Any]:
+    """Return the answer of the process's code, called here."""
+    rows, hashes, _ = shadow.window()
+    steps = [row for kept in shadow._steps.values() for row in kept]
+    out = io.StringIO()
+    lines = list(shadow._lines(rows, hashes, steps))
+    simulated.main(io.StringIO("".join(lines)), out)  # type: ignore[arg-type]
+    answer: dict[str, Any] = json.loads(out.getvalue())
+    return answer
+
+
+@pytest.fixture(autouse=True)
+def as_nice_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulated.os, "nice", lambda by: 0)
+
+
+@pytest.mark.parametrize("policy", ["dynamic", "static", "chunked", "elastic"])
+def test_a_record_is_charged_for_what_its_plan_is(policy: str) -> None:
+    trace = [(i * 7, 3 + i * 5 % 40, 1 + i * 11 % 23) for i in range(40)]
+    steps = []
+
+    def planned(scheduler: Scheduler, plan: Plan) -> None:
+        steps.append(step_of(plan))
+
+    made = scheduler(policy, 6, budget=32)
+    run = drive(made, requests(*trace), planned=planned)
+    found = [step_of_record(record, made.policy.padded) for record in run.iterations]
+    assert found == steps
+
+
+def test_it_is_exactly_the_simulation_of_the_trace(tmp_path: Path) -> None:
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps({"cost": {"kind": "affine", **COST.__dict__}}))
+    shadow, run = watched(cost=str(path))
+    told = ask(shadow)
+    for policy, of in (("static", told), ("dynamic", told["served-simulated"])):
+        again = [
+            Sequence([0] * len(s.prompt_ids), len(s.output_ids), arrived_at=s.arrived_at, hashes=s.hashes)
+            for s in run.sequences
+        ]  # fmt: skip
+        made = policies.get_policy(policy, SLOTS)
+        offline = simulate(Scheduler(made, PagePool(2000, 16), 256), again, COST)
+        assert of["latency-p50"] == np.percentile(offline.latency, 50)
+        assert of["latency-p99"] == np.percentile(offline.latency, 99)
+        assert of["latency-per-token"] == (offline.latency / offline.tokens).mean()
+    assert told["requests"] == len(run.sequences)
+    assert told["real"]["latency-p99"] == np.percentile(run.latency, 99)
+    assert max(map(abs, told["error"].values())) < 1e-9
+    assert told["latency-p50"] > told["real"]["latency-p50"]
+    assert told["cost"] == {"from": "cost.json"}
+
+
+@pytest.mark.parametrize("policy", ["dynamic", "static"])
+def test_fitted_to_the_steps_the_served_policy_is_met_within_a_few_per_cent(policy: str) -> None:
+    told = ask(watched(policy)[0])
+    assert max(map(abs, told["error"].values())) < 0.03
+    assert told["cost"]["mean_error"] < 0.03
+    assert told["cost"]["from"] == "steps of this server"
+
+
+def test_it_says_when_it_goes_beyond_the_steps_that_were_seen() -> None:
+    assert ask(watched("nobatch")[0])["extrapolates"]
+    assert not ask(watched("dynamic")[0])["extrapolates"]
+
+
+def test_who_is_asked_about_came_together_and_has_all_left() -> None:
+    people = inferences(60)
+    run = served("dynamic", people)
+    shadow = Shadow("static", manager(), clock=lambda: run.ended)
+    last = next(one for one in people if one.sequence is run.sequences[40])
+    others = [one for one in people if one is not last]
+    for one in people:
+        shadow.greet(one)
+    for one in others:
+        shadow.observe(None, [one])
+    rows, _, from_idle = shadow.window()
+    assert [row[0] for row in rows] == [s.arrived_at for s in run.sequences[:40]]
+    assert from_idle
+
+
+def test_its_memory_is_bounded_and_forgets_what_is_not_whole() -> None:
+    shadow = Shadow("static", manager(), clock=lambda: 500 + SPAN)
+    run = served("dynamic", inferences(1))
+    for k in range(3 * KEPT):
+        (one,) = inferences(1)
+        one.sequence.arrived_at, one.sequence.finished_at = k * 0.2, k * 0.2 + 0.1
+        one.sequence.output_ids, one.sequence.finish_reason = [1], "length"
+        shadow.greet(one)
+        shadow.observe(run.iterations[0], [one])
+    rows, _, _ = shadow.window()
+    assert len(shadow._done) == KEPT
+    assert 400 < len(rows) < KEPT
+    assert rows[0][0] > 500
+    assert not shadow._open
+    assert all(len(kept) <= KEPT_STEPS for kept in shadow._steps.values())
+
+
+def test_another_policy_begins_a_new_window() -> None:
+    shadow, run = watched()
+    (late,) = inferences(1)
+    record = run.iterations[-1]
+    record.policy, record.t = "static", run.ended
+    shadow.observe(record, [])
+    shadow.greet(late)
+    late.sequence.output_ids, late.sequence.finish_reason = [1], "length"
+    late.sequence.finished_at = run.ended + 2
+    shadow.observe(None, [late])
+    assert shadow.window()[0] == []  # it came while the other policy decided
+
+
+def answers(shadow: Shadow, look: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+    """Start it and wait for its first word."""
+    told: list[dict[str, Any]] = []
+
+    def tell(report: dict[str, Any]) -> None:
+        look()
+        told.append(report)
+
+    shadow.start(tell)
+    try:
+        wait_until(lambda: told, 60)
+    finally:
+        shadow.stop()
+    return told
+
+
+@pytest.mark.process
+def test_a_process_of_its_own_gives_the_answer() -> None:
+    shadow, run = watched(every=0.01)
+    kinds: list[int] = []
+
+    def look() -> None:
+        assert shadow._process is not None
+        kinds.append(os.getpriority(os.PRIO_PROCESS, shadow._process.pid))
+
+    (told, *_) = answers(shadow, look)
+    assert told["state"] == "ready"
+    assert kinds[0] == 19  # it takes what nobody else wants
+    assert told["policy"] == "static"
+    assert told["served"] == "dynamic"
+    assert told["requests"] == len(run.sequences)
+    assert told == shadow.report()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "code", ["raise SystemExit(3)", "print('no json', flush=True); input(); input()"]
+)
+def test_a_crash_is_told_once_and_ends_it(code: str, caplog: pytest.LogCaptureFixture) -> None:
+    shadow, _ = watched(every=0.01, command=(sys.executable, "-c", code))
+    with caplog.at_level(logging.WARNING):
+        (told,) = answers(shadow)
+    assert told["state"] == "failed"
+    assert told["reason"]
+    assert len(caplog.records) == 1
+    assert threading.active_count() < 20
+    shadow.observe(None, [])
+
+
+def test_a_record_that_cannot_be_read_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    shadow = Shadow("static", manager())
+    for _ in range(3):
+        shadow.observe(SimpleNamespace(), [])  # type: ignore[arg-type]
+    assert len(caplog.records) == 1
+
+
+def test_a_policy_that_fails_is_an_answer_and_no_crash() -> None:
+    shadow, _ = watched()
+    shadow.policy = "no-such"
+    assert "unknown policy 'no-such'" in ask(shadow)["problem"]
+
+
+def test_the_law_is_scaled_to_the_time_of_all_steps() -> None:
+    run = served("dynamic", inferences())
+    steps = [step_of_record(record, padded=False) for record in run.iterations]
+    seconds = [
+        record.seconds * (1.5 if k % 9 == 0 else 1) for k, record in enumerate(run.iterations)
+    ]
+    law, error = simulated.fit(steps, seconds)
+    assert sum(map(law.seconds, steps)) == pytest.approx(sum(seconds))
+    assert 0.03 < error < 0.2
+
+
+def test_one_step_out_of_line_does_not_turn_the_fit() -> None:
+    run = served("dynamic", inferences())
+    steps = [step_of_record(record, padded=False) for record in run.iterations]
+    seconds = [record.seconds for record in run.iterations]
+    at = next(k for k, step in enumerate(steps) if step.decodes > 2)
+    for taken in (1e-6, 60.0):
+        law, error = simulated.fit(steps, [*seconds[:at], taken, *seconds[at + 1 :]])
+        assert error < 0.03
+        assert law.seconds(steps[at]) == pytest.approx(seconds[at], rel=0.05)
+
+
+def test_who_had_no_whole_answer_is_load_and_no_figure() -> None:
+    trace = [Seen(0.0, 5, 30, None), Seen(0.0, 5, 10, 1.0), Seen(0.5, 5, 10, 1.0)]
+    nobatch = Chosen("nobatch", {})
+    run = simulated.serve(trace, nobatch, Machine(8), Affine(base=0.1), Host())
+    assert len(run.done) == 3
+    assert simulated.figures_of(run, trace)["latency-p50"] > 3.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"shadow_cost": "x.json"}, "without --shadow"),
+        ({"shadow": "statik"}, "Did you mean 'static'"),
+        ({"shadow": "static", "shadow_cost": "none.json"}, "simulate calibrate"),
+    ],
+)
+def test_a_shadow_that_cannot_be_is_refused(settings: dict[str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check(Config(**settings))
+    assert issubclass(ConfigError, ValueError)
+
+
+def state_of(server: Server) -> dict[str, Any]:
+    """Return the first event of the live page's feed."""
+    url = f"http://127.0.0.1:{server.port}/events?detail=1"
+    with urllib.request.urlopen(url, timeout=20) as reply:
+        while True:
+            line = reply.readline()
+            if line.startswith(b"data: "):
+                state: dict[str, Any] = json.loads(line[6:])
+                return state
+
+
+@pytest.mark.process
+def test_the_command_line_refuses_it_before_anything_is_loaded() -> None:
+    result = run_app("dynamic", "--shadow", "statik", cwd=ROOT)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: unknown policy 'statik'. Did you mean 'static'?")
+
+
+@pytest.mark.process
+def test_a_server_says_what_the_other_policy_would_have_made_of_it(tmp_path: Path) -> None:
+    flags = ("--model", "mock:llm-mock@20", "--max-batch-size", "8", "--shadow", "static")
+    with Server(tmp_path / "log", "dynamic", *flags) as server:
+        assert server.get("/stats").json["shadow"]["state"] == "waiting"
+        server.burst([{"prompt": "hi", "num_tokens": 3 + 5 * k % 40} for k in range(3 * FEWEST)])
+        wait_until(lambda: server.get("/stats").json["shadow"]["state"] == "ready", 60)
+        told = server.get("/stats").json["shadow"]
+        assert (told["policy"], told["served"]) == ("static", "dynamic")
+        assert FEWEST <= told["requests"] <= 3 * FEWEST
+        assert told["latency-p99"] > 0
+        assert told["real"]["latency-p99"] > 0
+        assert state_of(server)["shadow"]["requests"] >= told["requests"]

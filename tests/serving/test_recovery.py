@@ -1,0 +1,254 @@
+"""A step that fails: whose fault it was, who goes on with their own tokens, and when the engine is given up."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from served import SOON, Serve, every_policy, expected, kind_of
+
+import policies
+from batching import InferenceError
+from scheduling.iteration import Plan
+from scheduling.pages import PagePool
+from scheduling.scheduler import Output, Scheduler
+from scheduling.sequence import Sequence
+from serving.recovery import EngineBroken, Recovery, is_beyond_repair, is_out_of_memory
+
+OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+class OutOfMemoryError(RuntimeError):
+    """What torch's is called."""
+
+
+def raising(error: BaseException, when: Callable[[Plan], bool]) -> Any:
+    def breaks(plan: Plan, outputs: list[Output]) -> list[Output]:
+        if when(plan):
+            raise error
+        return outputs
+
+    return breaks
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (MemoryError(), "memory"),
+        (RuntimeError("could not create a primitive"), "memory"),
+        (OutOfMemoryError("x"), "memory"),
+        (RuntimeError(OUT_OF_MEMORY), "memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"), "memory"),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+            "memory",
+        ),
+        (RuntimeError("CUDA error: device-side assert triggered"), "end"),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), "end"),
+        (RuntimeError("Triton Error [CUDA]: the launch timed out and was terminated"), "end"),
+        (SystemError("returned NULL without setting an exception"), "end"),
+        (RuntimeError("shape mismatch"), "own"),
+        (ValueError("out of memory, said a prompt"), "own"),
+    ],
+)
+def test_errors_are_told_apart_whatever_the_library(error: Exception, kind: str) -> None:
+    told = {"memory": is_out_of_memory(error), "end": is_beyond_repair(error)}
+    assert [name for name, is_so in told.items() if is_so] == ([] if kind == "own" else [kind])
+
+
+def test_memory_that_ran_out_once_puts_nobody_back(serve: Serve) -> None:
+    served = serve("dynamic", slots=4)
+    faults = iter([True])
+    served.hold()
+    asked = [served.ask(f"r{i}", 3) for i in range(4)]
+    served.model.breaks = raising(MemoryError(), lambda plan: next(faults, False))
+    served.model.gate.set()
+    for i, one in enumerate(asked):
+        assert one.wait_for_completion(SOON) == expected(f"r{i}", 3)
+    recovery = served.manager.recovery
+    assert (recovery.steps_failed, recovery.out_of_memory, served.manager.slot_cap) == (1, 1, 4)
+    assert not any(one.sequence.displaced for one in asked)
+
+
+def test_a_batch_that_shrinks_twice_is_one_warning_with_fewer_than_ran(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve("dynamic", slots=8, max_tokens_per_step=15)  # five prompts of three tokens
+    served.hold()
+    asked = [served.ask(f"r{i}", 20) for i in range(8)]
+    faults = iter([True] * 3)
+    served.model.breaks = raising(
+        MemoryError(), lambda plan: len(plan.sequences) > 1 and next(faults, False)
+    )
+    served.model.gate.set()
+    for i, one in enumerate(asked):
+        assert one.wait_for_completion(SOON) == expected(f"r{i}", 20)
+    said = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(said) == 1, said
+    ran, may_run, size = map(int, re.findall(r"\d+", said[0]))
+    assert (ran, may_run, size) == (8, served.manager.slot_cap, served.manager.slot_cap)
+    assert may_run < ran
+
+
+@every_policy
+def test_a_batch_too_large_for_memory_shrinks_and_all_get_their_tokens(
+    serve: Serve,
+    policy: str,
+) -> None:
+    served = serve(policy, slots=8)
+    served.hold()
+    asked = [served.ask(f"r{i}", 6) for i in range(12)]
+    too_large = raising(RuntimeError(OUT_OF_MEMORY), lambda plan: len(plan.sequences) > 3)
+    served.model.breaks = too_large
+    served.model.gate.set()
+    for i, one in enumerate(asked):
+        assert one.wait_for_completion(SOON) == expected(f"r{i}", 6)
+    cap = {"nobatch": 1, "static": 2, "dynamic": 2}[policy]  # 8, 4, 2: the newest half goes
+    assert served.manager.slot_cap == (8 if policy == "nobatch" else cap)
+    assert served.manager.recovery.out_of_memory == (0 if policy == "nobatch" else 3)
+    assert max(it.batch_size for it in served.iterations) == cap
+    assert served.is_empty()
+
+
+@every_policy
+def test_a_request_that_runs_out_of_memory_alone_fails_alone_and_all_slots_are_back(
+    serve: Serve,
+    policy: str,
+) -> None:
+    served = serve(policy, slots=8)
+    served.hold()
+    asked = {f"r{i}": served.ask(f"r{i}", 6) for i in range(8)}
+    served.model.breaks = raising(
+        RuntimeError(OUT_OF_MEMORY), lambda plan: any(s.id == "r5" for s in plan.sequences)
+    )
+    served.model.gate.set()
+    assert kind_of(asked.pop("r5")) == "out_of_memory"
+    for id, one in asked.items():
+        assert one.wait_for_completion(SOON) == expected(id, 6)
+    assert served.manager.slot_cap == 8
+    assert served.is_empty()
+
+
+def test_a_model_that_can_let_go_of_memory_is_asked_to_before_anybody_is_put_back(
+    serve: Serve,
+) -> None:
+    served = serve("dynamic", slots=4)
+    full = threading.Event()
+    full.set()
+    served.model.release_memory = full.clear  # type: ignore[attr-defined]
+    served.model.breaks = raising(MemoryError(), lambda plan: full.is_set())
+    assert served.ask("a", 3).wait_for_completion(SOON) == expected("a", 3)
+    assert served.manager.recovery.out_of_memory == 1
+
+
+def test_an_engine_that_computes_nothing_answers_everybody_and_says_why(
+    serve: Serve,
+) -> None:
+    died: list[str] = []
+    served = serve("dynamic", slots=4, on_death=died.append)
+    served.hold()
+    asked = [served.ask(f"r{i}", 3) for i in range(9)]
+    served.model.breaks = raising(RuntimeError("tensor"), lambda plan: True)
+    served.model.gate.set()
+    for one in asked:
+        with pytest.raises(InferenceError, match="starts anew: 3 steps within 60 s") as caught:
+            one.wait_for_completion(SOON)
+        assert (caught.value.kind, caught.value.retry_after) == ("unavailable_error", 5)
+    served.thread.join(SOON)
+    assert len(died) == 1
+    assert died[0] == served.manager.failure
+    assert "RuntimeError" in died[0]
+    with pytest.raises(InferenceError, match="starts anew"):
+        served.ask("late", 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "steps", "words"),
+    [
+        (RuntimeError("CUDA error: device-side assert triggered"), 1, "only a new process"),
+        (SystemError("NULL"), 1, "only a new process"),
+        (RuntimeError("CUDA error: unspecified"), 3, "the device computes nothing"),
+        (SystemExit(), 1, "ended by SystemExit"),
+        (BaseException(), 1, "ended by BaseException"),
+    ],
+)
+def test_what_no_further_step_mends_ends_the_engine_at_once(
+    serve: Serve,
+    error: BaseException,
+    steps: int,
+    words: str,
+) -> None:
+    died: list[str] = []
+    served = serve("dynamic", on_death=died.append)
+    served.model.breaks = raising(error, lambda plan: True)
+    assert kind_of(served.ask("a", 3)) == "unavailable_error"
+    served.thread.join(SOON)
+    assert words in died[0]
+    assert len(served.model.plans) == steps
+
+
+def test_a_step_that_failed_leaves_a_doubt_that_a_token_of_nobodys_clears(
+    serve: Serve,
+) -> None:
+    served = serve("dynamic", slots=4)
+    doubts: list[bool] = []
+
+    def breaks(plan: Plan, outputs: list[Output]) -> list[Output]:
+        if any(seq.id == "bad" for seq in plan.sequences):
+            raise RuntimeError("poisoned")
+        if plan.number == 0:
+            doubts.append(served.manager.recovery.is_in_doubt)
+            assert plan.sequences[0].pages == [0]
+        return outputs
+
+    served.hold()
+    bad, good = served.ask("bad", 3), served.ask("good", 3)
+    served.model.breaks = breaks
+    served.model.gate.set()
+    assert kind_of(bad) == "server_error"
+    assert good.wait_for_completion(SOON) == expected("good", 3)
+    assert doubts == [True]
+    assert not served.manager.recovery.is_in_doubt
+    assert served.is_empty()
+
+
+class Broken:
+    """A model that fails as often as it is told to."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def forward(self, plan: Plan) -> list[Output]:
+        self.left -= 1
+        if self.left >= 0:
+            raise RuntimeError("again")
+        return [7 for _ in plan.sequences]
+
+
+def recovery_of(times: int, now: list[float]) -> Recovery:
+    return Recovery(
+        Broken(times), lambda: Sequence([0], 1), lambda: now[0], pause=lambda seconds: None
+    )
+
+
+@pytest.mark.parametrize("times", [1, 3, 4, 6])
+def test_an_engine_that_recovers_before_the_third_time_has_failed_nobody(times: int) -> None:
+    scheduler = Scheduler(policies.get_policy("dynamic", max_batch_size=4), PagePool(9, 4))
+    scheduler.add(Sequence([1, 2], 3))
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    assert recovery_of(times, [0.0]).compute(scheduler, plan) == (plan, [7])
+
+
+def test_three_times_are_too_often_only_within_a_minute() -> None:
+    now = [0.0]
+    recovery = recovery_of(1 << 30, now)
+    for _ in range(5):
+        assert not recovery.prove()
+        now[0] += 31.0
+    recovery.prove()
+    with pytest.raises(EngineBroken, match="3 steps within 60 s gave nobody a token"):
+        recovery.prove()

@@ -1,0 +1,216 @@
+"""The policy checker: it catches every planted fault, in plain words, and passes every policy that is shipped."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+import policies
+from scheduling.scheduler import Scheduler
+from simulate.check import check, describe, main, make_cases, make_large_cases
+
+MUTANTS = Path(__file__).parents[1] / "mutants"
+WORK, DEADLINES = "no idle slot while somebody fits", "deadlines"
+PLANTED = {
+    "drops_the_last": ("", {WORK}),
+    "admits_one_too_many": ("", {"slots"}),
+    "runs_finished": ("", {"nobody runs after its finish"}),
+    "joins_twice": ("", {"nobody twice in a step"}),
+    "counts_prompts_twice": ("dynamic+", {"fair between clients"}),
+    "never_lifts": ("dynamic+", {"fair between clients"}),
+    "ignores_the_guard": ("dynamic+", {"the guard against starvation"}),
+    "sleeps_past_its_deadline": ("", {DEADLINES}),
+    "wakes_in_vain": ("", {DEADLINES}),
+    "reads_the_clock": ("", {"purity"}),
+    "draws_lots": ("", {"purity"}),
+    "sorts_by_address": ("", {"purity"}),
+    "iterates_a_set": ("", {"the same again"}),
+    "frees_twice": ("", {"one outcome each"}),
+    "starves_a_client": ("", {WORK, "nobody starves"}),
+    "holds_too_long": ("", {"slots of those who are done"}),
+    "static_holds_too_long": ("", {"slots of those who are done"}),
+    "exceeds_the_budget": ("", {"tokens of a step"}),
+    "forgets_who_was_cancelled": ("", {"nobody runs after its finish"}),
+    "pauses_everybody": ("", {"it keeps running"}),
+    "displaces_for_ever": ("", {"nobody starves"}),
+    "crashes": ("", {"it keeps running"}),
+    "loses_one_after_100_joins": ("", {WORK}),
+    "exceeds_the_budget_of_seven": ("", {"tokens of a step"}),
+    "refuses_long_prompts": ("", {"nobody is turned away"}),
+}
+OPTIONS = {"sleeps_past_its_deadline": {"delay": 20}, "wakes_in_vain": {"delay": 20}}
+
+LOOPS = policies.names()
+ORDERS = [f"dynamic+{order}" for order in policies.order_names()]
+COMPOSED = [
+    "nobatch+sjf", "static+sjf", "multibin+vtc", "static+vtc", "lightllm+vtc", "tgi+drr", "prefill-first+mlfq", "chunked+srpt",
+    "multibin+edf", "bucket+priority", "static-exact+sjf", "window+lpm", "elastic+vtc-pred", "adaptive+rpm",
+    "fixed+ssjf", "static-global+mlfq", "impatient+lcf",
+]  # fmt: skip
+TUNED: list[tuple[str, dict[str, object]]] = [
+    ("window", {"delay": "50", "preferred": "2,4"}),
+    ("fixed", {"k": 3, "flush": "inf"}),
+    ("multibin", {"k": 2, "flush": 60}),
+    ("static-global", {"n": 3, "flush": 100}),
+    ("prefill-first", {"kv_tokens": 24, "max_batched_tokens": 8}),
+    ("prefill-first+vtc", {"kv_tokens": 24}),
+    ("chunked", {"max_batched_tokens": 3}),
+    ("tgi", {"max_total_tokens": 30, "ratio": 1.2, "max_waiting": 3}),
+    ("lightllm", {"pool": 30, "max_wait": 2, "per_client": 4}),
+    ("dynamic+sjf", {"predictor": "noisy", "sigma": 2}),
+    ("dynamic+vtc", {"weights": "b:2", "w_q": 1, "count_twice": "on"}),
+    ("dynamic+vtc", {"weights": "b:2"}),
+    ("dynamic+vtc", {"w_p": 5, "w_q": 0.5}),
+    ("dynamic+vtc", {"cost": "profile"}),
+    ("dynamic+vtc-pred", {"cost": "profile", "predictor": "uniform"}),
+    ("dynamic+rpm", {"limit": 2}),
+    ("dynamic+drr", {"quantum": 8}),
+    ("dynamic+mlfq", {"quantum": 20, "lift_every": 5}),
+    ("dynamic+priority", {"aging": 50}),
+    ("adaptive", {"target": 30, "every": 3}),
+]
+
+
+def planted(name: str) -> str:
+    return f"{PLANTED[name][0]}{MUTANTS / name}.py"
+
+
+def test_every_planted_fault_is_on_the_list() -> None:
+    assert {path.stem for path in MUTANTS.glob("*.py")} == set(PLANTED)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_caught(name: str) -> None:
+    verdict = check(planted(name), 400, options=OPTIONS.get(name))
+    assert verdict.broken is not None
+    assert verdict.broken.law in PLANTED[name][1], str(verdict)
+
+
+def test_pages_that_the_scheduler_gives_back_twice_are_noticed() -> None:
+    class Twice(Scheduler):
+        def _take_off(self, leaving):
+            pages = [list(seq.pages) for seq in leaving]
+            super()._take_off(leaving)
+            for freed in pages if self.pages else ():
+                self.pages.release(freed)
+
+    verdict = check("dynamic", 50, make_scheduler=Twice, large=0)
+    assert verdict.broken is not None
+    assert verdict.broken.law == "pages"
+
+
+# One of the large cases for each, not the same one for all.
+EVERY = [*LOOPS, *ORDERS, *COMPOSED]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_policy_that_is_shipped_keeps_the_laws(name: str) -> None:
+    assert check(name, 48, seed=5, large=0).broken is None
+
+
+@pytest.mark.parametrize(("seed", "name"), list(enumerate(EVERY)))
+def test_every_policy_that_is_shipped_keeps_the_laws_in_large_cases(seed: int, name: str) -> None:
+    assert check(name, 0, seed=seed, large=1 + seed % 2).broken is None
+
+
+@pytest.mark.parametrize(("name", "options"), TUNED)
+def test_the_laws_hold_with_other_options_too(name: str, options: dict[str, object]) -> None:
+    assert check(name, 48, seed=6, options=options, large=1).broken is None
+
+
+def test_cases_come_from_the_seed_alone() -> None:
+    assert list(make_cases(20, 3)) == list(make_cases(20, 3)) != list(make_cases(20, 4))
+    assert list(make_large_cases(2, 3)) == list(make_large_cases(2, 3))
+
+
+def test_large_cases_are_large() -> None:
+    for case in make_large_cases(8, 0):
+        assert case.slots == 64
+        assert len(case.requests) == 1000
+        assert max(len(r.prompt) for r in case.requests) == 2000
+
+
+def test_the_smallest_case_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([planted("starves_a_client"), "--cases", "200"]) == 1
+    told = capsys.readouterr().out
+    assert "starves_a_client.py breaks a law" in told
+    assert told.count(" arrives at ") == 1
+    assert "r0 arrives at 0: prompt 1, output 1, client b" in told
+
+
+def test_a_fault_that_takes_a_hundred_requests_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([planted("loses_one_after_100_joins"), "--cases", "0"]) == 1
+    told = capsys.readouterr().out
+    assert "r0 to r100 arrive at 0: prompt 1, output 1, client a" in told
+    assert len(told.splitlines()) == 5
+
+
+def test_a_fault_of_long_prompts_is_told_with_the_shortest_of_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([planted("refuses_long_prompts"), "--cases", "0"]) == 1
+    assert "r0 arrives at 0: prompt 13, output 1, client a" in capsys.readouterr().out
+
+
+def test_a_case_that_stays_large_is_summed_up() -> None:
+    for case in make_large_cases(2, 0):
+        lines = describe(case)
+        assert len(lines) < 60
+        assert "64 slots" in lines[0]
+        assert any(" more, the last at " in line for line in lines)
+        assert max(map(len, lines)) <= 120
+
+
+def test_the_command_passes_a_good_policy_with_its_options(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    few = ["--cases", "30", "--large-cases", "1"]
+    assert main(["window", *few, "--policy-option", "delay=20"]) == 0
+    told = capsys.readouterr()
+    assert told.out == "window keeps every law in 30 small and 1 large cases\n"
+    assert told.err == ""  # progress is for terminals
+
+
+def test_progress_is_shown_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr("time.monotonic", itertools.count().__next__)
+    assert main(["window", "--cases", "2", "--large-cases", "0"]) == 0
+    told = capsys.readouterr()
+    assert "\r1 of 2 cases tried\r2 of 2 cases tried\r" in told.err
+    assert told.out == "window keeps every law in 2 small and 0 large cases\n"
+
+
+def test_the_help_lists_the_options_of_all_policies_on_eighty_columns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    told = capsys.readouterr().out
+    known = {info.option for name in [*LOOPS, *ORDERS] for info in policies.describe(name)}
+    assert known <= {line.split(":")[0].strip() for line in told.splitlines()}
+    assert max(map(len, told.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["dinamic"], "Did you mean 'dynamic'?"),
+        (["window", "--policy-option", "dely=1"], "Did you mean 'delay'?"),
+        (["no/such/file.py"], "there is no such file"),
+        (["window", "--case", "3"], "Did you mean --cases?"),
+        (["window", "--cases", "-3"], "at least 0"),
+        (["window", "--cases", "0", "--large-cases", "0"], "Use --cases 100"),
+        (["window", "--policy-option", "delay"], "Use --policy-option delay=1"),
+    ],
+)
+def test_the_command_says_what_is_wrong_with_itself(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    assert words in capsys.readouterr().err

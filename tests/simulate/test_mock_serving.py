@@ -1,0 +1,165 @@
+"""`--model mock:...`: the whole API at the speed of a cost model, without weights, without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from support import ROOT, Server, run_app
+
+from app import _with_absolute_paths, create_app, start
+from client import sweep
+from config import Config
+from simulate import mock
+from simulate.costs import Affine, to_dict
+
+FAST = "mock:llm-mock@1000"
+
+
+@pytest.fixture
+def bytes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let there be no ranks of GPT-2's, however the machine is."""
+    from models import ranks
+
+    def none(timeout_s: float = 0.0) -> Any:
+        raise ranks.TokenizerError("GPT-2's tokenizer is not to be had. Set EB_TOKENIZER_FILE")
+
+    monkeypatch.setattr(ranks, "from_tiktoken", none)
+
+
+@pytest.fixture
+def client(bytes_alone: None) -> Iterator[FlaskClient]:
+    app = create_app(Config(policy="dynamic", model=FAST))
+    start(app).join()
+    yield app.test_client()
+    app.extensions["service"].stop()
+
+
+def test_it_answers_in_all_dialects_with_whole_characters(client: FlaskClient) -> None:
+    body = {"prompt": "To be", "num_tokens": 20}
+    whole = client.post("/inference", json=body).get_json()
+    assert (whole["num_tokens"], whole["finish_reason"]) == (20, "length")
+    assert len(whole["completion"]) == len("To be") + 20  # a byte is a token, each a letter
+    assert client.post("/inference", json=body).get_json()["completion"] == whole["completion"]
+    generated = client.post(
+        "/generate", json={"inputs": "To be", "parameters": {"max_new_tokens": 20}}
+    )
+    assert "To be" + generated.get_json()["generated_text"] == whole["completion"]
+    told = client.get("/stats").get_json()["engine"]
+    assert (told["model"], told["device"]) == (FAST, "none")
+    assert told["kv"]["sequences_that_fit"]["1024"] == 2 * 64
+    assert client.get("/health").get_json()["model"] == FAST
+
+
+def test_it_tells_log_probabilities_of_every_token(client: FlaskClient) -> None:
+    asked = {"prompt": "abc", "max_tokens": 4, "logprobs": 3, "echo": True}
+    told = client.post("/v1/completions", json=asked).get_json()["choices"][0]["logprobs"]
+    assert len(told["tokens"]) == 7
+    assert told["token_logprobs"][0] is None
+    assert len(set(told["token_logprobs"][1:])) == 1
+    assert all(len(top) == 3 for top in told["top_logprobs"][3:])
+    asked = {"inputs": "abc", "parameters": {"max_new_tokens": 4, "decoder_input_details": True}}
+    details = client.post("/generate", json=asked).get_json()["details"]
+    assert [len(details["prefill"]), len(details["tokens"])] == [3, 4]
+
+
+def test_a_token_of_a_stream_is_a_piece_of_text(client: FlaskClient) -> None:
+    reply = client.post(
+        "/generate_stream", json={"inputs": "x", "parameters": {"max_new_tokens": 9}}
+    )
+    events = [json.loads(line[5:]) for line in reply.text.splitlines() if line.startswith("data:")]
+    assert [len(event["token"]["text"]) for event in events] == [1] * 9
+
+
+def test_the_worker_loads_no_torch() -> None:
+    """What gunicorn's worker does, in a process of its own."""
+    code = f"""
+import sys, app, config
+served = app.create_app(config.Config(policy="dynamic", model={FAST!r}))
+app.start(served).join()
+reply = served.test_client().post("/inference", json={{"prompt": "hi", "num_tokens": 3}})
+assert reply.status_code == 200, reply.text
+served.extensions["service"].stop()
+print(sorted({{"torch", "safetensors", "transformers"}} & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_pages_hold_two_contexts_a_slot_or_what_the_memory_does() -> None:
+    assert mock.kv_pages(1024, 0, 3) == 3 * 2 * 64 + 1
+    assert mock.kv_pages(1024, 1024 * mock.KV_BYTES, 3) == 64 + 1
+    with pytest.raises(
+        ValueError, match=r"--kv-memory is 5 bytes .* Set it to 100,663,296 at least"
+    ):
+        mock.kv_pages(1024, 5, 3)
+
+
+def test_names_of_files_mean_the_same_in_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").touch()
+    monkeypatch.chdir(tmp_path)
+    here = str(Path.cwd())
+    moved = _with_absolute_paths(Config(policy="mine.py+sjf", model="mock:cost.json@10"))
+    assert (moved.policy, moved.model) == (f"{here}/mine.py+sjf", f"mock:{here}/cost.json@10.0")
+    same = Config(policy="dynamic+sjf", model="mock:llm-mock")
+    assert _with_absolute_paths(same) == same
+
+
+def test_a_name_that_means_nothing_is_refused_at_the_start(tmp_path: Path) -> None:
+    wrong = run_app("dynamic", "--model", "mock:llm-moc")
+    assert wrong.returncode == 2
+    assert "Did you mean 'llm-mock'?" in wrong.stderr
+    wrong = run_app("dynamic", "--model", f"mock:{tmp_path}/none.json")
+    assert wrong.returncode == 2
+    assert "python -m simulate calibrate" in wrong.stderr
+
+
+@pytest.mark.process
+def test_a_calibrated_file_is_served_at_its_pace(tmp_path: Path) -> None:
+    (tmp_path / "cost.json").write_text(json.dumps({"cost": to_dict(Affine(base=0.02))}))
+    log = tmp_path / "log"
+    with Server(log, "dynamic", "--model", f"mock:{tmp_path}/cost.json") as server:
+        began = time.perf_counter()
+        answers = server.burst([{"prompt": f"{i}", "num_tokens": 25} for i in range(8)])
+        took = time.perf_counter() - began
+        assert [answer.status for answer in answers] == [200] * 8
+        assert took + 0.02 >= 25 * 0.02  # the first may find a step under way
+        assert server.get("/stats").json["engine"]["model"] == "mock:cost.json"
+        text = server.output()
+    assert "mock:cost.json, no weights: a step sleeps as long as the cost model says" in text
+
+
+@pytest.mark.process
+def test_llm_mocks_benchmark_is_reproduced_by_a_sweep(tmp_path: Path) -> None:
+    """More slots, more throughput and an earlier first token: real clients, a real server, a fiftieth of the time."""
+    argv = [
+        "dynamic",
+        "--over",
+        "batch",
+        "--values",
+        "1",
+        "8",
+        "--numsamples",
+        "12",
+        "--seed",
+        "1",
+        "--stream",
+        "--no-plots",
+    ]
+    model = ["--model", "mock:llm-mock@50", "--name", "small", "--out", str(tmp_path)]
+    assert sweep.main([*argv, *model]) == 0
+    runs = json.loads((tmp_path / "small" / "summary.json").read_text())["runs"]
+    one, eight = sorted(runs, key=lambda run: run["value"])
+    assert eight["output_throughput"] > one["output_throughput"]
+    assert eight["p99_ttft_ms"] < one["p99_ttft_ms"]

@@ -1,0 +1,96 @@
+"""A comparison served again: replayed exactly from its own steps, predicted by a cost model, and drawn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from client import compare
+from client.report import plots_requests, simulated, store
+from client.report.album import Album
+from simulate import predict
+from simulate.__main__ import main
+
+
+@pytest.fixture
+def folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """Write a comparison of two policies, as a server whose steps take what oracle-a says would give it."""
+    flags = ["--num", "40", "--rate", "6", "--max-batch-size", "8", "--no-plots"]
+    assert main(["run", "static", "dynamic", *flags, "--out", str(tmp_path / "x")]) == 0
+    capsys.readouterr()
+    return tmp_path / "x"
+
+
+def test_a_replay_of_a_runs_own_steps_is_the_run(folder: Path) -> None:
+    told = predict.predict(folder)
+    assert told["left_out"] == []
+    for run in told["compared"]:
+        assert run["requests"] == 40
+        assert run["steps_alike"] == run["steps"] > 100
+        assert run["simulated_p99_s"] == pytest.approx(run["p99_s"], abs=1e-5)
+        assert run["mape"] < 1e-4
+    lines = store.read(folder).simulated
+    assert len(lines) == 80
+    assert all(float(x["ttft_s"]) == pytest.approx(float(x["simulated_ttft_s"]), abs=1e-5) for x in lines)  # fmt: skip
+
+
+def test_a_prediction_by_a_cost_model_is_as_good_as_the_model(folder: Path) -> None:
+    same = predict.predict(folder, "oracle-a")
+    assert all(run["mape"] < 1e-4 for run in same["compared"])
+    slow = predict.predict(folder, "ssjf")
+    assert all(run["simulated_mean_s"] > 1.5 * run["mean_s"] for run in slow["compared"])
+    assert json.loads((folder / "simulated.json").read_text())["cost"] == "ssjf"
+
+
+def test_another_order_of_steps_is_seen(folder: Path) -> None:
+    results = store.read(folder)
+    run = results.whole(results.of("dynamic", "poisson:6")[0])
+    run["server_after"]["policy"] = "nobatch"
+    lines = results.lines("dynamic", "poisson:6")
+    _, facts = predict.replay(run, lines, results.iterations("dynamic", "poisson:6"))
+    assert facts["steps_alike"] < 0.5 * facts["steps"]
+
+
+def test_what_came_while_nobody_ran_is_seen_when_the_loop_wakes() -> None:
+    def step(n: int, t: float, members: int, left: int) -> dict[str, object]:
+        return {"n": n, "t": t, "seconds": 1.0, "members": [{}] * members, "left": [{}] * left}
+
+    records = [step(1, 10.0, 2, 0), step(2, 11.0, 2, 2), step(3, 20.0, 1, 1)]
+    arrived = {"woke": 9.5, "during": 11.5, "slept": 19.0, "late": 21.5}
+    assert predict.seen(arrived, records) == {**arrived, "woke": 10.0, "slept": 20.0}
+
+
+def test_what_a_server_does_not_tell_is_said(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "runs" / "static.poisson-6.0.json"
+    run = json.loads(path.read_text())
+    path.write_text(json.dumps({**run, "server_after": None}))
+    (folder / "iterations.jsonl").unlink()
+    assert main(["predict", str(folder)]) == 0
+    words = capsys.readouterr().err
+    assert "static, poisson:6 left out: the server tells neither policy nor slots" in words
+    assert "dynamic, poisson:6 left out: 0 steps were told, 30 make a law. Use --cost" in words
+    assert main(["predict", str(folder / "nowhere")]) == 2
+
+
+def test_simulated_and_first_tokens_are_drawn_for_each_request(folder: Path) -> None:
+    predict.predict(folder)
+    album = Album(store.read(folder), [])
+    for draw in plots_requests.ALL:
+        draw(album)
+    assert [p.name for p in album.pictures] == [
+        "ttft-over-prompt.poisson-6", "simulated-measured.poisson-6",
+    ]  # fmt: skip
+    table = (folder / "plots" / "simulated-measured.poisson-6.csv").read_text().splitlines()
+    assert len(table) == 1 + 2 * 80
+
+
+def test_a_cost_file_that_is_not_there_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare.main(["static", "--cost", "none.json", "--out", str(tmp_path)], {}) == 2
+    assert "is no file. Make one: python -m simulate calibrate" in capsys.readouterr().err
+    assert simulated.check("oracle-a") == "oracle-a"
