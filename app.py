@@ -39,6 +39,8 @@ from observe import shadow
 from serving.watchdog import Watchdog
 from simulate import mock
 
+# Without it glibc gives each thread a heap, and each of these keeps what its largest request needed.
+HEAP = {"MALLOC_ARENA_MAX": "2"}
 log = logging.getLogger("effective-batching")
 
 
@@ -167,7 +169,7 @@ def main(argv: list[str] | None = None) -> None:
         banner.fail(str(error))
         raise SystemExit(2) from None
     environment = {
-        **os.environ, **config.to_environment(), RESOLVED: resolved, "BATCHING": config.policy
+        **HEAP, **os.environ, **config.to_environment(), RESOLVED: resolved, "BATCHING": config.policy
     }  # fmt: skip
     root = str(settings.ROOT)
     os.chdir(root)

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from cases_queue import IMPATIENT, LONG, reset
 from harness import MB, PATIENCE, SLOTS, Setting, Watched
 from support import Answer, in_background, read_answer, wait_until
 from table import Act, Case, body
+
+from benchmarks.abuse import Hostile, hostile, send
 
 SLOWLY = {"slow_step": {"ms": 100, "prompt_contains": "SLOWLY"}}
 LASTING = Setting(faults=SLOWLY)
@@ -304,6 +307,19 @@ def little_memory(server: Watched) -> None:
     wait_until(server.is_at_rest, PATIENCE)
 
 
+def hostile_bodies(server: Watched) -> None:
+    """What 32 clients sent that was refused, 1,000 times up to a megabyte, is not kept in the heap of each thread."""
+    bodies = [*hostile()] * 40
+
+    def ask(body: Hostile) -> None:
+        answer = send(server.port, body, "hostile")
+        assert answer.status in (200, 400, 422, 429), answer
+        server.ledger.note("POST", body.path, answer.status)
+
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(ask, bodies))
+
+
 CASES = [
     Case("F1", "INT under load", ends_by(signal.SIGINT), ends=True, quick=False),
     Case("F1", "QUIT under load", ends_by(signal.SIGQUIT), ends=True, quick=False,
@@ -342,6 +358,7 @@ CASES = [
     Case("I8", "no file descriptors",
          tests=("tests/launch/test_front_door.py::test_a_server_without_file_descriptors_waits_for_some_and_goes_on",)),
     Case("I9", "no memory", little_memory, quick=False, ends=True),
+    Case("I9", "hostile bodies", hostile_bodies, quick=False, growth=70 * MB),
     Case("I10", "engine faults under load", tests=("tests/faults/cases_engine.py::beside_neighbours",)),
     Case("I11", "frozen viewers",
          tests=("tests/api/test_events.py::test_frozen_viewers_hinder_nobody_and_the_server_still_ends",
