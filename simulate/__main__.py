@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from scheduling.scheduler import PolicyError
-from simulate import commands, fleet, prefix
+from simulate import commands, comparison, fleet, prefix, validate
 from simulate.arguments import (
     Parser,
     UsageError,
@@ -172,8 +172,15 @@ def _calibrate_flags(parser: Parser) -> None:
 
 
 def _validate_flags(parser: Parser) -> None:
-    add_engine(parser, kv=False)  # the server has its own, and says so
+    timed = "that of --model mock:NAME; for any other --model its engine is timed first"
+    add_engine(
+        parser, kv=False, cost=None, default=timed
+    )  # the server says how much KV room it has
     parser.set_defaults(max_tokens_per_step=256)
+    parser.epilog = (
+        f"Bounds: {comparison.BOUNDS}. Exit status: 0 within the bounds, 1 beyond one or when a request fails, 2 for a "
+        "wrong command line."
+    )
     parser.add_argument(
         "--rate", type=positive, default=1.0,
         help="requests a second; choose a utilization of about 0.7 (default %(default)s)",
@@ -187,8 +194,9 @@ def _validate_flags(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="FLAG",
-        help="for ./server.sh, as in --server-flag=--model=gpt2-medium; may be repeated",
+        help="the same in another form, as in --server-flag=--model=bard; may be repeated",
     )
+    validate.add_server_flags(parser)
 
 
 def _predict_flags(parser: Parser) -> None:

@@ -98,8 +98,10 @@ def options(pairs: Sequence[str], flag: str) -> dict[str, str]:
     return found
 
 
-def add_engine(parser: argparse.ArgumentParser, *, kv: bool = True) -> None:
-    """Add what describes the engine: policies, cost, room."""
+def add_engine(
+    parser: argparse.ArgumentParser, *, kv: bool = True, cost: str | None = "oracle-a", default: str = "%(default)s"
+) -> None:  # fmt: skip
+    """Add what describes the engine: policies, cost (`default` explains a missing one), room."""
     group = parser.add_argument_group("engine")
     parser.add_argument(
         "policies",
@@ -113,8 +115,8 @@ def add_engine(parser: argparse.ArgumentParser, *, kv: bool = True) -> None:
     )  # fmt: skip
     group.add_argument(
         "--cost",
-        default="oracle-a",
-        help="a named model, or a file of `calibrate` (default %(default)s)",
+        default=cost,
+        help=f"a named model, or a file of `calibrate` (default {default})",
     )
     group.add_argument(
         "--cost-option", action="append", default=[], metavar="NAME=VALUE", help="may be repeated"
@@ -279,8 +281,13 @@ def make_cost(args: argparse.Namespace) -> tuple[Cost, Host]:
             )
     cost = costs.make(args.cost, numbers)
     _check_cost(args.cost, cost)
+    return with_engine(args, cost), costs.host_of(args.cost)
+
+
+def with_engine(args: argparse.Namespace, cost: Cost) -> Cost:
+    """Return a cost model with the padding of --engine."""
     engine = {"as-is": lambda c: c, "ragged": Ragged, "padded": Padded}[args.engine]
-    return engine(cost), costs.host_of(args.cost)
+    return engine(cost)
 
 
 def check_engine(args: argparse.Namespace, cost: Cost, made: Iterable[Policy]) -> None:

@@ -19,10 +19,13 @@ from rich.table import Table
 
 from client import ending
 from client.report import store
+from config import Config
 from simulate import (
     calibrate,
+    comparison,
     costs,
     fleet,
+    mock,
     pictures,
     plan,
     predict,
@@ -44,6 +47,7 @@ from simulate.arguments import (
     options,
     refuse,
     say,
+    with_engine,
 )
 from simulate.costs import Cost, Host
 from simulate.simulator import simulate
@@ -377,41 +381,56 @@ def calibrate_command(args: argparse.Namespace, console: Console) -> dict[str, A
 
 def validate_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Serve the same arrivals by a real server and by the simulator; exit code 1 above a bound."""
+    flags = validate.server_flags(args)
     made = check_policies(args)
-    cost, _ = make_cost(args)
+    cost = _cost_to_validate(args, validate.settings(flags), console)
     check_engine(args, cost, made)
+    trace = validate.draw(args.rate, args.num, args.seed)
     told, good = [], True
     for policy in args.policies:
-        compared, host, run = validate.validate(
-            policy, cost, args.rate, args.num, slots=args.max_batch_size, budget=args.max_tokens_per_step,
-            seed=args.seed, arguments=args.server_flag,
-            options=options(args.policy_option, "--policy-option"),
-        )  # fmt: skip
-        table = Table(
-            title=f"{policy}, {args.num} requests at {args.rate:g}/s, utilization {validate.utilization(run):.2f}"
-        )
-        for name in ("", "predicted s", "measured s", "error", "bound"):
-            table.add_column(name, justify="right" if name else "left")
-        for c in compared:
-            bound = "" if c.bound is None else f"{c.bound:.0%}"
-            table.add_row(
-                c.name, f"{c.predicted:.3f}", f"{c.measured:.3f}", f"{c.error:+.1%}", bound
-            )
+        chosen = options(args.policy_option, "--policy-option")
+        found = validate.validate(policy, cost, trace, flags, chosen)
+        validate.show(console, found)
+        for c in found.compared:
             if not c.good:
                 good = False
                 say(
                     console,
-                    f"error: {policy}: {c.name} is off by {c.error:+.1%}, the bound is {c.bound:.0%}. Calibrate again, or lower --rate",
+                    f"error: {policy}: {c.name} is off by {c.error:+.1%}, the bound is {c.bound:.0%}. "
+                    "Calibrate again when nothing else runs, or lower --rate",
                 )
-        console.print(table)
-        told.append(
-            {
-                "policy": policy,
-                "host": asdict(host),
-                "compared": [{**asdict(c), "error": c.error} for c in compared],
-            }
-        )
+        told.append(found.to_dict())
+    console.print(f"bounds: {comparison.BOUNDS}", highlight=False, markup=False)
     return {"good": good, "runs": told}
+
+
+def _cost_to_validate(args: argparse.Namespace, server: Config, console: Console) -> Cost:
+    """Return the cost model of --cost, that of a mock server, or one fitted to the server's engine now."""
+    if args.cost:
+        return make_cost(args)[0]
+    refuse(args, ("cost_option",), "changes a model of --cost. Use --cost, too")
+    if not server.model:
+        raise UsageError(
+            "--cost is missing. Use a file of 'python -m simulate calibrate', or --model NAME to time that engine first"
+        )
+    if mock.is_mock(server.model):
+        return with_engine(args, validate.cost_of_mock(server.model))
+    say(console, f"no --cost: timing the engine of {server.model} first")
+    flags = ["--model", server.model, "--load-format", server.load_format, "--dtype", server.dtype,
+             "--threads", str(server.compute_threads)]  # fmt: skip
+    points = calibrate.grid("small", args.max_tokens_per_step)
+    found, _ = calibrate.calibrate(calibrate.probe(flags, {}), points)
+    say(
+        console,
+        f"error on points not seen: {found.mape:.1%} on average, {found.worst:.1%} at worst",
+    )
+    if found.drift > calibrate.DRIFT:
+        say(
+            console,
+            f"warning: the same step took {found.drift:.0%} longer or shorter at another time. Other work on this machine "
+            "makes the predictions poor",
+        )
+    return with_engine(args, found.cost)
 
 
 def predict_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -145,6 +145,25 @@ class Padded(Cost):
 
 
 @dataclass(frozen=True)
+class Scaled(Cost):
+    """The same law on a machine that takes `factor` times as long."""
+
+    law: Cost
+    factor: float
+    name = "scaled"
+
+    @property
+    def flat(self) -> bool:
+        return self.law.flat
+
+    def seconds(self, step: Step) -> float:
+        return self.law.seconds(step) * self.factor
+
+    def step(self, plan: Plan) -> Step:
+        return self.law.step(plan)
+
+
+@dataclass(frozen=True)
 class Affine(Cost):
     """The default law, in seconds, with an optional hinge where a device becomes bound by arithmetic.
 

@@ -22,6 +22,7 @@ from scheduling.scheduler import Output, PolicyError, Scheduler
 from scheduling.sequence import Sequence
 
 WORK = "no idle slot while somebody fits"
+ENDLESS = 1 << 60  # the tokens of a step where there is no limit
 NAMED = 8  # requests that a message names at most
 
 
@@ -56,7 +57,7 @@ class Case:
 
     requests: tuple[Request, ...]
     slots: int = 2
-    budget: int = 1 << 30
+    budget: int = ENDLESS
     pages: tuple[int, int] | None = None
     prefix_cache: bool = False
     drains: bool = True

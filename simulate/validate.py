@@ -1,97 +1,172 @@
 """The proof of the simulator: the same arrivals through a real server and through the model of it.
 
-A server is started in a process of its own and asked over HTTP. First, one request at a time, of two lengths: what they
-take beyond the cost model is the host's part, per request and per step. Then the open loop, whose arrivals and lengths
-the simulator serves too. Predicted stands beside measured, and a bound that is passed fails the command.
+A server is started in a process of its own and asked over HTTP, by streams. First, one request at a time, of two lengths:
+what they take beyond the cost model is the host's part, per request and per step. Then the open loop, whose arrivals and
+lengths the simulator serves too. Predicted stands beside measured, and a figure beyond its bound fails the command.
 """
 
 from __future__ import annotations
 
-import contextlib
+import argparse
+import io
 import json
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Iterator
+import tempfile
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
+import config
 import policies
 from client.data import Planned
-from client.send import load
+from client.report.measure import Outcome
+from client.send import load, servers
+from client.send.dialects import Dialect
+from client.send.events import EventRecorder
+from client.send.target import Target, fetch_stats
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.costs import Cost, Host
-from simulate.predict import room_of
+from simulate import comparison, mock
+from simulate.comparison import Comparison, Record
+from simulate.costs import Cost, Host, Scaled
+from simulate.predict import KnownHits, room_of
 from simulate.simulator import Run, simulate
 
-ROOT = Path(__file__).parents[1]
-READY_SECONDS = 300.0
 ALONE = (4, 32)  # tokens of the requests that are sent one at a time
 TIMES = 5
 WORDS = ("the", "king", "of", "this", "house", "is", "not", "a", "man", "who", "will", "go")
-MAKESPAN, MEAN = 0.05, 0.10  # bounds of what is promised at a utilization of about 0.7
+# Settings of the server that this command has options of its own for, or decides.
+OWN = (
+    "policy",
+    "policy_option",
+    "max_batch_size",
+    "max_tokens_per_step",
+    "host",
+    "port",
+    "api_key",
+)
+SERVER = [item for item in fields(config.Config) if item.name not in OWN]
+BAR = 14  # characters of the longest bar of the batch sizes
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One measure, predicted and measured, in seconds; `bound` is relative, None where nothing is promised."""
+class Single:
+    """Requests sent one at a time: median seconds by tokens asked for, and to the first; all of so many prompt tokens."""
 
-    name: str
-    predicted: float
-    measured: float
-    bound: float | None = None
+    seconds: dict[int, float]
+    first: float
+    prompt: int
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a real server did with a trace: outcomes in order, its steps, what /stats says of its engine, single requests."""
+
+    outcomes: list[Outcome]
+    records: list[Record]
+    engine: dict[str, Any]
+    single: Single
+
+
+@dataclass(frozen=True)
+class Validation:
+    """One policy's run, both ways."""
+
+    policy: str
+    host: Host
+    run: Run
+    served: Served
 
     @property
-    def error(self) -> float:
-        return self.predicted / self.measured - 1
+    def compared(self) -> list[Comparison]:
+        return comparison.compare(self.run, self.served.outcomes, self.served.records)
 
     @property
-    def good(self) -> bool:
-        return self.bound is None or abs(self.error) <= self.bound
+    def steps(self) -> tuple[list[Record], list[Record]]:
+        """The steps, predicted and measured."""
+        return comparison.steps_of(self.run), self.served.records
+
+    @property
+    def agreement(self) -> float:
+        return comparison.agreement(*self.steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON has it."""
+        sides = dict(zip(("predicted", "measured"), self.steps))
+        sizes = {side: comparison.batch_sizes(steps) for side, steps in sides.items()}
+        return {
+            "policy": self.policy,
+            "host": asdict(self.host),
+            "compared": [{**asdict(c), "error": c.error, "good": c.good} for c in self.compared],
+            "steps": {side: len(steps) for side, steps in sides.items()},
+            "batch_sizes": {side: dict(sorted(count.items())) for side, count in sizes.items()},
+            "agreement": self.agreement,
+        }
 
 
-@contextlib.contextmanager
-def server(policy: str, arguments: Rows[str]) -> Iterator[str]:
-    """Start a server, wait until it is ready, give its URL, and stop it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, str(ROOT / "app.py"), policy, "--host", "127.0.0.1"]
-    command += ["--port", str(port), *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    """Let a command take the server's own flags; they are passed on to it."""
+    flags = [config.flag(item.name) for item in SERVER]
+    group = parser.add_argument_group(
+        "server", f"passed on to it, see './server.sh --help': {', '.join(flags)}"
+    )
+    for item, flag in zip(SERVER, flags):
+        group.add_argument(flag, dest=item.name, help=argparse.SUPPRESS)
+
+
+def server_flags(args: argparse.Namespace) -> list[str]:
+    """Return the flags that the server is started with, beside its policy's options."""
+    own = ["--max-batch-size", str(args.max_batch_size)]
+    own += ["--max-tokens-per-step", str(args.max_tokens_per_step)]
+    given = [(config.flag(item.name), getattr(args, item.name)) for item in SERVER]
+    passed = [word for flag, value in given if value is not None for word in (flag, value)]
+    return [*own, *passed, *args.server_flag]
+
+
+def settings(flags: Rows[str]) -> config.Config:
+    """Return the settings of a server with these flags; a wrong one ends the process with 2 and says why."""
+    return config.load(flags).config
+
+
+def cost_of_mock(model: str) -> Cost:
+    """Return what a step of `--model mock:...` takes."""
+    made = mock.load(model)
+    assert isinstance(made.cost, Cost)
+    return made.cost if made.speed == 1 else Scaled(made.cost, 1 / made.speed)
+
+
+def serve(policy: str, flags: Rows[str], trace: Rows[Planned]) -> Served:
+    """Start a server, send it single requests and then the trace; RuntimeError when it does not serve."""
+    key = config.load().config.api_key or None
     try:
-        end = time.monotonic() + READY_SECONDS
-        while not _is_ready(url):
-            if process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(
-                    f"the server did not get ready (exit code {process.poll()}), its words are above. Use the "
-                    "flags of ./server.sh after --"
-                )
-            time.sleep(0.2)
-        yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            servers.started(policy, flags, Path(folder) / "server.log", key) as url,
+        ):
+            target = Target(url, api_key=key, dialect=Dialect(stream=True))
+            single = measure_alone(target)
+            lines = io.StringIO()
+            events = EventRecorder(target, lines)
+            events.start()
+            if not events.is_connected():
+                raise RuntimeError("the server sends no /events, so its steps are not known")
+            events.label({"run": policy})
+            try:
+                outcomes = send(target, trace)
+                events.settle()
+            finally:
+                events.close()
+            stats = fetch_stats(target) or {}
+    except servers.ServerFailed as error:
+        raise RuntimeError(
+            f"the server did not start: {str(error).removeprefix('error: ')}"
+        ) from error
+    records = [json.loads(line) for line in lines.getvalue().splitlines()]
+    return Served(outcomes, records, stats["engine"], single)
 
 
 def draw(rate: float, count: int, seed: int, most: int = 128) -> list[Planned]:
@@ -109,9 +184,9 @@ def draw(rate: float, count: int, seed: int, most: int = 128) -> list[Planned]:
     ]
 
 
-def send(url: str, trace: Rows[Planned]) -> list[Any]:
+def send(target: Target, trace: Rows[Planned]) -> list[Outcome]:
     """Send a trace at its times and return the outcomes, in order; RuntimeError when one fails."""
-    run = load.LoadRun(load.Target(url), trace)
+    run = load.LoadRun(target, trace)
     run.start()
     run.wait()
     outcomes = sorted(run.outcomes(), key=lambda outcome: outcome.index)
@@ -123,100 +198,117 @@ def send(url: str, trace: Rows[Planned]) -> list[Any]:
     return outcomes
 
 
-def alone(cost: Cost, prompt: int, tokens: int) -> float:
+def alone(cost: Cost, prompt: int, tokens: int) -> Run:
     """Return what the cost model says of a request on its own."""
     scheduler = Scheduler(policies.get_policy("nobatch", max_batch_size=1))
-    return float(simulate(scheduler, [Sequence([0] * prompt, tokens)], cost).latency[0])
+    return simulate(scheduler, [Sequence([0] * prompt, tokens)], cost)
 
 
-def fit_host(cost: Cost, seconds: dict[int, float], prompt: int) -> Host:
-    """Return the overheads per request and per step that explain requests sent one at a time, none below 0."""
-    (n0, t0), (n1, t1) = sorted(seconds.items())
-    over0, over1 = t0 - alone(cost, prompt, n0), t1 - alone(cost, prompt, n1)
+def fit_host(cost: Cost, single: Single) -> Host:
+    """Return the overheads per request and per step that explain requests sent one at a time, none below 0.
+
+    The part before a request is seen is what its first token takes longer than its first step.
+    """
+    (n0, t0), (n1, t1) = sorted(single.seconds.items())
+    short, long = (alone(cost, single.prompt, n) for n in (n0, n1))
+    over0, over1 = t0 - float(short.latency[0]), t1 - float(long.latency[0])
     sigma = max(0.0, (over1 - over0) / (n1 - n0))
     alpha = max(0.0, over0 - n0 * sigma)
-    return Host(alpha0=alpha / 2, alpha1=alpha / 2, sigma=sigma)
+    before = min(alpha, max(0.0, single.first - float(short.ttft[0]) - sigma))
+    return Host(alpha0=before, alpha1=alpha - before, sigma=sigma)
 
 
-def measure_alone(url: str) -> tuple[dict[int, float], int]:
-    """Send single requests, one after the other; return the median seconds by length, and the prompt's tokens."""
+def measure_alone(target: Target) -> Single:
+    """Send single requests, one after the other."""
     prompt = "the king of this house"
-    seconds: dict[int, list[float]] = {n: [] for n in ALONE}
+    found: dict[int, list[Outcome]] = {n: [] for n in ALONE}
     for k in range(TIMES + 1):
         for n in ALONE:
-            outcome = send(url, [Planned(0, 0.0, f"{WORDS[k]} {prompt}", n)])[0]
-            tokens = outcome.prompt_tokens
-            if k:  # the first warms up
-                seconds[n].append(outcome.latency)
-    return {n: float(np.median(s)) for n, s in seconds.items()}, tokens
+            found[n] += send(target, [Planned(0, 0.0, f"{WORDS[k]} {prompt}", n)])
+    kept = {n: outcomes[1:] for n, outcomes in found.items()}  # the first warms up
+    seconds = {n: float(np.median([o.latency for o in some])) for n, some in kept.items()}
+    every = [outcome for some in kept.values() for outcome in some]
+    first = float(np.median([o.ttft or 0.0 for o in every]))
+    return Single(seconds, first, every[-1].prompt_tokens or 0)
 
 
-def predict(
-    scheduler: Scheduler, trace: Rows[Planned], prompts: Rows[int], cost: Cost, host: Host
+def simulated(
+    policy: str,
+    options: dict[str, str],
+    served: Served,
+    trace: Rows[Planned],
+    cost: Cost,
+    host: Host,
 ) -> Run:
-    """Serve a trace on the virtual clock."""
+    """Serve the requests on the virtual clock, with the slots, tokens a step and KV pages that the server has."""
+    made = policies.get_policy(policy, served.engine["max_batch_size"], options)
+    scheduler = KnownHits(made, *room_of(served.engine))
+    scheduler.hits = {o.id: o.cached_tokens or 0 for o in served.outcomes}
     sequences = [
-        Sequence([0] * prompt, planned.num_tokens, id=str(planned.index), arrived_at=planned.at)
-        for planned, prompt in zip(trace, prompts)
+        Sequence([0] * (o.prompt_tokens or 1), planned.num_tokens, id=o.id, arrived_at=planned.at)
+        for planned, o in zip(trace, served.outcomes)
     ]
-    return simulate(scheduler, sequences, cost, host)
-
-
-def compare(
-    run: Run, outcomes: Rows[Any], bounds: tuple[float, float] = (MAKESPAN, MEAN)
-) -> list[Comparison]:
-    """Set a simulated run beside the outcomes of a real one."""
-    latency = np.array([outcome.latency for outcome in outcomes])
-    makespan = max(o.ended for o in outcomes) - min(o.intended for o in outcomes)
-    found = [
-        Comparison("makespan", run.makespan, makespan, bounds[0]),
-        Comparison("mean latency", float(run.latency.mean()), float(latency.mean()), bounds[1]),
-        *(
-            Comparison(
-                f"p{q} latency",
-                float(np.percentile(run.latency, q)),
-                float(np.percentile(latency, q)),
-            )
-            for q in (50, 99)
-        ),
-    ]
-    firsts = [getattr(outcome, "first", None) for outcome in outcomes]
-    if None not in firsts:
-        ttft = np.array([first - o.intended for first, o in zip(firsts, outcomes)])
-        found.append(Comparison("mean TTFT", float(run.ttft.mean()), float(ttft.mean())))
-    return found
-
-
-def engine_of(url: str) -> dict[str, Any]:
-    """Return what a server's /stats tell of its engine."""
-    with urllib.request.urlopen(f"{url}/stats", timeout=30) as answer:
-        return dict(json.load(answer)["engine"])
+    return simulate(scheduler, sequences, cost, host, records=True)
 
 
 def validate(
-    policy: str, cost: Cost, rate: float, count: int, *, slots: int, budget: int, seed: int = 0,
-    arguments: Rows[str] = (), host: Host | None = None, options: dict[str, str] | None = None,
-) -> tuple[list[Comparison], Host, Run]:  # fmt: skip
-    """Run a trace both ways; the host's part is measured first unless it is given.
-
-    The simulated engine has the slots, the tokens a step and the KV pages that the server says it has.
-    """
-    flags = ["--max-batch-size", str(slots), "--max-tokens-per-step", str(budget), *arguments]
-    for name, value in (options or {}).items():
-        flags += ["--policy-option", f"{name}={value}"]
-    trace = draw(rate, count, seed)
-    with server(policy, flags) as url:
-        engine = engine_of(url)
-        seconds, prompt = measure_alone(url)
-        host = host or fit_host(cost, seconds, prompt)
-        outcomes = send(url, trace)
-    slots = engine["max_batch_size"]
-    made = policies.get_policy(policy, max_batch_size=slots, options=options or {})
-    prompts = [outcome.prompt_tokens for outcome in outcomes]
-    run = predict(Scheduler(made, *room_of(engine)), trace, prompts, cost, host)
-    return compare(run, outcomes), host, run
+    policy: str, cost: Cost, trace: Rows[Planned], flags: Rows[str], options: dict[str, str]
+) -> Validation:
+    """Serve a trace both ways; the host's part is measured before."""
+    chosen = [f"{name}={value}" for name, value in options.items()]
+    flags = [*flags, *(word for pair in chosen for word in ("--policy-option", pair))]
+    served = serve(policy, flags, trace)
+    host = fit_host(cost, served.single)
+    return Validation(policy, host, simulated(policy, options, served, trace, cost, host), served)
 
 
-def utilization(run: Run) -> float:
-    """Return the share of the time in which the engine computed."""
-    return run.busy / run.makespan
+def show(console: Console, validation: Validation) -> None:
+    """Print both sides for people: figures, errors, bounds, batch sizes and agreement."""
+    table = Table(title=f"{validation.policy}, {len(validation.served.outcomes)} requests")
+    for name in ("", "predicted", "measured", "error", "bound"):
+        table.add_column(name, justify="right" if name else "left")
+    for c in validation.compared:
+        bound = "" if c.bound is None else f"{c.bound:.0%}"
+        values = (_shown(value, c.unit) for value in (c.predicted, c.measured))
+        table.add_row(c.name, *values, f"{c.error:+.1%}", bound)
+    console.print(table)
+    host = validation.host
+    console.print(
+        f"host, from requests sent one at a time: {1000 * (host.alpha0 + host.alpha1):.1f} ms a request, "
+        f"{1000 * host.sigma:.2f} ms a step",
+        highlight=False,
+    )
+    console.print(_histogram(*validation.steps))
+    predicted, measured = map(len, validation.steps)
+    console.print(
+        f"agreement: {validation.agreement:.1%} of the steps have the same requests in the batch "
+        f"({predicted:,} steps predicted, {measured:,} measured)",
+        highlight=False,
+    )
+
+
+def _shown(value: float, unit: str) -> str:
+    if unit == "s":
+        return f"{value:.3f} s" if value >= 1 else f"{1000 * value:.1f} ms"
+    return f"{value:.1%}" if unit == "%" else f"{value:.2f}"
+
+
+def _histogram(predicted: list[Record], measured: list[Record]) -> Table:
+    """Return the shares of the steps by batch size, as numbers and bars."""
+    sides = [comparison.batch_sizes(side) for side in (predicted, measured)]
+    table = Table(title="share of the steps by batch size")
+    for name in ("batch size", "predicted", "measured"):
+        table.add_column(name, justify="left" if name != "batch size" else "right")
+    rows = [
+        (
+            first,
+            last,
+            [sum(side[n] for n in range(first, last + 1)) / side.total() for side in sides],
+        )
+        for first, last in comparison.ranges([*sides[0], *sides[1]])
+    ]
+    highest = max(share for *_, shares in rows for share in shares)
+    for first, last, shares in rows:
+        bars = (f"{share:6.1%} {'█' * round(BAR * share / highest)}" for share in shares)
+        table.add_row(f"{first}" if first == last else f"{first}-{last}", *bars)
+    return table

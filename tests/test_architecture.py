@@ -30,7 +30,7 @@ LAW: dict[str, set[str]] = {
     "config": {"dotenv"},
     "api": {"batching", "config", "observe", "serving", "stats"} | WEB,
     "client": {"aiohttp", "dotenv", "matplotlib", "numpy", "requests", "rich"},
-    "simulate": {"client", "matplotlib", "numpy", "policies", "rich", "scheduling", "scipy"},
+    "simulate": {"client", "config", "matplotlib", "numpy", "policies", "rich", "scheduling", "scipy"},
     "launch": {"api", "batching", "config", "generate", "gunicorn", "models", "observe", "policies", "pydantic",
                "scheduling", "serving", "simulate", "stats", "torch"},
 }  # fmt: skip

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from simulate import calibrate, costs, validate
+from simulate import calibrate, costs
 from simulate.calibrate import (
     Measure,
     Point,
@@ -146,53 +143,3 @@ def test_a_model_that_cannot_be_loaded_is_an_error_with_its_remedy() -> None:
     measure = calibrate.probe(["--model", "nope"], {})
     with pytest.raises(ValueError, match=r"nope.*Use one of gpt2"):
         list(measure(grid()))
-
-
-def test_the_hosts_part_is_what_single_requests_take_beyond_the_model() -> None:
-    cost = costs.make("oracle-a")
-    host = Host(alpha0=0.004, alpha1=0.004, sigma=0.002)
-    seconds = {n: validate.alone(cost, 5, n) + 0.008 + 0.002 * n for n in (4, 32)}
-    found = validate.fit_host(cost, seconds, 5)
-    assert (found.alpha0, found.alpha1, found.sigma) == pytest.approx((0.004, 0.004, 0.002))
-    assert host.alpha2 == found.alpha2 == 0
-    faster = {n: validate.alone(cost, 5, n) - 0.001 for n in (4, 32)}
-    assert validate.fit_host(cost, faster, 5) == Host()
-
-
-@pytest.mark.parametrize(
-    ("engine", "slower"),
-    [
-        ({"max_batch_size": 8, "kv": {"pages_total": 1000, "page_size": 16}}, False),
-        ({"max_batch_size": 8, "kv": {"pages_total": 12, "page_size": 16}}, True),
-        ({"max_batch_size": 2, "kv": None}, True),
-    ],
-)
-def test_a_server_is_simulated_with_the_room_that_it_has(
-    engine: dict[str, Any], slower: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flags: list[str] = []
-
-    @contextlib.contextmanager
-    def server(policy: str, arguments: Rows[str]) -> Iterator[str]:
-        flags.extend(arguments)
-        yield "http://nowhere"
-
-    def send(url: str, trace: Rows[Any]) -> list[Any]:
-        answer = {"prompt_tokens": 20, "latency": 1.0, "intended": 0.0, "ended": 9.0, "first": 0.5}
-        return [SimpleNamespace(**answer) for _ in trace]
-
-    monkeypatch.setattr(validate, "server", server)
-    monkeypatch.setattr(validate, "send", send)
-    monkeypatch.setattr(validate, "measure_alone", lambda url: ({4: 0.1, 32: 0.3}, 5))
-    monkeypatch.setattr(validate, "engine_of", lambda url: {**engine, "max_tokens_per_step": 64})
-    _, _, run = validate.validate(
-        "dynamic", costs.make("oracle-a"), 9.0, 60, slots=8, budget=64, seed=1
-    )
-    assert flags == ["--max-batch-size", "8", "--max-tokens-per-step", "64"]
-    assert (run.waiting.mean() > 0.1) == slower
-
-
-def test_a_comparison_fails_above_its_bound() -> None:
-    assert validate.Comparison("makespan", 10.4, 10.0, 0.05).good
-    assert not validate.Comparison("makespan", 9.4, 10.0, 0.05).good
-    assert validate.Comparison("p99 latency", 20.0, 10.0).good

@@ -9,7 +9,8 @@ import pytest
 
 import policies
 from scheduling.scheduler import Scheduler
-from simulate.check import check, describe, main, make_cases, make_large_cases
+from simulate.cases import describe, make_cases, make_large_cases
+from simulate.check import check, main
 
 MUTANTS = Path(__file__).parents[1] / "mutants"
 WORK, DEADLINES = "no idle slot while somebody fits", "deadlines"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from config import flag
 from simulate import calibrate, check, validate
 from simulate.__main__ import COMMANDS, build_parser, main
 
@@ -62,9 +63,15 @@ def _for(command: str, small: str) -> dict[str, tuple[str, str]]:
     }
 
 
+SERVER_VALUES = {
+    "shadow": "static", "shadow_cost": "COST", "model": "bard", "load_format": "dummy", "device": "cpu",
+    "dtype": "float32", "batch_invariant": "on", "tokenizer_file": "TRACE", "end_of_text": "text",
+    "prefix_cache": "off", "trusted_hosts": "here", "cors_origins": "http://here", "overload_status": "503",
+    "access_log": "off", "dashboard_show_text": "on", "tgi_metrics": "on", "max_connections": "9000",
+}  # fmt: skip
 PREFIX = "prefix --train 60 --sizes 0 640 --batches 4 --share 40"
 CALIBRATE = "calibrate --out OUT/cost.json"
-VALIDATE = "validate dynamic"
+VALIDATE = "validate dynamic --cost llm-mock"
 CHECK = "check window"
 CASES: dict[str, dict[str, tuple[str, str]]] = {
     "run": {
@@ -123,13 +130,16 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "validate": {
         **{flag: (VALIDATE, value) for flag, (_, value) in ENGINE.items() if flag != "--kv-tokens"},
-        "--policy-option": ("validate window", "delay=0.5"),
-        "--engine": ("validate static", "ragged"),
+        "--policy-option": ("validate window --cost llm-mock", "delay=0.5"),
+        "--cost": (VALIDATE, "oracle-a"),
+        "--cost-option": (VALIDATE, "base=0.01"),
+        "--engine": ("validate static --cost oracle-a", "ragged"),
         "--max-tokens-per-step": (VALIDATE, "64"),
         "--rate": (VALIDATE, "2"),
         "--num": (VALIDATE, "5"),
         "--seed": (VALIDATE, "1"),
         "--server-flag": (VALIDATE, "--model=bard"),
+        **{flag(item.name): (VALIDATE, SERVER_VALUES.get(item.name, "7")) for item in validate.SERVER},
     },
     "predict": {"--cost": ("predict RUN", "constant")},
     "check": {

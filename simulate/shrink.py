@@ -1,0 +1,141 @@
+"""Make a case that breaks a law smaller, as long as it breaks the same law."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from scheduling.policy import Policy
+from scheduling.scheduler import Scheduler
+from simulate.laws import ENDLESS, Broken, Case, Request, try_case
+
+EFFORT = 300_000  # requests and tokens that are served again at most
+
+Make = Callable[[int], Policy]
+
+
+def effort(case: Case) -> int:
+    """Return about how much work it is to try a case."""
+    return sum(2 + r.output + len(r.prompt) // 32 for r in case.requests)
+
+
+class Shrinker:
+    """Takes away from a case that breaks a law whatever can go while the same law is broken."""
+
+    def __init__(
+        self, make: Make, make_scheduler: Callable[..., Scheduler], case: Case, broken: Broken
+    ) -> None:
+        self.make = make
+        self.make_scheduler = make_scheduler
+        self.case = case
+        self.broken = broken
+        self.left = EFFORT
+        self.tried = {
+            case
+        }  # requests that are alike can be left out in many ways that are the same case
+
+    def run(self) -> tuple[Broken, Case]:
+        """Return how the smallest case found breaks the law, and that case."""
+        many = len(self.case.requests)
+        for finest in (many // 4, many // 32):
+            self._simplify_all(max(1, finest))
+        before = None
+        while before is not self.case:
+            before = self.case
+            self._simplify_all(1)
+            for i in range(len(self.case.requests)):
+                self._simplify(lambda case, i=i: _simpler_request(case, i))
+        return self.broken, self.case
+
+    def _simplify_all(self, finest: int) -> None:
+        """Leave requests out, at first half of them and at last `finest` at a time; then simplify those that are left."""
+        size = max(1, len(self.case.requests) // 2)
+        while size >= finest:
+            start = 0
+            while start < len(self.case.requests):
+                requests = self.case.requests
+                rest = requests[:start] + requests[start + size :]
+                if not rest or not self._still_breaks(
+                    dataclasses.replace(self.case, requests=rest)
+                ):
+                    start += size
+            size //= 2
+        self._simplify(_simpler_requests)
+        self._simplify(_simpler_room)
+
+    def _simplify(self, simpler: Callable[[Case], Iterator[Case]]) -> None:
+        while any(self._still_breaks(case) for case in simpler(self.case)):
+            pass
+
+    def _still_breaks(self, case: Case) -> bool:
+        """Whether a simpler case breaks the same law; it is the one to go on from then."""
+        if case in self.tried or self.left <= 0:
+            return False
+        self.tried.add(case)
+        self.left -= effort(case)
+        try:
+            try_case(self.make, case, self.make_scheduler, self.broken.law == "the same again")
+        except Broken as again:
+            if again.law == self.broken.law:
+                self.case, self.broken = case, again
+                return True
+        return False
+
+
+def _simpler_room(case: Case) -> Iterator[Case]:
+    """Yield cases with fewer cancellations and limits, or fewer slots."""
+
+    def but(**changes: object) -> Case:
+        return dataclasses.replace(case, **changes)  # type: ignore[arg-type]
+
+    if case.cancels:
+        yield but(cancels=())
+        yield from (
+            but(cancels=case.cancels[:i] + case.cancels[i + 1 :]) for i in range(len(case.cancels))
+        )
+    if case.pages:
+        yield but(pages=None, prefix_cache=False)
+    if case.budget < ENDLESS:
+        yield but(budget=ENDLESS)
+    yield from (
+        but(slots=slots) for slots in (1, 2, 3, 4, case.slots // 2) if 0 < slots < case.slots
+    )
+    if case.slots > 1:
+        yield but(slots=case.slots - 1)
+
+
+def _simpler_requests(case: Case) -> Iterator[Case]:
+    """Yield cases in which all requests are simpler in one respect."""
+    changes: list[Callable[[Request], dict[str, object]]] = [
+        lambda r: {"arrival": 0},
+        lambda r: {"prompt": r.prompt[:1]},
+        lambda r: {"output": 1},
+        lambda r: {"client": "a"},
+        lambda r: {"priority": 0},
+        lambda r: {"deadline": None},
+        lambda r: {"arrival": r.arrival // 2},
+        lambda r: {"prompt": r.prompt[: (len(r.prompt) + 1) // 2]},
+        lambda r: {"output": (r.output + 1) // 2},
+    ]
+    for change in changes:
+        requests = (dataclasses.replace(r, **change(r)) for r in case.requests)  # type: ignore[arg-type]
+        yield dataclasses.replace(case, requests=tuple(requests))
+
+
+def _simpler_request(case: Case, i: int) -> Iterator[Case]:
+    """Yield cases in which one request asks for less. Arrivals only move to the beginning."""
+    request = case.requests[i]
+    size, output = len(request.prompt), request.output
+    changes: list[dict[str, object]] = [
+        {"prompt": request.prompt[: max(1, size // 2)]},
+        {"prompt": request.prompt[: max(1, size - 1)]},
+        {"output": max(1, output // 2)},
+        {"output": max(1, output - 1)},
+        {"arrival": 0},
+        {"arrival": request.arrival // 2},
+        {"deadline": None, "priority": 0, "client": "a"},
+    ]
+    for change in changes:
+        simpler = dataclasses.replace(request, **change)  # type: ignore[arg-type]
+        requests = (*case.requests[:i], simpler, *case.requests[i + 1 :])
+        yield dataclasses.replace(case, requests=requests)
