@@ -386,22 +386,26 @@ def validate_command(args: argparse.Namespace, console: Console) -> dict[str, An
     cost = _cost_to_validate(args, validate.settings(flags), console)
     check_engine(args, cost, made)
     trace = validate.draw(args.rate, args.num, args.seed)
-    told, good = [], True
+    told, beyond = [], []
     for policy in args.policies:
         chosen = options(args.policy_option, "--policy-option")
         found = validate.validate(policy, cost, trace, flags, chosen)
         validate.show(console, found)
-        for c in found.compared:
-            if not c.good:
-                good = False
-                say(
-                    console,
-                    f"error: {policy}: {c.name} is off by {c.error:+.1%}, the bound is {c.bound:.0%}. "
-                    "Calibrate again when nothing else runs, or lower --rate",
-                )
+        beyond += [(policy, c) for c in found.compared if not c.good]
         told.append(found.to_dict())
-    console.print(f"bounds: {comparison.BOUNDS}", highlight=False, markup=False)
-    return {"good": good, "runs": told}
+    _wrapped(console, f"bounds: {comparison.BOUNDS}")
+    for policy, c in beyond:
+        _wrapped(
+            console, f"error: {policy}: {c.name} is off by {c.error:+.1%}, bound {c.bound:.0%}"
+        )
+    if beyond:
+        _wrapped(console, "Calibrate again when nothing else runs on this machine, or lower --rate")
+    return {"good": not beyond, "runs": told}
+
+
+def _wrapped(console: Console, text: str) -> None:
+    """Print a text in lines that fit the terminal."""
+    console.print(text, markup=False, highlight=False)
 
 
 def _cost_to_validate(args: argparse.Namespace, server: Config, console: Console) -> Cost:
@@ -420,12 +424,12 @@ def _cost_to_validate(args: argparse.Namespace, server: Config, console: Console
              "--threads", str(server.compute_threads)]  # fmt: skip
     points = calibrate.grid("small", args.max_tokens_per_step)
     found, _ = calibrate.calibrate(calibrate.probe(flags, {}), points)
-    say(
+    _wrapped(
         console,
         f"error on points not seen: {found.mape:.1%} on average, {found.worst:.1%} at worst",
     )
     if found.drift > calibrate.DRIFT:
-        say(
+        _wrapped(
             console,
             f"warning: the same step took {found.drift:.0%} longer or shorter at another time. Other work on this machine "
             "makes the predictions poor",
