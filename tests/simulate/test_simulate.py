@@ -311,7 +311,7 @@ MISTAKES = [
     ("predict HERE/none", "none", "client.compare"),
     ("check", "policy", "required"),
     ("check nope", "'nope'", "dynamic"),
-    ("check dynamic --cases 0", "--cases", "at least 1"),
+    ("check dynamic --cases=-1", "--cases", "at least 0"),
 ]
 
 
