@@ -38,15 +38,15 @@ PROGRESS = {
 }  # fmt: skip
 TAG = "live page"
 OPERATIONS = [
-    Operation("get", "/race", "runs side by side, as a page", TAG, media="text/html", answer={"type": "string"}),
+    Operation("get", "/race", "a page that compares runs side by side", TAG, media="text/html", answer={"type": "string"}),
     Operation("get", "/web/{name}", "a file of the live page", TAG, media="*/*", answer={"type": "string"}, errors=(404,)),
     Operation(
-        "post", "/load", "fire a load at this server, for a demonstration", TAG, body=LoadRequest,
+        "post", "/load", "send this server a demonstration load", TAG, body=LoadRequest,
         example={"count": 8, "rate": 100, "max_tokens": 4, "min_tokens": 1}, answer=PROGRESS,
         errors=(400, 413, 415, 429, 503),
     ),
-    Operation("get", "/load", "how far the load is", TAG, answer=PROGRESS),
-    Operation("delete", "/load", "send no more of the load", TAG, answer=PROGRESS),
+    Operation("get", "/load", "progress of the load", TAG, answer=PROGRESS),
+    Operation("delete", "/load", "stop sending the load", TAG, answer=PROGRESS),
 ]  # fmt: skip
 
 
@@ -68,12 +68,12 @@ def blueprint(service: Service) -> Blueprint:
         sock: socket.socket | None = request.environ.get("gunicorn.socket")
         if sock is None or service.draining:
             raise ApiError(
-                "this server takes no load now. Start it with ./server.sh, then try again",
+                "this server cannot run a load now. Start it with ./server.sh, then try again",
                 type="unavailable_error",
             )
         if not load.start(sock.getsockname(), request.headers.get("Authorization"), asked):
             raise ApiError(
-                f"a load of {load.total} requests is under way. Wait for its end, or send DELETE /load",
+                f"a load of {load.total} requests is already running. Wait until it ends, or send DELETE /load",
                 type="overloaded",
                 retry_after=5,
             )

@@ -31,7 +31,7 @@ RUN = uuid.uuid4().hex[:12]  # another process counts its steps from 1 again
 SWITCH = {"type": "string", "enum": ["0", "1"]}
 OPERATIONS = [
     Operation(
-        "get", "/events", "the steps of the loop, as server-sent events without end", "operations",
+        "get", "/events", "the steps of the batching loop, as an endless stream of server-sent events", "operations",
         media="text/event-stream", answer={"type": "string"}, errors=(400, 503), unlisted="it never ends",
         query={
             "last": {"type": "integer", "minimum": 0, "maximum": KEPT},
@@ -66,7 +66,7 @@ def _number(text: str | None, name: str) -> int | None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
         raise ApiError(
-            f"{name} is {shown(text)}, must be a whole number. Send one, or leave it out"
+            f"{name} is {shown(text)}, but must be a whole number. Send one, or leave it out"
         )
     return int(text)
 
@@ -99,7 +99,7 @@ def _stream(
     viewer = feed.enter(hang_up)
     if viewer is None:
         raise ApiError(
-            f"{feed.most_viewers} viewers watch already, no more may. Close another, then try again",
+            f"too many viewers (limit {feed.most_viewers}). Close one, then try again",
             type="unavailable_error",
             retry_after=5,
         )

@@ -149,7 +149,7 @@ def check_model(engine: Engine, asked: str | None) -> None:
     """Raise 404 when another model is asked for than the one that is served."""
     if asked is not None and asked != engine.served_name:
         raise ApiError(
-            f"there is no model {errors.shown(asked)}. Use {engine.served_name!r}, or leave model out",
+            f"model {errors.shown(asked)} is not served here. Use {engine.served_name!r}, or leave model out",
             type="not_found_error", param="model", code="model_not_found",
         )  # fmt: skip
 
@@ -176,7 +176,7 @@ def encode(
     size = len(text.encode("utf-8", "replace"))
     if keep is None and size > most:
         raise ApiError(
-            f"{param} has {size:,} bytes, a context of {engine.context:,} tokens holds {most:,} at most. "
+            f"{param} has {size:,} bytes, but a context of {engine.context:,} tokens holds at most {most:,}. "
             f"Shorten the {'prompt' if param == 'prompt' else param}",
             param=param, code="context_length_exceeded",
         )  # fmt: skip
@@ -200,7 +200,7 @@ def check_ids(engine: Engine, ids: Sequence[int], param: str) -> None:
     bad = next((token for token in ids if not 0 <= token < size), None)
     if bad is not None:
         raise ApiError(
-            f"{param} has the token id {errors.shown(bad)}, the model has {size:,}. Use ids from 0 to "
+            f"{param} has the token id {errors.shown(bad)}, but the model has {size:,} tokens. Use ids from 0 to "
             f"{size - 1}", param=param,
         )  # fmt: skip
 
@@ -214,14 +214,14 @@ def fit(engine: Engine, prompt: Prompt, asked: int | None, name: str, param: str
     if asked <= room and (room > 0 or asked == 0):
         return asked
     remedy = (
-        f"Shorten the prompt or ask for at most {room:,} tokens"
+        f"Shorten the prompt or request at most {room:,} tokens"
         if room > 0
         else f"Shorten the prompt to at most {engine.context - 1:,} tokens"
     )
     number = f"{asked:,}" if asked < 10**18 else errors.shown(asked)
     raise ApiError(
-        f"{param} has {len(prompt.ids):,} tokens and {name} is {number}; together they may be "
-        f"{engine.context:,} at most. {remedy}",
+        f"{param} has {len(prompt.ids):,} tokens and {name} is {number}; their sum must be "
+        f"at most {engine.context:,}. {remedy}",
         param=name if room > 0 else param, code="context_length_exceeded",
     )  # fmt: skip
 

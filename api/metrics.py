@@ -69,75 +69,111 @@ class Exposition(Collector):
         one = self._names
         yield gauge("vllm:num_requests_running", "Requests in the batch.", one, running)
         yield gauge("vllm:num_requests_waiting", "Requests in the queue.", one, waiting)
-        yield gauge("vllm:kv_cache_usage_perc", "KV pages in use, 1 is all.", one, share)
+        yield gauge(
+            "vllm:kv_cache_usage_perc", "Share of KV pages in use, from 0 to 1.", one, share
+        )
         cache = {
             "block_size": str(pages.page_size if pages else 0),
             "num_gpu_blocks": str(pages.total if pages else 0),
             "enable_prefix_caching": str(bool(pages and pages.prefix_cache)),
         }
-        yield gauge("vllm:cache_config_info", "How the KV pages are set up.", one | cache, 1)
+        yield gauge("vllm:cache_config_info", "Configuration of the KV cache.", one | cache, 1)
         asked, found = (pages.query_tokens, pages.hit_tokens) if pages else (0, 0)
         yield counter(
-            "vllm:prefix_cache_queries", "Prompt tokens looked for in the cache.", one, asked
+            "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", one, asked
         )
-        yield counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", one, found)
+        yield counter(
+            "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", one, found
+        )
 
     def _vllm_requests(self) -> Iterator[Metric]:
         m, one = self.service.meters, self._names
         yield counter(
-            "vllm:prompt_tokens", "Prompt tokens computed or found.", one, m.prompt_tokens
+            "vllm:prompt_tokens",
+            "Prompt tokens computed or found in the prefix cache.",
+            one,
+            m.prompt_tokens,
         )
         yield counter("vllm:generation_tokens", "Tokens generated.", one, m.generation_tokens)
-        yield counter("vllm:num_preemptions", "Requests put back to wait.", one, m.preemptions)
+        yield counter("vllm:num_preemptions", "Preempted requests.", one, m.preemptions)
         ended = dict(m.finished)
         by_reason = {"stop": ended.pop("stop", 0), "length": ended.pop("length", 0)}
         by_reason["abort"] = sum(ended.values())
-        help = "Requests that ended, by why."
+        help = "Finished requests by reason."
         yield counters("vllm:request_success", help, "finished_reason", by_reason, one)
-        per_token = "Seconds between two tokens of a request."
+        per_token = "Seconds between consecutive tokens of a request."
         for name, help, values in (
-            ("vllm:time_to_first_token_seconds", "Arrival to first token.", m.ttft),
+            ("vllm:time_to_first_token_seconds", "Seconds from arrival to first token.", m.ttft),
             ("vllm:inter_token_latency_seconds", per_token, m.itl),
-            ("vllm:time_per_output_token_seconds", f"{per_token} The former name.", m.itl),
-            ("vllm:request_time_per_output_token_seconds", "Their mean by request.", m.tpot),
-            ("vllm:e2e_request_latency_seconds", "Arrival to end.", m.e2e),
-            ("vllm:request_queue_time_seconds", "Arrival to first step.", m.queue),
-            ("vllm:request_prefill_time_seconds", "First step to first token.", m.prefill),
-            ("vllm:request_decode_time_seconds", "First token to last.", m.decode),
-            ("vllm:request_inference_time_seconds", "First step to last token.", m.inference),
-            ("vllm:request_prompt_tokens", "Tokens of a prompt.", m.prompt_length),
-            ("vllm:request_generation_tokens", "Tokens of an answer.", m.output_length),
-            ("vllm:request_params_max_tokens", "Tokens asked for.", m.asked),
-            ("vllm:request_params_n", "Choices of an HTTP request.", m.choices),
-            ("vllm:request_max_num_generation_tokens", "The longest choice.", m.longest_choice),
-            ("vllm:iteration_tokens_total", "Tokens computed in a step.", m.iteration_tokens),
+            (
+                "vllm:time_per_output_token_seconds",
+                f"{per_token} Old name of the inter-token latency.",
+                m.itl,
+            ),
+            (
+                "vllm:request_time_per_output_token_seconds",
+                "Mean seconds per token after the first, by request.",
+                m.tpot,
+            ),
+            ("vllm:e2e_request_latency_seconds", "Seconds from arrival to end.", m.e2e),
+            ("vllm:request_queue_time_seconds", "Seconds from arrival to first step.", m.queue),
+            (
+                "vllm:request_prefill_time_seconds",
+                "Seconds from first step to first token.",
+                m.prefill,
+            ),
+            (
+                "vllm:request_decode_time_seconds",
+                "Seconds from first token to last token.",
+                m.decode,
+            ),
+            (
+                "vllm:request_inference_time_seconds",
+                "Seconds from first step to last token.",
+                m.inference,
+            ),
+            ("vllm:request_prompt_tokens", "Tokens per prompt.", m.prompt_length),
+            ("vllm:request_generation_tokens", "Tokens per answer.", m.output_length),
+            ("vllm:request_params_max_tokens", "Requested tokens per request.", m.asked),
+            ("vllm:request_params_n", "Choices per HTTP request.", m.choices),
+            (
+                "vllm:request_max_num_generation_tokens",
+                "Tokens of the longest choice of an HTTP request.",
+                m.longest_choice,
+            ),
+            ("vllm:iteration_tokens_total", "Tokens computed per step.", m.iteration_tokens),
         ):
             yield histograms(name, help, None, {"": values}, one)
 
     def _steps(self) -> Iterator[Metric]:
         m = self.service.meters
-        help = "Seconds of a step, by what was in it."
+        help = "Seconds per step, by phase."
         yield histograms("eb_iteration_seconds", help, "phase", m.iteration_seconds)
-        yield histograms("eb_batch_size", "Members of a step.", None, {"": m.batch})
-        help = "Seconds a request waited, by what for."
+        yield histograms("eb_batch_size", "Requests per step.", None, {"": m.batch})
+        help = "Seconds that requests waited, by reason."
         yield histograms("eb_queue_wait_seconds", help, "reason", m.waited)
         spent = {kind: m.slot_steps[kind] for kind in SLOT_STEPS}
-        yield counters("eb_slot_steps", "Slots times steps, by how they were spent.", "kind", spent)
+        yield counters("eb_slot_steps", "Slots times steps, by use.", "kind", spent)
         where = {place: m.cancelled[place] for place in ("queued", "prefill", "decode")}
-        yield counters("eb_cancelled", "Requests whose client went away.", "where", where)
+        yield counters("eb_cancelled", "Cancelled requests, by state at that time.", "where", where)
 
     def _answers(self) -> Iterator[Metric]:
         m = self.service.meters
         requests = CounterMetricFamily(
-            "eb_http_requests", "Answers, by path and status.", labels=("route", "status")
+            "eb_http_requests", "HTTP responses by route and status.", labels=("route", "status")
         )
         for (route, status), times in sorted(m.http.copy().items()):
             requests.add_metric((route, str(status)), times)
         yield requests
         rejected = m.rejected.copy()
-        yield counters("eb_rejected", "Requests refused at the door, by why.", "reason", rejected)
-        yield counter("eb_ignored_params", "Fields that nobody knew.", {}, m.ignored)
-        yield counter("eb_events_dropped", "Log lines nobody took.", {}, self.service.dropped())
+        yield counters("eb_rejected", "Rejected requests by reason.", "reason", rejected)
+        yield counter("eb_ignored_params", "Request fields that had no effect.", {}, m.ignored)
+        yield counter(
+            "eb_events_dropped",
+            "Log lines dropped because their reader was too slow.",
+            {},
+            self.service.dropped(),
+        )
 
     def _server(self) -> Iterator[Metric]:
         service, engine = self.service, self.service.engine
@@ -146,21 +182,30 @@ class Exposition(Collector):
         failed, retried, dry = (
             (r.steps_failed, r.steps_retried, r.out_of_memory) if r else (0, 0, 0)
         )
-        yield counter("eb_step_failures", "Steps that failed.", {}, failed)
-        yield counter("eb_step_retries", "Steps tried again.", {}, retried)
-        yield counter("eb_out_of_memory", "Steps that found no memory.", {}, dry)
-        yield counter("eb_engine_deaths", "Engines that failed for good.", {}, service.deaths())
+        yield counter("eb_step_failures", "Failed steps.", {}, failed)
+        yield counter("eb_step_retries", "Retried steps.", {}, retried)
+        yield counter("eb_out_of_memory", "Steps that ran out of memory.", {}, dry)
+        yield counter(
+            "eb_engine_deaths", "Engine failures that ended the process.", {}, service.deaths()
+        )
         policy = {"policy": engine.policy if engine else service.config.policy}
-        yield gauge("eb_policy_info", "Who decides.", policy, 1)
-        yield gauge("eb_engine_up", "1 if the loop lives.", {}, float(service.status()[0] == "ok"))
+        yield gauge("eb_policy_info", "Active batching policy.", policy, 1)
+        yield gauge(
+            "eb_engine_up",
+            "1 if the batching loop is alive.",
+            {},
+            float(service.status()[0] == "ok"),
+        )
         age = service.beat_age()
-        help = "Seconds since the loop turned."
+        help = "Seconds since the last iteration of the batching loop."
         yield gauge("eb_last_iteration_age_seconds", help, {}, 0.0 if age is None else age)
         slots = manager.max_batch_size if manager else service.config.max_batch_size
-        yield gauge("eb_slots", "Requests that fit into the batch.", {}, slots)
+        yield gauge("eb_slots", "Slots of the batch.", {}, slots)
         cap = manager.slot_cap if manager else slots
-        yield gauge("eb_slot_cap", "Slots that memory turned out to hold.", {}, cap)
-        yield gauge("eb_event_viewers", "Who watches /events.", {}, service.viewers)
+        yield gauge(
+            "eb_slot_cap", "Usable slots; fewer than eb_slots after memory ran out.", {}, cap
+        )
+        yield gauge("eb_event_viewers", "Viewers of /events.", {}, service.viewers)
 
     def _tgi(self) -> Iterator[Metric]:
         m = self.service.meters
@@ -170,16 +215,24 @@ class Exposition(Collector):
         done = ended.pop("stop", 0) + ended.pop("length", 0)
         yield gauge("tgi_queue_size", "Requests in the queue.", {}, waiting)
         yield gauge("tgi_batch_current_size", "Requests in the batch.", {}, running)
-        yield counter("tgi_request_count", "Requests that ended.", {}, done + sum(ended.values()))
-        yield counter("tgi_request_success", "Requests that ended well.", {}, done)
-        yield counters("tgi_request_failure", "Requests that did not.", "err", ended)
+        yield counter("tgi_request_count", "Finished requests.", {}, done + sum(ended.values()))
+        yield counter("tgi_request_success", "Requests that finished successfully.", {}, done)
+        yield counters("tgi_request_failure", "Requests that failed.", "err", ended)
         for name, help, values in (
-            ("tgi_request_duration", "Arrival to end.", m.e2e),
-            ("tgi_request_queue_duration", "Arrival to first step.", m.queue),
-            ("tgi_request_inference_duration", "First step to last token.", m.inference),
-            ("tgi_request_mean_time_per_token_duration", "Seconds a token.", m.tpot),
-            ("tgi_request_input_length", "Tokens of a prompt.", m.prompt_length),
-            ("tgi_request_generated_tokens", "Tokens of an answer.", m.output_length),
+            ("tgi_request_duration", "Seconds from arrival to end.", m.e2e),
+            ("tgi_request_queue_duration", "Seconds from arrival to first step.", m.queue),
+            (
+                "tgi_request_inference_duration",
+                "Seconds from first step to last token.",
+                m.inference,
+            ),
+            (
+                "tgi_request_mean_time_per_token_duration",
+                "Mean seconds per token after the first.",
+                m.tpot,
+            ),
+            ("tgi_request_input_length", "Tokens per prompt.", m.prompt_length),
+            ("tgi_request_generated_tokens", "Tokens per answer.", m.output_length),
         ):
             yield histograms(name, help, None, {"": values})
 

@@ -1,4 +1,4 @@
-"""Looking in: whether the process answers, whether the loop is alive, who is served and what became of whom.
+"""Looking in: whether the process responds, whether the batching loop is alive, who is served and what became of whom.
 
 No answer here waits for the engine. What is told of a request are lengths and times, no text.
 """
@@ -49,15 +49,15 @@ CANCELLED = {
 }
 TAG = "operations"
 OPERATIONS = [
-    *(Operation("get", path, "whether the loop is alive", TAG, answer=STATE, answers={503: STATE}) for path in ("/", *HEALTH)),
-    *(Operation("get", path, "whether new requests are welcome", TAG, answer=STATE, answers={503: STATE}) for path in READY),
-    Operation("get", "/health/live", "whether the process answers", TAG, answer={"type": "object"}),
-    Operation("get", "/metrics", "figures for Prometheus", TAG, media="text/plain", answer={"type": "string"}),
+    *(Operation("get", path, "whether the batching loop is alive", TAG, answer=STATE, answers={503: STATE}) for path in ("/", *HEALTH)),
+    *(Operation("get", path, "whether the server accepts new requests", TAG, answer=STATE, answers={503: STATE}) for path in READY),
+    Operation("get", "/health/live", "whether the process responds", TAG, answer={"type": "object"}),
+    Operation("get", "/metrics", "metrics for Prometheus", TAG, media="text/plain", answer={"type": "string"}),
     Operation(
-        "get", "/slots", "what each slot of the batch does", TAG, errors=(400, 503),
+        "get", "/slots", "the state of each slot of the batch", TAG, errors=(400, 503),
         answer={"type": "array", "items": SLOT}, query={"fail_on_no_slot": {"type": "string", "enum": ["0", "1"]}},
     ),
-    Operation("get", "/requests/{id}", "what became of a request", TAG, answer=TIMELINE, errors=(404,)),
+    Operation("get", "/requests/{id}", "the state or outcome of a request", TAG, answer=TIMELINE, errors=(404,)),
     Operation("delete", "/requests/{id}", "cancel a request", TAG, answer=CANCELLED, errors=(404,)),
 ]  # fmt: skip
 
@@ -121,7 +121,7 @@ def _state(service: Service, status: str, reason: str | None) -> Response:
         if engine.manager.slot_cap < engine.manager.max_batch_size:
             body["slot_cap"] = engine.manager.slot_cap
             body["advice"] = (
-                f"memory ran out with more than {engine.manager.slot_cap} requests in a step; "
+                f"memory ran out with more than {engine.manager.slot_cap} requests in a batch; "
                 f"start with --max-batch-size {engine.manager.slot_cap}"
             )
     age = service.beat_age()
@@ -135,8 +135,8 @@ def _state(service: Service, status: str, reason: str | None) -> Response:
 
 def _unknown(id: str) -> ApiError:
     return ApiError(
-        f"there is no request {shown(id)}. The last 1,000 that finished can be looked up, by the "
-        "X-Request-Id of their answer",
+        f"request {shown(id)} is unknown. Use the X-Request-Id of a response; the last 1,000 finished "
+        "requests are kept",
         type="not_found_error",
     )
 
@@ -144,14 +144,17 @@ def _unknown(id: str) -> ApiError:
 def _slots(service: Service, fail: str) -> list[dict[str, Any]]:
     """Return the slots in order; ApiError 503 when one was to be idle and none is."""
     if fail not in ("0", "1"):
-        raise ApiError(f"fail_on_no_slot is {shown(fail)}. Send 0 or 1", param="fail_on_no_slot")
+        raise ApiError(
+            f"fail_on_no_slot is {shown(fail)}, but must be 0 or 1. Send 0 or 1",
+            param="fail_on_no_slot",
+        )
     engine = service.engine
     scheduler = None if engine is None else engine.manager.scheduler
     taken = {} if scheduler is None else {seq.slot: seq for seq in list(scheduler.running)}
     total = engine.manager.max_batch_size if engine is not None else 0
     if fail == "1" and len(taken) >= total:
         raise ApiError(
-            f"all {total} slots are taken. Try again, or raise --max-batch-size",
+            f"all {total} slots are in use. Try again later, or raise --max-batch-size",
             type="unavailable_error",
             retry_after=service.retry_after(),
         )

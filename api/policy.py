@@ -37,13 +37,13 @@ KNOWN = {
 }  # fmt: skip
 OPERATIONS = [
     Operation(
-        "get", "/policy", "which policy decides, and which ones could", "policy", answer=KNOWN, errors=(503,),
-        unlisted="its other method changes who serves",
+        "get", "/policy", "the active policy and the available ones", "policy", answer=KNOWN, errors=(503,),
+        unlisted="PUT changes the policy",
     ),
     Operation(
-        "put", "/policy", "let another policy decide from the next iteration on", "policy", body=PolicyRequest,
+        "put", "/policy", "switch to another policy at the next iteration", "policy", body=PolicyRequest,
         example={"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}, answer=ANSWER,
-        errors=(400, 413, 415, 503, 504), unlisted="it changes who serves",
+        errors=(400, 413, 415, 503, 504), unlisted="it changes the policy",
     ),
 ]  # fmt: skip
 
@@ -93,7 +93,7 @@ def _plain(value: Any) -> Any:
 def _known(service: Service) -> Policies:
     if service.policies is None:
         raise ApiError(
-            "this server was put together without policies to choose from. Start it by ./server.sh",
+            "this server was created without a choice of policies. Start it with ./server.sh",
             type="unavailable_error",
         )
     return service.policies

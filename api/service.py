@@ -145,12 +145,12 @@ class Service:
         if self.failure is not None:
             return "dead", self.failure
         if self.engine is None:
-            return "loading", "the model is being loaded"
+            return "loading", "the model is loading"
         if not self.engine.manager.is_alive:
             return "dead", self.engine.manager.failure or "the batching loop has ended"
         age = self.beat_age()
         if age is not None and age > self.stall_seconds:
-            return "stalled", f"the batching loop has not turned for {age:.0f} s"
+            return "stalled", f"the batching loop has not completed a step for {age:.0f} s"
         return "ok", None
 
     def readiness(self) -> tuple[str, str | None]:
@@ -159,7 +159,7 @@ class Service:
             return "draining", "the server is shutting down"
         status, reason = self.status()
         if status == "ok" and self.engine is not None and self.engine.manager.recovery.is_in_doubt:
-            return "recovering", "a step failed, and whether another succeeds is being tried"
+            return "recovering", "a step failed; probing the engine"
         return status, reason
 
     @property

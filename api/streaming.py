@@ -205,7 +205,9 @@ def respond(
         except Exception:
             log.exception("a stream failed")
             job.cancel()
-            failed = ApiError("the server failed on this request. Try another", type="server_error")
+            failed = ApiError(
+                "internal error on this request. Try another request", type="server_error"
+            )
             yield event(errors.content(failed), space)
 
     response = Response(

@@ -173,6 +173,6 @@ class ViewWriter:
         try:
             view.turn(self._patience)
         except Exception:
-            log.exception("a viewer could not be told what happened")
+            log.exception("cannot send events to a viewer")
             view.is_over.set()
             view.viewer.hang_up()

@@ -30,7 +30,7 @@ STOP = "\nUser:"
 SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
 OPERATIONS = [
     Operation(
-        "post", "/v1/chat/completions", "answer a conversation, by one fixed plain template", "openai",
+        "post", "/v1/chat/completions", "answer a conversation, with one fixed plain template", "openai",
         body=ChatRequest, generates=True, streams=True,
         example={"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 8},
         answer={
@@ -65,7 +65,7 @@ def ask_of(engine: Engine, asked: ChatRequest) -> Ask:
     if len(set(given)) > 1:
         raise ApiError(
             f"max_tokens is {str(asked.max_tokens)[:40]} and max_completion_tokens is "
-            f"{str(asked.max_completion_tokens)[:40]}; they are the same. Send one of them", param="max_tokens",
+            f"{str(asked.max_completion_tokens)[:40]}, but both set the same limit. Send only one of them", param="max_tokens",
         )  # fmt: skip
     most = limit(given[0]) if given else None
     if most is not None and asked.min_tokens > most:

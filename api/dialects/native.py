@@ -19,7 +19,7 @@ EXAMPLE = '{"prompt": "ROMEO:", "num_tokens": 40}'
 NUMBER = {"type": ["number", "null"]}
 OPERATIONS = [
     Operation(
-        "post", "/inference", "complete a prompt, in the original's way", "original",
+        "post", "/inference", "complete a prompt (the original project's API)", "original",
         body=InferenceRequest, example={"prompt": "ROMEO:", "num_tokens": 8}, generates=True, streams=True,
         answer={
             "type": "object",
@@ -33,7 +33,7 @@ OPERATIONS = [
         },
     ),
     Operation(
-        "get", "/stats", "the original's four figures, and more beside them", "original",
+        "get", "/stats", "server statistics: the original project's four figures, and more", "original",
         answer={
             "type": "object",
             "required": ["latency-per-token", "throughput", "total-tokens-handled", "total-elapsed-time"],
@@ -41,7 +41,7 @@ OPERATIONS = [
         },
     ),
     Operation(
-        "get", "/stats/token_data.csv", "tokens asked for and mean latency in seconds", "original",
+        "get", "/stats/token_data.csv", "mean latency in seconds by number of requested tokens", "original",
         media="text/csv", answer={"type": "string"},
     ),
 ]  # fmt: skip

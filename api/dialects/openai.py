@@ -33,15 +33,15 @@ OPERATIONS = [
         },
     ),
     Operation(
-        "get", "/v1/models", "the model that is served", "openai", errors=(503,),
+        "get", "/v1/models", "the served model", "openai", errors=(503,),
         answer={"type": "object", "required": ["object", "data"], "properties": {"data": {"type": "array"}}},
     ),
     Operation(
-        "get", "/v1/models/{model}", "the model that is served, if it is this one", "openai", errors=(404, 503),
+        "get", "/v1/models/{model}", "the served model, if it has this name", "openai", errors=(404, 503),
         answer={"type": "object", "required": ["id", "object", "created", "owned_by"]},
     ),
     Operation(
-        "get", "/version", "the server's own version", "openai",
+        "get", "/version", "the server's version", "openai",
         answer={"type": "object", "required": ["version"], "properties": {"version": {"type": "string"}}},
     ),
 ]  # fmt: skip
@@ -131,7 +131,7 @@ def check_sampled(service: Service, asked: Sampled) -> None:
     """Raise ApiError for fields that do not go together; take the id that the body asks for."""
     if asked.stream_options is not None and not asked.stream:
         raise ApiError(
-            'stream_options is there without stream. Send "stream": true, or leave it out',
+            'stream_options requires a stream. Send "stream": true, or remove stream_options',
             param="stream_options",
         )
     if asked.request_id is not None and "X-Request-Id" not in request.headers:
@@ -143,17 +143,17 @@ def completion_places(asked: CompletionRequest) -> int:
     """Return how many places the prompts and choices take; ApiError for fields that do not go together."""
     if asked.best_of is not None and asked.best_of < asked.n:
         raise ApiError(
-            f"best_of is {asked.best_of} and n is {asked.n}, best_of must be at least n. Raise best_of",
+            f"best_of is {asked.best_of} and n is {asked.n}, but best_of must be at least n. Raise best_of",
             param="best_of",
         )
     if asked.stream and asked.best_of is not None and asked.best_of > asked.n:
         raise ApiError(
-            f"best_of is {asked.best_of} and n is {asked.n}; a stream cannot choose among answers. Leave "
-            "best_of out, or do not stream", param="best_of",
+            f"best_of is {asked.best_of} and n is {asked.n}, but a stream cannot choose among answers. "
+            "Remove best_of, or do not stream", param="best_of",
         )  # fmt: skip
     if asked.max_tokens == 0 and not asked.echo:
         raise ApiError(
-            "max_tokens is 0, must be at least 1 without echo. Ask for a token, or send echo: true",
+            "max_tokens is 0, but must be at least 1 without echo. Raise max_tokens, or send echo: true",
             param="max_tokens",
         )
     if asked.max_tokens != UNLIMITED and asked.min_tokens > asked.max_tokens:
@@ -163,7 +163,7 @@ def completion_places(asked: CompletionRequest) -> int:
 
 def too_many_at_least(fewest: int, most: int) -> ApiError:
     return ApiError(
-        f"min_tokens is {str(fewest)[:40]} and max_tokens is {str(most)[:40]}, min_tokens must be at most "
+        f"min_tokens is {str(fewest)[:40]} and max_tokens is {str(most)[:40]}, but min_tokens must be at most "
         "max_tokens. Lower min_tokens", param="min_tokens",
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ from api.service import Engine, Service
 
 EXAMPLE = '{"inputs": "ROMEO:", "parameters": {"max_new_tokens": 40}}'
 SENT = {"inputs": "ROMEO:", "parameters": {"max_new_tokens": 8}}
-GREETING = "effective-batching is here: POST /inference, GET /stats\n"
+GREETING = "effective-batching is running. Try POST /inference or GET /stats\n"
 GENERATED = {
     "type": "object",
     "required": ["generated_text"],
@@ -30,18 +30,18 @@ GENERATED = {
 }
 OPERATIONS = [
     Operation(
-        "post", "/generate", "complete a prompt, as TGI does", "tgi", body=GenerateRequest, example=SENT,
+        "post", "/generate", "complete a prompt (TGI's API)", "tgi", body=GenerateRequest, example=SENT,
         answer=GENERATED, generates=True, tgi=True,
     ),
     Operation(
-        "post", "/generate_stream", "complete a prompt in events, one for each token", "tgi", body=StreamRequest,
+        "post", "/generate_stream", "complete a prompt as a stream, with one event per token", "tgi", body=StreamRequest,
         example=SENT, media="text/event-stream", answer={"type": "string"}, generates=True, tgi=True,
     ),
     Operation(
-        "post", "/", "as /generate if the body has inputs (the answer is a list of one), else a greeting", "tgi",
+        "post", "/", "like /generate if the body has inputs (the answer is a list of one), otherwise a greeting", "tgi",
         media="text/plain", answer={"type": "string"}, generates=True, tgi=True,
     ),
-    Operation("get", "/info", "what serves, and how much it takes", "tgi", answer={"type": "object"}, errors=(503,)),
+    Operation("get", "/info", "the served model and the limits on requests", "tgi", answer={"type": "object"}, errors=(503,)),
 ]  # fmt: skip
 
 
@@ -121,19 +121,19 @@ def check(p: GenerateParameters | None, streams: bool) -> None:
         return
     if streams and p.decoder_input_details:
         raise ApiError(
-            "decoder_input_details is true in a stream, which has no place for them. Leave it out, or use /generate",
+            "decoder_input_details is true, but a stream cannot carry them. Remove it, or use /generate",
             param="decoder_input_details",
         )
     if p.best_of is None or p.best_of == 1:
         return
     for wrong, reason, remedy in (
-        (streams, "a stream cannot choose among answers", "Leave it out, or use /generate"),
+        (streams, "a stream cannot choose among answers", "Remove it, or use /generate"),
         (
             not samples(p),
-            "greedy answers are all the same",
-            "Send do_sample: true, or leave it out",
+            "greedy answers are identical",
+            "Send do_sample: true, or remove best_of",
         ),
-        (p.seed is not None, "a seed makes one answer", "Leave out seed or best_of"),
+        (p.seed is not None, "answers with one seed are identical", "Remove seed or best_of"),
     ):
         if wrong:
             raise ApiError(f"best_of is {p.best_of}, but {reason}. {remedy}", param="best_of")

@@ -25,12 +25,12 @@ SMALL = 1 << 14  # bytes of a body that needs no place
 TOKENS, LETTERS = 256, 1 << 14  # that are written at once
 OPERATIONS = [
     Operation(
-        "post", "/tokenize", "the token ids of a text: of a prompt as vLLM, of inputs as TGI", "tokens",
+        "post", "/tokenize", "the token ids of a string: prompt for vLLM's API, inputs for TGI's", "tokens",
         body=TokenizeRequest, example={"prompt": "ROMEO:"}, answer={"type": ["object", "array"]},
         errors=(400, 404, 413, 415, 429, 503),
     ),
     Operation(
-        "post", "/detokenize", "the text of token ids", "tokens", body=DetokenizeRequest, example={"tokens": [1, 2, 3]},
+        "post", "/detokenize", "the text that token ids stand for", "tokens", body=DetokenizeRequest, example={"tokens": [1, 2, 3]},
         answer={"type": "object", "required": ["prompt"], "properties": {"prompt": {"type": "string"}}},
         errors=(400, 404, 413, 415, 429, 503),
     ),
@@ -48,7 +48,7 @@ def blueprint(service: Service) -> Blueprint:
         generation.check_model(engine, asked.model)
         if asked.prompt is None and asked.inputs is None:
             raise ApiError(
-                "one of prompt and inputs is wanted. Send prompt for vLLM's form of the answer, inputs for TGI's",
+                "either prompt or inputs is required. Send prompt for vLLM's answer format, or inputs for TGI's",
                 param="prompt",
             )
         name = "inputs" if asked.prompt is None else "prompt"

@@ -41,7 +41,7 @@ def enter(service: Service) -> Visit:
     """Take a place for the present request, which keeps it until its last byte is out."""
     if service.draining:
         raise ApiError(
-            "the server is shutting down. Try again, or another server",
+            "the server is shutting down. Try again later, or use another server",
             type="unavailable_error",
         )
     if request.environ.get(HAS_PLACE):
@@ -80,7 +80,7 @@ def _seconds(header: str) -> float:
         value = math.nan
     if not 0 < value < math.inf:
         raise ApiError(
-            f"the header {header} is {shown(text)}, must be a number of seconds above 0. "
+            f"the header {header} is {shown(text)}, but must be a number of seconds above 0. "
             "Send one, or leave it out",
             param=header,
         )

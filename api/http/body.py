@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -32,7 +33,8 @@ def read(request: Request) -> bytes:
     """Return the body, counted while it is read: a chunked one has no length to trust."""
     if request.headers.get("Content-Encoding", "identity").lower() not in ("identity", ""):
         raise ApiError(
-            "the body has a Content-Encoding. Send it as plain JSON, uncompressed", status=415
+            "Content-Encoding is not supported. Send the body as plain, uncompressed JSON",
+            status=415,
         )
     if (request.content_length or 0) > LIMIT:
         raise _too_large()
@@ -44,7 +46,7 @@ def read(request: Request) -> bytes:
     expected = request.content_length or 0
     if len(body) < expected:
         raise ApiError(
-            f"the body ended after {len(body):,} of {expected:,} bytes. Send as many as Content-Length says"
+            f"the body ended after {len(body):,} of {expected:,} bytes. Send as many bytes as Content-Length states"
         )
     return bytes(body)
 
@@ -60,14 +62,14 @@ def _piece(request: Request, most: int) -> bytes:
         return request.stream.read(most)
     except BlockingIOError:
         raise ApiError(
-            "the body stopped coming before its end. Send it at once, or raise --receive-timeout",
+            "timed out while reading the body. Send it without pauses, or raise --receive-timeout",
             type="timeout_error",
             status=408,
         ) from None
     except Exception as error:  # of the HTTP server's own classes: no chunk, or a cut connection
-        log.info("a body could not be read: %r", error)
+        log.info("cannot read a request body: %r", error)
         raise ApiError(
-            "the body broke off, or its chunks are malformed. Send it whole, with its Content-Length"
+            "the body is truncated, or its chunks are malformed. Send the complete body with its Content-Length"
         ) from None
 
 
@@ -86,7 +88,9 @@ def _parse(body: bytes, example: str) -> dict[str, Any]:
     try:
         text = body.removeprefix(b"\xef\xbb\xbf").decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ApiError(f"the body is no UTF-8 at byte {error.start}. Send JSON in UTF-8") from None
+        raise ApiError(
+            f"the body is not valid UTF-8 at byte {error.start}. Send JSON in UTF-8"
+        ) from None
     _check_structure(body)
     try:
         # Hooks are calls of Python, between which other threads get their turn.
@@ -95,11 +99,11 @@ def _parse(body: bytes, example: str) -> dict[str, Any]:
         )  # fmt: skip
     except json.JSONDecodeError as error:
         raise ApiError(
-            f"the body is no JSON: {error.msg} at line {error.lineno}, column {error.colno}. "
+            f"invalid JSON: {error.msg} at line {error.lineno}, column {error.colno}. "
             f"Send a JSON object such as {example}"
         ) from None
     if not isinstance(value, dict):
-        raise ApiError(f"the body is {shown(value)}, must be a JSON object such as {example}")
+        raise ApiError(f"the body is {shown(value)}, but must be a JSON object such as {example}")
     return value
 
 
@@ -123,16 +127,16 @@ def _check_structure(body: bytes) -> None:
     for bracket in brackets[: 2 * MOST_KEYS]:
         depth += 1 if bracket in b"[{" else -1
         if depth > DEPTH:
-            raise ApiError(f"the body is nested deeper than {DEPTH} levels. Send a flat object")
+            raise ApiError(
+                f"the body is nested more than {DEPTH} levels deep. Send a flatter object"
+            )
     keys = bare.count(b":") + bare.count(b"[") + bare.count(b"{")
     for what, count, most in (
         ("keys, lists and objects", keys, MOST_KEYS),
         ("values", bare.count(b",") + 1, MOST_VALUES),
     ):
         if count > most:
-            raise ApiError(
-                f"the body holds {count:,} {what}, at most {most:,} are read. Send fewer"
-            )
+            raise ApiError(f"the body has {count:,} {what} (limit {most:,}). Send fewer")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -140,7 +144,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) < len(pairs):
         counts = Counter(key for key, _ in pairs)
         twice = next(key for key, count in counts.items() if count > 1)
-        raise ApiError(f"the key {shown(twice)} is there twice. Send it once", param=twice[:100])
+        raise ApiError(f"the key {shown(twice)} appears twice. Send it once", param=twice[:100])
     return result
 
 
@@ -149,12 +153,12 @@ def _whole(text: str) -> int:
         return int(text)
     except ValueError:  # thousands of digits
         raise ApiError(
-            f"the body holds a number of {len(text):,} digits, which is too long. Send a shorter one"
+            f"the body has a number of {len(text):,} digits, which is too long. Send a shorter number"
         ) from None
 
 
 def _not_finite(name: str) -> NoReturn:
-    raise ApiError(f"the body holds {shown(name)}, numbers must be finite. Send a finite number")
+    raise ApiError(f"the body has {shown(name)}, but numbers must be finite. Send a finite number")
 
 
 def _finite(text: str) -> float:
@@ -168,7 +172,7 @@ def take(request: Request, example: str, any_type: bool = False) -> dict[str, An
     kind = request.mimetype
     if not any_type and kind != "application/json" and not kind.endswith("+json"):
         raise ApiError(
-            f"the content type is {shown(kind or 'absent')}. Send the header 'Content-Type: application/json' "
+            f"the content type is {shown(kind or 'absent')}, but must be application/json. Send the header 'Content-Type: application/json' "
             "(curl: -H 'Content-Type: application/json')",
             status=415,
         )
@@ -187,7 +191,9 @@ def refuse_unsupported(fields: dict[str, Any], table: dict[str, tuple[Any, ...]]
             type(value) is type(same) and value == same for same in table[name]
         ):
             continue
-        raise ApiError(f"{name} is {shown(value)}, and is not supported. Leave it out", param=name)
+        raise ApiError(
+            f"{name} is {shown(value)}, which is not supported. Leave it out", param=name
+        )
     return harmless
 
 
@@ -239,15 +245,17 @@ def _plain_words(
     for fault in faults[:5]:
         name = ".".join(str(part) for part in fault["loc"])
         field = _field_at(schema, fault["loc"])
-        remedy = f"Send {field.description}" if field and field.description else "Send another"
+        remedy = (
+            f"Send {field.description}" if field and field.description else "Send a valid value"
+        )
         if fault["type"] == "missing":
             near = get_close_matches(name, ignored, 1)
-            guess = f" Did you mean it by {near[0]!r}?" if near else ""
+            guess = f" Did you misspell it as {near[0]!r}?" if near else ""
             texts.append(f"{name} is missing.{guess} {remedy}")
         else:
             reason = _reason(fault["msg"])
             value = _value_at(fields, fault["loc"], fault["input"])
-            texts.append(f"{name} is {shown(value)}, {reason}. {remedy}")
+            texts.append(f"{name} is {shown(value)}, but {reason}. {remedy}")
     if len(faults) > 5:
         texts.append(f"and {len(faults) - 5} more")
     param = str(faults[0]["loc"][0]) if faults[0]["loc"] else None
@@ -275,6 +283,6 @@ def _field_at(schema: type[BaseModel], place: tuple[int | str, ...]) -> FieldInf
 
 
 def _reason(message: str) -> str:
-    """Return pydantic's words as the end of a sentence of ours."""
-    message = message.removeprefix("Value error, ").removeprefix("Input ").replace("should", "must")
+    """Return pydantic's message as a clause: "must be ..."."""
+    message = re.sub(r"^\w+ should ", "must ", message.removeprefix("Value error, "))
     return f"{message[:1].lower()}{message[1:]}"

@@ -191,7 +191,7 @@ class Completer:
         try:
             resume()
         except Exception:
-            log.exception("an answer could not be completed")
+            log.exception("cannot complete a response")
 
     def _look(self, tickets: list[Ticket], now: float) -> None:
         """End jobs that are late, and let those end that the loop has lost: their tickets ring."""

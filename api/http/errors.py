@@ -106,13 +106,13 @@ def from_http(error: HTTPException) -> ApiError:
     if status == 404:
         paths = sorted({rule.rule for rule in current_app.url_map.iter_rules()})
         return ApiError(
-            f"there is no path {shown(request.path)}. Use one of: {' '.join(paths)}",
+            f"path {shown(request.path)} does not exist. Use one of: {' '.join(paths)}",
             type="not_found_error",
         )
     if isinstance(error, MethodNotAllowed):
         methods = ", ".join(sorted(error.valid_methods or ()))
         return ApiError(
-            f"{shown(request.path)} does not take {shown(request.method)}. Use {methods}",
+            f"{shown(request.path)} does not support {shown(request.method)}. Use {methods}",
             status=405,
             headers={"Allow": methods},
         )

@@ -91,7 +91,7 @@ class HandlerPool:
                 try:
                     function(*args)
                 except Exception:
-                    log.exception("a handler failed")
+                    log.exception("a request handler failed")
                 del function, args  # not to keep a connection alive while idle
                 task = self._next(turn)
 

@@ -39,8 +39,8 @@ def enter() -> None:
     g.began = time.perf_counter()
     if isinstance(request.routing_exception, SecurityError):
         raise ApiError(
-            f"the Host header is {shown(environ.get('HTTP_HOST', ''))}, which --trusted-hosts does not name. "
-            "Use one of its names, or add this one"
+            f"the Host header is {shown(environ.get('HTTP_HOST', ''))}, which is not in --trusted-hosts. "
+            "Use a host name from that list, or add this one"
         )
     if environ["PATH_INFO"].startswith("//"):
         raise NotFound  # flask itself would read it as one slash
@@ -48,8 +48,8 @@ def enter() -> None:
     crosses = changes and environ.get("HTTP_SEC_FETCH_SITE") == "cross-site"
     if crosses and cors.allowed_origin() is None:
         raise ApiError(
-            "a page of another site sent this request. Use a client that is no browser, or a page "
-            "of this server's own address, or start the server with --cors-origins and the site's origin",
+            "cross-site requests from a browser are not allowed. Use a page served by this server, a client "
+            "other than a browser, or add the site's origin to --cors-origins",
             type="permission_error",
         )
 

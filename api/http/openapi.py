@@ -17,21 +17,21 @@ from pydantic.json_schema import models_json_schema
 Schema = Mapping[str, Any]
 REFERENCE = "#/components/schemas/{model}"
 WHAT = {
-    200: "done",
-    400: "the body or a value is wrong; the message says what, and what to send",
-    401: "the key is missing or wrong",
-    403: "a page of another site sent this",
-    404: "there is no such thing",
-    405: "another method is meant",
+    200: "success",
+    400: "the body or a value is invalid; the message explains the problem and the remedy",
+    401: "the API key is missing or wrong",
+    403: "the request came from a page of another site",
+    404: "not found",
+    405: "the method is not allowed on this path",
     413: "the body is too large",
-    415: "the body is of a type that is not taken",
-    422: "the body or a value is wrong; the message says what, and what to send",
+    415: "the content type is not supported",
+    422: "the body or a value is invalid; the message explains the problem and the remedy",
     424: "the model failed on this request",
-    429: "the queue is full; Retry-After says when to come again",
+    429: "the server is full; retry after the seconds in Retry-After",
     499: "the request was cancelled",
     500: "the model failed on this request",
-    503: "loading, draining or dead",
-    504: "too late",
+    503: "the server is loading, shutting down or has failed",
+    504: "the request timed out",
 }
 ERROR: Schema = {
     "type": "object",
@@ -56,7 +56,7 @@ TGI_ERROR: Schema = {
 }
 EVENTS = "text/event-stream"
 IGNORED: Schema = {
-    "description": "the fields and query parameters that had no effect, with commas; absent if there are none",
+    "description": "the fields and query parameters that had no effect, separated by commas; absent if there are none",
     "schema": {"type": "string"},
 }
 BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
@@ -142,7 +142,7 @@ def document(
         "components": {"schemas": schemas},
     }
     if words:
-        result["info"]["description"] = f"Beside what is here: {'; '.join(words)}."
+        result["info"]["description"] = f"Not listed below: {'; '.join(words)}."
         result["x-unlisted"] = unlisted
     if keyed:
         result["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}

@@ -81,7 +81,7 @@ class Visit:
         if self.is_open:  # a handler that ends while they run has nobody to give them to
             self.gone = self.gone or self.streams
             kind = "cancelled" if self.gone else "abandoned"
-            self.end(InferenceError(kind, "nobody waits for it any more"))
+            self.end(InferenceError(kind, "the request was abandoned"))
         return True
 
 
@@ -144,7 +144,7 @@ class Visits:
         for visit in left:
             visit.gone = True
         cancel_all(
-            (inference, InferenceError("cancelled", "the client has gone"))
+            (inference, InferenceError("cancelled", "the client disconnected"))
             for visit in left
             for inference in visit.inferences
         )
@@ -210,7 +210,9 @@ class Visits:
         with self._lock:
             visits = [visit for visit in self._open.values() if visit.id == found["id"]]
         for visit in visits:
-            visit.end(InferenceError("cancelled", "DELETE /requests/<id> ended this request"))
+            visit.end(
+                InferenceError("cancelled", "the request was cancelled by DELETE /requests/<id>")
+            )
         found = self.find(id) or found
         return "cancelled" if found["finish_reason"] == "cancelled" else found["state"]
 

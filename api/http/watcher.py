@@ -100,7 +100,7 @@ class Watcher:
             try:
                 tell(gone)
             except Exception:
-                log.exception("a disconnect could not be told")
+                log.exception("cannot cancel the request of a disconnected client")
 
 
 def _gone(numbers: list[int]) -> list[int]:

@@ -33,7 +33,7 @@ def _number(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("must be a number")
     if isinstance(value, int) and abs(value) > INT64:
-        raise ValueError("must be a number of reasonable size")
+        raise ValueError("must be between -2^63 and 2^63")
     return float(value) + 0.0  # -0.0 is 0
 
 
@@ -57,13 +57,13 @@ def _biases(value: Any) -> Any:
     if not isinstance(value, dict):
         raise ValueError("must be an object")
     if len(value) > MOST_BIASES:
-        raise ValueError(f"must have {MOST_BIASES} ids at most, has {len(value):,}")
+        raise ValueError(f"must have at most {MOST_BIASES} ids, but has {len(value):,}")
     biases = {}
     for key, bias in value.items():
         if not re.fullmatch(r"\d{1,18}", key):
-            raise ValueError(f"must have token ids as keys, has {shown(key)}")
+            raise ValueError(f"must have token ids as keys, but has {shown(key)}")
         if not -100 <= _number(bias) <= 100:
-            raise ValueError(f"must have values from -100 to 100, has {shown(bias)}")
+            raise ValueError(f"must have values from -100 to 100, but has {shown(bias)}")
         biases[int(key)] = float(bias)
     return biases
 
@@ -73,31 +73,35 @@ def prompts(value: Any) -> Any:
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list):
-        raise ValueError("must be a text, a list of texts, token ids, or a list of lists of these")
+        raise ValueError(
+            "must be a string, a list of strings, a list of token ids, or a list of such lists"
+        )
     if not value:
         raise ValueError("must not be empty")
     if not isinstance(value[0], str | list):
         return [_ids(value)]
     if len(value) > MOST_PROMPTS:
-        raise ValueError(f"must have {MOST_PROMPTS} prompts at most, has {len(value):,}")
+        raise ValueError(f"must have at most {MOST_PROMPTS} prompts, but has {len(value):,}")
     if isinstance(value[0], list):
         return [_ids(entry) for entry in value]
     if not all(isinstance(entry, str) and entry for entry in value):
-        raise ValueError("must have only texts of at least one character")
+        raise ValueError("must have only non-empty strings")
     return value
 
 
 def _ids(value: Any) -> list[int]:
     if not isinstance(value, list):
-        raise ValueError("must not mix texts with token ids")
+        raise ValueError("must not mix strings with token ids")
     if not value:
         raise ValueError("must not have an empty list of token ids")
     if len(value) > MOST_IDS:
-        raise ValueError(f"must have lists of at most {MOST_IDS:,} ids, has one of {len(value):,}")
+        raise ValueError(
+            f"must have lists of at most {MOST_IDS:,} ids, but has one of {len(value):,}"
+        )
     ids = [whole(token) for token in value]
     for token in ids:
         if type(token) is not int or not 0 <= token < INT64:
-            raise ValueError(f"must have token ids from 0 on, has {shown(token)}")
+            raise ValueError(f"must have token ids of at least 0, but has {shown(token)}")
     return ids
 
 
@@ -152,7 +156,7 @@ def several(kind: Any, most: int, least: int = 0) -> Any:
 
 def _at_most(most: int, value: Any) -> Any:
     if isinstance(value, list) and len(value) > most:
-        raise ValueError(f"must have {most:,} items at most, has {len(value):,}")
+        raise ValueError(f"must have at most {most:,} items, but has {len(value):,}")
     return value
 
 
@@ -197,12 +201,14 @@ Penalty = number(ge=-2, le=2)
 Above0 = number(gt=0, le=1e6)
 
 TEMPERATURE = "a number from 0 (greedy) to 2"
-TOP_P = "a number above 0, 1 at most"
-TOP_K = "a whole number of candidates, 0 or -1 for all"
-SEED = "a whole number of 64 bits"
-STOP = f"a text, or a list of at most {MOST_STOPS}, each of 1 to {LONGEST_STOP} characters"
+TOP_P = "a number above 0 and at most 1"
+TOP_K = "a whole number of candidates, or 0 or -1 for all"
+SEED = "a 64-bit whole number"
+STOP = (
+    f"a string, or a list of at most {MOST_STOPS} strings, each of 1 to {LONGEST_STOP} characters"
+)
 FLAG = "true or false, without quotes"
-USER = "a text of at most 256 characters"
+USER = "a string of at most 256 characters"
 SECONDS = "a number of seconds above 0"
-PROMPT = "a text of at least one character"
+PROMPT = "a non-empty string"
 PENALTY = "a number from -2 to 2"

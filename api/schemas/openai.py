@@ -33,7 +33,7 @@ def _not_zero(value: int) -> int:
 Limit = Annotated[
     f.integer(ge=UNLIMITED), AfterValidator(_not_zero), Field(json_schema_extra={"not": {"const": 0}})
 ]  # fmt: skip
-ALL_THE_ROOM = f"{UNLIMITED} for all the room that the context leaves"
+ALL_THE_ROOM = f"{UNLIMITED} for all that the context leaves"
 
 
 class StreamOptions(BaseModel):
@@ -63,7 +63,7 @@ class Sampled(Standing):
 
     model_config = ConfigDict(extra="ignore", json_schema_extra=NEEDS_STREAM)
 
-    model: f.Name | None = Field(None, description="the name of the served model, or nothing")
+    model: f.Name | None = Field(None, description="the name of the served model, or leave it out")
     temperature: f.Temperature = Field(1.0, description=f.TEMPERATURE)
     top_p: f.TopP = Field(1.0, description=f.TOP_P)
     n: f.integer(ge=1, le=16) = Field(1, description="a whole number from 1 to 16")
@@ -71,13 +71,13 @@ class Sampled(Standing):
     stream_options: StreamOptions | None = Field(
         None,
         description='an object such as {"include_usage": true}; with "continuous_usage_stats": true too, each chunk '
-        "says how many tokens its choice has so far",
+        "reports how many tokens its choice has so far",
     )
     stop: f.Stops = Field([], description=f.STOP)
     presence_penalty: f.Penalty = Field(0.0, description=f.PENALTY)
     frequency_penalty: f.Penalty = Field(0.0, description=f.PENALTY)
     logit_bias: f.Biases = Field(
-        {}, description='an object such as {"50256": -100}, of 300 ids at most'
+        {}, description='an object such as {"50256": -100}, with at most 300 ids'
     )
     seed: f.Int64 | None = Field(None, description=f.SEED)
     top_k: f.TopK = Field(0, description=f.TOP_K)
@@ -91,7 +91,7 @@ class Sampled(Standing):
     include_stop_str_in_output: f.Flag = Field(False, description=f.FLAG)
     skip_special_tokens: f.Flag = Field(True, description=f.FLAG)
     request_id: f.RequestId | None = Field(
-        None, description="1 to 128 letters, digits and any of . _ : -"
+        None, description="1 to 128 characters: letters, digits and . _ : -"
     )
     truncate_prompt_tokens: f.integer(ge=1, lt=1 << 31) | None = Field(
         None, description="a whole number of tokens to keep, at least 1"
@@ -99,7 +99,7 @@ class Sampled(Standing):
     return_token_ids: f.Flag = Field(False, description=f.FLAG)
     stream_interval: f.integer(ge=1, le=1024) | None = Field(
         None,
-        description="a whole number of tokens, 1 to 1024, that make a chunk; without it a chunk has the tokens of 20 ms",
+        description="a whole number of tokens per chunk, 1 to 1024; by default a chunk has the tokens of 20 ms",
     )
     timeout_s: f.Seconds | None = Field(None, description=f.SECONDS)
 
@@ -114,7 +114,7 @@ class CompletionRequest(Sampled):
     model_config = ConfigDict(json_schema_extra={"allOf": [NEEDS_STREAM, ZERO_NEEDS_ECHO]})
 
     prompt: f.Prompts = Field(
-        description="a text of at least one character, a list of at most 64, token ids, or lists of these"
+        description="a non-empty string, a list of at most 64 strings, a list of token ids, or a list of at most 64 such lists"
     )
     max_tokens: f.integer(ge=UNLIMITED) = Field(
         16,
@@ -135,7 +135,7 @@ def _content(value: Any) -> Any:
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or not value or len(value) > MOST_MESSAGES:
-        raise ValueError("must be a text or a list of text parts")
+        raise ValueError("must be a string or a list of text parts")
     texts = []
     for part in value:
         text = part.get("text") if isinstance(part, dict) else None
@@ -185,14 +185,14 @@ class Message(BaseModel):
         None,
         validate_default=True,
         json_schema_extra=lambda schema: schema.pop("default"),
-        description="a text, or a list of text parts; null from the assistant alone",
+        description="a string, or a list of text parts; null only for the assistant",
     )
 
     @field_validator("content")
     @classmethod
     def _is_said(cls, value: str | None, info: ValidationInfo) -> str:
         if value is None and info.data.get("role") != "assistant":
-            raise ValueError("must be a text or a list of text parts")
+            raise ValueError("must be a string or a list of text parts")
         return value or ""
 
 
@@ -204,7 +204,7 @@ class ChatRequest(Sampled):
     )
     max_tokens: Limit | None = Field(
         None,
-        description=f"a whole number of tokens to generate, at least 1, or (as by default) {ALL_THE_ROOM}",
+        description=f"a whole number of tokens to generate, at least 1, or (the default) {ALL_THE_ROOM}",
         examples=[8],
         json_schema_extra=lambda schema: schema.pop("default"),
     )

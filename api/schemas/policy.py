@@ -10,19 +10,19 @@ from api.http.errors import shown
 
 MOST_OPTIONS = 32
 LONGEST_VALUE = 256
-OPTIONS = 'an object of the policy\'s own parameters, as in {"aging": 30}'
+OPTIONS = 'an object with options of the policy, as in {"aging": 30}'
 
 
 def _options(value: Any) -> Any:
     if not isinstance(value, dict):
         raise ValueError("must be an object")
     if len(value) > MOST_OPTIONS:
-        raise ValueError(f"must have {MOST_OPTIONS} parameters at most, has {len(value):,}")
+        raise ValueError(f"must have at most {MOST_OPTIONS} options, but has {len(value):,}")
     for name, given in value.items():
         is_text = isinstance(given, str) and len(given) <= LONGEST_VALUE
         if len(name) > LONGEST_VALUE or not (is_text or _is_number(given)):
             raise ValueError(
-                f"must have numbers, true, false, or texts of at most {LONGEST_VALUE} characters, has "
+                f"must have numbers, true, false, or strings of at most {LONGEST_VALUE} characters, but has "
                 f"{shown(given)} for {shown(name)}"
             )
     return value
@@ -57,6 +57,6 @@ class PolicyRequest(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     policy: Annotated[StrictStr, Field(min_length=1, max_length=100)] = Field(
-        description="the name of a policy, or loop+order, as in dynamic+sjf"
+        description="the name of a policy, or loop+order as in dynamic+sjf"
     )
     options: Options = Field({}, description=OPTIONS)

@@ -13,7 +13,7 @@ class Standing(BaseModel):
     """Who asks, how urgent it is, and when the whole answer is wanted; orders such as vtc, priority, edf go by it."""
 
     user: f.Name = Field("", description=f.USER)
-    priority: f.Int64 = Field(0, description=f"{f.SEED}, the lower first")
+    priority: f.Int64 = Field(0, description=f"{f.SEED}; lower values are served first")
     slo_s: f.Seconds | None = Field(None, description=f.SECONDS)
 
     def standing(self) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from api.schemas import fields as f
 from api.schemas.standing import Standing
 
 Fraction = f.number(gt=0, lt=1)
-FRACTION = "a number between 0 and 1, neither of them; leave it out for no limit"
-STOP_LIST = f"a list of at most {f.MOST_STOPS} texts, each of 1 to {f.LONGEST_STOP} characters"
+FRACTION = "a number above 0 and below 1; leave it out for no limit"
+STOP_LIST = f"a list of at most {f.MOST_STOPS} strings, each of 1 to {f.LONGEST_STOP} characters"
 
 
 ONE = {"enum": [None, 1]}
@@ -37,7 +37,7 @@ class GenerateParameters(Standing):
 
     best_of: f.integer(ge=1, le=4) | None = Field(None, description="a whole number from 1 to 4")
     temperature: f.Above0 | None = Field(
-        None, description="a number above 0; leave it out for greedy"
+        None, description="a number above 0; leave it out for greedy decoding"
     )
     repetition_penalty: f.Above0 | None = Field(None, description="a number above 0")
     frequency_penalty: f.Penalty | None = Field(None, description=f.PENALTY)
@@ -56,7 +56,7 @@ class GenerateParameters(Standing):
     truncate: f.integer(ge=1, lt=1 << 31) | None = Field(
         None, description="a whole number of tokens to keep, at least 1"
     )
-    watermark: Literal[False] = Field(False, description="false, or nothing")
+    watermark: Literal[False] = Field(False, description="false, or leave it out")
     details: f.Flag = Field(False, description=f.FLAG)
     decoder_input_details: f.Flag = Field(False, description=f.FLAG)
     seed: f.integer(ge=0, lt=1 << 64) | None = Field(

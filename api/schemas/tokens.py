@@ -20,9 +20,9 @@ class TokenizeRequest(BaseModel):
         extra="ignore", json_schema_extra={"anyOf": [_has("prompt"), _has("inputs")]}
     )
 
-    model: f.Name | None = Field(None, description="the name of the served model, or nothing")
-    prompt: StrictStr | None = Field(None, description="a text")
-    inputs: StrictStr | None = Field(None, description="a text")
+    model: f.Name | None = Field(None, description="the name of the served model, or leave it out")
+    prompt: StrictStr | None = Field(None, description="a string")
+    inputs: StrictStr | None = Field(None, description="a string")
     add_special_tokens: f.Flag = Field(True, description=f.FLAG)
 
 
@@ -31,5 +31,5 @@ class DetokenizeRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    model: f.Name | None = Field(None, description="the name of the served model, or nothing")
+    model: f.Name | None = Field(None, description="the name of the served model, or leave it out")
     tokens: f.Ids = Field(description="a list of token ids")

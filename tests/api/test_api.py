@@ -229,10 +229,10 @@ BAD_BODIES = {
     "twice": (b'{"prompt": "x", "prompt": "y", "num_tokens": 1}', "'prompt'", "twice", "once"),
     "twice inside": (b'{"prompt": "x", "num_tokens": 1, "z": {"a": 1, "a": 2}}', "'a'", "twice"),
     "5,000 digits": (b'{"prompt": "x", "num_tokens": ' + b"9" * 5000 + b"}", "too long", "shorter"),
-    "deep lists": (b"[" * 100_000 + b"]" * 100_000, "nested deeper than 32", "flat"),
-    "deep objects": (b'{"a":' * 5000, "nested deeper than 32"),
-    "UTF-16": ('{"prompt": "x", "num_tokens": 1}'.encode("utf-16"), "no UTF-8 at byte 0", "UTF-8"),
-    "Latin-1": ('{"prompt": "é", "num_tokens": 1}'.encode("latin-1"), "no UTF-8 at byte 12"),
+    "deep lists": (b"[" * 100_000 + b"]" * 100_000, "more than 32 levels", "flat"),
+    "deep objects": (b'{"a":' * 5000, "more than 32 levels"),
+    "UTF-16": ('{"prompt": "x", "num_tokens": 1}'.encode("utf-16"), "UTF-8 at byte 0", "UTF-8"),
+    "Latin-1": ('{"prompt": "é", "num_tokens": 1}'.encode("latin-1"), "UTF-8 at byte 12"),
     "cut short": (b'{"prompt": "abc', "Unterminated string"),
 }  # fmt: skip
 
@@ -265,24 +265,24 @@ BAD_FIELDS: list[tuple[str, Any, str, str]] = [
     ("num_tokens", None, "is None", "at least 1"),
     *(("num_tokens", value, "greater than or equal to 1", "at least 1")
       for value in (0, -1, "0", "-7", 0.0, -(10**18))),
-    *(("prompt", value, "valid string", "at least one character")
+    *(("prompt", value, "valid string", "string")
       for value in (5, None, ["a"], {"a": 1}, True)),
-    ("prompt", "", "at least 1 character", "at least one character"),
+    ("prompt", "", "at least 1 character", "string"),
     *(("temperature", value, "number", "from 0 (greedy) to 2") for value in ("1", True, [1])),
     *(("temperature", value, "equal to", "from 0 (greedy) to 2") for value in (-0.1, 2.1, 1e300)),
-    ("temperature", 10**400, "reasonable size", "from 0 (greedy) to 2"),
+    ("temperature", 10**400, "2^63", "from 0 (greedy) to 2"),
     *(("top_p", value, "than", "above 0") for value in (0, -0.0, 1.01, -1)),
     *(("top_k", value, "than", "for all") for value in (-2, 2**31, 10**30)),
     *(("top_k", value, "integer", "for all") for value in (1.5, "5", True)),
-    *(("seed", value, "than", "64 bits") for value in (2**63, -(2**63) - 1, 10**1000)),
-    *(("seed", value, "integer", "64 bits") for value in (1.5, "7", True)),
+    *(("seed", value, "than", "64-bit") for value in (2**63, -(2**63) - 1, 10**1000)),
+    *(("seed", value, "integer", "64-bit") for value in (1.5, "7", True)),
     *(("stop", value, "", "at most 16") for value in ("", ["a"] * 17, "x" * 257, [1], {"a": 1}, [""], 5)),
     ("stop", "x" * 10_000, "256", "at most 16"),
     *(("ignore_eos", value, "boolean", "true or false") for value in ("true", 1, 0)),
     *(("timeout_s", value, "than 0", "above 0") for value in (0, -1)),
     ("timeout_s", "5", "number", "above 0"),
-    ("priority", 1.5, "integer", "64 bits"),
-    ("priority", 10**30, "than", "64 bits"),
+    ("priority", 1.5, "integer", "64-bit"),
+    ("priority", 10**30, "than", "64-bit"),
     ("slo_s", 0, "greater than 0", "above 0"),
     ("user", 5, "string", "256"),
     ("user", "x" * 257, "256", "256"),
@@ -324,8 +324,9 @@ def test_lone_surrogates_are_refused(client: FlaskClient, model: FakeModel) -> N
 def test_a_missing_prompt_beside_a_mistyped_one_suggests_it(client: FlaskClient) -> None:
     refusal = error(client.post("/inference", json={"promt": "x", "num_tokens": 1}))
     assert refusal["param"] == "prompt"
-    assert "prompt is missing. Did you mean it by 'promt'? Send a text" in refusal["message"]
-    assert "Did you mean" not in error(client.post("/inference", json={"num_tokens": 1}))["message"]
+    assert "prompt is missing" in refusal["message"]
+    assert "'promt'" in refusal["message"]
+    assert "?" not in error(client.post("/inference", json={"num_tokens": 1}))["message"]
 
 
 def test_everything_that_is_wrong_is_said_at_once(client: FlaskClient) -> None:
@@ -383,8 +384,8 @@ def test_a_prompt_and_its_answer_must_fit_the_context(
 ) -> None:
     refusal = error(ask(client, prompt="x" * 1000, num_tokens=25))
     assert refusal["message"] == (
-        "prompt has 1,000 tokens and num_tokens is 25; together they may be 1,024 at most. "
-        "Shorten the prompt or ask for at most 24 tokens"
+        "prompt has 1,000 tokens and num_tokens is 25; their sum must be at most 1,024. "
+        "Shorten the prompt or request at most 24 tokens"
     )
     assert (refusal["param"], refusal["code"]) == ("num_tokens", "context_length_exceeded")
     assert model.plans == 0
@@ -395,14 +396,14 @@ def test_a_prompt_and_its_answer_must_fit_the_context(
 def test_a_prompt_that_fills_the_context_leaves_no_room(client: FlaskClient, length: int) -> None:
     refusal = error(ask(client, prompt="x" * length, num_tokens=1))
     assert f"{length:,} tokens" in refusal["message"]
-    assert "1,024 at most. Shorten the prompt to at most 1,023 tokens" in refusal["message"]
+    assert "1,024. Shorten the prompt to at most 1,023 tokens" in refusal["message"]
     assert (refusal["param"], refusal["code"]) == ("prompt", "context_length_exceeded")
 
 
 @pytest.mark.parametrize("number", [1024, 10**9, 2**63, 10**4000])
 def test_huge_numbers_of_tokens_are_refused(client: FlaskClient, number: int) -> None:
     refusal = error(ask(client, num_tokens=number))
-    assert "ask for at most 1,022 tokens" in refusal["message"]
+    assert "at most 1,022 tokens" in refusal["message"]
     assert len(refusal["message"]) < 400
 
 
@@ -412,7 +413,7 @@ def test_what_cannot_fit_is_not_even_tokenized(app: Flask, client: FlaskClient) 
     limit = engine.context * engine.tokenizer.longest_token
     refusal = error(ask(client, prompt="é" * (limit // 2 + 1)))
     assert f"{limit + 2:,} bytes" in refusal["message"]
-    assert f"{limit:,} at most. Shorten the prompt" in refusal["message"]
+    assert f"{limit:,}. Shorten the prompt" in refusal["message"]
     assert engine.tokenizer.encoded == 0  # type: ignore[attr-defined]
 
 
@@ -490,7 +491,7 @@ def test_a_server_that_loads_says_so_and_still_has_stats() -> None:
     assert health.status_code == 503
     assert health.headers["Retry-After"] == "1"
     assert health.get_json() == {
-        "status": "loading", "policy": "static", "reason": "the model is being loaded",
+        "status": "loading", "policy": "static", "reason": "the model is loading",
         "last_iteration_age_s": None,
     }  # fmt: skip
     assert client.get("/health/live").get_json() == {"status": "ok"}
@@ -535,7 +536,7 @@ def test_a_loop_that_hangs_is_told(app: Flask, client: FlaskClient, model: FakeM
         wait_until(lambda: model.plans)
         engine.manager.beat -= STALL_SECONDS + 1
         assert client.get("/health").get_json()["status"] == "stalled"
-        assert "not turned for 30" in error(ask(client), 503)["message"]
+        assert "for 30" in error(ask(client), 503)["message"]
         go.set()
     assert client.get("/health").status_code == 200
 

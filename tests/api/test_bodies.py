@@ -118,7 +118,7 @@ def test_a_key_that_is_there_twice_is_found_in_one_pass(keys: int, yardstick: fl
     sent += f',"{keys - 1}":1}}}}'.encode()
 
     def refuse() -> None:
-        with pytest.raises(ApiError, match=f"'{keys - 1}' is there twice"):
+        with pytest.raises(ApiError, match=f"'{keys - 1}' appears twice"):
             body.parse(sent, "{}")
 
     assert seconds_of(refuse) < 2 * yardstick
@@ -127,10 +127,10 @@ def test_a_key_that_is_there_twice_is_found_in_one_pass(keys: int, yardstick: fl
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (KINDS["ones that fill the body"](MB - 9), "values, at most 131,072"),
-        (KINDS["lists that fill the body"](MB - 9), "keys, lists and objects, at most 16,384"),
-        (KINDS["keys that fill the body"](MB - 9), "keys, lists and objects, at most 16,384"),
-        (KINDS["brackets"](MB - 9), "nested deeper than 32"),
+        (KINDS["ones that fill the body"](MB - 9), r"values \(limit 131,072"),
+        (KINDS["lists that fill the body"](MB - 9), r"keys, lists and objects \(limit 16,384"),
+        (KINDS["keys that fill the body"](MB - 9), r"keys, lists and objects \(limit 16,384"),
+        (KINDS["brackets"](MB - 9), "more than 32 levels"),
     ],
     ids=["values", "lists", "keys", "brackets"],
 )
@@ -161,7 +161,7 @@ def test_what_is_in_texts_counts_as_nothing(listed: list[str], keyed: dict[str, 
         with pytest.raises(ApiError, match="keys, lists and objects"):
             body.parse(sent, "{}")
         patch.setattr(body, "DEPTH", 1)
-        with pytest.raises(ApiError, match="nested deeper than 1"):
+        with pytest.raises(ApiError, match="more than 1 levels"):
             body.parse(sent, "{}")
 
 
@@ -175,7 +175,7 @@ def test_a_list_says_its_length_before_anything_of_its_items(client: FlaskClient
         reply = client.post(path, json=fields | {field: ["xxxxx"] * 70_000})
         message = reply.get_json()["error"]["message"]
         assert reply.status_code == 400
-        assert "at most, has 70,000" in message, message
+        assert "70,000" in message, message
         assert message.count("Send ") == 1
 
 
@@ -192,7 +192,7 @@ def test_of_many_unknown_fields_the_first_are_named_and_the_guess_is_quick(
     sent = json.dumps(fields | {"num_tokens": 1})
     replies: list[Any] = []
     taken = seconds_of(lambda: replies.append(client.post("/inference", data=sent)))
-    assert "Did you mean it by 'promt" in replies[0].get_json()["error"]["message"]
+    assert "'promt" in replies[0].get_json()["error"]["message"]
     assert taken < 8 * yardstick
     reply = client.post("/inference", json=fields | {"prompt": "x", "num_tokens": 1})
     assert reply.status_code == 200
@@ -231,7 +231,10 @@ def test_a_text_that_cannot_fit_is_not_tokenized_for_anybody(client: FlaskClient
         reply = client.post("/tokenize", json={name: "x" * 5000})
         error = reply.get_json()["error"]
         assert (reply.status_code, error["code"]) == (400, "context_length_exceeded")
-        assert f"{name} has 5,000 bytes, a context of 1,024 tokens holds 4,096" in error["message"]
+        assert (
+            f"{name} has 5,000 bytes, but a context of 1,024 tokens holds at most 4,096"
+            in error["message"]
+        )
 
 
 def test_a_large_answer_comes_in_parts_that_join_to_the_same(client: FlaskClient) -> None:

@@ -13,7 +13,7 @@ import pytest
 from support import ROOT, Server, clean_environment
 
 CLIENTS = ROOT.parent / "shared" / "clients"
-BARD = ROOT / "models" / "bard"
+BARD = ROOT / "weights" / "bard"
 
 # The scripts want these refused. The server takes them: -1 is no limit, and up to 16 stop strings are allowed.
 TAKEN = {

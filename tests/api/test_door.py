@@ -108,7 +108,7 @@ class Broken(io.RawIOBase):
     ("make", "status", "words"),
     [
         (lambda: Broken(BlockingIOError(11, "again")), 408, "--receive-timeout"),
-        (lambda: Broken(ConnectionResetError(104, "reset")), 400, "broke off"),
+        (lambda: Broken(ConnectionResetError(104, "reset")), 400, "Content-Length"),
         (lambda: Broken(Exception("Invalid chunk size: b'zz'")), 400, "chunks are malformed"),
         (lambda: io.BytesIO(b'{"prompt": "x"'), 400, "ended after 14 of 99 bytes"),
     ],
