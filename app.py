@@ -100,9 +100,9 @@ class Json(DefaultJSONProvider):
 
 
 def _unexpected(error: Exception) -> Any:
-    log.exception("a handler failed")
+    log.exception("a request handler failed")
     return errors.response(
-        errors.ApiError("the server failed on this request. Try another", type="server_error")
+        errors.ApiError("internal error on this request. Try another request", type="server_error")
     )
 
 
@@ -123,7 +123,7 @@ def start(
             service.engine = load_engine(service.config, service.stats, on_death)
         except Exception as error:  # whatever it is, the server must say so and not load for ever
             if not isinstance(error, (ValueError, OSError, MemoryError, RuntimeError)):
-                log.exception("loading failed in a way nobody thought of")
+                log.exception("loading the model failed with an unexpected error")
             service.failure = str(error) or type(error).__name__
             banner.fail(service.failure)
             on_failure()
@@ -184,7 +184,7 @@ def _resolve(config: Config) -> str:
         mock.load(config.model)  # the worker does so again; what is wrong with it is said here
         return ""
     name = config.model or weights.DEFAULT
-    timer = threading.Timer(1.0, lambda: banner.note(f"asking the model hub for {name} ..."))
+    timer = threading.Timer(1.0, lambda: banner.note(f"looking for {name} on the model hub ..."))
     timer.start()
     try:
         return weights.resolve(config.model or None, config.load_format).to_json()

@@ -101,7 +101,7 @@ class BatchingManager:
         if isinstance(inference, str):
             if self._make_inference is None:
                 raise TypeError(
-                    "this manager takes Inference objects; give make_inference to take text"
+                    "this manager takes Inference objects. Pass make_inference to take text"
                 )
             inference = self._make_inference(inference, num_tokens, **options)
         self.enqueue_all([inference])
@@ -152,7 +152,7 @@ class BatchingManager:
             try:
                 greeter(inference)
             except Exception:
-                log.exception("a greeter failed")
+                log.exception("an arrival callback failed")
 
     def _check(self, inference: Inference) -> None:
         """Refuse what can never be computed, and find its prompt's place in the prefix cache."""
@@ -161,8 +161,8 @@ class BatchingManager:
         if not seq.prompt_ids or inference.num_tokens < fewest:
             raise InferenceError(
                 "invalid_request_error",
-                f"prompt has {len(seq.prompt_ids)} tokens and num_tokens is {inference.num_tokens}; "
-                "both must be at least 1. Send a prompt and ask for a token",
+                f"prompt has {len(seq.prompt_ids)} tokens and num_tokens is {inference.num_tokens}, "
+                "but both must be at least 1. Send a prompt and request a token",
             )
         if self.pages is None:
             return
@@ -170,8 +170,8 @@ class BatchingManager:
             size, most = self.pages.page_size, self.pages.total
             raise InferenceError(
                 "invalid_request_error",
-                f"prompt and answer are {seq.total} tokens and need {self.pages.pages_for(seq.total)} KV pages of "
-                f"{size} tokens, but there are {most}. Ask for fewer tokens or raise --kv-memory",
+                f"prompt and answer have {seq.total} tokens and need {self.pages.pages_for(seq.total)} KV pages of "
+                f"{size} tokens, but there are {most}. Request fewer tokens or raise --kv-memory",
             )
         # A prompt to be scored must be computed, so that it looks for a page that nobody has.
         seq.hashes = (
@@ -238,7 +238,9 @@ class BatchingManager:
 
     def _policy(self, name: str) -> Policy:
         if self._make_policy is None:
-            raise TypeError("give make_policy, for instance policies.get_policy")
+            raise TypeError(
+                "this manager has no make_policy. Pass one, for example policies.get_policy"
+            )
         return self._make_policy(name, max_batch_size=self.max_batch_size)
 
     def start(self, policy: Policy) -> threading.Thread:
@@ -269,8 +271,8 @@ class BatchingManager:
             if done.cancel():
                 raise InferenceError(
                     "timeout_error",
-                    f"the step under way has not ended within {timeout:g} s, and the policy has not "
-                    "been changed. Try again",
+                    f"the current step has not ended within {timeout:g} s, so the policy is unchanged. "
+                    "Try again",
                 ) from None
             done.result()
 
@@ -321,11 +323,11 @@ class BatchingManager:
                     self.recovery.prove()
         except BaseException as error:  # whatever it is, nobody may wait for a loop that has ended
             log.critical(
-                "the batching loop failed; everybody is answered with an error", exc_info=True
+                "the batching loop failed; all open requests end with an error", exc_info=True
             )
             broken = isinstance(error, EngineBroken)
             self.give_up(
-                str(error) if broken else f"the batching loop ended by {type(error).__name__}"
+                str(error) if broken else f"the batching loop ended with {type(error).__name__}"
             )
             if isinstance(error, KeyboardInterrupt):
                 raise
@@ -355,8 +357,8 @@ class BatchingManager:
         for inference in arrived:
             if not scheduler.add(inference.sequence):
                 inference.sequence.error = InferenceError(
-                    "overloaded", f"the policy {scheduler.policy.name} takes no more of this client's "
-                    "requests now. Try again later", 60,
+                    "overloaded", f"the policy {scheduler.policy.name} accepts no more requests "
+                    "from this client for now. Try again later", 60,
                 )  # fmt: skip
                 self._leave([inference.sequence], None)
                 continue
@@ -415,7 +417,7 @@ class BatchingManager:
                 try:
                     inference.hand_over()
                 except Exception as error:
-                    log.exception("the reader of a stream could not be told")
+                    log.exception("cannot notify the reader of a stream")
                     inference.cancel(failure(error))
 
     def _leave(self, sequences: list[Sequence], iteration: Iteration | None) -> None:
@@ -434,7 +436,7 @@ class BatchingManager:
             try:
                 inference.finished(failure(inference.sequence.error))
             except Exception:
-                log.exception("an inference could not be told of its end")
+                log.exception("cannot complete an inference")
 
     def _look_after(self, inference: Inference) -> None:
         """End an inference that nobody will; who waits for it asks for this about each second."""
@@ -442,16 +444,20 @@ class BatchingManager:
             inference.finished(failure(inference.sequence.error) or self._closed())
         elif inference.sequence.state == "finished" and inference.sequence not in self._open:
             if inference.is_overdue:
-                log.error("the end of a request was lost on its way, and found again")
+                log.error("the completion of a request was lost, and has been recovered")
                 inference.finished(failure(inference.sequence.error))
             inference.is_overdue = True
 
     def _closed(self) -> InferenceError:
         """Return what they are told who come too late."""
         if self.failure is None:
-            return InferenceError("unavailable_error", "the server is shutting down. Try again", 1)
+            return InferenceError(
+                "unavailable_error", "the server is shutting down. Try again later", 1
+            )
         return InferenceError(
-            "unavailable_error", f"the engine failed and starts anew: {self.failure}. Try again", 5
+            "unavailable_error",
+            f"the engine failed and is restarting: {self.failure}. Try again",
+            5,
         )
 
     def _tell(self, iteration: Iteration | None, left: list[Inference]) -> None:
@@ -470,7 +476,11 @@ class BatchingManager:
         for _, done in self._switches:
             with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
                 done.set_exception(
-                    InferenceError("unavailable_error", "the server stopped before the switch", 1)
+                    InferenceError(
+                        "unavailable_error",
+                        "the server stopped before it could switch the policy",
+                        1,
+                    )
                 )
         self._end_all(open_)
 

@@ -58,108 +58,122 @@ def setting(
 class Config:
     """The settings of one server."""
 
-    policy: str = setting("nobatch", "the batching policy; the original's BATCHING too", "batching")
+    policy: str = setting(
+        "nobatch", "batching policy; the variable BATCHING sets it too", "batching"
+    )
     policy_option: str = setting(
         "",
-        "NAME=VALUE of the policy's own parameters, several with commas or repeated flags",
+        "option of the policy as NAME=VALUE; separate several with commas or repeat the flag",
         "batching",
     )
     max_batch_size: int = setting(
-        64, "slots: requests computed at once", "batching", minimum=1, maximum=4096
+        64,
+        "slots: maximum number of requests computed together",
+        "batching",
+        minimum=1,
+        maximum=4096,
     )
     max_tokens_per_step: int = setting(
-        0, "tokens of one step, longer prompts are cut; 0: 256 on a CPU, 2048 on a GPU", "batching",
+        0, "maximum tokens per step; longer prompts are split into chunks; 0: 256 on a CPU, 2048 on a GPU", "batching",
         minimum=0, maximum=1 << 20,
     )  # fmt: skip
     max_queue: int = setting(
-        1024, "requests that may wait beside those that run; more get 429", "batching",
+        1024, "maximum number of queued requests, beyond those that run; further requests get 429", "batching",
         minimum=0, maximum=16384,
     )  # fmt: skip
     max_queue_tokens: int = setting(
-        1 << 20, "tokens of prompts and answers that may wait; more get 429", "batching",
+        1 << 20, "maximum tokens of queued requests, prompts and answers; further requests get 429", "batching",
         minimum=1, maximum=1 << 40,
     )  # fmt: skip
     queue_timeout: float = setting(
-        0.0, "seconds a request may wait for its first step, then 504; 0: --request-timeout alone",
+        0.0, "maximum seconds in the queue, then 504; 0: no limit but --request-timeout",
         "batching", minimum=0, maximum=86400,
     )  # fmt: skip
     request_timeout: float = setting(
-        600.0, "seconds from arrival to answer at most, then 504", "batching",
+        600.0, "maximum seconds from arrival to answer, then 504", "batching",
         minimum=0.01, maximum=86400,
     )  # fmt: skip
     shadow: str = setting(
-        "", "another policy: /stats and the live page say what it would have made of the same requests, "
-        "simulated at the lowest priority", "batching",
+        "", "another policy to simulate on the same requests at the lowest priority; /stats and the live "
+        "page show the result", "batching",
     )  # fmt: skip
     shadow_cost: str = setting(
-        "", "file of 'python -m simulate calibrate' for --shadow; unset: fitted to this server's own steps",
+        "", "cost model file for --shadow, written by 'python -m simulate calibrate'; unset: fitted to this server's steps",
         "batching",
     )  # fmt: skip
     model: str = setting(
         "", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2, bard, or a folder with a GPT-2 "
-        "checkpoint; unset: gpt2-medium, or bard where it is not to be had; mock:llm-mock or "
-        "mock:FILE.json: no weights, only the time that a cost model says, @10 after it: a tenth", "model",
+        "checkpoint; unset: gpt2-medium, or bard if that cannot be loaded; mock:llm-mock or "
+        "mock:FILE.json: no weights, only the delays of a cost model (append @10 for a tenth of them)", "model",
     )  # fmt: skip
     load_format: str = setting(
-        "auto", "dummy: random weights of the right shape, for measuring", "model",
+        "auto", "dummy: random weights of the right shape, for benchmarks", "model",
         choices=("auto", "dummy"),
     )  # fmt: skip
-    device: str = setting("auto", "where to compute", "model", choices=("auto", "cpu", "cuda"))
+    device: str = setting("auto", "device to compute on", "model", choices=("auto", "cpu", "cuda"))
     dtype: str = setting(
         "auto", "number format of weights and KV cache", "model",
         choices=("auto", "float32", "bfloat16", "float16"),
     )  # fmt: skip
     batch_invariant: bool = setting(
-        False, "on a GPU: the same text to the token alone and in any batch, somewhat slower; a CPU does so anyway",
+        False, "on a GPU: compute the same tokens for a request alone and in any batch, slightly slower; always so on a CPU",
         "model",
     )  # fmt: skip
     tokenizer_file: str = setting(
-        "", "file with GPT-2's byte-pair ranks (*.tiktoken); unset: downloaded once", "model"
+        "",
+        "file with GPT-2's byte-pair ranks (*.tiktoken); unset: downloaded once and cached",
+        "model",
     )
     kv_memory: int = setting(
-        0, "bytes for KV pages, as 512M or 2G; 0: a share of the free memory", "model",
+        0, "memory for KV pages, such as 512M or 2G; 0: a share of the free memory", "model",
         minimum=0, size=True,
     )  # fmt: skip
     end_of_text: str = setting(
-        "special", "what <|endoftext|> in a prompt is, but on /inference: the token, or text", "model",
+        "special", "meaning of <|endoftext|> in a prompt: the special token, or plain text; always plain text on /inference", "model",
         choices=("special", "text"),
     )  # fmt: skip
-    prefix_cache: bool = setting(True, "share KV pages of equal prompt beginnings", "model")
+    prefix_cache: bool = setting(
+        True, "share KV pages between prompts with the same prefix", "model"
+    )
     compute_threads: int = setting(
-        0, "threads that compute on a CPU; 0: one a core", "model", minimum=0, maximum=1024
+        0, "number of compute threads on a CPU; 0: one per core", "model", minimum=0, maximum=1024
     )
     host: str = setting("0.0.0.0", "address to listen on", "server")
     port: int = setting(8500, "port to listen on", "server", minimum=1, maximum=65535)
     max_connections: int = setting(
-        0, "sockets open at once; 0: a thread for each open request, and 544 more", "server",
+        0, "maximum open sockets; 0: queue and batch size plus 544", "server",
         minimum=0, maximum=1 << 20,
     )  # fmt: skip
     receive_timeout: float = setting(
-        10.0, "seconds without a byte of a request that is being sent, then its connection ends",
+        10.0, "maximum seconds to wait for the next byte of a request, then the connection is closed",
         "server", minimum=0.1, maximum=3600,
     )  # fmt: skip
     send_timeout: float = setting(
-        30.0, "seconds in which a client takes no byte of its answer, then its connection ends",
+        30.0, "maximum seconds that a client may read no byte of its response, then the connection is closed",
         "server", minimum=0.1, maximum=3600,
     )  # fmt: skip
     trusted_hosts: str = setting(
-        "", "Host headers to answer, with commas, .example.org for all below it; unset: any",
+        "", "allowed Host headers, separated by commas; .example.org includes its subdomains; unset: any",
         "server",
     )  # fmt: skip
     cors_origins: str = setting(
-        "", "sites whose pages may use this server from a browser, with commas, as in https://chat.example.org; "
-        "*: any; unset: none", "server", origins=True,
+        "", "origins whose pages may use this server from a browser, separated by commas, such as "
+        "https://chat.example.org; *: any; unset: none", "server", origins=True,
     )  # fmt: skip
     overload_status: str = setting(
-        "429", "status of a refusal because the queue is full", "server", choices=("429", "503")
+        "429", "HTTP status when the server is full", "server", choices=("429", "503")
     )
     access_log: bool = setting(
-        True, "a JSON line on stdout for each request: lengths and times, never prompts", "server"
+        True,
+        "write a JSON line to stdout for each request: lengths and times, never prompts",
+        "server",
     )
     dashboard_show_text: bool = setting(
-        False, "show the beginnings of prompts to everybody who watches the live page", "server"
+        False, "show the beginnings of prompts on the live page, to all of its viewers", "server"
     )
-    tgi_metrics: bool = setting(False, "also export tgi_* names on /metrics", "server")
+    tgi_metrics: bool = setting(
+        False, "also export TGI's metric names (tgi_*) on /metrics", "server"
+    )
     api_key: str = setting(
         "", "key that clients must send as a bearer token", "server", secret=True
     )
@@ -245,13 +259,15 @@ def check(item: Field[Any], value: Any, name: str = "") -> None:
         guess = f" Did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"{name} is {value!r}.{guess} Use one of: {', '.join(choices)}")
     if low is not None and not value >= low:
-        raise ConfigError(f"{name} is {value}, must be at least {low}. Set it higher")
+        raise ConfigError(f"{name} is {value}, but must be at least {low}. Raise it")
     if high is not None and not value <= high:
-        raise ConfigError(f"{name} is {value}, must be at most {high}. Set it lower")
+        raise ConfigError(f"{name} is {value}, but must be at most {high}. Lower it")
     if item.metadata["origins"]:
         read_origins(value, name)
     if item.metadata["secret"] and not (value.isascii() and value.isprintable()):
-        raise ConfigError(f"{name} has characters that no HTTP header holds. Use printable ASCII")
+        raise ConfigError(
+            f"{name} has characters that are not allowed in an HTTP header. Use printable ASCII"
+        )
 
 
 def read_origins(text: str, name: str) -> frozenset[str]:
@@ -261,7 +277,7 @@ def read_origins(text: str, name: str) -> frozenset[str]:
         origin = given.lower()
         if origin != "*" and not ORIGIN.fullmatch(origin):
             raise ConfigError(
-                f"{name} has {given!r}, which is no origin. Use scheme://host or scheme://host:port without a path, "
+                f"{name} has {given!r}, which is not an origin. Use scheme://host or scheme://host:port without a path, "
                 "as in https://chat.example.org, or * for any"
             )
         origins.add(origin.removesuffix(DEFAULT_PORTS.get(origin.partition(":")[0], "")))
@@ -345,7 +361,7 @@ def _unknown_variables(names: Sequence[str]) -> list[str]:
         if name.startswith("EB_") and name not in known and not name.startswith("EB_INTERNAL_"):
             near = get_close_matches(name, known, 1)
             guess = f" Did you mean {near[0]}?" if near else ""
-            warnings.append(f"the variable {name} is not a setting and has no effect.{guess}")
+            warnings.append(f"the variable {name} is not a setting and is ignored.{guess}")
     return warnings
 
 
@@ -393,8 +409,8 @@ def parser(policies: Mapping[str, str] | None = None) -> Parser:
         usage="./server.sh <policy> [flags]",
         description="Serve a GPT-2 model over HTTP with the batching policy of your choice."
         + known,
-        epilog="Each setting is also an EB_* variable and a line in .env; a flag wins over the environment,\n"
-        "the environment over .env. Example: ./server.sh dynamic --model bard --port 8501",
+        epilog="Each setting can also be an EB_* environment variable or a line in .env. Flags override the\n"
+        "environment, and the environment overrides .env. Example: ./server.sh dynamic --model bard --port 8501",
         formatter_class=Formatter,
         allow_abbrev=False,
     )
@@ -404,12 +420,12 @@ def parser(policies: Mapping[str, str] | None = None) -> Parser:
     result.add_argument(
         "--print-config",
         action="store_true",
-        help="show every setting, its value and origin, and leave",
+        help="print every setting with its value and source, then exit",
     )
     result.add_argument(
         "--doctor",
         action="store_true",
-        help="look whether this machine has what the server needs, and leave; ./server.sh doctor too",
+        help="check that this machine has what the server needs, then exit (same as ./server.sh doctor)",
     )
     groups = {}
     for item in fields(Config)[1:]:

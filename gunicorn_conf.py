@@ -52,15 +52,15 @@ def on_starting(server: Any) -> None:
     cfg = server.cfg
     if cfg.workers != 1 or cfg.preload_app or cfg.worker_class_str != worker_class:
         banner.fail(
-            f"gunicorn was told {cfg.workers} workers of class {cfg.worker_class_str}, preload "
-            f"{'on' if cfg.preload_app else 'off'}. Only 1 worker of ours without preload serves one model "
-            "with one queue: take the flags out of GUNICORN_CMD_ARGS"
+            f"gunicorn is configured with {cfg.workers} worker(s) of class {cfg.worker_class_str}, preload "
+            f"{'on' if cfg.preload_app else 'off'}, but the server needs 1 worker of class {worker_class} "
+            "without preload. Remove these flags from GUNICORN_CMD_ARGS"
         )
         sys.exit(2)
     if cfg.threads < threads or cfg.worker_connections < worker_connections:
         banner.fail(
-            f"gunicorn was told {cfg.threads} threads and {cfg.worker_connections} connections, and the settings "
-            f"need {threads} and {worker_connections}. Set --max-queue and --max-connections instead"
+            f"gunicorn is configured with {cfg.threads} threads and {cfg.worker_connections} connections, but the settings "
+            f"need {threads} and {worker_connections}. Remove these flags; use --max-queue and --max-connections"
         )
         sys.exit(2)
 
@@ -106,7 +106,7 @@ def nworkers_changed(server: Any, wanted: int, before: int | None) -> None:
     if before == 1 and wanted > 1:
         server._num_workers = before
         server.log.error(
-            "SIGTTIN: 1 worker serves one model with one queue, so there will be no other"
+            "ignored SIGTTIN: the server runs exactly 1 worker, with one model and one queue"
         )
 
 
@@ -172,8 +172,8 @@ def _end(service: Service, said: AccessLog, reason: str) -> None:
         time.sleep(0.02)
     if too_often:
         said.write_text(
-            f"error: the engine failed {DEATHS} times within {DEATH_SECONDS:g} s, and another start would "
-            "not mend it. See what it said above"
+            f"error: the engine failed {DEATHS} times within {DEATH_SECONDS:g} s, so it is not restarted. "
+            "See the errors above"
         )
     said.flush()
     os._exit(3 if too_often else 70)

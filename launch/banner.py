@@ -31,10 +31,10 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
     fits = ""
     if pages is not None:
         counts = (f"{pages.total // pages.pages_for(n):,} x {n:,}" for n in (128, 256, 512, 1024))
-        fits = f", holds sequences of tokens: {' or '.join(counts)}"
+        fits = f", room for sequences x tokens: {' or '.join(counts)}"
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
     url = f"http://[{local}]:{config.port}" if ":" in local else f"http://{local}:{config.port}"
-    key = "needed (Authorization: Bearer ...)" if config.api_key else "none"
+    key = "required (Authorization: Bearer ...)" if config.api_key else "none"
     public = config.host not in ("::1", "localhost") and not config.host.startswith("127.")
     for text in facts.get("warnings", ()):
         _loud(text)
@@ -55,13 +55,13 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
     _write("\n".join(lines))
     if "*" in config.origins and not config.api_key:
         warn(
-            "--cors-origins is *, so that every page which a browser with access to this server opens may use it. "
-            "Set --api-key, or name the origins"
+            "--cors-origins is *: any page in a browser that can reach this server may use it. "
+            "Set --api-key, or list the origins"
         )
     if public and not config.api_key:
         warn(
-            f"anybody who reaches {config.host}:{config.port} may use this server. "
-            "Set --api-key, or use --host 127.0.0.1 to serve this machine alone"
+            f"anyone who can reach {config.host}:{config.port} may use this server. "
+            "Set --api-key, or use --host 127.0.0.1 to serve only this machine"
         )
 
 
@@ -71,7 +71,7 @@ def _computing(engine: Engine, fits: str) -> list[tuple[str, str]]:
     if "instead" in facts:
         return [
             ("model", f"{engine.model_name}, no weights: {facts['instead']}, context {engine.context:,}"),
-            ("KV pages", f"numbers alone{fits}"),
+            ("KV pages", f"counted only{fits}"),
         ]  # fmt: skip
     return [
         ("model", f"{engine.model_name}, {facts.get('parameters', 0) / 1e6:.1f} M parameters, "

@@ -48,7 +48,7 @@ def _torch(config: Config) -> str:
     try:
         import torch
     except ImportError as error:
-        raise Lacking(f"cannot be imported: {error}. Run ./server.sh, which installs it") from None
+        raise Lacking(f"cannot import torch: {error}. Run ./server.sh, which installs it") from None
     return torch.__version__
 
 
@@ -72,8 +72,8 @@ def _disk(config: Config) -> str:
     free = shutil.disk_usage(home).free
     if free < LEAST_FREE:
         raise Lacking(
-            f"{free / GIB:.1f} GiB are free at {home}, {LEAST_FREE / GIB:.0f} are wanted. "
-            "Make room, or set HF_HOME and EB_CACHE_DIR to another disk"
+            f"{free / GIB:.1f} GiB are free at {home}, but {LEAST_FREE / GIB:.0f} are needed. "
+            "Free some space, or set HF_HOME and EB_CACHE_DIR to another disk"
         )
     return f"{free / GIB:.1f} GiB free at {home}"
 
@@ -91,13 +91,11 @@ def _port(config: Config) -> str:
 def _weights(config: Config) -> str:
     if mock.is_mock(config.model):
         mock.load(config.model)
-        return f"{config.model} needs none"
+        return f"{config.model} needs no weights"
     resolved = _resolved(config)
     where = f"{resolved.name}: {resolved.folder or 'random weights'}"
     if resolved.name == "bard" and not config.model:
-        where += (
-            f"; {weights.DEFAULT} is not here: the first start asks the hub for it, or serves bard"
-        )
+        where += f"; {weights.DEFAULT} is not in the cache: the first start downloads it, or serves bard if the download fails"
     return where
 
 
@@ -120,6 +118,6 @@ def _resolved(config: Config) -> weights.ResolvedModel:
     if not config.model:
         return weights.resolve("bard", config.load_format)
     raise Lacking(
-        f"{name} is not in the cache. The first start downloads it where the hub answers; else set HF_HOME to a "
-        "cache that has it, or use --model bard"
+        f"{name} is not in the cache. The first start downloads it if the model hub can be reached. Otherwise set "
+        "HF_HOME to a cache that has it, or use --model bard"
     )

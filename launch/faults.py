@@ -217,16 +217,16 @@ def read(environ: Mapping[str, str]) -> Faults:
     try:
         given = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{VARIABLE} is not JSON: {error}. {_EXAMPLE}") from None
+        raise ValueError(f"{VARIABLE} is invalid JSON: {error}. {_EXAMPLE}") from None
     if not isinstance(given, dict):
-        raise ValueError(f"{VARIABLE} is {text[:100]!r}, must be a JSON object. {_EXAMPLE}")
+        raise ValueError(f"{VARIABLE} is {text[:100]!r}, but must be a JSON object. {_EXAMPLE}")
     names = list(Faults.model_fields)
     for name in given:
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
             guess = f" Did you mean {near[0]}?" if near else ""
             raise ValueError(
-                f"{VARIABLE}: there is no fault {name!r}.{guess} Use: {', '.join(names)}"
+                f"{VARIABLE}: unknown fault {name!r}.{guess} Use one of: {', '.join(names)}"
             )
     try:
         return Faults.model_validate({k: _parameters(k, value) for k, value in given.items()})

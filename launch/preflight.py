@@ -33,8 +33,8 @@ def check_one_worker(environ: Mapping[str, str]) -> None:
     number = environ.get("WEB_CONCURRENCY", "1").strip() or "1"
     if number != "1":
         raise ConfigError(
-            f"WEB_CONCURRENCY is {number!r}, and one model is served by 1 worker with one queue. "
-            "Set it to 1, or unset it; requests are batched within the worker"
+            f"WEB_CONCURRENCY is {number!r}, but the server runs exactly 1 worker, with one model and one queue. "
+            "Set it to 1, or unset it; the worker batches its requests"
         )
 
 
@@ -48,12 +48,12 @@ def check_port(config: Config) -> None:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise ConfigError(
-                    f"port {config.port} of {config.host} is taken. Stop what uses it, or choose "
-                    f"another: --port {config.port % 65535 + 1}"
+                    f"port {config.port} on {config.host} is in use. Stop the program that uses it, or choose "
+                    f"another port: --port {config.port % 65535 + 1}"
                 ) from None
             raise ConfigError(
                 f"cannot listen on {config.host}:{config.port}: {error.strerror}. Use another --host "
-                "(127.0.0.1 for this machine alone) or --port"
+                "(127.0.0.1 for this machine only) or --port"
             ) from None
 
 
@@ -66,7 +66,7 @@ def check_open_files(config: Config) -> None:
     if hard != resource.RLIM_INFINITY and hard < needed:
         also = f" and --max-connections from {config.max_connections:,}"
         raise ConfigError(
-            f"the open-file limit is {hard:,}, and {config.connections:,} connections need {needed:,}. "
+            f"the open-file limit is {hard:,}, but {config.connections:,} connections need {needed:,}. "
             f"Run 'ulimit -n {needed}', or lower --max-queue from {config.max_queue:,}"
             + (also if config.max_connections else "")
         )
@@ -77,7 +77,7 @@ def check_tokenizer_file(config: Config) -> None:
     """Refuse a rank file that is not there, though the model may have a tokenizer of its own."""
     if config.tokenizer_file and not Path(config.tokenizer_file).is_file():
         raise ConfigError(
-            f"--tokenizer-file is {config.tokenizer_file!r}, and there is no such file. "
+            f"--tokenizer-file is {config.tokenizer_file!r}, but there is no such file. "
             "Use the path of a *.tiktoken file, or leave it out"
         )
 
@@ -88,8 +88,8 @@ def check_folders(environ: Mapping[str, str]) -> None:
         temporary = Path(tempfile.gettempdir())
     except OSError:  # it has tried to write in all of them
         raise ConfigError(
-            "no folder for temporary files can be written: the disk is full, or all of TMPDIR, /tmp and /var/tmp "
-            "are read-only. Make room, or set TMPDIR to a folder that can be written"
+            "cannot write to a folder for temporary files: the disk is full, or TMPDIR, /tmp and /var/tmp "
+            "are all read-only. Free some space, or set TMPDIR to a writable folder"
         ) from None
     check_writable(temporary, "the folder for temporary files", "TMPDIR")
     if chosen := environ.get("EB_CACHE_DIR"):
@@ -105,6 +105,6 @@ def check_writable(folder: Path, what: str, variable: str) -> None:
             file.flush()
     except OSError as error:
         raise ConfigError(
-            f"{what} {folder} cannot be written: {error.strerror}. "
-            f"Set {variable} to a folder that can, or make room there"
+            f"cannot write to {what} {folder}: {error.strerror}. "
+            f"Set {variable} to a writable folder, or free some space"
         ) from None

@@ -189,7 +189,9 @@ class Worker(ThreadWorker):  # type: ignore[misc]
                 self._drain(service, sig)
                 return
             if not self.succession.has_heir(self.number):
-                self.log.error("the new worker ended before it could serve: this one goes on")
+                self.log.error(
+                    "the new worker exited before it could serve; the current worker continues"
+                )
                 self._is_leaving = self._was_told_again = False
                 return
             time.sleep(POLL_SECONDS)
@@ -216,7 +218,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             if error.errno not in EXHAUSTED:
                 raise
             if not self._was_exhausted:
-                self.log.error("no file descriptor for a connection: raise 'ulimit -n'")
+                self.log.error("no file descriptors left for a new connection. Raise 'ulimit -n'")
             self._was_exhausted = self._needs_room = True
             if not (self.pending_conns or self.keepalived_conns):
                 self._paused_until = time.monotonic() + PAUSE_SECONDS

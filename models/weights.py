@@ -92,16 +92,16 @@ def resolve(model: str | None, load_format: str = "auto", timeout_s: float = 10.
         folder = hub.fetch(name, timeout_s)
     except hub.HubError as error:
         if model is not None:
-            raise ModelUnavailable(f"{model} is not to be had: {error}. {REMEDY}") from error
+            raise ModelUnavailable(f"cannot load {model}: {error}. {REMEDY}") from error
         warning = (
-            f"{name} is not to be had: {error}. The small built-in model bard is served INSTEAD, "
-            f"and it knows only Shakespeare. Set HF_HOME to a cache that has {name}, "
-            "or give this machine a way to the hub, or use --model bard to mean it"
+            f"cannot load {name}: {error}. The small built-in model bard is served INSTEAD; "
+            f"it knows only Shakespeare. Set HF_HOME to a cache that has {name}, "
+            "connect this machine to the hub, or use --model bard to choose it"
         )
         try:
             return replace(_bard(None, load_format), warning=warning)
         except ModelUnavailable as second:
-            raise ModelUnavailable(f"{name} is not to be had: {error}; and {second}") from error
+            raise ModelUnavailable(f"cannot load {name}: {error}; and {second}") from error
     config = _check_folder(folder, "auto")
     tokenizer = _tokenizer_folder(folder)
     return ResolvedModel(name, model, "auto", folder, published.revision, config, tokenizer)
@@ -118,7 +118,7 @@ def _known_name(model: str) -> str | None:
 def _local(model: str, load_format: str) -> ResolvedModel:
     folder = Path(model).expanduser()
     if folder.is_file():
-        raise UnknownModel(f"model {model!r} is a file. Use the folder it lies in")
+        raise UnknownModel(f"model {model!r} is a file. Use the folder that contains it")
     if not folder.is_dir():
         near = difflib.get_close_matches(model, NAMES, n=1)
         hint = f"Did you mean {near[0]!r}? " if near else ""
@@ -138,7 +138,7 @@ def _bard(requested: str | None, load_format: str) -> ResolvedModel:
         return replace(_local(str(BARD), load_format), name="bard", requested=requested)
     except (UnknownModel, CheckpointError) as error:
         raise ModelUnavailable(
-            f"the built-in model bard is not whole ({str(error).partition('. ')[0]}). Run "
+            f"the built-in model bard is incomplete ({str(error).partition('. ')[0]}). Run "
             "'git checkout weights/bard', or make it again: python tools/train_bard.py --text FILE"
         ) from error
 

@@ -47,7 +47,7 @@ def check(config: Config) -> None:
     """Raise ValueError when the settings ask for a shadow that cannot be."""
     if config.shadow_cost and not config.shadow:
         raise ConfigError(
-            f"--shadow-cost is {config.shadow_cost!r} without --shadow. Name the policy to simulate: --shadow static"
+            f"--shadow-cost is {config.shadow_cost!r}, but --shadow is not set. Name the policy to simulate, for example --shadow static"
         )
     if config.shadow:
         policies.get_policy(config.shadow, config.max_batch_size)
@@ -114,7 +114,7 @@ class Shadow:
                 self._note_departure(inference)
         except Exception:
             self._blind = True
-            self._complain("the shadow cannot read a record; it sees no more")
+            self._complain("the shadow cannot read a record and stops recording")
 
     def _note_step(self, iteration: Iteration) -> None:
         if iteration.policy != self._served:  # what came before was served by another
@@ -178,7 +178,7 @@ class Shadow:
             except Exception as error:
                 if self._stopping.is_set():
                     return
-                self._complain("the shadow's process failed; it answers no more")
+                self._complain("the shadow's process failed; --shadow gives no more results")
                 found = {**self._nothing("failed"), "reason": str(error)[:300]}
                 self._stopping.set()
                 self._end_process()
@@ -281,10 +281,10 @@ class Shadow:
     def _read(self, process: subprocess.Popen[str]) -> str:
         assert process.stdout is not None
         if not select.select([process.stdout], [], [], LIMIT)[0]:
-            raise TimeoutError(f"no answer within {LIMIT:g} s")
+            raise TimeoutError(f"timed out after {LIMIT:g} s")
         line = process.stdout.readline()
         if not line:
-            raise RuntimeError(f"its process ended with exit status {process.wait(5)}")
+            raise RuntimeError(f"its process exited with status {process.wait(5)}")
         return line
 
     def _end_process(self) -> None:

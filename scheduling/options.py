@@ -51,7 +51,7 @@ class Option:
         parts = found if isinstance(found, tuple) else (found,)
         if found is None or not all(self._is_good(part) for part in parts):
             raise OptionError(
-                f"policy option {name} is {value!r}, must be {self.bounds} ({self.help}). "
+                f"policy option {name} is {value!r}, but must be {self.bounds} ({self.help}). "
                 f"Leave it out to have {self.default!r}"
             )
         return found

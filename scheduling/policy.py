@@ -61,7 +61,9 @@ class Policy:
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         if max_batch_size < 1:
-            raise ValueError(f"max_batch_size is {max_batch_size}, must be at least 1. Raise it")
+            raise ValueError(
+                f"max_batch_size is {max_batch_size}, but must be at least 1. Raise it"
+            )
         self.max_batch_size = max_batch_size
         self.name = type(self).__module__.rpartition(".")[2].replace("_", "-")
         self.cached_tokens: Callable[[Sequence], int] = lambda seq: 0  # the scheduler knows better

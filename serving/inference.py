@@ -240,7 +240,7 @@ def too_late(seconds: float) -> InferenceError:
     """Return the error of a request that the server's own limit ended."""
     return InferenceError(
         "timeout_error",
-        f"no answer within {seconds:g} s. Ask for fewer tokens, try again later, or raise --request-timeout",
+        f"timed out: no answer within {seconds:g} s. Request fewer tokens, try again later, or raise --request-timeout",
     )
 
 
@@ -259,5 +259,5 @@ def failure(error: BaseException | None) -> InferenceError | None:
     return InferenceError(
         "server_error",
         f"the model failed on this request: {type(error).__name__}. "
-        "Try again; if it stays, send another prompt",
+        "Try again; if it still fails, send another prompt",
     )

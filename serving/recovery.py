@@ -119,10 +119,10 @@ class Recovery:
             if isinstance(token, BaseException):
                 raise token
             if not isinstance(token, int | Token):
-                raise RuntimeError("the model gave no token where one was due")
+                raise RuntimeError("the model returned no token where one was expected")
             self.is_in_doubt = False
         except Exception as error:
-            log.exception("a token of nobody's could not be computed either")
+            log.exception("the probe step failed as well")
             self._note(error)
             self.is_in_doubt = True
             self._count_trouble(error)
@@ -130,7 +130,9 @@ class Recovery:
 
     def _note(self, error: BaseException) -> None:
         if is_beyond_repair(error):
-            raise EngineBroken("the device is in a state that only a new process ends") from error
+            raise EngineBroken(
+                "the device is in a state that only a new process can recover from"
+            ) from error
 
     def _count_trouble(self, error: BaseException) -> None:
         now = self._clock()
@@ -138,11 +140,11 @@ class Recovery:
         while now - self._troubles[0] > TROUBLE_SECONDS:
             self._troubles.popleft()
         if "cuda error" in str(error).lower():
-            raise EngineBroken("the device computes nothing any more") from error
+            raise EngineBroken("the device no longer computes") from error
         if len(self._troubles) >= TROUBLES:
             raise EngineBroken(
-                f"{TROUBLES} steps within {TROUBLE_SECONDS:g} s gave nobody a token, the last by "
-                f"{type(error).__name__}, and no request alone was at fault"
+                f"{TROUBLES} steps within {TROUBLE_SECONDS:g} s failed for all requests, the last with "
+                f"{type(error).__name__}, and no single request was at fault"
             ) from error
 
     def _forward(self, plan: Plan) -> list[Output]:
@@ -185,8 +187,8 @@ class Recovery:
         plan, outputs = self._shrink(scheduler, plan)
         if len(scheduler.running) < ran and scheduler.slot_cap < ENDLESS:
             log.warning(
-                "memory ran out while %d requests ran; from now on %d may run. "
-                "To start with that: --max-batch-size %d", ran, scheduler.slot_cap, scheduler.slot_cap,
+                "memory ran out with %d running requests; the limit is now %d. "
+                "Start with --max-batch-size %d", ran, scheduler.slot_cap, scheduler.slot_cap,
             )  # fmt: skip
         return plan, outputs
 
@@ -217,7 +219,7 @@ class Recovery:
             try:
                 release()
             except Exception:
-                log.exception("memory could not be released")
+                log.exception("cannot release memory")
 
 
 def _own(error: Exception) -> Exception:
@@ -225,7 +227,7 @@ def _own(error: Exception) -> Exception:
     if is_out_of_memory(error):
         return InferenceError(
             "out_of_memory",
-            "memory ran out on this request alone. Ask for fewer tokens, send a shorter prompt, or lower "
+            "this request alone needs more memory than there is. Request fewer tokens, send a shorter prompt, or lower "
             "--max-tokens-per-step",
             1,
         )

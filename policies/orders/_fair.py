@@ -115,7 +115,7 @@ def _parse_weights(text: str) -> dict[str, float]:
             weights[client] = 0.0
         if not 0 < weights[client] < float("inf"):
             raise OptionError(
-                f"policy option weights has {part!r}, must be client:weight with a weight above 0. "
+                f"policy option weights has {part!r}, but must be client:weight with a weight above 0. "
                 "Write it as in alice:2,bob:0.5"
             )
     return weights

@@ -123,8 +123,8 @@ def test_the_serving_process_gets_exactly_the_settings_of_its_launcher(tmp_path:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("port", "0", "must be at least 1. Set it higher"),
-        ("port", "65536", "must be at most 65535. Set it lower"),
+        ("port", "0", "must be at least 1."),
+        ("port", "65536", "must be at most 65535."),
         ("port", "x", "Use a whole number"),
         ("port", "8.5", "Use a whole number"),
         ("max_batch_size", "0", "at least 1"),
@@ -163,7 +163,7 @@ def test_what_is_out_of_bounds_is_refused_by_the_name_it_was_given(
 
 
 def test_a_config_made_in_code_is_checked_too() -> None:
-    with pytest.raises(ConfigError, match="--max-batch-size is 0, must be at least 1"):
+    with pytest.raises(ConfigError, match=r"--max-batch-size is 0, .*must be at least 1"):
         Config(max_batch_size=0)
 
 
@@ -221,9 +221,9 @@ def test_unknown_eb_names_are_warned_of_with_the_nearest(tmp_path: Path) -> None
         EB_CACHE_DIR="x",
     )
     assert loaded.warnings == [
-        "the variable EB_MODLE is not a setting and has no effect. Did you mean EB_MODEL?",
-        "the variable EB_PROT is not a setting and has no effect. Did you mean EB_PORT?",
-        "the variable EB_XYZZY is not a setting and has no effect.",
+        "the variable EB_MODLE is not a setting and is ignored. Did you mean EB_MODEL?",
+        "the variable EB_PROT is not a setting and is ignored. Did you mean EB_PORT?",
+        "the variable EB_XYZZY is not a setting and is ignored.",
     ]
 
 
@@ -295,10 +295,9 @@ def test_a_taken_port_is_one_line_with_the_remedy() -> None:
         port = other.getsockname()[1]
         result = run_app("dynamic", "--host", "127.0.0.1", "--port", str(port))
     assert result.returncode == 2
-    assert result.stderr == (
-        f"error: port {port} of 127.0.0.1 is taken. Stop what uses it, or choose another: "
-        f"--port {port % 65535 + 1}\n"
-    )
+    assert result.stderr.startswith(f"error: port {port} on 127.0.0.1")
+    assert result.stderr.endswith(f"--port {port % 65535 + 1}\n")
+    assert result.stderr.count("\n") == 1
 
 
 def test_too_few_open_files_are_refused_and_a_soft_limit_is_raised(
@@ -369,14 +368,14 @@ def test_a_public_address_without_a_key_is_warned_of(
     host: str, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = shown(Config(host=host), capsys)
-    assert f"warning: anybody who reaches {host}:8500" in text
+    assert f"{host}:8500 may use this server" in text
     assert "--api-key" in text
     assert "--host 127.0.0.1" in text
     assert url in text
     text = shown(Config(host=host, api_key="hunter2"), capsys)
     assert "warning" not in text
     assert "hunter2" not in text
-    assert re.search(r"API key +needed", text)
+    assert re.search(r"API key +required", text)
 
 
 def test_a_substitute_model_cannot_be_missed(capsys: pytest.CaptureFixture[str]) -> None:

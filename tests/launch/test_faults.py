@@ -40,8 +40,8 @@ def test_without_a_fault_everything_goes_through_as_it_is(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"poisn": {}}', "no fault 'poisn'. Did you mean poison"),
-        ("{bad", "is not JSON.*line 1"),
+        ('{"poisn": {}}', "'poisn'. Did you mean poison"),
+        ("{bad", "invalid JSON.*line 1"),
         ("[1]", "must be a JSON object"),
         ('{"poison": {}}', "poison.prompt_contains.*required"),
         ('{"poison": {"prompt_contains": ""}}', "poison.prompt_contains"),

@@ -80,7 +80,7 @@ def test_a_reload_of_a_broken_model_leaves_the_worker_that_serves(
     for _ in range(2):
         old = reload(server)
         wait_until(lambda: workers(server) == old, 60)  # noqa: B023
-        wait_until(lambda: "this one goes on" in server.output())
+        wait_until(lambda: "the current worker continues" in server.output())
         assert server.post(**LONG).status == 200
     assert server.output().count("error: ") == 2, server.output()
     put(weights, whole)

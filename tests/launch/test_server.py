@@ -258,9 +258,9 @@ def test_a_key_is_asked_for_and_sigterm_lets_the_last_request_finish(
         assert last[0].status == 200
         assert last[0].json["num_tokens"] == 1000
     text = server.output()
-    assert re.search(r"API key +needed", text)
+    assert re.search(r"API key +required", text)
     assert "hunter2" not in text
-    assert "EB_MODLE is not a setting and has no effect. Did you mean EB_MODEL?" in text
+    assert "EB_MODLE is not a setting and is ignored. Did you mean EB_MODEL?" in text
     assert "Traceback" not in text
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", server.port), 1)

@@ -291,7 +291,7 @@ def test_who_had_no_whole_answer_is_load_and_no_figure() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"shadow_cost": "x.json"}, "without --shadow"),
+        ({"shadow_cost": "x.json"}, "--shadow is not set"),
         ({"shadow": "statik"}, "Did you mean 'static'"),
         ({"shadow": "static", "shadow_cost": "none.json"}, "simulate calibrate"),
     ],

@@ -465,11 +465,11 @@ def test_adaptive_finds_the_batch_size_that_its_target_allows_and_holds_it() -> 
 def test_options_are_read_from_text_and_held_to_their_bounds() -> None:
     policy = policies.get_policy("window", 4, {"delay": "0.02", "preferred": "2,4"})
     assert (policy.delay, policy.preferred) == (0.02, (2, 4))  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match=r"delay is '-1', must be at least 0.*Leave it out"):
+    with pytest.raises(ValueError, match=r"delay is '-1', .*must be at least 0.*Leave it out"):
         policies.get_policy("window", 4, {"delay": "-1"})
     with pytest.raises(ValueError, match=r"delay is 'nan'"):
         policies.get_policy("window", 4, {"delay": "nan"})
-    with pytest.raises(ValueError, match=r"predictor is 'crystal', must be oracle or noisy"):
+    with pytest.raises(ValueError, match=r"predictor is 'crystal', .*must be oracle or noisy"):
         policies.get_policy("dynamic+sjf", 4, {"predictor": "crystal"})
     with pytest.raises(
         ValueError, match=r"'wp'. Did you mean 'w_p'\? Use one of: weights, w_p, w_q"

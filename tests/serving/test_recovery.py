@@ -154,14 +154,14 @@ def test_an_engine_that_computes_nothing_answers_everybody_and_says_why(
     served.model.breaks = raising(RuntimeError("tensor"), lambda plan: True)
     served.model.gate.set()
     for one in asked:
-        with pytest.raises(InferenceError, match="starts anew: 3 steps within 60 s") as caught:
+        with pytest.raises(InferenceError, match="3 steps within 60 s") as caught:
             one.wait_for_completion(SOON)
         assert (caught.value.kind, caught.value.retry_after) == ("unavailable_error", 5)
     served.thread.join(SOON)
     assert len(died) == 1
     assert died[0] == served.manager.failure
     assert "RuntimeError" in died[0]
-    with pytest.raises(InferenceError, match="starts anew"):
+    with pytest.raises(InferenceError, match="restarting"):
         served.ask("late", 1)
 
 
@@ -170,9 +170,9 @@ def test_an_engine_that_computes_nothing_answers_everybody_and_says_why(
     [
         (RuntimeError("CUDA error: device-side assert triggered"), 1, "only a new process"),
         (SystemError("NULL"), 1, "only a new process"),
-        (RuntimeError("CUDA error: unspecified"), 3, "the device computes nothing"),
-        (SystemExit(), 1, "ended by SystemExit"),
-        (BaseException(), 1, "ended by BaseException"),
+        (RuntimeError("CUDA error: unspecified"), 3, "the device no longer computes"),
+        (SystemExit(), 1, "SystemExit"),
+        (BaseException(), 1, "BaseException"),
     ],
 )
 def test_what_no_further_step_mends_ends_the_engine_at_once(
@@ -250,5 +250,5 @@ def test_three_times_are_too_often_only_within_a_minute() -> None:
         assert not recovery.prove()
         now[0] += 31.0
     recovery.prove()
-    with pytest.raises(EngineBroken, match="3 steps within 60 s gave nobody a token"):
+    with pytest.raises(EngineBroken, match="3 steps within 60 s"):
         recovery.prove()
