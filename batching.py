@@ -1,8 +1,8 @@
-"""Between the HTTP threads and the loop: the bounded queue, the thread that runs the loop, the answers.
+"""The batching loop: the bounded queue, the thread that drives the scheduler, and the completion of requests.
 
-A handler enqueues an `Inference` and waits on it; one background thread drives the `Scheduler`. Every accepted
-inference ends exactly once, with its text or with an `InferenceError`, whatever breaks. It must not know HTTP,
-tensors, or which policy it runs.
+A handler enqueues an `Inference` and waits for it; one background thread drives the `Scheduler`. Every accepted
+inference ends exactly once, with its text or with an `InferenceError`, whatever fails. This module must not know
+HTTP, tensors, or which policy it runs.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ __all__ = ["MAX_BATCH_SIZE", "BatchingManager", "Inference", "InferenceError", "
 log = logging.getLogger(__name__)
 
 MAX_BATCH_SIZE = 64
-CLOSE_SECONDS = 1.0  # in which all who wait are answered, when the loop has failed
+CLOSE_SECONDS = 1.0  # to end all requests after the loop has failed
 
 
 class BatchingManager:
     """Queue, loop thread and answers for one model.
 
-    `observers` are called in the loop thread with each Iteration and the inferences that left, `greeters` in the
-    caller's with each inference that is taken in; what they raise is logged and forgotten. `make_policy` gives the
-    three loops of the original their policies by name. `on_death` is told why the loop has failed, in the thread that
-    found it out, when everybody has been answered: a process without a loop should end.
+    The loop thread calls `observers` with each Iteration and the inferences that left. The caller's thread calls
+    `greeters` with each accepted inference. Their exceptions are logged and ignored. `make_policy` returns the policies
+    of the original's three loops by name. When the loop fails and all requests have ended, `on_death` is called with
+    the reason, in the thread that detected the failure: a process without a loop should exit.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class BatchingManager:
         self.observers: list[Callable[[Iteration | None, list[Inference]], None]] = []
         self.greeters: list[Callable[[Inference], None]] = []
         self.scheduler: Scheduler | None = None
-        self.policy: Policy | None = None  # who decides
-        self.beat = clock()  # when the loop last turned
+        self.policy: Policy | None = None  # the active policy
+        self.beat = clock()  # time of the loop's last iteration
         self.failure: str | None = None  # why the loop has failed
         self._thread: threading.Thread | None = None
         self._on_death = on_death
@@ -89,7 +89,7 @@ class BatchingManager:
         self._switches: deque[tuple[Policy, Future[None]]] = deque()
         self._open: dict[Sequence, Inference] = {}
         self._count = 0
-        self._queued_tokens = 0  # of prompts and answers that wait
+        self._queued_tokens = 0  # of the prompts and answers in the queue
         self._rate = Rate()
         self._deadlines = Deadlines()
         self._stopping = False
@@ -97,7 +97,7 @@ class BatchingManager:
         self._failing = threading.Lock()
 
     def enqueue(self, inference: Inference | str, num_tokens: int = 0, **options: Any) -> Inference:
-        """Take an inference, or make one of a prompt, into the queue; InferenceError when it is full or closed."""
+        """Enqueue an inference, or a prompt as one; raise InferenceError when the queue is full or closed."""
         if isinstance(inference, str):
             if self._make_inference is None:
                 raise TypeError(
@@ -108,7 +108,7 @@ class BatchingManager:
         return inference
 
     def enqueue_all(self, inferences: list[Inference]) -> None:
-        """Take all of them into the queue or, with an InferenceError, none."""
+        """Enqueue all of the inferences, or raise InferenceError and enqueue none."""
         for inference in inferences:
             self._check(inference)
         with self._wake:
@@ -145,7 +145,7 @@ class BatchingManager:
                 self._arrived += inferences
                 self._wake.notify()
                 return
-        self._end_all(inferences)  # the loop ended meanwhile, and has not seen them
+        self._end_all(inferences)  # the loop ended meanwhile and never saw them
 
     def _greet(self, inference: Inference) -> None:
         for greeter in self.greeters:
@@ -155,7 +155,7 @@ class BatchingManager:
                 log.exception("an arrival callback failed")
 
     def _check(self, inference: Inference) -> None:
-        """Refuse what can never be computed, and find its prompt's place in the prefix cache."""
+        """Reject a request that can never be computed, and hash its prompt for the prefix cache."""
         seq = inference.sequence
         fewest = 0 if inference.scores_prompt else 1
         if not seq.prompt_ids or inference.num_tokens < fewest:
@@ -173,17 +173,17 @@ class BatchingManager:
                 f"prompt and answer have {seq.total} tokens and need {self.pages.pages_for(seq.total)} KV pages of "
                 f"{size} tokens, but there are {most}. Request fewer tokens or raise --kv-memory",
             )
-        # A prompt to be scored must be computed, so that it looks for a page that nobody has.
+        # A prompt to be scored must be computed, so its hash must match no cached page.
         seq.hashes = (
             [uuid.uuid4().bytes] if inference.scores_prompt else self.pages.hashes(seq.prompt_ids)
         )
 
     def retry_after(self) -> int:
-        """Return the seconds after which a refused client should come again: until the queue is computed."""
+        """Return the seconds after which a rejected client should retry: the time to compute the queue."""
         return max(1, min(60, math.ceil(self._rate.seconds_for(self._queued_tokens))))
 
     def waited(self, inference: Inference) -> dict[str, tuple[int, float]]:
-        """Return by reason for how many iterations and seconds an inference has waited so far."""
+        """Return the iterations and seconds that an inference has waited so far, by reason."""
         seq, scheduler = inference.sequence, self.scheduler
         return seq.waited if scheduler is None else scheduler.waited(seq, self._clock())
 
@@ -198,28 +198,28 @@ class BatchingManager:
 
     @property
     def is_alive(self) -> bool:
-        """Whether what is enqueued will be answered: the loop has not ended, though it may not have begun."""
+        """Whether enqueued requests will be answered: the loop has not ended, but may not have started."""
         return not self._dead
 
     @property
     def has_thread(self) -> bool:
-        """Whether there is a thread for the loop, or none has been started yet."""
+        """Whether the loop's thread is alive or has not been started yet."""
         return self._thread is None or self._thread.is_alive()
 
     @property
     def slot_cap(self) -> int:
-        """How many may run: the policy's slots, or as many as memory turned out to hold."""
+        """The limit on running requests: the policy's slots, or fewer after memory ran out."""
         cap = self.max_batch_size if self.scheduler is None else self.scheduler.slot_cap
         return min(self.max_batch_size, cap)
 
     def _make_probe(self) -> Sequence:
-        """Return a sequence that asks for one token, of nobody's request."""
+        """Return a sequence of one token that belongs to no request."""
         if self._make_inference is None:
             return Sequence([0], 1)
         return self._make_inference("", 1, [0], seed=0).sequence
 
     def _take_out(self, inferences: list[Inference]) -> None:
-        """Let the loop free what these have, which have ended."""
+        """Wake the loop to release the resources of these finished inferences."""
         with self._wake:
             self._cancelled += inferences
             self._wake.notify()
@@ -254,10 +254,10 @@ class BatchingManager:
         return thread
 
     def switch(self, policy: Policy, timeout: float | None = None) -> None:
-        """Let `policy` decide from the next iteration on; return when it does.
+        """Switch to `policy` at the next iteration, and return after the switch.
 
-        Nobody is lost: who runs goes on to its end, who waits arrives anew. InferenceError, and no switch, when
-        the loop has ended or does not turn within `timeout` seconds.
+        No request is lost: running requests finish, and queued requests enter the new policy's queue. Raise
+        InferenceError, without a switch, when the loop has ended or completes no step within `timeout` seconds.
         """
         done: Future[None] = Future()
         with self._wake:
@@ -278,18 +278,18 @@ class BatchingManager:
 
     @property
     def policy_name(self) -> str:
-        """The name of the policy that decides, empty before the loop has one."""
+        """The name of the active policy, empty before the loop has one."""
         return self.policy.name if self.policy is not None else ""
 
     @property
     def policy_options(self) -> dict[str, Any]:
-        """The policy's own parameters and their values."""
+        """The policy's options and their values."""
         return values_of(self.policy) if self.policy is not None else {}
 
     def stop(self, patience: float | None = None) -> None:
-        """Let the loop end; who still waits is answered with an error.
+        """Stop the loop; open requests end with an error.
 
-        With `patience` that is sure to happen, though the step under way takes more than so many seconds.
+        With `patience`, they end after at most that many seconds, even if the current step takes longer.
         """
         with self._wake:
             self._stopping = True
@@ -299,12 +299,12 @@ class BatchingManager:
             self._close()
 
     def give_up(self, reason: str) -> None:
-        """Answer everybody with an error, since the loop has failed, and say so to `on_death`; once."""
+        """End all requests with an error because the loop failed, and call `on_death`; only the first call acts."""
         with self._failing:
             if self.failure is not None:
                 return
             self.failure = reason
-        # If the loop hangs with the lock in its hands, the process must end all the same.
+        # If the loop hangs while it holds the lock, the process must still exit.
         closing = threading.Thread(target=self._close, name="close", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
@@ -321,7 +321,9 @@ class BatchingManager:
                 worked = self._turn(scheduler)
                 if self.recovery.is_in_doubt:
                     self.recovery.prove()
-        except BaseException as error:  # whatever it is, nobody may wait for a loop that has ended
+        except (
+            BaseException
+        ) as error:  # whatever it is, no request may wait for a loop that has ended
             log.critical(
                 "the batching loop failed; all open requests end with an error", exc_info=True
             )
@@ -335,9 +337,9 @@ class BatchingManager:
             self._close()
 
     def _take_in(self, scheduler: Scheduler, wait: bool) -> bool:
-        """Hand arrivals and cancellations to the scheduler; False to end the loop.
+        """Pass arrivals and cancellations to the scheduler; return False to end the loop.
 
-        With `wait`, sleep before until something comes or the policy wants to be asked again.
+        With `wait`, sleep first, until there is something to do or the policy's next deadline.
         """
         with self._wake:
             self.beat = now = self._clock()
@@ -368,7 +370,7 @@ class BatchingManager:
         return True
 
     def _remove(self, scheduler: Scheduler, ended: list[Inference], now: float) -> None:
-        """Take those who have ended before their last token out of the scheduler, all in one pass."""
+        """Remove inferences that ended before their last token from the scheduler, in one pass."""
         leaving: dict[str, dict[Sequence, None]] = {"length": {}, "abort": {}}
         for inference in ended:
             if inference.sequence in self._open:
@@ -380,7 +382,7 @@ class BatchingManager:
             self._leave(left, None)
 
     def _make_switches(self, scheduler: Scheduler) -> None:
-        """Change the policy as often as was asked; as many requests as before may wait or run."""
+        """Apply the requested policy switches; the limit on queued and running requests stays the same."""
         while self._switches:
             policy, done = self._switches[0]
             if done.set_running_or_notify_cancel():
@@ -393,7 +395,7 @@ class BatchingManager:
             self._switches.popleft()
 
     def _turn(self, scheduler: Scheduler) -> bool:
-        """Plan, compute and answer one step; False when the policy lets everybody wait."""
+        """Plan, compute and publish one step; return False when the policy schedules nothing."""
         plan = scheduler.plan(self._clock())
         if plan is None:
             return False
@@ -410,7 +412,7 @@ class BatchingManager:
         return True
 
     def _hand_over(self, plan: Plan) -> None:
-        """Tell the readers of streams what there is; who ends is told by `_leave`, together with how."""
+        """Notify the readers of streams about new tokens; `_leave` notifies those that end."""
         for seq in plan.sequences:
             inference = self._open.get(seq)
             if inference is not None and inference.bell is not None and not seq.is_finished:
@@ -421,7 +423,7 @@ class BatchingManager:
                     inference.cancel(failure(error))
 
     def _leave(self, sequences: list[Sequence], iteration: Iteration | None) -> None:
-        """Answer who left; one pass for all, no waiting on anybody."""
+        """Complete the requests of these sequences, in one pass and without blocking."""
         inferences = [self._open.pop(seq) for seq in sequences if seq in self._open]
         never_begun = sum(seq.total for seq in sequences if seq.scheduled_at is None)
         with self._wake:
@@ -431,7 +433,7 @@ class BatchingManager:
         self._finish(inferences)
 
     def _finish(self, inferences: list[Inference]) -> None:
-        """Tell each how it ended; what goes wrong with one is nobody else's matter."""
+        """Complete each inference; a failure of one does not affect the others."""
         for inference in inferences:
             try:
                 inference.finished(failure(inference.sequence.error))
@@ -439,7 +441,7 @@ class BatchingManager:
                 log.exception("cannot complete an inference")
 
     def _look_after(self, inference: Inference) -> None:
-        """End an inference that nobody will; who waits for it asks for this about each second."""
+        """Complete an inference that the loop no longer tracks; waiting readers call this about every second."""
         if self._dead:
             inference.finished(failure(inference.sequence.error) or self._closed())
         elif inference.sequence.state == "finished" and inference.sequence not in self._open:
@@ -449,7 +451,7 @@ class BatchingManager:
             inference.is_overdue = True
 
     def _closed(self) -> InferenceError:
-        """Return what they are told who come too late."""
+        """Return the error for requests that arrive after the loop ended."""
         if self.failure is None:
             return InferenceError(
                 "unavailable_error", "the server is shutting down. Try again later", 1
@@ -474,7 +476,7 @@ class BatchingManager:
             self._arrived = []
             self._count = self._queued_tokens = 0
         for _, done in self._switches:
-            with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+            with contextlib.suppress(InvalidStateError):  # its caller has timed out
                 done.set_exception(
                     InferenceError(
                         "unavailable_error",
@@ -485,7 +487,7 @@ class BatchingManager:
         self._end_all(open_)
 
     def _end_all(self, inferences: list[Inference]) -> None:
-        """Answer these with the reason why there is no loop any more."""
+        """End these inferences with the reason why the loop ended."""
         for inference in inferences:
             inference.sequence.error = inference.sequence.error or self._closed()
         self._tell(None, inferences)

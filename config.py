@@ -1,8 +1,8 @@
-"""Every setting once: its name, default, bounds and help.
+"""The settings of the server, each declared once: name, default, bounds and help.
 
-A setting is a flag, an `EB_*` variable and a line in `.env`, in this order of precedence; `--max-batch-size`,
-`EB_MAX_BATCH_SIZE`. The policy alone is also the first word on the command line and the original's `BATCHING`.
-It must not know what the settings do, and imports nothing of the project but names.
+Each setting is a flag, an `EB_*` variable and a line in `.env`, in this order of precedence: `--max-batch-size`,
+`EB_MAX_BATCH_SIZE`. The policy is also the first argument of the command line and the original's `BATCHING`.
+This module must not know what the settings do, and imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from dotenv import dotenv_values
 ROOT = Path(__file__).resolve().parent
 VERSION = "0.1.0"
 COMPLETE = "EB_INTERNAL_COMPLETE"  # set where the environment holds every setting
-RESERVE = 32  # HTTP threads beyond those of open requests
-LOOPBACK = ("localhost", "127.0.0.1")  # no page of another site can be called by these
+RESERVE = 32  # HTTP threads in addition to those of open requests
+LOOPBACK = ("localhost", "127.0.0.1")  # no page of another site has these host names
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+")
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # a browser leaves them out of an origin
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 class ConfigError(ValueError):
-    """A setting that cannot be: the message names value, bound and remedy."""
+    """An invalid setting. The message names the value, the bound and the remedy."""
 
 
 def setting(
@@ -190,7 +190,7 @@ class Config:
 
     @property
     def policy_options(self) -> dict[str, str]:
-        """The policy's own parameters; ConfigError for what is no NAME=VALUE."""
+        """The policy's options; ConfigError for one that is not NAME=VALUE."""
         pairs = [pair.strip() for pair in self.policy_option.split(",") if pair.strip()]
         for pair in pairs:
             if "=" not in pair:
@@ -199,17 +199,17 @@ class Config:
 
     @property
     def max_open_requests(self) -> int:
-        """Requests that may wait or run."""
+        """The limit on queued and running requests."""
         return self.max_queue + self.max_batch_size
 
     @property
     def threads(self) -> int:
-        """HTTP threads: one for each open request, and a reserve for health, stats and refusals."""
+        """HTTP threads: one per open request, and a reserve for health, stats and rejections."""
         return self.max_open_requests + RESERVE
 
     @property
     def connections(self) -> int:
-        """Sockets that may be open: those with a thread, and idle ones kept for their next request."""
+        """The limit on open sockets: those with a thread, and idle keep-alive connections."""
         return self.max_connections or self.threads + 512
 
     @property
@@ -251,7 +251,7 @@ def _text(value: Any) -> str:
 
 
 def check(item: Field[Any], value: Any, name: str = "") -> None:
-    """Raise ConfigError, which calls the setting `name`, when `value` is out of its bounds."""
+    """Raise ConfigError, with `name` for the setting, when `value` is out of bounds."""
     low, high, choices = (item.metadata[k] for k in ("minimum", "maximum", "choices"))
     name = name or flag(item.name)
     if choices and value not in choices:
@@ -271,7 +271,7 @@ def check(item: Field[Any], value: Any, name: str = "") -> None:
 
 
 def read_origins(text: str, name: str) -> frozenset[str]:
-    """Return the origins in a list with commas; ConfigError for one that no browser sends."""
+    """Return the origins in a comma-separated list; ConfigError for one that no browser sends."""
     origins = set()
     for given in (part.strip() for part in text.split(",") if part.strip()):
         origin = given.lower()
@@ -285,7 +285,7 @@ def read_origins(text: str, name: str) -> frozenset[str]:
 
 
 def parse(item: Field[Any], text: str, name: str = "") -> Any:
-    """Return the checked value that `text` means for a setting; ConfigError when it means none."""
+    """Parse and check the text of a setting; ConfigError when it is invalid."""
     value = _parse(item, text, name or flag(item.name))
     check(item, value, name)
     return value
@@ -311,7 +311,7 @@ def _parse(item: Field[Any], text: str, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A configuration, where each value came from, and what to warn of."""
+    """A configuration, the source of each value, and warnings."""
 
     config: Config
     origin: dict[str, str]
@@ -324,9 +324,9 @@ def load(
     dotenv: Path | None = None,
     policies: Mapping[str, str] | None = None,
 ) -> Loaded:
-    """Read flags, environment and `.env`; ConfigError or, for a bad flag, exit 2.
+    """Read flags, environment and `.env`; raise ConfigError or, for a bad flag, exit with 2.
 
-    `policies` are the names that exist, each with what it is in one line, for `--help`.
+    `policies` maps the name of each policy to a one-line description for `--help`.
     """
     environ = os.environ if environ is None else environ
     lines = {} if environ.get(COMPLETE) else _read_dotenv(dotenv or ROOT / ".env")
@@ -369,14 +369,14 @@ METAVARS = {bool: "on|off", int: "N", float: "SECONDS", str: "TEXT"}
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """argparse's help at our line length."""
+    """argparse's help with 100 columns."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=26, width=100)
 
 
 class Joined(argparse.Action):
-    """Join what a repeated flag is given with commas."""
+    """Join the values of a repeated flag with commas."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         before = getattr(namespace, self.dest)
@@ -384,14 +384,14 @@ class Joined(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that answers a mistyped flag with the nearest one."""
+    """An ArgumentParser that suggests the nearest flag for a mistyped one."""
 
     def error(self, message: str) -> NoReturn:
         flags = [option for action in self._actions for option in action.option_strings]
         if message.startswith("unrecognized arguments: "):
             given = message.removeprefix("unrecognized arguments: ").split()
             wrong = next((word for word in given if word.startswith("-")), given[0])
-            wrong = wrong.split("=")[0]  # what follows may be a secret
+            wrong = wrong.split("=")[0]  # the value may be a secret
             near = get_close_matches(wrong, flags, 1)
             guess = f" Did you mean {near[0]}?" if near else ""
             what = "flag" if wrong.startswith("-") else "argument"
@@ -401,7 +401,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(policies: Mapping[str, str] | None = None) -> Parser:
-    """Return the command line of the server, made from the settings and the names of the policies."""
+    """Return the parser of the server's command line, built from the settings and the policies."""
     lines = [f"  {name:<22}{text}" for name, text in (policies or {}).items()]
     known = "\n\npolicies:\n" + "\n".join(lines) if lines else ""
     result = Parser(

@@ -1,4 +1,4 @@
-"""What the terminal says when the server starts: who is served, how, where, and the first thing to try."""
+"""Messages on the terminal: warnings, errors, and the banner of a server that is ready."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from config import VERSION, Config
 
 
 def warn(text: str) -> None:
-    """Say on stderr what will happen that is not as one may think."""
+    """Write a warning to stderr."""
     _write(f"warning: {text}")
 
 
 def note(text: str) -> None:
-    """Say on stderr what it is busy with."""
+    """Write a progress note to stderr."""
     _write(text)
 
 
 def fail(text: str) -> None:
-    """Say on stderr, in one line, why it does not go on."""
+    """Write a one-line error to stderr."""
     _write(f"error: {text}")
 
 
 def show(config: Config, engine: Engine, seconds: float) -> None:
-    """Describe the server that is ready."""
+    """Write the banner: policy, model, memory, address, and commands to try."""
     facts = engine.facts
     pages = engine.manager.pages
     fits = ""
@@ -66,7 +66,7 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
 
 
 def _computing(engine: Engine, fits: str) -> list[tuple[str, str]]:
-    """Return what computes, and in what; `fits` is what the KV pages hold."""
+    """Return the rows on model, device and KV memory; `fits` describes the capacity of the KV pages."""
     facts = engine.facts
     if "instead" in facts:
         return [

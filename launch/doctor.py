@@ -1,6 +1,6 @@
-"""`./server.sh doctor`: a line for each thing that the server needs of this machine, with the remedy where it lacks.
+"""`./server.sh doctor`: one line for each requirement of the server on this machine, with a remedy for what is missing.
 
-It looks and changes nothing, downloads no model, and may import every room but the composition root.
+The checks change nothing and download no model. This module may import every package but the composition root.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from models import hub, weights
 from simulate import mock
 
 GIB = 1 << 30
-LEAST_FREE = 2 * GIB  # torch's own files and gpt2-medium have their place then
+LEAST_FREE = 2 * GIB  # enough for torch and gpt2-medium
 
 
 class Lacking(ValueError):
-    """What is not as it must be, and the remedy."""
+    """A requirement that is not met, and the remedy."""
 
 
 def examine(config: Config) -> bool:
-    """Print a line for each check; return whether all is well."""
+    """Print a line for each check; return whether all checks pass."""
     checks: dict[str, Callable[[Config], str]] = {
         "python": _python, "torch": _torch, "device": _device, "compiler": _compiler, "disk": _disk,
         "open files": _open_files, "port": _port, "weights": _weights, "tokenizer": _tokenizer,
@@ -34,7 +34,7 @@ def examine(config: Config) -> bool:
     for name, look in checks.items():
         try:
             verdict, text = "ok", look(config)
-        except Exception as error:  # whatever it is, the other lines are wanted too
+        except Exception as error:  # whatever it is, the other checks must still run
             verdict, text, well = "NO", f"{error}" or type(error).__name__, False
         print(f"{verdict:<4}{name:<12}{text}")  # noqa: T201
     return well
@@ -110,7 +110,7 @@ def _tokenizer(config: Config) -> str:
 
 
 def _resolved(config: Config) -> weights.ResolvedModel:
-    """Find the model as the server would, but on this machine alone."""
+    """Find the model as the server would, but without downloads."""
     name = config.model or weights.DEFAULT
     here = name not in hub.PUBLISHED or config.load_format == "dummy" or hub.cached(name)
     if here:

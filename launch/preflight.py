@@ -1,6 +1,6 @@
-"""What is checked before the server starts: what cannot work is refused at once, with value, bound and remedy.
+"""Checks before the server starts: a configuration that cannot work is rejected with value, bound and remedy.
 
-It must not import what computes: a launcher that says no says so before anything big is loaded.
+This module must not import torch or the engine, so that errors come before anything big is loaded.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 
 from config import Config, ConfigError
 
-RESERVED_FILES = 128  # open files beside the connections
+RESERVED_FILES = 128  # open files in addition to the connections
 PROBE_BYTES = 4096
 
 
 def check(config: Config, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise ConfigError for the first thing that would keep this configuration from working."""
+    """Raise ConfigError for the first reason why this configuration cannot work."""
     check_one_worker(environ)
     check_port(config)
     check_open_files(config)
@@ -29,7 +29,7 @@ def check(config: Config, environ: Mapping[str, str] = os.environ) -> None:
 
 
 def check_one_worker(environ: Mapping[str, str]) -> None:
-    """Refuse what some platforms set to have several workers: each would have a model and a queue of its own."""
+    """Reject WEB_CONCURRENCY above 1, which some platforms set: each worker would have its own model and queue."""
     number = environ.get("WEB_CONCURRENCY", "1").strip() or "1"
     if number != "1":
         raise ConfigError(
@@ -39,7 +39,7 @@ def check_one_worker(environ: Mapping[str, str]) -> None:
 
 
 def check_port(config: Config) -> None:
-    """Refuse an address that cannot be bound: gunicorn would try five times and then give up."""
+    """Reject an address that cannot be bound: gunicorn would retry five times and then exit."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -58,7 +58,7 @@ def check_port(config: Config) -> None:
 
 
 def check_open_files(config: Config) -> None:
-    """Raise the limit of open files to what the connections need, or refuse when that is not allowed."""
+    """Raise the limit on open files to what the connections need; ConfigError when that is not allowed."""
     needed = config.connections + RESERVED_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -74,7 +74,7 @@ def check_open_files(config: Config) -> None:
 
 
 def check_tokenizer_file(config: Config) -> None:
-    """Refuse a rank file that is not there, though the model may have a tokenizer of its own."""
+    """Reject a missing tokenizer file, even if the model has its own tokenizer."""
     if config.tokenizer_file and not Path(config.tokenizer_file).is_file():
         raise ConfigError(
             f"--tokenizer-file is {config.tokenizer_file!r}, but there is no such file. "
@@ -83,7 +83,7 @@ def check_tokenizer_file(config: Config) -> None:
 
 
 def check_folders(environ: Mapping[str, str]) -> None:
-    """Refuse a full disk or folders that may not be written: gunicorn's heartbeat and the cache live there."""
+    """Reject a full disk and read-only folders: gunicorn's heartbeat and the cache are there."""
     try:
         temporary = Path(tempfile.gettempdir())
     except OSError:  # it has tried to write in all of them
@@ -97,7 +97,7 @@ def check_folders(environ: Mapping[str, str]) -> None:
 
 
 def check_writable(folder: Path, what: str, variable: str) -> None:
-    """Raise ConfigError unless a file of some bytes can be made in `folder`, which is made if it is not there."""
+    """Raise ConfigError unless a small file can be written in `folder`, which is created if it is missing."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

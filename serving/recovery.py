@@ -1,7 +1,7 @@
-"""What becomes of a step that fails: whose fault it is is found, the others go on; or the engine is given up.
+"""Recovery from failed steps: find the request at fault and continue with the others, or give up on the engine.
 
-A step moves nothing until it is committed, so it can be tried again, in whole, by halves, or with fewer members. Only
-the loop's thread calls this. It must not know HTTP, tensors, or how an inference is told of its end.
+A step changes no state until it is committed, so it can be retried as a whole, in halves, or with fewer requests. Only
+the loop's thread calls this. This module must not know HTTP, tensors, or how an inference is completed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from serving.inference import InferenceError
 
 log = logging.getLogger(__name__)
 
-TROUBLES = 3  # so many steps of which nothing could be computed, within
-TROUBLE_SECONDS = 60.0  # are the engine's fault
-PAUSE_SECONDS = 0.1  # before such a step is tried again
-# The last two are oneDNN's, of which every shape was computed before: only memory can be what it misses.
+TROUBLES = 3  # steps that failed for all requests, within
+TROUBLE_SECONDS = 60.0  # after which the engine is at fault
+PAUSE_SECONDS = 0.1  # before such a step is retried
+# The last two are oneDNN's. Every shape was computed before, so only memory can be missing.
 NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory",
              "alloc_failed", "could not create a primitive", "could not create a memory")  # fmt: skip
 BEYOND_REPAIR = ("device-side assert", "illegal memory access", "illegal instruction", "misaligned address",
@@ -33,20 +33,20 @@ BEYOND_REPAIR = ("device-side assert", "illegal memory access", "illegal instruc
 
 
 class Model(Protocol):
-    """What computes a step: `generate.runner.ModelRunner`, or a mock that only takes its time.
+    """Computes a step: `generate.runner.ModelRunner`, or a mock that only sleeps.
 
-    One that has `release_memory()` is asked to, when memory has run out.
+    Its `release_memory()`, if it has one, is called when memory runs out.
     """
 
     def forward(self, plan: Plan) -> list[Output]: ...
 
 
 class EngineBroken(Exception):
-    """Nothing can be computed any more in this process; the words are for everybody to read."""
+    """This process can compute nothing any more. The message may be shown to clients."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, whatever the library that says so; none of them need be imported for it."""
+    """Return whether an error means that memory ran out, whichever library raised it."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     text = str(error).lower()
@@ -54,7 +54,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_beyond_repair(error: BaseException) -> bool:
-    """Whether no step can succeed after this one but in a new process, as after a CUDA assertion."""
+    """Return whether only a new process can compute after this error, as after a CUDA assertion."""
     if isinstance(error, SystemError):
         return True
     text = str(error).lower()
@@ -62,9 +62,10 @@ def is_beyond_repair(error: BaseException) -> bool:
 
 
 class Recovery:
-    """Computes plans, whatever breaks; `make_probe` gives a sequence that asks for one token, of nobody's request.
+    """Computes plans and recovers from errors.
 
-    `is_in_doubt` from the first failure until that token has been computed.
+    `make_probe` returns a sequence of one token that belongs to no request. `is_in_doubt` is true from the first
+    failure until this token has been computed.
     """
 
     def __init__(
@@ -85,10 +86,10 @@ class Recovery:
         self._troubles: deque[float] = deque()
 
     def compute(self, scheduler: Scheduler, plan: Plan) -> tuple[Plan, list[Output]]:
-        """Return the outputs of a step, of one that raises each request's own or the error that is its alone.
+        """Return the plan and its outputs; the output of a request at fault is its error.
 
-        The plan comes back with them, without those whom memory could not hold: they wait again. EngineBroken when
-        nothing can be computed.
+        Requests that do not fit into memory are removed from the plan and wait again. Raise EngineBroken when nothing
+        can be computed.
         """
         while True:
             try:
@@ -111,7 +112,7 @@ class Recovery:
             self._pause(PAUSE_SECONDS)
 
     def prove(self) -> bool:
-        """Compute one token of nobody's; whether it came. EngineBroken when it has not come too often."""
+        """Compute the probe token; return whether that succeeded. Raise EngineBroken after too many failures."""
         try:
             probe = self._make_probe()
             probe.pages = [0]  # the page of padding
@@ -154,7 +155,7 @@ class Recovery:
         return outputs
 
     def _try(self, plan: Plan) -> list[Output] | Exception:
-        """Return the outputs, or the error without what its traceback keeps alive."""
+        """Return the outputs, or the error without its traceback, which would keep tensors alive."""
         self.steps_retried += 1
         try:
             return self._forward(plan)
@@ -164,9 +165,9 @@ class Recovery:
             return error.with_traceback(None)
 
     def _bisect(self, plan: Plan, failed_alone: bool = False) -> list[Output]:
-        """Try again, as it is first, since the fault may have passed, then by halves until the culprits are alone.
+        """Retry the whole step first, since the fault may have been transient, then halves until each culprit is alone.
 
-        About 2 log2 n steps find one of n. Who is alone has to fail twice, since a fault that passes may come then too.
+        About 2 log2 n steps find one of n. A request that is alone must fail twice, in case that fault is transient too.
         """
         n = len(plan.sequences)
         tried = self._try(plan)
@@ -182,7 +183,7 @@ class Recovery:
         return [output for part in parts for output in self._bisect(part)]
 
     def _shed(self, scheduler: Scheduler, plan: Plan) -> tuple[Plan, list[Output]]:
-        """Compute what fits into memory, and say how many may run from now on if not all did."""
+        """Compute what fits into memory, and log the new limit on running requests if it is lower."""
         ran = len(scheduler.running)
         plan, outputs = self._shrink(scheduler, plan)
         if len(scheduler.running) < ran and scheduler.slot_cap < ENDLESS:
@@ -193,7 +194,7 @@ class Recovery:
         return plan, outputs
 
     def _shrink(self, scheduler: Scheduler, plan: Plan) -> tuple[Plan, list[Output]]:
-        """Release memory and try again, with ever fewer: the newest half waits again."""
+        """Release memory and retry, each time with fewer requests: the newest half waits again."""
         failed_alone = len(plan.sequences) < 2
         while True:
             self._release_memory()
@@ -204,7 +205,7 @@ class Recovery:
                 return plan, self._bisect(plan)
             self.out_of_memory += 1
             n = len(plan.sequences)
-            if n < 2 and failed_alone:  # it is the request that is too large, not the batch
+            if n < 2 and failed_alone:  # the request itself is too large, not the batch
                 scheduler.slot_cap = ENDLESS
                 return plan, [_own(tried)] * n
             if n < 2:
@@ -223,7 +224,7 @@ class Recovery:
 
 
 def _own(error: Exception) -> Exception:
-    """Return what the one request is told that a step failed with."""
+    """Return the error for the one request that made a step fail."""
     if is_out_of_memory(error):
         return InferenceError(
             "out_of_memory",

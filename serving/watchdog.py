@@ -1,6 +1,6 @@
-"""Who looks whether the loop still turns, and how often an engine may be started anew.
+"""The watchdog of the batching loop, and the limit on restarts of the engine.
 
-It must not know HTTP, tensors or gunicorn: what to do at the end is passed in.
+This module must not know HTTP, tensors or gunicorn: the caller passes what to do on a failure.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-DEATHS = 5  # so many deaths of the engine within
-DEATH_SECONDS = 60.0  # are a reason not to start another
+DEATHS = 5  # failures of the engine within
+DEATH_SECONDS = 60.0  # after which it is not restarted
 
 
 class Loop(Protocol):
-    """A loop in a thread: `beat` changes with each turn, which comes at least each second while nothing is to do."""
+    """A loop in a thread: `beat` changes in each iteration, at least every second when idle."""
 
     beat: float
 
@@ -34,14 +34,14 @@ class Loop(Protocol):
 
 
 def dump_stacks() -> None:
-    """Write what each thread does to stderr."""
+    """Write the stack of each thread to stderr."""
     faulthandler.dump_traceback(sys.stderr, all_threads=True)
 
 
 class Watchdog:
-    """Gives a loop up that has died without a word, or has not turned for twice `stall_seconds`.
+    """Ends a loop whose thread has died, or that has completed no iteration for twice `stall_seconds`.
 
-    Time counts only while it looks itself, so that a process that was stopped for a while has not hung.
+    Time counts only while the watchdog itself runs, so a process that was suspended does not count as hung.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class Watchdog:
         self._dump = dump
         self._beat = loop.beat
         self._looked = clock()
-        self._still = 0.0  # seconds that the loop has been seen not to turn
+        self._still = 0.0  # seconds without an iteration of the loop
         self._has_dumped = False
 
     def start(self) -> None:
-        """Look again and again, in a thread of its own, until the loop has ended."""
+        """Check the loop in a separate thread until the loop has ended."""
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
 
     def _run(self) -> None:
@@ -70,7 +70,7 @@ class Watchdog:
             pause.wait(min(LOOK_SECONDS, self._limit / 4))
 
     def look(self) -> bool:
-        """Look once; False when there is nothing to watch any more."""
+        """Check the loop once; return False when it has ended."""
         now, beat = self._clock(), self._loop.beat
         if not self._loop.is_alive:
             return False
@@ -98,7 +98,7 @@ class Watchdog:
 
 
 class Deaths:
-    """When engines died, in memory that a worker shares with the process that it was forked from."""
+    """The times of engine failures, in memory that workers share with the master process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -106,11 +106,11 @@ class Deaths:
 
     @property
     def count(self) -> int:
-        """How many engines have died."""
+        """The number of engine failures."""
         return int(self._shared[0])
 
     def add(self) -> bool:
-        """Note that one dies now; whether that is too often for another."""
+        """Record a failure; return whether there were too many for another restart."""
         now, count = self._clock(), self.count
         self._shared[1 + count % DEATHS] = now
         self._shared[0] = count + 1
