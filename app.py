@@ -1,8 +1,8 @@
-"""The composition root: where settings, model, loop and HTTP are put together, and nothing else is done.
+"""The composition root: it assembles settings, model, loop and HTTP, and does nothing else.
 
-`./server.sh` runs `main`, which checks what can be checked, finds the model, and becomes gunicorn; gunicorn's one
-worker asks this module for `app` and starts the engine after the fork. Everything may be imported here, and nobody
-imports this module but tests, benchmarks and gunicorn.
+`./server.sh` runs `main`, which checks the configuration, finds the model, and becomes gunicorn. Gunicorn's single
+worker imports `app` from this module and starts the engine after the fork. This module may import everything; only
+tests, benchmarks and gunicorn import it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def __getattr__(name: str) -> Any:
 def create_app(config: Config, engine: Engine | None = None) -> Flask:
     """Return the Flask app; without an `engine` it answers 503 until `start` has loaded one."""
     app = App("effective-batching", static_folder=None)
-    app.url_map.merge_slashes = False  # another path is another path, not a redirect
+    app.url_map.merge_slashes = False  # do not redirect paths with double slashes
     app.config["TRUSTED_HOSTS"] = config.hosts
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is a method of CORS alone
     app.json = Json(app)
@@ -83,7 +83,7 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
 
 
 class Json(DefaultJSONProvider):
-    """Compact JSON by one encoder, in the order of its making, and never NaN, which no other language reads."""
+    """Compact JSON with keys in insertion order, and without NaN, which is not valid JSON."""
 
     def __init__(self, app: Flask) -> None:
         super().__init__(app)
@@ -113,7 +113,7 @@ def start(
 ) -> threading.Thread:
     """Load the model and run the loop, once, in the background; until then the app answers 503.
 
-    `on_failure` is called when the model cannot be loaded, `on_death` is told why the loop has failed, later.
+    `on_failure` is called when the model cannot be loaded, and `on_death` with the reason when the loop fails later.
     """
     service: Service = app.extensions["service"]
 
@@ -121,7 +121,7 @@ def start(
         began = time.perf_counter()
         try:
             service.engine = load_engine(service.config, service.stats, on_death)
-        except Exception as error:  # whatever it is, the server must say so and not load for ever
+        except Exception as error:  # whatever it is, the server must report it and not load forever
             if not isinstance(error, (ValueError, OSError, MemoryError, RuntimeError)):
                 log.exception("loading the model failed with an unexpected error")
             service.failure = str(error) or type(error).__name__
@@ -130,7 +130,7 @@ def start(
             return
         Watchdog(service.engine.manager, service.stall_seconds).start()
         gc.collect()
-        gc.freeze()  # the model is no garbage: do not look through it again
+        gc.freeze()  # the model never becomes garbage: exclude it from collection
         banner.show(service.config, service.engine, time.perf_counter() - began)
 
     thread = threading.Thread(target=load, name="load-model", daemon=True)
@@ -179,7 +179,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _resolve(config: Config) -> str:
-    """Find the model, and say so when that takes more than a moment; return what its worker needs to load it."""
+    """Find the model, with a note if that takes over a second; return what the worker needs to load it."""
     if mock.is_mock(config.model):
         mock.load(config.model)  # the worker does so again; what is wrong with it is said here
         return ""
@@ -193,13 +193,13 @@ def _resolve(config: Config) -> str:
 
 
 def _first_line(policy: str) -> str:
-    """Return what a policy says of itself in one line."""
+    """Return the first line of a policy's docstring."""
     module = importlib.import_module(f"policies.{policy.replace('-', '_')}")
     return (module.__doc__ or "").strip().partition("\n")[0]
 
 
 def _with_absolute_paths(config: Config) -> Config:
-    """Return settings that mean the same in the folder of this file, where gunicorn runs."""
+    """Return the settings with absolute paths, since gunicorn runs in the folder of this file."""
     file, cost = config.tokenizer_file, config.shadow_cost
     return dataclasses.replace(
         config,

@@ -1,6 +1,7 @@
-"""GET /metrics: vLLM's names and units where they mean the same, `eb_*` for what only we have, `tgi_*` if asked for.
+"""GET /metrics: vLLM's names and units where the meaning is the same, `eb_*` for the rest, and optionally `tgi_*`.
 
-Nothing is computed before it is asked for. No label takes a client's words. It must not know how things are counted.
+Metrics are computed only when scraped. No label has a value from a client. This module must not know how things are
+counted.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Values = Mapping[str, float]
 
 
 class Exposition(Collector):
-    """Makes the families of one server, each time they are asked for."""
+    """Collects the metrics of one server at each scrape."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -35,11 +36,11 @@ class Exposition(Collector):
         self.registry.register(self)
 
     def describe(self) -> list[Metric]:
-        """Return nothing: what there is, is known when it is asked for."""
+        """Return nothing: the metrics are known only at a scrape."""
         return []
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """Return the text and its content type: OpenMetrics if asked for."""
+        """Return the text and its content type: OpenMetrics if the client accepts it."""
         if "application/openmetrics-text" in accept:
             text: bytes = openmetrics.generate_latest(self.registry)
             return text, "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -56,7 +57,7 @@ class Exposition(Collector):
 
     @property
     def _names(self) -> dict[str, str]:
-        """The labels of vLLM's names."""
+        """The labels of vLLM's metrics."""
         engine, config = self.service.engine, self.service.config
         name = engine.served_name if engine is not None else config.model or "loading"
         return {"engine": "0", "model_name": name}

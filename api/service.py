@@ -1,4 +1,4 @@
-"""What the handlers may touch: one object, put together by `app.py`."""
+"""The state that handlers share: one object, assembled by `app.py`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Tokenizer(Protocol):
 
 
 class Policies(Protocol):
-    """Where policies come from: the package `policies`, which handlers do not import."""
+    """The interface of the package `policies`, which handlers do not import."""
 
     def names(self) -> list[str]: ...
     def order_names(self) -> list[str]: ...
@@ -43,7 +43,7 @@ class Policies(Protocol):
 
 
 class Shadow(Protocol):
-    """What says how another policy would have served the same requests; handlers ask for its report alone."""
+    """The simulation of another policy on the same requests; handlers only read its report."""
 
     def greet(self, inference: Inference) -> None: ...
     def observe(self, iteration: Any, left: list[Inference]) -> None: ...
@@ -54,7 +54,7 @@ class Shadow(Protocol):
 
 @dataclass(frozen=True)
 class Engine:
-    """A model that is loaded and a loop that runs."""
+    """A loaded model and its batching loop."""
 
     manager: BatchingManager
     tokenizer: Tokenizer
@@ -73,7 +73,7 @@ class Engine:
 
     @property
     def policy(self) -> str:
-        """The name of the policy that decides now."""
+        """The name of the active policy."""
         return self.manager.policy_name
 
     @property
@@ -88,7 +88,7 @@ STEP_SECONDS = 0.2  # for which the last step is waited for
 
 
 class Service:
-    """The state of the server: `engine` is None while it loads, `failure` says why it never will."""
+    """The state of the server: `engine` is None while it loads; `failure` is the reason when loading failed."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Service:
 
     @engine.setter
     def engine(self, engine: Engine) -> None:
-        """Begin to serve with it: whom it takes in and lets go is noted from now on."""
+        """Serve with this engine, and record its requests from now on."""
         manager = engine.manager
         watching = [self.visits, self.meters, self.feed, engine.shadow]
         for noting in filter(None, watching):
@@ -141,7 +141,7 @@ class Service:
         self._engine = engine
 
     def status(self) -> tuple[str, str | None]:
-        """Return ok, loading, stalled or dead, and why."""
+        """Return ok, loading, stalled or dead, and the reason."""
         if self.failure is not None:
             return "dead", self.failure
         if self.engine is None:
@@ -154,7 +154,7 @@ class Service:
         return "ok", None
 
     def readiness(self) -> tuple[str, str | None]:
-        """Return ok when new requests are welcome, else what the server is, and why."""
+        """Return ok when the server accepts new requests, otherwise its state and the reason."""
         if self.draining:
             return "draining", "the server is shutting down"
         status, reason = self.status()
@@ -164,31 +164,31 @@ class Service:
 
     @property
     def stall_seconds(self) -> float:
-        """Seconds without a turn of the loop after which it hangs: no step takes that long."""
+        """Seconds without an iteration after which the loop counts as hung: no step takes that long."""
         if self.engine is not None and self.engine.stall_seconds is not None:
             return self.engine.stall_seconds
         on_gpu = self.engine is not None and self.engine.device.startswith("cuda")
         return GPU_STALL_SECONDS if on_gpu else STALL_SECONDS
 
     def beat_age(self) -> float | None:
-        """Return the seconds since the loop last turned, None while there is none."""
+        """Return the seconds since the loop's last iteration, or None before there is a loop."""
         return None if self.engine is None else time.perf_counter() - self.engine.manager.beat
 
     def retry_after(self) -> int:
-        """Return the seconds after which a refused client should come again."""
+        """Return the seconds after which a rejected client should retry."""
         return 1 if self.engine is None else self.engine.manager.retry_after()
 
     def dropped(self) -> int:
-        """Return how many lines and events found nobody to take them."""
+        """Return the number of log lines dropped because their reader was too slow."""
         return self.access_log.dropped
 
     @property
     def viewers(self) -> int:
-        """How many watch /events."""
+        """The number of viewers of /events."""
         return len(self.feed.viewers)
 
     def stop(self) -> None:
-        """Answer everybody who is still here, since the process ends."""
+        """End all open requests, because the process ends."""
         self.feed.close()
         if self.engine is not None:
             self.engine.manager.stop(patience=STEP_SECONDS)

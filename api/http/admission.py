@@ -1,7 +1,7 @@
-"""Who may come in: a place for each request that generates, taken before its body is read.
+"""Admission: each generating request takes a place before its body is read.
 
-Refusing costs nothing and waits for nobody. Places are as many as may wait or run, so that there is always an HTTP
-thread left for health and refusals. It must not know what is asked.
+A rejection is cheap and waits for nothing. There are as many places as requests may be queued or running, so that HTTP
+threads remain for health checks and rejections. This module must not know what a request asks for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HAS_PLACE = "effective_batching.has_place"  # in the WSGI environment: the serve
 
 
 def check(service: Service, generating: frozenset[tuple[str, str]]) -> Callable[[], None]:
-    """Return what to do before each request: those of the `generating` methods and paths need a place."""
+    """Return a before-request hook: requests with a `generating` method and path need a place."""
 
     def before_request() -> None:
         environ = request.environ
@@ -38,7 +38,7 @@ def check(service: Service, generating: frozenset[tuple[str, str]]) -> Callable[
 
 
 def enter(service: Service) -> Visit:
-    """Take a place for the present request, which keeps it until its last byte is out."""
+    """Take a place for the current request, which keeps it until its last byte is sent."""
     if service.draining:
         raise ApiError(
             "the server is shutting down. Try again later, or use another server",
@@ -54,7 +54,7 @@ def enter(service: Service) -> Visit:
 
 
 def take(service: Service, n: int) -> None:
-    """Take `n` places, or refuse with the time to come again."""
+    """Take `n` places, or raise ApiError with the time after which to retry."""
     if not service.places.take(n):
         raise ApiError(
             f"the server is full ({service.places.taken} requests queued or running, this one adds {n}, "
@@ -65,7 +65,7 @@ def take(service: Service, n: int) -> None:
 
 
 def take_more(service: Service, n: int) -> None:
-    """Take `n` further places for the other prompts and choices of the present request, all or none."""
+    """Take `n` more places for the other prompts and choices of the current request, all or none."""
     visit = g.get("visit")
     if visit is not None and n > 0:
         take(service, n)

@@ -1,4 +1,4 @@
-"""The key: compared in constant time, asked for on every route but those that say whether the server lives."""
+"""The API key: compared in constant time, and required on every route except the health checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGES = frozenset({"dashboard.asset", "dashboard.race"})
 
 
 def check(key: str) -> Callable[[], None]:
-    """Return what to do before each request: nothing without a key, else refuse who does not send it."""
+    """Return a before-request hook that rejects requests without the key, if one is set."""
     expected = key.encode()
 
     def before_request() -> None:

@@ -1,4 +1,4 @@
-"""From the bytes of a body to a checked object: limits, JSON without surprises, plain words for what is wrong."""
+"""Reads a body and checks it: limits, strict JSON, and messages that name value, bound and remedy."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def validate(schema: type[Schema], fields: dict[str, Any]) -> tuple[Schema, list
 
 
 def _known(schema: type[BaseModel], fields: Any, ignored: list[str], path: str = "") -> Any:
-    """Return the fields that the schema knows and that are not null, objects within objects too."""
+    """Return the fields that the schema knows and that are not null, also within nested objects."""
     if not isinstance(fields, dict):
         return fields
     unknown = (path + name for name in fields if name not in schema.model_fields)
@@ -231,7 +231,7 @@ def _known(schema: type[BaseModel], fields: Any, ignored: list[str], path: str =
 
 
 def _schema_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the schema of a field that is an object, or an object or nothing."""
+    """Return the schema of a field that is an object or an optional object."""
     kinds = [annotation, *get_args(annotation)] if get_origin(annotation) is not list else []
     return next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
 
@@ -239,7 +239,7 @@ def _schema_of(annotation: Any) -> type[BaseModel] | None:
 def _plain_words(
     error: ValidationError, schema: type[BaseModel], fields: dict[str, Any], ignored: list[str]
 ) -> ApiError:
-    """Say of the first faults what was sent, the bound it breaks, and what to send."""
+    """Return an error that names, for the first faults, the value, the bound and the remedy."""
     faults = error.errors(include_url=False, include_context=True)
     texts = []
     for fault in faults[:5]:
@@ -263,7 +263,7 @@ def _plain_words(
 
 
 def _value_at(fields: Any, place: tuple[int | str, ...], otherwise: Any) -> Any:
-    """Return what was sent in a place, or `otherwise` where what was sent has been read as something else."""
+    """Return the value at a path in the body, or `otherwise` if the body has another shape there."""
     for part in place:
         if not isinstance(fields, dict | list):
             return otherwise
@@ -275,7 +275,7 @@ def _value_at(fields: Any, place: tuple[int | str, ...], otherwise: Any) -> Any:
 
 
 def _field_at(schema: type[BaseModel], place: tuple[int | str, ...]) -> FieldInfo | None:
-    """Return the innermost field that a place such as ("parameters", "stop", 3) lies in."""
+    """Return the innermost field of a path such as ("parameters", "stop", 3)."""
     found = schema.model_fields.get(str(place[0])) if place else None
     inner = None if found is None else _schema_of(found.annotation)
     within = _field_at(inner, place[1:]) if inner is not None else None

@@ -1,4 +1,4 @@
-"""One table of errors for all dialects (WIRE.md, section 7): what is wrong, the value, the bound, the remedy."""
+"""The errors of all dialects in one table (WIRE.md, section 7), with value, bound and remedy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LONGEST_VALUE = 100
 
 
 class ApiError(Exception):
-    """An answer other than 200, with the parameter it is about and OpenAI's kind of code."""
+    """A response other than 200, with the parameter at fault and OpenAI's error type."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class ApiError(Exception):
 
 
 def shown(value: object) -> str:
-    """Return a value for a message: its repr, cut to a length that cannot flood a log.
+    """Return a value for a message: its repr, truncated so that it cannot flood a log.
 
-    Only what is shown is written: a value may be a megabyte.
+    Only the shown part is formatted: a value may have a megabyte.
     """
     text = ""
     for piece in _written(value):
@@ -101,7 +101,7 @@ def from_inference(error: InferenceError) -> ApiError:
 
 
 def from_http(error: HTTPException) -> ApiError:
-    """Return flask's own refusal (unknown path, wrong method) as one of ours."""
+    """Convert an error of Flask (unknown path, wrong method) to an ApiError."""
     status = error.code or 500
     if status == 404:
         paths = sorted({rule.rule for rule in current_app.url_map.iter_rules()})
@@ -121,7 +121,7 @@ def from_http(error: HTTPException) -> ApiError:
 
 
 def is_tgi() -> bool:
-    """Return whether the request speaks TGI's dialect: by its path, or because its handler said `g.tgi`."""
+    """Return whether the request uses TGI's dialect, by its path or because its handler set `g.tgi`."""
     return bool(g.get("tgi", request.method == "POST" and request.path in TGI_PATHS))
 
 
@@ -134,7 +134,7 @@ def status(error: ApiError) -> int:
 
 
 def content(error: ApiError) -> dict[str, Any]:
-    """Return the body of an error in the dialect of the request; the last event of a stream has it too."""
+    """Return the body of an error in the dialect of the request, also for the last event of a stream."""
     if is_tgi():
         return {"error": str(error), "error_type": TGI_TYPE.get(error.type, error.type)}
     return {
@@ -145,7 +145,7 @@ def content(error: ApiError) -> dict[str, Any]:
 
 
 def response(error: ApiError) -> Response:
-    """Return an error in the form and with the status of the request's dialect."""
+    """Return an error response in the format and with the status of the request's dialect."""
     g.refusal = error
     result = jsonify(content(error))
     result.status_code = status(error)

@@ -1,7 +1,7 @@
-"""The door: what every request passes before a route sees it, and what every answer carries out.
+"""The middleware: checks before every request, and accounting after every response.
 
-On the way out the request's places go back, it is counted, and it gets its line in the access log: lengths and
-times, never what was said.
+After the response, the request gives back its places, is counted, and gets a line in the access log: lengths and
+times, never texts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REJECTED_TYPES = {"overloaded": "queue_full", "unavailable_error": "unavailable"
 
 
 def enter() -> None:
-    """Give the request an id, the client's own if it is one, and refuse what another site's page makes a browser send."""
+    """Give the request an id, the client's own if it is valid, and reject cross-site requests of browsers."""
     environ = request.environ  # its plain dictionary costs less than Flask's view of the headers
     given = environ.get("HTTP_X_REQUEST_ID", "")
     g.request_id = given if ID.fullmatch(given) else uuid.uuid4().hex
@@ -55,7 +55,7 @@ def enter() -> None:
 
 
 def leave(service: Service) -> Callable[[Response], Response]:
-    """Return what to do with each answer: send the request's id back, and see it off when its last byte is out."""
+    """Return an after-request hook: it sends the request's id, and ends the request after its last byte."""
 
     def after_request(response: Response) -> Response:
         state, asked = g._get_current_object(), request._get_current_object()
@@ -79,7 +79,7 @@ def leave(service: Service) -> Callable[[Response], Response]:
 
 
 def abandon(service: Service) -> Callable[[BaseException | None], None]:
-    """Return what to do when a request ends in any way: nothing, if its answer sees it off."""
+    """Return a teardown hook that ends a request unless its response does."""
 
     def teardown_request(error: BaseException | None) -> None:
         visit: Visit | None = g.get("visit")
@@ -90,7 +90,7 @@ def abandon(service: Service) -> Callable[[BaseException | None], None]:
 
 
 def _see_off(service: Service, asked: Request, status: int, length: int | None, state: Any) -> None:
-    """End a request: give its places back, count it, log it. Its own context may be gone by then."""
+    """End a request: give back its places, count it and log it. Its context may be gone by then."""
     visit: Visit | None = state.get("visit")
     if visit is not None and not service.visits.leave(visit):
         return
@@ -124,7 +124,7 @@ def _see_off(service: Service, asked: Request, status: int, length: int | None, 
 
 
 def _lengths(visit: Visit) -> dict[str, Any]:
-    """Return what the log tells of a request's inferences."""
+    """Return the log fields about a request's inferences."""
     if not visit.inferences:
         return {}
     seqs = [inference.sequence for inference in visit.inferences]

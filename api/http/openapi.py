@@ -1,6 +1,6 @@
-"""The document of the API, made from what each room says of its routes in its own `OPERATIONS`.
+"""The OpenAPI document, built from the `OPERATIONS` that each module declares for its routes.
 
-A route is described beside its handler; here that becomes OpenAPI 3.1 and a page that shows it. It must not know
+Each route is described beside its handler. This module turns the descriptions into OpenAPI 3.1. It must not know
 what any route does.
 """
 
@@ -69,7 +69,7 @@ TGI_GENERATING = (404, 413, 415, 422, 424, 429, 500, 503, 504)
 
 @dataclass(frozen=True)
 class Operation:
-    """What the document says of one method of one path (`/requests/{id}`).
+    """The description of one method of one path (`/requests/{id}`).
 
     `answer` is the schema of the 200 (None: `media` says all), `answers` those of other codes that are no errors in
     the usual form. One that `generates` takes a place in the queue before its body is read.
@@ -106,9 +106,9 @@ def document(
     keyed: bool,
     most_tokens: int = 1023,
 ) -> dict[str, Any]:
-    """Return the OpenAPI document; with `keyed` every path but the open ones asks for the key.
+    """Return the OpenAPI document; with `keyed`, every path but the open ones requires the key.
 
-    `most_tokens` is what the context leaves for an answer.
+    `most_tokens` is the largest number of tokens that the context leaves for an answer.
     """
     words = [
         f"{op.method.upper()} {op.path} ({op.unlisted}): {op.summary}"

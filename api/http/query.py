@@ -1,4 +1,4 @@
-"""The query string: its parameters that no route reads are named in X-Ignored-Params, as the fields of a body are."""
+"""The query string: parameters that no route reads are listed in X-Ignored-Params, like fields of a body."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The one table of what a field may hold: strict types, finite numbers, bounds (WIRE.md, section 5).
+"""The types of request fields: strict types, finite numbers and bounds (WIRE.md, section 5).
 
-A description completes the sentence "Send ..." in the message of a refusal.
+A description completes the sentence "Send ..." in an error message.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LONGEST_DIGITS = 64  # of a number in a string, with white space
 
 
 def whole(value: Any) -> Any:
-    """5.0 is 5; true is no number and "5" is no integer."""
+    """Convert 5.0 to 5; true is not a number and "5" is not an integer."""
     if isinstance(value, float) and value.is_integer() and abs(value) < INT64:
         return int(value)
     return value
@@ -38,7 +38,7 @@ def _number(value: Any) -> Any:
 
 
 def _digits(value: Any) -> Any:
-    """The original passed num_tokens through int(), so that "10" was 10."""
+    """Convert "10" to 10, because the original passed num_tokens through int()."""
     if (
         isinstance(value, str)
         and len(value) <= LONGEST_DIGITS
@@ -53,7 +53,7 @@ def _list(value: Any) -> Any:
 
 
 def _biases(value: Any) -> Any:
-    """{"50256": -100}: ids are text in JSON, and only those of plain digits are ids."""
+    """Check {"50256": -100}: token ids are strings in JSON, and must consist of digits."""
     if not isinstance(value, dict):
         raise ValueError("must be an object")
     if len(value) > MOST_BIASES:
@@ -69,7 +69,7 @@ def _biases(value: Any) -> Any:
 
 
 def prompts(value: Any) -> Any:
-    """Return the prompts that a text, a list of texts, token ids, or a list of lists of these are."""
+    """Return the prompts of a string, a list of strings, a list of token ids, or a list of such lists."""
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list):
@@ -125,7 +125,7 @@ BIAS_SCHEMA = {
 
 
 def within_vocabulary(schema: Any, size: int) -> Any:
-    """Return a schema whose token ids end where the model's do, which is known when it is loaded."""
+    """Return a schema that limits token ids to the vocabulary, whose size is known once the model is loaded."""
     if isinstance(schema, list):
         return [within_vocabulary(item, size) for item in schema]
     if not isinstance(schema, dict):
@@ -139,17 +139,17 @@ def within_vocabulary(schema: Any, size: int) -> Any:
 
 
 def integer(**bounds: Any) -> Any:
-    """Return the type of a whole number within bounds (which stand first, so that the document has them too)."""
+    """Return the type of a bounded integer (bounds come first, so that the OpenAPI document has them)."""
     return Annotated[int, Field(strict=True, **bounds), BeforeValidator(whole)]
 
 
 def number(**bounds: Any) -> Any:
-    """Return the type of a finite number within bounds."""
+    """Return the type of a bounded finite number."""
     return Annotated[float, Field(allow_inf_nan=False, **bounds), BeforeValidator(_number)]
 
 
 def several(kind: Any, most: int, least: int = 0) -> Any:
-    """Return the type of a list: its length is checked first, and its first wrong item ends the check."""
+    """Return the type of a list; its length is checked first, and the check stops at the first invalid item."""
     bounds = Field(fail_fast=True, max_length=most, **({"min_length": least} if least else {}))
     return Annotated[list[kind], bounds, BeforeValidator(partial(_at_most, most))]
 
