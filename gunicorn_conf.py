@@ -1,7 +1,7 @@
-"""How gunicorn serves the app: one worker, since a second would be a second model with a second queue.
+"""Gunicorn's configuration: one worker, because a second would have a second model and a second queue.
 
-Threads are as many as requests may be open, and a reserve, so that the HTTP side never caps the batch. The engine
-starts after the fork: neither threads nor a GPU's state survive one.
+There is a thread for each open request, and a reserve, so that HTTP never limits the batch. The engine starts after
+the fork, because neither threads nor a GPU's state survive one.
 """
 
 import logging
@@ -23,10 +23,10 @@ from launch.worker import QUICK_SECONDS, Worker, limit_waiting, write_refusal
 from observe.access_log import AccessLog, QueuedHandler
 from serving.watchdog import DEATH_SECONDS, DEATHS, Deaths
 
-ANSWER_SECONDS = 1.0  # in which those are answered whom a failed engine leaves behind
+ANSWER_SECONDS = 1.0  # to answer the open requests of a failed engine
 
 _config = settings.load().config
-_deaths = Deaths()  # made in the master, so that its workers share it
+_deaths = Deaths()  # created in the master, so that its workers share it
 
 bind = (
     f"[{_config.host}]:{_config.port}" if ":" in _config.host else f"{_config.host}:{_config.port}"
@@ -47,7 +47,7 @@ control_socket_disable = True
 
 
 def on_starting(server: Any) -> None:
-    """Refuse what flags of gunicorn or GUNICORN_CMD_ARGS would break."""
+    """Reject gunicorn flags and GUNICORN_CMD_ARGS that cannot work."""
     logging.getLogger("gunicorn.error").addFilter(_is_news)
     cfg = server.cfg
     if cfg.workers != 1 or cfg.preload_app or cfg.worker_class_str != worker_class:
@@ -66,7 +66,7 @@ def on_starting(server: Any) -> None:
 
 
 def when_ready(server: Any) -> None:
-    """Bound how long a client may keep a thread waiting, before anybody is let in; hear the end during a reload."""
+    """Limit how long a client may block a thread, and handle termination signals during a reload."""
     for listener in server.LISTENERS:
         limit_waiting(listener.sock, _config.receive_timeout, _config.send_timeout)
     ending = Ending(server)
@@ -75,10 +75,10 @@ def when_ready(server: Any) -> None:
 
 
 class Ending:
-    """How the master ends: by a first SIGTERM when all requests are done, by any other signal at once.
+    """Ends the master: after all requests on a first SIGTERM, and at once on any other signal.
 
-    gunicorn itself waits for a reload first, forgets a signal that comes together with another, and takes a second
-    SIGTERM for nothing.
+    Gunicorn itself would wait for a reload first, drop a signal that arrives together with another, and ignore a second
+    SIGTERM.
     """
 
     def __init__(self, server: Any) -> None:
@@ -88,7 +88,7 @@ class Ending:
     def __call__(self, number: int, frame: Any) -> None:
         server = self._server
         for worker in list(server.WORKERS.values()):
-            worker.age = server.worker_age  # a reload waits for those that are older than it
+            worker.age = server.worker_age  # a reload waits for older workers
         queued = [server.SIG_QUEUE.get_nowait() for _ in range(server.SIG_QUEUE.qsize())]
         for other in queued:
             if other != signal.SIGHUP:
@@ -102,7 +102,7 @@ class Ending:
 
 
 def nworkers_changed(server: Any, wanted: int, before: int | None) -> None:
-    """Stay at one worker when told by SIGTTIN to have more: a second would be a second model with its own queue."""
+    """Ignore SIGTTIN, which asks for another worker: it would have its own model and queue."""
     if before == 1 and wanted > 1:
         server._num_workers = before
         server.log.error(
@@ -111,17 +111,17 @@ def nworkers_changed(server: Any, wanted: int, before: int | None) -> None:
 
 
 def pre_fork(server: Any, worker: Any) -> None:
-    """Let the worker that serves know that it gets a successor."""
+    """Announce a successor to the current worker."""
     worker.number = Worker.succession.announce()
 
 
 def post_fork(server: Any, worker: Any) -> None:
-    """Let the new worker know whether another serves meanwhile."""
+    """Record in the new worker whether it replaces another."""
     worker.has_predecessor = bool(server.WORKERS)
 
 
 def child_exit(server: Any, worker: Any) -> None:
-    """Leave the worker that serves in its place when the one that should follow it has ended too early."""
+    """Keep the current worker when its successor has exited too early."""
     for serving in server.WORKERS.values():
         if Worker.succession.withdraw(worker.number, serving.number):
             # Else the master would wait for it to end, and hear no signal meanwhile.
@@ -129,7 +129,7 @@ def child_exit(server: Any, worker: Any) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a line of gunicorn's says more than ours, and is not of a client that was too slow."""
+    """Return whether a log line of gunicorn adds to ours, and is not about a slow client."""
     if record.exc_info and isinstance(record.exc_info[1], BlockingIOError):
         return False
     text = record.getMessage()
@@ -138,14 +138,14 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def post_worker_init(worker: Any) -> None:
-    """Start the engine in the process that serves."""
-    sys.setswitchinterval(2e-4)  # the loop wants the GIL back sooner than after 5 ms
+    """Start the engine in the worker process."""
+    sys.setswitchinterval(2e-4)  # the loop needs the GIL back sooner than after 5 ms
     threading.stack_size(512 * 1024)
     util.write_error = write_refusal
     service = worker.app.callable.extensions["service"]
     service.serves = True
     service.deaths = lambda: _deaths.count
-    # Whoever does not read our stderr must not stop the loop when it has something to say.
+    # A reader that does not drain stderr must not block the loop when it logs.
     armed = faults.read(os.environ)
     said = AccessLog(armed.stream(sys.stderr)).start()
     service.access_log = AccessLog(armed.stream(sys.stdout)).start()
@@ -155,19 +155,21 @@ def post_worker_init(worker: Any) -> None:
         said.flush()
         os._exit(70 if worker.has_predecessor else 3)
 
-    # 3 tells gunicorn not to try again: a model that cannot be loaded will not load the next time either. After a
-    # reload that would end the worker that still serves.
+    # Exit code 3 stops gunicorn from retrying: a model that cannot be loaded will not load the next time either.
+    # After a reload it would also end the worker that still serves.
     application.start(
         worker.app.callable, on_failure=give_up, on_death=lambda reason: _end(service, said, reason)
     )
 
 
 def _end(service: Service, said: AccessLog, reason: str) -> None:
-    """End the process when its engine has failed: gunicorn starts another, unless that has been too often."""
+    """Exit after the engine has failed: gunicorn restarts the worker, unless there were too many failures."""
     too_often = _deaths.add()
-    said.write_text(f"error: the engine failed: {reason}")  # by its own thread: stderr may be full
+    said.write_text(
+        f"error: the engine failed: {reason}"
+    )  # in its own thread, because stderr may block
     end = time.monotonic() + ANSWER_SECONDS
-    time.sleep(ANSWER_SECONDS / 3)  # handlers that were just told need a moment to write
+    time.sleep(ANSWER_SECONDS / 3)  # handlers need a moment to write the errors
     while service.visits.open and time.monotonic() < end:
         time.sleep(0.02)
     if too_often:
@@ -180,7 +182,7 @@ def _end(service: Service, said: AccessLog, reason: str) -> None:
 
 
 def worker_exit(server: Any, worker: Any) -> None:
-    """Let the last lines of the access log out."""
+    """Flush the access log."""
     app = getattr(worker, "wsgi", None)
     if app is not None:
         app.extensions["service"].access_log.flush()

@@ -1,6 +1,6 @@
-"""What a server knows of time: whose is over, how fast tokens come, how often something may happen.
+"""Deadlines, token rate and rate limit.
 
-Each is called by one thread alone. They read no clock: seconds come as arguments. They must not know HTTP, threads,
+Each object is used by a single thread and reads no clock: times are arguments. This module must not know HTTP, threads,
 or how requests are scheduled.
 """
 
@@ -16,14 +16,14 @@ MEMORY_SECONDS = 10.0  # of work; what is older counts for little
 
 
 class Deadlines:
-    """When to give up whom: those who wait too long for their first step, and those who take too long in all."""
+    """The deadlines of requests: one for the wait in the queue and one for the whole request."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Inference, float, bool]] = []
         self._numbers = count()
 
     def add(self, inference: Inference, queue_seconds: float, seconds: float) -> None:
-        """Note an arrival; it may itself ask for less than the server grants, not for more."""
+        """Add a request; its own limit applies if it is shorter than the server's."""
         queue_seconds = min(queue_seconds, inference.may_wait or math.inf)
         seconds = min(seconds, inference.may_take or math.inf)
         if queue_seconds < seconds:
@@ -36,7 +36,7 @@ class Deadlines:
         heapq.heappush(self._heap, (when, next(self._numbers), inference, seconds, waits))
 
     def over(self, now: float) -> list[Inference]:
-        """End those whose time is over, and return them."""
+        """End the requests that are past their deadline, and return them."""
         ended = []
         while self._heap and self._heap[0][0] <= now:
             _, _, inference, seconds, waits = heapq.heappop(self._heap)
@@ -48,11 +48,11 @@ class Deadlines:
         return ended
 
     def next(self) -> float | None:
-        """Return when to look again."""
+        """Return the time of the next deadline."""
         return self._heap[0][0] if self._heap else None
 
     def forget(self, still_open: int) -> None:
-        """Drop those who ended in time, now and then."""
+        """Drop requests that finished in time, once in a while."""
         if len(self._heap) > 4 * still_open + 64:
             self._heap = [entry for entry in self._heap if not entry[2].is_finished]
             heapq.heapify(self._heap)
@@ -66,25 +66,25 @@ def _not_begun(seconds: float) -> InferenceError:
 
 
 class Rate:
-    """Tokens per second of work: the mean over the last seconds in which there was any."""
+    """Tokens per second of work, averaged over the last seconds with work."""
 
     def __init__(self) -> None:
         self._tokens = 0.0
         self._seconds = 0.0
 
     def add(self, tokens: int, seconds: float) -> None:
-        """Take in one step."""
+        """Record one step."""
         decay = math.exp(-seconds / MEMORY_SECONDS)
         self._tokens = self._tokens * decay + tokens
         self._seconds = self._seconds * decay + seconds
 
     def seconds_for(self, tokens: int) -> float:
-        """Return how long so many tokens take; 0 while nothing has been computed."""
+        """Return the seconds that this number of tokens takes; 0 before the first step."""
         return tokens * self._seconds / self._tokens if self._tokens else 0.0
 
 
 class TokenBucket:
-    """Lets something happen `rate` times a second, and up to `burst` times at once after a pause."""
+    """A token bucket: `rate` events per second, and up to `burst` at once after a pause."""
 
     def __init__(self, rate: float, burst: int) -> None:
         self._interval = 1 / rate
@@ -92,7 +92,7 @@ class TokenBucket:
         self._next = -math.inf  # when it may happen again at the latest
 
     def take(self, now: float) -> bool:
-        """Return whether it may happen now; if so, it counts as having happened."""
+        """Return whether the event may happen now, and count it if so."""
         due = max(self._next, now - self._slack)
         if due > now:
             return False

@@ -1,7 +1,7 @@
-"""One request as its handler sees it: it waits on an `Inference`, or reads its tokens while they come.
+"""One request as its handler sees it: it waits for an `Inference`, or reads its tokens as they arrive.
 
-The loop never waits for a reader: it notes once per step how many tokens there are, and rings a `Bell` that only a
-reader who wants to hear it makes it ring. It must not know HTTP, tensors, or how requests are scheduled.
+The loop never waits for a reader: once per step it publishes the number of tokens, and rings a `Bell` only for a
+reader that asked for it. This module must not know HTTP, tensors, or how requests are scheduled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOOK_SECONDS = 1.0  # after which who waits looks whether anybody is still at it
 
 
 class InferenceError(Exception):
-    """Why a request has no answer; `kind` is one of WIRE's: server_error, cancelled, timeout_error, ..."""
+    """The error that ended a request; `kind` is server_error, cancelled, timeout_error or another error type."""
 
     def __init__(self, kind: str, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -28,7 +28,7 @@ class InferenceError(Exception):
 
 
 class Text(Protocol):
-    """Turns the token ids of one answer into text, and says when a stop string has come."""
+    """Converts the token ids of one answer to text, and detects stop strings."""
 
     watches: bool
     stop_reason: str | int | None
@@ -57,13 +57,13 @@ class Bell:
             return
 
     def ring_for_tokens(self) -> None:
-        """Ring if the reader waits for tokens; it is told once."""
+        """Ring, once, if the reader waits for tokens."""
         if self.wants_tokens:
             self.wants_tokens = False
             self.ring()
 
     def wait(self, seconds: float) -> bool:
-        """Return as soon as it rings, at the latest after so many seconds."""
+        """Return when the bell rings, or after the timeout."""
         return self._lock.acquire(timeout=max(0.0, min(seconds, 3600.0)))
 
 
@@ -125,31 +125,31 @@ class Inference:
 
     @property
     def output_ids(self) -> list[int]:
-        """The generated token ids so far; those that came after its time was over are not among them."""
+        """The generated token ids so far, without those after its time limit."""
         return self.sequence.output_ids[: self._kept]
 
     @property
     def details(self) -> list[Any]:
-        """What the model tells of each of `output_ids`, if it was asked to."""
+        """The model's details of each of `output_ids`, if requested."""
         return self.sequence.details[: self._kept]
 
     @property
     def finish_reason(self) -> str | None:
-        """Why it ended: stop or length; None before, and when it failed."""
+        """stop or length; None before the end and after a failure."""
         if not self.is_finished or self.error is not None:
             return None
         return self.sequence.finish_reason if self._kept is None else "length"
 
     @property
     def stop_reason(self) -> str | int | None:
-        """The stop string or id that ended it, "timeout" when its own time was over, else None."""
+        """The stop string or id that ended it, "timeout" after its own time limit, otherwise None."""
         if self._kept is not None:
             return "timeout"
         return self.text.stop_reason if self.text is not None else None
 
     @property
     def answer(self) -> str:
-        """The generated text alone."""
+        """The generated text without the prompt."""
         return self.text.text(self.output_ids) if self.text else ""
 
     @property
@@ -164,18 +164,18 @@ class Inference:
         return self.event_obj.is_set()
 
     def add_token(self, token: int) -> bool:
-        """Append a generated token id; return whether that was the last one asked for."""
+        """Append a generated token id; return whether it is the last one."""
         self.sequence.output_ids.append(token)
         return len(self.sequence.output_ids) >= self.num_tokens
 
     def hand_over(self) -> None:
-        """Let the reader have the tokens so far; the loop calls this after each step that gave one."""
+        """Publish the tokens so far to the reader; the loop calls this after each step with a new token."""
         self.ready = len(self.sequence.output_ids)
         if self.bell is not None:
             self.bell.ring_for_tokens()
 
     def finished(self, error: InferenceError | None = None) -> bool:
-        """End the inference and wake who waits; False if it had ended already."""
+        """End the inference and wake its waiters; return False if it has already ended."""
         return self._end(error, early=False)
 
     def _end(self, error: InferenceError | None, early: bool) -> bool:
@@ -193,7 +193,7 @@ class Inference:
         return True
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Return whether it has ended, after `timeout` seconds at the latest; never wait for a loop that is gone."""
+        """Wait at most `timeout` seconds; return whether it has ended. Never wait for a loop that has ended."""
         end = math.inf if timeout is None else time.monotonic() + timeout
         while not self.event_obj.wait(max(0.0, min(LOOK_SECONDS, end - time.monotonic()))):
             if time.monotonic() >= end:
@@ -202,12 +202,12 @@ class Inference:
         return True
 
     def look_after(self) -> None:
-        """Let it end, if it should have and nobody will tell; whoever waits for it asks about each second."""
+        """End it if the loop no longer will; waiters call this about every second."""
         if self._look_after is not None and not self.is_finished:
             self._look_after(self)
 
     def wait_for_completion(self, timeout: float | None = None) -> str:
-        """Return prompt and generated text; raise InferenceError, after `timeout` seconds at the latest."""
+        """Return prompt and generated text within `timeout` seconds, or raise InferenceError."""
         if not self.wait(timeout):
             self.cancel(too_late(timeout or 0.0))
         if self.error is not None:
@@ -217,17 +217,17 @@ class Inference:
         return completion
 
     def cancel(self, error: InferenceError | None = None) -> None:
-        """End it now; its slot and pages are free within one iteration."""
+        """End it now; its slot and pages are freed within one iteration."""
         cancel_all([(self, error or InferenceError("cancelled", "the request was cancelled"))])
 
     def end_early(self) -> None:
-        """End it now with the tokens it has, as one that finished."""
+        """End it now, as finished, with the tokens it has."""
         if self._end(None, early=True) and self._cancel is not None:
             self._cancel([self])
 
 
 def cancel_all(errors: Iterable[tuple[Inference, InferenceError]]) -> None:
-    """End inferences of one manager with these errors; their slots and pages are free within one iteration."""
+    """End inferences of one manager with these errors; slots and pages are freed within one iteration."""
     ended = [inference for inference, error in errors if inference._end(error, early=False)]
     enqueued = [inference for inference in ended if inference._cancel is not None]
     if enqueued:
@@ -237,7 +237,7 @@ def cancel_all(errors: Iterable[tuple[Inference, InferenceError]]) -> None:
 
 
 def too_late(seconds: float) -> InferenceError:
-    """Return the error of a request that the server's own limit ended."""
+    """Return the error for a request that exceeded the server's time limit."""
     return InferenceError(
         "timeout_error",
         f"timed out: no answer within {seconds:g} s. Request fewer tokens, try again later, or raise --request-timeout",
@@ -245,7 +245,7 @@ def too_late(seconds: float) -> InferenceError:
 
 
 def outcome(inference: Inference) -> str:
-    """Return how one that left ends: stop, length, or the kind of its error."""
+    """Return how a finished inference ended: stop, length, or the kind of its error."""
     error = inference.error or failure(inference.sequence.error)
     if error is not None:
         return error.kind
@@ -253,7 +253,7 @@ def outcome(inference: Inference) -> str:
 
 
 def failure(error: BaseException | None) -> InferenceError | None:
-    """Return what its caller is told of a sequence's error."""
+    """Return the error to report to the caller for a sequence's error."""
     if error is None or isinstance(error, InferenceError):
         return error
     return InferenceError(

@@ -15,7 +15,7 @@ Rate = Annotated[float, Strict(), Field(ge=0, le=1000, allow_inf_nan=False)]
 
 
 class LoadRequest(BaseModel):
-    """A bounded load: a Poisson process of that rate, or all at once."""
+    """A bounded load: a Poisson process with the given rate, or all requests at once."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -9,7 +9,7 @@ from api.schemas.standing import Standing
 
 
 class InferenceRequest(Standing):
-    """The original's request with its two fields, and what has been added to it."""
+    """The original project's request with its two fields, and optional extensions."""
 
     model_config = ConfigDict(extra="ignore")
 

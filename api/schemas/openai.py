@@ -37,7 +37,7 @@ ALL_THE_ROOM = f"{UNLIMITED} for all that the context leaves"
 
 
 class StreamOptions(BaseModel):
-    """How much a stream tells of its usage."""
+    """Usage reports of a stream."""
 
     include_usage: f.Flag = Field(False, description=f.FLAG)
     continuous_usage_stats: f.Flag = Field(False, description=f.FLAG)
@@ -59,7 +59,7 @@ ZERO_NEEDS_ECHO = {
 
 
 class Sampled(Standing):
-    """What completions and chat have in common."""
+    """The fields that completions and chat share."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra=NEEDS_STREAM)
 
@@ -109,7 +109,7 @@ class Sampled(Standing):
 
 
 class CompletionRequest(Sampled):
-    """POST /v1/completions. Beside these: `best_of`, from n to 20, and `min_tokens`, 0 to max_tokens."""
+    """POST /v1/completions. `best_of` ranges from n to 20, and `min_tokens` from 0 to max_tokens."""
 
     model_config = ConfigDict(json_schema_extra={"allOf": [NEEDS_STREAM, ZERO_NEEDS_ECHO]})
 
@@ -197,7 +197,7 @@ class Message(BaseModel):
 
 
 class ChatRequest(Sampled):
-    """POST /v1/chat/completions. Beside these: `max_completion_tokens`, which is max_tokens, and `min_tokens`."""
+    """POST /v1/chat/completions. `max_completion_tokens` is another name of max_tokens; `min_tokens` is at most max_tokens."""
 
     messages: f.several(Message, MOST_MESSAGES, least=1) = Field(
         description='a list such as [{"role": "user", "content": "..."}]'

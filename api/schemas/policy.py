@@ -52,7 +52,7 @@ Options = Annotated[
 
 
 class PolicyRequest(BaseModel):
-    """PUT /policy: which policy shall decide from now on."""
+    """PUT /policy: the policy to switch to."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -10,7 +10,7 @@ from api.schemas import fields as f
 
 
 class Standing(BaseModel):
-    """Who asks, how urgent it is, and when the whole answer is wanted; orders such as vtc, priority, edf go by it."""
+    """The client, priority and deadline of a request, which orders such as vtc, priority and edf use."""
 
     user: f.Name = Field("", description=f.USER)
     priority: f.Int64 = Field(0, description=f"{f.SEED}; lower values are served first")

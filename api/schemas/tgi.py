@@ -31,7 +31,7 @@ STREAMS = {"properties": {"best_of": ONE, "decoder_input_details": {"enum": [Non
 
 
 class GenerateParameters(Standing):
-    """How to generate."""
+    """Generation parameters."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra={"allOf": [BEST_OF_DRAWS]})
 
@@ -79,7 +79,7 @@ class GenerateRequest(BaseModel):
 
 
 class StreamParameters(GenerateParameters):
-    """How to generate in a stream: one answer, and nothing of the prompt."""
+    """Generation parameters of a stream: one answer, without details of the prompt."""
 
     model_config = ConfigDict(json_schema_extra={"allOf": [STREAMS]})
 
@@ -93,7 +93,7 @@ class StreamRequest(GenerateRequest):
 
 
 class CompatRequest(GenerateRequest):
-    """POST /, where the body says whether it streams."""
+    """POST /, where the body chooses whether to stream."""
 
     stream: f.Flag = Field(False, description=f.FLAG)
 

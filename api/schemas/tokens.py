@@ -14,7 +14,7 @@ def _has(name: str) -> dict[str, Any]:
 
 
 class TokenizeRequest(BaseModel):
-    """vLLM's form has a prompt, TGI's has inputs."""
+    """A text to tokenize: vLLM's form has `prompt`, TGI's has `inputs`."""
 
     model_config = ConfigDict(
         extra="ignore", json_schema_extra={"anyOf": [_has("prompt"), _has("inputs")]}
@@ -27,7 +27,7 @@ class TokenizeRequest(BaseModel):
 
 
 class DetokenizeRequest(BaseModel):
-    """Token ids to be made text."""
+    """Token ids to convert to text."""
 
     model_config = ConfigDict(extra="ignore")
 
