@@ -1,6 +1,6 @@
-"""What all dialects share: from a checked request to inferences in the queue, and from these to an answer.
+"""Code shared by all dialects: from a checked request to inferences in the queue, and from these to an answer.
 
-It must not know what the request looked like on the wire, nor what its answer will.
+This module must not know the wire format of requests or answers.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True)
 class Ask:
-    """What one request asks for, whatever its dialect; `options` are those of `make_inference`.
+    """A request in terms common to all dialects; `options` are those of `make_inference`.
 
-    `name` is what the dialect calls the number of tokens; None for that number is all the room there is.
-    Of `best_of` answers to each prompt, those with the highest score are kept: `n`.
+    `name` is the dialect's field for the number of tokens; a number of None means all that the context leaves.
+    Of the `best_of` answers to each prompt, the `n` with the highest scores are kept.
     """
 
     prompts: list[Prompt]
@@ -74,18 +74,18 @@ class Job:
 
     @property
     def own_limit(self) -> float | None:
-        """The seconds after which it ends with what it has, if that is before the server's limit."""
+        """The seconds after which it ends with a partial answer, if that is before the server's limit."""
         own = self.ask.timeout_s
         return own if own is not None and own < self.limit else None
 
     @property
     def ends_at(self) -> float:
-        """When it is late."""
+        """The time at which it is late."""
         return self.arrived_at + (self.own_limit or self.limit)
 
     @property
     def error(self) -> InferenceError | None:
-        """Why it has no answer: the first of its inferences that failed."""
+        """The error of its first failed inference."""
         return next((i.error for i in self.inferences if i.error is not None), None)
 
     @property
@@ -146,7 +146,7 @@ def ready_engine(service: Service) -> Engine:
 
 
 def check_model(engine: Engine, asked: str | None) -> None:
-    """Raise 404 when another model is asked for than the one that is served."""
+    """Raise 404 when the request names another model than the served one."""
     if asked is not None and asked != engine.served_name:
         raise ApiError(
             f"model {errors.shown(asked)} is not served here. Use {engine.served_name!r}, or leave model out",
@@ -155,7 +155,7 @@ def check_model(engine: Engine, asked: str | None) -> None:
 
 
 def unheeded(engine: Engine, asked: Standing, path: str = "") -> list[str]:
-    """Return the fields of a request's standing that are there and that the present policy does not go by."""
+    """Return the scheduling fields of a request that the active policy does not use."""
     policy = engine.manager.policy
     heeds = policy.heeds if policy is not None else ()
     return [
@@ -168,9 +168,9 @@ def unheeded(engine: Engine, asked: Standing, path: str = "") -> list[str]:
 def encode(
     engine: Engine, text: str, *, special: bool, keep: int | None = None, param: str = "prompt"
 ) -> list[int]:
-    """Return a text's ids, or the last `keep` of them; what cannot fit the context is not even tokenized.
+    """Return the token ids of a text, or the last `keep` of them; a text too long for the context is not tokenized.
 
-    With `special` the text of end-of-text is that token.
+    With `special`, <|endoftext|> becomes the special token.
     """
     most = engine.context * engine.tokenizer.longest_token
     size = len(text.encode("utf-8", "replace"))
@@ -185,7 +185,7 @@ def encode(
 
 
 def tokenize(engine: Engine, text: str, *, special: bool, param: str) -> list[int]:
-    """Return a text's ids, however many; ApiError for what the tokenizer cannot take."""
+    """Return all token ids of a text; raise ApiError when it cannot be tokenized."""
     try:
         text.encode("utf-8")
         with large.alone(len(text)):
@@ -195,7 +195,7 @@ def tokenize(engine: Engine, text: str, *, special: bool, param: str) -> list[in
 
 
 def check_ids(engine: Engine, ids: Sequence[int], param: str) -> None:
-    """Raise ApiError when an id is none of the model's."""
+    """Raise ApiError for an id outside the model's vocabulary."""
     size = engine.vocabulary or engine.tokenizer.vocab_size
     bad = next((token for token in ids if not 0 <= token < size), None)
     if bad is not None:
@@ -206,7 +206,7 @@ def check_ids(engine: Engine, ids: Sequence[int], param: str) -> None:
 
 
 def fit(engine: Engine, prompt: Prompt, asked: int | None, name: str, param: str = "prompt") -> int:
-    """Return how many tokens to generate; ApiError when prompt and answer do not fit the context."""
+    """Return the number of tokens to generate; raise ApiError when prompt and answer exceed the context."""
     room = engine.context - len(prompt.ids)
     if asked is None and room > 0:
         return room
@@ -259,14 +259,14 @@ def start(service: Service, engine: Engine, ask: Ask, *, streams: bool = False) 
 
 
 def seed_of(seed: int, j: int) -> int:
-    """Return the seed of answer j: the request's own for the first, and one far from all others for the rest."""
+    """Return the seed of answer j: the request's seed for the first, and a distant one for each other."""
     if j == 0:
         return seed
     return int.from_bytes(hashlib.sha256(f"{seed} {j}".encode()).digest()[:8], "little") >> 1
 
 
 def timings(inference: Inference) -> dict[str, float | int | None]:
-    """Return where a finished request's time went, in seconds, and in what company it ran."""
+    """Return the phases of a finished request in seconds, and the batch sizes it ran in."""
     seq = inference.sequence
     scheduled = seq.scheduled_at if seq.scheduled_at is not None else time.perf_counter()
     first = seq.first_token_at if seq.first_token_at is not None else scheduled

@@ -1,7 +1,7 @@
-"""CORS: which other sites' pages a browser lets use this server, by --cors-origins.
+"""CORS: --cors-origins lists the origins whose pages may use this server from a browser.
 
-By default nothing is sent and nothing here runs. A site is compared as a whole, by the same rule that lets its requests
-in at the door. Cookies mean nothing to this server, so no credentials are ever allowed: a page sends the key itself.
+By default this module does nothing. Origins are compared as a whole, by the rule that also admits their requests. The
+server uses no cookies, so credentials are never allowed: a page sends the API key itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HEADERS = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,1000}")
 
 
 def install(app: Flask, origins: frozenset[str]) -> None:
-    """Let pages of these origins use the server; call it before what asks for the key, which no preflight has."""
+    """Allow pages of these origins. Install this before the key check, because preflights have no key."""
     app.extensions["origins"] = origins
     if origins:
         app.before_request(_preflight)
@@ -25,14 +25,14 @@ def install(app: Flask, origins: frozenset[str]) -> None:
 
 
 def allowed_origin() -> str | None:
-    """Return the origin to which the present answer is granted, * for any; None when its page may not read it."""
+    """Return the origin that may read the current response, * for any, or None."""
     origins: frozenset[str] = current_app.extensions["origins"]
     origin = request.headers.get("Origin")
     return "*" if "*" in origins else origin if origin in origins else None
 
 
 def _preflight() -> Response | None:
-    """Answer a browser that asks whether a page may send what it wants to; any other OPTIONS is no method here."""
+    """Answer a preflight request; any other OPTIONS request is not allowed."""
     if (
         request.method != "OPTIONS"
         or "Access-Control-Request-Method" not in request.headers
@@ -49,7 +49,7 @@ def _preflight() -> Response | None:
 
 
 def _grant(response: Response) -> Response:
-    """Let the page read an answer, a refusal, or a stream."""
+    """Allow the page to read a response, an error or a stream."""
     origin = allowed_origin()
     if origin is not None:
         response.headers["Access-Control-Allow-Origin"] = origin

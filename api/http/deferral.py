@@ -26,7 +26,7 @@ DEFERS = "effective_batching.defers"  # in the WSGI environment of a server that
 
 
 class Job(Protocol):
-    """What has to end before there is an answer."""
+    """Work that must end before the response can be made."""
 
     ticket: Ticket | None
 
@@ -41,17 +41,17 @@ class Job(Protocol):
 
 
 class Deferred(NamedTuple):
-    """A job that runs, and what makes the response when it has ended."""
+    """A running job, and the function that makes the response after it has ended."""
 
     job: Job
     complete: Callable[[], Response]
 
 
 class App(Flask):
-    """A Flask app whose handlers may return a `Deferred`, and are no coroutines."""
+    """A Flask app whose handlers may return a `Deferred`, and are not coroutines."""
 
     def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """Return it as it is: to look each time whether it is a coroutine costs more than most hooks do."""
+        """Return the function itself: a check for coroutines on each call costs more than most hooks."""
         return func
 
     def dispatch_request(self) -> Any:
@@ -62,9 +62,9 @@ class App(Flask):
 
 
 class Exchange:
-    """One request and its answer, in the two halves between which it holds no thread.
+    """One request and its response, in two halves; between them it holds no thread.
 
-    Flask keeps what belongs to a request in context variables, so both halves run in one `contextvars.Context`.
+    Flask keeps the state of a request in context variables, so both halves run in one `contextvars.Context`.
     """
 
     def __init__(self, app: App, environ: dict[str, Any], start_response: Any) -> None:
@@ -81,7 +81,7 @@ class Exchange:
         return self._context.run(function, *args)
 
     def begin(self) -> Job | None:
-        """Call the handler; return the job that has to end before `answer` is called, if there is one."""
+        """Call the handler; return the job that must end before `answer` is called, if any."""
         app = self._app
         self._flask = app.request_context(self._environ)
         self._flask.push()
@@ -89,14 +89,14 @@ class Exchange:
         return self._result.job if isinstance(self._result, Deferred) else None
 
     def answer(self) -> Iterable[bytes]:
-        """Make the response, and return what is to be sent of it."""
+        """Make the response, and return the part to send."""
         if isinstance(self._result, Deferred):
             self._result = self._guarded(self._result.complete)
         response = self._app.finalize_request(self._result)
         return response(self._environ, self._start_response)
 
     def end(self) -> None:
-        """Leave the request's context, whatever became of it."""
+        """Leave the request's context, whatever its outcome."""
         if self._flask is not None:
             self._flask.pop(None)
 
@@ -113,7 +113,7 @@ class Exchange:
 
 
 class Ticket:
-    """A job that somebody waits for; `ring` is called in any thread when an inference of the job ends."""
+    """A job with a waiter; `ring` is called in any thread when an inference of the job ends."""
 
     __slots__ = ("_over", "job", "resume")
 
@@ -128,9 +128,9 @@ class Ticket:
 
 
 class Completer:
-    """One thread that resumes those whose jobs have ended, one after the other; `resume` must not block.
+    """One thread that resumes requests whose jobs have ended, one after the other; `resume` must not block.
 
-    It also ends jobs that are late, and those that the loop has lost.
+    It also ends jobs that are late or that the loop has lost.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -180,7 +180,7 @@ class Completer:
                 self._look(list(self._waiting), now)
 
     def _complete(self, ticket: Ticket) -> None:
-        """Resume who waits for a job that is over; a second call for the same one does nothing."""
+        """Resume the waiter of a job that has ended; a second call for the same job does nothing."""
         job, resume = ticket.job, ticket.resume
         if job is None or resume is None or not job.is_over:
             return
@@ -194,7 +194,7 @@ class Completer:
             log.exception("cannot complete a response")
 
     def _look(self, tickets: list[Ticket], now: float) -> None:
-        """End jobs that are late, and let those end that the loop has lost: their tickets ring."""
+        """End jobs that are late or that the loop has lost; their tickets ring."""
         for ticket in tickets:
             job = ticket.job
             if job is not None and not job.end_if_late(now):

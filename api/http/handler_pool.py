@@ -1,4 +1,4 @@
-"""The threads that handlers run in. It must not know what they do."""
+"""The thread pool of request handlers. It must not know what they do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class Turn:
-    """The right to run tasks, one after the other; `began` is when the present one did."""
+    """The right to run tasks, one after the other; `began` is the start time of the current one."""
 
     __slots__ = ("began",)
 
@@ -27,9 +27,9 @@ class Turn:
 
 
 class HandlerPool:
-    """Runs tasks in up to `most` threads, a few of them at once, and more when those wait for something.
+    """Runs tasks in up to `most` threads: a few at once, and more when those block.
 
-    It has a third of the cost of concurrent.futures' pool, since nobody waits for a task's result.
+    It costs a third of concurrent.futures' pool, because tasks have no result to wait for.
     """
 
     def __init__(self, most: int) -> None:
@@ -46,13 +46,13 @@ class HandlerPool:
         return bool(self._backlog)
 
     def submit(self, task: Callable[..., Any], *args: Any) -> None:
-        """Run a task soon; RuntimeError when it needs the first thread and none can be started."""
+        """Submit a task; raise RuntimeError when the first thread cannot be started."""
         with self._lock:
             self._backlog.append((task, args))
             self._begin()
 
     def relieve(self) -> None:
-        """Let tasks of the backlog run in place of those that seem to wait; call it every few milliseconds."""
+        """Run tasks of the backlog instead of those that seem blocked; call this every few milliseconds."""
         with self._lock:
             late = time.monotonic() - BUSY_SECONDS
             self._turns = {turn for turn in self._turns if turn.began > late}
@@ -62,7 +62,7 @@ class HandlerPool:
         """Do nothing: the threads end with the process."""
 
     def _begin(self) -> None:
-        """Give the backlog the turns that are free; the lock is held."""
+        """Give free turns to the backlog; the caller holds the lock."""
         while self._backlog and len(self._turns) < AT_ONCE:
             if self._idle <= 0:
                 if self._threads == self._most:
@@ -96,7 +96,7 @@ class HandlerPool:
                 task = self._next(turn)
 
     def _next(self, turn: Turn) -> Task | None:
-        """Return what a thread does next; None when there is nothing, or another thread has taken over."""
+        """Return a thread's next task; None when there is none, or when another thread has taken over."""
         with self._lock:
             if turn in self._turns and self._backlog:
                 turn.began = time.monotonic()

@@ -1,7 +1,7 @@
-"""Each HTTP request that generates, from the door to its last byte, and what `/requests/<id>` tells of it.
+"""The registry of generating HTTP requests, from admission to the last byte, and the records of `/requests/<id>`.
 
-A visit holds its places in the queue, its inferences, and the watch over its client, and lets go of all of them
-exactly once. It must not know how a request is computed, and keeps no text.
+A visit owns its places in the queue, its inferences, and the watch on its client, and releases all of them exactly
+once. This module must not know how a request is computed, and keeps no text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PREFIXES = ("chatcmpl-", "cmpl-")  # what an id in an answer has before ours
 
 
 class Places:
-    """So many places, taken and given back from any thread."""
+    """A counter of places that any thread may take and give back."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -46,7 +46,7 @@ class Places:
 
 
 class Visit:
-    """One request: `name` is its id, or if another has the same, one that is unique."""
+    """One request: `name` is its id, made unique if another request has the same id."""
 
     def __init__(self, id: str, name: str, path: str, give_back: Callable[[int], None]) -> None:
         self.id = id
@@ -72,7 +72,7 @@ class Visit:
         cancel_all((inference, error) for inference in self.inferences)
 
     def leave(self) -> bool:
-        """Give everything back; False if that was done before."""
+        """Release everything; return False if that has already been done."""
         with self._lock:
             if self.left:
                 return False
@@ -86,7 +86,7 @@ class Visit:
 
 
 class Visits:
-    """Those who are here, and the last ones who were."""
+    """The open requests, and the last finished ones."""
 
     def __init__(self, watcher: Watcher, clock: Callable[[], float] = time.perf_counter) -> None:
         self._watcher = watcher
@@ -102,11 +102,11 @@ class Visits:
 
     @property
     def open(self) -> int:
-        """How many are here."""
+        """The number of open requests."""
         return len(self._open)
 
     def enter(self, id: str, path: str, give_back: Callable[[int], None]) -> Visit:
-        """Return the visit of a request that has its place."""
+        """Register a request that has its place, and return its visit."""
         with self._lock:
             taken = id in self._open or id in self._done
             name = f"{id}~{next(self._numbers)}" if taken else id  # no client's id has a tilde
@@ -115,14 +115,14 @@ class Visits:
         return visit
 
     def rename(self, visit: Visit, id: str) -> None:
-        """Let a visit be known by the id that its body asks for."""
+        """Give a visit the id from its body."""
         with self._lock:
             self._forget(visit.id, visit.name)
             visit.id = id
             self._latest[id] = visit.name
 
     def greet(self, inference: Inference) -> None:
-        """Note whose inference this is; called in the handler's thread when it has been taken in."""
+        """Record the visit of an accepted inference; called in the handler's thread."""
         visit: Visit | None = g.get("visit") if has_request_context() else None
         if visit is None:
             return
@@ -139,7 +139,7 @@ class Visits:
 
     @staticmethod
     def _hang_up(visits: list[Visit]) -> None:
-        """End what clients wait for who have gone."""
+        """Cancel the requests of clients that have disconnected."""
         left = [visit for visit in visits if visit.is_open]
         for visit in left:
             visit.gone = True
@@ -150,7 +150,7 @@ class Visits:
         )
 
     def observe(self, iteration: Any, left: list[Inference]) -> None:
-        """Note who has left the loop; called in its thread."""
+        """Record the inferences that left the loop; called in the loop's thread."""
         if not left:
             return
         with self._lock:
@@ -163,7 +163,7 @@ class Visits:
                     self._keep(visit)
 
     def leave(self, visit: Visit) -> bool:
-        """See a visit off; False if that was done before."""
+        """End a visit; return False if it has already ended."""
         if visit.watched is not None:
             self._watcher.remove(visit.watched)
         if not visit.leave():
@@ -185,12 +185,12 @@ class Visits:
             self._forget(record["id"], old)
 
     def _forget(self, id: str, name: str) -> None:
-        """Drop the entry that leads from an id to this visit, if it does."""
+        """Remove the entry of an id if it refers to this visit."""
         if self._latest.get(id) == name:
             del self._latest[id]
 
     def find(self, id: str) -> dict[str, Any] | None:
-        """Return the record of the request with this id, the last one if there were several."""
+        """Return the record of the latest request with this id."""
         for known in (id, *(id.removeprefix(p) for p in PREFIXES if id.startswith(p))):
             with self._lock:
                 name = self._latest.get(known, known)
@@ -203,7 +203,7 @@ class Visits:
         return None
 
     def cancel(self, id: str) -> str | None:
-        """End the requests with this id; return the state they are in then, None if there are none."""
+        """Cancel the requests with this id; return their resulting state, or None if there are none."""
         found = self.find(id)
         if found is None:
             return None

@@ -1,8 +1,8 @@
 """Notices clients that hang up while their request waits or runs: one thread for all sockets, no polling.
 
-WSGI has no such notice, but gunicorn puts the socket into `environ["gunicorn.socket"]`. A client that closes only
-its sending half (`nc -q`) cannot be told from one that has gone. Where there is no EPOLLRDHUP (macOS) the thread
-peeks twice a second. It must not know what a request is.
+WSGI has no such notice, but gunicorn puts the socket into `environ["gunicorn.socket"]`. A client that
+half-closes its connection (`nc -q`) is treated as disconnected. Without EPOLLRDHUP (macOS) the thread peeks twice a
+second. This module must not know what a request is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PEEK_SECONDS = 0.5
 
 
 class Watch(NamedTuple):
-    """A socket, and who is to be told of whom when its other end is gone."""
+    """A watched socket, with the callback to call when its client disconnects."""
 
     sock: socket.socket
     tell: Callable[[list[Any]], None]
@@ -28,7 +28,7 @@ class Watch(NamedTuple):
 
 
 class Watcher:
-    """Says, once, when the other end of a watched socket is gone. Its thread starts with the first socket."""
+    """Reports, once, that the client of a watched socket has disconnected. Its thread starts with the first socket."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class Watcher:
     def add(self, sock: socket.socket, tell: Callable[[list[Any]], None], who: Any) -> int:
         """Watch a socket; return the number to `remove` it by.
 
-        `tell` is called with a list of all who are gone by then, `who` among them.
+        `tell` is called with a list of all that have disconnected by then, including `who`.
         """
         with self._lock:
             if self._thread is None:
@@ -52,7 +52,7 @@ class Watcher:
             return number
 
     def remove(self, number: int) -> None:
-        """Watch it no more; before the socket may be closed, since its number may be used again at once."""
+        """Stop watching a socket. Call this before closing it, because its number may be reused at once."""
         with self._lock:
             self._forget(number)
 
@@ -89,7 +89,7 @@ class Watcher:
             self._tell(gone)
 
     def _tell(self, numbers: list[int]) -> None:
-        """Tell of those that are gone: one whose socket was removed meanwhile may have another's number."""
+        """Report disconnected clients, except sockets removed meanwhile, whose numbers may be reused."""
         told: dict[Callable[[list[Any]], None], list[Any]] = {}
         with self._lock:
             watched = {n: self._watched[n] for n in numbers if n in self._watched}
@@ -104,7 +104,7 @@ class Watcher:
 
 
 def _gone(numbers: list[int]) -> list[int]:
-    """Return those of these sockets whose other end is gone."""
+    """Return the sockets whose clients have disconnected."""
     if not hasattr(select, "POLLRDHUP"):
         return numbers  # who peeked has seen it
     look = select.poll()
