@@ -1,6 +1,6 @@
 """What happened, in numbers: folds Iteration records and finished requests into `/stats`.
 
-The original's four figures keep their names and formulas (WIRE.md, section 2); those beside them say what they
+The original's four figures keep their names and formulas (docs/api.md); those beside them say what they
 mean. It must not know HTTP, tensors, or how to make a request.
 """
 

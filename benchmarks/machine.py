@@ -57,7 +57,7 @@ def arithmetic_rate(dtype: torch.dtype) -> float:
 def limit_seconds(
     shape: GPTConfig, dtype: torch.dtype, batch: int, context: int, bandwidth: float, rate: float
 ) -> float:
-    """Return the least time of a decode step (roofline; ENGINE notes, section 2).
+    """Return the least time of a decode step (roofline).
 
     max(weights / bandwidth, batch * operations / rate) + (keys, values and float32 logits) / bandwidth.
     """

@@ -1,6 +1,6 @@
 """From logits to tokens: one rule on every device and for every policy.
 
-Penalties and bias, temperature, top-k, top-p, typical-p, min-p, draw; in this order (WIRE.md, section 5). A token is
+Penalties and bias, temperature, top-k, top-p, typical-p, min-p, draw; in this order. A token is
 drawn by inverting the distribution's cumulative sum at one uniform number that is keyed by the request's seed and the
 token's position. So a request's text depends on the request alone: not on its neighbours, not on the policy, not on
 the order of steps. It must not know batches beyond "these rows".

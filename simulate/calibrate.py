@@ -1,8 +1,8 @@
 """From timings of single steps to a cost model: the grid, the fit, its honest error, and the file.
 
 The engine is timed in a process of its own (`python -m benchmarks.probe`), or by any function that is given: this room
-has no torch. The fit is non-negative least squares on rows divided by the measured time, so that relative errors count
-(SCHEDULING notes, section 6). It is judged on points that it has not seen.
+has no torch. The fit is non-negative least squares on rows divided by the measured time, so that relative errors count.
+It is judged on points that it has not seen.
 """
 
 from __future__ import annotations

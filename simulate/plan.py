@@ -1,7 +1,7 @@
 """How much can it hold? The highest rate at which a policy meets its limits, and how many replicas a load needs.
 
 Rates are bisected with common random numbers: one schedule at one request a second, played faster or slower. A run
-whose queue grows fails, whatever its percentiles say (SCHEDULING notes, section 12). It must not know where the cost
+whose queue grows fails, whatever its percentiles say. It must not know where the cost
 comes from.
 """
 

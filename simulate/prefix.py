@@ -1,7 +1,7 @@
 """Prefix caches compared: llm-mock's static trie, which keeps what was asked for most, and a live cache of pages.
 
 Two kinds of experiment. Traces of block hashes (Mooncake) are counted request by request, no engine needed. Prompts are
-served by the simulator with the trie in the place of the page pool, so that hits become time (SCHEDULING notes, 11).
+served by the simulator with the trie in the place of the page pool, so that hits become time.
 """
 
 from __future__ import annotations

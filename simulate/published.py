@@ -1,6 +1,6 @@
 """Cost models that others measured or published, by name, with their constants and sources.
 
-Times in the sources are mostly ms; here everything is seconds. SCHEDULING notes, sections 6 to 8.
+Times in the sources are mostly ms; here everything is seconds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The smallest simulator: a scheduler, a clock that only steps move, a toy cost, and faults on demand.
 
-It keeps its own books and holds the scheduler to SCHEDULING.md, section 4, after every step.
+It keeps its own books and checks the scheduler against them after every step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The errors of all dialects in one table (WIRE.md, section 7), with value, bound and remedy."""
+"""The errors of all dialects in one table (docs/api.md), with value, bound and remedy."""
 
 from __future__ import annotations
 

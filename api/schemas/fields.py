@@ -1,4 +1,4 @@
-"""The types of request fields: strict types, finite numbers and bounds (WIRE.md, section 5).
+"""The types of request fields: strict types, finite numbers and bounds.
 
 A description completes the sentence "Send ..." in an error message.
 """

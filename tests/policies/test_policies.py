@@ -21,7 +21,7 @@ TRACE_A = [(0, 4, 3), (5, 8, 1), (6, 2, 5), (60, 4, 2)]
 TRACE_B = [(0, 5, 4), (1, 5, 6), (2, 5, 2), (3, 5, 1)]
 ALL = ["nobatch", "static", "dynamic"]
 
-# SCHEDULING.md, section 5: first token / finish of each request, then end of the run, steps, held slot-steps.
+# First token / finish of each request, then end of the run, steps, held slot-steps.
 TIMELINES = """
 A nobatch                             | 14/38 | 56/56   | 68/116 | 130/142 | 142 | 11 | 0
 A static-exact                        | 14/38 | 56/56   | 68/116 | 130/142 | 142 | 11 | 0

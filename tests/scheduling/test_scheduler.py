@@ -1,4 +1,4 @@
-"""What every policy keeps (SCHEDULING.md, section 4), faults in between, the budget, and why who waited.
+"""What every policy keeps, faults in between, the budget, and why who waited.
 
 `driver.drive` checks conservation, slots, pages, tokens and waiting times of every run after every step.
 """

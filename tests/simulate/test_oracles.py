@@ -1,4 +1,4 @@
-"""The simulator against exact results of queueing theory: SCHEDULING notes, section 8.
+"""The simulator against exact results of queueing theory.
 
 An estimate passes within 4 of its replication errors or 1 % of the exact value, and its error must be small enough to
 say something. Each test names the figure it holds to.

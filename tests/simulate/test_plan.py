@@ -1,4 +1,4 @@
-"""Capacity and fleets against what queueing theory knows: SCHEDULING notes, section 12."""
+"""Capacity and fleets against what queueing theory knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prefix caches against the figures of the Mooncake trace and of llm-mock's experiment (SCHEDULING notes, 11)."""
+"""Prefix caches against the figures of the Mooncake trace and of llm-mock's experiment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real server's runs, request by request: the VTC artifact's ten, replayed (SCHEDULING notes, 9.1).
+"""A real server's runs, request by request: the VTC artifact's ten, replayed.
 
 Llama-2-7B on an A10G under LightLLM's loop. Two overheads are fitted, on `FCFS overload-multi` and `FCFS real` only:
 0.14 ms for each token that a step gives out, and 20 ms a prefill step. All else is the fit of the published profile.
