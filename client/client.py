@@ -68,66 +68,69 @@ def build_parser() -> flags.Parser:
     """Build the command line; its defaults are None where a given flag must be told from none."""
     parser = flags.Parser(
         prog="client.py",
-        description="Send load, or one prompt, to an effective-batching server, or to another.",
+        description="Send a load or a single prompt to an effective-batching server or another server.",
         epilog=flags.epilog(FIRST, EXAMPLES),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    flags.add(parser, "what to send", {**flags.SENT, **ORIGINAL})
-    flags.add(parser, "when to send", WHEN)
-    flags.add(parser, "where to", {**WHERE, **flags.ASKED})
+    flags.add(parser, "workload", {**flags.SENT, **ORIGINAL})
+    flags.add(parser, "arrivals", WHEN)
+    flags.add(parser, "server", {**WHERE, **flags.ASKED})
     flags.add(parser, "output", OUTPUT)
     return parser
 
 
 ORIGINAL: flags.Flags = {
     "--selection": (
-        "the original's draws: normal (default); range: from --numtokens_range, "
-        "prompts as long; buckets: 5, 10 .. 145; random, descend: from --numtokens_range, "
-        "prompts short, descend: longest first",
+        "the original's workloads: normal (default); range: lengths from --numtokens_range, "
+        "with prompts of the same length; buckets: 5, 10 .. 145; random, descend: lengths from "
+        "--numtokens_range with short prompts, descend: longest first",
         {"type": flags.one_of("selection", data.SELECTIONS), "metavar": "HOW"},
     ),
     "--numtokens_range": (
-        "lengths to draw from, e.g. 10 20 40 (1 25 100); implies --selection range",
+        "lengths to draw from, such as 10 20 40 (default 1 25 100); implies --selection range",
         {"type": flags.number(1, data.MAX_NUM_TOKENS), "metavar": "N", "nargs": "+"},
     ),
     "--prompt": (
-        "send this prompt alone and print the completion (--seed goes to the server)",
+        "send only this prompt and print the completion (--seed is passed to the server)",
         {"metavar": "TEXT"},
     ),
     "--numtokens": ("tokens to generate for --prompt", {"type": flags.number(1), "metavar": "N"}),
 }
 WHEN: flags.Flags = {
     "--rate": (
-        "requests a second, Poisson, open loop (1)",
+        "requests per second, Poisson, open loop (default 1)",
         {"type": flags.POSITIVE, "metavar": "R"},
     ),
     "--wait": (
-        "the original's pace: a random 0 to S seconds between two requests",
+        "the original's pace: a random delay of 0 to S seconds between requests",
         {"type": flags.number(0, kind=float), "metavar": "S"},
     ),
     "--burst": ("all at once", {"action": "store_true"}),
     "--load": (
-        "any other pace (see below)",
+        "another arrival process (see below)",
         {"type": flags.checked(arrivals.parse), "metavar": "LOAD"},
     ),
 }
 WHERE: flags.Flags = {
     "--port": (
-        "port (8500); the host is IP in the environment or client/.env (127.0.0.1)",
+        "port (default 8500); the variable IP in the environment or client/.env sets the host (127.0.0.1)",
         {"type": flags.number(1, 65535), "metavar": "P", "default": flags.DEFAULT_PORT},
     ),
-    "--url": ("any server instead, e.g. http://10.0.0.5:8000", {"type": flags.base_url}),
-    "--model": ("the model's name for --api openai (asked of the server)", {"metavar": "NAME"}),
+    "--url": ("base URL of the server, such as http://10.0.0.5:8000", {"type": flags.base_url}),
+    "--model": (
+        "model name for --api openai (default: the name that the server reports)",
+        {"metavar": "NAME"},
+    ),
 }
 OUTPUT: flags.Flags = {
     "--json": (
-        "write the whole result to FILE, - for stdout (on a terminal a new file in results/; "
-        "into a pipe it is always printed)",
+        "write the full result to FILE, or - for stdout (default on a terminal: a new file in results/; "
+        "in a pipe the result is always printed)",
         {"type": Path, "metavar": "FILE"},
     ),
-    "--csv": ("write a line for each request, as it ends", {"type": Path, "metavar": "FILE"}),
-    "--verbose": ("print the completions of a load run too", {"action": "store_true"}),
+    "--csv": ("write one line per request as it finishes", {"type": Path, "metavar": "FILE"}),
+    "--verbose": ("also print the completions of a load run", {"action": "store_true"}),
 }
 
 
@@ -272,7 +275,7 @@ def show(numbers: Mapping[str, Any], outcomes: Sequence[measure.Outcome], consol
     for warning in tables.warnings(numbers, outcomes):
         say(console, f"warning: {warning}")
     if numbers["server_after"] is None:
-        say(console, "warning: the server gave no /stats after the run")
+        say(console, "warning: cannot read /stats from the server after the run")
     table = Table(title="Result", show_header=False, title_justify="left")
     table.add_column()
     table.add_column(justify="right")
@@ -295,7 +298,7 @@ def keep(numbers: Mapping[str, Any], path: Path | None, console: Console) -> Non
             f"error: cannot write {str(path)!r}: {error.strerror}. Use another --json file, or - for stdout",
         )
     else:
-        say(console, f"The whole result: {path}")
+        say(console, f"Full result: {path}")
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:

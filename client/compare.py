@@ -44,47 +44,50 @@ EXAMPLES = (
     "python -m client.compare results/x/runs/a.json results/x/runs/b.json",
 )
 FIRST = """\
-without further flags: nobatch, static and dynamic, each with gpt2-medium's shape (random weights), 100
-requests of the original's workload at one a second and in a burst; --quick takes the built-in bard,
-58 requests, 8 a second and in a burst, and ends within three minutes"""
+By default: nobatch, static and dynamic, each with gpt2-medium's shape (random weights), and 100
+requests of the original's workload, at one per second and in a burst. --quick uses the built-in model
+bard and 58 requests, at 8 per second and in a burst, and takes less than three minutes."""
 QUICK = {"model": "bard", "load_format": "auto", "workload": "original-buckets", "numsamples": 58,
          "load": [arrivals.Arrivals("poisson", 8.0), arrivals.Arrivals("burst")]}  # fmt: skip
 FULL = {"model": "gpt2-medium", "load_format": "dummy", "workload": "original", "numsamples": 100,
         "load": [arrivals.Arrivals("poisson", 1.0), arrivals.Arrivals("burst")]}  # fmt: skip
 COMPARED: flags.Flags = {
-    "--quick": ("bard and small loads: within 3 minutes on two cores", {"action": "store_true"}),
+    "--quick": (
+        "use bard and small loads: less than 3 minutes on two cores",
+        {"action": "store_true"},
+    ),
     "--load": (
-        "paces, one after another (see below)",
+        "arrival processes, run one after another (see below)",
         {"type": flags.checked(arrivals.parse), "metavar": "LOAD", "nargs": "+"},
     ),
     "--repeats": (
-        "runs of each, with the next seed each time (1)",
+        "runs of each load, with consecutive seeds (default 1)",
         {"type": flags.number(1, 100), "metavar": "N", "default": 1},
     ),
     "--different": (
-        "compare two result files though their arrivals differ",
+        "compare two result files even if their arrivals differ",
         {"action": "store_true"},
     ),
 }
 STARTED: flags.Flags = {
-    "--model": ("the model of the servers that are started", {"metavar": "NAME"}),
+    "--model": ("model of the servers to start", {"metavar": "NAME"}),
     "--load-format": ("dummy: random weights of the right shape", {"metavar": "auto|dummy"}),
     "--server": (
-        "further flags for them, in one word: --server='--max-batch-size 16'",
+        "more flags for these servers, as one argument: --server='--max-batch-size 16'",
         {"type": shlex.split, "metavar": "FLAGS", "default": []},
     ),
 }
 OUTPUT: flags.Flags = {
-    "--out": ("folder of all results (results)", {"type": Path, "metavar": "DIR", "default": Path("results")}),
-    "--name": ("name of this one (the time and the policies)", {"metavar": "NAME"}),
+    "--out": ("folder for all results (default: results)", {"type": Path, "metavar": "DIR", "default": Path("results")}),
+    "--name": ("name of this comparison (default: the time and the policies)", {"metavar": "NAME"}),
     "--readme": (
-        "also copy the table and the pictures that a README shows into this folder",
+        "also copy the table and the pictures for a README to this folder",
         {"type": Path, "metavar": "DIR"},
     ),
-    "--no-plots": ("leave pictures and page out", {"action": "store_true"}),
+    "--no-plots": ("write no pictures and no page", {"action": "store_true"}),
     "--cost": (
-        "let the simulator predict each request by this cost model or file of `simulate calibrate` "
-        "(default: it replays the servers' own steps)",
+        "cost model, or file from `simulate calibrate`, with which the simulator predicts each request "
+        "(default: the measured steps of the servers)",
         {"type": flags.checked(simulated.check), "metavar": "FILE"},
     ),
 }  # fmt: skip
@@ -103,12 +106,12 @@ def build_parser(prog: str = "client.compare", first: str = FIRST) -> flags.Pars
         "what", nargs="*", help="policies, name=URL of running servers, or two result files"
     )
     asked = {**flags.ASKED}
-    text = "whole answers instead of streams (then no TTFT, TPOT, ITL)"
+    text = "request complete answers instead of streams (no TTFT, TPOT or ITL)"
     asked["--stream"] = (text, {"action": argparse.BooleanOptionalAction, "default": True})
-    flags.add(parser, "what is compared", COMPARED)
-    flags.add(parser, "what is sent", flags.SENT)
-    flags.add(parser, "how servers are started", STARTED)
-    flags.add(parser, "how servers are asked", asked)
+    flags.add(parser, "comparison", COMPARED)
+    flags.add(parser, "workload", flags.SENT)
+    flags.add(parser, "servers to start", STARTED)
+    flags.add(parser, "requests", asked)
     flags.add(parser, "output", OUTPUT)
     return parser
 
@@ -125,7 +128,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     flags.check_limits(given)
     if len(set(names(given.what))) < len(given.what):
         raise UsageError(
-            f"{' '.join(given.what)} names one twice. Use name=URL, or each policy once"
+            f"{' '.join(given.what)} has the same name twice. Use name=URL, or each policy once"
         )
     return given
 
@@ -166,7 +169,7 @@ def make_store(given: argparse.Namespace, seed: int, command: str) -> store.Stor
     called = given.name or "-".join(store.slug(name) for name in names(given.what))[:60]
     folder = given.out / (given.name or f"{now:%Y%m%d-%H%M%S}-{called}")
     if (folder / "summary.json").exists():
-        raise UsageError(f"{str(folder)!r} holds results already. Use another --name")
+        raise UsageError(f"{str(folder)!r} already has results. Use another --name")
     head = {
         "name": called, "date": now.isoformat(timespec="seconds"), "command": command, "seed": seed,
         "workload": given.workload, "loads": [pace.text for pace in given.load],
@@ -203,9 +206,10 @@ def run(
                     experiment.put_through(name, target, loads, f"[{i + 1}/{len(given.what)}] ")
             except ServerUnreachable as error:
                 missing += 1
-                folder.warn(f"{name}: the server was not to be had: {error}")
+                folder.warn(f"{name}: cannot start or reach the server: {error}")
                 say(
-                    console, f"error: {name}: {error}. Start it by hand to see why, or leave it out"
+                    console,
+                    f"error: {name}: {error}. Start the server by hand to see why, or leave it out",
                 )
             if experiment.interrupted:
                 folder.warn("stopped early by Ctrl-C")
@@ -233,14 +237,14 @@ def verdict(paths: Sequence[str], different: bool, console: Console) -> int:
             assert isinstance(both[-1].get("e2els"), list)
         except (OSError, ValueError, IndexError, AttributeError, AssertionError) as error:
             raise UsageError(
-                f"{path!r} holds no result of one run. Use files of client.py --json, or of runs/"
+                f"{path!r} is not the result of a single run. Use a file from client.py --json or from runs/"
             ) from error
     try:
         lines = judge.compare(both[0], both[1], different)
     except judge.DifferentArrivals as error:
         raise UsageError(
-            f"{paths[0]} and {paths[1]} have different arrivals: their means are not comparable. "
-            "Use runs of the same seed, workload and load, or say --different"
+            f"{paths[0]} and {paths[1]} have different arrivals, so their means are not comparable. "
+            "Use runs with the same seed, workload and load, or add --different"
         ) from error
     console.print(judge.table(lines, *paths))
     emit_json([judge.as_dict(line) for line in lines])
@@ -256,7 +260,9 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         results = [word for word in given.what if word.endswith(".json")]
         if results:
             if len(results) != 2 or len(given.what) != 2:
-                raise UsageError(f"{len(given.what)} given. Use two result files, A.json B.json")
+                raise UsageError(
+                    f"a comparison takes 2 result files, not {len(given.what)}. Use A.json B.json"
+                )
             return verdict(results, given.different, console)
         text = shlex.join(["python", "-m", "client.compare", *hidden(arguments)])
         return run(given, os.environ if environ is None else environ, console, text)

@@ -23,7 +23,7 @@ from .send.target import KeyRefused, ServerUnreachable, Target
 
 FINE, SOME_FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
 EXIT_CODES = (
-    f"exit codes: {FINE} fine, {SOME_FAILED} some requests failed or were not sent, {USAGE} usage, "
+    f"exit codes: {FINE} success, {SOME_FAILED} some requests failed or were not sent, {USAGE} usage error, "
     f"{UNREACHABLE} server unreachable"
 )
 REDRAWS_A_SECOND = 4
@@ -71,7 +71,7 @@ def guarded(main: Callable[[Console], int], target: Callable[[], Target | None])
     except KeyRefused:
         asked = target()
         url = asked.url if asked else "the server"
-        say(console, f"error: {url} wants an API key. Set EB_API_KEY or use --api-key KEY")
+        say(console, f"error: {url} requires an API key. Set EB_API_KEY or use --api-key KEY")
         return USAGE
     except ServerUnreachable as error:
         asked = target()

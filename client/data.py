@@ -195,11 +195,11 @@ def trace_sha256(trace: Sequence[Planned]) -> str:
 
 def _checked(num_tokens_range: Sequence[int]) -> list[int]:
     if not num_tokens_range:
-        raise ValueError("num_tokens_range is empty. Use for example 10 20 40")
+        raise ValueError("num_tokens_range is empty. Use a range such as 10 20 40")
     for num_tokens in num_tokens_range:
         if not 1 <= num_tokens <= MAX_NUM_TOKENS:
             raise ValueError(
-                f"num_tokens_range holds {num_tokens}, allowed are 1 to {MAX_NUM_TOKENS}. "
+                f"num_tokens_range has {num_tokens}, but lengths must be from 1 to {MAX_NUM_TOKENS}. "
                 f"Use lengths that leave room for a prompt in the context of {CONTEXT} tokens"
             )
     return [int(num_tokens) for num_tokens in num_tokens_range]

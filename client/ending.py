@@ -65,7 +65,7 @@ def draw_page(folder: Path, console: Console) -> None:
     except ImportError:
         say(
             console,
-            "note: no pictures without matplotlib. Install it (pip install -r "
+            "note: no pictures, because matplotlib is not installed. Install it (pip install -r "
             f"client/requirements.txt) and run python -m client.report {folder}",
         )
         return

@@ -73,7 +73,10 @@ class Experiment:
             warm = self.flags.warmup if self.flags.warmup is not None else DEFAULT_WARMUP
             warmed = runs.warm_up(target, loads[0].plans[0].planned, warm)
             if not events.is_connected():
-                say(self.console, f"note: {name} has no /events: no pictures of its slots")
+                say(
+                    self.console,
+                    f"note: {name} has no /events, so there are no pictures of its slots",
+                )
             events.settle()  # the steps of the warm-up belong to no run
             for load in loads:
                 for repeat, plan in enumerate(load.plans):

@@ -102,7 +102,7 @@ def slo(text: str) -> tuple[str, float]:
         value = math.nan
     if name not in SLOS or not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no limit. Use ttft:MS, tpot:MS or e2el:MS, e.g. ttft:500"
+            f"{text!r} is not a limit. Use ttft:MS, tpot:MS or e2el:MS, such as ttft:500"
         )
     return name, value
 
@@ -113,7 +113,7 @@ def base_url(text: str) -> str:
     scheme, _, host = url.partition("://")
     if scheme not in ("http", "https") or not host or any(c in host for c in "@?# "):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no address. Use http://HOST:PORT, and --api-key for a key"
+            f"{text!r} is not a server address. Use http://HOST:PORT, and --api-key for a key"
         )
     return url
 
@@ -122,40 +122,46 @@ POSITIVE = number(0, kind=float, above=True)
 Flags = dict[str, tuple[str, dict[str, Any]]]
 SENT: Flags = {
     "--workload": (
-        "what is sent, by name (see below)",
+        "name of the workload (see below)",
         {"type": checked(catalog.check), "metavar": "NAME"},
     ),
     "--text": (
-        "cut prompts from this file instead of the plays",
+        "take prompts from this text file instead of the built-in plays",
         {"type": checked(lambda text: corpus.load(Path(text)) and None), "metavar": "FILE"},
     ),
-    "--numsamples": ("number of requests (100)", {"type": number(1, 100_000), "metavar": "N"}),
+    "--numsamples": (
+        "number of requests (default 100)",
+        {"type": number(1, 100_000), "metavar": "N"},
+    ),
     "--seed": (
-        "same seed, same prompts, lengths and times (drawn and printed)",
+        "seed of prompts, lengths and times (default: random, and printed)",
         {"type": number(0, 2**63 - 1), "metavar": "N"},
     ),
     "--warmup": (
-        "requests sent one by one before the run, not measured (0)",
+        "requests sent one by one before the run, not measured (default 0)",
         {"type": number(0, 1000), "metavar": "N"},
     ),
     "--goodput": (
-        "limits in ms that a good request meets, e.g. ttft:500 tpot:50 e2el:9000",
+        "latency limits in ms for goodput, such as ttft:500 tpot:50 e2el:9000",
         {"type": slo, "metavar": "SLO", "nargs": "+", "default": []},
     ),
 }
 ASKED: Flags = {
     "--api": (
-        "how the server is asked: inference (default), openai, tgi",
+        "API of the server: inference (default), openai or tgi",
         {
             "type": one_of("api", dialects.APIS),
             "metavar": "inference|openai|tgi",
             "default": "inference",
         },
     ),
-    "--stream": ("let answers stream, for TTFT, TPOT and ITL", {"action": "store_true"}),
-    "--api-key": ("API key (EB_API_KEY in the environment or client/.env)", {"metavar": "KEY"}),
+    "--stream": ("stream the answers, to measure TTFT, TPOT and ITL", {"action": "store_true"}),
+    "--api-key": (
+        "API key (default: EB_API_KEY in the environment or client/.env)",
+        {"metavar": "KEY"},
+    ),
     "--timeout": (
-        "give a request up after S seconds of silence (600)",
+        "cancel a request after S seconds without data (default 600)",
         {"type": POSITIVE, "metavar": "S", "default": 600.0},
     ),
 }
@@ -192,7 +198,9 @@ def api_key(flag: str | None, known: Mapping[str, str | None]) -> str | None:
     """Find the key: the flag, then the environment, then client/.env."""
     key = flag or known.get("EB_API_KEY") or None
     if key and not (key.isascii() and key.isprintable()):
-        raise UsageError("the API key has characters no HTTP header holds. Use printable ASCII")
+        raise UsageError(
+            "the API key has characters that are not allowed in an HTTP header. Use printable ASCII"
+        )
     return key
 
 
@@ -207,7 +215,7 @@ def make_target(flags: argparse.Namespace, environ: Mapping[str, str], console: 
             say(console, "note: IP is not set in client/.env or the environment; using 127.0.0.1")
         if any(c in host for c in "/@?# ") or host.count(":") == 1:
             raise UsageError(
-                f"IP is {host!r}, it holds a host name or an address only. "
+                f"IP is {host!r}, but must be a host name or an address. "
                 "Set IP=10.0.0.5 in client/.env and use --port for the port"
             )
         url = f"http://{f'[{host}]' if ':' in host else host}:{flags.port}"
@@ -221,7 +229,7 @@ def check(flags: argparse.Namespace) -> None:
             ("--load", flags.load)]  # fmt: skip
     given = [name for name, there in pace if there]
     if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} contradict each other. Use one of them")
+        raise UsageError(f"{' and '.join(given)} exclude each other. Use only one of them")
     if flags.prompt == "":
         raise UsageError("--prompt is empty. Use at least one character")
     if flags.prompt is not None and flags.numtokens is None:
@@ -232,10 +240,10 @@ def check(flags: argparse.Namespace) -> None:
             f"{flags.numtokens} to fix the length in a load run"
         )
     if flags.prompt is not None and (flags.burst or flags.rate or flags.load):
-        raise UsageError(f"--prompt sends one request. Use it without {given[0]}")
+        raise UsageError(f"--prompt sends a single request. Remove {given[0]}")
     if flags.workload and (flags.selection or flags.numtokens_range):
         raise UsageError(
-            f"--workload {flags.workload} draws its own lengths. Use it without --selection and "
+            f"--workload {flags.workload} draws its own lengths. Remove --selection and "
             "--numtokens_range"
         )
     if flags.numtokens_range and flags.selection not in (None, *data.RANGE_SELECTIONS):
@@ -254,5 +262,5 @@ def check_limits(flags: argparse.Namespace) -> None:
     wanted = [name for name, _ in flags.goodput if name in ("ttft", "tpot")]
     if wanted and not flags.stream:
         raise UsageError(
-            f"--goodput {wanted[0]} is known of streams alone. Use --stream, or e2el:MS"
+            f"--goodput {wanted[0]} can only be measured with streams. Add --stream, or use e2el:MS"
         )

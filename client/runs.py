@@ -93,8 +93,8 @@ def send(
         run.stop()
         say(
             console,
-            f"stopped sending; what is on its way has {GRACE_SECONDS:.0f} s to finish. "
-            "Ctrl-C again leaves at once",
+            f"stopped sending; open requests have {GRACE_SECONDS:.0f} s to finish. "
+            "Press Ctrl-C again to exit at once",
         )
         run.wait(GRACE_SECONDS)
     finally:
@@ -189,6 +189,6 @@ def allow_files(connections: int, at_once: bool) -> None:
         soft = best
     if at_once and soft < need:
         raise UsageError(
-            f"the open-file limit is {soft:,}, {connections:,} connections need {need:,}. "
+            f"the open-file limit is {soft:,}, but {connections:,} connections need {need:,}. "
             f"Run 'ulimit -n {need}' or lower --numsamples"
         )

@@ -58,7 +58,7 @@ class Axis:
 BURST = Arrivals("burst")
 AXES: dict[str, Axis] = {
     "rate": Axis(
-        "requests a second, doubled until saturation",
+        "requests per second, doubled until saturation",
         tuple(2.0**i for i in range(MOST_STEPS)),
         lambda rate: Arrivals("poisson", rate),
     ),
@@ -87,11 +87,11 @@ SWEPT: flags.Flags = {
         {"type": flags.one_of("axis", list(AXES)), "metavar": "WHAT", "default": "rate"},
     ),
     "--values": (
-        "these values instead of the usual ones, all of them",
+        "values to use instead of the usual ones",
         {"type": flags.POSITIVE, "metavar": "X", "nargs": "+"},
     ),
     "--seconds": (
-        "how long a rate is held (20)",
+        "duration of each rate (default 20)",
         {"type": flags.POSITIVE, "metavar": "S", "default": SECONDS},
     ),
 }
@@ -99,22 +99,22 @@ SWEPT: flags.Flags = {
 
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = compare.build_parser(
-        "client.sweep", "without further flags: static and dynamic with bard"
-    )
+    parser = compare.build_parser("client.sweep", "By default: static and dynamic with bard")
     parser.description = (__doc__ or "").partition("\n")[0]
-    flags.add(parser, "what is swept", SWEPT)
+    flags.add(parser, "sweep", SWEPT)
     given = parser.read(argv)
     if given.load:
         raise UsageError(
-            f"--load {given.load[0].text} is what a sweep varies. Use --over and --values"
+            f"--load {given.load[0].text} conflicts with the sweep, which varies the load. Use --over and --values"
         )
     given.what = given.what or ["static", "dynamic"]
     given.model, given.load_format = given.model or "bard", given.load_format or "auto"
     given.workload = given.workload or "original"
     axis = AXES[given.over]
     if given.over in ("batch", "cache") and any("=http" in word for word in given.what):
-        raise UsageError(f"--over {given.over} starts servers. Use policies in place of addresses")
+        raise UsageError(
+            f"--over {given.over} starts its own servers. Use policies instead of addresses"
+        )
     given.sweep_values = sorted(given.values) if given.values else list(axis.values)
     given.load = [axis.pace(value) for value in given.sweep_values]
     flags.check_limits(given)
@@ -168,7 +168,7 @@ class Sweep:
                 self.steps(word, target, self.given.sweep_values, progress)
         except ServerUnreachable as error:
             self.missing += 1
-            self.experiment.store.warn(f"{word}: the server was not to be had: {error}")
+            self.experiment.store.warn(f"{word}: cannot start or reach the server: {error}")
             say(self.experiment.console, f"error: {word}: {error}")
 
     def steps(self, word: str, target: Target, values: Sequence[float], progress: str) -> None:

@@ -109,7 +109,7 @@ def events(url: str, key: str, last_id: int | None) -> Iterator[tuple[str, dict[
             try:
                 reason = answer.json()["error"]["message"]
             except (ValueError, KeyError, TypeError):
-                reason = f"it answered {answer.status_code}"
+                reason = f"the server answered {answer.status_code}"
             raise requests.RequestException(reason)
         name = "step"
         for line in answer.iter_lines(chunk_size=None):
@@ -176,7 +176,7 @@ def waste_bar(shares: list[float] | None, width: int) -> Text:
     """Return one bar that the five kinds fill, and their per cents."""
     text = Text(no_wrap=True)
     if shares is None:
-        return Text("nothing was computed lately", "grey50")
+        return Text("no recent steps", "grey50")
     for share, (_, style, mark) in zip(shares, WASTE):
         text.append(mark * round(share * width), style)
     text.append("\n")
@@ -196,9 +196,7 @@ def shadow_line(report: dict[str, Any] | None) -> str:
     if not report:
         return ""
     if report["state"] != "ready":
-        return f"with {report['policy']}: " + report.get(
-            "reason", "ten requests must be done before"
-        )
+        return f"with {report['policy']}: " + report.get("reason", "needs ten finished requests")
     was, says = (seconds(report[of]["latency-p99"]) for of in ("real", "served-simulated"))
     if abs(report["error"]["latency-p99"]) > FAR_OFF:
         return (
@@ -254,7 +252,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("url", nargs="?", default="http://127.0.0.1:8500", help="[%(default)s]")
     parser.add_argument("--api-key", default=os.environ.get("EB_API_KEY", ""), help="or EB_API_KEY")
     parser.add_argument(
-        "--seconds", type=float, default=0.0, help="leave after so long; 0: never [0]"
+        "--seconds", type=float, default=0.0, help="exit after this many seconds; 0: never [0]"
     )
     asked = parser.parse_args(argv)
     url = asked.url.rstrip("/") if "://" in asked.url else f"http://{asked.url.rstrip('/')}"

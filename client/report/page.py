@@ -107,13 +107,13 @@ def method(results: store.Results) -> str:
     warmed = max((run.get("warmup_requests") or 0 for run in results.runs), default=0)
     lags = [run["client_lag"]["p99_ms"] for run in results.runs if run["client_lag"]["p99_ms"]]
     facts = [
-        ("repeat it", f"<code>{text(s.get('command'))} --seed {text(s.get('seed'))}</code>"
+        ("command", f"<code>{text(s.get('command'))} --seed {text(s.get('seed'))}</code>"
          if "--seed" not in str(s.get("command")) else f"<code>{text(s.get('command'))}</code>"),
         ("date", text(s.get("date"))),
         ("machine", text(", ".join(f"{v}" for v in s.get("machine", {}).values()))),
         ("versions", text(", ".join(f"{k} {v}" for k, v in s.get("versions", {}).items()))),
-        ("load", "open loop (closed where it says so): latency counts from the intended time of sending"),
-        ("warm-up", f"{warmed} requests to each server before the first run, not measured"),
+        ("load", "open loop, except where marked closed; latency counts from the intended send time"),
+        ("warm-up", f"{warmed} unmeasured requests to each server before the first run"),
         ("client lag", f"p99 {shown(max(lags, default=None))} ms in the worst run"),
         ("intervals", "95 %, block bootstrap over the requests of one run, or over runs with 3 repeats "
          "or more; bold is best where no interval touches another"),
@@ -129,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
     def command(console: Console) -> int:
         if len(arguments) != 1 or arguments[0].startswith("-"):
             raise UsageError(
-                "the folder of one comparison is wanted. Use client.report results/NAME"
+                "exactly one folder of a comparison is required. Use client.report results/NAME"
             )
         try:
             emit(str(write(Path(arguments[0]))))

@@ -28,7 +28,7 @@ def latency_over_tokens(album: Album) -> None:
             continue
         count = sum(len(album.results.lines(p, load)) for p in policies)
         with album.draw(
-            f"latency-over-tokens.{slug(load)}", f"Latency over tokens asked, {load}", count
+            f"latency-over-tokens.{slug(load)}", f"Latency over requested tokens, {load}", count
         ) as ((axes,), rows):
             rows.append(["policy", "asked_tokens", "latency_s"])
             for policy in policies:
@@ -49,7 +49,7 @@ def latency_over_tokens(album: Album) -> None:
                     )
                 axes.scatter(x, y, s=14, alpha=0.6, color=look["color"], marker=look["marker"], label=said)  # fmt: skip
                 rows += [[policy, a, b] for a, b in zip(x, y)]
-            finish(axes, "tokens asked", "latency (s)")
+            finish(axes, "requested tokens", "latency (s)")
 
 
 def latency_cdf(album: Album) -> None:

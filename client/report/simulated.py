@@ -27,7 +27,7 @@ def check(cost: str) -> str:
         return cost
     if not Path(cost).is_file():
         raise ValueError(
-            f"{cost!r} is no file. Make one: python -m simulate calibrate --out FILE.json"
+            f"{cost!r} is not a file. Create one with python -m simulate calibrate --out FILE.json"
         )
     return str(Path(cost).resolve())
 
@@ -36,7 +36,9 @@ def predict(folder: Path, cost: str | None, console: Console) -> None:
     """Let the simulator serve the same requests; what it cannot is said, and nothing measured is touched."""
     if not is_here():
         if cost:
-            raise UsageError(f"--cost {cost} needs the simulator, which is not beside this client")
+            raise UsageError(
+                f"--cost {cost} needs the simulator, but this client was installed without it"
+            )
         return
     command = [sys.executable, "-m", "simulate", "predict", str(folder.resolve())]
     command += ["--cost", cost] if cost else []

@@ -211,6 +211,6 @@ def read(folder: Path) -> Results:
             requests = list(csv.DictReader(file))
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{str(folder)!r} holds no comparison: {error}. Use a folder that client.compare wrote"
+            f"{str(folder)!r} is not a comparison: {error}. Use a folder written by client.compare"
         ) from error
     return Results(folder, summary, requests)

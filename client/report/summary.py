@@ -161,7 +161,9 @@ def headline(results: Results) -> str:
     ranked = sorted(rates, key=lambda p: rates[p], reverse=True)
     if not ranked or not rates[ranked[0]]:
         return "Nothing was completed."
-    first = f"{ranked[0]} gave the most tokens a second under {load}: {rates[ranked[0]]:,.0f}"
+    first = (
+        f"{ranked[0]} generated the most tokens per second under {load}: {rates[ranked[0]]:,.0f}"
+    )
     if len(ranked) == 1:
         return first + "."
     second, last = ranked[1], ranked[-1]
@@ -169,7 +171,7 @@ def headline(results: Results) -> str:
     if last != second and rates[last]:
         factor += f" and {rates[ranked[0]] / rates[last]:.2f} times {last}"
     sure = best(results, load, "output_throughput", "high") == ranked[0]
-    doubt = "" if sure else " (one run each: repeat it, --repeats 3, to know how sure that is)"
+    doubt = "" if sure else " (from one run each; add --repeats 3 to estimate the uncertainty)"
     return f"{first}, {factor}{doubt}."
 
 
@@ -181,4 +183,4 @@ def _peaks(results: Results) -> str:
         if reached:
             top = max(reached, key=lambda run: run["output_throughput"] or 0.0)
             most.append(f"{policy} {shown(top['output_throughput'], 0)} tokens/s at {top['load']}")
-    return f"The most that was reached: {', '.join(most)}." if most else "Nothing was completed."
+    return f"Highest throughput: {', '.join(most)}." if most else "Nothing was completed."

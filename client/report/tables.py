@@ -30,7 +30,7 @@ def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Output tokens/s (wall clock)", shown(numbers["output_throughput"])),
         ("Output tokens/s (steady part)", shown(numbers["steady"]["output_throughput"])),
         ("Total tokens/s", shown(numbers["total_token_throughput"])),
-        ("Most requests at once", str(numbers["max_concurrent_requests"])),
+        ("Peak concurrent requests", str(numbers["max_concurrent_requests"])),
         ("Requests/s within all limits", shown(numbers["request_goodput"])),
         *(
             (f"{label} mean / p50 / p90 / p99 (ms)", joined(_four(numbers, name)))
@@ -43,10 +43,10 @@ def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
             )
         ),
         ("Latency per token, mean (ms)", shown(numbers["mean_latency_per_token_ms"])),
-        ("Latency over tokens asked", fitted(numbers["fairness"])),
+        ("Latency over requested tokens", fitted(numbers["fairness"])),
         ("Jain's index of tokens/s", shown(numbers["fairness"]["jain_requests"], 3)),
         ("Client lag p50 / p99 / max (ms)", joined(lag)),
-        ("Client stood still p50 / p99 / max (ms)", joined(stall)),
+        ("Client stalls p50 / p99 / max (ms)", joined(stall)),
         *(
             (f"Server's {name}{unit}", shown(stats.get(name), digits))
             for name, unit, digits in STATS
@@ -95,7 +95,9 @@ def warnings(numbers: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[st
         found.append(f"{count} failed: {kind}" + (f": {detail}" if detail else ""))
     found += _lateness(numbers)
     if numbers["unsent"]:
-        found.append(f"stopped early: {numbers['unsent']} of {numbers['num_prompts']} never sent")
+        found.append(
+            f"stopped early: {numbers['unsent']} of {numbers['num_prompts']} were not sent"
+        )
     return found
 
 
@@ -108,13 +110,13 @@ def _lateness(numbers: Mapping[str, Any]) -> list[str]:
         share = f", and {lag['p99_ms'] / median:.0%} of the median latency" if worse else ""
         found.append(
             f"this client sent late: lag p99 {lag['p99_ms']:.1f} ms, above {LAG_BOUND_MS:g} ms{share}. "
-            "Latencies count from the intended time, so they hold the lag. Use fewer requests at "
-            "once or an idler machine for the client"
+            "Latencies count from the intended send time, so they include the lag. Use fewer concurrent "
+            "requests or a less busy machine for the client"
         )
     stall = lag.get("stall_max_ms")
     if stall is not None and stall > STALL_BOUND_MS:
         found.append(
-            f"this client stood still for up to {stall:.0f} ms: sends and arrivals of tokens within "
-            "it are late by as much. Use an idler machine for the client"
+            f"this client stalled for up to {stall:.0f} ms, which delayed sends and token arrivals "
+            "by as much. Use a less busy machine for the client"
         )
     return found

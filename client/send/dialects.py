@@ -101,7 +101,7 @@ class Dialect:
         except (ValueError, RecursionError):
             event = None
         if not isinstance(event, dict):
-            raise Unreadable(f"no event: {data[:60]!r}")
+            raise Unreadable(f"not an event: {data[:60]!r}")
         if event.get("error"):
             raise Refused(*fault(event))
         feeder = {"inference": _feed_inference, "openai": _feed_openai, "tgi": _feed_tgi}[self.api]

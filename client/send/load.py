@@ -87,13 +87,16 @@ def failure(error: BaseException) -> tuple[str, str]:
     if isinstance(error, Unreadable):
         return "unreadable answer", str(error)
     if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return CANNOT_CONNECT, "no answer to the connect"
+        return CANNOT_CONNECT, "timed out while connecting"
     if isinstance(error, TimeoutError):
-        return "timeout", "no answer in time; --timeout allows more"
+        return "timeout", "timed out; raise --timeout to wait longer"
     if isinstance(error, aiohttp.ClientConnectorError):
         return CANNOT_CONNECT, "no connection to the server"
     if isinstance(error, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError | OSError):
-        return "connection broken", "the server closed it before the answer was complete"
+        return (
+            "connection broken",
+            "the server closed the connection before the answer was complete",
+        )
     return "unreadable answer", f"{type(error).__name__}: {error}"
 
 
@@ -308,5 +311,7 @@ class LoadRun:
                 if brought is not None:
                     reading.token(now, brought)
         if not reading.answer.ended:
-            return reading.outcome(self.now(), "stream cut", "it ended without its end event")
+            return reading.outcome(
+                self.now(), "stream cut", "the stream ended without its final event"
+            )
         return reading.outcome(self.now())

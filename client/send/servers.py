@@ -66,7 +66,7 @@ def started(
     """
     if not APP.is_file():
         raise UsageError(
-            "there is no server beside this client. Use name=http://HOST:PORT in place of a policy"
+            "this client was installed without the server. Use name=http://HOST:PORT instead of a policy"
         )
     port = free_port()
     command = [sys.executable, str(APP), policy, "--host", "127.0.0.1", "--port", str(port)]
@@ -99,7 +99,7 @@ def wait_until_ready(
         time.sleep(0.1)
     said = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
     errors = [line for line in said if line.startswith("error:")] or said[-LOG_LINES:]
-    raise ServerFailed(" ".join(errors) or f"it was not ready after {seconds:.0f} s")
+    raise ServerFailed(" ".join(errors) or f"the server was not ready after {seconds:.0f} s")
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

@@ -107,13 +107,16 @@ def ask(
             raise Failed("unreadable answer" if isinstance(error, Unreadable) else "error event",
                          str(error)) from error  # fmt: skip
         except requests.ConnectTimeout as error:
-            raise ServerUnreachable("no answer to the connect") from error
+            raise ServerUnreachable("timed out while connecting") from error
         except requests.Timeout as error:
-            raise Failed("timeout", "no answer in time; --timeout allows more") from error
+            raise Failed("timeout", "timed out; raise --timeout to wait longer") from error
         except requests.RequestException as error:
             if "NewConnectionError" in repr(error):
                 raise ServerUnreachable(str(error)) from error
-            raise Failed("connection broken", "the server closed it too early") from error
+            raise Failed(
+                "connection broken",
+                "the server closed the connection before the answer was complete",
+            ) from error
 
 
 class Failed(Exception):
@@ -141,7 +144,7 @@ def _follow(dialect: Dialect, pieces: Iterator[bytes], show: Callable[[str], Non
         show(answer.text[shown:])
         shown = len(answer.text)
     if not answer.ended:
-        raise Failed("stream cut", "it ended without its end event")
+        raise Failed("stream cut", "the stream ended without its final event")
     return answer
 
 

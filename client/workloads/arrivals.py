@@ -12,19 +12,29 @@ import numpy as np
 
 # kind: how it is written, what it means, how many numbers follow and the defaults of the last ones.
 KINDS: dict[str, tuple[str, str, int, tuple[float, ...]]] = {
-    "poisson": ("poisson:RATE", "exponential gaps, RATE requests a second", 1, ()),
-    "gamma": ("gamma:RATE:B", "gamma gaps of burstiness B: 1 is Poisson, less is burstier", 2, ()),
+    "poisson": ("poisson:RATE", "exponential gaps, RATE requests per second", 1, ()),
+    "gamma": (
+        "gamma:RATE:B",
+        "gamma gaps with burstiness B: 1 is Poisson, less is burstier",
+        2,
+        (),
+    ),
     "constant": ("constant:RATE", "equal gaps", 1, ()),
-    "ramp": ("ramp:A:B", "Poisson whose rate goes from A to B a second over the run", 2, ()),
+    "ramp": (
+        "ramp:A:B",
+        "Poisson with a rate that goes from A to B per second over the run",
+        2,
+        (),
+    ),
     "burst": ("burst", "all at once", 0, ()),
-    "wait": ("wait:S", "the original's pace: 0 to S seconds between two", 1, ()),
+    "wait": ("wait:S", "the original's pace: 0 to S seconds between requests", 1, ()),
     "closed": (
         "closed:N[:Z]",
-        "N users, each sends when its answer is there and Z seconds have passed",
+        "N users; each sends Z seconds after its last answer",
         2,
         (0.0,),
     ),
-    "trace": ("trace:FILE[:F]", "at the times of a trace, F times as fast", 0, ()),
+    "trace": ("trace:FILE[:F]", "at the times of a trace, F times faster", 0, ()),
 }
 
 
@@ -95,14 +105,14 @@ class Arrivals:
     def describe(self) -> str:
         """Say in words when requests leave."""
         return {
-            "poisson": f"Poisson, {self.value:g} a second",
-            "gamma": f"gamma gaps, {self.value:g} a second, burstiness {self.second:g}",
-            "constant": f"evenly, {self.value:g} a second",
-            "ramp": f"Poisson, from {self.value:g} to {self.second:g} a second",
+            "poisson": f"Poisson, {self.value:g} per second",
+            "gamma": f"gamma gaps, {self.value:g} per second, burstiness {self.second:g}",
+            "constant": f"evenly, {self.value:g} per second",
+            "ramp": f"Poisson, from {self.value:g} to {self.second:g} per second",
             "burst": "all at once",
-            "wait": f"a random wait of 0 to {self.value:g} s between two",
+            "wait": f"a random delay of 0 to {self.value:g} s between requests",
             "closed": f"closed loop, {self.value:g} users"
-            + (f" who think {self.second:g} s" if self.second else ""),
+            + (f" with {self.second:g} s of think time" if self.second else ""),
             "trace": f"at the times of the trace, {self.value or 1:g} times as fast",
         }[self.kind]
 
@@ -126,5 +136,5 @@ def parse(text: str) -> Arrivals:
     zero_is_fine = {"wait": (0,), "closed": (1,)}.get(kind, ())
     bad = [n for i, n in enumerate(numbers) if not (0 < n < 1e9 or (n == 0 and i in zero_is_fine))]
     if len(numbers) != wanted or bad or not whole:
-        raise ValueError(f"{text!r} is no load. Use {form} with numbers above 0")
+        raise ValueError(f"{text!r} is not a load. Use {form} with numbers above 0")
     return Arrivals(kind, *numbers)

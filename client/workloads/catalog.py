@@ -142,7 +142,7 @@ FORMS = {
 }
 MOST = {"anyscale": (512,), "fastgen": (400,), "shared-prefix": (10_000, 700), "multi-turn": (50,),
         "fixed": (1000, 1000)}  # fmt: skip
-TRACE_LINE = "lengths and times of a trace, times F; what is longer than the context is cut"
+TRACE_LINE = "lengths and times of a trace, times F; longer requests than the context are cut"
 
 
 def describe() -> list[tuple[str, str]]:
@@ -173,7 +173,7 @@ def check(spec: str) -> None:
         _parse(spec)
     elif not Path(_trace_file(spec)[0]).is_file():
         raise ValueError(
-            f"there is no trace {_trace_file(spec)[0]!r}. Use trace:FILE or trace:FILE:F"
+            f"trace {_trace_file(spec)[0]!r} does not exist. Use trace:FILE or trace:FILE:F"
         )
 
 
@@ -192,11 +192,11 @@ def _parse(spec: str) -> tuple[str, list[int]]:
     numbers = []
     for word, highest in zip(words, most):
         if not (word.isdecimal() and 1 <= int(word) <= highest):
-            raise ValueError(f"{spec!r} holds {word!r}. Use {form}, numbers from 1 to {highest:,}")
+            raise ValueError(f"{spec!r} has {word!r}. Use {form}, numbers from 1 to {highest:,}")
         numbers.append(int(word))
     if name == "fixed" and len(numbers) == 2 and sum(numbers) > CONTEXT:
         raise ValueError(
-            f"{spec!r} is {sum(numbers):,} tokens, the context holds {CONTEXT:,}. Use less"
+            f"{spec!r} has {sum(numbers):,} tokens, but the context holds {CONTEXT:,}. Use fewer"
         )
     return name, numbers
 

@@ -24,7 +24,7 @@ class Corpus:
         starts = [i for i in range(1, len(text)) if text[i - 1].isspace() and text[i].isalpha()]
         if len(starts) < 100:
             raise ValueError(
-                f"the text has {len(starts)} words, too few for prompts. Use a longer --text file"
+                f"the text has only {len(starts)} words, which is too few for prompts. Use a longer --text file"
             )
         self._text = text
         self._starts = np.array(starts)

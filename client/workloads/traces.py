@@ -44,7 +44,7 @@ class Trace:
         named = "; ".join(f"line {n}: {why}" for n, why in self.bad[:MOST_LINES_NAMED])
         more = len(self.bad) - MOST_LINES_NAMED
         return [
-            f"{len(self.bad)} of {len(self.bad) + len(self.rows)} lines of the trace left out: {named}"
+            f"{len(self.bad)} of {len(self.bad) + len(self.rows)} lines of the trace skipped: {named}"
             + (f"; and {more} more" if more > 0 else "")
         ]
 
@@ -67,7 +67,7 @@ def read(path: Path, most: int | None = None) -> Trace:
             f"cannot read {str(path)!r}: {error.strerror}. Use another trace file"
         ) from error
     if not rows:
-        what = "; ".join(trace.notes()) or "it is empty"
+        what = "; ".join(trace.notes()) or "the file is empty"
         raise ValueError(
             f"{str(path)!r} has no request: {what}. Use a CSV with arrival_s, prompt_tokens, "
             "output_tokens, or JSON lines"
@@ -85,7 +85,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"has no {error.args[0]}"
     if isinstance(error, json.JSONDecodeError):
-        return f"no JSON: {error.msg}"
+        return f"invalid JSON: {error.msg}"
     return str(error)[:60] or type(error).__name__
 
 
@@ -130,7 +130,7 @@ def _seconds(cell: Mapping[str, str]) -> float:
             stem, _, fraction = text.partition(".")
             at = datetime.fromisoformat(f"{stem}.{(fraction + '000000')[:6]}").timestamp()
         except ValueError:
-            raise ValueError(f"time {text[:20]!r} is no number") from None
+            raise ValueError(f"time {text[:20]!r} is not a number") from None
     return _time(at)
 
 
@@ -144,18 +144,18 @@ def _first(cell: Mapping[str, str], *names: str) -> str:
 def _from_json(line: str) -> Row:
     entry = json.loads(line)
     if not isinstance(entry, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     if "at" in entry:
         prompt = entry.get("prompt")
         if prompt is not None and (not isinstance(prompt, str) or not prompt):
-            raise ValueError("prompt is no text")
+            raise ValueError("prompt is not a string")
         tokens = 0 if prompt else _count(entry["prompt_tokens"], "prompt_tokens")
         output = _count(entry["num_tokens"], "num_tokens")
         return Row(_time(entry["at"]), tokens, output, prompt, user=str(entry.get("user") or ""))
     at = entry["timestamp_ms"] if "timestamp_ms" in entry else entry["timestamp"]
     blocks = entry.get("hash_ids") or []
     if not isinstance(blocks, list) or not all(type(block) is int for block in blocks):
-        raise ValueError("hash_ids is no list of numbers")
+        raise ValueError("hash_ids is not a list of numbers")
     return Row(
         _time(at) / 1000,
         _count(entry["input_length"], "input_length"),
@@ -170,13 +170,13 @@ def _count(value: Any, name: str) -> int:
     except (TypeError, ValueError):
         count = math.nan
     if isinstance(value, bool) or not (1 <= count < 1e9) or count != int(count):
-        raise ValueError(f"{name} {str(value)[:20]!r} is no count of tokens")
+        raise ValueError(f"{name} {str(value)[:20]!r} is not a number of tokens")
     return int(count)
 
 
 def _time(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"time {str(value)[:20]!r} is no number")
+        raise ValueError(f"time {str(value)[:20]!r} is not a number")
     if not math.isfinite(value):
         raise ValueError(f"time {value} is not finite")
     return float(value)

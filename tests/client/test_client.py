@@ -250,7 +250,7 @@ def test_a_server_that_dies_in_the_middle_leaves_a_result(
     result, err = last_json(capsys)
     assert result["completed"] + result["failed"] == 5
     assert result["server_after"] is None
-    assert "gave no /stats" in err
+    assert "/stats" in err
 
 
 @pytest.mark.parametrize("flags", [[], ["--prompt", "hi", "--numtokens", "3"]])
@@ -310,8 +310,8 @@ def test_a_missing_key_is_a_usage_error_with_remedy(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--burst --rate 2", "--burst and --rate contradict each other. Use one"),
-        ("--wait 1 --rate 2", "--rate and --wait contradict"),
+        ("--burst --rate 2", "--burst and --rate exclude each other"),
+        ("--wait 1 --rate 2", "--rate and --wait exclude"),
         ("--burts", "unknown flag '--burts'. Did you mean '--burst'?"),
         ("--num-samples=5", "Did you mean '--numsamples'?"),
         ("--selection rang", "Did you mean 'range'?"),
@@ -321,11 +321,11 @@ def test_a_missing_key_is_a_usage_error_with_remedy(
         ("--numsamples 0", "Use a whole number of at least 1"),
         ("--numtokens_range 10 2000", "'2000' is not allowed"),
         ("--numtokens_range", "expected at least one argument. Run with --help"),
-        ("--numtokens_range 5 --selection normal", "draws its own lengths. Use it without"),
+        ("--numtokens_range 5 --selection normal", "draws its own lengths."),
         ("--prompt hi", "Use --prompt TEXT --numtokens 40"),
         ("--prompt= --numtokens 3", "--prompt is empty"),
         ("--numtokens 7", "Use --numtokens_range 7"),
-        ("--prompt hi --numtokens 3 --burst", "Use it without --burst"),
+        ("--prompt hi --numtokens 3 --burst", "Remove --burst"),
         ("--json /nowhere/at/all.json", "Use another --json file"),
         ("--port 99999", "at most 65,535"),
     ],

@@ -146,7 +146,7 @@ def test_a_stalled_client_is_reported_as_lag(server: MockServer) -> None:
     assert lag["stall_max_ms"] > 250
     said = " ".join(tables.warnings(numbers, outcomes))
     assert "this client sent late" in said
-    assert "this client stood still" in said
+    assert "this client stalled" in said
 
 
 def test_a_closed_loop_has_no_more_requests_than_users(server: MockServer) -> None:

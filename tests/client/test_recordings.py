@@ -77,7 +77,7 @@ def test_the_terminal_follows_a_change_of_policy_and_the_shadow() -> None:
     watched.take("policy", {"policy": "static", "max_batch_size": 6})
     assert (watched.state["policy"], watched.state["slots"]) == ("static", 6)
     watched.take("shadow", {"policy": "nobatch", "state": "waiting", "requests": 0})
-    assert "ten requests" in top.shadow_line(watched.state["shadow"])
+    assert "ten finished requests" in top.shadow_line(watched.state["shadow"])
     ready = {
         "policy": "nobatch", "served": "static", "state": "ready", "requests": 12, "latency-p99": 3.2,
         "real": {"latency-p99": 0.8}, "served-simulated": {"latency-p99": 0.9}, "error": {"latency-p99": 0.125},
