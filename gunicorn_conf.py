@@ -19,7 +19,7 @@ import app as application
 import config as settings
 from api.service import Service
 from launch import banner, faults
-from launch.worker import QUICK_SECONDS, Worker, limit_waiting, write_refusal
+from launch.worker import QUICK_SECONDS, limit_waiting, write_refusal
 from observe.access_log import AccessLog, QueuedHandler
 from serving.watchdog import DEATH_SECONDS, DEATHS, Deaths
 
@@ -101,33 +101,6 @@ class Ending:
         server.signal(number, frame)
 
 
-def nworkers_changed(server: Any, wanted: int, before: int | None) -> None:
-    """Ignore SIGTTIN, which asks for another worker: it would have its own model and queue."""
-    if before == 1 and wanted > 1:
-        server._num_workers = before
-        server.log.error(
-            "ignored SIGTTIN: the server runs exactly 1 worker, with one model and one queue"
-        )
-
-
-def pre_fork(server: Any, worker: Any) -> None:
-    """Announce a successor to the current worker."""
-    worker.number = Worker.succession.announce()
-
-
-def post_fork(server: Any, worker: Any) -> None:
-    """Record in the new worker whether it replaces another."""
-    worker.has_predecessor = bool(server.WORKERS)
-
-
-def child_exit(server: Any, worker: Any) -> None:
-    """Keep the current worker when its successor has exited too early."""
-    for serving in server.WORKERS.values():
-        if Worker.succession.withdraw(worker.number, serving.number):
-            # Else the master would wait for it to end, and hear no signal meanwhile.
-            serving.age = worker.age
-
-
 def _is_news(record: logging.LogRecord) -> bool:
     """Return whether a log line of gunicorn adds to ours, and is not about a slow client."""
     if record.exc_info and isinstance(record.exc_info[1], BlockingIOError):
@@ -153,10 +126,10 @@ def post_worker_init(worker: Any) -> None:
 
     def give_up() -> None:
         said.flush()
-        os._exit(70 if worker.has_predecessor else 3)
+        os._exit(
+            3
+        )  # which tells gunicorn not to try again: the model will not load the next time either
 
-    # Exit code 3 stops gunicorn from retrying: a model that cannot be loaded will not load the next time either.
-    # After a reload it would also end the worker that still serves.
     application.start(
         worker.app.callable, on_failure=give_up, on_death=lambda reason: _end(service, said, reason)
     )

@@ -162,6 +162,7 @@ def _load_model(config: Config, slots: int) -> Parts:
         tokens_per_step=2048 if device.type == "cuda" else 256,
         facts={
             "parameters": parameters,
+            "revision": resolved.revision,
             "attention": runner.attend.name,
             "compute_threads": threads,
             "kv_bytes": runner.keys.nbytes * 2,

@@ -20,22 +20,11 @@ PROBE_BYTES = 4096
 
 
 def check(config: Config, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise ConfigError for the first reason why this configuration cannot work."""
-    check_one_worker(environ)
+    """Raise ConfigError for the first thing that would keep this configuration from working."""
     check_port(config)
     check_open_files(config)
     check_tokenizer_file(config)
     check_folders(environ)
-
-
-def check_one_worker(environ: Mapping[str, str]) -> None:
-    """Reject WEB_CONCURRENCY above 1, which some platforms set: each worker would have its own model and queue."""
-    number = environ.get("WEB_CONCURRENCY", "1").strip() or "1"
-    if number != "1":
-        raise ConfigError(
-            f"WEB_CONCURRENCY is {number!r}, but the server runs exactly 1 worker, with one model and one queue. "
-            "Set it to 1, or unset it; the worker batches its requests"
-        )
 
 
 def check_port(config: Config) -> None:

@@ -11,10 +11,6 @@ worker dies when there is no file descriptor left for a connection; here it wait
 The stock worker cuts every connection when it is told to end quickly (SIGINT, SIGQUIT). Here everybody who waits gets
 an error first.
 
-On a reload (SIGHUP) the stock worker stops as soon as its successor has been started, which has no model yet. Here the
-successor takes nobody in before it can serve, and the old worker serves until then; when the successor ends before
-that, because its model is broken, the old one stays.
-
 The stock worker refuses what it cannot read as HTTP with a page of HTML. Here that is JSON, as all other errors are.
 
 The stock worker refuses as fast as it can, so that clients that try again at once take the processor from those that
@@ -48,7 +44,6 @@ from gunicorn.workers.gthread import PollableMethodQueue, TConn, ThreadWorker
 from api.http.admission import HAS_PLACE
 from api.http.deferral import Exchange
 from api.http.handler_pool import BUSY_SECONDS, HandlerPool
-from launch.succession import Succession
 from serving.deadlines import TokenBucket
 
 LINGER_SECONDS = 5.0
@@ -57,7 +52,7 @@ POLL_SECONDS = 0.02
 QUICK_SECONDS = 1.5  # for the answers of a quick end
 LONGEST_REASON = 200
 LONGEST_START = 64  # bytes of a request line that tell whether it asks for text
-REFUSALS_PER_SECOND = 250
+REFUSALS_PER_SECOND = 50
 REFUSALS_AT_ONCE = 64
 REFUSAL_SECONDS = 0.02  # in which refusals are gathered, so that they wake the main thread together
 PENDING = object()  # the result of a request that will be answered by the completer
@@ -101,13 +96,8 @@ class Callbacks(PollableMethodQueue):  # type: ignore[misc]
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]
-    """A gthread worker that never waits for a client in its main thread, drains, and hands over."""
+    """A gthread worker that never waits for a client in its main thread, and drains before it ends."""
 
-    succession = Succession()  # made when the master imports this, and shared by its workers
-    number = 0
-    has_predecessor = False
-    _is_leaving = False
-    _was_told_again = False
     _is_quick = False
     _paused_until = 0.0
     _was_exhausted = False
@@ -121,29 +111,15 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         self._refusals = TokenBucket(REFUSALS_PER_SECOND, REFUSALS_AT_ONCE)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Refuse new work and leave when everybody has an answer; gunicorn may ask for it more than once.
-
-        On a reload: hand over to the successor, and refuse nobody.
-        """
-        has_heir = self.succession.has_heir(self.number)
-        if not has_heir:
-            self.succession.bow_out(self.number)
+        """Reject new requests, and leave when all accepted ones have an answer; gunicorn may ask more than once."""
         service = self._service
         if service is None:
             super().handle_exit(sig, frame)
-            return
-        if service.draining:
-            return
-        if self._is_leaving:
-            self._was_told_again = True
-            return
-        if has_heir:
-            self._is_leaving = True
-            leave = self._hand_over
-        else:
+        elif not service.draining:
             service.draining = True
-            leave = self._drain
-        threading.Thread(target=leave, args=(service, sig), name="leave", daemon=True).start()
+            threading.Thread(
+                target=self._drain, args=(service, sig), name="drain", daemon=True
+            ).start()
 
     def handle_quit(self, sig: int, frame: Any) -> None:
         """Give everybody who waits an error at once, and end the process."""
@@ -177,38 +153,14 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         return getattr(getattr(self, "wsgi", None), "extensions", {}).get("service")
 
     def _drain(self, service: Any, sig: int) -> None:
-        """Wait until all are answered; a second before gunicorn would kill, tell the rest that it ends."""
-        self._part_with_all(service, lambda: service.visits.open)
-        super().handle_exit(sig, None)
-
-    def _hand_over(self, service: Any, sig: int) -> None:
-        """Serve until the successor can; then take nobody in any more, and leave when all are answered."""
-        while not self.succession.is_relieved(self.number):
-            if self._was_told_again and self.succession.bows_out(self.number):
-                service.draining = True
-                self._drain(service, sig)
-                return
-            if not self.succession.has_heir(self.number):
-                self.log.error(
-                    "the new worker exited before it could serve; the current worker continues"
-                )
-                self._is_leaving = self._was_told_again = False
-                return
-            time.sleep(POLL_SECONDS)
-        super().handle_exit(sig, None)
-        self._part_with_all(
-            service,
-            lambda: self._accepting or self.nr_conns > service.viewers + len(self._parting),
-        )
-
-    def _part_with_all(self, service: Any, is_busy: Callable[[], Any]) -> None:
-        """Stop the engine when nobody is here any more, or a second before gunicorn would kill."""
+        """Wait until all requests are answered; a second before gunicorn would kill, answer the rest with an error."""
         end = time.monotonic() + self.cfg.graceful_timeout - 1.0
-        while is_busy() and time.monotonic() < end:
+        while service.visits.open and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
         service.stop()
         while service.visits.open and time.monotonic() < end + 0.5:
             time.sleep(POLL_SECONDS)
+        super().handle_exit(sig, None)
 
     def accept(self, listener: Any) -> None:
         """Take a connection; without a free file descriptor, take none for a moment."""
@@ -225,16 +177,9 @@ class Worker(ThreadWorker):  # type: ignore[misc]
                 self.set_accept_enabled(False)
 
     def set_accept_enabled(self, enabled: bool) -> None:
-        """Listen or not: not while there is nothing to take a connection with, nor beside a predecessor that serves."""
-        if enabled and (time.monotonic() < self._paused_until or self._has_nothing_to_serve()):
-            return
-        super().set_accept_enabled(enabled)
-        if enabled:
-            self.succession.take_over(self.number)
-
-    def _has_nothing_to_serve(self) -> bool:
-        """Whether a predecessor goes on while this worker loads its model."""
-        return self.has_predecessor and self._service.engine is None
+        """Accept connections or not: not while there is no file descriptor for one."""
+        if not enabled or time.monotonic() >= self._paused_until:
+            super().set_accept_enabled(enabled)
 
     def enqueue_req(self, conn: TConn) -> None:
         """Hand a connection to a thread as soon as its first bytes are there."""

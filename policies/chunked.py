@@ -1,4 +1,4 @@
-"""Chunked prefill (Sarathi-Serve, OSDI 2024; vLLM V1): a step never computes more than C tokens.
+"""Chunked prefill (Sarathi-Serve, OSDI 2024; vLLM V1; DeepSpeed's Dynamic SplitFuse): a step never computes more than C tokens.
 
 First one token for each decode, then the rest of the prompts that have begun, then new ones while C, slots and KV last;
 the last prompt is cut. A decode is never left out, so nobody's stream stalls for a whole prompt. With C without end it

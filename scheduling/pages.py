@@ -117,11 +117,6 @@ class PagePool:
                 else:
                     self.cached += 1
 
-    def clear_cache(self) -> None:
-        """Forget all content, for pages that were written by a step that failed."""
-        for page in list(self._by_key.values()):
-            self._forget(page)
-
     def _forget(self, page: int) -> None:
         key = self._key[page]
         if key is not None:

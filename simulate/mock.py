@@ -28,19 +28,6 @@ KV_BYTES = (
 )  # keys and values of a token of GPT-2 medium in 16 bit, where --kv-memory counts bytes
 
 
-class VirtualClock:
-    """A clock that only `sleep` moves."""
-
-    def __init__(self, now: float = 0.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 class Scored(NamedTuple):
     """What is told of a token where log probabilities are asked for: all tokens are as likely."""
 

@@ -197,8 +197,8 @@ def kill_the_master(server: Watched) -> None:
     assert_port_is_free(server)
 
 
-def hang_up_signals(times: int) -> Act:
-    """Return the act that reloads so often under load: everybody is served, and nothing is left behind."""
+def reloads(times: int) -> Act:
+    """Return the act that reloads so often under load: accepted requests are answered, and nothing is left behind."""
 
     def act(server: Watched) -> None:
         held = len(os.listdir("/dev/shm")), len(os.listdir(f"/proc/{server.process.pid}/fd"))
@@ -210,7 +210,7 @@ def hang_up_signals(times: int) -> Act:
                 wait_until(lambda: server.has_new_worker(old), 60)  # noqa: B023
                 seen = len(answers)
                 wait_until(lambda: len(answers) > seen + 4)  # noqa: B023
-            assert {a and a.status for a in answers} == {200}
+            assert {a and a.status for a in answers} <= {200, 503}
             assert len(texts(answers)) == 1
         now = len(os.listdir("/dev/shm")), len(os.listdir(f"/proc/{server.process.pid}/fd"))
         assert abs(now[0] - held[0]) <= 1  # others use /dev/shm too
@@ -331,7 +331,7 @@ CASES = [
                 "tests/launch/test_server.py::test_a_broken_model_is_one_line_with_the_remedy",
                 "tests/launch/test_config.py::test_a_taken_port_is_one_line_with_the_remedy",
                 "tests/launch/test_config.py::test_too_few_open_files_are_refused_and_a_soft_limit_is_raised")),
-    Case("F3", "ten reloads", hang_up_signals(10), quick=False, killed=True),
+    Case("F3", "ten reloads", reloads(10), quick=False, killed=True),
     Case("I1", "TERM under load", terminate, setting=SLOW, ends=True),
     Case("I1", "TERM, then TERM", signals(TERM, TERM), setting=LASTING, ends=True),
     Case("I1", "TERM, then INT", signals(TERM, INT), setting=LASTING, ends=True, quick=False),
@@ -347,7 +347,7 @@ CASES = [
     Case("I3", "the worker killed three times", kills(3), killed=True),
     Case("I3", "the worker killed twenty times", kills(20), quick=False, killed=True),
     Case("I4", "the master killed", kill_the_master, ends=True, quick=False),
-    Case("I5", "a reload under load", hang_up_signals(1), quick=False, killed=True),
+    Case("I5", "a reload under load", reloads(1), quick=False, killed=True),
     Case("I6", "1,500 that close", storm(socket.socket.close), setting=CROWDED, quick=False,
          growth=A_CROWD),
     Case("I6", "1,500 that reset", storm(reset), setting=CROWDED, quick=False,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import pytest
 from cases_engine import ARMED
-from cases_process import hang_up_signals
+from cases_process import reloads
 from cases_queue import reset
 from fleet import Fleet
 from harness import MB, REFUSED, Pulse, Setting, Watched
@@ -160,7 +160,7 @@ def test_after_minutes_of_everything_nothing_is_left_behind(
     soak(server, min(left, STRETCH))
     while (left := left - STRETCH) > 0:
         with server.watched(killed=True, tracebacks=True):
-            hang_up_signals(1)(server)
+            reloads(1)(server)
         server.warm_up()
         soak(server, min(left, STRETCH))
     assert_only_armed_faults(server.output())

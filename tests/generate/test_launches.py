@@ -31,7 +31,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    for name in [n for n in os.environ if n.startswith("EB_")] + ["BATCHING", "WEB_CONCURRENCY"]:
+    for name in [n for n in os.environ if n.startswith("EB_")] + ["BATCHING"]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return monkeypatch
@@ -53,7 +53,6 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 @pytest.mark.parametrize(
     ("environ", "flags", "words"),
     [
-        ({"WEB_CONCURRENCY": "3"}, [], "WEB_CONCURRENCY is '3'"),
         ({"EB_CACHE_DIR": "/dev/full"}, [], "cache folder /dev/full: "),
         ({"EB_CACHE_DIR": "/proc/nowhere"}, [], "cache folder /proc/nowhere: "),
         ({"BATCHING": "dinamic"}, [], "unknown policy 'dinamic'. Did you mean 'dynamic'?"),

@@ -34,7 +34,6 @@ A window delay=0                      | 14/38 | 64/120  | 64/120 | 134/146 | 146
 A dynamic                             | 14/48 | 34/34   | 48/102 | 76/90   | 102 | 7  | 0
 A prefill-first                       | 14/72 | 32/32   | 44/112 | 86/100  | 112 | 8  | 0
 A chunked max_batched_tokens=6        | 14/46 | 46/46   | 58/112 | 86/100  | 112 | 8  | 0
-A splitfuse max_batched_tokens=6      | 14/46 | 46/46   | 58/112 | 86/100  | 112 | 8  | 0
 A chunked max_batched_tokens=1000     | 14/48 | 34/34   | 48/102 | 76/90   | 102 | 7  | 0
 B nobatch                             | 15/51 | 66/126  | 141/153 | 168/168 | 168 | 13 | 0
 B nobatch+sjf                         | 15/51 | 108/168 | 81/93  | 66/66   | 168 | 13 | 0
@@ -346,13 +345,12 @@ def test_chunked_computes_at_most_c_tokens_and_leaves_no_decode_out(
         assert sum(plan.counts) <= c
         assert all(seq in plan.sequences for seq in scheduler.running if seq.output_ids)
 
-    for name in ("chunked", "splitfuse"):
-        loop = made(name, slots, pool(), max_batched_tokens=c)
-        drive(loop, requests(*trace), planned=planned)
+    loop = made("chunked", slots, pool(), max_batched_tokens=c)
+    drive(loop, requests(*trace), planned=planned)
 
 
 @given(traces(), slots, st.integers(1, 12))
-def test_splitfuse_fills_every_step_while_prompt_tokens_are_left(
+def test_chunked_fills_every_step_while_prompt_tokens_are_left(
     trace: list[Request], slots: int, c: int
 ) -> None:
     def planned(scheduler: Scheduler, plan: Plan) -> None:
@@ -360,7 +358,7 @@ def test_splitfuse_fills_every_step_while_prompt_tokens_are_left(
         queue = scheduler.waiting and len(scheduler.running) < slots
         assert sum(plan.counts) == c or not (left or queue)
 
-    drive(made("splitfuse", slots, max_batched_tokens=c), requests(*trace), planned=planned)
+    drive(made("chunked", slots, max_batched_tokens=c), requests(*trace), planned=planned)
 
 
 @given(traces(), slots, pools())

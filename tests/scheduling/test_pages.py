@@ -101,11 +101,6 @@ class PoolAgainstModel(RuleBasedStateMachine):
             if not self.owners(page):
                 self.freed[page] = self.time
 
-    @rule()
-    def clear_cache(self) -> None:
-        self.pool.clear_cache()
-        self.content.clear()
-
     @invariant()
     def counts_are_exact(self) -> None:
         used = {page for lease in self.leases for page in lease.pages}

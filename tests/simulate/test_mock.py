@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from replaying import replay
 
 import policies
 from batching import BatchingManager, Inference
@@ -17,10 +18,21 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import mock
 from simulate.costs import Affine, Host, to_dict
-from simulate.mock import MockModel, VirtualClock
+from simulate.mock import MockModel
 from simulate.published import Constant
-from simulate.replay import replay
 from simulate.simulator import simulate
+
+
+class VirtualClock:
+    """A clock that only `sleep` moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 def decoding(rows: int, context: int = 100) -> Plan:
