@@ -122,6 +122,7 @@ def post_worker_init(worker: Any) -> None:
     armed = faults.read(os.environ)
     said = AccessLog(armed.stream(sys.stderr)).start()
     service.access_log = AccessLog(armed.stream(sys.stdout)).start()
+    service.completer.start()
     logging.basicConfig(handlers=[QueuedHandler(said)], level=logging.WARNING)
 
     def give_up() -> None:

@@ -141,6 +141,14 @@ class Completer:
         self._impatient: set[Ticket] = set()  # those that end before the server's own limit
         self._thread: threading.Thread | None = None
 
+    def start(self) -> None:
+        """Start the thread, once. A server does so before its first request, while it can still have a thread."""
+        with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="completer", daemon=True)
+                thread.start()
+                self._thread = thread
+
     def ticket(self) -> Ticket:
         """Return a ticket whose `ring` the inferences of a job call when they end."""
         return Ticket(self._over)
@@ -150,10 +158,8 @@ class Completer:
         ticket = job.ticket
         assert ticket is not None
         ticket.job = job
+        self.start()
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="completer", daemon=True)
-                self._thread.start()
             self._waiting.add(ticket)
             if job.own_limit is not None:
                 self._impatient.add(ticket)
@@ -173,11 +179,12 @@ class Completer:
             except queue.Empty:
                 pass
             now = self._clock()
-            if now >= own:
-                self._look(list(self._impatient), now)
+            with self._lock:
+                late = list(self._waiting if now >= look_at else self._impatient)
+            if now >= min(look_at, own):
+                self._look(late, now)
             if now >= look_at:
                 look_at = now + LOOK_SECONDS
-                self._look(list(self._waiting), now)
 
     def _complete(self, ticket: Ticket) -> None:
         """Resume the waiter of a job that has ended; a second call for the same job does nothing."""
@@ -197,5 +204,8 @@ class Completer:
         """End jobs that are late or that the loop has lost; their tickets ring."""
         for ticket in tickets:
             job = ticket.job
-            if job is not None and not job.end_if_late(now):
-                job.look_after()
+            try:
+                if job is not None and not job.end_if_late(now):
+                    job.look_after()
+            except Exception:  # this thread must go on for the others
+                log.exception("a job could not be looked after")
