@@ -129,7 +129,7 @@ def post_worker_init(worker: Any) -> None:
         said.flush()
         os._exit(
             3
-        )  # which tells gunicorn not to try again: the model will not load the next time either
+        )  # gunicorn does not retry: a model that cannot be loaded will not load the next time either
 
     application.start(
         worker.app.callable, on_failure=give_up, on_death=lambda reason: _end(service, said, reason)
