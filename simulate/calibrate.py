@@ -231,7 +231,7 @@ def probe(arguments: Rows[str], facts: dict[str, Any]) -> Measure:
                     facts.update(told)
         if process.returncode:
             raise RuntimeError(
-                f"the engine's process ended with {process.returncode}, its words are above. Use --model and "
+                f"the engine's process exited with {process.returncode}; its output is above. Use --model and "
                 "--load-format as for ./server.sh"
             )
 

@@ -30,15 +30,15 @@ TWICE = 4  # every so many small cases are run twice, to see whether the second 
 
 
 DESCRIPTION = """\
-Try a policy on thousands of small random cases and some large ones, and report
-in plain words which law it breaks, with the smallest case that shows it.
+Test a policy on thousands of small random cases and some large ones. Report
+which law it breaks, with the smallest case that shows it.
 
 Small cases have up to 5 slots, prompts of 12 tokens and 80 requests; large ones
 64 slots, prompts of up to 2,000 tokens and 1,000 requests. The laws, among
 others: every request gets exactly its tokens and one outcome; slots, KV pages
 and the tokens of a step stay within their limits; no slot is idle while a
-request fits; nobody starves; a second run is the same as the first. A policy
-declares which of them it does not promise (scheduling/policy.py).
+request fits; no request starves; a second run gives the same result. A policy
+declares which laws it does not promise (scheduling/policy.py).
 """
 EXIT_STATUS = """\
 exit status: 0 when every law is kept, 1 when one is broken, 2 when the policy
@@ -63,7 +63,7 @@ class Verdict:
         lines = [f"{self.policy} breaks a law ({self.broken.law}): {self.broken.words}"]
         if self.case is not None:
             which = f"large case {self.large:,}" if self.large else f"small case {self.cases:,}"
-            lines += ["", f"the smallest case found that shows it, made from {which}:"]
+            lines += ["", f"the smallest case found that shows it, reduced from {which}:"]
             lines += describe(self.case)
         return "\n".join(lines)
 
@@ -125,7 +125,7 @@ class Line:
         now = time.monotonic()
         if now >= self.shown + 0.2:
             self.shown = now
-            sys.stderr.write(f"\r{done:,} of {total:,} cases tried")
+            sys.stderr.write(f"\r{done:,} of {total:,} cases tested")
             sys.stderr.flush()
 
     def clear(self) -> None:
@@ -140,7 +140,9 @@ def parser() -> Parser:
         epilog=f"{EXIT_STATUS}\n\noptions of the policies, for --policy-option:\n{describe_options()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("policy", help="a name, loop+order, the path of a file, or a dotted module")
+    made.add_argument(
+        "policy", help="a policy name, loop+order, the path of a file, or a dotted module name"
+    )
     counts = {"--cases": (CASES, "small"), "--large-cases": (LARGE_CASES, "large")}
     for flag, (default, kind) in counts.items():
         made.add_argument(
@@ -148,12 +150,14 @@ def parser() -> Parser:
             type=whole(0),
             default=default,
             metavar="N",
-            help=f"{kind} cases to try (default %(default)s)",
+            help=f"number of {kind} cases to test (default %(default)s)",
         )
-    made.add_argument("--seed", type=whole(0), default=0, help="of the cases (default %(default)s)")
+    made.add_argument(
+        "--seed", type=whole(0), default=0, help="seed of the random cases (default %(default)s)"
+    )
     made.add_argument(
         "--policy-option", action="append", default=[], metavar="NAME=VALUE",
-        help="an option of the policy, listed below; may be repeated",
+        help="an option of the policy, as listed below; may be repeated",
     )  # fmt: skip
     return made
 
@@ -164,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parser().parse_args(argv)
         if not args.cases + args.large_cases:
-            raise UsageError("--cases 0 and --large-cases 0 leave no case to try. Use --cases 100")
+            raise UsageError("--cases 0 and --large-cases 0 leave no case to test. Use --cases 100")
         given = options(args.policy_option, "--policy-option")
         verdict = check(
             args.policy, args.cases, args.seed, given, large=args.large_cases, progress=line

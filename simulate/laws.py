@@ -21,7 +21,7 @@ from scheduling.policy import Policy
 from scheduling.scheduler import Output, PolicyError, Scheduler
 from scheduling.sequence import Sequence
 
-WORK = "no idle slot while somebody fits"
+WORK = "no idle slot while a request fits"
 ENDLESS = 1 << 60  # the tokens of a step where there is no limit
 NAMED = 8  # requests that a message names at most
 
@@ -141,7 +141,9 @@ class Trial:
             self._compute(plan)
             if self.scheduler.number > limit:
                 inside = [*self.scheduler.waiting, *self.scheduler.running]
-                raise Broken("nobody starves", f"after {limit} steps {names(inside)} not done yet")
+                raise Broken(
+                    "no request starves", f"unfinished after {limit} steps: {names(inside)}"
+                )
         self._check_end()
 
     def _watch_admit(self) -> None:
@@ -151,7 +153,7 @@ class Trial:
             n = asked(waiting, running, room, now)
             if n > room.slots:
                 raise Broken(
-                    "slots", f"admit() lets {n} join where {room.slots} slots are free, of {self.case.slots}"
+                    "slots", f"admit() returned {n}, but only {room.slots} of {self.case.slots} slots are free"
                 )  # fmt: skip
             return n
 
@@ -168,9 +170,9 @@ class Trial:
             self.left += 1
             if not self.policy.refuses:
                 raise Broken(
-                    "nobody is turned away",
-                    f"{seq.id} with a prompt of {len(seq.prompt_ids)} tokens is refused. A policy that means "
-                    "to refuse requests says so: refuses = True",
+                    "no request is refused",
+                    f"{seq.id} with a prompt of {len(seq.prompt_ids)} tokens is refused. A policy that refuses requests "
+                    "must declare it: refuses = True",
                 )
         if not todo and (self.case.drains or self.policy.patience == inf):
             self.scheduler.drain()
@@ -185,7 +187,9 @@ class Trial:
         seq = inside[index % len(inside)]
         self._book(self.scheduler.remove(seq, self.now))
         if seq in self.scheduler.waiting or seq in self.scheduler.running:
-            raise Broken("cancelled ones leave", f"{seq.id} was cancelled and is still there")
+            raise Broken(
+                "cancelled requests leave", f"{seq.id} was cancelled but is still in the system"
+            )
 
     def _book(self, left: list[Sequence]) -> None:
         for seq in left:
@@ -205,25 +209,25 @@ class Trial:
         if self.now >= latest:
             law = "deadlines" if self.policy.patience else WORK
             raise Broken(
-                law, f"at {self.now:g} nobody runs, {names(waiting)} waits, and none is admitted"
+                law, f"at {self.now:g} no request runs or is admitted; waiting: {names(waiting)}"
             )
         wake_at = self.scheduler.wake_at(self.now)
         if wake_at is not None and wake_at <= self.now:
             raise Broken(
                 "deadlines",
-                f"deadline() wants to be asked at {wake_at:g}, and at {self.now:g} nobody is admitted",
+                f"deadline() returned {wake_at:g}, but at {self.now:g} no request is admitted",
             )
         times = [seq.arrived_at for seq in todo[:1]] + ([wake_at] if wake_at is not None else [])
         if not times:
             raise Broken(
-                "nobody starves",
-                f"{names(waiting)} waits for ever: nobody runs or will arrive, deadline() names no time",
+                "no request starves",
+                f"no request runs or will arrive, and deadline() returns no time; waiting forever: {names(waiting)}",
             )
         self.now = min(times)
         if self.now > latest:
             raise Broken(
                 "deadlines",
-                f"{oldest.id} waits until {latest:g} at most, but the policy sleeps to {self.now:g}",
+                f"{oldest.id} may wait until {latest:g}, but the policy sleeps until {self.now:g}",
             )
 
     def _check_guard(self, plan: Plan, oldest: Sequence | None) -> None:
@@ -233,9 +237,9 @@ class Trial:
         waited = self.now - oldest.arrived_at
         if waited > self.guard and plan.joined[0] is not oldest:
             raise Broken(
-                "the guard against starvation",
+                "starvation guard",
                 f"{oldest.id} has waited for {waited:g}, which is more than {self.guard:g}, and "
-                f"{plan.joined[0].id} is put before it",
+                f"{plan.joined[0].id} is served before it",
             )
 
     def _check_plan(self, plan: Plan) -> None:
@@ -243,26 +247,29 @@ class Trial:
         members = [*plan.sequences, *plan.held, *plan.paused]
         twice = len(set(members)) < len(members)
         if twice or len({s.slot for s in running}) < len(running):
-            raise Broken("nobody twice in a step", f"step {plan.number} has {names(members)}")
+            raise Broken("no request twice in a step", f"step {plan.number} has {names(members)}")
         if len(running) > policy.max_batch_size:
-            raise Broken("slots", f"{len(running)} run in {policy.max_batch_size} slots")
+            raise Broken("slots", f"{len(running)} requests run in {policy.max_batch_size} slots")
         for seq, count in zip(plan.sequences, plan.counts):
             if seq.is_finished or seq.state != "running":
                 raise Broken(
-                    "nobody runs after its finish", f"{seq.id} is done and computes {count}"
+                    "no request runs after it finishes",
+                    f"{seq.id} is finished but computes {count} tokens",
                 )
             if seq.arrived_at > self.now:
-                raise Broken("nobody runs before it arrives", f"{seq.id} in step {plan.number}")
+                raise Broken("no request runs before it arrives", f"{seq.id} in step {plan.number}")
         if not policy.padded and sum(plan.counts) > self.scheduler.budget:
             raise Broken(
                 "tokens of a step", f"{sum(plan.counts)} computed, {self.scheduler.budget} allowed"
             )
         if plan.held and not policy.holds:
-            raise Broken("slots of those who are done", f"{names(plan.held)} done, and hold slots")
+            raise Broken(
+                "slots of finished requests", f"finished requests hold slots: {names(plan.held)}"
+            )
         if not plan.sequences and not policy.overruns:
             raise Broken(
-                "slots of those who are done",
-                f"{names(plan.held)} have all their tokens, and a step is computed for nobody",
+                "slots of finished requests",
+                f"a step is computed for no request; {names(plan.held)} have all their tokens",
             )
 
     def _check_conservation_of_work(self, plan: Plan) -> None:
@@ -273,7 +280,7 @@ class Trial:
             return
         first = next(iter(policy.order(scheduler.waiting, self.now)), None)
         if first is None:
-            raise Broken(WORK, f"{names(scheduler.waiting)} waits, and order() names nobody")
+            raise Broken(WORK, f"order() returns no request; waiting: {names(scheduler.waiting)}")
         reason = scheduler._wait_clock.reason
         pages = scheduler.pages
         if reason == "kv_full" and getattr(policy, "kv_tokens", 0):
@@ -287,7 +294,7 @@ class Trial:
                 return
         raise Broken(
             WORK,
-            f"at {self.now:g} {free} slots are empty, and {first.id} waits (reason: {reason})",
+            f"at {self.now:g} {free} slots are empty, but {first.id} waits (reason: {reason})",
         )
 
     def _compute(self, plan: Plan) -> None:
@@ -342,17 +349,19 @@ class Trial:
         running = len(self._unfinished())
         if self.added != len(scheduler.waiting) + running + self.left:
             raise Broken(
-                "nobody is lost",
-                f"{self.added} came, {len(scheduler.waiting)} wait, {running} run, {self.left} are done",
+                "no request is lost",
+                f"{self.added} arrived, but {len(scheduler.waiting)} wait, {running} run and {self.left} finished",
             )
         now_done = sorted(seq.id for seq in done)
         if sorted(id for id, _ in iteration.left) != now_done:
-            raise Broken("one outcome each", f"{now_done} left, the record says {iteration.left}")
+            raise Broken(
+                "one outcome each", f"{now_done} left, but the record has {iteration.left}"
+            )
         late = [seq for seq in done if seq.last_token_at != self.now]
         if late and not policy.holds:
             raise Broken(
-                "slots of those who are done",
-                f"{late[0].id} had its last token at {late[0].last_token_at:g} and leaves at {self.now:g}",
+                "slots of finished requests",
+                f"{late[0].id} got its last token at {late[0].last_token_at:g} but leaves at {self.now:g}",
             )
         spent = iteration.slot_steps
         if abs(sum(spent) - policy.max_batch_size) > 1e-9 or min(spent) < -1e-12:
@@ -361,7 +370,8 @@ class Trial:
             used = {page for seq in scheduler.running for page in seq.pages}
             if scheduler.pages.used != len(used) or 0 in used:
                 raise Broken(
-                    "pages", f"{scheduler.pages.used} are given out, {len(used)} are in use"
+                    "pages",
+                    f"{scheduler.pages.used} pages are allocated, but {len(used)} are in use",
                 )
 
     def _check_end(self) -> None:
@@ -375,7 +385,7 @@ class Trial:
         if sorted(scheduler._free_slots) != list(range(self.policy.max_batch_size)):
             raise Broken("slots", f"free at the end: {sorted(scheduler._free_slots)}")
         if scheduler.pages is not None and scheduler.pages.free != scheduler.pages.total:
-            raise Broken("pages", f"{scheduler.pages.used} pages are never given back")
+            raise Broken("pages", f"{scheduler.pages.used} pages are never freed")
         self._check_little()
         if self.policy.fair:
             self._check_fairness()
@@ -406,8 +416,8 @@ class Trial:
                 if both and max(gaps) - min(gaps) > bound:
                     raise Broken(
                         "fair between clients",
-                        f"{a} and {b} both had requests waiting, and one was served "
-                        f"{max(gaps) - min(gaps):g} more than the other; the limit is {bound:g}",
+                        f"{a} and {b} both had requests waiting, and one got "
+                        f"{max(gaps) - min(gaps):g} more service than the other; the limit is {bound:g}",
                     )
 
 
@@ -430,7 +440,7 @@ def try_case(
     ]
     if twice and trials[0].records != trials[1].records:
         step = next(i for i, (x, y) in enumerate(zip(*(t.records for t in trials))) if x != y)
-        raise Broken("the same again", f"step {step + 1} is another one when the case is run again")
+        raise Broken("repeatable", f"step {step + 1} differs when the case is run again")
     return trials[0]
 
 
@@ -448,19 +458,21 @@ def _trial(
     except PolicyError as error:
         raise Broken(_law_of(str(error)), str(error)) from error
     except AssertionError as error:
-        law = "pages" if "page" in str(error) else "it keeps running"
+        law = "pages" if "page" in str(error) else "no crash"
         raise Broken(law, f"{error}") from error
     except Exception as error:
-        raise Broken(
-            "it keeps running", f"{type(error).__name__}: {error}, {_place(error)}"
-        ) from error
+        raise Broken("no crash", f"{type(error).__name__}: {error}, {_place(error)}") from error
     return trial
 
 
 def _law_of(words: str) -> str:
     if words.startswith("order"):
-        return "nobody twice in a step" if "running" in words else "nobody runs after its finish"
-    return "one outcome each" if words.startswith("release") else "it keeps running"
+        return (
+            "no request twice in a step"
+            if "running" in words
+            else "no request runs after it finishes"
+        )
+    return "one outcome each" if words.startswith("release") else "no crash"
 
 
 def _place(error: BaseException) -> str:

@@ -157,7 +157,9 @@ def _parts(name: str) -> tuple[str, float]:
     except ValueError:
         return f"{cost}@{text}", 1.0  # part of a file's name
     if not 0 < speed < math.inf:
-        raise ValueError(f"the speed of {name!r} is {text}, must be above 0. Use {PREFIX}{cost}@10")
+        raise ValueError(
+            f"the speed of {name!r} is {text}, but must be above 0. Use {PREFIX}{cost}@10"
+        )
     return cost, speed
 
 
@@ -170,7 +172,7 @@ def kv_pages(context: int, kv_memory: int, slots: int) -> int:
     pages = kv_memory // (KV_BYTES * PAGE_SIZE) if kv_memory else 2 * slots * least
     if pages < least:
         raise ValueError(
-            f"--kv-memory is {kv_memory:,} bytes and holds no whole context of {context:,} tokens, "
-            f"counted as GPT-2 medium's {KV_BYTES:,} bytes each. Set it to {least * PAGE_SIZE * KV_BYTES:,} at least"
+            f"--kv-memory is {kv_memory:,} bytes, which is too small for a full context of {context:,} tokens "
+            f"at GPT-2 medium's {KV_BYTES:,} bytes each. Set it to {least * PAGE_SIZE * KV_BYTES:,} at least"
         )
     return pages + 1

@@ -16,7 +16,9 @@ FORMATS = (".png", ".svg", ".pdf")
 def check(path: Path) -> None:
     """Raise UsageError for a file that no picture can be written to."""
     if path.suffix not in FORMATS:
-        raise UsageError(f"--out is {str(path)!r}, must end in {', '.join(FORMATS)}. Use plan.png")
+        raise UsageError(
+            f"--out is {str(path)!r}, but must end in {', '.join(FORMATS)}. Use plan.png"
+        )
 
 
 def draw(picture: Callable[[Any, Any], None], told: Any, path: Path, console: Console) -> None:
@@ -39,18 +41,18 @@ def capacities(figure: Any, found: list[dict[str, Any]]) -> None:
     for policy in dict.fromkeys(row["policy"] for row in found):
         rows = [row for row in found if row["policy"] == policy]
         axes.plot([r["slots"] for r in rows], [r["rate"] for r in rows], marker="o", label=policy)
-    axes.set(xlabel="slots", ylabel="requests a second that meet all limits", xscale="log")
+    axes.set(xlabel="slots", ylabel="requests per second that meet all limits", xscale="log")
     axes.set_ylim(bottom=0)
     axes.legend()
 
 
 PREFIX = (
-    ("hits", "hit_tokens", "Tokens of a prompt that were found", "tokens"),
+    ("hits", "hit_tokens", "Prompt tokens found in the cache", "tokens"),
     ("ttft", "p99_ttft_s", "Time to first token, p99", "TTFT (s)"),
     ("tpot", "p99_tpot_ms", "Time per token after the first, p99", "TPOT (ms)"),
 )
 BY_BATCH = (
-    ("throughput", "requests_per_s", "Requests a second", "requests/s"),
+    ("throughput", "requests_per_s", "Requests per second", "requests/s"),
     ("ttft", "p99_ttft_s", "Time to first token, p99", "TTFT (s)"),
     ("latency", "p99_latency_per_token_ms", "Latency by output tokens, p99", "ms per token"),
 )
@@ -80,7 +82,7 @@ def prefix(told: dict[str, Any], folder: Path, console: Console) -> None:
             _panels(drawing, alone, ("cache", "batch", key), "batch size", y)
     if "caches" in told:
         rows = [{**r, "kind": k, "found": r[k]} for k in ("trie", "lru") for r in told["caches"]]
-        title = "Blocks of the second half of a trace that were found"
+        title = "Blocks of the second half of a trace found in the cache"
         with album.drawn(folder, "prefix-trace", title, "counted request by request") as drawing:
             _panels(
                 drawing,

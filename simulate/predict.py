@@ -106,7 +106,9 @@ def law_of(records: Rows[Record], padded: bool) -> Cost:
     """Fit a law to a server's own steps; ValueError when there are too few."""
     timed = [record for record in records if record["members"] and record["seconds"] > 0]
     if len(timed) < FEWEST_STEPS:
-        raise ValueError(f"{len(timed)} steps were told, {FEWEST_STEPS} make a law. Use --cost")
+        raise ValueError(
+            f"only {len(timed)} steps were reported, but a fit needs {FEWEST_STEPS}. Use --cost"
+        )
     at = np.unique(np.linspace(0, len(timed) - 1, MOST_STEPS).astype(int))
     steps = [step_of(timed[i], padded) for i in at]
     return calibrate.choose(steps, np.array([timed[i]["seconds"] for i in at])).cost
@@ -116,7 +118,7 @@ def scheduler_of(server: Record) -> KnownHits:
     """Return the scheduler of the server whose `/stats` these are; ValueError for a policy that is not here."""
     engine = server.get("engine")
     if not engine:
-        raise ValueError("the server tells neither policy nor slots (/stats)")
+        raise ValueError("the server reports neither policy nor slots (/stats)")
     policy = policies.get_policy(
         server["policy"],
         max_batch_size=engine["max_batch_size"],
@@ -232,7 +234,7 @@ def predict(folder: Path, cost: str | None = None) -> dict[str, Any]:
 def _beside(run: Run, lines: Iterable[Line]) -> list[tuple[Any, ...]]:
     """Return index, measured and simulated TTFT, measured and simulated latency of each request."""
     if not run.done:
-        raise ValueError("no request tells the length of its prompt")
+        raise ValueError("no request reports the length of its prompt")
     by_id = {line["id"]: line for line in lines}
     found = []
     for seq, ttft, latency in zip(run.done, run.ttft.tolist(), run.latency.tolist()):

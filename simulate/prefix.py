@@ -33,7 +33,7 @@ def read_blocks(path: Path) -> list[list[int]]:
     """Return the block ids of each request of a Mooncake trace; an id stands for a block with all before it."""
     blocks = [list(row.blocks) for row in traces.read(path).rows]
     if not any(blocks):
-        raise ValueError(f"{str(path)!r} has no hash_ids. Use a trace in Mooncake's form")
+        raise ValueError(f"{str(path)!r} has no hash_ids. Use a trace in Mooncake's format")
     return blocks
 
 

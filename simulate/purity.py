@@ -32,8 +32,8 @@ def check_purity(policy: Policy) -> None:
             for name in _asked(node, FORBIDDEN_CALLS - own):
                 raise Broken(
                     "purity",
-                    f"{path.name}, line {getattr(node, 'lineno', 0)}: {name}. A policy reads no clock and no "
-                    "chance, and goes by nothing that another run would not see",
+                    f"{path.name}, line {getattr(node, 'lineno', 0)}: {name}. A policy must not read a clock or a "
+                    "random generator, or use anything that differs between runs",
                 )
 
 

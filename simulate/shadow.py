@@ -119,7 +119,7 @@ def fit(steps: Rows[Step], seconds: Rows[float]) -> tuple[Affine, float]:
 def figures(latency: np.ndarray, tokens: np.ndarray) -> dict[str, float]:
     """Return the figures that are compared, under the names that /stats gives them."""
     if not len(tokens):
-        raise ValueError("nobody was served. Let the policy take requests")
+        raise ValueError("no request was served. Change the policy so that it accepts requests")
     return {
         "latency-p50": float(np.percentile(latency, 50)),
         "latency-p99": float(np.percentile(latency, 99)),

@@ -74,7 +74,7 @@ class Shrinker:
         self.tried.add(case)
         self.left -= effort(case)
         try:
-            try_case(self.make, case, self.make_scheduler, self.broken.law == "the same again")
+            try_case(self.make, case, self.make_scheduler, self.broken.law == "repeatable")
         except Broken as again:
             if again.law == self.broken.law:
                 self.case, self.broken = case, again

@@ -32,8 +32,8 @@ class PolicyHangs(RuntimeError):
 def waits_forever(scheduler: Scheduler) -> PolicyHangs:
     """Return the error for a policy that admits nobody although nothing else will happen."""
     return PolicyHangs(
-        f"{scheduler.policy.name} admits no request with {len(scheduler.waiting)} in its queue, none running and "
-        "none still to arrive. Return a time from deadline(), or admit one"
+        f"{scheduler.policy.name} admits no request, with {len(scheduler.waiting)} in its queue, none running and "
+        "none left to arrive. Return a time from deadline(), or admit one"
     )
 
 

@@ -93,11 +93,11 @@ class Rows:
         if not fits.any():
             shortest = int((self.prompt + self.output).min())
             raise ValueError(
-                f"--context is {context:,}, and the shortest request has {shortest:,} tokens. "
+                f"--context is {context:,}, but the shortest request has {shortest:,} tokens. "
                 f"Use --context {shortest} or more"
             )
         left_out = int((~fits).sum())
-        note = f"{left_out:,} of {len(fits):,} requests left out: longer than --context {context:,}"
+        note = f"skipped {left_out:,} of {len(fits):,} requests that are longer than --context {context:,}"
         return self.only(np.flatnonzero(fits), note if left_out else "")
 
     def hinted(
@@ -211,9 +211,11 @@ def draw(workload: str, rate: float, count: int, seed: int = 0, arrivals: str = 
     lengths = LENGTHS[_known(workload, LENGTHS, "workload")]
     times = ARRIVALS[_known(arrivals, ARRIVALS, "arrivals")]
     if not (rate > 0 and math.isfinite(rate)):
-        raise ValueError(f"the rate is {rate:g} a second, must be above 0. Use --rate 2")
+        raise ValueError(f"the rate is {rate:g} per second, but must be above 0. Use --rate 2")
     if count < 1:
-        raise ValueError(f"the number of requests is {count}, must be at least 1. Use --num 100")
+        raise ValueError(
+            f"the number of requests is {count}, but must be at least 1. Use --num 100"
+        )
     first, second = np.random.SeedSequence(seed).spawn(2)
     prompt, output = lengths(count, np.random.default_rng(first))
     return Rows(times(rate, count, np.random.default_rng(second)), prompt, output)
@@ -234,7 +236,7 @@ def read(path: Path) -> Rows:
     texts = sum(1 for row in trace.rows if row.prompt)
     if texts:
         notes.append(
-            f"{texts:,} prompts of the trace are texts, counted as a token for each "
+            f"{texts:,} prompts of the trace are text, counted as one token per "
             f"{CHARACTERS_PER_TOKEN:g} characters"
         )
     prompts = [

@@ -43,7 +43,7 @@ def replay(
             scheduler.add(pending.popleft())
         plan = scheduler.plan(record.t)
         if plan is None:
-            return Agreement(len(records), same, difference or f"step {record.n}: nobody runs")
+            return Agreement(len(records), same, difference or f"step {record.n}: no request runs")
         outputs = [0 if n == s.pending else None for s, n in zip(plan.sequences, plan.counts)]
         found = scheduler.commit(plan, outputs, record.t + record.seconds)
         ours, theirs = _decisions(found), _decisions(record)

@@ -13,33 +13,33 @@ from simulate.cases import describe, make_cases, make_large_cases
 from simulate.check import check, main
 
 MUTANTS = Path(__file__).parents[1] / "mutants"
-WORK, DEADLINES = "no idle slot while somebody fits", "deadlines"
+WORK, DEADLINES = "no idle slot while a request fits", "deadlines"
 PLANTED = {
     "drops_the_last": ("", {WORK}),
     "admits_one_too_many": ("", {"slots"}),
-    "runs_finished": ("", {"nobody runs after its finish"}),
-    "joins_twice": ("", {"nobody twice in a step"}),
+    "runs_finished": ("", {"no request runs after it finishes"}),
+    "joins_twice": ("", {"no request twice in a step"}),
     "counts_prompts_twice": ("dynamic+", {"fair between clients"}),
     "never_lifts": ("dynamic+", {"fair between clients"}),
-    "ignores_the_guard": ("dynamic+", {"the guard against starvation"}),
+    "ignores_the_guard": ("dynamic+", {"starvation guard"}),
     "sleeps_past_its_deadline": ("", {DEADLINES}),
     "wakes_in_vain": ("", {DEADLINES}),
     "reads_the_clock": ("", {"purity"}),
     "draws_lots": ("", {"purity"}),
     "sorts_by_address": ("", {"purity"}),
-    "iterates_a_set": ("", {"the same again"}),
+    "iterates_a_set": ("", {"repeatable"}),
     "frees_twice": ("", {"one outcome each"}),
-    "starves_a_client": ("", {WORK, "nobody starves"}),
-    "holds_too_long": ("", {"slots of those who are done"}),
-    "static_holds_too_long": ("", {"slots of those who are done"}),
+    "starves_a_client": ("", {WORK, "no request starves"}),
+    "holds_too_long": ("", {"slots of finished requests"}),
+    "static_holds_too_long": ("", {"slots of finished requests"}),
     "exceeds_the_budget": ("", {"tokens of a step"}),
-    "forgets_who_was_cancelled": ("", {"nobody runs after its finish"}),
-    "pauses_everybody": ("", {"it keeps running"}),
-    "displaces_for_ever": ("", {"nobody starves"}),
-    "crashes": ("", {"it keeps running"}),
+    "forgets_who_was_cancelled": ("", {"no request runs after it finishes"}),
+    "pauses_everybody": ("", {"no crash"}),
+    "displaces_for_ever": ("", {"no request starves"}),
+    "crashes": ("", {"no crash"}),
     "loses_one_after_100_joins": ("", {WORK}),
     "exceeds_the_budget_of_seven": ("", {"tokens of a step"}),
-    "refuses_long_prompts": ("", {"nobody is turned away"}),
+    "refuses_long_prompts": ("", {"no request is refused"}),
 }
 OPTIONS = {"sleeps_past_its_deadline": {"delay": 20}, "wakes_in_vain": {"delay": 20}}
 
@@ -183,7 +183,7 @@ def test_progress_is_shown_on_a_terminal(
     monkeypatch.setattr("time.monotonic", itertools.count().__next__)
     assert main(["window", "--cases", "2", "--large-cases", "0"]) == 0
     told = capsys.readouterr()
-    assert "\r1 of 2 cases tried\r2 of 2 cases tried\r" in told.err
+    assert "\r1 of 2 cases tested\r2 of 2 cases tested\r" in told.err
     assert told.out == "window keeps every law in 2 small and 0 large cases\n"
 
 

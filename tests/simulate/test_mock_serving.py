@@ -29,7 +29,7 @@ def bytes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from models import ranks
 
     def none(timeout_s: float = 0.0) -> Any:
-        raise ranks.TokenizerError("GPT-2's tokenizer is not to be had. Set EB_TOKENIZER_FILE")
+        raise ranks.TokenizerError("cannot load GPT-2's tokenizer. Set EB_TOKENIZER_FILE")
 
     monkeypatch.setattr(ranks, "from_tiktoken", none)
 

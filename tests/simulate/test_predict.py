@@ -71,8 +71,11 @@ def test_what_a_server_does_not_tell_is_said(
     (folder / "iterations.jsonl").unlink()
     assert main(["predict", str(folder)]) == 0
     words = capsys.readouterr().err
-    assert "static, poisson:6 left out: the server tells neither policy nor slots" in words
-    assert "dynamic, poisson:6 left out: 0 steps were told, 30 make a law. Use --cost" in words
+    assert "static, poisson:6 left out: the server reports neither policy nor slots" in words
+    assert (
+        "dynamic, poisson:6 left out: only 0 steps were reported, but a fit needs 30. Use --cost"
+        in words
+    )
     assert main(["predict", str(folder / "nowhere")]) == 2
 
 
@@ -92,5 +95,5 @@ def test_a_cost_file_that_is_not_there_is_refused_before_anything_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert compare.main(["static", "--cost", "none.json", "--out", str(tmp_path)], {}) == 2
-    assert "is no file. Make one: python -m simulate calibrate" in capsys.readouterr().err
+    assert "python -m simulate calibrate --out FILE.json" in capsys.readouterr().err
     assert simulated.check("oracle-a") == "oracle-a"
