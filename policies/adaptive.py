@@ -18,8 +18,8 @@ from scheduling.sequence import Sequence
 
 class Policy(policy.Policy):
     conserving = False
-    target = option(0.05, "seconds between two tokens that 99 of 100 gaps keep", low=0.0)
-    every = option(20, "decoding steps between two looks at the gaps", low=1, high=10_000)
+    target = option(0.05, "target for the p99 of seconds between tokens", low=0.0)
+    every = option(20, "decode steps between two checks of the gaps", low=1, high=10_000)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)

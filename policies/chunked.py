@@ -14,7 +14,7 @@ from scheduling.sequence import Sequence
 
 
 class Policy(policy.Policy):
-    max_batched_tokens = option(512, "tokens that one step may compute", low=1)
+    max_batched_tokens = option(512, "maximum tokens per step", low=1)
 
     def obstacle(self, seq: Sequence, running: list[Sequence], room: Room) -> str | None:
         used = sum(other.pending for other in running)

@@ -15,8 +15,8 @@ from scheduling.sequence import Sequence
 
 
 class Policy(static.Policy):
-    k = option(8, "requests that make a batch", low=1)
-    flush = option(1.0, "seconds after which the oldest waits no longer for company", low=0.0)
+    k = option(8, "requests per batch", low=1)
+    flush = option(1.0, "maximum seconds that the oldest request waits for a full batch", low=0.0)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)

@@ -22,9 +22,9 @@ class Policy(policy.Policy):
     apart = True
     conserving = False
     max_wait = option(10, "decode steps between two admissions", low=0)
-    batch_max_tokens = option(3072, "prompt tokens that join at once", low=1)
+    batch_max_tokens = option(3072, "maximum prompt tokens per admission", low=1)
     pool = option(10_000, "KV tokens", low=1)
-    per_client = option(0, "KV tokens set aside for each client in the batch (adapters)", low=0)
+    per_client = option(0, "KV tokens reserved for each client in the batch (adapters)", low=0)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)

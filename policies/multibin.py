@@ -24,9 +24,9 @@ SEEN = 1000  # predictions that the quantiles are taken from
 class Policy(Predicting, static.Policy):
     fair = False  # it goes by groups of its own, whatever the order
     k = option(4, "bins", low=1, high=64)
-    bounds: tuple[int, ...] = option((), "longest prediction of each bin but the last", low=1)
+    bounds: tuple[int, ...] = option((), "longest prediction of each bin except the last", low=1)
     flush = option(
-        1.0, "seconds after which the oldest of a bin waits no longer for company", low=0.0
+        1.0, "maximum seconds that the oldest request of a bin waits for a full batch", low=0.0
     )
 
     def __init__(self, max_batch_size: int, **options: object) -> None:

@@ -18,8 +18,8 @@ from scheduling.sequence import Sequence
 
 class Policy(policy.Policy):
     apart = True
-    max_batched_tokens = option(2048, "prompt tokens that one step may compute", low=1)
-    kv_tokens = option(0, "KV tokens to fill and to displace by, 0 to go by the pages", low=0)
+    max_batched_tokens = option(2048, "maximum prompt tokens per step", low=1)
+    kv_tokens = option(0, "KV tokens for admission and preemption; 0: use the pages", low=0)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)

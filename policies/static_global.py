@@ -20,8 +20,8 @@ class Policy(static.Policy):
     overruns = True
     fair = False  # it goes by groups of its own, whatever the order
 
-    n = option(0, "requests to collect, 0 for as many as come", low=0)
-    flush = option(1.0, "seconds after which the oldest waits no longer for the rest", low=0.0)
+    n = option(0, "requests to collect; 0: as many as arrive", low=0)
+    flush = option(1.0, "maximum seconds that the oldest request waits for the rest", low=0.0)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)

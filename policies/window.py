@@ -17,9 +17,11 @@ from scheduling.sequence import Sequence
 
 class Policy(static.Policy):
     delay = option(
-        0.0, "seconds that the oldest may wait for company, 0.005 to 0.1 usually", low=0.0
+        0.0,
+        "maximum seconds that the oldest request waits for others, usually 0.005 to 0.1",
+        low=0.0,
     )
-    preferred: tuple[int, ...] = option((), "batch sizes to start with at once, as in 4,8", low=1)
+    preferred: tuple[int, ...] = option((), "batch sizes that start at once, such as 4,8", low=1)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)

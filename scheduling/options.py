@@ -37,7 +37,7 @@ class Option:
             return "on or off"
         if isinstance(self.default, str):
             return "text"
-        kind = "numbers with commas, each " if isinstance(self.default, tuple) else ""
+        kind = "numbers separated by commas, each " if isinstance(self.default, tuple) else ""
         ends = [f"at least {self.low:g}"] if self.low is not None else []
         ends += [f"at most {self.high:g}"] if self.high is not None else []
         return (kind + " and ".join(ends)) or "any number"
@@ -52,7 +52,7 @@ class Option:
         if found is None or not all(self._is_good(part) for part in parts):
             raise OptionError(
                 f"policy option {name} is {value!r}, but must be {self.bounds} ({self.help}). "
-                f"Leave it out to have {self.default!r}"
+                f"Leave it out for the default {self.default!r}"
             )
         return found
 
@@ -111,7 +111,9 @@ def set_options(target: object, given: Mapping[str, object]) -> None:
             near = get_close_matches(name, known, 1)
             guess = f" Did you mean {near[0]!r}?" if near else ""
             owner = getattr(target, "name", type(target).__name__)
-            has = f"Use one of: {', '.join(known)}" if known else "It has none: use it without"
+            has = (
+                f"Use one of: {', '.join(known)}" if known else "It has no options. Leave them out"
+            )
             raise OptionError(f"policy {owner} has no option {name!r}.{guess} {has}")
     for name, item in known.items():
         setattr(target, name, item.read(name, given[name]) if name in given else item.default)

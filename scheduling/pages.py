@@ -23,7 +23,9 @@ class PagePool:
         self, n_pages: int, page_size: int, *, prefix_cache: bool = True, salt: str = ""
     ) -> None:
         if n_pages < 2:
-            raise ValueError(f"a pool of {n_pages} pages holds nothing, needs 2. Raise --kv-memory")
+            raise ValueError(
+                f"a pool of {n_pages} pages holds no sequence; at least 2 are needed. Raise --kv-memory"
+            )
         self.page_size = page_size
         self.prefix_cache = prefix_cache
         self.total = n_pages - 1
@@ -108,7 +110,7 @@ class PagePool:
     def release(self, pages: list[int]) -> None:
         """Give pages back; a prefix outlives its tail, and pages without content are reused first."""
         for page in reversed(pages):
-            assert self._references[page] > 0, f"page {page} is given back twice"
+            assert self._references[page] > 0, f"page {page} is freed twice"
             self._references[page] -= 1
             if self._references[page] == 0:
                 self._free[page] = None

@@ -170,13 +170,15 @@ class Scheduler:
             raise PolicyError(f"share: {len(counts)} numbers for {len(live)} running sequences")
         for seq, count in zip(live, counts):
             if not 0 <= count <= seq.pending:
-                raise PolicyError(f"share: {count} tokens for {seq.id}, which has {seq.pending}")
+                raise PolicyError(
+                    f"share: {count} tokens for {seq.id}, which has {seq.pending} left"
+                )
         if all(counts):
             return live, counts, held, []
         paused = [seq for seq, count in zip(live, counts) if not count]
         live = [seq for seq, count in zip(live, counts) if count]
         if not live and not held:
-            raise PolicyError("share: nobody who runs computes anything")
+            raise PolicyError("share: no running request computes a token")
         return live, [count for count in counts if count], held, paused
 
     def wake_at(self, now: float) -> float | None:
@@ -247,7 +249,7 @@ class Scheduler:
         reason = None
         for seq in policy.order(self.waiting, now) if n > 0 else ():
             if seq.state != "waiting":
-                raise PolicyError(f"order: {seq.id} is {seq.state}, and does not wait")
+                raise PolicyError(f"order: {seq.id} is {seq.state}, not waiting")
             if self._hinders:
                 reason = policy.obstacle(seq, running, room)
             if reason is None and not self._reserve(seq):
@@ -381,7 +383,7 @@ class Scheduler:
             detail, output = output.detail, output.id
         if output is None:
             if not seq.pending:  # it would have nothing to compute and never end
-                seq.error = RuntimeError("the model gave no token where one was due")
+                seq.error = RuntimeError("the model returned no token where one was expected")
                 seq.finish_reason = "abort"
             return
         if self.pages is not None and seq.hashes and (count > 1 or not seq.output_ids):
@@ -411,7 +413,7 @@ class Scheduler:
         """Take these off their slots; return those of them who had no answer yet, and have it now."""
         for seq in leaving:
             if seq.finish_reason is None:
-                raise PolicyError(f"release: {seq.id} has not all its tokens yet")
+                raise PolicyError(f"release: {seq.id} does not have all its tokens yet")
         leaving = list(leaving)
         self._take_off(leaving)
         return self._answer(leaving, now)

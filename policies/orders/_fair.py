@@ -16,7 +16,7 @@ class Fair(policy.Policy):
     """Serves the head of the queue of the client with the least `counter`; equal ones in the order first seen."""
 
     heeds = ("client",)
-    weights = option("", "shares of clients that are not 1, as in alice:2,bob:0.5")
+    weights = option("", "weights of clients other than 1, such as alice:2,bob:0.5")
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)

@@ -37,20 +37,22 @@ class Predicting(policy.Policy):
     heeds: tuple[str, ...] = ("length",)
     predictor = option(
         "oracle",
-        "what is known of a request's length: all, all but a log-normal or a uniform error, a class, or its client's past",
+        "how a request's output length is predicted: exactly, with a log-normal or a uniform error, as a class, or from its client's past",
         choices=("oracle", "noisy", "uniform", "classes", "mean"),
     )
     sigma = option(
         0.5, "noisy: standard deviation of the logarithm of the error", low=0.0, high=10.0
     )
-    error = option(0.5, "uniform: the largest error, as a share of the length", low=0.0, high=1.0)
-    classes = option(2, "classes: how many of equal width, up to `longest`", low=1, high=1000)
-    longest = option(128, "classes: the longest answer in tokens", low=1)
-    accuracy = option(
-        1.0, "classes: the share of requests that are put into the right one", low=0.0, high=1.0
+    error = option(0.5, "uniform: largest error, as a fraction of the length", low=0.0, high=1.0)
+    classes = option(
+        2, "classes: number of classes of equal width, up to `longest`", low=1, high=1000
     )
-    recent = option(5, "mean: over so many of its client's last answers", low=1, high=100_000)
-    seed = option(0, "of what chance there is in predictions")
+    longest = option(128, "classes: longest answer in tokens", low=1)
+    accuracy = option(
+        1.0, "classes: fraction of requests put into the right class", low=0.0, high=1.0
+    )
+    recent = option(5, "mean: number of the client's last answers to average", low=1, high=100_000)
+    seed = option(0, "random seed of the predictions")
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)

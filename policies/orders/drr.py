@@ -17,7 +17,7 @@ from scheduling.sequence import Sequence
 
 
 class Order(Fair):
-    quantum = option(512.0, "tokens for each client and round", low=1.0)
+    quantum = option(512.0, "tokens per client and round", low=1.0)
 
     def price_of_joining(self, seq: Sequence) -> float:
         return float(len(seq.prompt_ids))

@@ -12,8 +12,8 @@ from scheduling.sequence import Sequence
 
 class Order(Sorted):
     heeds: tuple[str, ...] = ("deadline",)
-    slo = option(10.0, "seconds in which a request without a deadline is to be answered", low=0.0)
-    slo_per_token = option(0.0, "seconds more for each token", low=0.0)
+    slo = option(10.0, "deadline in seconds for requests that set none", low=0.0)
+    slo_per_token = option(0.0, "additional seconds per token", low=0.0)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)

@@ -12,7 +12,7 @@ from scheduling.sequence import Sequence
 
 class Order(Sorted):
     heeds = ("priority",)
-    aging = option(0.0, "seconds of waiting that are worth one level, 0 for none", low=0.0)
+    aging = option(0.0, "seconds of waiting that raise a request by one level; 0: never", low=0.0)
 
     def key(self, seq: Sequence, now: float) -> float:
         """Return the level; all age alike, so it is enough to add the time of arrival once."""

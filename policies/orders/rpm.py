@@ -15,8 +15,8 @@ from scheduling.sequence import Sequence
 
 class Order(policy.Policy):
     heeds = ("client",)
-    limit = option(60, "requests that a client may send", low=1)
-    period = option(60.0, "seconds in which it may", low=0.0)
+    limit = option(60, "maximum requests per client and period", low=1)
+    period = option(60.0, "length of the period in seconds", low=0.0)
 
     refuses = True
 

@@ -15,9 +15,9 @@ from scheduling.sequence import Sequence
 
 
 class Order(Predicting, Sorted):
-    guard = option(100.0, "seconds after which the oldest goes first", low=0.0)
+    guard = option(100.0, "seconds of waiting after which the oldest request goes first", low=0.0)
     guard_ratio = option(
-        10.0, "times its predicted time after which the oldest goes first", low=0.0
+        10.0, "multiple of its predicted time after which the oldest request goes first", low=0.0
     )
 
     def __init__(self, max_batch_size: int, **options: object) -> None:

@@ -18,7 +18,10 @@ from scheduling.sequence import Sequence
 
 class Order(Predicting, Sorted):
     c = option(
-        0.8, "share of the predicted length after which nobody is displaced", low=0.0, high=1.0
+        0.8,
+        "fraction of the predicted length after which a request is not preempted",
+        low=0.0,
+        high=1.0,
     )
 
     def key(self, seq: Sequence, now: float) -> float:

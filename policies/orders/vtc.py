@@ -27,11 +27,12 @@ class Order(Fair):
     w_q = option(2.0, "linear: price of a generated token", low=0.0)
     cost = option(
         "linear",
-        "linear: w_p and w_q for each token; profile: the time that the paper's authors measured for such lengths",
+        "linear: w_p and w_q per token; profile: the times that the paper measured for such lengths",
         choices=("linear", "profile"),
     )
     count_twice = option(
-        False, "charge as the paper's code does: decodes only, all again when somebody finishes"
+        False,
+        "charge as the paper's code does: decodes only, and all of them again when a request finishes",
     )
 
     fair = True

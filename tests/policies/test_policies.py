@@ -473,7 +473,7 @@ def test_options_are_read_from_text_and_held_to_their_bounds() -> None:
         ValueError, match=r"'wp'. Did you mean 'w_p'\? Use one of: weights, w_p, w_q"
     ):
         policies.get_policy("dynamic+vtc", 4, {"wp": "1"})
-    with pytest.raises(ValueError, match=r"no option 'k'.* It has none"):
+    with pytest.raises(ValueError, match=r"no option 'k'"):
         policies.get_policy("dynamic", 4, {"k": "1"})
     for taken in ("self", "max_batch_size"):
         with pytest.raises(ValueError, match=f"no option '{taken}'.*--max-batch-size"):

@@ -217,7 +217,7 @@ def test_pages_given_back_twice_are_caught() -> None:
     found = pool.reserve([], 4)
     assert found is not None
     pool.release(found[0])
-    with pytest.raises(AssertionError, match="given back twice"):
+    with pytest.raises(AssertionError, match="freed twice"):
         pool.release(found[0])
 
 

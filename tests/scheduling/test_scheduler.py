@@ -497,12 +497,12 @@ def test_a_new_policy_hears_of_those_who_wait_in_their_order_and_of_those_who_ru
         (
             "order",
             lambda waiting, now: list(waiting) * 2,
-            "order: r0 is running, and does not wait",
+            "order: r0 is running",
         ),
         ("share", lambda running, budget: [9, 9], "share: 2 numbers for 1 running"),
         ("share", lambda running, budget: [9], "share: 9 tokens for r0, which has 2"),
-        ("share", lambda running, budget: [0], "share: nobody who runs computes anything"),
-        ("release", lambda running: list(running), "release: r0 has not all its tokens yet"),
+        ("share", lambda running, budget: [0], "share: no running request"),
+        ("release", lambda running: list(running), "release: r0 "),
         ("displace", lambda waiting, running, room, now: running * 2, "r0, r0: one of them twice"),
     ],
 )
