@@ -118,11 +118,11 @@ def kv_pages(
         pages = min(int(min(free * CPU_SHARE, CPU_MOST)) // page, 2 * slots * context)
     if kv_memory > free:
         raise MachineError(
-            f"--kv-memory is {kv_memory:,} bytes, and {free:,} are free on the {device.type}. Set it lower"
+            f"--kv-memory is {kv_memory:,} bytes, but only {free:,} are free on the {device.type}. Lower it"
         )
     if pages < context:
         raise MachineError(
-            f"{pages} KV pages of {page:,} bytes hold no whole context of {shape.block_size:,} tokens "
-            f"({context} pages). Set --kv-memory to {context * page:,} at least, or use a smaller model"
+            f"{pages} KV pages of {page:,} bytes are too few for a full context of {shape.block_size:,} tokens "
+            f"({context} pages). Set --kv-memory to at least {context * page:,}, or use a smaller model"
         )
     return pages + 1  # page 0 is for padding

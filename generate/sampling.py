@@ -153,7 +153,7 @@ def _library() -> ctypes.CDLL | None:
     try:
         library = team().join(load_library(Path(__file__).parent / "cpu" / "sampler.c"))
     except (KernelError, OSError) as error:
-        log.warning("the C sampler does not run, PyTorch samples instead: %s", error)
+        log.warning("the C sampler does not run; using PyTorch instead: %s", error)
         return None
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     library.sample_rows.argtypes = [pointer, integer, integer, *[pointer] * 4]

@@ -65,7 +65,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     kind = raw.get("model_type", "gpt2")
     if kind != "gpt2":
         raise CheckpointError(
-            f"{path} says model_type {kind!r}, and only 'gpt2' is served. Use a GPT-2 checkpoint"
+            f"{path} has model_type {kind!r}, but only 'gpt2' is supported. Use a GPT-2 checkpoint"
         )
     for key in UNSUPPORTED:
         if raw.get(key):
@@ -153,7 +153,9 @@ def safetensors_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
         if not 0 < length <= size - 8:
-            raise CheckpointError(broken.format(f"{size:,} bytes hold no safetensors header"))
+            raise CheckpointError(
+                broken.format(f"{size:,} bytes are too few for a safetensors header")
+            )
         try:
             header = json.loads(file.read(length))
             header.pop("__metadata__", None)
@@ -162,10 +164,10 @@ def safetensors_shapes(path: Path) -> dict[str, tuple[int, ...]]:
                 for name, entry in header.items()
             }
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise CheckpointError(broken.format("its header cannot be read")) from error
+            raise CheckpointError(broken.format("its header is invalid")) from error
     needed = 8 + length + max((end for _, _, end in tensors.values()), default=0)
     if needed != size:
-        raise CheckpointError(broken.format(f"it has {size:,} bytes and should have {needed:,}"))
+        raise CheckpointError(broken.format(f"it has {size:,} bytes but should have {needed:,}"))
     for name, (dtype, _, _) in tensors.items():
         if dtype not in FLOATS and not IGNORED.search(name):
             raise CheckpointError(
@@ -227,7 +229,7 @@ def check_shapes(found: Shapes, config: Mapping[str, Any], folder: Path) -> None
     odd: dict[str, list[str]] = defaultdict(list)
     for name, shape in expected.items():
         if name in found and tuple(found[name]) != shape:
-            odd[f"is {list(found[name])} and should be {list(shape)}"].append(name)
+            odd[f"is {list(found[name])} but should be {list(shape)}"].append(name)
     problems += [f"{_grouped(names)} {what}" for what, names in odd.items()]
     if problems:
         raise CheckpointError(
@@ -260,7 +262,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{path} cannot be read as JSON: {error}. Use the file that belongs to the checkpoint"
+            f"{path} is invalid JSON: {error}. Use the file that belongs to the checkpoint"
         ) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not a JSON object. Use the checkpoint's own file")

@@ -91,7 +91,7 @@ def _ask(name: str, timeout_s: float) -> None:
     import huggingface_hub
 
     if huggingface_hub.is_offline_mode():
-        raise HubError("it is not in the cache and HF_HUB_OFFLINE forbids to ask the hub")
+        raise HubError("it is not in the cache, and HF_HUB_OFFLINE disables downloads")
     model = PUBLISHED[name]
     url = huggingface_hub.hf_hub_url(model.repo, "config.json", revision=model.revision)
     failure: list[Exception | None] = []
@@ -110,7 +110,7 @@ def _ask(name: str, timeout_s: float) -> None:
     if not failure:
         raise HubError(f"the model hub did not answer within {timeout_s:g} s")
     if failure[0] is not None:
-        raise HubError(f"the model hub could not be asked: {_reason(failure[0])}") from failure[0]
+        raise HubError(f"cannot reach the model hub: {_reason(failure[0])}") from failure[0]
 
 
 def _download(name: str) -> Path:

@@ -20,7 +20,7 @@ EOT = "<|endoftext|>"
 # GPT-2's split, in tiktoken's possessive form: the same pieces, without backtracking.
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 DOWNLOAD_S = 10.0
-_OTHER = "Use a model with a byte-level BPE tokenizer, as GPT-2's is"
+_OTHER = "Use a model with GPT-2's byte-level BPE tokenizer"
 
 
 class TokenizerError(ValueError):
@@ -77,7 +77,7 @@ def _fast_tokenizer(path: Path) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise TokenizerError(f"{path} is not a GPT-2 tokenizer. {_OTHER}") from error
     if not plain:
-        raise TokenizerError(f"{path} splits text otherwise than GPT-2 does. {_OTHER}")
+        raise TokenizerError(f"{path} does not split text as GPT-2 does. {_OTHER}")
     return vocab, merges
 
 
@@ -94,7 +94,7 @@ def _encoding(
 
     ids = list(vocab.values())
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-        raise wrong("an id in the vocabulary is not a whole number from 0 on")
+        raise wrong("an id in the vocabulary is not a whole number of at least 0")
     if len(set(ids)) != len(ids):
         raise wrong("two tokens have the same id")
     if EOT not in vocab:
@@ -133,7 +133,7 @@ def from_file(path: Path) -> tiktoken.Encoding:
         lines = path.expanduser().read_bytes().splitlines()
     except OSError as error:
         raise TokenizerError(
-            f"the tokenizer file {path} cannot be read: {error.strerror or error}. {remedy}"
+            f"cannot read the tokenizer file {path}: {error.strerror or error}. {remedy}"
         ) from error
     table: dict[bytes, int] = {}
     for number, line in enumerate(lines, 1):
@@ -199,7 +199,7 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise TokenizerError(
-            f"{path} cannot be read: {error}. Use the file that belongs to the model"
+            f"cannot read {path}: {error}. Use the file that belongs to the model"
         ) from error
 
 
@@ -208,7 +208,7 @@ def _json(path: Path) -> dict[str, Any]:
         content = json.loads(_text(path))
     except json.JSONDecodeError as error:
         raise TokenizerError(
-            f"{path} cannot be read as JSON: {error}. Use the file that belongs to the model"
+            f"{path} is invalid JSON: {error}. Use the file that belongs to the model"
         ) from error
     if not isinstance(content, dict):
         raise TokenizerError(f"{path} is not a JSON object. Use the file that belongs to the model")

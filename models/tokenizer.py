@@ -76,7 +76,7 @@ class Tokenizer:
         if 0 <= token < self.vocab_size:
             return self._bytes[token]
         if token < 0:
-            raise TextError(f"token id {token} is negative. Use ids from 0 on")
+            raise TextError(f"token id {token} is negative. Use ids of at least 0")
         return self._bytes[token % self.vocab_size] if self.fold else b""
 
     def whole_texts(self) -> list[int]:
@@ -139,7 +139,7 @@ def load_tokenizer(resolved: ResolvedModel, file: str | Path | None = None) -> T
         if resolved.load_format != "dummy" or not (BARD / "vocab.json").is_file():
             raise
         warning = (
-            f"{error}. Until then bard's tokenizer stands in, which changes lengths in tokens; "
+            f"{error}. Until then bard's tokenizer is used, which changes lengths in tokens; "
             "the text is random anyway"
         )
         return _fitting(Tokenizer(ranks.from_folder(BARD), fold=True, warning=warning), resolved)
@@ -155,7 +155,7 @@ def load_stand_in(file: str | Path | None = None, timeout_s: float = 3.0) -> Tok
     try:
         return Tokenizer(ranks.from_tiktoken(timeout_s))
     except TokenizerError as error:
-        return Tokenizer(ranks.of_bytes(), warning=f"{error}. Until then a byte is a token")
+        return Tokenizer(ranks.of_bytes(), warning=f"{error}. Until then each byte is a token")
 
 
 def _fitting(tokenizer: Tokenizer, resolved: ResolvedModel) -> Tokenizer:
@@ -163,7 +163,7 @@ def _fitting(tokenizer: Tokenizer, resolved: ResolvedModel) -> Tokenizer:
     vocabulary = resolved.config["vocab_size"]
     if tokenizer.vocab_size > vocabulary:
         raise TokenizerError(
-            f"the tokenizer has {tokenizer.vocab_size:,} ids and model {resolved.name} only "
+            f"the tokenizer has {tokenizer.vocab_size:,} ids, but model {resolved.name} has only "
             f"{vocabulary:,}. Use a model folder with its own vocab.json and merges.txt, "
             "or set EB_TOKENIZER_FILE to a rank file that fits"
         )
@@ -177,5 +177,5 @@ def _refuse_long_runs(text: str) -> None:
         if run.end() - run.start() > LONGEST_RUN:
             raise TextError(
                 f"the text has {run.end() - run.start():,} characters of white space in one run, "
-                f"and at most {LONGEST_RUN:,} can be tokenized. Shorten the run"
+                f"but at most {LONGEST_RUN:,} can be tokenized. Shorten the run"
             )

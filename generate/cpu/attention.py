@@ -221,7 +221,7 @@ def make_attention(dtype: torch.dtype, device: torch.device | str = "cpu") -> At
         attention = CAttention(dtype)
         self_test(attention, dtype)
     except (KernelError, OSError) as error:
-        log.warning("attention falls back to PyTorch, several times slower: %s", error)
+        log.warning("attention falls back to PyTorch, which is several times slower: %s", error)
         return TorchAttention()
     return attention
 

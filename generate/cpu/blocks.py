@@ -192,7 +192,7 @@ def make_blocks(
         try:
             return CBlocks(body, blocks, attend, keys, values, config)
         except (KernelError, OSError) as error:
-            log.warning("blocks go layer by layer through Python, somewhat slower: %s", error)
+            log.warning("blocks run layer by layer in Python, which is slightly slower: %s", error)
     team().use(threads, own=False)
     return LayeredBlocks(body, blocks, attend, keys, values)
 

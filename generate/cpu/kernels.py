@@ -61,7 +61,7 @@ def load_library(source: Path, extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
         except (
             OSError
         ) as error:  # cut short by a full disk, or built against libraries that have gone
-            log.info("%s cannot be loaded (%s) and is compiled again", folder / name, error)
+            log.info("cannot load %s (%s), so it is compiled again", folder / name, error)
     with _workshop(folder) as workshop:
         library = _build(compiler, flags, source, Path(workshop) / name)
         if folder and library.parent.parent == folder:
@@ -82,7 +82,7 @@ def _workshop(folder: Path | None) -> tempfile.TemporaryDirectory[str]:
             return tempfile.TemporaryDirectory(dir=folder)
     except OSError as error:
         log.info(
-            "%s cannot be written, the library is built for this process alone: %s", folder, error
+            "cannot write %s, so the library is built only for this process: %s", folder, error
         )
     return tempfile.TemporaryDirectory()
 
@@ -106,7 +106,7 @@ def find_compiler() -> list[str]:
         command = shlex.split(chosen)
         if command and shutil.which(command[0]):
             return command
-        raise KernelError(f"the compiler CC={chosen!r} is not there. Unset CC or install it")
+        raise KernelError(f"the compiler CC={chosen!r} was not found. Unset CC or install it")
     for name in ("cc", "gcc", "clang"):
         if path := shutil.which(name):
             return [path]
@@ -123,7 +123,7 @@ def _build(compiler: list[str], flags: list[str], source: Path, library: Path) -
             _run([*compiler, *flags, "-fopenmp-simd", "-c", str(source), "-o", str(compiled)])
         except KernelError:
             raise first from None
-        log.info("%s compiles only without OpenMP and will use one thread: %s", source.name, first)
+        log.info("%s compiles only without OpenMP, so it uses one thread: %s", source.name, first)
         openmp = []
     _run([*compiler, "-shared", *openmp, str(compiled), "-o", str(library), "-lm"])
     return library
@@ -135,10 +135,10 @@ def _run(command: list[str]) -> None:
             command, capture_output=True, text=True, errors="replace", timeout=COMPILE_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise KernelError(f"{command[0]} did not run: {error}") from error
+        raise KernelError(f"cannot run {command[0]}: {error}") from error
     if done.returncode:
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()][:6]
-        raise KernelError(f"{command[0]} ended with {done.returncode}: " + " | ".join(lines))
+        raise KernelError(f"{command[0]} exited with {done.returncode}: " + " | ".join(lines))
 
 
 def _machine_flags() -> list[str]:

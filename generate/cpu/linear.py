@@ -188,10 +188,10 @@ def kernel_runs() -> bool:
         if error.abs().max() < 1e-2:
             return True
         log.warning(
-            "the C kernel for linear layers computes wrong numbers here; oneDNN serves instead"
+            "the C kernel for linear layers gives wrong results on this machine; using oneDNN instead"
         )
     except (KernelError, OSError) as error:
-        log.warning("the C kernel for linear layers does not run, oneDNN serves instead: %s", error)
+        log.warning("the C kernel for linear layers does not run; using oneDNN instead: %s", error)
     return False
 
 
@@ -220,7 +220,9 @@ def packed_is_faster(dtype: torch.dtype) -> bool:
             for i, layer in enumerate(layers):
                 seconds[i] += _best_time(functools.partial(layer, x))
     except (RuntimeError, AttributeError) as error:
-        log.warning("oneDNN's packed linear layers do not run here (%s), plain ones do", error)
+        log.warning(
+            "oneDNN's packed linear layers do not run on this machine (%s); using plain ones", error
+        )
         return False
     return seconds[0] <= seconds[1]
 

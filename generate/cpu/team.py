@@ -43,7 +43,7 @@ class Team:
             try:
                 self._start(threads, own)
             except (kernels.KernelError, OSError) as error:
-                log.warning("the kernels compute with one thread: %s", error)
+                log.warning("the kernels use one thread: %s", error)
         for library in self._kernels:
             library.use_team(self._run, self.size)
 

@@ -82,11 +82,11 @@ def agreed(make: Callable[[], tuple[T, float]], dtype: torch.dtype, what: str) -
         made, error = make()
     # Triton raises whatever its compiler does; the plain way still serves.
     except Exception as failure:
-        log.warning("%s falls back to plain PyTorch, far slower: %s", what, failure)
+        log.warning("%s falls back to plain PyTorch, which is much slower: %s", what, failure)
         return None
     if error < TOLERANCE[dtype]:  # not so for NaN
         return made
-    log.warning("%s falls back to plain PyTorch: the fast way is off by %.2g", what, error)
+    log.warning("%s falls back to plain PyTorch: the fast kernel is off by %.2g", what, error)
     return None
 
 

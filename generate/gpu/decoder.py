@@ -93,7 +93,7 @@ class Decoder:
         try:
             self.replayer.record()
         except RuntimeError as error:
-            log.warning("decodes are launched kernel by kernel, slower: no graphs: %s", error)
+            log.warning("decode steps run without CUDA graphs, which is slower: %s", error)
             self.replayer = Replayer(self._step, self.rows.capacity)
 
     def forget(self) -> None:

@@ -74,7 +74,7 @@ class GpuRunner(ModelRunner):
         self.attend = choose.make_decode(capacity, pages, pool, *where)
         if strict and self.attend.name == "torch" and self.device.type == "cuda":
             raise RuntimeError(
-                "--batch-invariant needs Triton's kernels, and they do not run here; the log says why. "
+                "--batch-invariant needs Triton's kernels, but they do not run on this machine; see the log. "
                 "Leave it out"
             )
         self.attend_prompts = choose.make_prompts(pool, *where)
@@ -228,7 +228,7 @@ def make_runner(
     if runner.warm_up():
         return runner
     if any_format and runner.dtype == torch.float16:
-        log.warning("this model's numbers are too large for float16; it is computed in bfloat16")
+        log.warning("this model's values are too large for float16; using bfloat16")
         del runner
         gc.collect()  # it is part of circles, and its pages make room for the next one's
         return make_runner(model.to(torch.bfloat16), n_pages, page_size, capacity, strict, False)

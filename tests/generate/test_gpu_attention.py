@@ -195,7 +195,9 @@ def test_a_fast_way_that_is_wrong_or_broken_does_not_serve(
     with pytest.MonkeyPatch.context() as off:
         off.setenv("EB_KERNELS", "off")
         assert choose.agreed(lambda: ("fast", 0.0), torch.float32, "x") is None
-    assert "attention falls back to plain PyTorch, far slower: no such card" in caplog.text
+    assert (
+        "attention falls back to plain PyTorch, which is much slower: no such card" in caplog.text
+    )
 
 
 def test_flash_attention_is_told_where_each_piece_lies(monkeypatch: pytest.MonkeyPatch) -> None:

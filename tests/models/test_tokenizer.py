@@ -219,9 +219,7 @@ def test_a_rank_file_is_used_and_a_missing_one_is_an_error(tmp_path: Path) -> No
     tokenizer = load_tokenizer(resolved(), path)
     assert (tokenizer.vocab_size, tokenizer.eot_id) == (257, 256)
     assert tokenizer.encode("az") == [97, 122]
-    with pytest.raises(
-        TokenizerError, match=r"cannot be read: No such file.* Set EB_TOKENIZER_FILE"
-    ):
+    with pytest.raises(TokenizerError, match=r"No such file.* Set EB_TOKENIZER_FILE"):
         load_tokenizer(resolved(), tmp_path / "nowhere")
 
 
@@ -245,7 +243,7 @@ FOLDERS = {
     "a byte": (lambda f: _edit_vocab(f, lambda v: v.pop("A")), "no token for byte 65"),
     "an id twice": (lambda f: _edit_vocab(f, lambda v: v.update(A=1)), "same id"),
     "no number": (lambda f: _edit_vocab(f, lambda v: v.update(A="1")), "whole number"),
-    "broken": (lambda f: (f / "vocab.json").write_text("{"), "cannot be read as JSON"),
+    "broken": (lambda f: (f / "vocab.json").write_text("{"), "invalid JSON"),
     "another kind": (lambda f: ((f / "vocab.json").unlink(), (f / "tokenizer.json").write_text("{}")), "not a GPT-2"),
     "nothing": (lambda f: ((f / "vocab.json").unlink(), (f / "tokenizer.json").unlink()), "neither"),
 }  # fmt: skip
@@ -262,7 +260,7 @@ def test_an_inconsistent_folder_is_refused_by_name(tmp_path: Path, spoil: Any, s
 
 def test_a_tokenizer_larger_than_the_model_is_refused(folder: Path) -> None:
     config = {**resolved().config, "vocab_size": 300}
-    with pytest.raises(TokenizerError, match="has 351 ids and model gpt2-medium only 300"):
+    with pytest.raises(TokenizerError, match=r"has 351 ids, .* 300"):
         load_tokenizer(resolved(tokenizer=folder, config=config))
 
 
@@ -277,7 +275,7 @@ def test_without_ranks_the_error_names_the_remedy_and_random_weights_borrow_bard
         load_tokenizer(resolved(load_format="auto"))
     monkeypatch.setattr(loading, "BARD", folder)
     borrowed = load_tokenizer(resolved())
-    assert "bard's tokenizer stands in" in str(borrowed.warning)
+    assert "bard's tokenizer is used" in str(borrowed.warning)
     assert len(borrowed.decode(range(50_257))) > 50_257
     monkeypatch.setattr(loading, "BARD", tmp_path)
     with pytest.raises(TokenizerError, match="Set EB_TOKENIZER_FILE"):

@@ -213,7 +213,7 @@ BROKEN = {
     "truncated": (_truncate, "truncated"),
     "empty": (lambda f: (f / "model.safetensors").write_bytes(b""), "truncated"),
     "not safetensors": (lambda f: (f / "model.safetensors").write_bytes(b"\x10" + bytes(99)), "header"),
-    "another vocabulary": (lambda f: edit(f, vocab_size=300), r"wte.weight is \[211, 16\] and should be \[300"),
+    "another vocabulary": (lambda f: edit(f, vocab_size=300), r"wte.weight is \[211, 16\] but should be \[300"),
     "more layers": (lambda f: edit(f, n_layer=4), r"missing h.\{2,3\}.ln_1.weight"),
     "a strange tensor": (lambda f: _rewrite(f, lambda s: s.update(x=torch.ones(1))), "unexpected x"),
     "integers": (lambda f: _rewrite(f, lambda s: s.update({"transformer.ln_f.bias": torch.ones(16).int()})), "I32"),
