@@ -52,7 +52,7 @@ from .workloads.arrivals import Arrivals
 __all__ = ["FINE", "SOME_FAILED", "UNREACHABLE", "USAGE", "Display", "main"]
 RESULTS = Path("results")  # where client.compare writes too
 FIRST = f"""\
-without further flags: {flags.DEFAULT_NUMSAMPLES} requests, about one a second (Poisson), num_tokens
+By default: {flags.DEFAULT_NUMSAMPLES} requests, about one per second (Poisson), num_tokens
 from a normal distribution (mean {data.NORMAL_MEAN}, sd {data.NORMAL_SD}) cut to \
 {data.NORMAL_LOW}..{data.NORMAL_HIGH}, prompts of {data.MIN_WORDS}-{data.MAX_WORDS} words"""
 EXAMPLES = (

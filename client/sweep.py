@@ -71,11 +71,11 @@ AXES: dict[str, Axis] = {
         lambda _: BURST, server=lambda n: ["--max-batch-size", f"{n:.0f}"],
     ),
     "variance": Axis(
-        "the cap of Anyscale's output lengths, in a burst", (16, 32, 128, 512),
+        "cap of Anyscale's output lengths, in a burst", (16, 32, 128, 512),
         lambda _: BURST, lambda cap: f"anyscale:{cap:.0f}",
     ),
     "cache": Axis(
-        "MiB of KV pages, with shared prefixes at two a second", (8, 16, 32, 64, 128, 256),
+        "MiB of KV pages, with shared prefixes at two requests per second", (8, 16, 32, 64, 128, 256),
         lambda _: Arrivals("poisson", 2.0), lambda _: "shared-prefix:20:256",
         lambda mib: ["--kv-memory", f"{mib:.0f}M"],
     ),

@@ -171,7 +171,7 @@ class LivePool(PagePool):
             known.update(last[-1][0])
         for keys, prompt in reversed(last):
             reserved = self.reserve(keys, len(prompt))
-            assert reserved is not None, "there is room for who runs, and one runs"
+            assert reserved is not None, "running requests must fit, and one must run"
             self.publish(reserved[0], keys)
             self.release(reserved[0])
 

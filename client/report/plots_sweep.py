@@ -8,8 +8,8 @@ from typing import Any
 from .album import Album, finish
 
 AXES = {
-    "rate": "requests a second offered",
-    "users": "users at once (closed loop)",
+    "rate": "offered requests per second",
+    "users": "concurrent users (closed loop)",
     "batch": "slots (--max-batch-size)",
     "variance": "standard deviation of the output lengths (tokens)",
     "cache": "memory for KV pages (MiB)",

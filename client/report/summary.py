@@ -18,9 +18,9 @@ from .tables import shown
 # Mean latency (s), seconds a token asked, correlation; 5..145 tokens, about 100 requests, gaps of 0 to 1 s.
 ORIGINAL = {"dynamic": (7.42, 0.1005, 0.996), "nobatch": (11.02, 0.0148, 0.487)}
 ORIGINAL_NOTE = (
-    "The original's: mean latency, latency a token asked, r, as lievan/effective-batching measured them "
+    "The original's: mean latency, latency per requested token and r, as measured by lievan/effective-batching "
     "(5 to 145 tokens, about 100 requests, 0 to 1 s between two; GPT-2 without a KV cache, at most 8 at "
-    "once, on its own machine). They are theirs, not comparable in size; its static loop has none."
+    "once, on its own machine). The absolute values are not comparable; it reports none for its static loop."
 )
 NO_ORIGINAL_NOTE = "The original documents no figures for these policies."
 Value = float | None
