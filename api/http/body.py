@@ -172,7 +172,8 @@ def take(request: Request, example: str, any_type: bool = False) -> dict[str, An
     kind = request.mimetype
     if not any_type and kind != "application/json" and not kind.endswith("+json"):
         raise ApiError(
-            f"the content type is {shown(kind or 'absent')}, but must be application/json. Send the header 'Content-Type: application/json' "
+            f"the content type is {shown(kind or 'absent')}, but must be application/json. "
+            "Send the header 'Content-Type: application/json' "
             "(curl: -H 'Content-Type: application/json')",
             status=415,
         )
