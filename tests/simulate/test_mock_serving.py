@@ -99,7 +99,7 @@ def test_pages_hold_two_contexts_a_slot_or_what_the_memory_does() -> None:
     assert mock.kv_pages(1024, 0, 3) == 3 * 2 * 64 + 1
     assert mock.kv_pages(1024, 1024 * mock.KV_BYTES, 3) == 64 + 1
     with pytest.raises(
-        ValueError, match=r"--kv-memory is 5 bytes .* Set it to 100,663,296 at least"
+        ValueError, match=r"--kv-memory is 5 bytes.* Set it to 100,663,296 at least"
     ):
         mock.kv_pages(1024, 5, 3)
 
