@@ -200,7 +200,7 @@ def test_a_trace_may_have_prompts_as_texts_and_the_columns_of_others(
     path.write_text('{"at": 7, "prompt": "' + "to be " * 16 + '", "num_tokens": 5}\n')
     told, words = run(capsys, "run", "dynamic", "--trace", str(path))
     assert told["total_input_tokens"] == 30
-    assert "1 prompts of the trace are texts" in words
+    assert "1 prompts of the trace are text" in words
     other = tmp_path / "other.csv"
     other.write_text("req_time,client,prompt_len,output_len\n3,a,40,5\n4,b,2,6\n")
     told, words = run(capsys, "run", "dynamic", "--trace", str(other))
