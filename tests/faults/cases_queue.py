@@ -52,8 +52,9 @@ def overload(server: Watched) -> None:
 
 
 def who_waits_too_long_never_runs(server: Watched) -> None:
+    taken_in = server.taken_in()
     running = [server.begin("/inference", LONG) for _ in range(SLOTS)]
-    wait_until(lambda: server.figures()["requests-running"] > 0)
+    wait_until(lambda: server.taken_in() >= taken_in + SLOTS)
     before = server.figures()["requests-timed-out"]
     answer = server.ask(
         "/inference", body("/inference"), X_Queue_Timeout="0.2", X_Request_Id="late"
