@@ -111,9 +111,7 @@ def set_options(target: object, given: Mapping[str, object]) -> None:
             near = get_close_matches(name, known, 1)
             guess = f" Did you mean {near[0]!r}?" if near else ""
             owner = getattr(target, "name", type(target).__name__)
-            has = (
-                f"Use one of: {', '.join(known)}" if known else "It has no options. Leave them out"
-            )
+            has = f"Use one of: {', '.join(known)}" if known else "It has no options. Remove it"
             raise OptionError(f"policy {owner} has no option {name!r}.{guess} {has}")
     for name, item in known.items():
         setattr(target, name, item.read(name, given[name]) if name in given else item.default)
