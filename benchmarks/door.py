@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import closed_loop, stages
+from benchmarks import machine as measured
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNNING, WAITING = 64, 256
@@ -201,17 +202,9 @@ def refusal_ms(port: int, pid: int, seconds: float) -> float:
     return 1e3 * (spent[1] - spent[0]) / load.statuses[429]
 
 
-def processor() -> str:
-    """Return the name of this machine's processor."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "unknown"
-
-
 def show(result: dict[str, Any]) -> None:
     """Print the result for a person."""
-    print(f"processor: {result['machine']}\n\nshort requests (1 token each)")
+    print(f"processor: {result['machine']['processor']}\n\nshort requests (1 token each)")
     for clients, load in result["short_requests"].items():
         print(
             f"  {clients:>3} connections  {load['per_second']:6.0f}/s  {load['server_ms']:.2f} ms of processor each  "
@@ -245,7 +238,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of 320 and 512 clients in turn")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    result: dict[str, Any] = {"machine": processor()}
+    result: dict[str, Any] = {"machine": measured.describe()}
     with served(args) as (port, pid):
         result["short_requests"] = short_requests(port, pid, args.seconds)
     result["stages_us"] = stages.measure(args.model)

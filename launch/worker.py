@@ -298,6 +298,13 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             job = exchange.run(exchange.begin)
             if job is None:
                 unsent = exchange.run(self._answer, exchange, resp)
+        except OSError:  # of the client's socket: gunicorn knows what to do
+            raise
+        except Exception:
+            if not resp.headers_sent:
+                raise
+            self.log.exception("a response failed after it began")  # a second one would corrupt it
+            return False
         finally:
             if environ[HAS_PLACE]:  # it was refused before it could use its place
                 self._service.places.give_back()
