@@ -87,9 +87,7 @@ class Json(DefaultJSONProvider):
 
     def __init__(self, app: Flask) -> None:
         super().__init__(app)
-        self._encode = json.JSONEncoder(
-            default=self.default, allow_nan=False, separators=(",", ":")
-        ).encode
+        self._encode = json.JSONEncoder(default=self.default, allow_nan=False, separators=(",", ":")).encode
 
     def dumps(self, obj: Any, **options: Any) -> str:
         return self._encode(obj)
@@ -101,15 +99,11 @@ class Json(DefaultJSONProvider):
 
 def _unexpected(error: Exception) -> Any:
     log.exception("a request handler failed")
-    return errors.response(
-        errors.ApiError("internal error on this request. Try another request", type="server_error")
-    )
+    return errors.response(errors.ApiError("internal error on this request. Try another request", type="server_error"))
 
 
 def start(
-    app: Flask,
-    on_failure: Callable[[], None] = lambda: None,
-    on_death: Callable[[str], None] = lambda reason: None,
+    app: Flask, on_failure: Callable[[], None] = lambda: None, on_death: Callable[[str], None] = lambda reason: None
 ) -> threading.Thread:
     """Load the model and run the loop, once, in the background; until then the app answers 503.
 
@@ -147,9 +141,7 @@ def main(argv: list[str] | None = None) -> None:
     if argv[:1] == ["doctor"]:
         argv = ["--doctor", *argv[1:]]
     try:
-        loaded = settings.load(
-            argv, policies={name: _first_line(name) for name in policies.names()}
-        )
+        loaded = settings.load(argv, policies={name: _first_line(name) for name in policies.names()})
         chosen = loaded.config
         policies.get_policy(chosen.policy, chosen.max_batch_size, chosen.policy_options)
         shadow.check(chosen)

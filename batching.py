@@ -100,9 +100,7 @@ class BatchingManager:
         """Enqueue an inference, or a prompt as one; raise InferenceError when the queue is full or closed."""
         if isinstance(inference, str):
             if self._make_inference is None:
-                raise TypeError(
-                    "this manager takes Inference objects. Pass make_inference to take text"
-                )
+                raise TypeError("this manager takes Inference objects. Pass make_inference to take text")
             inference = self._make_inference(inference, num_tokens, **options)
         self.enqueue_all([inference])
         return inference
@@ -174,9 +172,7 @@ class BatchingManager:
                 f"{size} tokens, but there are {most}. Request fewer tokens or raise --kv-memory",
             )
         # A prompt to be scored must be computed, so its hash must match no cached page.
-        seq.hashes = (
-            [uuid.uuid4().bytes] if inference.scores_prompt else self.pages.hashes(seq.prompt_ids)
-        )
+        seq.hashes = [uuid.uuid4().bytes] if inference.scores_prompt else self.pages.hashes(seq.prompt_ids)
 
     def retry_after(self) -> int:
         """Return the seconds after which a rejected client should retry: the time to compute the queue."""
@@ -238,17 +234,13 @@ class BatchingManager:
 
     def _policy(self, name: str) -> Policy:
         if self._make_policy is None:
-            raise TypeError(
-                "this manager has no make_policy. Pass one, for example policies.get_policy"
-            )
+            raise TypeError("this manager has no make_policy. Pass one, for example policies.get_policy")
         return self._make_policy(name, max_batch_size=self.max_batch_size)
 
     def start(self, policy: Policy) -> threading.Thread:
         """Run the loop in a thread of its own."""
         self.policy = policy
-        thread = threading.Thread(
-            target=self.run, args=(policy,), name="batching-loop", daemon=True
-        )
+        thread = threading.Thread(target=self.run, args=(policy,), name="batching-loop", daemon=True)
         thread.start()
         self._thread = thread
         return thread
@@ -271,8 +263,7 @@ class BatchingManager:
             if done.cancel():
                 raise InferenceError(
                     "timeout_error",
-                    f"the current step has not ended within {timeout:g} s, so the policy is unchanged. "
-                    "Try again",
+                    f"the current step has not ended within {timeout:g} s, so the policy is unchanged. Try again",
                 ) from None
             done.result()
 
@@ -321,16 +312,10 @@ class BatchingManager:
                 worked = self._turn(scheduler)
                 if self.recovery.is_in_doubt:
                     self.recovery.prove()
-        except (
-            BaseException
-        ) as error:  # whatever it is, no request may wait for a loop that has ended
-            log.critical(
-                "the batching loop failed; all open requests end with an error", exc_info=True
-            )
+        except BaseException as error:  # whatever it is, no request may wait for a loop that has ended
+            log.critical("the batching loop failed; all open requests end with an error", exc_info=True)
             broken = isinstance(error, EngineBroken)
-            self.give_up(
-                str(error) if broken else f"the batching loop ended with {type(error).__name__}"
-            )
+            self.give_up(str(error) if broken else f"the batching loop ended with {type(error).__name__}")
             if isinstance(error, KeyboardInterrupt):
                 raise
         finally:
@@ -453,14 +438,8 @@ class BatchingManager:
     def _closed(self) -> InferenceError:
         """Return the error for requests that arrive after the loop ended."""
         if self.failure is None:
-            return InferenceError(
-                "unavailable_error", "the server is shutting down. Try again later", 1
-            )
-        return InferenceError(
-            "unavailable_error",
-            f"the engine failed and is restarting: {self.failure}. Try again",
-            5,
-        )
+            return InferenceError("unavailable_error", "the server is shutting down. Try again later", 1)
+        return InferenceError("unavailable_error", f"the engine failed and is restarting: {self.failure}. Try again", 5)
 
     def _tell(self, iteration: Iteration | None, left: list[Inference]) -> None:
         for observer in self.observers:
@@ -478,11 +457,7 @@ class BatchingManager:
         for _, done in self._switches:
             with contextlib.suppress(InvalidStateError):  # its caller has timed out
                 done.set_exception(
-                    InferenceError(
-                        "unavailable_error",
-                        "the server stopped before it could switch the policy",
-                        1,
-                    )
+                    InferenceError("unavailable_error", "the server stopped before it could switch the policy", 1)
                 )
         self._end_all(open_)
 

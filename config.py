@@ -58,20 +58,12 @@ def setting(
 class Config:
     """The settings of one server."""
 
-    policy: str = setting(
-        "nobatch", "batching policy; the variable BATCHING sets it too", "batching"
-    )
+    policy: str = setting("nobatch", "batching policy; the variable BATCHING sets it too", "batching")
     policy_option: str = setting(
-        "",
-        "option of the policy as NAME=VALUE; separate several with commas or repeat the flag",
-        "batching",
+        "", "option of the policy as NAME=VALUE; separate several with commas or repeat the flag", "batching"
     )
     max_batch_size: int = setting(
-        64,
-        "slots: maximum number of requests computed together",
-        "batching",
-        minimum=1,
-        maximum=4096,
+        64, "slots: maximum number of requests computed together", "batching", minimum=1, maximum=4096
     )
     max_tokens_per_step: int = setting(
         0, "maximum tokens per step; longer prompts are split into chunks; 0: 256 on a CPU, 2048 on a GPU", "batching",
@@ -120,9 +112,7 @@ class Config:
         "model",
     )  # fmt: skip
     tokenizer_file: str = setting(
-        "",
-        "file with GPT-2's byte-pair ranks (*.tiktoken); unset: downloaded once and cached",
-        "model",
+        "", "file with GPT-2's byte-pair ranks (*.tiktoken); unset: downloaded once and cached", "model"
     )
     kv_memory: int = setting(
         0, "memory for KV pages, such as 512M or 2G; 0: a share of the free memory", "model",
@@ -132,9 +122,7 @@ class Config:
         "special", "meaning of <|endoftext|> in a prompt: the special token, or plain text; always plain text on /inference", "model",
         choices=("special", "text"),
     )  # fmt: skip
-    prefix_cache: bool = setting(
-        True, "share KV pages between prompts with the same prefix", "model"
-    )
+    prefix_cache: bool = setting(True, "share KV pages between prompts with the same prefix", "model")
     compute_threads: int = setting(
         0, "number of compute threads on a CPU; 0: one per core", "model", minimum=0, maximum=1024
     )
@@ -160,23 +148,15 @@ class Config:
         "", "origins whose pages may use this server from a browser, separated by commas, such as "
         "https://chat.example.org; *: any; unset: none", "server", origins=True,
     )  # fmt: skip
-    overload_status: str = setting(
-        "429", "HTTP status when the server is full", "server", choices=("429", "503")
-    )
+    overload_status: str = setting("429", "HTTP status when the server is full", "server", choices=("429", "503"))
     access_log: bool = setting(
-        True,
-        "write a JSON line to stdout for each request: lengths and times, never prompts",
-        "server",
+        True, "write a JSON line to stdout for each request: lengths and times, never prompts", "server"
     )
     dashboard_show_text: bool = setting(
         False, "show the beginnings of prompts on the live page, to all of its viewers", "server"
     )
-    tgi_metrics: bool = setting(
-        False, "also export TGI's metric names (tgi_*) on /metrics", "server"
-    )
-    api_key: str = setting(
-        "", "key that clients must send as a bearer token", "server", secret=True
-    )
+    tgi_metrics: bool = setting(False, "also export TGI's metric names (tgi_*) on /metrics", "server")
+    api_key: str = setting("", "key that clients must send as a bearer token", "server", secret=True)
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -265,9 +245,7 @@ def check(item: Field[Any], value: Any, name: str = "") -> None:
     if item.metadata["origins"]:
         read_origins(value, name)
     if item.metadata["secret"] and not (value.isascii() and value.isprintable()):
-        raise ConfigError(
-            f"{name} has characters that are not allowed in an HTTP header. Use printable ASCII"
-        )
+        raise ConfigError(f"{name} has characters that are not allowed in an HTTP header. Use printable ASCII")
 
 
 def read_origins(text: str, name: str) -> frozenset[str]:
@@ -407,8 +385,7 @@ def parser(policies: Mapping[str, str] | None = None) -> Parser:
     result = Parser(
         prog="./server.sh",
         usage="./server.sh <policy> [flags]",
-        description="Serve a GPT-2 model over HTTP with the batching policy of your choice."
-        + known,
+        description="Serve a GPT-2 model over HTTP with the batching policy of your choice." + known,
         epilog="Each setting can also be an EB_* environment variable or a line in .env. Flags override the\n"
         "environment, and the environment overrides .env. Example: ./server.sh dynamic --model bard --port 8501",
         formatter_class=Formatter,
@@ -418,9 +395,7 @@ def parser(policies: Mapping[str, str] | None = None) -> Parser:
     result.add_argument("policy", nargs="?", help=_help(policy))
     result.add_argument("--version", action="version", version=f"effective-batching {VERSION}")
     result.add_argument(
-        "--print-config",
-        action="store_true",
-        help="print every setting with its value and source, then exit",
+        "--print-config", action="store_true", help="print every setting with its value and source, then exit"
     )
     result.add_argument(
         "--doctor",
@@ -437,8 +412,7 @@ def parser(policies: Mapping[str, str] | None = None) -> Parser:
             dest=item.name,
             type=lambda text, item=item: _parse_flag(item, text),
             action=Joined if item.name == "policy_option" else "store",
-            metavar="|".join(item.metadata["choices"])
-            or ("SIZE" if item.metadata["size"] else METAVARS[kind]),
+            metavar="|".join(item.metadata["choices"]) or ("SIZE" if item.metadata["size"] else METAVARS[kind]),
             help=_help(item),
         )
     return result

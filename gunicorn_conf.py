@@ -28,9 +28,7 @@ ANSWER_SECONDS = 1.0  # to answer the open requests of a failed engine
 _config = settings.load().config
 _deaths = Deaths()  # created in the master, so that its workers share it
 
-bind = (
-    f"[{_config.host}]:{_config.port}" if ":" in _config.host else f"{_config.host}:{_config.port}"
-)
+bind = f"[{_config.host}]:{_config.port}" if ":" in _config.host else f"{_config.host}:{_config.port}"
 workers = 1
 worker_class = "launch.worker.Worker"
 threads = _config.threads
@@ -127,21 +125,15 @@ def post_worker_init(worker: Any) -> None:
 
     def give_up() -> None:
         said.flush()
-        os._exit(
-            3
-        )  # gunicorn does not retry: a model that cannot be loaded will not load the next time either
+        os._exit(3)  # gunicorn does not retry: a model that cannot be loaded will not load the next time either
 
-    application.start(
-        worker.app.callable, on_failure=give_up, on_death=lambda reason: _end(service, said, reason)
-    )
+    application.start(worker.app.callable, on_failure=give_up, on_death=lambda reason: _end(service, said, reason))
 
 
 def _end(service: Service, said: AccessLog, reason: str) -> None:
     """Exit after the engine has failed: gunicorn restarts the worker, unless there were too many failures."""
     too_often = _deaths.add()
-    said.write_text(
-        f"error: the engine failed: {reason}"
-    )  # in its own thread, because stderr may block
+    said.write_text(f"error: the engine failed: {reason}")  # in its own thread, because stderr may block
     end = time.monotonic() + ANSWER_SECONDS
     time.sleep(ANSWER_SECONDS / 3)  # handlers need a moment to write the errors
     while service.visits.open and time.monotonic() < end:

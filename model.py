@@ -18,13 +18,7 @@ from torch.nn import functional as F
 from models import weights
 from models.gpt2 import GPT, CausalSelfAttention, GPTConfig
 
-__all__ = [
-    "GPT",
-    "DynamicBatchingServerModel",
-    "GPTConfig",
-    "ServerModel",
-    "load_base_model_config",
-]
+__all__ = ["GPT", "DynamicBatchingServerModel", "GPTConfig", "ServerModel", "load_base_model_config"]
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +58,7 @@ class DynamicBatchingServerModel(ServerModel):
         gpt, lengths = self.model, list(prompt_lengths)
         longest = max(lengths)
         if longest > gpt.config.block_size:
-            raise ValueError(
-                f"{longest} tokens exceed the context of {gpt.config.block_size}. Shorten the text"
-            )
+            raise ValueError(f"{longest} tokens exceed the context of {gpt.config.block_size}. Shorten the text")
         rows = [torch.as_tensor(ids, device=self.device) for ids in encoded_tensors]
         places = [torch.arange(length, device=self.device) for length in lengths]
         x = gpt.transformer.wte(torch.cat(rows)) + gpt.transformer.wpe(torch.cat(places))  # (T, C)
@@ -76,28 +68,19 @@ class DynamicBatchingServerModel(ServerModel):
         last = torch.tensor(lengths, device=self.device).cumsum(0) - 1
         return gpt.lm_head(gpt.transformer.ln_f(x[last]))[:, None]
 
-    def modified_attention(
-        self, attn: CausalSelfAttention, prompt_lengths: Sequence[int], x: Tensor
-    ) -> Tensor:
+    def modified_attention(self, attn: CausalSelfAttention, prompt_lengths: Sequence[int], x: Tensor) -> Tensor:
         """Return the attention (T, C) of the packed row x (T, C), each sequence within itself."""
         C = x.shape[1]
         outs = []
         for part in attn.c_attn(x).split(list(prompt_lengths)):  # (t, 3C) of one sequence
-            q, k, v = part.view(-1, 3, attn.n_head, C // attn.n_head).permute(
-                1, 2, 0, 3
-            )  # (H, t, D)
-            y = F.scaled_dot_product_attention(
-                q[None], k[None], v[None], is_causal=True, scale=attn.scale
-            )
+            q, k, v = part.view(-1, 3, attn.n_head, C // attn.n_head).permute(1, 2, 0, 3)  # (H, t, D)
+            y = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, scale=attn.scale)
             outs.append(y[0].transpose(0, 1).reshape(-1, C))
         return attn.c_proj(torch.cat(outs))
 
 
 def load_base_model_config(
-    model: str | None = None,
-    load_format: str = "auto",
-    device: str = "auto",
-    dtype: torch.dtype | str = "float32",
+    model: str | None = None, load_format: str = "auto", device: str = "auto", dtype: torch.dtype | str = "float32"
 ) -> tuple[GPT, Any, torch.device]:
     """Return (model, enc, device), which ServerModel takes; by default of gpt2-medium.
 

@@ -51,9 +51,7 @@ class ServerStats:
         self._by_tokens: dict[int, list[float]] = defaultdict(lambda: [0, 0.0])
         self._first_arrival: float | None = None
         self._last_finish = 0.0
-        self._latency, self._ttft, self._tpot, self._itl = (
-            deque[float](maxlen=KEPT) for _ in range(4)
-        )
+        self._latency, self._ttft, self._tpot, self._itl = (deque[float](maxlen=KEPT) for _ in range(4))
         self._batches: dict[int, list[float]] = defaultdict(lambda: [0, 0.0])
         self._slot_steps = [0.0] * len(SlotSteps._fields)
         self._last_token: dict[str, float] = {}

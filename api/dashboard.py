@@ -68,8 +68,7 @@ def blueprint(service: Service) -> Blueprint:
         sock: socket.socket | None = request.environ.get("gunicorn.socket")
         if sock is None or service.draining:
             raise ApiError(
-                "this server cannot run a load now. Start it with ./server.sh, then try again",
-                type="unavailable_error",
+                "this server cannot run a load now. Start it with ./server.sh, then try again", type="unavailable_error"
             )
         if not load.start(sock.getsockname(), request.headers.get("Authorization"), asked):
             raise ApiError(

@@ -44,9 +44,7 @@ class Load:
             self.total, self.seed = asked.count, asked.seed
             self.sent = self.done = self.failed = 0
         plan = planned(asked)
-        thread = threading.Thread(
-            target=self._run, args=(address, authorization, plan), name="demo-load", daemon=True
-        )
+        thread = threading.Thread(target=self._run, args=(address, authorization, plan), name="demo-load", daemon=True)
         thread.start()
         return True
 
@@ -60,9 +58,7 @@ class Load:
             "active": self.active, "seed": self.seed,
         }  # fmt: skip
 
-    def _run(
-        self, address: Any, authorization: str | None, plan: list[tuple[float, bytes]]
-    ) -> None:
+    def _run(self, address: Any, authorization: str | None, plan: list[tuple[float, bytes]]) -> None:
         with selectors.DefaultSelector() as selector:
             try:
                 self._fire(selector, address, authorization, plan)
@@ -72,11 +68,7 @@ class Load:
                 self.active = False
 
     def _fire(
-        self,
-        selector: selectors.BaseSelector,
-        address: Any,
-        authorization: str | None,
-        plan: list[tuple[float, bytes]],
+        self, selector: selectors.BaseSelector, address: Any, authorization: str | None, plan: list[tuple[float, bytes]]
     ) -> None:
         began = time.monotonic()
         todo = list(reversed(plan))
@@ -92,9 +84,7 @@ class Load:
             for key, _ in selector.select(max(0.0, min(due, 0.5))):
                 self._read(selector, key)
 
-    def _send(
-        self, selector: selectors.BaseSelector, address: Any, authorization: str | None, body: bytes
-    ) -> None:
+    def _send(self, selector: selectors.BaseSelector, address: Any, authorization: str | None, body: bytes) -> None:
         self.sent += 1
         key = f"Authorization: {authorization}\r\n" if authorization else ""
         head = (

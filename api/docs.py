@@ -97,6 +97,4 @@ def _fields(schema: dict[str, Any]) -> str:
         f"<td>{escape(json.dumps(field['default'])) if field.get('default') is not None else ''}</td></tr>"
         for name, field in schema.get("properties", {}).items()
     )
-    return (
-        f"<table><tr><th>field</th><th>send</th><th>default</th></tr>{rows}</table>" if rows else ""
-    )
+    return f"<table><tr><th>field</th><th>send</th><th>default</th></tr>{rows}</table>" if rows else ""

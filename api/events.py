@@ -65,9 +65,7 @@ def _number(text: str | None, name: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise ApiError(
-            f"{name} is {shown(text)}, but must be a whole number. Send one, or leave it out"
-        )
+        raise ApiError(f"{name} is {shown(text)}, but must be a whole number. Send one, or leave it out")
     return int(text)
 
 
@@ -85,9 +83,7 @@ def _note_gone(viewers: list[Viewer]) -> None:
         viewer.gone = True
 
 
-def _stream(
-    service: Service, engine: Engine, after: int | None, last: int, detail: bool
-) -> Response:
+def _stream(service: Service, engine: Engine, after: int | None, last: int, detail: bool) -> Response:
     sock: socket.socket | None = request.environ.get("gunicorn.socket")
 
     def hang_up() -> None:

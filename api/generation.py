@@ -165,9 +165,7 @@ def unheeded(engine: Engine, asked: Standing, path: str = "") -> list[str]:
     ]
 
 
-def encode(
-    engine: Engine, text: str, *, special: bool, keep: int | None = None, param: str = "prompt"
-) -> list[int]:
+def encode(engine: Engine, text: str, *, special: bool, keep: int | None = None, param: str = "prompt") -> list[int]:
     """Return the token ids of a text, or the last `keep` of them; a text too long for the context is not tokenized.
 
     With `special`, <|endoftext|> becomes the special token.

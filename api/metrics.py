@@ -10,12 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, exposition
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
@@ -70,9 +65,7 @@ class Exposition(Collector):
         one = self._names
         yield gauge("vllm:num_requests_running", "Requests in the batch.", one, running)
         yield gauge("vllm:num_requests_waiting", "Requests in the queue.", one, waiting)
-        yield gauge(
-            "vllm:kv_cache_usage_perc", "Share of KV pages in use, from 0 to 1.", one, share
-        )
+        yield gauge("vllm:kv_cache_usage_perc", "Share of KV pages in use, from 0 to 1.", one, share)
         cache = {
             "block_size": str(pages.page_size if pages else 0),
             "num_gpu_blocks": str(pages.total if pages else 0),
@@ -80,20 +73,13 @@ class Exposition(Collector):
         }
         yield gauge("vllm:cache_config_info", "Configuration of the KV cache.", one | cache, 1)
         asked, found = (pages.query_tokens, pages.hit_tokens) if pages else (0, 0)
-        yield counter(
-            "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", one, asked
-        )
-        yield counter(
-            "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", one, found
-        )
+        yield counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", one, asked)
+        yield counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", one, found)
 
     def _vllm_requests(self) -> Iterator[Metric]:
         m, one = self.service.meters, self._names
         yield counter(
-            "vllm:prompt_tokens",
-            "Prompt tokens computed or found in the prefix cache.",
-            one,
-            m.prompt_tokens,
+            "vllm:prompt_tokens", "Prompt tokens computed or found in the prefix cache.", one, m.prompt_tokens
         )
         yield counter("vllm:generation_tokens", "Tokens generated.", one, m.generation_tokens)
         yield counter("vllm:num_preemptions", "Preempted requests.", one, m.preemptions)
@@ -106,11 +92,7 @@ class Exposition(Collector):
         for name, help, values in (
             ("vllm:time_to_first_token_seconds", "Seconds from arrival to first token.", m.ttft),
             ("vllm:inter_token_latency_seconds", per_token, m.itl),
-            (
-                "vllm:time_per_output_token_seconds",
-                f"{per_token} Old name of the inter-token latency.",
-                m.itl,
-            ),
+            ("vllm:time_per_output_token_seconds", f"{per_token} Old name of the inter-token latency.", m.itl),
             (
                 "vllm:request_time_per_output_token_seconds",
                 "Mean seconds per token after the first, by request.",
@@ -118,21 +100,9 @@ class Exposition(Collector):
             ),
             ("vllm:e2e_request_latency_seconds", "Seconds from arrival to end.", m.e2e),
             ("vllm:request_queue_time_seconds", "Seconds from arrival to first step.", m.queue),
-            (
-                "vllm:request_prefill_time_seconds",
-                "Seconds from first step to first token.",
-                m.prefill,
-            ),
-            (
-                "vllm:request_decode_time_seconds",
-                "Seconds from first token to last token.",
-                m.decode,
-            ),
-            (
-                "vllm:request_inference_time_seconds",
-                "Seconds from first step to last token.",
-                m.inference,
-            ),
+            ("vllm:request_prefill_time_seconds", "Seconds from first step to first token.", m.prefill),
+            ("vllm:request_decode_time_seconds", "Seconds from first token to last token.", m.decode),
+            ("vllm:request_inference_time_seconds", "Seconds from first step to last token.", m.inference),
             ("vllm:request_prompt_tokens", "Tokens per prompt.", m.prompt_length),
             ("vllm:request_generation_tokens", "Tokens per answer.", m.output_length),
             ("vllm:request_params_max_tokens", "Requested tokens per request.", m.asked),
@@ -170,42 +140,28 @@ class Exposition(Collector):
         yield counters("eb_rejected", "Rejected requests by reason.", "reason", rejected)
         yield counter("eb_ignored_params", "Request fields that had no effect.", {}, m.ignored)
         yield counter(
-            "eb_events_dropped",
-            "Log lines dropped because their reader was too slow.",
-            {},
-            self.service.dropped(),
+            "eb_events_dropped", "Log lines dropped because their reader was too slow.", {}, self.service.dropped()
         )
 
     def _server(self) -> Iterator[Metric]:
         service, engine = self.service, self.service.engine
         manager = engine.manager if engine else None
         r = manager.recovery if manager else None
-        failed, retried, dry = (
-            (r.steps_failed, r.steps_retried, r.out_of_memory) if r else (0, 0, 0)
-        )
+        failed, retried, dry = (r.steps_failed, r.steps_retried, r.out_of_memory) if r else (0, 0, 0)
         yield counter("eb_step_failures", "Failed steps.", {}, failed)
         yield counter("eb_step_retries", "Retried steps.", {}, retried)
         yield counter("eb_out_of_memory", "Steps that ran out of memory.", {}, dry)
-        yield counter(
-            "eb_engine_deaths", "Engine failures that ended the process.", {}, service.deaths()
-        )
+        yield counter("eb_engine_deaths", "Engine failures that ended the process.", {}, service.deaths())
         policy = {"policy": engine.policy if engine else service.config.policy}
         yield gauge("eb_policy_info", "Active batching policy.", policy, 1)
-        yield gauge(
-            "eb_engine_up",
-            "1 if the batching loop is alive.",
-            {},
-            float(service.status()[0] == "ok"),
-        )
+        yield gauge("eb_engine_up", "1 if the batching loop is alive.", {}, float(service.status()[0] == "ok"))
         age = service.beat_age()
         help = "Seconds since the last iteration of the batching loop."
         yield gauge("eb_last_iteration_age_seconds", help, {}, 0.0 if age is None else age)
         slots = manager.max_batch_size if manager else service.config.max_batch_size
         yield gauge("eb_slots", "Slots of the batch.", {}, slots)
         cap = manager.slot_cap if manager else slots
-        yield gauge(
-            "eb_slot_cap", "Usable slots; fewer than eb_slots after memory ran out.", {}, cap
-        )
+        yield gauge("eb_slot_cap", "Usable slots; fewer than eb_slots after memory ran out.", {}, cap)
         yield gauge("eb_event_viewers", "Viewers of /events.", {}, service.viewers)
 
     def _tgi(self) -> Iterator[Metric]:
@@ -222,16 +178,8 @@ class Exposition(Collector):
         for name, help, values in (
             ("tgi_request_duration", "Seconds from arrival to end.", m.e2e),
             ("tgi_request_queue_duration", "Seconds from arrival to first step.", m.queue),
-            (
-                "tgi_request_inference_duration",
-                "Seconds from first step to last token.",
-                m.inference,
-            ),
-            (
-                "tgi_request_mean_time_per_token_duration",
-                "Mean seconds per token after the first.",
-                m.tpot,
-            ),
+            ("tgi_request_inference_duration", "Seconds from first step to last token.", m.inference),
+            ("tgi_request_mean_time_per_token_duration", "Mean seconds per token after the first.", m.tpot),
             ("tgi_request_input_length", "Tokens per prompt.", m.prompt_length),
             ("tgi_request_generated_tokens", "Tokens per answer.", m.output_length),
         ):
@@ -250,9 +198,7 @@ def counter(name: str, help: str, labels: Mapping[str, str], value: float) -> Me
     return family
 
 
-def counters(
-    name: str, help: str, label: str, values: Values, common: Mapping[str, str] | None = None
-) -> Metric:
+def counters(name: str, help: str, label: str, values: Values, common: Mapping[str, str] | None = None) -> Metric:
     """Return a counter with one series for each value of a label."""
     common = common or {}
     family = CounterMetricFamily(name, help, labels=(label, *common))
@@ -262,17 +208,11 @@ def counters(
 
 
 def histograms(
-    name: str,
-    help: str,
-    label: str | None,
-    values: Mapping[str, Histogram],
-    common: Mapping[str, str] | None = None,
+    name: str, help: str, label: str | None, values: Mapping[str, Histogram], common: Mapping[str, str] | None = None
 ) -> Metric:
     """Return a histogram with one series for each value of a label, or one without."""
     common = common or {}
-    family = HistogramMetricFamily(
-        name, help, labels=(*([] if label is None else [label]), *common)
-    )
+    family = HistogramMetricFamily(name, help, labels=(*([] if label is None else [label]), *common))
     for word, histogram in values.items():
         words: tuple[Any, ...] = (*(() if label is None else (word,)), *common.values())
         family.add_metric(words, _buckets(histogram), histogram.sum)

@@ -144,10 +144,7 @@ def _unknown(id: str) -> ApiError:
 def _slots(service: Service, fail: str) -> list[dict[str, Any]]:
     """Return the slots in order; ApiError 503 when one was to be idle and none is."""
     if fail not in ("0", "1"):
-        raise ApiError(
-            f"fail_on_no_slot is {shown(fail)}, but must be 0 or 1. Send 0 or 1",
-            param="fail_on_no_slot",
-        )
+        raise ApiError(f"fail_on_no_slot is {shown(fail)}, but must be 0 or 1. Send 0 or 1", param="fail_on_no_slot")
     engine = service.engine
     scheduler = None if engine is None else engine.manager.scheduler
     taken = {} if scheduler is None else {seq.slot: seq for seq in list(scheduler.running)}

@@ -62,9 +62,7 @@ def blueprint(service: Service) -> Blueprint:
         engine, known = generation.ready_engine(service), _known(service)
         asked, ignored = body.validate(PolicyRequest, body.take(request, EXAMPLE))
         try:
-            made = known.get_policy(
-                asked.policy, service.config.max_batch_size, asked.options, own=False
-            )
+            made = known.get_policy(asked.policy, service.config.max_batch_size, asked.options, own=False)
         except ValueError as error:
             raise ApiError(str(error)[:2000], param="policy") from None
         try:
@@ -93,7 +91,6 @@ def _plain(value: Any) -> Any:
 def _known(service: Service) -> Policies:
     if service.policies is None:
         raise ApiError(
-            "this server was created without a choice of policies. Start it with ./server.sh",
-            type="unavailable_error",
+            "this server was created without a choice of policies. Start it with ./server.sh", type="unavailable_error"
         )
     return service.policies

@@ -34,9 +34,7 @@ class Source(Protocol):
 class Loan:
     """A stream that its handler, whom `bell` wakes, lends while it sleeps."""
 
-    def __init__(
-        self, writer: StreamWriter, sock: socket.socket, bell: Bell, source: Source
-    ) -> None:
+    def __init__(self, writer: StreamWriter, sock: socket.socket, bell: Bell, source: Source) -> None:
         self._writer = writer
         self._sock = sock
         self._bell = bell
@@ -54,9 +52,7 @@ class Loan:
         """
         self._lent = True
         self._writer.take(self)
-        if (
-            self._source.unread
-        ):  # it came too late for the handler, and maybe too early for the writer
+        if self._source.unread:  # it came too late for the handler, and maybe too early for the writer
             self._writer.look()
         self._bell.wait(seconds)
         self._writer.give_back(self)
@@ -102,10 +98,7 @@ class StreamWriter:
     """
 
     def __init__(
-        self,
-        interval: float = INTERVAL,
-        share: float = SHARE,
-        clock: Callable[[], float] = time.perf_counter,
+        self, interval: float = INTERVAL, share: float = SHARE, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.interval = interval
         self.share = share

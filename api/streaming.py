@@ -45,9 +45,7 @@ class Growth(NamedTuple):
 class Follower:
     """Reads one answer; with `every_token` it also tells of tokens that add no text."""
 
-    def __init__(
-        self, index: int, inference: Inference, *, scored: bool, every_token: bool
-    ) -> None:
+    def __init__(self, index: int, inference: Inference, *, scored: bool, every_token: bool) -> None:
         assert inference.text is not None
         self.index = index
         self.inference = inference
@@ -111,10 +109,7 @@ class Answers:
         """Whether to wait for more tokens; the first of an answer and its end wait for nothing."""
         if together is None:
             return False
-        return not any(
-            f.inference.is_finished or f.unread >= together or (f.is_fresh and f.unread)
-            for f in self.live
-        )
+        return not any(f.inference.is_finished or f.unread >= together or (f.is_fresh and f.unread) for f in self.live)
 
     def look_after(self) -> None:
         for follower in self.live:
@@ -141,9 +136,7 @@ class Pace:
             self._bell.wait(left)
 
 
-def pieces(
-    job: Job, answers: Answers, tokens_together: int | None = None, loan: Loan | None = None
-) -> Iterator[bytes]:
+def pieces(job: Job, answers: Answers, tokens_together: int | None = None, loan: Loan | None = None) -> Iterator[bytes]:
     """Yield the events of what has grown, until all have ended, and a comment after `SILENCE` seconds without any.
 
     With `tokens_together` so many tokens make a piece, instead of those of `INTERVAL`. With a `loan`, what is between
@@ -205,19 +198,13 @@ def respond(
         except Exception:
             log.exception("a stream failed")
             job.cancel()
-            failed = ApiError(
-                "internal error on this request. Try another request", type="server_error"
-            )
+            failed = ApiError("internal error on this request. Try another request", type="server_error")
             yield event(errors.content(failed), space)
 
-    response = Response(
-        stream_with_context(events()), content_type="text/event-stream; charset=utf-8"
-    )
+    response = Response(stream_with_context(events()), content_type="text/event-stream; charset=utf-8")
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Accel-Buffering"] = "no"
-    if (
-        g.get("visit") is None
-    ):  # else the visit ends what is open, whether the generator began or not
+    if g.get("visit") is None:  # else the visit ends what is open, whether the generator began or not
         response.call_on_close(job.cancel)
     return response
 

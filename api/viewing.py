@@ -33,9 +33,7 @@ class Reader:
     Without `detail` it reads steps and gaps alone.
     """
 
-    def __init__(
-        self, feed: Feed, after: int | None = None, last: int = 0, *, detail: bool = False
-    ) -> None:
+    def __init__(self, feed: Feed, after: int | None = None, last: int = 0, *, detail: bool = False) -> None:
         self.feed = feed
         self.detail = detail
         self.is_behind = False  # there was more than one send takes

@@ -96,9 +96,7 @@ def abuse(port: int, rate: float, seconds: float, begins: Any, told: Any) -> Non
     bodies = hostile()
     begins.set()
     rng = random.Random(1)
-    turns = itertools.chain.from_iterable(
-        rng.sample(bodies, len(bodies)) for _ in itertools.count()
-    )
+    turns = itertools.chain.from_iterable(rng.sample(bodies, len(bodies)) for _ in itertools.count())
     began = time.perf_counter()
     with ThreadPoolExecutor(SENDERS) as pool:
         answers = []
@@ -110,9 +108,7 @@ def abuse(port: int, rate: float, seconds: float, begins: Any, told: Any) -> Non
 
 def send(port: int, body: Hostile, id: str) -> Timed:
     """Send a body on a connection of its own, and read the answer to its end."""
-    message = closed_loop.request(
-        body.path, body.body, f"Connection: close\r\nX-Request-Id: {id}\r\n"
-    )
+    message = closed_loop.request(body.path, body.body, f"Connection: close\r\nX-Request-Id: {id}\r\n")
     began, head = time.perf_counter(), b""
     try:
         with socket.create_connection(("127.0.0.1", port), PATIENCE) as sock:
@@ -209,9 +205,7 @@ def measure(server: Served, args: argparse.Namespace) -> dict[str, Any]:
     context = multiprocessing.get_context("spawn")
     begins, told = context.Event(), context.SimpleQueue()
     seconds = 60 * args.minutes
-    sender = context.Process(
-        target=abuse, args=(server.port, args.rate, seconds, begins, told), daemon=True
-    )
+    sender = context.Process(target=abuse, args=(server.port, args.rate, seconds, begins, told), daemon=True)
     with Streams(server.port, args.streams) as streams:
         for body in hostile():  # the first of each kind loads what it needs
             send(server.port, body, "warm")
@@ -219,10 +213,7 @@ def measure(server: Served, args: argparse.Namespace) -> dict[str, Any]:
         before = figures(streams.measure(args.quiet), server.memory)
         sender.start()
         begins.wait(PATIENCE)
-        during = figures(
-            streams.measure(seconds, lambda: not told.empty() or not sender.is_alive()),
-            server.memory,
-        )
+        during = figures(streams.measure(seconds, lambda: not told.empty() or not sender.is_alive()), server.memory)
         if told.empty():
             raise SystemExit("error: the process that sends the bodies ended early. See above")
         answers: list[Timed] = told.get()
@@ -266,9 +257,7 @@ def show(result: dict[str, Any]) -> None:
         table.add_column(name, justify="left" if name in ("body", "answers") else "right")
     for name, own in result["bodies"].items():
         statuses = ", ".join(f"{status or 'broken'}: {n}" for status, n in own["statuses"].items())
-        table.add_row(
-            name, str(own["sent"]), statuses, f"{own['p50_ms']:.0f}", f"{own['longest_ms']:.0f}"
-        )
+        table.add_row(name, str(own["sent"]), statuses, f"{own['p50_ms']:.0f}", f"{own['longest_ms']:.0f}")
     console.print(table)
     met = {True: "met", False: "not met"}
     console.print(

@@ -99,9 +99,7 @@ def fields_of(operations: Any) -> Iterator[tuple[Any, tuple[str | int, ...]]]:
             yield from ((operation, place) for place in [*places(schema), ("unknown",)])
 
 
-def hostile(
-    operations: Any, routes: tuple[str, ...] = (), kinds: tuple[str, ...] = ()
-) -> Iterator[Hostile]:
+def hostile(operations: Any, routes: tuple[str, ...] = (), kinds: tuple[str, ...] = ()) -> Iterator[Hostile]:
     """Yield for each field of each route the largest body with each kind of value in it."""
     for operation, place in fields_of(operations):
         if routes and operation.path not in routes:
@@ -142,9 +140,7 @@ class Pulse:
         self.over = threading.Event()
         self.longest = {"stream": 0.0, "health": 0.0}
         self._last = dict.fromkeys(self.longest, time.perf_counter())
-        self._threads = [
-            threading.Thread(target=act, daemon=True) for act in (self._stream, self._health)
-        ]
+        self._threads = [threading.Thread(target=act, daemon=True) for act in (self._stream, self._health)]
 
     def __enter__(self) -> Pulse:
         for thread in self._threads:

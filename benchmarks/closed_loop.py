@@ -61,9 +61,7 @@ class Client:
 def request(path: str, body: bytes | None = None, headers: str = "") -> bytes:
     """Return a request as it goes over the wire: a POST if there is a body."""
     method = "GET" if body is None else "POST"
-    length = (
-        "" if body is None else f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    )
+    length = "" if body is None else f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     return f"{method} {path} HTTP/1.1\r\nHost: x\r\n{length}{headers}\r\n".encode() + (body or b"")
 
 

@@ -56,9 +56,7 @@ def served(args: argparse.Namespace, *flags: str) -> Iterator[Served]:
     argv = [args.policy, "--model", args.model, "--host", "127.0.0.1", "--port", str(port)]
     argv += ["--compute-threads", str(args.compute_threads), *flags]
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            [sys.executable, str(ROOT / "app.py"), *argv], stdout=log, stderr=log
-        )
+        process = subprocess.Popen([sys.executable, str(ROOT / "app.py"), *argv], stdout=log, stderr=log)
         try:
             until(lambda: answers(port), 120)
             yield Served(port, process.pid)
@@ -69,10 +67,7 @@ def served(args: argparse.Namespace, *flags: str) -> Iterator[Served]:
 
 def answers(port: int) -> bool:
     try:
-        return (
-            first_byte(port, b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")[1]
-            == 200
-        )
+        return first_byte(port, b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")[1] == 200
     except OSError:
         return False
 
@@ -125,11 +120,7 @@ def fill(port: int) -> list[socket.socket]:
 
 def is_empty(port: int) -> bool:
     stats = get(port, "/stats")
-    return not (
-        stats["requests-running"]
-        or stats["requests-waiting"]
-        or stats["engine"]["kv"]["pages_used"]
-    )
+    return not (stats["requests-running"] or stats["requests-waiting"] or stats["engine"]["kv"]["pages_used"])
 
 
 def measure(port: int, times: int) -> dict[str, Any]:
@@ -187,17 +178,14 @@ def goodput(port: int, seconds: float, rounds: int) -> dict[str, Any]:
 def refusal_ms(port: int, pid: int, seconds: float) -> float:
     """Return the processor time of one refusal, by a full server that only waits: its model sleeps."""
     endless = closed_loop.Client(
-        port,
-        closed_loop.request("/inference", json.dumps({"prompt": "x", "num_tokens": 1000}).encode()),
+        port, closed_loop.request("/inference", json.dumps({"prompt": "x", "num_tokens": 1000}).encode())
     )
     endless.send()
     until(lambda: get(port, "/stats")["requests-running"], 20)
     spent = []
     for clients in (0, 64):
         before = closed_loop.processor_seconds(pid)
-        load = closed_loop.run(
-            port, clients, closed_loop.request("/inference", stages.BODY), seconds
-        )
+        load = closed_loop.run(port, clients, closed_loop.request("/inference", stages.BODY), seconds)
         spent.append(closed_loop.processor_seconds(pid) - before)
     return 1e3 * (spent[1] - spent[0]) / load.statuses[429]
 

@@ -103,9 +103,7 @@ def time_prefix(runner: ModelRunner, tokens: int, chunk: int) -> dict[str, float
             "second_ms": seconds[1] * 1e3, "ratio": seconds[1] / seconds[0]}  # fmt: skip
 
 
-def measure_decode(
-    runner: ModelRunner, batch: int, context: int, args: argparse.Namespace
-) -> dict[str, float]:
+def measure_decode(runner: ModelRunner, batch: int, context: int, args: argparse.Namespace) -> dict[str, float]:
     """Time decode steps in rounds, with the machine's limits measured before and after each round.
 
     A machine that is shared changes its speed from second to second, so each round is judged by its own limit.
@@ -156,9 +154,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def show(result: dict[str, Any]) -> None:
     console = Console(stderr=True)
-    table = Table(
-        title=f"{result['model']} {result['dtype']}, {result['machine']['threads']} threads"
-    )
+    table = Table(title=f"{result['model']} {result['dtype']}, {result['machine']['threads']} threads")
     for name in ("batch", "context", "ms a step", "tokens/s", "GB/s", "GFLOP/s", "of the limit"):
         table.add_column(name, justify="right")
     for r in result["decode"]:
@@ -168,9 +164,7 @@ def show(result: dict[str, Any]) -> None:
         )  # fmt: skip
     console.print(table)
     for r in result["prefill"]:
-        console.print(
-            f"prefill {r['tokens']} tokens: {r['ms']:.0f} ms, {r['tokens_per_s']:.0f} tokens/s"
-        )
+        console.print(f"prefill {r['tokens']} tokens: {r['ms']:.0f} ms, {r['tokens_per_s']:.0f} tokens/s")
     p = result["prefix"]
     console.print(
         f"first token with {p['tokens']} shared tokens: {p['first_ms']:.0f} ms, then {p['second_ms']:.1f} ms "
@@ -184,9 +178,7 @@ def numbers(text: str) -> list[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.engine",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m benchmarks.engine", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="gpt2-medium")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
@@ -198,9 +190,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each figure")
-    parser.add_argument(
-        "--rounds", type=int, default=5, help="of each figure, with a limit of its own"
-    )
+    parser.add_argument("--rounds", type=int, default=5, help="of each figure, with a limit of its own")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     result = run(args)

@@ -156,9 +156,7 @@ def measure_decode(loader: Loader, sizes: Sizes, keep: Keep) -> list[dict[str, A
             while not times or time.perf_counter() - began < sizes.seconds:
                 times += time_round(runner, sequences)
             step, mean = statistics.median(times), context - STEPS // 2
-            limit = measured.limit_seconds(
-                runner.config, runner.dtype, batch, mean, bandwidth, rate
-            )
+            limit = measured.limit_seconds(runner.config, runner.dtype, batch, mean, bandwidth, rate)
             rows.append({"batch": batch, "context": context, "step_ms": step * 1e3,
                          "tokens_per_s": batch / step, "fraction": limit / step,
                          "bandwidth_gb_s": bandwidth / 1e9, "rate_gflop_s": rate / 1e9,
@@ -175,10 +173,7 @@ def measure_prefill(loader: Loader, sizes: Sizes, keep: Keep) -> list[dict[str, 
     for tokens in sizes.prefill:
         tokens = min(tokens, runner.config.block_size)
         seq = Sequence([i % runner.config.vocab_size for i in range(tokens)], 1)
-        seq.sampling, seq.pages = (
-            SamplingParams(temperature=0),
-            list(range(1, runner.keys.shape[1])),
-        )
+        seq.sampling, seq.pages = (SamplingParams(temperature=0), list(range(1, runner.keys.shape[1])))
         times = []
         for _ in range(6):
             began = time.perf_counter()
@@ -211,9 +206,7 @@ def serve(args: argparse.Namespace, sizes: Sizes, policy: str) -> dict[str, Any]
             args.load_format, "--dtype", args.dtype, "--policies", policy, "--numsamples", str(sizes.burst),
             "--poisson", "0", "--repeats", "3", "--json", str(path),
         ]  # fmt: skip
-        with subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True
-        ) as process:
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True) as process:
             try:
                 status = process.wait()
             except BaseException:
@@ -261,9 +254,7 @@ def run(args: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
     return result
 
 
-def attempt(
-    name: str, section: Callable[[Keep], Any], keep: Keep, seconds: float, failed: list[str]
-) -> None:
+def attempt(name: str, section: Callable[[Keep], Any], keep: Keep, seconds: float, failed: list[str]) -> None:
     """Keep what a section gives; why it gives no more, as after so many seconds, is shown and added to `failed`."""
     began = time.monotonic()
     try:
@@ -309,38 +300,28 @@ def show(result: dict[str, Any]) -> None:
     serving = result.get("serving") or {"http": {}, "offline": {}}
     for name, figures in serving["http"].items():
         offline = serving["offline"][name]
-        console.print(
-            f"HTTP {name}: {figures['burst']:.0f} tokens/s, {figures['burst'] / offline:.2f} of offline"
-        )
+        console.print(f"HTTP {name}: {figures['burst']:.0f} tokens/s, {figures['burst'] / offline:.2f} of offline")
     for name, figure in (result.get("peers") or {}).items():
-        console.print(
-            f"{name}: {figure:.0f} tokens/s" if isinstance(figure, float) else f"{name}: {figure}"
-        )
+        console.print(f"{name}: {figure:.0f} tokens/s" if isinstance(figure, float) else f"{name}: {figure}")
 
 
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
-        prog="benchmarks/gpu.sh",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="benchmarks/gpu.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     words, numbers = (lambda t: t.split(",")), (lambda t: [int(n) for n in t.split(",")])
     result.add_argument("--sections", type=words, default=list(SECTIONS), help=",".join(SECTIONS))
     result.add_argument("--model", help="default: gpt2-medium on a GPU, else bard")
     result.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
     result.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    result.add_argument(
-        "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16")
-    )
+    result.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
     result.add_argument("--policies", type=words, default=["dynamic", "static", "nobatch"])
     for name in ("batch", "context", "prefill"):
         result.add_argument(f"--{name}", type=numbers)
     for name in ("prompts", "tokens", "burst"):
         result.add_argument(f"--{name}", type=int)
     result.add_argument("--seconds", type=float, help="of each figure")
-    result.add_argument(
-        "--minutes", type=float, default=9.0, help="after which what runs is cut off"
-    )
+    result.add_argument("--minutes", type=float, default=9.0, help="after which what runs is cut off")
     result.add_argument("--json", type=Path)
     return result
 
@@ -349,9 +330,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     args = parser().parse_args(argv)
     unknown = set(args.sections) - set(SECTIONS)
     if unknown:
-        raise SystemExit(
-            f"error: no section {', '.join(sorted(unknown))}. Use {', '.join(SECTIONS)}"
-        )
+        raise SystemExit(f"error: no section {', '.join(sorted(unknown))}. Use {', '.join(SECTIONS)}")
     on_gpu = machine.choose_device(args.device).type == "cuda"
     machine.use_threads(0 if on_gpu else 1)  # threads of so small a model only wait for each other
     base = FULL if on_gpu else SMALL

@@ -71,15 +71,8 @@ def run(loader: Loader, sizes: Sizes, keep: Keep) -> dict[str, Any]:
     """Return what every check found."""
     rng = random.Random(1)
     vocabulary = loader.reference().config.vocab_size
-    prompts = [
-        [rng.randrange(vocabulary) for _ in range(rng.randrange(4, 80))]
-        for _ in range(sizes.prompts)
-    ]
-    found: dict[str, Any] = {
-        "attention": attention(loader),
-        "prompts": sizes.prompts,
-        "tokens": sizes.tokens,
-    }
+    prompts = [[rng.randrange(vocabulary) for _ in range(rng.randrange(4, 80))] for _ in range(sizes.prompts)]
+    found: dict[str, Any] = {"attention": attention(loader), "prompts": sizes.prompts, "tokens": sizes.tokens}
     keep(found)
     expected, logprobs = _reference(loader, prompts, sizes.tokens)
     for mode in ("fast", "strict"):
@@ -93,15 +86,10 @@ def run(loader: Loader, sizes: Sizes, keep: Keep) -> dict[str, Any]:
 def attention(loader: Loader) -> dict[str, Any]:
     """Return the decode kernel's largest error against float64, and whether its bits are the same alone."""
     on_gpu = loader.device.type == "cuda"
-    heads, size, lengths = (
-        (16, 128, [1, 128, 129, 500, 1000]) if on_gpu else (2, 16, [1, 16, 17, 40])
-    )
+    heads, size, lengths = (16, 128, [1, 128, 129, 500, 1000]) if on_gpu else (2, 16, [1, 16, 17, 40])
     dtype, width, n = loader.dtype, 64, len(lengths)
     pages = -(-max(lengths) // size)
-    pools = [
-        choose.noise(1 + n * pages, heads, size, width, seed=i).to(loader.device, dtype)
-        for i in (1, 2)
-    ]
+    pools = [choose.noise(1 + n * pages, heads, size, width, seed=i).to(loader.device, dtype) for i in (1, 2)]
     qkv = choose.noise(n, 3 * heads * width).to(loader.device, dtype)
     tables = (torch.arange(n * pages).view(n, pages) + 1).to(loader.device)
     counts = torch.tensor(lengths, device=loader.device)
@@ -112,10 +100,7 @@ def attention(loader: Loader) -> dict[str, Any]:
     except ImportError:
         way = TorchDecode()
     out = way(qkv, *pools, counts, tables, width**-0.5)
-    alone = [
-        way(qkv[i : i + 1], *pools, counts[i : i + 1], tables[i : i + 1], width**-0.5)[0]
-        for i in range(n)
-    ]
+    alone = [way(qkv[i : i + 1], *pools, counts[i : i + 1], tables[i : i + 1], width**-0.5)[0] for i in range(n)]
     exact = [_exact(qkv[i], pools, tables[i], lengths[i]) for i in range(n)]
     error = max(float((row.double() - e).abs().max()) for row, e in zip(out, exact))
     same = all(torch.equal(a, b) for a, b in zip(out, alone))
@@ -125,17 +110,13 @@ def attention(loader: Loader) -> dict[str, Any]:
 def _exact(qkv: Tensor, pools: list[Tensor], table: Tensor, length: int) -> Tensor:
     """Return a row's attention in float64; its new token is in the pages by now."""
     _, heads, _, width = pools[0].shape
-    k, v = (
-        pool[table].transpose(0, 1).reshape(heads, -1, width)[:, :length].double() for pool in pools
-    )
+    k, v = (pool[table].transpose(0, 1).reshape(heads, -1, width)[:, :length].double() for pool in pools)
     q = qkv.view(3, heads, width)[0].double()
     weights = (torch.einsum("hd,htd->ht", q, k) * width**-0.5).softmax(1)
     return torch.einsum("ht,htd->hd", weights, v).flatten()
 
 
-def texts(
-    runner: ModelRunner, prompts: list[list[int]], tokens: int, policy: str
-) -> list[list[int]]:
+def texts(runner: ModelRunner, prompts: list[list[int]], tokens: int, policy: str) -> list[list[int]]:
     """Return the greedy texts of the prompts, served by a policy."""
     pool = PagePool(runner.keys.shape[1], runner.page_size, prefix_cache=False)
     scheduler = Scheduler(get_policy(policy, max_batch_size=SLOTS), pool, 2048)
@@ -167,9 +148,7 @@ def room(prompts: list[list[int]], tokens: int, page_size: int) -> int:
     return SLOTS * (max(map(len, prompts)) + tokens + page_size)
 
 
-def _reference(
-    loader: Loader, prompts: list[list[int]], tokens: int
-) -> tuple[list[list[int]], Tensor]:
+def _reference(loader: Loader, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], Tensor]:
     size = 64
     pages = room(prompts, tokens, size) // size + 2
     runner = ModelRunner(loader.reference(), pages, size)

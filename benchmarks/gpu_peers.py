@@ -84,9 +84,7 @@ def static(model: Any, asked: Requests) -> float:
     """Return useful tokens a second of one batch, padded on the left, that runs until the longest is done."""
     longest = max(len(ids) for ids, _ in asked)
     ids = torch.tensor([[0] * (longest - len(p)) + p for p, _ in asked], device=model.device)
-    mask = torch.tensor(
-        [[0] * (longest - len(p)) + [1] * len(p) for p, _ in asked], device=model.device
-    )
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p, _ in asked], device=model.device)
     most = max(tokens for _, tokens in asked)
     options = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     model.generate(ids, max_new_tokens=2, min_new_tokens=2, **options)

@@ -74,9 +74,7 @@ def describe() -> dict[str, Any]:
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(
-            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
-        )
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         pass
     return {

@@ -64,16 +64,10 @@ def measure(policy: str, slots: int, tokens: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.mock", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument(
-        "policies", nargs="*", default=["static", "dynamic", "chunked", "dynamic+vtc"]
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mock", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("policies", nargs="*", default=["static", "dynamic", "chunked", "dynamic+vtc"])
     parser.add_argument("--max-batch-size", type=int, default=64, help="(default %(default)s)")
-    parser.add_argument(
-        "--tokens", type=int, default=800, help="of a request (default %(default)s)"
-    )
+    parser.add_argument("--tokens", type=int, default=800, help="of a request (default %(default)s)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     rows = [measure(policy, args.max_batch_size, args.tokens) for policy in args.policies]

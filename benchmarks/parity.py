@@ -28,21 +28,14 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 
 
-def texts(
-    runner: ModelRunner, policy: str, slots: int, args: argparse.Namespace
-) -> list[list[int]]:
+def texts(runner: ModelRunner, policy: str, slots: int, args: argparse.Namespace) -> list[list[int]]:
     """Return the tokens of all prompts, served by `policy` with so many slots."""
     rng = random.Random(args.seed)
     pool = PagePool(runner.keys.shape[1], runner.page_size, prefix_cache=False)
     scheduler = Scheduler(get_policy(policy, max_batch_size=slots), pool, 256)
     vocab = runner.config.vocab_size
     sequences = [
-        Sequence(
-            [rng.randrange(vocab) for _ in range(rng.randrange(4, 80))],
-            args.tokens,
-            id=str(i),
-            sampling=GREEDY,
-        )
+        Sequence([rng.randrange(vocab) for _ in range(rng.randrange(4, 80))], args.tokens, id=str(i), sampling=GREEDY)
         for i in range(args.prompts)
     ]
     for seq in sequences:
@@ -68,9 +61,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.parity",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m benchmarks.parity", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="gpt2-medium")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))

@@ -45,9 +45,7 @@ def seconds_of(runner: ModelRunner, plan: Plan, steps: int, statistic: str = "me
 
 def tokens_of(point: dict[str, int]) -> int:
     """Return for how many tokens of keys and values there must be room."""
-    return (point["decodes"] * (point["context"] + 80)) + point["prefills"] * (
-        point["cached"] + point["chunk"] + 80
-    )
+    return (point["decodes"] * (point["context"] + 80)) + point["prefills"] * (point["cached"] + point["chunk"] + 80)
 
 
 def main() -> None:
@@ -66,21 +64,14 @@ def main() -> None:
     except ValueError as error:  # of --model, its files or --dtype: the message says what to do
         print(json.dumps({"error": str(error)}), flush=True)
         return
-    facts = {
-        "model": name,
-        "dtype": str(runner.dtype).removeprefix("torch."),
-        **measured.describe(),
-    }
+    facts = {"model": name, "dtype": str(runner.dtype).removeprefix("torch."), **measured.describe()}
     print(json.dumps(facts), flush=True)
     warm = Sequence([1] * 8, 1)
     warm.pages, warm.sampling = [1], decoding(runner, 1, 8, 0.0)[0].sampling
     seconds_of(runner, Plan(1, 0.0, [warm], [8]), 3)
     for point in points:
         print(
-            json.dumps(
-                {"seconds": seconds_of(runner, plan_of(runner, point), args.steps, args.statistic)}
-            ),
-            flush=True,
+            json.dumps({"seconds": seconds_of(runner, plan_of(runner, point), args.steps, args.statistic)}), flush=True
         )
 
 

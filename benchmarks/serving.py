@@ -84,9 +84,7 @@ def server(policy: str, args: argparse.Namespace) -> Iterator[int]:
         "--max-batch-size", str(args.numsamples), *(["--model", args.model] if args.model else []),
     ]  # fmt: skip
     environment = {k: v for k, v in os.environ.items() if k != "BATCHING"}
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment) as process:
         try:
             wait_until_ready(port, process)
             yield port
@@ -128,10 +126,7 @@ def over_http(args: argparse.Namespace) -> dict[str, dict[str, float]]:
         with server(name, args) as port:
             load(port, args, "--prompt", "warm up", "--numtokens", "8")
             repeats = args.repeats if name != "nobatch" else 1
-            bursts = [
-                load(port, args, "--burst", "--numsamples", str(args.numsamples))
-                for _ in range(repeats)
-            ]
+            bursts = [load(port, args, "--burst", "--numsamples", str(args.numsamples)) for _ in range(repeats)]
             figures[name] = {"burst": statistics.median(b["output_throughput"] for b in bursts)}
             if args.poisson:
                 flags = ("--rate", str(args.rate), "--numsamples", str(args.poisson))
@@ -143,16 +138,8 @@ def over_http(args: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 
 def show(result: dict[str, Any]) -> None:
-    table = Table(
-        title=f"{result['model']}, burst of {result['requests']}, {result['rate']}/s Poisson"
-    )
-    for name in (
-        "policy",
-        "offline tokens/s",
-        "HTTP tokens/s",
-        "HTTP / offline",
-        "ms per token, Poisson",
-    ):
+    table = Table(title=f"{result['model']}, burst of {result['requests']}, {result['rate']}/s Poisson")
+    for name in ("policy", "offline tokens/s", "HTTP tokens/s", "HTTP / offline", "ms per token, Poisson"):
         table.add_column(name, justify="right")
     for name, figures in result["http"].items():
         alone = result["offline"].get(name)
@@ -168,21 +155,13 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serving",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m benchmarks.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="gpt2-medium")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
-    parser.add_argument(
-        "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16")
-    )
-    parser.add_argument(
-        "--policies", type=lambda t: t.split(","), default=["nobatch", "static", "dynamic"]
-    )
-    parser.add_argument(
-        "--numsamples", type=int, default=64, help="requests of the burst, and slots"
-    )
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
+    parser.add_argument("--policies", type=lambda t: t.split(","), default=["nobatch", "static", "dynamic"])
+    parser.add_argument("--numsamples", type=int, default=64, help="requests of the burst, and slots")
     parser.add_argument("--rate", type=float, default=1.0, help="requests a second, Poisson")
     parser.add_argument("--poisson", type=int, default=30, help="requests at that rate, 0 for none")
     parser.add_argument("--repeats", type=int, default=3, help="bursts, of which the median counts")

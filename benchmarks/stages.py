@@ -109,7 +109,5 @@ def measure(model: str) -> dict[str, float]:
         stages["validate"] = microseconds(lambda: body.validate(InferenceRequest, fields))
         stages["tokenize"] = microseconds(lambda: native.ask_of(service.engine, asked))
         stages["enqueue"] = microseconds(lambda: generation.start(service, service.engine, ask))
-        stages["answer"] = microseconds(
-            lambda: list(jsonify(native.answer(job))(request.environ, lambda *_: None))
-        )
+        stages["answer"] = microseconds(lambda: list(jsonify(native.answer(job))(request.environ, lambda *_: None)))
     return stages

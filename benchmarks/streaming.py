@@ -104,8 +104,7 @@ def rounds(port: int, args: argparse.Namespace) -> dict[str, Any]:
         "streamed": statistics.median(pair[True]["rate"] for pair in pairs),
         "ratio": statistics.median(pair[True]["rate"] / pair[False]["rate"] for pair in pairs),
         "ratios": [round(pair[True]["rate"] / pair[False]["rate"], 3) for pair in pairs],
-        "reads_per_stream": statistics.median(pair[True]["pieces"] for pair in pairs)
-        / args.requests,
+        "reads_per_stream": statistics.median(pair[True]["pieces"] for pair in pairs) / args.requests,
     }
 
 

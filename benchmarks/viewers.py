@@ -40,17 +40,13 @@ def viewers_of(port: int) -> int:
         for line in reply:
             if line.startswith(b"eb_event_viewers "):
                 return int(float(line.split()[1]))
-    raise SystemExit(
-        "error: /metrics does not count viewers. Use this benchmark's own version of the server"
-    )
+    raise SystemExit("error: /metrics does not count viewers. Use this benchmark's own version of the server")
 
 
 @contextlib.contextmanager
 def watching(port: int, count: int) -> Iterator[None]:
     """Let so many viewers watch meanwhile: every second one reads, the others have stopped to."""
-    until(
-        lambda: viewers_of(port) == 0, 30
-    )  # who read the last round's steps has its place until it is noticed
+    until(lambda: viewers_of(port) == 0, 30)  # who read the last round's steps has its place until it is noticed
     sockets = [socket.create_connection(("127.0.0.1", port), 30) for _ in range(count)]
     over = threading.Event()
     reader = threading.Thread(target=read_all, args=(sockets[::2], over), daemon=True)
@@ -116,9 +112,7 @@ def round_of(port: int, args: argparse.Namespace, viewers: int) -> dict[str, flo
         compute(port, args.running, args.tokens)
     taken = turns(port, args.running, args.tokens)
     if len(taken) < args.tokens // 2:
-        raise SystemExit(
-            f"error: only {len(taken)} of {args.tokens} steps had all requests. Raise --tokens"
-        )
+        raise SystemExit(f"error: only {len(taken)} of {args.tokens} steps had all requests. Raise --tokens")
     ranks = statistics.quantiles(taken, n=100, method="inclusive")
     return {"p50_ms": 1e3 * ranks[49], "p99_ms": 1e3 * ranks[98], "steps": len(taken)}
 
@@ -132,8 +126,7 @@ def measure(port: int, args: argparse.Namespace) -> dict[str, Any]:
         found = {viewers: round_of(port, args, viewers) for viewers in order}
         pairs.append({"without": found[0], "with": found[VIEWERS]})
     ratios = {
-        rank: sorted(pair["with"][rank] / pair["without"][rank] for pair in pairs)
-        for rank in ("p50_ms", "p99_ms")
+        rank: sorted(pair["with"][rank] / pair["without"][rank] for pair in pairs) for rank in ("p50_ms", "p99_ms")
     }
     return {
         "benchmark": "viewers", "viewers": VIEWERS, "frozen": FROZEN, "running": args.running, "pairs": pairs,
@@ -158,9 +151,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.viewers", description=__doc__.partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.viewers", description=__doc__.partition("\n")[0])
     parser.add_argument("--policy", default="dynamic")
     parser.add_argument("--model", default="bard")
     parser.add_argument("--compute-threads", type=int, default=0)

@@ -31,19 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import data, flags, runs
-from .console import (
-    FINE,
-    SOME_FAILED,
-    UNREACHABLE,
-    USAGE,
-    Display,
-    UsageError,
-    emit,
-    emit_json,
-    guarded,
-    leave,
-    say,
-)
+from .console import FINE, SOME_FAILED, UNREACHABLE, USAGE, Display, UsageError, emit, emit_json, guarded, leave, say
 from .report import measure, tables
 from .send.target import Failed, Target, ask, fetch_stats, model_name
 from .workloads import arrivals, catalog, corpus
@@ -98,19 +86,13 @@ ORIGINAL: flags.Flags = {
     "--numtokens": ("tokens to generate for --prompt", {"type": flags.number(1), "metavar": "N"}),
 }
 WHEN: flags.Flags = {
-    "--rate": (
-        "requests per second, Poisson, open loop (default 1)",
-        {"type": flags.POSITIVE, "metavar": "R"},
-    ),
+    "--rate": ("requests per second, Poisson, open loop (default 1)", {"type": flags.POSITIVE, "metavar": "R"}),
     "--wait": (
         "the original's pace: a random delay of 0 to S seconds between requests",
         {"type": flags.number(0, kind=float), "metavar": "S"},
     ),
     "--burst": ("all at once", {"action": "store_true"}),
-    "--load": (
-        "another arrival process (see below)",
-        {"type": flags.checked(arrivals.parse), "metavar": "LOAD"},
-    ),
+    "--load": ("another arrival process (see below)", {"type": flags.checked(arrivals.parse), "metavar": "LOAD"}),
 }
 WHERE: flags.Flags = {
     "--port": (
@@ -118,10 +100,7 @@ WHERE: flags.Flags = {
         {"type": flags.number(1, 65535), "metavar": "P", "default": flags.DEFAULT_PORT},
     ),
     "--url": ("base URL of the server, such as http://10.0.0.5:8000", {"type": flags.base_url}),
-    "--model": (
-        "model name for --api openai (default: the name that the server reports)",
-        {"metavar": "NAME"},
-    ),
+    "--model": ("model name for --api openai (default: the name that the server reports)", {"metavar": "NAME"}),
 }
 OUTPUT: flags.Flags = {
     "--json": (
@@ -293,10 +272,7 @@ def keep(numbers: Mapping[str, Any], path: Path | None, console: Console) -> Non
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(numbers) + "\n", encoding="utf-8")
     except OSError as error:
-        say(
-            console,
-            f"error: cannot write {str(path)!r}: {error.strerror}. Use another --json file, or - for stdout",
-        )
+        say(console, f"error: cannot write {str(path)!r}: {error.strerror}. Use another --json file, or - for stdout")
     else:
         say(console, f"Full result: {path}")
 

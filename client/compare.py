@@ -52,10 +52,7 @@ QUICK = {"model": "bard", "load_format": "auto", "workload": "original-buckets",
 FULL = {"model": "gpt2-medium", "load_format": "dummy", "workload": "original", "numsamples": 100,
         "load": [arrivals.Arrivals("poisson", 1.0), arrivals.Arrivals("burst")]}  # fmt: skip
 COMPARED: flags.Flags = {
-    "--quick": (
-        "use bard and small loads: less than 3 minutes on two cores",
-        {"action": "store_true"},
-    ),
+    "--quick": ("use bard and small loads: less than 3 minutes on two cores", {"action": "store_true"}),
     "--load": (
         "arrival processes, run one after another (see below)",
         {"type": flags.checked(arrivals.parse), "metavar": "LOAD", "nargs": "+"},
@@ -64,10 +61,7 @@ COMPARED: flags.Flags = {
         "runs of each load, with consecutive seeds (default 1)",
         {"type": flags.number(1, 100), "metavar": "N", "default": 1},
     ),
-    "--different": (
-        "compare two result files even if their arrivals differ",
-        {"action": "store_true"},
-    ),
+    "--different": ("compare two result files even if their arrivals differ", {"action": "store_true"}),
 }
 STARTED: flags.Flags = {
     "--model": ("model of the servers to start", {"metavar": "NAME"}),
@@ -102,9 +96,7 @@ def build_parser(prog: str = "client.compare", first: str = FIRST) -> flags.Pars
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "what", nargs="*", help="policies, name=URL of running servers, or two result files"
-    )
+    parser.add_argument("what", nargs="*", help="policies, name=URL of running servers, or two result files")
     asked = {**flags.ASKED}
     text = "request complete answers instead of streams (no TTFT, TPOT or ITL)"
     asked["--stream"] = (text, {"action": argparse.BooleanOptionalAction, "default": True})
@@ -127,9 +119,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     given.what = given.what or list(THREE)
     flags.check_limits(given)
     if len(set(names(given.what))) < len(given.what):
-        raise UsageError(
-            f"{' '.join(given.what)} has the same name twice. Use name=URL, or each policy once"
-        )
+        raise UsageError(f"{' '.join(given.what)} has the same name twice. Use name=URL, or each policy once")
     return given
 
 
@@ -139,9 +129,7 @@ def names(what: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def reached(
-    word: str, given: argparse.Namespace, environ: Mapping[str, str], folder: Path
-) -> Iterator[Target]:
+def reached(word: str, given: argparse.Namespace, environ: Mapping[str, str], folder: Path) -> Iterator[Target]:
     """Give the target of `name=URL`, or of a server that is started for the length of the block."""
     key = flags.api_key(given.api_key, flags.stored(environ))
     dialect = dialects.Dialect(given.api, given.stream)
@@ -178,14 +166,10 @@ def make_store(given: argparse.Namespace, seed: int, command: str) -> store.Stor
     try:
         return store.Store(folder, head)
     except OSError as error:
-        raise UsageError(
-            f"cannot write {str(folder)!r}: {error.strerror}. Use another --out folder"
-        ) from error
+        raise UsageError(f"cannot write {str(folder)!r}: {error.strerror}. Use another --out folder") from error
 
 
-def run(
-    given: argparse.Namespace, environ: Mapping[str, str], console: Console, command: str
-) -> int:
+def run(given: argparse.Namespace, environ: Mapping[str, str], console: Console, command: str) -> int:
     """Put every policy through the loads; show and keep what was measured, whatever happened."""
     seed = secrets.randbits(32) if given.seed is None else given.seed
     loads = draw(given, seed, given.numsamples, given.workload)
@@ -207,10 +191,7 @@ def run(
             except ServerUnreachable as error:
                 missing += 1
                 folder.warn(f"{name}: cannot start or reach the server: {error}")
-                say(
-                    console,
-                    f"error: {name}: {error}. Start the server by hand to see why, or leave it out",
-                )
+                say(console, f"error: {name}: {error}. Start the server by hand to see why, or leave it out")
             if experiment.interrupted:
                 folder.warn("stopped early by Ctrl-C")
                 break
@@ -260,9 +241,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         results = [word for word in given.what if word.endswith(".json")]
         if results:
             if len(results) != 2 or len(given.what) != 2:
-                raise UsageError(
-                    f"a comparison takes 2 result files, not {len(given.what)}. Use A.json B.json"
-                )
+                raise UsageError(f"a comparison takes 2 result files, not {len(given.what)}. Use A.json B.json")
             return verdict(results, given.different, console)
         text = shlex.join(["python", "-m", "client.compare", *hidden(arguments)])
         return run(given, os.environ if environ is None else environ, console, text)

@@ -101,9 +101,7 @@ def writable(path: Path, flag: str) -> None:
     try:
         path.open("a").close()
     except OSError as error:
-        raise UsageError(
-            f"cannot write {str(path)!r}: {error.strerror}. Use another {flag} file"
-        ) from error
+        raise UsageError(f"cannot write {str(path)!r}: {error.strerror}. Use another {flag} file") from error
 
 
 class Display(threading.Thread):

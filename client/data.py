@@ -94,10 +94,7 @@ class PromptData:
             return self.prompts[self.prompt_idx - 1]
 
     def generate_samples(
-        self,
-        num_samples: int,
-        num_tokens_range: Sequence[int] | None = None,
-        selection: str = "normal",
+        self, num_samples: int, num_tokens_range: Sequence[int] | None = None, selection: str = "normal"
     ) -> None:
         """Add `num_samples` samples chosen by one of `SELECTIONS`."""
         lengths = DEFAULT_NUM_TOKENS_RANGE if num_tokens_range is None else num_tokens_range
@@ -168,11 +165,7 @@ class PromptData:
 
 
 def plan(
-    num_samples: int,
-    num_tokens_range: Sequence[int] | None,
-    selection: str,
-    arrivals: Arrivals,
-    seed: int,
+    num_samples: int, num_tokens_range: Sequence[int] | None, selection: str, arrivals: Arrivals, seed: int
 ) -> list[Planned]:
     """Draw a whole run from one seed.
 
@@ -186,10 +179,7 @@ def plan(
 
 def trace_sha256(trace: Sequence[Planned]) -> str:
     """Name a run by its contents: equal exactly when prompts, lengths and times are equal."""
-    rows = [
-        [p.at, p.prompt, p.num_tokens, p.user] if p.user else [p.at, p.prompt, p.num_tokens]
-        for p in trace
-    ]
+    rows = [[p.at, p.prompt, p.num_tokens, p.user] if p.user else [p.at, p.prompt, p.num_tokens] for p in trace]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 

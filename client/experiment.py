@@ -38,9 +38,7 @@ def draw(flags: argparse.Namespace, seed: int, count: int, workload: str) -> lis
     loads = []
     try:
         for pace in flags.load:
-            plans = [
-                catalog.draw(workload, count, pace, seed + i, text) for i in range(flags.repeats)
-            ]
+            plans = [catalog.draw(workload, count, pace, seed + i, text) for i in range(flags.repeats)]
             loads.append(Load(pace.text, pace, plans, workload))
     except ValueError as error:
         raise UsageError(str(error)) from error
@@ -73,10 +71,7 @@ class Experiment:
             warm = self.flags.warmup if self.flags.warmup is not None else DEFAULT_WARMUP
             warmed = runs.warm_up(target, loads[0].plans[0].planned, warm)
             if not events.is_connected():
-                say(
-                    self.console,
-                    f"note: {name} has no /events, so there are no pictures of its slots",
-                )
+                say(self.console, f"note: {name} has no /events, so there are no pictures of its slots")
             events.settle()  # the steps of the warm-up belong to no run
             for load in loads:
                 for repeat, plan in enumerate(load.plans):
@@ -84,8 +79,7 @@ class Experiment:
                     again = f" #{repeat + 1}" if len(load.plans) > 1 else ""
                     say(
                         self.console,
-                        f"{progress}{name}, {plan.arrivals.describe()}{again}: "
-                        f"{len(plan.planned)} requests",
+                        f"{progress}{name}, {plan.arrivals.describe()}{again}: {len(plan.planned)} requests",
                     )
                     self.one(labels, target, plan, warmed, events)
                     if self.interrupted:
@@ -105,15 +99,11 @@ class Experiment:
         before = runs.stats_or_none(target)
         if events is not None:
             events.label(labels)
-        sent = runs.send(
-            target, plan.planned, self.console, plan.arrivals, self.store.record(labels)
-        )
+        sent = runs.send(target, plan.planned, self.console, plan.arrivals, self.store.record(labels))
         if events is not None:
             events.settle()
             events.label(None)
-        numbers = measure.result(
-            sent.outcomes, self.facts(labels, target, plan, before, warmed, sent.stalls)
-        )
+        numbers = measure.result(sent.outcomes, self.facts(labels, target, plan, before, warmed, sent.stalls))
         self.store.add(labels, numbers)
         for text in tables.warnings(numbers, sent.outcomes):
             self.store.warn(f"{labels['policy']}, {labels['load']}: {text}")

@@ -47,9 +47,7 @@ class Parser(argparse.ArgumentParser):
         return flags
 
 
-def number(
-    low: float, high: float = math.inf, kind: type = int, above: bool = False
-) -> Callable[[str], float]:
+def number(low: float, high: float = math.inf, kind: type = int, above: bool = False) -> Callable[[str], float]:
     """Make an argparse type: a finite number from `low` to `high` (`above`: not `low` itself)."""
 
     def parse(text: str) -> float:
@@ -101,9 +99,7 @@ def slo(text: str) -> tuple[str, float]:
     except ValueError:
         value = math.nan
     if name not in SLOS or not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a limit. Use ttft:MS, tpot:MS or e2el:MS, such as ttft:500"
-        )
+        raise argparse.ArgumentTypeError(f"{text!r} is not a limit. Use ttft:MS, tpot:MS or e2el:MS, such as ttft:500")
     return name, value
 
 
@@ -121,18 +117,12 @@ def base_url(text: str) -> str:
 POSITIVE = number(0, kind=float, above=True)
 Flags = dict[str, tuple[str, dict[str, Any]]]
 SENT: Flags = {
-    "--workload": (
-        "name of the workload (see below)",
-        {"type": checked(catalog.check), "metavar": "NAME"},
-    ),
+    "--workload": ("name of the workload (see below)", {"type": checked(catalog.check), "metavar": "NAME"}),
     "--text": (
         "take prompts from this text file instead of the built-in plays",
         {"type": checked(lambda text: corpus.load(Path(text)) and None), "metavar": "FILE"},
     ),
-    "--numsamples": (
-        "number of requests (default 100)",
-        {"type": number(1, 100_000), "metavar": "N"},
-    ),
+    "--numsamples": ("number of requests (default 100)", {"type": number(1, 100_000), "metavar": "N"}),
     "--seed": (
         "seed of prompts, lengths and times (default: random, and printed)",
         {"type": number(0, 2**63 - 1), "metavar": "N"},
@@ -149,17 +139,10 @@ SENT: Flags = {
 ASKED: Flags = {
     "--api": (
         "API of the server: inference (default), openai or tgi",
-        {
-            "type": one_of("api", dialects.APIS),
-            "metavar": "inference|openai|tgi",
-            "default": "inference",
-        },
+        {"type": one_of("api", dialects.APIS), "metavar": "inference|openai|tgi", "default": "inference"},
     ),
     "--stream": ("stream the answers, to measure TTFT, TPOT and ITL", {"action": "store_true"}),
-    "--api-key": (
-        "API key (default: EB_API_KEY in the environment or client/.env)",
-        {"metavar": "KEY"},
-    ),
+    "--api-key": ("API key (default: EB_API_KEY in the environment or client/.env)", {"metavar": "KEY"}),
     "--timeout": (
         "cancel a request after S seconds without data (default 600)",
         {"type": POSITIVE, "metavar": "S", "default": 600.0},
@@ -198,9 +181,7 @@ def api_key(flag: str | None, known: Mapping[str, str | None]) -> str | None:
     """Find the key: the flag, then the environment, then client/.env."""
     key = flag or known.get("EB_API_KEY") or None
     if key and not (key.isascii() and key.isprintable()):
-        raise UsageError(
-            "the API key has characters that are not allowed in an HTTP header. Use printable ASCII"
-        )
+        raise UsageError("the API key has characters that are not allowed in an HTTP header. Use printable ASCII")
     return key
 
 
@@ -242,10 +223,7 @@ def check(flags: argparse.Namespace) -> None:
     if flags.prompt is not None and (flags.burst or flags.rate or flags.load):
         raise UsageError(f"--prompt sends a single request. Remove {given[0]}")
     if flags.workload and (flags.selection or flags.numtokens_range):
-        raise UsageError(
-            f"--workload {flags.workload} draws its own lengths. Remove --selection and "
-            "--numtokens_range"
-        )
+        raise UsageError(f"--workload {flags.workload} draws its own lengths. Remove --selection and --numtokens_range")
     if flags.numtokens_range and flags.selection not in (None, *data.RANGE_SELECTIONS):
         raise UsageError(
             f"--selection {flags.selection} draws its own lengths. Use it without "
@@ -261,6 +239,4 @@ def check_limits(flags: argparse.Namespace) -> None:
     """Refuse limits on what is only known of streams."""
     wanted = [name for name, _ in flags.goodput if name in ("ttft", "tpot")]
     if wanted and not flags.stream:
-        raise UsageError(
-            f"--goodput {wanted[0]} can only be measured with streams. Add --stream, or use e2el:MS"
-        )
+        raise UsageError(f"--goodput {wanted[0]} can only be measured with streams. Add --stream, or use e2el:MS")

@@ -40,13 +40,9 @@ def read(path: Path, console: Console) -> Table:
                 except ValueError:
                     bad.append(number)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"cannot read {str(path)!r}: {error}. Use a server's token data table"
-        ) from error
+        raise UsageError(f"cannot read {str(path)!r}: {error}. Use a server's token data table") from error
     if not rows:
-        raise UsageError(
-            f"{str(path)!r} has no rows of num_tokens,seconds. Use a server's token data table"
-        )
+        raise UsageError(f"{str(path)!r} has no rows of num_tokens,seconds. Use a server's token data table")
     if bad:
         say(console, f"note: {path}: skipped line {', '.join(map(str, bad[:5]))}")
     return sorted(rows)
@@ -70,14 +66,8 @@ def draw(tables: dict[str, Table], out: Path) -> None:
     for place, (name, rows) in enumerate(tables.items()):
         x, y = zip(*rows)
         line = figures.fit(x, y)
-        label = (
-            name
-            if line is None
-            else f"{name}: {line[1]:.2f} s + {line[0]:.4f} s/token, r = {line[2]:.2f}"
-        )
-        axes.plot(
-            x, y, marker="o", markersize=3, color=KNOWN.get(name, OTHERS[place % 7]), label=label
-        )
+        label = name if line is None else f"{name}: {line[1]:.2f} s + {line[0]:.4f} s/token, r = {line[2]:.2f}"
+        axes.plot(x, y, marker="o", markersize=3, color=KNOWN.get(name, OTHERS[place % 7]), label=label)
     finish(axes, "requested tokens", "mean latency (s)")
     picture.tight_layout()
     picture.savefig(out, dpi=130)
@@ -92,31 +82,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             prog="graph.py", description=__doc__, allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
-        parser.add_argument(
-            "tables", nargs="*", type=Path, help="tables (default: *token_data*.csv in this folder)"
-        )
-        parser.add_argument(
-            "--out",
-            type=Path,
-            default=Path("graph.png"),
-            help="picture to write (default: graph.png)",
-        )
+        parser.add_argument("tables", nargs="*", type=Path, help="tables (default: *token_data*.csv in this folder)")
+        parser.add_argument("--out", type=Path, default=Path("graph.png"), help="picture to write (default: graph.png)")
         given = parser.read(sys.argv[1:] if argv is None else argv)
         paths = given.tables or sorted(Path().glob("*token_data*.csv"))
         if not paths:
-            raise UsageError(
-                "no table is given, and this folder has no *token_data*.csv. Use graph.py FILE.csv"
-            )
+            raise UsageError("no table is given, and this folder has no *token_data*.csv. Use graph.py FILE.csv")
         try:
             draw({name_of(path): read(path, console) for path in paths}, given.out)
         except ImportError as error:
-            raise UsageError(
-                f"{error}. Install matplotlib with pip install -r client/requirements.txt"
-            ) from error
+            raise UsageError(f"{error}. Install matplotlib with pip install -r client/requirements.txt") from error
         except (OSError, ValueError) as error:
-            raise UsageError(
-                f"cannot write {str(given.out)!r}: {error}. Use --out FILE.png"
-            ) from error
+            raise UsageError(f"cannot write {str(given.out)!r}: {error}. Use --out FILE.png") from error
         emit(str(given.out))
         return FINE
 

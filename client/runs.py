@@ -93,8 +93,7 @@ def send(
         run.stop()
         say(
             console,
-            f"stopped sending; open requests have {GRACE_SECONDS:.0f} s to finish. "
-            "Press Ctrl-C again to exit at once",
+            f"stopped sending; open requests have {GRACE_SECONDS:.0f} s to finish. Press Ctrl-C again to exit at once",
         )
         run.wait(GRACE_SECONDS)
     finally:
@@ -165,11 +164,7 @@ def machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Name the versions that a measured time may depend on."""
-    return {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "aiohttp": aiohttp.__version__,
-    }
+    return {"python": platform.python_version(), "numpy": np.__version__, "aiohttp": aiohttp.__version__}
 
 
 def allow_files(connections: int, at_once: bool) -> None:

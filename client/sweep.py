@@ -86,14 +86,8 @@ SWEPT: flags.Flags = {
         "; ".join(f"{name}: {axis.help}" for name, axis in AXES.items()) + " (rate)",
         {"type": flags.one_of("axis", list(AXES)), "metavar": "WHAT", "default": "rate"},
     ),
-    "--values": (
-        "values to use instead of the usual ones",
-        {"type": flags.POSITIVE, "metavar": "X", "nargs": "+"},
-    ),
-    "--seconds": (
-        "duration of each rate (default 20)",
-        {"type": flags.POSITIVE, "metavar": "S", "default": SECONDS},
-    ),
+    "--values": ("values to use instead of the usual ones", {"type": flags.POSITIVE, "metavar": "X", "nargs": "+"}),
+    "--seconds": ("duration of each rate (default 20)", {"type": flags.POSITIVE, "metavar": "S", "default": SECONDS}),
 }
 
 
@@ -112,18 +106,14 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     given.workload = given.workload or "original"
     axis = AXES[given.over]
     if given.over in ("batch", "cache") and any("=http" in word for word in given.what):
-        raise UsageError(
-            f"--over {given.over} starts its own servers. Use policies instead of addresses"
-        )
+        raise UsageError(f"--over {given.over} starts its own servers. Use policies instead of addresses")
     given.sweep_values = sorted(given.values) if given.values else list(axis.values)
     given.load = [axis.pace(value) for value in given.sweep_values]
     flags.check_limits(given)
     return given
 
 
-def saturated(
-    over: str, history: Sequence[Mapping[str, Any]], e2els: Sequence[float | None]
-) -> bool:
+def saturated(over: str, history: Sequence[Mapping[str, Any]], e2els: Sequence[float | None]) -> bool:
     """Tell whether more is of no use; `e2els` are those of the last run, in order of arrival."""
     last = history[-1]
     if over == "rate":
@@ -185,10 +175,7 @@ class Sweep:
             labels = {"policy": name, "load": f"{over}:{value:g}", "repeat": 0, "value": value}
             if over == "variance":
                 labels["value"] = float(np.std([p.num_tokens for p in plan.planned]))
-            say(
-                self.experiment.console,
-                f"{progress}{name}, {over} {value:g}: {len(plan.planned)} requests",
-            )
+            say(self.experiment.console, f"{progress}{name}, {over} {value:g}: {len(plan.planned)} requests")
             warmed = 0 if history else runs.warm_up(target, plan.planned, self.given.warmup or 3)
             numbers = self.experiment.one(labels, target, plan, warmed)
             history.append(numbers)
@@ -220,9 +207,7 @@ class Sweep:
         return max(FEWEST, math.ceil(2 * value)) if self.given.over == "users" else 64
 
 
-def run(
-    given: argparse.Namespace, environ: Mapping[str, str], console: Console, command: str
-) -> int:
+def run(given: argparse.Namespace, environ: Mapping[str, str], console: Console, command: str) -> int:
     """Sweep every policy; show and keep what was measured."""
     seed = secrets.randbits(32) if given.seed is None else given.seed
     folder = compare.make_store(given, seed, command)

@@ -22,22 +22,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-HUES = (
-    "dodger_blue2",
-    "orange1",
-    "spring_green4",
-    "pink3",
-    "sky_blue1",
-    "dark_orange3",
-    "yellow4",
-    "medium_purple",
-)
-MARKS = {
-    "prefill": "█",
-    "decode": "▄",
-    "held": "╱",
-    "idle": "‥",
-}  # the shape says it without colours, too
+HUES = ("dodger_blue2", "orange1", "spring_green4", "pink3", "sky_blue1", "dark_orange3", "yellow4", "medium_purple")
+MARKS = {"prefill": "█", "decode": "▄", "held": "╱", "idle": "‥"}  # the shape says it without colours, too
 WASTE = (("useful", "blue", "█"), ("padding", "yellow", "▒"), ("held", "magenta", "╱"), ("idle", "bright_black", "·"),
          ("recomputed", "red", "▓"))  # fmt: skip
 KEPT = 1000
@@ -89,9 +75,7 @@ class Watched:
             "step": sum(s["seconds"] for s in recent) / len(recent) if recent else None,
             "fill": 1 - spent[3] / total if recent else None,
             "waste": [part / total for part in spent] if recent else None,
-            "pages": last["pages"]
-            if last
-            else {"used": 0, "total": self.state.get("pages_total", 0)},
+            "pages": last["pages"] if last else {"used": 0, "total": self.state.get("pages_total", 0)},
             "steps": len(recent),
         }
 
@@ -102,9 +86,7 @@ def events(url: str, key: str, last_id: int | None) -> Iterator[tuple[str, dict[
     if last_id is not None:
         headers["Last-Event-ID"] = str(last_id)
     params = {"detail": "1", "last": "300"}
-    with requests.get(
-        f"{url}/events", params=params, headers=headers, stream=True, timeout=(5, 30)
-    ) as answer:
+    with requests.get(f"{url}/events", params=params, headers=headers, stream=True, timeout=(5, 30)) as answer:
         if answer.status_code != 200:
             try:
                 reason = answer.json()["error"]["message"]
@@ -230,9 +212,7 @@ def screen(watched: Watched, url: str, width: int, height: int) -> Group:
     ]
     for _ in cells:
         tiles.add_column()
-    tiles.add_row(
-        *(Text.assemble((name + "\n", "grey62"), (value, "bold")) for name, value in cells)
-    )
+    tiles.add_row(*(Text.assemble((name + "\n", "grey62"), (value, "bold")) for name, value in cells))
     line = shadow_line(state.get("shadow"))
     below = 14 + -(-len(line) // max(1, width))
     picture = slots_picture(watched, width - 4, height - below)
@@ -246,14 +226,10 @@ def screen(watched: Watched, url: str, width: int, height: int) -> Group:
 
 def main(argv: list[str] | None = None) -> int:
     """Show a server until Ctrl-C; the exit code is 3 when it was never reached."""
-    parser = argparse.ArgumentParser(
-        prog="python -m client.top", description=__doc__.split("\n\n")[0]
-    )  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(prog="python -m client.top", description=__doc__.split("\n\n")[0])  # type: ignore[union-attr]
     parser.add_argument("url", nargs="?", default="http://127.0.0.1:8500", help="[%(default)s]")
     parser.add_argument("--api-key", default=os.environ.get("EB_API_KEY", ""), help="or EB_API_KEY")
-    parser.add_argument(
-        "--seconds", type=float, default=0.0, help="exit after this many seconds; 0: never [0]"
-    )
+    parser.add_argument("--seconds", type=float, default=0.0, help="exit after this many seconds; 0: never [0]")
     asked = parser.parse_args(argv)
     url = asked.url.rstrip("/") if "://" in asked.url else f"http://{asked.url.rstrip('/')}"
     watched, stop = Watched(), threading.Event()

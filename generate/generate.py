@@ -42,9 +42,7 @@ def generate(inference: Any, model: ServerModel, pick: Pick = sample) -> str:
 
 
 @torch.no_grad()
-def static_batch_generate(
-    batch: Sequence[Any], model: ServerModel, pick: Pick = sample
-) -> list[tuple[str, Any]]:
+def static_batch_generate(batch: Sequence[Any], model: ServerModel, pick: Pick = sample) -> list[tuple[str, Any]]:
     """Return (prompt and completion, inference) of all of a batch, when the longest is done.
 
     Prompts of different lengths are padded on the right. Causal attention never looks there, so the

@@ -14,10 +14,7 @@ from models.gpt2 import GPTConfig
 
 PAGE_SIZE = 64
 GPU_PAGE_SIZE = 128  # a page is what one program of the decode kernel reads
-CPU_SHARE, CPU_MOST = (
-    0.3,
-    2 << 30,
-)  # of the free memory, and at most, unless --kv-memory says otherwise
+CPU_SHARE, CPU_MOST = (0.3, 2 << 30)  # of the free memory, and at most, unless --kv-memory says otherwise
 GPU_SHARE = 0.8
 
 
@@ -98,9 +95,7 @@ def bytes_per_token(shape: GPTConfig, dtype: torch.dtype) -> int:
     return 2 * shape.n_layer * shape.n_embd * dtype.itemsize
 
 
-def kv_pages(
-    shape: GPTConfig, dtype: torch.dtype, device: torch.device, kv_memory: int, slots: int
-) -> int:
+def kv_pages(shape: GPTConfig, dtype: torch.dtype, device: torch.device, kv_memory: int, slots: int) -> int:
     """Return how many pages to make: what `kv_memory` bytes hold, or for 0 a share of the free memory.
 
     More than all slots with a whole context each are of no use but to the prefix cache. On a CPU it gets as many

@@ -41,9 +41,7 @@ class SamplingParams:
             or self.logit_bias
             or (self.min_tokens and self.banned_ids)
         )
-        filtered = self.temperature > 0 and (
-            self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or self.typical_p < 1
-        )
+        filtered = self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or self.typical_p < 1)
         object.__setattr__(self, "is_processed", processed)
         object.__setattr__(self, "is_filtered", filtered)
 

@@ -140,9 +140,7 @@ class ModelRunner:
                 outputs[i] = self._score_prompt(seq, outputs[i], logits[first : last[i] + 1])
         return outputs
 
-    def _add_logprobs(
-        self, plan: Plan, outputs: list[Output], rows: Tensor, due: list[int]
-    ) -> None:
+    def _add_logprobs(self, plan: Plan, outputs: list[Output], rows: Tensor, due: list[int]) -> None:
         wanted = [
             (row, i)
             for row, i in enumerate(due)
@@ -175,9 +173,7 @@ class ModelRunner:
         x = self.blocks(ids, places, rows, some)
         return self.head(x) if due else x
 
-    def _pack(
-        self, plan: Plan, held: Rows[Sequence]
-    ) -> tuple[Tensor, Tensor, PackedRows, list[int]]:
+    def _pack(self, plan: Plan, held: Rows[Sequence]) -> tuple[Tensor, Tensor, PackedRows, list[int]]:
         """Lay the plan's tokens in one row; held sequences compute their last token once more.
 
         The rows due are those whose logits give a token, and the held ones, which pay for theirs in vain.

@@ -69,22 +69,15 @@ def uniform(seed: int, position: int) -> float:
 class Draws:
     """How some rows are drawn, laid out once for as many steps as the same requests stay together."""
 
-    def __init__(
-        self, params: Sequence[SamplingParams], device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, params: Sequence[SamplingParams], device: torch.device | str = "cpu") -> None:
         self.params = params
         own = [p.is_processed or p.is_filtered for p in params]
         self._own = [i for i, is_own in enumerate(own) if is_own]  # rows that Python looks at
-        self._heat = [
-            1 / p.temperature if p.temperature > 0 and not is_own else 0.0
-            for p, is_own in zip(params, own)
-        ]
+        self._heat = [1 / p.temperature if p.temperature > 0 and not is_own else 0.0 for p, is_own in zip(params, own)]
         self._heats = torch.tensor(self._heat, device=device)
         self._seeds = torch.tensor([_signed(p.seed) for p in params], device=device)
 
-    def draw(
-        self, logits: Tensor, places: Tensor, history: Callable[[int], History]
-    ) -> list[int | NotFinite]:
+    def draw(self, logits: Tensor, places: Tensor, history: Callable[[int], History]) -> list[int | NotFinite]:
         """Return a token for each row of float32 logits (R, V), or what is wrong with the row.
 
         `places` (R), int64, are those in the context that the new tokens take; `history(i)` is asked for where row i is
@@ -166,9 +159,7 @@ def _process(row: Tensor, p: SamplingParams, history: History) -> Tensor:
     if p.repetition_penalty != 1:
         seen = torch.tensor(sorted({*history.prompt_ids, *history.output_ids}), device=row.device)
         values = row[seen]
-        row[seen] = torch.where(
-            values > 0, values / p.repetition_penalty, values * p.repetition_penalty
-        )
+        row[seen] = torch.where(values > 0, values / p.repetition_penalty, values * p.repetition_penalty)
     if (p.presence_penalty or p.frequency_penalty) and history.output_ids:
         counts = Counter(history.output_ids)
         ids = torch.tensor(list(counts), device=row.device)
@@ -231,9 +222,7 @@ def _invert(probabilities: Tensor, where: Sequence[float]) -> list[int]:
     return found.clamp_(max=sums.shape[1] - 1).tolist()
 
 
-def logprobs(
-    logits: Tensor, tokens: Sequence[int], counts: Sequence[int], ranks: bool = False
-) -> list[TokenLogprobs]:
+def logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int], ranks: bool = False) -> list[TokenLogprobs]:
     """Return for each row of float32 logits (R, V) the log probability of its token and of the likeliest ones.
 
     For a token that is the likeliest, its value is the same number, bit for bit, as the first alternative's.

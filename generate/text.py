@@ -102,11 +102,7 @@ class GrowingText:
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        stops: Sequence[str],
-        hidden: Collection[int],
-        follows_tokens: bool,
+        self, tokenizer: Tokenizer, stops: Sequence[str], hidden: Collection[int], follows_tokens: bool
     ) -> None:
         self.shown_tokens = 0
         self._detokenizer = Detokenizer(tokenizer)

@@ -64,9 +64,7 @@ def engine_stack() -> Iterator[None]:
         threading.stack_size(before)
 
 
-def load_engine(
-    config: Config, stats: ServerStats, on_death: Callable[[str], None] = lambda reason: None
-) -> Engine:
+def load_engine(config: Config, stats: ServerStats, on_death: Callable[[str], None] = lambda reason: None) -> Engine:
     """Load the model that the settings name, make its pages, and start the loop; `on_death` is told why it failed."""
     armed = faults.read(os.environ)
     armed.load()
@@ -74,10 +72,7 @@ def load_engine(
     load = _load_mock if mock.is_mock(config.model) else _load_model
     parts = load(config, slots=config.max_batch_size)  # another policy may want them all
     pages = PagePool(
-        parts.n_pages,
-        parts.page_size,
-        prefix_cache=config.prefix_cache,
-        salt=f"{parts.name} {parts.dtype}",
+        parts.n_pages, parts.page_size, prefix_cache=config.prefix_cache, salt=f"{parts.name} {parts.dtype}"
     )
     make_inference = armed.maker(inference_maker(parts.tokenizer))
     manager = BatchingManager(
@@ -119,13 +114,7 @@ def load_engine(
 
 
 def _shadow_of(config: Config, manager: BatchingManager) -> Shadow:
-    return Shadow(
-        config.shadow,
-        manager,
-        served=config.policy,
-        slots=config.max_batch_size,
-        cost=config.shadow_cost,
-    )
+    return Shadow(config.shadow, manager, served=config.policy, slots=config.max_batch_size, cost=config.shadow_cost)
 
 
 def _load_model(config: Config, slots: int) -> Parts:
@@ -135,9 +124,7 @@ def _load_model(config: Config, slots: int) -> Parts:
 
     text = os.environ.get(RESOLVED)
     resolved = (
-        weights.ResolvedModel.from_json(text)
-        if text
-        else weights.resolve(config.model or None, config.load_format)
+        weights.ResolvedModel.from_json(text) if text else weights.resolve(config.model or None, config.load_format)
     )
     device = machine.choose_device(config.device)
     dtype = machine.choose_dtype(config.dtype, device)
@@ -222,10 +209,7 @@ def _load_mock(config: Config, slots: int) -> Parts:
         n_pages=mock.kv_pages(model.context, config.kv_memory, slots),
         page_size=mock.PAGE_SIZE,
         tokens_per_step=model.tokens_per_step,
-        facts={
-            "instead": model.description,
-            "warnings": [tokenizer.warning] if tokenizer.warning else [],
-        },
+        facts={"instead": model.description, "warnings": [tokenizer.warning] if tokenizer.warning else []},
     )
 
 
@@ -258,10 +242,7 @@ def inference_maker(tokenizer: Any) -> Callable[..., Inference]:
             num_tokens,
             tokenizer.encode(prompt) if prompt_ids is None else prompt_ids,
             sampling=SamplingParams(
-                seed=secrets.randbits(63) if seed is None else seed,
-                min_tokens=min_tokens,
-                banned_ids=endings,
-                **params,
+                seed=secrets.randbits(63) if seed is None else seed, min_tokens=min_tokens, banned_ids=endings, **params
             ),
             text=AnswerText(
                 tokenizer,

@@ -225,9 +225,7 @@ def read(environ: Mapping[str, str]) -> Faults:
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
             guess = f" Did you mean {near[0]}?" if near else ""
-            raise ValueError(
-                f"{VARIABLE}: unknown fault {name!r}.{guess} Use one of: {', '.join(names)}"
-            )
+            raise ValueError(f"{VARIABLE}: unknown fault {name!r}.{guess} Use one of: {', '.join(names)}")
     try:
         return Faults.model_validate({k: _parameters(k, value) for k, value in given.items()})
     except ValidationError as errors:
@@ -253,11 +251,7 @@ class FaultyModel:
     """A model whose steps fail as they were told to; in all else it is the model."""
 
     def __init__(
-        self,
-        model: Model,
-        faults: list[Step],
-        nan_row: Words | None,
-        decode: Callable[[list[int]], str],
+        self, model: Model, faults: list[Step], nan_row: Words | None, decode: Callable[[list[int]], str]
     ) -> None:
         self._model = model
         self._left = {fault: fault.times for fault in faults}
@@ -286,9 +280,7 @@ class FaultyModel:
 
     def _is_due(self, fault: Step, plan: Plan) -> bool:
         words = fault.prompt_contains
-        return fault.is_due(self._steps, plan) and (
-            not words or any(self._has(seq, words) for seq in plan.sequences)
-        )
+        return fault.is_due(self._steps, plan) and (not words or any(self._has(seq, words) for seq in plan.sequences))
 
     def _has(self, seq: Sequence, words: str) -> bool:
         return words in self._decode(seq.prompt_ids)

@@ -117,9 +117,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             super().handle_exit(sig, frame)
         elif not service.draining:
             service.draining = True
-            threading.Thread(
-                target=self._drain, args=(service, sig), name="drain", daemon=True
-            ).start()
+            threading.Thread(target=self._drain, args=(service, sig), name="drain", daemon=True).start()
 
     def handle_quit(self, sig: int, frame: Any) -> None:
         """Give everybody who waits an error at once, and end the process."""

@@ -58,20 +58,16 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(
-            f"{folder} has no config.json. "
-            "Use a folder that save_pretrained of a GPT2LMHeadModel wrote"
+            f"{folder} has no config.json. Use a folder that save_pretrained of a GPT2LMHeadModel wrote"
         )
     raw = _read_json(path)
     kind = raw.get("model_type", "gpt2")
     if kind != "gpt2":
-        raise CheckpointError(
-            f"{path} has model_type {kind!r}, but only 'gpt2' is supported. Use a GPT-2 checkpoint"
-        )
+        raise CheckpointError(f"{path} has model_type {kind!r}, but only 'gpt2' is supported. Use a GPT-2 checkpoint")
     for key in UNSUPPORTED:
         if raw.get(key):
             raise CheckpointError(
-                f"{path} sets {key}, which changes the computation and is not supported. "
-                "Use a checkpoint without it"
+                f"{path} sets {key}, which changes the computation and is not supported. Use a checkpoint without it"
             )
     config = dict(DEFAULTS)
     for name in DEFAULTS:
@@ -90,8 +86,7 @@ def _check_values(config: Mapping[str, Any], path: Path) -> None:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise CheckpointError(
-                f"{path} sets {ALIASES.get(name, (name,))[0]} to {value!r}. "
-                "Use a whole number above 0"
+                f"{path} sets {ALIASES.get(name, (name,))[0]} to {value!r}. Use a whole number above 0"
             )
     if config["n_embd"] % config["n_head"]:
         raise CheckpointError(
@@ -105,9 +100,7 @@ def _check_values(config: Mapping[str, Any], path: Path) -> None:
         )
     epsilon = config["layer_norm_epsilon"]
     if not isinstance(epsilon, (int, float)) or not 0 < epsilon < 1:
-        raise CheckpointError(
-            f"{path} sets layer_norm_epsilon to {epsilon!r}. Use a number between 0 and 1"
-        )
+        raise CheckpointError(f"{path} sets layer_norm_epsilon to {epsilon!r}. Use a number between 0 and 1")
     for name in ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "tie_word_embeddings"):
         if not isinstance(config[name], bool):
             raise CheckpointError(f"{path} sets {name} to {config[name]!r}. Use true or false")
@@ -139,8 +132,7 @@ def _shards(index: Path) -> list[Path]:
     for name in names:
         if Path(name).name != name or not (index.parent / name).is_file():
             raise CheckpointError(
-                f"{index} names the shard {name!r}, which is not in {index.parent}. "
-                "Use a complete checkpoint"
+                f"{index} names the shard {name!r}, which is not in {index.parent}. Use a complete checkpoint"
             )
     return [index.parent / name for name in names]
 
@@ -153,9 +145,7 @@ def safetensors_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
         if not 0 < length <= size - 8:
-            raise CheckpointError(
-                broken.format(f"{size:,} bytes are too few for a safetensors header")
-            )
+            raise CheckpointError(broken.format(f"{size:,} bytes are too few for a safetensors header"))
         try:
             header = json.loads(file.read(length))
             header.pop("__metadata__", None)

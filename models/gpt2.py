@@ -47,14 +47,9 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         if self.n_embd % self.n_head:
-            raise ValueError(
-                f"n_embd {self.n_embd} is not a multiple of n_head {self.n_head}. "
-                "Use a GPT-2 checkpoint"
-            )
+            raise ValueError(f"n_embd {self.n_embd} is not a multiple of n_head {self.n_head}. Use a GPT-2 checkpoint")
         if self.activation not in ACTIVATIONS:
-            raise ValueError(
-                f"activation {self.activation!r} is not known. Use one of {', '.join(ACTIVATIONS)}"
-            )
+            raise ValueError(f"activation {self.activation!r} is not known. Use one of {', '.join(ACTIVATIONS)}")
 
     @property
     def head_size(self) -> int:
@@ -154,19 +149,14 @@ class GPT(nn.Module):
         """Return the final hidden states (B, T, C) of token ids (B, T), the first at `position`."""
         T = idx.shape[1]
         if position + T > self.config.block_size:
-            raise ValueError(
-                f"{position + T} tokens exceed the context of {self.config.block_size}. "
-                "Shorten the text"
-            )
+            raise ValueError(f"{position + T} tokens exceed the context of {self.config.block_size}. Shorten the text")
         places = torch.arange(position, position + T, device=idx.device)
         x = self.transformer.drop(self.transformer.wte(idx) + self.transformer.wpe(places))
         for block in self.transformer.h:
             x = block(x)
         return self.transformer.ln_f(x)
 
-    def forward(
-        self, idx: Tensor, targets: Tensor | None = None, position: int = 0
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, idx: Tensor, targets: Tensor | None = None, position: int = 0) -> tuple[Tensor, Tensor | None]:
         """Return logits and loss of token ids (B, T).
 
         Without targets: logits (B, 1, V) of the last place, loss None. With targets (B, T), of

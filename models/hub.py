@@ -39,18 +39,10 @@ def _gpt2(name: str, revision: str, n_layer: int, n_head: int, n_embd: int) -> P
 
 PUBLISHED = {
     "gpt2": _gpt2("openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e", 12, 12, 768),
-    "gpt2-medium": _gpt2(
-        "openai-community/gpt2-medium", "6dcaa7a952f72f9298047fd5137cd6e4f05f41da", 24, 16, 1024
-    ),
-    "gpt2-large": _gpt2(
-        "openai-community/gpt2-large", "32b71b12589c2f8d625668d2335a01cac3249519", 36, 20, 1280
-    ),
-    "gpt2-xl": _gpt2(
-        "openai-community/gpt2-xl", "15ea56dee5df4983c59b2538573817e1667135e2", 48, 25, 1600
-    ),
-    "distilgpt2": _gpt2(
-        "distilbert/distilgpt2", "2290a62682d06624634c1f46a6ad5be0f47f38aa", 6, 12, 768
-    ),
+    "gpt2-medium": _gpt2("openai-community/gpt2-medium", "6dcaa7a952f72f9298047fd5137cd6e4f05f41da", 24, 16, 1024),
+    "gpt2-large": _gpt2("openai-community/gpt2-large", "32b71b12589c2f8d625668d2335a01cac3249519", 36, 20, 1280),
+    "gpt2-xl": _gpt2("openai-community/gpt2-xl", "15ea56dee5df4983c59b2538573817e1667135e2", 48, 25, 1600),
+    "distilgpt2": _gpt2("distilbert/distilgpt2", "2290a62682d06624634c1f46a6ad5be0f47f38aa", 6, 12, 768),
 }
 
 
@@ -60,9 +52,7 @@ def cached(name: str) -> Path | None:
 
     model = PUBLISHED[name]
     for repo in (model.repo, name):  # before the repositories had owners, caches held the bare name
-        config = huggingface_hub.try_to_load_from_cache(
-            repo, "config.json", revision=model.revision
-        )
+        config = huggingface_hub.try_to_load_from_cache(repo, "config.json", revision=model.revision)
         if isinstance(config, str):
             folder = Path(config).parent
             try:
@@ -118,9 +108,7 @@ def _download(name: str) -> Path:
 
     model = PUBLISHED[name]
     try:
-        folder = huggingface_hub.snapshot_download(
-            model.repo, revision=model.revision, allow_patterns=FILES
-        )
+        folder = huggingface_hub.snapshot_download(model.repo, revision=model.revision, allow_patterns=FILES)
     except Exception as error:
         raise HubError(f"the download failed: {_reason(error)}") from error
     return Path(folder)

@@ -31,9 +31,7 @@ def _alphabet() -> dict[str, int]:
     """Return GPT-2's byte alphabet, a printable character for each byte, as character: byte."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + i): byte for i, byte in enumerate(rest)
-    }
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(rest)}
 
 
 def from_folder(folder: Path) -> tiktoken.Encoding:
@@ -70,10 +68,7 @@ def _fast_tokenizer(path: Path) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
         )
         vocab = dict(model["vocab"])
         vocab |= {added["content"]: added["id"] for added in content.get("added_tokens") or ()}
-        merges = [
-            tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair)
-            for pair in model["merges"]
-        ]
+        merges = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise TokenizerError(f"{path} is not a GPT-2 tokenizer. {_OTHER}") from error
     if not plain:
@@ -81,15 +76,12 @@ def _fast_tokenizer(path: Path) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
     return vocab, merges
 
 
-def _encoding(
-    folder: Path, vocab: dict[str, Any], merges: list[tuple[str, ...]]
-) -> tiktoken.Encoding:
+def _encoding(folder: Path, vocab: dict[str, Any], merges: list[tuple[str, ...]]) -> tiktoken.Encoding:
     """Check that `vocab` and `merges` say the same and return their Encoding."""
 
     def wrong(what: str) -> TokenizerError:
         return TokenizerError(
-            f"the tokenizer in {folder} is not consistent: {what}. "
-            "Use vocab.json and merges.txt from the same model"
+            f"the tokenizer in {folder} is not consistent: {what}. Use vocab.json and merges.txt from the same model"
         )
 
     ids = list(vocab.values())
@@ -117,9 +109,7 @@ def _encoding(
     # What no merge makes never comes out of a text: <|endoftext|>, padding, added tokens.
     mergeable = set(table.values())
     special = {token: i for token, i in vocab.items() if i not in mergeable}
-    return tiktoken.Encoding(
-        str(folder), pat_str=PATTERN, mergeable_ranks=table, special_tokens=special
-    )
+    return tiktoken.Encoding(str(folder), pat_str=PATTERN, mergeable_ranks=table, special_tokens=special)
 
 
 def from_file(path: Path) -> tiktoken.Encoding:
@@ -132,9 +122,7 @@ def from_file(path: Path) -> tiktoken.Encoding:
     try:
         lines = path.expanduser().read_bytes().splitlines()
     except OSError as error:
-        raise TokenizerError(
-            f"cannot read the tokenizer file {path}: {error.strerror or error}. {remedy}"
-        ) from error
+        raise TokenizerError(f"cannot read the tokenizer file {path}: {error.strerror or error}. {remedy}") from error
     table: dict[bytes, int] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -152,20 +140,15 @@ def from_file(path: Path) -> tiktoken.Encoding:
             raise TokenizerError(f"the tokenizer file {path} has no byte {byte}. {remedy}")
     if sorted(table.values()) != list(range(len(table))):
         raise TokenizerError(
-            f"the ranks in the tokenizer file {path} are not 0 to {len(table) - 1:,}, each once. "
-            f"{remedy}"
+            f"the ranks in the tokenizer file {path} are not 0 to {len(table) - 1:,}, each once. {remedy}"
         )
-    return tiktoken.Encoding(
-        path.stem, pat_str=PATTERN, mergeable_ranks=table, special_tokens={EOT: len(table)}
-    )
+    return tiktoken.Encoding(path.stem, pat_str=PATTERN, mergeable_ranks=table, special_tokens={EOT: len(table)})
 
 
 def of_bytes() -> tiktoken.Encoding:
     """Return the tokenizer that needs no file: a byte is a token, and 256 is `<|endoftext|>`."""
     table = {bytes([byte]): byte for byte in range(256)}
-    return tiktoken.Encoding(
-        "bytes", pat_str=PATTERN, mergeable_ranks=table, special_tokens={EOT: 256}
-    )
+    return tiktoken.Encoding("bytes", pat_str=PATTERN, mergeable_ranks=table, special_tokens={EOT: 256})
 
 
 def from_tiktoken(timeout_s: float = DOWNLOAD_S) -> tiktoken.Encoding:
@@ -198,18 +181,14 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise TokenizerError(
-            f"cannot read {path}: {error}. Use the file that belongs to the model"
-        ) from error
+        raise TokenizerError(f"cannot read {path}: {error}. Use the file that belongs to the model") from error
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(_text(path))
     except json.JSONDecodeError as error:
-        raise TokenizerError(
-            f"{path} is invalid JSON: {error}. Use the file that belongs to the model"
-        ) from error
+        raise TokenizerError(f"{path} is invalid JSON: {error}. Use the file that belongs to the model") from error
     if not isinstance(content, dict):
         raise TokenizerError(f"{path} is not a JSON object. Use the file that belongs to the model")
     return content

@@ -34,9 +34,7 @@ class Tokenizer:
     of the vocabulary.
     """
 
-    def __init__(
-        self, encoding: tiktoken.Encoding, fold: bool = False, warning: str | None = None
-    ) -> None:
+    def __init__(self, encoding: tiktoken.Encoding, fold: bool = False, warning: str | None = None) -> None:
         self.encoding = encoding
         self.fold = fold
         self.warning = warning
@@ -139,8 +137,7 @@ def load_tokenizer(resolved: ResolvedModel, file: str | Path | None = None) -> T
         if resolved.load_format != "dummy" or not (BARD / "vocab.json").is_file():
             raise
         warning = (
-            f"{error}. Until then bard's tokenizer is used, which changes lengths in tokens; "
-            "the text is random anyway"
+            f"{error}. Until then bard's tokenizer is used, which changes lengths in tokens; the text is random anyway"
         )
         return _fitting(Tokenizer(ranks.from_folder(BARD), fold=True, warning=warning), resolved)
 

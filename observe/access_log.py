@@ -74,11 +74,7 @@ class AccessLog:
             time.sleep(GATHER_SECONDS)
             while not self._lines.empty():
                 entries.append(self._lines.get())
-            lines = [
-                e if isinstance(e, str) else _encode(e)
-                for e in entries
-                if not isinstance(e, threading.Event)
-            ]
+            lines = [e if isinstance(e, str) else _encode(e) for e in entries if not isinstance(e, threading.Event)]
             try:
                 stream = self._stream or sys.stdout
                 stream.write("".join(f"{line}\n" for line in lines))

@@ -40,10 +40,7 @@ class Entry:
 
     @property
     def frame(self) -> bytes:
-        value, frame = (
-            self._value,
-            self._frame,
-        )  # in this order: whoever makes the frame drops the value last
+        value, frame = (self._value, self._frame)  # in this order: whoever makes the frame drops the value last
         if frame is None:
             if self.kind == "step":
                 frame = b"id: %d\ndata: %b\n\n" % (self.n, text(*value).encode())

@@ -64,9 +64,7 @@ class Meters:
         self.ttft = Histogram(TTFT)
         self.itl = Histogram(PER_TOKEN)
         self.tpot = Histogram(PER_TOKEN)
-        self.e2e, self.queue, self.prefill, self.decode, self.inference = (
-            Histogram(LATENCY) for _ in range(5)
-        )
+        self.e2e, self.queue, self.prefill, self.decode, self.inference = (Histogram(LATENCY) for _ in range(5))
         self.prompt_length, self.output_length, self.asked = (Histogram(TOKENS) for _ in range(3))
         self.longest_choice, self.choices = Histogram(TOKENS), Histogram(CHOICES)
         self.iteration_tokens = Histogram(ITERATION_TOKENS)
@@ -168,13 +166,7 @@ class Meters:
             self.received += 1
 
     def answered(
-        self,
-        route: str,
-        status: int,
-        rejected: str | None,
-        ignored: int,
-        outputs: list[int],
-        generates: bool = False,
+        self, route: str, status: int, rejected: str | None, ignored: int, outputs: list[int], generates: bool = False
     ) -> None:
         """Take in an HTTP request that has its answer, with the tokens of each of its choices."""
         with self._lock:
@@ -191,7 +183,4 @@ class Meters:
     def http_totals(self) -> dict[str, int]:
         """Return how many requests to generate came, and how many were answered by the hundreds of their status."""
         with self._lock:
-            return {
-                "received": self.received,
-                **{name: self.totals[name] for name in HUNDREDS},
-            }
+            return {"received": self.received, **{name: self.totals[name] for name in HUNDREDS}}

@@ -82,9 +82,7 @@ class Shadow:
         self._every = every
         self._clock = clock
         self._since = -1.0  # who came by then is not asked about
-        self._open: dict[
-            str, tuple[float, bool]
-        ] = {}  # when it came, and whether to an idle server
+        self._open: dict[str, tuple[float, bool]] = {}  # when it came, and whether to an idle server
         self._done: deque[tuple[bool, tuple[Any, ...], list[bytes]]] = deque()
         self._steps: defaultdict[tuple[bool, int], deque[tuple[Step, float]]] = defaultdict(
             partial(deque, maxlen=KEPT_STEPS)
@@ -118,10 +116,7 @@ class Shadow:
 
     def _note_step(self, iteration: Iteration) -> None:
         if iteration.policy != self._served:  # what came before was served by another
-            self._served, self._since = (
-                iteration.policy,
-                iteration.t if self._served else self._since,
-            )
+            self._served, self._since = (iteration.policy, iteration.t if self._served else self._since)
             self._done.clear()
         if self._turned is not None:
             self._gaps.append(max(0.0, iteration.t - self._turned))
@@ -200,9 +195,7 @@ class Shadow:
         still = [arrived for arrived, _ in self._open.copy().values()]
         since = max(self._since, self._clock() - SPAN)
         end = min(still, default=float("inf"))
-        seen = sorted(
-            (d for d in self._done.copy() if since < d[1][0] < end), key=lambda d: d[1][0]
-        )
+        seen = sorted((d for d in self._done.copy() if since < d[1][0] < end), key=lambda d: d[1][0])
         first = next((i for i, (alone, _, _) in enumerate(seen) if alone), len(seen))
         from_idle = bool(seen) and first <= len(seen) // 2
         kept = seen[first:] if from_idle else seen
@@ -233,16 +226,10 @@ class Shadow:
         return {"served": served, "state": "ready", **told, "seconds": span, "from_idle": from_idle}
 
     def _lines(
-        self,
-        rows: list[tuple[Any, ...]],
-        hashes: list[list[bytes]],
-        steps: list[tuple[Step, float]],
+        self, rows: list[tuple[Any, ...]], hashes: list[list[bytes]], steps: list[tuple[Step, float]]
     ) -> Iterator[str]:
         names: dict[bytes, int] = {}  # numbers in place of long hashes
-        requests = (
-            (*row, [names.setdefault(page, len(names)) for page in pages])
-            for row, pages in zip(rows, hashes)
-        )
+        requests = ((*row, [names.setdefault(page, len(names)) for page in pages]) for row, pages in zip(rows, hashes))
         for name, found in (("requests", requests), ("steps", ((*s, t) for s, t in steps))):
             piece: list[Any] = []
             for row in found:

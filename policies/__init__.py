@@ -54,10 +54,7 @@ def check_name(name: str, *, own: bool = True) -> None:
 def absolute(name: str) -> str:
     """Return a name that means the same in any folder: of what is a file, its whole path."""
     loop, order = _split(name)
-    whole = [
-        str(Path(part).expanduser().absolute()) if _is_file(part) else part
-        for part in (loop, order)
-    ]
+    whole = [str(Path(part).expanduser().absolute()) if _is_file(part) else part for part in (loop, order)]
     return "+".join(filter(None, whole))
 
 

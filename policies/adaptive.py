@@ -26,9 +26,7 @@ class Policy(policy.Policy):
         self.batch_size = 1  # the batch size for now
         self._gaps: list[tuple[float, int]] = []  # seconds of a step, and how many tokens it parted
 
-    def admit(
-        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
-    ) -> int:
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
         return max(0, min(len(waiting), room.slots, self.batch_size - len(running)))
 
     def on_step(self, plan: Plan, now: float) -> None:

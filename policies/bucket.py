@@ -27,18 +27,14 @@ class Policy(static.Policy):
         self._filed: dict[Sequence, Entry] = {}
         self._by_length: list[Entry] = []
 
-    def admit(
-        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
-    ) -> int:
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
         return 0 if running else min(len(waiting), room.slots)
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
         first = next(iter(super().order(waiting, now)))
         place = bisect_left(self._by_length, self._filed[first])
         size = self.max_batch_size
-        starts = range(
-            max(0, place - size + 1), max(0, min(place, len(self._by_length) - size)) + 1
-        )
+        starts = range(max(0, place - size + 1), max(0, min(place, len(self._by_length) - size)) + 1)
         start = min(starts, key=self._padding)
         batch = [seq for _, _, seq in self._by_length[start : start + size]]
         return [first, *(seq for seq in batch if seq is not first)]

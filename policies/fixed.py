@@ -23,9 +23,7 @@ class Policy(static.Policy):
         self.k = self.max_batch_size = min(self.k, max_batch_size)
         self.patience = self.flush
 
-    def admit(
-        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
-    ) -> int:
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
         if running:
             return 0
         if len(waiting) >= self.k or self.draining or now >= self._flush_at(waiting):

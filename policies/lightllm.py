@@ -32,9 +32,7 @@ class Policy(policy.Policy):
         if self.per_client and "client" not in self.heeds:
             self.heeds = (*self.heeds, "client", "length")
 
-    def admit(
-        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
-    ) -> int:
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
         due = not running or self._decodes >= self.max_wait
         return min(len(waiting), room.slots) if due else 0
 
@@ -51,10 +49,7 @@ class Policy(policy.Policy):
     def _peak(batch: list[Sequence]) -> int:
         """Return the most tokens that the cache will hold if nobody else joins."""
         parts = [
-            (
-                s.max_tokens - len(s.output_ids),
-                s.length - bool(s.output_ids),
-            )  # the newest is not in yet
+            (s.max_tokens - len(s.output_ids), s.length - bool(s.output_ids))  # the newest is not in yet
             for s in batch
         ]
         peak = held = 0

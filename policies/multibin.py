@@ -25,9 +25,7 @@ class Policy(Predicting, static.Policy):
     fair = False  # it goes by groups of its own, whatever the order
     k = option(4, "bins", low=1, high=64)
     bounds: tuple[int, ...] = option((), "longest prediction of each bin except the last", low=1)
-    flush = option(
-        1.0, "maximum seconds that the oldest request of a bin waits for a full batch", low=0.0
-    )
+    flush = option(1.0, "maximum seconds that the oldest request of a bin waits for a full batch", low=0.0)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
@@ -62,9 +60,7 @@ class Policy(Predicting, static.Policy):
             self._batches.append(members[:])
             members.clear()
 
-    def admit(
-        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
-    ) -> int:
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
         if running:
             return 0
         for members in self._bins:
@@ -82,9 +78,7 @@ class Policy(Predicting, static.Policy):
         return list(self._batches[0])
 
     def deadline(self, waiting: Collection[Sequence], now: float) -> float | None:
-        return (
-            min(m[0].arrived_at for m in self._bins if m) + self.flush if any(self._bins) else None
-        )
+        return min(m[0].arrived_at for m in self._bins if m) + self.flush if any(self._bins) else None
 
     def on_cancel(self, seq: Sequence, now: float) -> None:
         super().on_cancel(seq, now)

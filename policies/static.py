@@ -18,9 +18,7 @@ class Policy(policy.Policy):
     holds = True
     conserving = False
 
-    def admit(
-        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
-    ) -> int:
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
         return 0 if running else min(len(waiting), room.slots)
 
     def release(self, running: list[Sequence]) -> list[Sequence]:

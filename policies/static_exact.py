@@ -21,9 +21,7 @@ class Policy(static.Policy):
         super().__init__(max_batch_size, **options)
         self._groups: list[list[Sequence]] = []  # the last is the next to run
 
-    def admit(
-        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
-    ) -> int:
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
         if running:
             return 0
         while self._groups:

@@ -30,9 +30,7 @@ class Policy(static.Policy):
         self._longest = 0  # tokens of the longest of the collection
         self._steps = 0  # of the present batch
 
-    def admit(
-        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
-    ) -> int:
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
         if running:
             return 0
         if not self._collected and self._is_complete(waiting, now):

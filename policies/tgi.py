@@ -22,18 +22,14 @@ class Policy(policy.Policy):
     apart = True
     conserving = False
     ratio = option(0.3, "required waiting requests per running request (1.2 in 2023)", low=0.0)
-    max_waiting = option(
-        20, "decode steps after which any number of waiting requests suffices", low=0
-    )
+    max_waiting = option(20, "decode steps after which any number of waiting requests suffices", low=0)
     max_total_tokens = option(1 << 60, "prompt and answer tokens of a batch", low=1)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
         self._decodes = 0  # steps since somebody joined
 
-    def admit(
-        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
-    ) -> int:
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
         if not running:
             return min(len(waiting), room.slots)
         if not self._decodes:
@@ -41,14 +37,7 @@ class Policy(policy.Policy):
         needed = 1 if self._decodes >= self.max_waiting else floor(len(running) * self.ratio)
         return room.slots if self._fit(waiting, running, room, now, needed) else 0
 
-    def _fit(
-        self,
-        waiting: Collection[Sequence],
-        running: list[Sequence],
-        room: Room,
-        now: float,
-        needed: int,
-    ) -> bool:
+    def _fit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float, needed: int) -> bool:
         """Whether the first `needed` in order fit together."""
         if needed > min(len(waiting), room.slots):
             return False

@@ -16,20 +16,14 @@ from scheduling.sequence import Sequence
 
 
 class Policy(static.Policy):
-    delay = option(
-        0.0,
-        "maximum seconds that the oldest request waits for others, usually 0.005 to 0.1",
-        low=0.0,
-    )
+    delay = option(0.0, "maximum seconds that the oldest request waits for others, usually 0.005 to 0.1", low=0.0)
     preferred: tuple[int, ...] = option((), "batch sizes that start at once, such as 4,8", low=1)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
         self.patience = self.delay
 
-    def admit(
-        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
-    ) -> int:
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
         if running:
             return 0
         n = len(waiting)

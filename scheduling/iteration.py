@@ -23,9 +23,7 @@ class Plan:
     held: list[Sequence] = field(default_factory=list)
     padded: bool = False
     joined: list[Sequence] = field(default_factory=list)
-    paused: list[Sequence] = field(
-        default_factory=list
-    )  # they run, but compute nothing in this step
+    paused: list[Sequence] = field(default_factory=list)  # they run, but compute nothing in this step
     displaced: list[Sequence] = field(default_factory=list)
 
     @property

@@ -75,12 +75,7 @@ class Option:
 
 
 def option(
-    default: T,
-    help: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] = (),
+    default: T, help: str, *, low: float | None = None, high: float | None = None, choices: tuple[str, ...] = ()
 ) -> T:
     """Declare an option of a policy, as a class attribute."""
     return Option(default, help, low, high, choices)  # type: ignore[return-value]

@@ -19,13 +19,9 @@ class PagePool:
     `salt` names what makes keys and values differ between pools: model, dtype.
     """
 
-    def __init__(
-        self, n_pages: int, page_size: int, *, prefix_cache: bool = True, salt: str = ""
-    ) -> None:
+    def __init__(self, n_pages: int, page_size: int, *, prefix_cache: bool = True, salt: str = "") -> None:
         if n_pages < 2:
-            raise ValueError(
-                f"a pool of {n_pages} pages holds no sequence; at least 2 are needed. Raise --kv-memory"
-            )
+            raise ValueError(f"a pool of {n_pages} pages holds no sequence; at least 2 are needed. Raise --kv-memory")
         self.page_size = page_size
         self.prefix_cache = prefix_cache
         self.total = n_pages - 1
@@ -64,9 +60,7 @@ class PagePool:
         key = self._salt
         size = self.page_size
         for i in range((len(tokens) - 1) // size):
-            key = hashlib.sha256(
-                key + array("I", tokens[i * size : (i + 1) * size]).tobytes()
-            ).digest()
+            key = hashlib.sha256(key + array("I", tokens[i * size : (i + 1) * size]).tobytes()).digest()
             yield key
 
     def cached_tokens(self, hashes: list[bytes]) -> int:
@@ -79,9 +73,7 @@ class PagePool:
                 return i
         return len(hashes)
 
-    def reserve(
-        self, hashes: list[bytes], tokens: int, prompt_tokens: int = 0
-    ) -> tuple[list[int], int] | None:
+    def reserve(self, hashes: list[bytes], tokens: int, prompt_tokens: int = 0) -> tuple[list[int], int] | None:
         """Take pages for `tokens` tokens; return (pages, cached tokens), or None when there are too few."""
         hits = [self._by_key[key] for key in hashes[: self._match(hashes)]]
         fresh = self.pages_for(tokens) - len(hits)

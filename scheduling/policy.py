@@ -43,13 +43,9 @@ class Policy:
     early = False  # who has all its tokens is answered at once, though its row stays
     holds = False  # who has all its tokens keeps its slot until the batch is done
     overruns = False  # a batch may run on when all its members are done
-    fair = (
-        False  # between clients, within the bound of VTC's theorem, if the order is an order's own
-    )
+    fair = False  # between clients, within the bound of VTC's theorem, if the order is an order's own
     conserving = True  # no slot stays empty while the next in order fits
-    patience = (
-        0.0  # how long the oldest may wait though nobody runs; inf: until nobody comes any more
-    )
+    patience = 0.0  # how long the oldest may wait though nobody runs; inf: until nobody comes any more
     # Which of client, priority, deadline, prefix and length its order goes by. Where requests do not differ in any
     # of them, it can only go by arrival, and the simulator says so.
     heeds: tuple[str, ...] = ()
@@ -61,9 +57,7 @@ class Policy:
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         if max_batch_size < 1:
-            raise ValueError(
-                f"max_batch_size is {max_batch_size}, but must be at least 1. Raise it"
-            )
+            raise ValueError(f"max_batch_size is {max_batch_size}, but must be at least 1. Raise it")
         self.max_batch_size = max_batch_size
         self.name = type(self).__module__.rpartition(".")[2].replace("_", "-")
         self.cached_tokens: Callable[[Sequence], int] = lambda seq: 0  # the scheduler knows better
@@ -80,9 +74,7 @@ class Policy:
         """
         return waiting
 
-    def admit(
-        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
-    ) -> int:
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
         """Return how many join now, from the head of the order, as far as their pages fit."""
         return min(len(waiting), room.slots)
 

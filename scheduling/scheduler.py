@@ -46,12 +46,7 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        policy: Policy,
-        pages: PagePool | None = None,
-        max_tokens_per_step: int = 2048,
-        *,
-        record: bool = True,
+        self, policy: Policy, pages: PagePool | None = None, max_tokens_per_step: int = 2048, *, record: bool = True
     ) -> None:
         self.pages = pages
         self.record = record
@@ -66,9 +61,7 @@ class Scheduler:
 
     def _use(self, policy: Policy) -> None:
         """Make `policy` the one that decides; find out once which of its hooks say anything."""
-        own = {
-            hook for hook in vars(Policy) if getattr(type(policy), hook) is not vars(Policy)[hook]
-        }
+        own = {hook for hook in vars(Policy) if getattr(type(policy), hook) is not vars(Policy)[hook]}
         self.policy = policy
         self.max_tokens_per_step = max(self._asked_tokens_per_step, policy.max_batch_size)
         if self.pages is not None:
@@ -158,11 +151,7 @@ class Scheduler:
     def _share(self) -> tuple[list[Sequence], list[int], list[Sequence], list[Sequence]]:
         """Return who computes how many tokens, who is held and who computes nothing."""
         live = [seq for seq in self.running if seq.finish_reason is None]
-        held = (
-            [s for s in self.running if s.finish_reason is not None]
-            if len(live) < len(self.running)
-            else []
-        )
+        held = [s for s in self.running if s.finish_reason is not None] if len(live) < len(self.running) else []
         if self.policy.padded:
             return live, [seq.pending for seq in live], held, []
         counts = self.policy.share(live, self.budget)
@@ -170,9 +159,7 @@ class Scheduler:
             raise PolicyError(f"share: {len(counts)} numbers for {len(live)} running sequences")
         for seq, count in zip(live, counts):
             if not 0 <= count <= seq.pending:
-                raise PolicyError(
-                    f"share: {count} tokens for {seq.id}, which has {seq.pending} left"
-                )
+                raise PolicyError(f"share: {count} tokens for {seq.id}, which has {seq.pending} left")
         if all(counts):
             return live, counts, held, []
         paused = [seq for seq, count in zip(live, counts) if not count]
@@ -183,9 +170,7 @@ class Scheduler:
 
     def wake_at(self, now: float) -> float | None:
         """Return when to plan again though nothing arrives; None to sleep until something does."""
-        return (
-            self.policy.deadline(self.waiting, now) if self.waiting and not self.running else None
-        )
+        return self.policy.deadline(self.waiting, now) if self.waiting and not self.running else None
 
     @property
     def _open_slots(self) -> int:
@@ -330,9 +315,7 @@ class Scheduler:
             rows += [Member(s.id, s.slot, phase, 0, s.computed, s.total) for s in others]
         return rows
 
-    def _advance_all(
-        self, plan: Plan, outputs: list[Output], now: float
-    ) -> tuple[list[Sequence], list[Sequence]]:
+    def _advance_all(self, plan: Plan, outputs: list[Output], now: float) -> tuple[list[Sequence], list[Sequence]]:
         """Move every member of a step on; return whose row failed and who has all its tokens now.
 
         A plain decode is most of what ever happens, so it has its own few lines here. When all were, and nobody is
@@ -452,9 +435,7 @@ class Scheduler:
         """Take a waiting or running sequence out at once, between two steps; return who left, first itself."""
         return self.remove_all([seq], now, reason)
 
-    def remove_all(
-        self, sequences: list[Sequence], now: float, reason: str = "abort"
-    ) -> list[Sequence]:
+    def remove_all(self, sequences: list[Sequence], now: float, reason: str = "abort") -> list[Sequence]:
         """Take different sequences out in one pass, between two steps; return who left, these first.
 
         Those that are done already do not leave. Whom the policy held for the sake of these alone leaves with them: no

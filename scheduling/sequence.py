@@ -53,9 +53,7 @@ class Sequence:
     last_iteration: int = 0
     batch_sum: int = 0  # sum and maximum of the batch sizes it ran in
     batch_max: int = 0
-    waited: dict[str, tuple[int, float]] = field(
-        default_factory=dict
-    )  # reason: iterations, seconds
+    waited: dict[str, tuple[int, float]] = field(default_factory=dict)  # reason: iterations, seconds
 
     @property
     def length(self) -> int:

@@ -60,8 +60,7 @@ class Deadlines:
 
 def _not_begun(seconds: float) -> InferenceError:
     return InferenceError(
-        "timeout_error",
-        f"timed out after {seconds:g} s in the queue. Try again later, or raise --queue-timeout",
+        "timeout_error", f"timed out after {seconds:g} s in the queue. Try again later, or raise --queue-timeout"
     )
 
 

@@ -100,9 +100,7 @@ class Inference:
         self.ready = 0
         self.slo_s = slo_s  # seconds from its arrival in which the whole answer is wanted
         self.scores_prompt = scores_prompt
-        self.may_wait: float | None = (
-            None  # seconds to its first step, if it asks for less than is granted
-        )
+        self.may_wait: float | None = None  # seconds to its first step, if it asks for less than is granted
         self.may_take: float | None = None  # seconds in all
         self.error: InferenceError | None = None
         self.event_obj = threading.Event()
@@ -114,9 +112,7 @@ class Inference:
         self._kept: int | None = None  # tokens it had when its own time was over
         self._cancel: Callable[[list[Inference]], None] | None = None
         self._look_after: Callable[[Inference], None] | None = None
-        self.is_overdue = (
-            False  # whether it has been seen to have left the loop and not to have ended
-        )
+        self.is_overdue = False  # whether it has been seen to have left the loop and not to have ended
 
     @property
     def data(self) -> list[int]:
@@ -258,6 +254,5 @@ def failure(error: BaseException | None) -> InferenceError | None:
         return error
     return InferenceError(
         "server_error",
-        f"the model failed on this request: {type(error).__name__}. "
-        "Try again; if it still fails, send another prompt",
+        f"the model failed on this request: {type(error).__name__}. Try again; if it still fails, send another prompt",
     )

@@ -95,9 +95,7 @@ class Recovery:
             try:
                 return plan, self._forward(plan)
             except Exception as error:
-                log.exception(
-                    "step %d failed with %d requests in it", plan.number, len(plan.sequences)
-                )
+                log.exception("step %d failed with %d requests in it", plan.number, len(plan.sequences))
                 self._note(error)
                 no_memory = is_out_of_memory(error)
             self.is_in_doubt = True
@@ -131,9 +129,7 @@ class Recovery:
 
     def _note(self, error: BaseException) -> None:
         if is_beyond_repair(error):
-            raise EngineBroken(
-                "the device is in a state that only a new process can recover from"
-            ) from error
+            raise EngineBroken("the device is in a state that only a new process can recover from") from error
 
     def _count_trouble(self, error: BaseException) -> None:
         now = self._clock()

@@ -84,15 +84,10 @@ class Watchdog:
         self._looked = now
         if self._still >= self._limit and not self._has_dumped:
             self._has_dumped = True
-            log.error(
-                "the batching loop has not completed a step for %.0f s; thread stacks follow",
-                self._still,
-            )
+            log.error("the batching loop has not completed a step for %.0f s; thread stacks follow", self._still)
             self._dump()
         if self._still >= 2 * self._limit:
-            self._loop.give_up(
-                f"the batching loop has not completed a step for {self._still:.0f} s"
-            )
+            self._loop.give_up(f"the batching loop has not completed a step for {self._still:.0f} s")
             return False
         return True
 

@@ -15,15 +15,7 @@ from rich.console import Console
 
 from scheduling.scheduler import PolicyError
 from simulate import commands, comparison, fleet, prefix, validate
-from simulate.arguments import (
-    Parser,
-    UsageError,
-    add_engine,
-    add_workload,
-    positive,
-    say,
-    whole,
-)
+from simulate.arguments import Parser, UsageError, add_engine, add_workload, positive, say, whole
 
 COMMANDS = {
     "run": "serve a workload with one or more policies and say what each did",
@@ -56,14 +48,10 @@ def build_parser(command: str) -> Parser:
 def _run_flags(parser: Parser) -> None:
     add_engine(parser)
     add_workload(parser)
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder for all that client.compare writes, too"
-    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for all that client.compare writes, too")
     parser.add_argument("--no-plots", action="store_true", help="leave pictures and page out")
     parser.add_argument(
-        "--no-records",
-        action="store_true",
-        help="write no iterations.jsonl: much faster for long runs",
+        "--no-records", action="store_true", help="write no iterations.jsonl: much faster for long runs"
     )
     for name in ("ttft", "tpot", "e2el"):
         parser.add_argument(f"--{name}", type=positive, help="limit in seconds, for the goodput")
@@ -77,22 +65,12 @@ def _plan_flags(parser: Parser) -> None:
         "The arrivals are played faster and slower to find the highest rate. --rate is the rate that the replicas have "
         "to hold; with --trace it is the trace's own, times --speed, unless it is given."
     )
+    parser.add_argument("--ttft", type=positive, help="p99 limit in seconds (default 1, if no limit is given)")
+    parser.add_argument("--itl", type=positive, help="p99 limit in seconds (default 0.1, if no limit is given)")
     parser.add_argument(
-        "--ttft", type=positive, help="p99 limit in seconds (default 1, if no limit is given)"
+        "--limit", action="append", default=[], metavar="STAT:MEASURE:S", help="as in p50:queue:2; may be repeated"
     )
-    parser.add_argument(
-        "--itl", type=positive, help="p99 limit in seconds (default 0.1, if no limit is given)"
-    )
-    parser.add_argument(
-        "--limit",
-        action="append",
-        default=[],
-        metavar="STAT:MEASURE:S",
-        help="as in p50:queue:2; may be repeated",
-    )
-    parser.add_argument(
-        "--slots", type=whole(1), nargs="+", help="batch sizes to try (default: --max-batch-size)"
-    )
+    parser.add_argument("--slots", type=whole(1), nargs="+", help="batch sizes to try (default: --max-batch-size)")
     parser.add_argument(
         "--shortest-queue",
         type=whole(1),
@@ -108,9 +86,7 @@ def _fleet_flags(parser: Parser) -> None:
     add_workload(parser, num=5000)
     parser.add_argument("--replicas", type=whole(1), default=8, help="(default %(default)s)")
     parser.add_argument(
-        "--router",
-        action="append",
-        help=f"{', '.join(fleet.LENGTH_ROUTERS)}; may be repeated (default: all)",
+        "--router", action="append", help=f"{', '.join(fleet.LENGTH_ROUTERS)}; may be repeated (default: all)"
     )
 
 
@@ -124,58 +100,36 @@ def _prefix_flags(parser: Parser) -> None:
         "--sizes", type=whole(0), nargs="+", default=[0, 100, 300, 1000, 2000, 5000],
         help="tokens that the cache holds: edges of the trie, or in pages of 16",
     )  # fmt: skip
-    parser.add_argument(
-        "--batches", type=whole(1), nargs="+", default=[1, 5, 10, 20], help="batch sizes"
-    )
-    parser.add_argument(
-        "--share", type=whole(0), nargs="+", default=[0, 200], help="tokens of a shared prompt"
-    )
-    parser.add_argument(
-        "--train", type=whole(1), default=5000, help="prompts that were there before (%(default)s)"
-    )
-    parser.add_argument(
-        "--trace", type=Path, help="Mooncake's JSON lines: the caches by hits alone"
-    )
+    parser.add_argument("--batches", type=whole(1), nargs="+", default=[1, 5, 10, 20], help="batch sizes")
+    parser.add_argument("--share", type=whole(0), nargs="+", default=[0, 200], help="tokens of a shared prompt")
+    parser.add_argument("--train", type=whole(1), default=5000, help="prompts that were there before (%(default)s)")
+    parser.add_argument("--trace", type=Path, help="Mooncake's JSON lines: the caches by hits alone")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the figures and plots")
 
 
 def _calibrate_flags(parser: Parser) -> None:
     parser.add_argument("--model", default="gpt2-medium", help="(default %(default)s)")
     parser.add_argument(
-        "--load-format",
-        default="auto",
-        choices=("auto", "dummy"),
-        help="dummy: random weights of that shape",
+        "--load-format", default="auto", choices=("auto", "dummy"), help="dummy: random weights of that shape"
     )
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--threads", type=whole(0), default=0, help="0: as the server takes")
     parser.add_argument("--grid", default="small", choices=("small", "full"))
     parser.add_argument(
-        "--max-tokens-per-step",
-        type=whole(8),
-        default=256,
-        help="the longest piece of a prompt (default %(default)s)",
+        "--max-tokens-per-step", type=whole(8), default=256, help="the longest piece of a prompt (default %(default)s)"
     )
     parser.add_argument(
-        "--steps",
-        type=whole(1),
-        default=5,
-        help="of each point, each of two times (default %(default)s)",
+        "--steps", type=whole(1), default=5, help="of each point, each of two times (default %(default)s)"
     )
     parser.add_argument(
-        "--statistic",
-        default="median",
-        choices=("median", "min"),
-        help="min: when others use the machine too",
+        "--statistic", default="median", choices=("median", "min"), help="min: when others use the machine too"
     )
     parser.add_argument("--out", type=Path, default=Path("cost.json"), help="(default %(default)s)")
 
 
 def _validate_flags(parser: Parser) -> None:
     timed = "that of --model mock:NAME; for any other --model its engine is timed first"
-    add_engine(
-        parser, kv=False, cost=None, default=timed
-    )  # the server says how much KV room it has
+    add_engine(parser, kv=False, cost=None, default=timed)  # the server says how much KV room it has
     parser.set_defaults(max_tokens_per_step=256)
     parser.epilog = (
         f"Bounds: {comparison.BOUNDS}. Exit status: 0 within the bounds, 1 beyond one or when a request fails, 2 for a "
@@ -186,9 +140,7 @@ def _validate_flags(parser: Parser) -> None:
         help="requests a second; choose a utilization of about 0.7 (default %(default)s)",
     )  # fmt: skip
     parser.add_argument("--num", type=whole(1), default=60, help="requests (default %(default)s)")
-    parser.add_argument(
-        "--seed", type=whole(0), default=0, help="of everything drawn (default %(default)s)"
-    )
+    parser.add_argument("--seed", type=whole(0), default=0, help="of everything drawn (default %(default)s)")
     parser.add_argument(
         "--server-flag",
         action="append",
@@ -201,9 +153,7 @@ def _validate_flags(parser: Parser) -> None:
 
 def _predict_flags(parser: Parser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="what client.compare wrote")
-    parser.add_argument(
-        "--cost", help="a named model, or a file of `calibrate` (default: the runs' own steps)"
-    )
+    parser.add_argument("--cost", help="a named model, or a file of `calibrate` (default: the runs' own steps)")
 
 
 FLAGS: dict[str, Callable[[Parser], None]] = {
@@ -234,9 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except (ValueError, OSError, PolicyError, RuntimeError) as error:
         named = isinstance(error, OSError) and error.filename is not None
-        words = (
-            f"cannot open {error.filename!r}: {error.strerror}. Check the path" if named else error
-        )
+        words = f"cannot open {error.filename!r}: {error.strerror}. Check the path" if named else error
         say(console, f"error: {words}")
         return 2 if named or isinstance(error, ValueError) else 1
     sys.stdout.write(json.dumps(told) + "\n")
@@ -245,16 +193,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _command(argv: Sequence[str]) -> str:
     parser = Parser(
-        prog="python -m simulate",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=RawDescriptionHelpFormatter,
+        prog="python -m simulate", description=__doc__, epilog=EPILOG, formatter_class=RawDescriptionHelpFormatter
     )
     listed = "\n".join(f"{name:10} {words}" for name, words in COMMANDS.items())
     parser.description = f"{__doc__}\n\ncommands:\n{listed}"
-    parser.add_argument(
-        "command", nargs="?", help="one of the above; python -m simulate COMMAND --help"
-    )
+    parser.add_argument("command", nargs="?", help="one of the above; python -m simulate COMMAND --help")
     found = parser.parse_args(argv[:1]).command
     if found is None:
         parser.print_help(sys.stderr)

@@ -104,58 +104,37 @@ def add_engine(
     """Add what describes the engine: policies, cost (`default` explains a missing one), room."""
     group = parser.add_argument_group("engine")
     parser.add_argument(
-        "policies",
-        nargs="+",
-        metavar="POLICY",
-        help=f"loop or loop+order: {', '.join(policies.names())}",
+        "policies", nargs="+", metavar="POLICY", help=f"loop or loop+order: {', '.join(policies.names())}"
     )
     group.add_argument(
         "--policy-option", action="append", default=[], metavar="NAME=VALUE",
         help="may be repeated; 'python -m simulate check --help' lists the options of all policies",
     )  # fmt: skip
-    group.add_argument(
-        "--cost",
-        default=cost,
-        help=f"a named model, or a file of `calibrate` (default {default})",
-    )
-    group.add_argument(
-        "--cost-option", action="append", default=[], metavar="NAME=VALUE", help="may be repeated"
-    )
+    group.add_argument("--cost", default=cost, help=f"a named model, or a file of `calibrate` (default {default})")
+    group.add_argument("--cost-option", action="append", default=[], metavar="NAME=VALUE", help="may be repeated")
     group.add_argument(
         "--engine",
         choices=("as-is", "ragged", "padded"),
         default="as-is",
         help="what padding costs (default: as the policy has it)",
     )
-    group.add_argument(
-        "--max-batch-size", type=whole(1), default=32, help="slots (default %(default)s)"
-    )
+    group.add_argument("--max-batch-size", type=whole(1), default=32, help="slots (default %(default)s)")
     group.add_argument(
         "--max-tokens-per-step", type=whole(1), default=2048,
         help="longer prompts are cut, except by policies that pad (default %(default)s)",
     )  # fmt: skip
     if kv:
-        group.add_argument(
-            "--kv-tokens", type=whole(0), default=0, help="tokens of KV pages (default 0: no limit)"
-        )
+        group.add_argument("--kv-tokens", type=whole(0), default=0, help="tokens of KV pages (default 0: no limit)")
 
 
 def add_workload(parser: argparse.ArgumentParser, num: int = 1000) -> None:
     """Add what describes the arrivals."""
     group = parser.add_argument_group("arrivals")
     group.add_argument(
-        "--workload",
-        default="clipped-normal",
-        help=f"{', '.join(workloads.LENGTHS)} (default %(default)s)",
+        "--workload", default="clipped-normal", help=f"{', '.join(workloads.LENGTHS)} (default %(default)s)"
     )
-    group.add_argument(
-        "--arrivals",
-        default="poisson",
-        help=f"{', '.join(workloads.ARRIVALS)} (default %(default)s)",
-    )
-    group.add_argument(
-        "--rate", type=positive, default=2.0, help="requests a second (default %(default)s)"
-    )
+    group.add_argument("--arrivals", default="poisson", help=f"{', '.join(workloads.ARRIVALS)} (default %(default)s)")
+    group.add_argument("--rate", type=positive, default=2.0, help="requests a second (default %(default)s)")
     group.add_argument(
         "--num", type=whole(1), default=num,
         help="requests (default %(default)s; of a trace all, or its first NUM)",
@@ -181,9 +160,7 @@ def add_workload(parser: argparse.ArgumentParser, num: int = 1000) -> None:
         "--slo", type=positive, nargs="+", default=[], metavar="SECONDS",
         help="give each request one of these times to its deadline, each as likely, for edf",
     )  # fmt: skip
-    group.add_argument(
-        "--seed", type=whole(0), default=0, help="of everything drawn (default %(default)s)"
-    )
+    group.add_argument("--seed", type=whole(0), default=0, help="of everything drawn (default %(default)s)")
 
 
 class Hint(NamedTuple):
@@ -231,10 +208,7 @@ def check_policies(args: argparse.Namespace, reported: Collection[str] = ()) -> 
         raise UsageError(f"policy {twice} is given twice. Name it once")
     given = options(args.policy_option, "--policy-option")
     slots = getattr(args, "slots", None) or [args.max_batch_size]
-    made = [
-        [policies.get_policy(name, max_batch_size=n, options=given) for name in args.policies]
-        for n in slots
-    ]
+    made = [[policies.get_policy(name, max_batch_size=n, options=given) for name in args.policies] for n in slots]
     named = ", ".join(args.policies)
     for n, some in zip(slots, made):
         if all(policy.max_batch_size < n for policy in some):
@@ -276,9 +250,7 @@ def make_cost(args: argparse.Namespace) -> tuple[Cost, Host]:
         except ValueError:
             numbers[name] = math.nan
         if not 0 <= numbers[name] < math.inf:
-            raise UsageError(
-                f"--cost-option {name} is {value!r}, must be a number of at least 0. Use {name}=0.01"
-            )
+            raise UsageError(f"--cost-option {name} is {value!r}, must be a number of at least 0. Use {name}=0.01")
     cost = costs.make(args.cost, numbers)
     _check_cost(args.cost, cost)
     return with_engine(args, cost), costs.host_of(args.cost)
@@ -324,17 +296,11 @@ def _check_cost(name: str, cost: Cost) -> None:
 def make_scheduler(args: argparse.Namespace, policy: str, slots: int = 0) -> Scheduler:
     given = options(args.policy_option, "--policy-option")
     made = policies.get_policy(policy, max_batch_size=slots or args.max_batch_size, options=given)
-    pages = (
-        PagePool(args.kv_tokens // PAGE_SIZE + 1, PAGE_SIZE, prefix_cache=False)
-        if args.kv_tokens
-        else None
-    )
+    pages = PagePool(args.kv_tokens // PAGE_SIZE + 1, PAGE_SIZE, prefix_cache=False) if args.kv_tokens else None
     return Scheduler(made, pages, args.max_tokens_per_step)
 
 
-def make_rows(
-    args: argparse.Namespace, *, unit: bool = False, draws_more: bool = False
-) -> workloads.Rows:
+def make_rows(args: argparse.Namespace, *, unit: bool = False, draws_more: bool = False) -> workloads.Rows:
     """Return the requests that the options describe; `unit`: at one a second, for a command that looks for a rate.
 
     `draws_more` says that the command has another use for --seed than to draw requests.

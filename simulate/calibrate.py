@@ -79,9 +79,7 @@ def grid(size: str = "small", most: int = 256) -> list[Point]:
     prompts = (8, 32, 128, 256) if small else (8, 32, 128, 512, 1000)
     chunks = (32, 128) if small else (32, 128, 512)
     points = [Point(b, c) for b in batches for c in contexts]
-    points += [
-        Point(prefills=n, chunk=p) for p in prompts for n in (1, 4) if n * p <= most or n == 1
-    ]
+    points += [Point(prefills=n, chunk=p) for p in prompts for n in (1, 4) if n * p <= most or n == 1]
     points += [Point(prefills=1, chunk=c, cached=512) for c in chunks if c + 512 < 1024]
     points += [Point(d, 128, 1, c) for d in (4, 16) for c in chunks]
     return [p for p in points if p.chunk <= most]
@@ -89,10 +87,7 @@ def grid(size: str = "small", most: int = 256) -> list[Point]:
 
 def table(steps: Iterable[Step], knee: int = 0) -> np.ndarray:
     """Return the terms of the default law, one row a step: base prefill token row context pair (hinge)."""
-    rows = [
-        (1.0, float(s.prompt > 0), s.tokens, s.rows, s.context, s.pairs, max(0, s.tokens - knee))
-        for s in steps
-    ]
+    rows = [(1.0, float(s.prompt > 0), s.tokens, s.rows, s.context, s.pairs, max(0, s.tokens - knee)) for s in steps]
     return np.array(rows)[:, : 7 if knee else 6]
 
 
@@ -170,17 +165,13 @@ def choose(steps: Rows[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:
         if np.abs(errors).mean() < 0.9 * best.mape:
             best = Fit(fit(steps, seconds, knee), errors, drift)
     if best.mape > ACCEPT_MAPE or best.worst > ACCEPT_WORST:
-        other = Fit(
-            interpolated(steps, seconds), cross_validate(interpolated, steps, seconds), drift
-        )
+        other = Fit(interpolated(steps, seconds), cross_validate(interpolated, steps, seconds), drift)
         if other.mape < best.mape:
             return other
     return best
 
 
-def calibrate(
-    measure: Measure, points: Rows[Point], seed: int = 0
-) -> tuple[Fit, list[dict[str, Any]]]:
+def calibrate(measure: Measure, points: Rows[Point], seed: int = 0) -> tuple[Fit, list[dict[str, Any]]]:
     """Time each point twice, in random order at different times, and fit; return the fit and what was measured.
 
     `drift` is the median difference between the two times: above 5 % the machine was not its own.
@@ -197,13 +188,7 @@ def calibrate(
     found = choose(steps, seconds, drift)
     predicted = predict(found.cost, steps)
     rows = [
-        {
-            **asdict(p),
-            "seconds": float(t),
-            "first": float(a),
-            "second": float(b),
-            "predicted": float(q),
-        }
+        {**asdict(p), "seconds": float(t), "first": float(a), "second": float(b), "predicted": float(q)}
         for p, t, a, b, q in zip(points, seconds, *both, predicted)
     ]
     return found, rows
@@ -214,9 +199,7 @@ def probe(arguments: Rows[str], facts: dict[str, Any]) -> Measure:
 
     def measure(points: Rows[Point]) -> Iterator[float]:
         command = [sys.executable, "-m", "benchmarks.probe", *arguments]
-        with subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as process:
+        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write(json.dumps([asdict(point) for point in points]) + "\n")
@@ -238,9 +221,7 @@ def probe(arguments: Rows[str], facts: dict[str, Any]) -> Measure:
     return measure
 
 
-def write(
-    path: Path, found: Fit, rows: Rows[dict[str, Any]], host: Host, facts: dict[str, Any]
-) -> None:
+def write(path: Path, found: Fit, rows: Rows[dict[str, Any]], host: Host, facts: dict[str, Any]) -> None:
     """Write the file that `--cost FILE.json` and `--model mock:FILE.json` read."""
     told = {
         "cost": to_dict(found.cost),

@@ -43,9 +43,7 @@ def _few(rng: random.Random) -> list[Request]:
         now += rng.choice((0, 0, rng.randint(0, 40), rng.randint(0, 200)))
         prompt = tuple(rng.randint(0, 1) for _ in range(rng.randint(1, 12)))
         deadline = now + rng.randint(0, 200) if rng.random() < 0.5 else None
-        requests.append(
-            Request(now, prompt, rng.randint(1, 8), rng.choice("aab"), rng.randint(0, 2), deadline)
-        )
+        requests.append(Request(now, prompt, rng.randint(1, 8), rng.choice("aab"), rng.randint(0, 2), deadline))
     return requests
 
 
@@ -59,9 +57,7 @@ def _rivals(rng: random.Random) -> list[Request]:
         rest = rng.choice((0, 0, 400))
         for i in range(40):
             at = start + (rest if i >= 10 else 0)
-            requests.append(
-                Request(at, (0,) * rng.randint(1, prompt), rng.randint(1, output), client)
-            )
+            requests.append(Request(at, (0,) * rng.randint(1, prompt), rng.randint(1, output), client))
     return sorted(requests, key=lambda r: r.arrival)
 
 
@@ -82,9 +78,7 @@ def make_large_cases(n: int, seed: int) -> Iterator[Case]:
             pages=pages,
             prefix_cache=rng.random() < 0.5,
             drains=rng.random() < 0.5,
-            cancels=tuple(
-                (rng.randint(0, 800), rng.randint(0, 199)) for _ in range(30 * (number % 2))
-            ),
+            cancels=tuple((rng.randint(0, 800), rng.randint(0, 199)) for _ in range(30 * (number % 2))),
         )
 
 
@@ -100,9 +94,7 @@ def _crowd(rng: random.Random, mean_gap: float) -> list[Request]:
         output = rng.randint(1, 64 if rng.random() < 0.05 else 8)
         client = rng.choice("aab") if rng.random() < 0.9 else "c"
         deadline = now + rng.randint(0, 5000) if rng.random() < 0.5 else None
-        requests.append(
-            Request(now, (ord(client),) * prompt, output, client, rng.randint(0, 2), deadline)
-        )
+        requests.append(Request(now, (ord(client),) * prompt, output, client, rng.randint(0, 2), deadline))
     return requests
 
 
@@ -137,7 +129,4 @@ def describe(case: Case) -> list[str]:
 def _shape(r: Request) -> str:
     priority = f", priority {r.priority}" if r.priority else ""
     deadline = f", deadline {r.deadline:g}" if r.deadline is not None else ""
-    return (
-        f"{r.arrival}: prompt {len(r.prompt)}, output {r.output}, client {r.client}"
-        f"{priority}{deadline}"
-    )
+    return f"{r.arrival}: prompt {len(r.prompt)}, output {r.output}, client {r.client}{priority}{deadline}"

@@ -140,9 +140,7 @@ def parser() -> Parser:
         epilog=f"{EXIT_STATUS}\n\noptions of the policies, for --policy-option:\n{describe_options()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument(
-        "policy", help="a policy name, loop+order, the path of a file, or a dotted module name"
-    )
+    made.add_argument("policy", help="a policy name, loop+order, the path of a file, or a dotted module name")
     counts = {"--cases": (CASES, "small"), "--large-cases": (LARGE_CASES, "large")}
     for flag, (default, kind) in counts.items():
         made.add_argument(
@@ -152,9 +150,7 @@ def parser() -> Parser:
             metavar="N",
             help=f"number of {kind} cases to test (default %(default)s)",
         )
-    made.add_argument(
-        "--seed", type=whole(0), default=0, help="seed of the random cases (default %(default)s)"
-    )
+    made.add_argument("--seed", type=whole(0), default=0, help="seed of the random cases (default %(default)s)")
     made.add_argument(
         "--policy-option", action="append", default=[], metavar="NAME=VALUE",
         help="an option of the policy, as listed below; may be repeated",
@@ -170,9 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not args.cases + args.large_cases:
             raise UsageError("--cases 0 and --large-cases 0 leave no case to test. Use --cases 100")
         given = options(args.policy_option, "--policy-option")
-        verdict = check(
-            args.policy, args.cases, args.seed, given, large=args.large_cases, progress=line
-        )
+        verdict = check(args.policy, args.cases, args.seed, given, large=args.large_cases, progress=line)
     except ValueError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

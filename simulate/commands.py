@@ -152,10 +152,7 @@ def show_runs(console: Console, told: Sequence[dict[str, Any]]) -> None:
     for name in columns:
         table.add_column(name, justify="right")
     for n in told:
-        table.add_row(
-            n["policy"],
-            *(f"{n[key]:,.1f}" if n[key] is not None else "-" for key in columns.values()),
-        )
+        table.add_row(n["policy"], *(f"{n[key]:,.1f}" if n[key] is not None else "-" for key in columns.values()))
     console.print(table)
 
 
@@ -185,9 +182,7 @@ def plan_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     check_plan(args)
     cost, host, rows = prepare(args, console, unit=True, draws_more=args.shortest_queue > 0)
     if rows.rate == math.inf:
-        raise UsageError(
-            f"{len(rows.at):,} requests that arrive at once have no rate. Use more, or others"
-        )
+        raise UsageError(f"{len(rows.at):,} requests that arrive at once have no rate. Use more, or others")
     unit = rows.faster(1 / rows.rate) if args.trace else rows
     wanted = rows.rate if args.trace and "rate" not in args.given else args.rate
     source = args.trace.name if args.trace else args.workload
@@ -204,9 +199,7 @@ def plan_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             replicas = capacity.replicas(wanted)
             shortest = None
             if 0 < replicas <= args.shortest_queue:
-                shortest = plan.shortest_queue_replicas(
-                    make, unit, cost, wanted, replicas, limits, host, args.seed
-                )
+                shortest = plan.shortest_queue_replicas(make, unit, cost, wanted, replicas, limits, host, args.seed)
             elif args.shortest_queue and replicas:
                 say(console, f"note: {policy} with {slots} slots needs {replicas} replicas, more than "
                              f"--shortest-queue {args.shortest_queue} lets it try")  # fmt: skip
@@ -301,14 +294,10 @@ def prefix_command(args: argparse.Namespace, console: Console) -> dict[str, Any]
     cost, host = costs.make(args.cost), costs.host_of(args.cost)
     told: dict[str, Any] = {"cost": args.cost, "train": args.train}
     for share in args.share:
-        rows = prefix.experiment(
-            cost, args.sizes, args.batches, share, args.train, dict.fromkeys(args.kinds), host
-        )
+        rows = prefix.experiment(cost, args.sizes, args.batches, share, args.train, dict.fromkeys(args.kinds), host)
         told[f"share_{share}"] = rows
         table = Table(
-            title=f"{args.cost}, prompts share {share} tokens"
-            if share
-            else f"{args.cost}, no shared prompts"
+            title=f"{args.cost}, prompts share {share} tokens" if share else f"{args.cost}, no shared prompts"
         )
         for name in rows[0]:
             table.add_column(name, justify="right")
@@ -316,12 +305,8 @@ def prefix_command(args: argparse.Namespace, console: Console) -> dict[str, Any]
             table.add_row(row["kind"], *(f"{row[key]:.4g}" for key in list(row)[1:]))
         console.print(table)
     if blocks:
-        told["caches"] = prefix.popularity_and_recency(
-            blocks, (100, 300, 1000, 3000, 5000, 10_000, 30_000)
-        )
-        table = Table(
-            title="hits on the second half: a static trie of the first, and the most recent"
-        )
+        told["caches"] = prefix.popularity_and_recency(blocks, (100, 300, 1000, 3000, 5000, 10_000, 30_000))
+        table = Table(title="hits on the second half: a static trie of the first, and the most recent")
         for name in ("size", "trie", "lru"):
             table.add_column(name, justify="right")
         for row in told["caches"]:
@@ -337,9 +322,7 @@ def prefix_command(args: argparse.Namespace, console: Console) -> dict[str, Any]
 def calibrate_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Time the engine, fit, say how good the fit is, and write the file."""
     if args.out.is_dir():
-        raise UsageError(
-            f"--out is {str(args.out)!r}, which is a folder. Use {args.out / 'cost.json'}"
-        )
+        raise UsageError(f"--out is {str(args.out)!r}, which is a folder. Use {args.out / 'cost.json'}")
     facts: dict[str, Any] = {"date": now(), "max_tokens_per_step": args.max_tokens_per_step}
     flags = ["--model", args.model, "--load-format", args.load_format, "--dtype", args.dtype,
              "--threads", str(args.threads), "--steps", str(args.steps), "--statistic", args.statistic]  # fmt: skip
@@ -395,9 +378,7 @@ def validate_command(args: argparse.Namespace, console: Console) -> dict[str, An
         told.append(found.to_dict())
     _wrapped(console, f"bounds: {comparison.BOUNDS}")
     for policy, c in beyond:
-        _wrapped(
-            console, f"error: {policy}: {c.name} is off by {c.error:+.1%}, bound {c.bound:.0%}"
-        )
+        _wrapped(console, f"error: {policy}: {c.name} is off by {c.error:+.1%}, bound {c.bound:.0%}")
     if beyond:
         _wrapped(console, "Calibrate again when nothing else runs on this machine, or lower --rate")
     return {"good": not beyond, "runs": told}
@@ -424,10 +405,7 @@ def _cost_to_validate(args: argparse.Namespace, server: Config, console: Console
              "--threads", str(server.compute_threads)]  # fmt: skip
     points = calibrate.grid("small", args.max_tokens_per_step)
     found, _ = calibrate.calibrate(calibrate.probe(flags, {}), points)
-    _wrapped(
-        console,
-        f"error on points not seen: {found.mape:.1%} on average, {found.worst:.1%} at worst",
-    )
+    _wrapped(console, f"error on points not seen: {found.mape:.1%} on average, {found.worst:.1%} at worst")
     if found.drift > calibrate.DRIFT:
         _wrapped(
             console,
@@ -453,8 +431,5 @@ def predict_command(args: argparse.Namespace, console: Console) -> dict[str, Any
     if not told["compared"]:
         return told
     console.print(table)
-    say(
-        console,
-        f"written: {args.folder / 'simulated.csv'}. Draw it: python -m client.report {args.folder}",
-    )
+    say(console, f"written: {args.folder / 'simulated.csv'}. Draw it: python -m client.report {args.folder}")
     return told

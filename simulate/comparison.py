@@ -21,9 +21,7 @@ Record = Mapping[str, Any]
 
 MAKESPAN = 0.05
 LATENCY, SATURATED_LATENCY = 0.10, 0.25  # of the mean and of p99
-SATURATED = (
-    0.8  # utilization from which waiting amplifies every error, and the makespan is the engine's
-)
+SATURATED = 0.8  # utilization from which waiting amplifies every error, and the makespan is the engine's
 TTFT = 0.20
 BOUNDS = (
     f"mean and p99 latency within {LATENCY:.0%} up to a utilization of {SATURATED:.0%}, within "
@@ -76,9 +74,7 @@ def compare(run: Run, outcomes: Rows[Outcome], records: Rows[Record]) -> list[Co
     return found
 
 
-def _statistics(
-    name: str, predicted: np.ndarray, measured: np.ndarray, **bounds: float
-) -> list[Comparison]:
+def _statistics(name: str, predicted: np.ndarray, measured: np.ndarray, **bounds: float) -> list[Comparison]:
     both = (predicted, measured)
     statistics = {
         "mean": [float(side.mean()) for side in both],
@@ -86,8 +82,7 @@ def _statistics(
         "p99": [float(np.percentile(side, 99)) for side in both],
     }
     return [
-        Comparison(f"{statistic} {name}", *values, bounds.get(statistic))
-        for statistic, values in statistics.items()
+        Comparison(f"{statistic} {name}", *values, bounds.get(statistic)) for statistic, values in statistics.items()
     ]
 
 
@@ -101,9 +96,7 @@ def token_gaps(records: Iterable[Record], prompts: Mapping[str, int]) -> np.ndar
     for record in records:
         ended = record["t"] + record["seconds"]
         for m in record["members"]:
-            if m["phase"] == "decode" or (
-                m["phase"] == "prefill" and m["computed"] >= prompts[m["id"]]
-            ):
+            if m["phase"] == "decode" or (m["phase"] == "prefill" and m["computed"] >= prompts[m["id"]]):
                 if m["id"] in last:
                     gaps.append(ended - last[m["id"]])
                 last[m["id"]] = ended

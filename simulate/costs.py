@@ -27,9 +27,7 @@ class Step(NamedTuple):
     context: int = 0  # their contexts (prompt + tokens so far), summed
     prefills: int = 0  # rows that compute prompt tokens
     prompt: int = 0  # prompt tokens computed, padding among them
-    pairs: float = (
-        0.0  # attention pairs of the chunks: c (k + (c + 1) / 2) for c tokens after k cached
-    )
+    pairs: float = 0.0  # attention pairs of the chunks: c (k + (c + 1) / 2) for c tokens after k cached
     squares: int = 0  # the squares of the chunks' lengths, summed
     longest: int = 0  # the longest row so far, in tokens
     widest: int = 0  # the most tokens that one row computes
@@ -188,10 +186,7 @@ class Affine(Cost):
     def seconds(self, step: Step) -> float:
         tokens = step.decodes + step.prompt
         seconds = (
-            self.base
-            + self.token * tokens
-            + self.row * (step.decodes + step.prefills)
-            + self.context * step.context
+            self.base + self.token * tokens + self.row * (step.decodes + step.prefills) + self.context * step.context
         )
         if step.prompt:
             seconds += self.prefill + self.pair * step.pairs
@@ -229,12 +224,7 @@ class Phases(Cost):
             if step.decodes > self.knee:
                 seconds += self.row * (step.decodes - self.knee)
         if step.prefills:
-            seconds += (
-                self.start
-                + self.token * step.prompt
-                + self.request * step.prefills
-                + self.square * step.squares
-            )
+            seconds += self.start + self.token * step.prompt + self.request * step.prefills + self.square * step.squares
         return seconds
 
 
@@ -293,11 +283,7 @@ class Interpolated(Cost):
 
     def seconds(self, step: Step) -> float:
         points = self.mixed if step.prompt else self.decode
-        return (
-            interpolate(points, step.decodes + step.prompt)
-            + self.context * step.context
-            + self.pair * step.pairs
-        )
+        return interpolate(points, step.decodes + step.prompt) + self.context * step.context + self.pair * step.pairs
 
 
 def interpolate(points: tuple[tuple[float, float], ...], x: float) -> float:

@@ -43,11 +43,7 @@ class Fleet:
     """
 
     def __init__(
-        self,
-        schedulers: list[Scheduler],
-        cost: Cost,
-        host: Host | None = None,
-        rng: random.Random | None = None,
+        self, schedulers: list[Scheduler], cost: Cost, host: Host | None = None, rng: random.Random | None = None
     ) -> None:
         self.schedulers = schedulers
         self.cost = cost
@@ -138,9 +134,7 @@ class Fleet:
             return
         self._fruitless[i] = 0
         self.result.batches += bool(plan.joined)
-        outputs: list[Output] = [
-            0 if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)
-        ]
+        outputs: list[Output] = [0 if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)]
         due = sum(1 for output in outputs if output is not None)
         seconds = self.cost(plan) + self.host.seconds(due)
         self._steps[i] = plan, outputs, seconds
@@ -171,9 +165,7 @@ def least_loaded() -> Router:
         least = min(fleet.load)
         start = fleet.rng.randrange(len(fleet.load))
         load = fleet.load
-        return next(
-            i % len(load) for i in range(start, start + len(load)) if load[i % len(load)] == least
-        )
+        return next(i % len(load) for i in range(start, start + len(load)) if load[i % len(load)] == least)
 
     return route
 

@@ -141,9 +141,7 @@ class Trial:
             self._compute(plan)
             if self.scheduler.number > limit:
                 inside = [*self.scheduler.waiting, *self.scheduler.running]
-                raise Broken(
-                    "no request starves", f"unfinished after {limit} steps: {names(inside)}"
-                )
+                raise Broken("no request starves", f"unfinished after {limit} steps: {names(inside)}")
         self._check_end()
 
     def _watch_admit(self) -> None:
@@ -187,9 +185,7 @@ class Trial:
         seq = inside[index % len(inside)]
         self._book(self.scheduler.remove(seq, self.now))
         if seq in self.scheduler.waiting or seq in self.scheduler.running:
-            raise Broken(
-                "cancelled requests leave", f"{seq.id} was cancelled but is still in the system"
-            )
+            raise Broken("cancelled requests leave", f"{seq.id} was cancelled but is still in the system")
 
     def _book(self, left: list[Sequence]) -> None:
         for seq in left:
@@ -208,15 +204,10 @@ class Trial:
         latest = oldest.arrived_at + self.policy.patience
         if self.now >= latest:
             law = "deadlines" if self.policy.patience else WORK
-            raise Broken(
-                law, f"at {self.now:g} no request runs or is admitted; waiting: {names(waiting)}"
-            )
+            raise Broken(law, f"at {self.now:g} no request runs or is admitted; waiting: {names(waiting)}")
         wake_at = self.scheduler.wake_at(self.now)
         if wake_at is not None and wake_at <= self.now:
-            raise Broken(
-                "deadlines",
-                f"deadline() returned {wake_at:g}, but at {self.now:g} no request is admitted",
-            )
+            raise Broken("deadlines", f"deadline() returned {wake_at:g}, but at {self.now:g} no request is admitted")
         times = [seq.arrived_at for seq in todo[:1]] + ([wake_at] if wake_at is not None else [])
         if not times:
             raise Broken(
@@ -226,8 +217,7 @@ class Trial:
         self.now = min(times)
         if self.now > latest:
             raise Broken(
-                "deadlines",
-                f"{oldest.id} may wait until {latest:g}, but the policy sleeps until {self.now:g}",
+                "deadlines", f"{oldest.id} may wait until {latest:g}, but the policy sleeps until {self.now:g}"
             )
 
     def _check_guard(self, plan: Plan, oldest: Sequence | None) -> None:
@@ -252,20 +242,13 @@ class Trial:
             raise Broken("slots", f"{len(running)} requests run in {policy.max_batch_size} slots")
         for seq, count in zip(plan.sequences, plan.counts):
             if seq.is_finished or seq.state != "running":
-                raise Broken(
-                    "no request runs after it finishes",
-                    f"{seq.id} is finished but computes {count} tokens",
-                )
+                raise Broken("no request runs after it finishes", f"{seq.id} is finished but computes {count} tokens")
             if seq.arrived_at > self.now:
                 raise Broken("no request runs before it arrives", f"{seq.id} in step {plan.number}")
         if not policy.padded and sum(plan.counts) > self.scheduler.budget:
-            raise Broken(
-                "tokens of a step", f"{sum(plan.counts)} computed, {self.scheduler.budget} allowed"
-            )
+            raise Broken("tokens of a step", f"{sum(plan.counts)} computed, {self.scheduler.budget} allowed")
         if plan.held and not policy.holds:
-            raise Broken(
-                "slots of finished requests", f"finished requests hold slots: {names(plan.held)}"
-            )
+            raise Broken("slots of finished requests", f"finished requests hold slots: {names(plan.held)}")
         if not plan.sequences and not policy.overruns:
             raise Broken(
                 "slots of finished requests",
@@ -292,10 +275,7 @@ class Trial:
             needed = first.pending - policy.cached_tokens(first)
             if sum(plan.counts) + needed > scheduler.budget or sum(plan.counts) >= scheduler.budget:
                 return
-        raise Broken(
-            WORK,
-            f"at {self.now:g} {free} slots are empty, but {first.id} waits (reason: {reason})",
-        )
+        raise Broken(WORK, f"at {self.now:g} {free} slots are empty, but {first.id} waits (reason: {reason})")
 
     def _compute(self, plan: Plan) -> None:
         outputs: list[Output] = [
@@ -354,9 +334,7 @@ class Trial:
             )
         now_done = sorted(seq.id for seq in done)
         if sorted(id for id, _ in iteration.left) != now_done:
-            raise Broken(
-                "one outcome each", f"{now_done} left, but the record has {iteration.left}"
-            )
+            raise Broken("one outcome each", f"{now_done} left, but the record has {iteration.left}")
         late = [seq for seq in done if seq.last_token_at != self.now]
         if late and not policy.holds:
             raise Broken(
@@ -369,10 +347,7 @@ class Trial:
         if scheduler.pages is not None:
             used = {page for seq in scheduler.running for page in seq.pages}
             if scheduler.pages.used != len(used) or 0 in used:
-                raise Broken(
-                    "pages",
-                    f"{scheduler.pages.used} pages are allocated, but {len(used)} are in use",
-                )
+                raise Broken("pages", f"{scheduler.pages.used} pages are allocated, but {len(used)} are in use")
 
     def _check_end(self) -> None:
         scheduler = self.scheduler
@@ -428,10 +403,7 @@ def names(sequences: Collection[Sequence]) -> str:
 
 
 def try_case(
-    make: Callable[[int], Policy],
-    case: Case,
-    make_scheduler: Callable[..., Scheduler] = Scheduler,
-    twice: bool = True,
+    make: Callable[[int], Policy], case: Case, make_scheduler: Callable[..., Scheduler] = Scheduler, twice: bool = True
 ) -> Trial:
     """Serve a case, `twice` with fresh policies and other addresses in memory; Broken when a law is."""
     trials = [
@@ -445,10 +417,7 @@ def try_case(
 
 
 def _trial(
-    make: Callable[[int], Policy],
-    case: Case,
-    sequences: list[Sequence],
-    make_scheduler: Callable[..., Scheduler],
+    make: Callable[[int], Policy], case: Case, sequences: list[Sequence], make_scheduler: Callable[..., Scheduler]
 ) -> Trial:
     try:
         trial = Trial(case, make_scheduler(make(case.slots), case.pool(), case.budget), sequences)
@@ -467,18 +436,12 @@ def _trial(
 
 def _law_of(words: str) -> str:
     if words.startswith("order"):
-        return (
-            "no request twice in a step"
-            if "running" in words
-            else "no request runs after it finishes"
-        )
+        return "no request twice in a step" if "running" in words else "no request runs after it finishes"
     return "one outcome each" if words.startswith("release") else "no crash"
 
 
 def _place(error: BaseException) -> str:
     """Return where an exception came from: the last line of it that is not this room's."""
-    places = [
-        (Path(f.filename).name, f.lineno) for f in inspect.getinnerframes(error.__traceback__)
-    ]  # type: ignore[arg-type]
+    places = [(Path(f.filename).name, f.lineno) for f in inspect.getinnerframes(error.__traceback__)]  # type: ignore[arg-type]
     name, line = places[-1]
     return f"line {line} of {name}"

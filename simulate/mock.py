@@ -23,9 +23,7 @@ from simulate.costs import Cost, Host
 GPT2_VOCAB, GPT2_CONTEXT = 50257, 1024
 PREFIX = "mock:"
 PAGE_SIZE = 16
-KV_BYTES = (
-    96 * 1024
-)  # keys and values of a token of GPT-2 medium in 16 bit, where --kv-memory counts bytes
+KV_BYTES = 96 * 1024  # keys and values of a token of GPT-2 medium in 16 bit, where --kv-memory counts bytes
 
 
 class Scored(NamedTuple):
@@ -79,8 +77,7 @@ class MockModel:
         start = self._clock()
         seconds = self.cost(plan) / self.speed
         outputs = [
-            self._output(seq) if count == seq.pending else None
-            for seq, count in zip(plan.sequences, plan.counts)
+            self._output(seq) if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)
         ]
         end = start + seconds - self._late
         rest = end - self._clock()
@@ -157,9 +154,7 @@ def _parts(name: str) -> tuple[str, float]:
     except ValueError:
         return f"{cost}@{text}", 1.0  # part of a file's name
     if not 0 < speed < math.inf:
-        raise ValueError(
-            f"the speed of {name!r} is {text}, but must be above 0. Use {PREFIX}{cost}@10"
-        )
+        raise ValueError(f"the speed of {name!r} is {text}, but must be above 0. Use {PREFIX}{cost}@10")
     return cost, speed
 
 

@@ -16,9 +16,7 @@ FORMATS = (".png", ".svg", ".pdf")
 def check(path: Path) -> None:
     """Raise UsageError for a file that no picture can be written to."""
     if path.suffix not in FORMATS:
-        raise UsageError(
-            f"--out is {str(path)!r}, but must end in {', '.join(FORMATS)}. Use plan.png"
-        )
+        raise UsageError(f"--out is {str(path)!r}, but must end in {', '.join(FORMATS)}. Use plan.png")
 
 
 def draw(picture: Callable[[Any, Any], None], told: Any, path: Path, console: Console) -> None:
@@ -84,13 +82,7 @@ def prefix(told: dict[str, Any], folder: Path, console: Console) -> None:
         rows = [{**r, "kind": k, "found": r[k]} for k in ("trie", "lru") for r in told["caches"]]
         title = "Blocks of the second half of a trace found in the cache"
         with album.drawn(folder, "prefix-trace", title, "counted request by request") as drawing:
-            _panels(
-                drawing,
-                {"": rows},
-                ("kind", "size", "found"),
-                "blocks that the cache holds",
-                "blocks",
-            )
+            _panels(drawing, {"": rows}, ("kind", "size", "found"), "blocks that the cache holds", "blocks")
     say(console, f"written: {folder}")
 
 

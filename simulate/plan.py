@@ -82,9 +82,7 @@ def queue_grows(arrival: np.ndarray, latency: np.ndarray) -> bool:
     edges = np.linspace(arrival[0], arrival[-1], SEGMENTS + 1)
     inside = np.zeros(SEGMENTS)
     for k, (a, b) in enumerate(pairwise(edges)):
-        inside[k] = np.clip(
-            np.minimum(arrival + latency, b) - np.maximum(arrival, a), 0, None
-        ).sum()
+        inside[k] = np.clip(np.minimum(arrival + latency, b) - np.maximum(arrival, a), 0, None).sum()
     inside /= edges[1] - edges[0]
     x = np.arange(SEGMENTS) - (SEGMENTS - 1) / 2
     slope = (x * inside).sum() / (x * x).sum()

@@ -106,9 +106,7 @@ def law_of(records: Rows[Record], padded: bool) -> Cost:
     """Fit a law to a server's own steps; ValueError when there are too few."""
     timed = [record for record in records if record["members"] and record["seconds"] > 0]
     if len(timed) < FEWEST_STEPS:
-        raise ValueError(
-            f"only {len(timed)} steps were reported, but a fit needs {FEWEST_STEPS}. Use --cost"
-        )
+        raise ValueError(f"only {len(timed)} steps were reported, but a fit needs {FEWEST_STEPS}. Use --cost")
     at = np.unique(np.linspace(0, len(timed) - 1, MOST_STEPS).astype(int))
     steps = [step_of(timed[i], padded) for i in at]
     return calibrate.choose(steps, np.array([timed[i]["seconds"] for i in at])).cost
@@ -120,9 +118,7 @@ def scheduler_of(server: Record) -> KnownHits:
     if not engine:
         raise ValueError("the server reports neither policy nor slots (/stats)")
     policy = policies.get_policy(
-        server["policy"],
-        max_batch_size=engine["max_batch_size"],
-        options=engine.get("policy_options") or {},
+        server["policy"], max_batch_size=engine["max_batch_size"], options=engine.get("policy_options") or {}
     )
     return KnownHits(policy, *room_of(engine))
 

@@ -74,10 +74,7 @@ class Trie:
         self.root: dict[int, Any] = {}
         self.edges = 0
         count = 0  # breaks ties of ties, so that nodes are never compared
-        heap = [
-            (-n, token, i, children, self.root)
-            for i, (token, (n, children)) in enumerate(root.items())
-        ]
+        heap = [(-n, token, i, children, self.root) for i, (token, (n, children)) in enumerate(root.items())]
         count = len(heap)
         heapq.heapify(heap)
         while heap and self.edges < edges:
@@ -133,9 +130,7 @@ class TriePool:
     def hashes(self, tokens: list[int]) -> list[bytes]:
         return []
 
-    def reserve(
-        self, hashes: list[bytes], tokens: int, prompt_tokens: int = 0
-    ) -> tuple[list[int], int]:
+    def reserve(self, hashes: list[bytes], tokens: int, prompt_tokens: int = 0) -> tuple[list[int], int]:
         return [], 0
 
     def release(self, pages: list[int]) -> None:
@@ -202,9 +197,7 @@ def prompts(count: int, seed: int, share: int = 0, kinds: int = 10) -> list[list
     return drawn
 
 
-def serve(
-    cost: Cost, served: Rows[list[int]], slots: int, trie: Trie, host: Host | None = None
-) -> Run:
+def serve(cost: Cost, served: Rows[list[int]], slots: int, trie: Trie, host: Host | None = None) -> Run:
     """Serve prompts that are all there at once, first come first served, after a trie."""
     policy = policies.get_policy("dynamic", max_batch_size=slots)
     return _burst(TriedSequences(policy, TriePool(trie), 1 << 30), served, cost, host)  # type: ignore[arg-type]
@@ -222,9 +215,7 @@ def serve_live(
     return _burst(Scheduler(policy, pool, 1 << 30), served, cost, host)
 
 
-def _burst(
-    scheduler: Scheduler, served: Rows[list[int]], cost: Cost, host: Host | None = None
-) -> Run:
+def _burst(scheduler: Scheduler, served: Rows[list[int]], cost: Cost, host: Host | None = None) -> Run:
     sequences = [Sequence(p, llm_mock_output(len(p)), id=str(i)) for i, p in enumerate(served)]
     return simulate(scheduler, sequences, cost, host)
 

@@ -48,9 +48,7 @@ class DistServe(Cost):
             ms = 18.1025 + 0.101912 * step.prompt + 7.1223e-6 * step.squares
         if batch:
             small = batch < 95
-            constant, context, row = (
-                (19.9347, 6.26936e-4, 0.0385070) if small else (7.16619, 5.79800e-4, 0.158311)
-            )
+            constant, context, row = (19.9347, 6.26936e-4, 0.0385070) if small else (7.16619, 5.79800e-4, 0.158311)
             ms += self.memory * context * step.context + row * batch
             if not step.prefills:
                 ms += self.memory * constant

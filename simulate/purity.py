@@ -41,11 +41,7 @@ def _modules_of(policy: Policy) -> Iterator[ModuleType]:
     seen = set()
     for cls in type(policy).__mro__:
         module = inspect.getmodule(cls)
-        if (
-            module is not None
-            and module not in seen
-            and not module.__name__.startswith("scheduling")
-        ):
+        if module is not None and module not in seen and not module.__name__.startswith("scheduling"):
             seen.add(module)
             if getattr(module, "__file__", None):
                 yield module

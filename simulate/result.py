@@ -33,9 +33,7 @@ def gaps_of(run: Run) -> dict[str, tuple[float, ...]]:
     return {id: tuple(b - a for a, b in pairwise(at)) for id, at in times.items()}
 
 
-def outcome(
-    index: int, seq: Sequence, run: Run, gaps: Mapping[str, tuple[float, ...]]
-) -> measure.Outcome:
+def outcome(index: int, seq: Sequence, run: Run, gaps: Mapping[str, tuple[float, ...]]) -> measure.Outcome:
     """Return what a client that sent this request on time would have seen, from the start of the run.
 
     It tells of tokens one by one only where steps were recorded.
@@ -68,8 +66,7 @@ def outcome(
 def trace_sha256(run: Run) -> str:
     """Name the arrivals by their contents: equal exactly when times and lengths are."""
     rows = [
-        (seq.arrived_at - run.host.alpha0, len(seq.prompt_ids), seq.max_tokens, seq.client)
-        for seq in run.sequences
+        (seq.arrived_at - run.host.alpha0, len(seq.prompt_ids), seq.max_tokens, seq.client) for seq in run.sequences
     ]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
@@ -115,11 +112,7 @@ def result(
         server_before=None,
         server_after={"policy": run.policy, "engine": engine(run, config)},
         machine=machine(config),
-        versions={
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "scipy": scipy.__version__,
-        },
+        versions={"python": platform.python_version(), "numpy": np.__version__, "scipy": scipy.__version__},
     )
     gaps = gaps_of(run) if run.iterations else {}
     numbers = measure.result([outcome(i, s, run, gaps) for i, s in enumerate(run.sequences)], facts)

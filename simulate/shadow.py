@@ -81,9 +81,7 @@ def serve(trace: Rows[Seen], policy: Chosen, machine: Machine, cost: Cost, host:
     """Simulate one policy on the trace."""
     made = policies.get_policy(policy.name, machine.slots, policy.options)
     pages = PagePool(machine.pages + 1, machine.page_size) if machine.pages else None
-    return simulate(
-        Scheduler(made, pages, machine.tokens_per_step), sequences(trace), cost, host, records=False
-    )
+    return simulate(Scheduler(made, pages, machine.tokens_per_step), sequences(trace), cost, host, records=False)
 
 
 def like_others(steps: Rows[Step], seconds: Rows[float]) -> list[int]:
@@ -144,9 +142,7 @@ def answer(
     trace = sorted(trace, key=lambda seen: seen.at)
     if cost:
         law, host, _ = costs.load(cost)
-        host = replace(
-            host, alpha0=0.0, alpha1=0.0
-        )  # the server's times, too, begin and end within it
+        host = replace(host, alpha0=0.0, alpha1=0.0)  # the server's times, too, begin and end within it
         basis: dict[str, Any] = {"from": os.path.basename(cost)}
     else:
         law, error = fit([step for step, _ in steps], [seconds for _, seconds in steps])

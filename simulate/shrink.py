@@ -22,17 +22,13 @@ def effort(case: Case) -> int:
 class Shrinker:
     """Takes away from a case that breaks a law whatever can go while the same law is broken."""
 
-    def __init__(
-        self, make: Make, make_scheduler: Callable[..., Scheduler], case: Case, broken: Broken
-    ) -> None:
+    def __init__(self, make: Make, make_scheduler: Callable[..., Scheduler], case: Case, broken: Broken) -> None:
         self.make = make
         self.make_scheduler = make_scheduler
         self.case = case
         self.broken = broken
         self.left = EFFORT
-        self.tried = {
-            case
-        }  # requests that are alike can be left out in many ways that are the same case
+        self.tried = {case}  # requests that are alike can be left out in many ways that are the same case
 
     def run(self) -> tuple[Broken, Case]:
         """Return how the smallest case found breaks the law, and that case."""
@@ -55,9 +51,7 @@ class Shrinker:
             while start < len(self.case.requests):
                 requests = self.case.requests
                 rest = requests[:start] + requests[start + size :]
-                if not rest or not self._still_breaks(
-                    dataclasses.replace(self.case, requests=rest)
-                ):
+                if not rest or not self._still_breaks(dataclasses.replace(self.case, requests=rest)):
                     start += size
             size //= 2
         self._simplify(_simpler_requests)
@@ -90,16 +84,12 @@ def _simpler_room(case: Case) -> Iterator[Case]:
 
     if case.cancels:
         yield but(cancels=())
-        yield from (
-            but(cancels=case.cancels[:i] + case.cancels[i + 1 :]) for i in range(len(case.cancels))
-        )
+        yield from (but(cancels=case.cancels[:i] + case.cancels[i + 1 :]) for i in range(len(case.cancels)))
     if case.pages:
         yield but(pages=None, prefix_cache=False)
     if case.budget < ENDLESS:
         yield but(budget=ENDLESS)
-    yield from (
-        but(slots=slots) for slots in (1, 2, 3, 4, case.slots // 2) if 0 < slots < case.slots
-    )
+    yield from (but(slots=slots) for slots in (1, 2, 3, 4, case.slots // 2) if 0 < slots < case.slots)
     if case.slots > 1:
         yield but(slots=case.slots - 1)
 

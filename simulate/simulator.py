@@ -123,13 +123,7 @@ class Simulation:
     """The state of one run."""
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        arrivals: Iterable[Sequence],
-        cost: Cost,
-        host: Host,
-        records: bool,
-        leap: bool,
+        self, scheduler: Scheduler, arrivals: Iterable[Sequence], cost: Cost, host: Host, records: bool, leap: bool
     ) -> None:
         self.scheduler = scheduler
         self.cost = cost
@@ -194,9 +188,7 @@ class Simulation:
     def _compute(self, plan: Plan) -> None:
         """Take the time of one step and hand out its tokens."""
         result = self.result
-        outputs: list[Output] = [
-            0 if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)
-        ]
+        outputs: list[Output] = [0 if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)]
         due = sum(1 for output in outputs if output is not None)
         seconds = self.cost(plan) + self.host.seconds(due)
         self.now += seconds

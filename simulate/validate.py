@@ -40,15 +40,7 @@ ALONE = (4, 32)  # tokens of the requests that are sent one at a time
 TIMES = 5
 WORDS = ("the", "king", "of", "this", "house", "is", "not", "a", "man", "who", "will", "go")
 # Settings of the server that this command has options of its own for, or decides.
-OWN = (
-    "policy",
-    "policy_option",
-    "max_batch_size",
-    "max_tokens_per_step",
-    "host",
-    "port",
-    "api_key",
-)
+OWN = ("policy", "policy_option", "max_batch_size", "max_tokens_per_step", "host", "port", "api_key")
 SERVER = [item for item in fields(config.Config) if item.name not in OWN]
 BAR = 14  # characters of the longest bar of the batch sizes
 
@@ -111,9 +103,7 @@ class Validation:
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
     """Let a command take the server's own flags; they are passed on to it."""
     flags = [config.flag(item.name) for item in SERVER]
-    group = parser.add_argument_group(
-        "server", f"passed on to it, see './server.sh --help': {', '.join(flags)}"
-    )
+    group = parser.add_argument_group("server", f"passed on to it, see './server.sh --help': {', '.join(flags)}")
     for item, flag in zip(SERVER, flags):
         group.add_argument(flag, dest=item.name, help=argparse.SUPPRESS)
 
@@ -162,9 +152,7 @@ def serve(policy: str, flags: Rows[str], trace: Rows[Planned]) -> Served:
                 events.close()
             stats = fetch_stats(target) or {}
     except servers.ServerFailed as error:
-        raise RuntimeError(
-            f"the server did not start: {str(error).removeprefix('error: ')}"
-        ) from error
+        raise RuntimeError(f"the server did not start: {str(error).removeprefix('error: ')}") from error
     records = [json.loads(line) for line in lines.getvalue().splitlines()]
     return Served(outcomes, records, stats["engine"], single)
 
@@ -174,12 +162,7 @@ def draw(rate: float, count: int, seed: int, most: int = 128) -> list[Planned]:
     rng = np.random.default_rng(seed)
     times = np.cumsum(rng.exponential(1 / rate, count))
     return [
-        Planned(
-            i,
-            float(at),
-            " ".join(rng.choice(WORDS, int(rng.integers(4, 40)))),
-            int(rng.integers(1, most + 1)),
-        )
+        Planned(i, float(at), " ".join(rng.choice(WORDS, int(rng.integers(4, 40)))), int(rng.integers(1, most + 1)))
         for i, at in enumerate(times)
     ]
 
@@ -233,12 +216,7 @@ def measure_alone(target: Target) -> Single:
 
 
 def simulated(
-    policy: str,
-    options: dict[str, str],
-    served: Served,
-    trace: Rows[Planned],
-    cost: Cost,
-    host: Host,
+    policy: str, options: dict[str, str], served: Served, trace: Rows[Planned], cost: Cost, host: Host
 ) -> Run:
     """Serve the requests on the virtual clock, with the slots, tokens a step and KV pages that the server has."""
     made = policies.get_policy(policy, served.engine["max_batch_size"], options)
@@ -251,9 +229,7 @@ def simulated(
     return simulate(scheduler, sequences, cost, host, records=True)
 
 
-def validate(
-    policy: str, cost: Cost, trace: Rows[Planned], flags: Rows[str], options: dict[str, str]
-) -> Validation:
+def validate(policy: str, cost: Cost, trace: Rows[Planned], flags: Rows[str], options: dict[str, str]) -> Validation:
     """Serve a trace both ways; the host's part is measured before."""
     chosen = [f"{name}={value}" for name, value in options.items()]
     flags = [*flags, *(word for pair in chosen for word in ("--policy-option", pair))]
@@ -300,11 +276,7 @@ def _histogram(predicted: list[Record], measured: list[Record]) -> Table:
     for name in ("batch size", "predicted", "measured"):
         table.add_column(name, justify="left" if name != "batch size" else "right")
     rows = [
-        (
-            first,
-            last,
-            [sum(side[n] for n in range(first, last + 1)) / side.total() for side in sides],
-        )
+        (first, last, [sum(side[n] for n in range(first, last + 1)) / side.total() for side in sides])
         for first, last in comparison.ranges([*sides[0], *sides[1]])
     ]
     highest = max(share for *_, shares in rows for share in shares)

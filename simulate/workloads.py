@@ -100,9 +100,7 @@ class Rows:
         note = f"skipped {left_out:,} of {len(fits):,} requests that are longer than --context {context:,}"
         return self.only(np.flatnonzero(fits), note if left_out else "")
 
-    def hinted(
-        self, seed: int, clients: int = 0, priorities: int = 0, slo: Many[float] = ()
-    ) -> Rows:
+    def hinted(self, seed: int, clients: int = 0, priorities: int = 0, slo: Many[float] = ()) -> Rows:
         """Return the requests with a client, a priority or a deadline each, drawn from one seed.
 
         Of `clients` the k-th sends 1/k as often as the first. Priorities are even among 1 .. `priorities`, seconds to
@@ -213,9 +211,7 @@ def draw(workload: str, rate: float, count: int, seed: int = 0, arrivals: str = 
     if not (rate > 0 and math.isfinite(rate)):
         raise ValueError(f"the rate is {rate:g} per second, but must be above 0. Use --rate 2")
     if count < 1:
-        raise ValueError(
-            f"the number of requests is {count}, but must be at least 1. Use --num 100"
-        )
+        raise ValueError(f"the number of requests is {count}, but must be at least 1. Use --num 100")
     first, second = np.random.SeedSequence(seed).spawn(2)
     prompt, output = lengths(count, np.random.default_rng(first))
     return Rows(times(rate, count, np.random.default_rng(second)), prompt, output)
@@ -236,12 +232,10 @@ def read(path: Path) -> Rows:
     texts = sum(1 for row in trace.rows if row.prompt)
     if texts:
         notes.append(
-            f"{texts:,} prompts of the trace are text, counted as one token per "
-            f"{CHARACTERS_PER_TOKEN:g} characters"
+            f"{texts:,} prompts of the trace are text, counted as one token per {CHARACTERS_PER_TOKEN:g} characters"
         )
     prompts = [
-        max(1, round(len(row.prompt) / CHARACTERS_PER_TOKEN)) if row.prompt else row.prompt_tokens
-        for row in trace.rows
+        max(1, round(len(row.prompt) / CHARACTERS_PER_TOKEN)) if row.prompt else row.prompt_tokens for row in trace.rows
     ]
     clients = [row.user for row in trace.rows]
     return Rows(

@@ -25,18 +25,13 @@ def requests(*trace: Request) -> list[Sequence]:
     """Return a sequence for each request; a prompt given by its length is 0, 1, 2 ..."""
     return [
         Sequence(
-            list(range(prompt)) if isinstance(prompt, int) else list(prompt),
-            output,
-            id=f"r{i}",
-            arrived_at=arrival,
+            list(range(prompt)) if isinstance(prompt, int) else list(prompt), output, id=f"r{i}", arrived_at=arrival
         )
         for i, (arrival, prompt, output) in enumerate(trace)
     ]
 
 
-def scheduler(
-    policy: str, slots: int, pages: PagePool | None = None, budget: int = 1 << 30
-) -> Scheduler:
+def scheduler(policy: str, slots: int, pages: PagePool | None = None, budget: int = 1 << 30) -> Scheduler:
     return Scheduler(policies.get_policy(policy, max_batch_size=slots), pages, budget)
 
 
@@ -54,10 +49,7 @@ def toy_cost(plan: Plan) -> int:
 
 def next_tokens(plan: Plan) -> list[Output]:
     """Return for each sequence that is due the number of tokens it has."""
-    return [
-        len(seq.output_ids) if count == seq.pending else None
-        for seq, count in zip(plan.sequences, plan.counts)
-    ]
+    return [len(seq.output_ids) if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)]
 
 
 @dataclass
@@ -71,9 +63,7 @@ class Run:
     iterations: list[Iteration] = field(default_factory=list)
     events: list[tuple[int, int]] = field(default_factory=list)
     added: list[Sequence] = field(default_factory=list)
-    most_slots: int = (
-        0  # of the policies so far: who runs in a switch may stay beyond the new one's slots
-    )
+    most_slots: int = 0  # of the policies so far: who runs in a switch may stay beyond the new one's slots
 
     @property
     def held(self) -> float:

@@ -109,15 +109,10 @@ class MockServer:
             writer.write(head_of(200, "text/event-stream"))
             self._viewers.append(writer)
             await self._over.wait()
-        known: dict[str, Answer] = {
-            "/stats": self.stats,
-            "/v1/models": (200, {"data": [{"id": "bard"}]}),
-        }
+        known: dict[str, Answer] = {"/stats": self.stats, "/v1/models": (200, {"data": [{"id": "bard"}]})}
         reply(writer, *known.get(path, (404, {"error": {"message": "no such path"}})))
 
-    async def _generate(
-        self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter
-    ) -> None:
+    async def _generate(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         count = body.get("num_tokens") or body.get("max_tokens")
         count = count or body["parameters"]["max_new_tokens"]
         own = self.answer(body)
@@ -181,12 +176,7 @@ def chunk(path: str, first: int, last: int, count: int, queue_s: float) -> bytes
 def head_of(status: int, kind: str = "application/json", length: int | None = None) -> bytes:
     lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'Other')}", f"Content-Type: {kind}"]
     lines += [] if length is None else [f"Content-Length: {length}"]
-    lines += [
-        "Connection: close",
-        "x-prompt-tokens: 7",
-        "x-generated-tokens: 20",
-        "x-queue-time: 5",
-    ]
+    lines += ["Connection: close", "x-prompt-tokens: 7", "x-generated-tokens: 20", "x-queue-time: 5"]
     return "\r\n".join([*lines, "", ""]).encode()
 
 

@@ -29,9 +29,7 @@ class Agreement:
         return self.same / self.steps if self.steps else 1.0
 
 
-def replay(
-    scheduler: Scheduler, arrivals: Iterable[Sequence], records: Rows[Iteration]
-) -> Agreement:
+def replay(scheduler: Scheduler, arrivals: Iterable[Sequence], records: Rows[Iteration]) -> Agreement:
     """Plan each recorded step again; compare who joined, and who computed how many tokens in which phase.
 
     `arrived_at` and the records are on one clock. The replay stops where the scheduler has nothing to do.

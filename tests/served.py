@@ -48,8 +48,7 @@ class FakeModel:
         self.entered.set()
         assert self.gate.wait(SOON)
         outputs: list[Output] = [
-            len(seq.output_ids) if count == seq.pending else None
-            for seq, count in zip(plan.sequences, plan.counts)
+            len(seq.output_ids) if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)
         ]
         return self.breaks(plan, outputs)
 
@@ -62,9 +61,7 @@ class Served:
         self.pages = options.pop("pages", None) or PagePool(512, 4)
         if isinstance(policy, str):
             policy = policies.get_policy(policy, max_batch_size=slots)
-        self.manager = BatchingManager(
-            self.model, pages=self.pages, max_batch_size=slots, **options
-        )
+        self.manager = BatchingManager(self.model, pages=self.pages, max_batch_size=slots, **options)
         self.iterations: list[Iteration] = []
         self.left: list[str] = []
         self.manager.observers.append(self.observe)

@@ -67,12 +67,7 @@ def write_checkpoint(folder: Path, context: int = CONTEXT, layers: int = 2) -> P
 
     tensors = {"transformer.wte.weight": weight(vocabulary, width)}
     tensors["transformer.wpe.weight"] = weight(context, width)
-    linear = {
-        "attn.c_attn": (1, 3),
-        "attn.c_proj": (1, 1),
-        "mlp.c_fc": (1, 4),
-        "mlp.c_proj": (4, 1),
-    }
+    linear = {"attn.c_attn": (1, 3), "attn.c_proj": (1, 1), "mlp.c_fc": (1, 4), "mlp.c_proj": (4, 1)}
     norms = [f"h.{i}.{name}" for i in range(layers) for name in ("ln_1", "ln_2")] + ["ln_f"]
     for norm in norms:
         tensors[f"transformer.{norm}.weight"] = 1 + weight(width)
@@ -100,9 +95,7 @@ class FakeTokenizer:
         self.encoded += 1
         if end_of_text == "special":
             parts = text.split(EOT)
-            return [
-                t for i, part in enumerate(parts) for t in ([256] * (i > 0) + list(part.encode()))
-            ]
+            return [t for i, part in enumerate(parts) for t in ([256] * (i > 0) + list(part.encode()))]
         return list(text.encode())
 
     def token_bytes(self, token: int) -> bytes:
@@ -135,10 +128,7 @@ class FakeModel:
     def forward(self, plan: Plan) -> list[Any]:
         self.plans += 1
         self.before(plan)
-        return [
-            self.output(s, n) if n == s.pending else None
-            for s, n in zip(plan.sequences, plan.counts)
-        ]
+        return [self.output(s, n) if n == s.pending else None for s, n in zip(plan.sequences, plan.counts)]
 
     def output(self, seq: Any, count: int) -> Any:
         at = len(seq.output_ids)
@@ -169,15 +159,9 @@ def fake_engine(
     """Return an engine whose loop runs on a fake model; stop it with `engine.manager.stop()`."""
     tokenizer = FakeTokenizer()
 
-    def make_inference(
-        prompt: str, num_tokens: int, prompt_ids: list[int], **options: Any
-    ) -> Inference:
+    def make_inference(prompt: str, num_tokens: int, prompt_ids: list[int], **options: Any) -> Inference:
         sampling = {k: options.pop(k) for k in SAMPLING & options.keys()}
-        written = {
-            k: options.pop(k)
-            for k in ("stops", "stop_ids", "keep_stop", "min_tokens")
-            if k in options
-        }
+        written = {k: options.pop(k) for k in ("stops", "stop_ids", "keep_stop", "min_tokens") if k in options}
         text = AnswerText(
             tokenizer,  # type: ignore[arg-type]
             **written,
@@ -187,10 +171,7 @@ def fake_engine(
         return Inference(prompt, num_tokens, prompt_ids, sampling=sampling, text=text, **options)
 
     manager = BatchingManager(
-        model or FakeModel(),
-        max_batch_size=max_batch_size,
-        max_queue=max_queue,
-        make_inference=make_inference,
+        model or FakeModel(), max_batch_size=max_batch_size, max_queue=max_queue, make_inference=make_inference
     )
     if stats is not None:
 
@@ -203,9 +184,7 @@ def fake_engine(
         manager.observers.append(observe)
     manager.start(policies.get_policy(policy, max_batch_size=max_batch_size))
     wait_until(lambda: manager.is_alive)
-    return Engine(
-        manager, tokenizer, make_inference, "fake", "cpu", "float32", context, page_size=16
-    )
+    return Engine(manager, tokenizer, make_inference, "fake", "cpu", "float32", context, page_size=16)
 
 
 def why_no_kernel() -> str:

@@ -16,22 +16,15 @@ from simulate.simulator import Run, simulate
 
 def make_scheduler(policy: str, slots: int, budget: int = 1 << 30, **options: Any) -> Scheduler:
     """Return a scheduler without pages whose policy has these options."""
-    return Scheduler(
-        policies.get_policy(policy, max_batch_size=slots, options=options), None, budget
-    )
+    return Scheduler(policies.get_policy(policy, max_batch_size=slots, options=options), None, budget)
 
 
 def sequences(rows: Iterable[tuple[float, int, int]]) -> list[Sequence]:
     """Return a sequence for each (arrival, prompt tokens, output tokens)."""
-    return [
-        Sequence([0] * prompt, output, id=f"r{i}", arrived_at=at)
-        for i, (at, prompt, output) in enumerate(rows)
-    ]
+    return [Sequence([0] * prompt, output, id=f"r{i}", arrived_at=at) for i, (at, prompt, output) in enumerate(rows)]
 
 
-def poisson(
-    rate: float, lengths: np.ndarray, rng: np.random.Generator, prompt: int = 1
-) -> list[Sequence]:
+def poisson(rate: float, lengths: np.ndarray, rng: np.random.Generator, prompt: int = 1) -> list[Sequence]:
     """Return Poisson arrivals with these output lengths."""
     times = np.cumsum(rng.exponential(1 / rate, len(lengths))).tolist()
     return sequences((at, prompt, n) for at, n in zip(times, lengths.tolist()))

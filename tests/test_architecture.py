@@ -35,9 +35,7 @@ LAW: dict[str, set[str]] = {
                "scheduling", "serving", "simulate", "stats", "torch"},
 }  # fmt: skip
 # The shadow is the one observer that simulates, with the server's own policies.
-EXCEPTIONS = {
-    f"observe/shadow.py: {name}" for name in ("batching", "config", "policies", "simulate")
-}
+EXCEPTIONS = {f"observe/shadow.py: {name}" for name in ("batching", "config", "policies", "simulate")}
 PURE = ("scheduling", "policies")
 # A pure room is the same bytes in server and simulator: it is given time, randomness and the model.
 IMPURE = {"asyncio", "concurrent", "datetime", "flask", "logging", "multiprocessing", "os", "queue", "random",
@@ -66,12 +64,7 @@ def test_a_room_imports_only_what_the_law_allows(room: str) -> None:
     files = files_of(room)
     assert files
     allowed = LAW[room] | {room} | STANDARD
-    strangers = [
-        f"{p.relative_to(ROOT)}: {name}"
-        for p in files
-        for name in imports(p)
-        if name not in allowed
-    ]
+    strangers = [f"{p.relative_to(ROOT)}: {name}" for p in files for name in imports(p) if name not in allowed]
     assert set(strangers) - EXCEPTIONS == set()
 
 
@@ -101,10 +94,7 @@ def modules_imported(path: Path, known: Collection[str]) -> Iterator[str]:
 
 def test_no_file_imports_itself_by_way_of_others() -> None:
     files = [path for room in LAW for path in files_of(room)]
-    names = {
-        ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p
-        for p in files
-    }
+    names = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in files}
     graph = {
         name: {other for other in modules_imported(path, names) if other in names and other != name}
         for name, path in names.items()
@@ -122,9 +112,7 @@ def test_the_pure_rooms_ask_nobody_for_time_or_chance(room: str) -> None:
 def loaded_by(code: str) -> set[str]:
     """Return the top-level modules that a fresh Python has after running `code`."""
     ending = "; import sys; print(*{name.partition('.')[0] for name in sys.modules})"
-    result = subprocess.run(
-        [sys.executable, "-c", code + ending], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    result = subprocess.run([sys.executable, "-c", code + ending], capture_output=True, text=True, check=True, cwd=ROOT)
     return set(result.stdout.split())
 
 
@@ -139,12 +127,7 @@ def every_module_of(*rooms: str) -> str:
 
 
 def test_the_pure_rooms_load_neither_torch_nor_flask() -> None:
-    assert not loaded_by(every_module_of("scheduling", "policies")) & {
-        "torch",
-        "flask",
-        "numpy",
-        "dotenv",
-    }
+    assert not loaded_by(every_module_of("scheduling", "policies")) & {"torch", "flask", "numpy", "dotenv"}
 
 
 def test_the_http_face_loads_no_torch() -> None:
@@ -167,13 +150,9 @@ def test_looking_for_a_model_loads_no_torch() -> None:
     assert "torch" not in loaded_by("import app, models.weights, models.hub, models.checkpoint")
 
 
-def test_the_law_sees_an_import_wherever_it_hides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_law_sees_an_import_wherever_it_hides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "scheduling" / "x.py"
     path.parent.mkdir()
-    path.write_text(
-        "import os.path\ndef f():\n    from torch.nn import Module\n    from . import y\n"
-    )
+    path.write_text("import os.path\ndef f():\n    from torch.nn import Module\n    from . import y\n")
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     assert sorted(imports(path)) == ["os", "scheduling", "torch"]

@@ -120,11 +120,7 @@ def test_every_metric_is_documented_with_its_type_and_no_other() -> None:
         family.name + ("_total" if family.type == "counter" else ""): family.type
         for family in text_string_to_metric_families(text)
     }
-    table = {
-        name: row[1]
-        for name, row in rows("docs/api.md").items()
-        if re.match(r"(vllm:|eb_|tgi_)", name)
-    }
+    table = {name: row[1] for name, row in rows("docs/api.md").items() if re.match(r"(vllm:|eb_|tgi_)", name)}
     assert table == exported
 
 

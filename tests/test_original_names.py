@@ -34,9 +34,7 @@ def test_a_name_is_where_the_readme_says(module: str, name: str) -> None:
 
 
 def test_the_manager_has_the_methods_that_the_readme_names() -> None:
-    methods = re.findall(
-        r"`(\w+)`", CHAPTER.partition("`BatchingManager` has")[2].partition(".")[0]
-    )
+    methods = re.findall(r"`(\w+)`", CHAPTER.partition("`BatchingManager` has")[2].partition(".")[0])
     assert len(methods) == 4
     manager = importlib.import_module("batching").BatchingManager
     assert all(callable(getattr(manager, method)) for method in methods)

@@ -23,22 +23,9 @@ def test_of_nothing(): pass
 def run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Run the tests above with the plugin, as `./test.sh` does."""
     (folder / "test_some.py").write_text(TESTS)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "skips",
-        "--rootdir",
-        str(folder),
-        *flags,
-        str(folder),
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "skips", "--rootdir", str(folder), *flags, str(folder)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
-    return subprocess.run(
-        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120
-    )
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
@@ -50,9 +37,7 @@ def test_a_run_ends_with_what_was_skipped_and_how_to_have_it(tmp_path: Path, wor
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_skip_for_a_missing_program_is_an_error_when_none_is_allowed(
-    tmp_path: Path, workers: str
-) -> None:
+def test_a_skip_for_a_missing_program_is_an_error_when_none_is_allowed(tmp_path: Path, workers: str) -> None:
     done = run(tmp_path, "-n", workers, "--no-skips")
     assert done.returncode == 1
     assert "error: --no-skips" in done.stdout
@@ -97,19 +82,13 @@ ALL = ["chromium", "nginx", "openssl", "gcc"]
 
 def test_ci_installs_what_is_missing_quietly_and_then_allows_no_skip(tmp_path: Path) -> None:
     called, status = ci(tmp_path, ["openssl", "gcc"])
-    assert called.splitlines() == [
-        "apt-get update",
-        "apt-get install -y chromium nginx",
-        "test.sh --no-skips",
-    ]
+    assert called.splitlines() == ["apt-get update", "apt-get install -y chromium nginx", "test.sh --no-skips"]
     assert status == 0
     assert "chatter" not in (tmp_path / "said").read_text()
 
 
 @pytest.mark.parametrize(("programs", "user"), [(ALL, 0), ([], 1000)])
-def test_ci_installs_nothing_that_is_there_or_that_it_may_not(
-    tmp_path: Path, programs: list[str], user: int
-) -> None:
+def test_ci_installs_nothing_that_is_there_or_that_it_may_not(tmp_path: Path, programs: list[str], user: int) -> None:
     assert ci(tmp_path, programs, user) == ("test.sh --no-skips\n", 0)
 
 

@@ -49,9 +49,7 @@ def shoot(still: Path, moving: Path | None, scheme: str) -> None:
         raise SystemExit("error: there is no Chromium. Install one (Debian: apt install chromium)")
     with server("dynamic", SLOTS) as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
-        page = browser.new_page(
-            viewport={"width": 1040, "height": 700}, color_scheme=scheme, device_scale_factor=2
-        )  # type: ignore[arg-type]
+        page = browser.new_page(viewport={"width": 1040, "height": 700}, color_scheme=scheme, device_scale_factor=2)  # type: ignore[arg-type]
         page.goto(f"{url}/race")
         page.wait_for_timeout(1000)
         page.evaluate(
@@ -93,25 +91,14 @@ def animate(path: Path, frames: list[bytes]) -> None:
         images.append(half.quantize(64, dither=Image.Dither.NONE).convert("RGB"))
     durations = [FRAME_MS] * (len(images) - 1) + [REST_MS]
     images[0].save(
-        path,
-        save_all=True,
-        append_images=images[1:],
-        duration=durations,
-        loop=0,
-        lossless=True,
-        quality=60,
-        method=4,
+        path, save_all=True, append_images=images[1:], duration=durations, loop=0, lossless=True, quality=60, method=4
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("still", type=Path)
-    parser.add_argument(
-        "--moving", type=Path, help="also an animated picture (.webp, .png or .gif)"
-    )
+    parser.add_argument("--moving", type=Path, help="also an animated picture (.webp, .png or .gif)")
     parser.add_argument("--record", action="store_true", help="record the runs anew first")
     parser.add_argument("--scheme", choices=("light", "dark"), default="light")
     asked = parser.parse_args()

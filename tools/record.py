@@ -33,9 +33,7 @@ PROMPTS = ("ROMEO:", "JULIET:\nO ", "To be, or not to be", "Good morrow, cousin.
            "First Citizen:\nBefore we proceed any further, hear me speak.\n", "KING RICHARD:\n")  # fmt: skip
 
 
-def arrivals(
-    count: int, rate: float, low: int, high: int, seed: int
-) -> list[tuple[float, dict[str, Any]]]:
+def arrivals(count: int, rate: float, low: int, high: int, seed: int) -> list[tuple[float, dict[str, Any]]]:
     """Return (second, body) of each request: exponential gaps, lengths spread evenly on a log scale."""
     chance = random.Random(seed)
     at = 0.0
@@ -56,9 +54,7 @@ def server(policy: str, slots: int) -> Iterator[str]:
         port = probe.getsockname()[1]
     command = [sys.executable, str(ROOT / "app.py"), policy, "--model", "bard", "--compute-threads", "1",
                "--max-batch-size", str(slots), "--host", "127.0.0.1", "--port", str(port), "--access-log", "off"]  # fmt: skip
-    environment = {
-        k: v for k, v in os.environ.items() if not k.startswith("EB_") and k != "BATCHING"
-    }
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("EB_") and k != "BATCHING"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -112,9 +108,7 @@ def record(url: str, plan: list[tuple[float, dict[str, Any]]]) -> list[dict[str,
         began = time.monotonic() + 0.2
         for number, (at, body) in enumerate(plan):
             time.sleep(max(0.0, began + at - time.monotonic()))
-            pool.submit(
-                requests.post, f"{url}/inference", json=body, headers=headers(number), timeout=600
-            )
+            pool.submit(requests.post, f"{url}/inference", json=body, headers=headers(number), timeout=600)
     end = time.monotonic() + 10
     while recorder.left < len(plan) and time.monotonic() < end:
         time.sleep(0.05)
@@ -147,26 +141,18 @@ def write(path: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--policy", help="start a server of one's own with this policy")
     parser.add_argument("--url", default="http://127.0.0.1:8500", help="or record this one")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--requests", type=int, default=48)
-    parser.add_argument(
-        "--rate", type=float, default=60.0, help="requests a second, 0: all at once"
-    )
+    parser.add_argument("--rate", type=float, default=60.0, help="requests a second, 0: all at once")
     parser.add_argument("--tokens", type=int, nargs=2, default=(6, 90), metavar=("LEAST", "MOST"))
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
     plan = arrivals(asked.requests, asked.rate, *asked.tokens, asked.seed)
-    with (
-        server(asked.policy, asked.slots)
-        if asked.policy
-        else contextlib.nullcontext(asked.url) as url
-    ):
+    with server(asked.policy, asked.slots) if asked.policy else contextlib.nullcontext(asked.url) as url:
         lines = compact(record(url, plan))
     write(asked.file, lines)
     print(f"{len(lines)} lines in {asked.file}", file=sys.stderr)

@@ -76,10 +76,7 @@ def trace(steps: Iterable[dict[str, Any]]) -> dict[str, Any]:
     for slot in list(open_):
         _close(events, open_, slot)
     policy = steps[-1]["policy"] if steps else "nothing"
-    names = [
-        _name("process_name", 0, f"effective-batching: {policy}"),
-        _name("thread_name", STEPS_THREAD, "steps"),
-    ]
+    names = [_name("process_name", 0, f"effective-batching: {policy}"), _name("thread_name", STEPS_THREAD, "steps")]
     names += [_name("thread_name", FIRST_SLOT + slot, f"slot {slot}") for slot in sorted(slots)]
     return {"displayTimeUnit": "ms", "traceEvents": names + events}
 
@@ -95,9 +92,7 @@ def _close(events: list[dict[str, Any]], open_: dict[int, dict[str, Any]], slot:
     events.append(event | {"cat": run["phase"], "cname": COLOURS.get(run["phase"], "grey")})
 
 
-def _slice(
-    name: str, thread: int, begin: float, end: float, args: dict[str, Any]
-) -> dict[str, Any]:
+def _slice(name: str, thread: int, begin: float, end: float, args: dict[str, Any]) -> dict[str, Any]:
     return {"ph": "X", "pid": PROCESS, "tid": thread, "name": name, "ts": begin,
             "dur": round(end - begin, 3), "cat": "step", "args": args}  # fmt: skip
 
@@ -107,9 +102,7 @@ def _name(kind: str, thread: int, text: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recording", type=Path)
     parser.add_argument("trace", type=Path)
     asked = parser.parse_args()
@@ -117,10 +110,7 @@ def main() -> None:
         with asked.recording.open(encoding="utf-8") as lines:
             result = trace(records(lines))
     except (OSError, ValueError) as error:
-        print(
-            f"error: {asked.recording}: {error}. Choose a recording, a JSON object on each line",
-            file=sys.stderr,
-        )
+        print(f"error: {asked.recording}: {error}. Choose a recording, a JSON object on each line", file=sys.stderr)
         raise SystemExit(2) from None
     asked.trace.write_text(json.dumps(result, separators=(",", ":")), "utf-8")
     print(f"{len(result['traceEvents']):,} events in {asked.trace}", file=sys.stderr)

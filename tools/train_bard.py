@@ -77,9 +77,7 @@ class ShortAttention(torch.autograd.Function):
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> Any:  # type: ignore[override]
         T = q.shape[1]
         future = torch.full((T, T), -math.inf, dtype=q.dtype, device=q.device).triu(1)
-        probabilities = torch.softmax(
-            torch.baddbmm(future, q, k.transpose(1, 2), alpha=scale), dim=-1
-        )
+        probabilities = torch.softmax(torch.baddbmm(future, q, k.transpose(1, 2), alpha=scale), dim=-1)
         ctx.save_for_backward(q, k, v, probabilities)
         ctx.scale = scale
         return torch.bmm(probabilities, v)
@@ -117,16 +115,12 @@ def for_training(model: GPT) -> GPT:
     return twin.train()
 
 
-def loss_and_gradients(
-    twin: GPT, x: torch.Tensor, y: torch.Tensor, position: int, rows: int = 512
-) -> float:
+def loss_and_gradients(twin: GPT, x: torch.Tensor, y: torch.Tensor, position: int, rows: int = 512) -> float:
     """Leave gradients in `twin`; return the mean loss in nats a token. The logits of `rows` tokens exist at a time."""
     hidden = twin.hidden(x, position)
     leaf = hidden.detach().requires_grad_()
     total = 0.0
-    for places, targets in zip(
-        leaf.flatten(0, 1).split(rows), y.flatten().split(rows), strict=True
-    ):
+    for places, targets in zip(leaf.flatten(0, 1).split(rows), y.flatten().split(rows), strict=True):
         loss = F.cross_entropy(twin.lm_head(places).float(), targets, reduction="sum") / y.numel()
         loss.backward(retain_graph=True)
         total += loss.item()
@@ -160,9 +154,7 @@ def train_tokenizer(text: str, vocab_size: int) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - 1,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+        vocab_size=vocab_size - 1, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
     )
     tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
     tokenizer.add_special_tokens([EOT])
@@ -230,16 +222,12 @@ def optimizers(model: GPT, args: argparse.Namespace) -> list[torch.optim.Optimiz
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": tables, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     return [
-        torch.optim.Muon(
-            matrices, lr=args.lr, weight_decay=args.weight_decay, adjust_lr_fn="match_rms_adamw"
-        ),
+        torch.optim.Muon(matrices, lr=args.lr, weight_decay=args.weight_decay, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), fused=True),
     ]
 
 
-def train(
-    model: GPT, tokenizer: Tokenizer, text: str, held_out: str, args: argparse.Namespace
-) -> Progress:
+def train(model: GPT, tokenizer: Tokenizer, text: str, held_out: str, args: argparse.Namespace) -> Progress:
     """Train until the steps or the minutes are over; return how far that was."""
     progress = Progress(args.steps, args.minutes)
     taught = optimizers(model, args)
@@ -356,9 +344,7 @@ def write_sample(model: GPT, tokenizer: Tokenizer, prompt: str, n: int, seed: in
     generator = torch.Generator().manual_seed(seed)
     ids = tokenizer.encode(prompt).ids
     for _ in range(n):
-        logits = (
-            model(torch.tensor([ids], device=model.lm_head.weight.device))[0][0, -1].float().cpu()
-        )
+        logits = model(torch.tensor([ids], device=model.lm_head.weight.device))[0][0, -1].float().cpu()
         ids.append(int(torch.multinomial(torch.softmax(logits / 0.8, 0), 1, generator=generator)))
     return tokenizer.decode(ids)
 
@@ -378,9 +364,7 @@ def average(model: GPT, others: list[dict[str, torch.Tensor]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, required=True, help="the text to learn")
     parser.add_argument("--out", type=Path, default=Path("weights/bard"))
     parser.add_argument("--steps", type=int, default=3600)

@@ -74,11 +74,7 @@ def ask_of(engine: Engine, asked: ChatRequest) -> Ask:
     options["stops"] = [*asked.stop, STOP]
     text = plain(asked.messages)
     ids = generation.encode(
-        engine,
-        text,
-        special=engine.special_end,
-        keep=asked.truncate_prompt_tokens,
-        param="messages",
+        engine, text, special=engine.special_end, keep=asked.truncate_prompt_tokens, param="messages"
     )
     return Ask(
         [Prompt(text, ids)], most, "max_tokens", options,
@@ -107,9 +103,7 @@ class ChatWriter:
         self.job.wait()
         choices = [self._choice(i, inference) for i, inference in enumerate(choose(self.job))]
         total = usage(self.job, self.job.inferences)
-        return jsonify(
-            {**self.head, "system_fingerprint": None, "choices": choices, "usage": total}
-        )
+        return jsonify({**self.head, "system_fingerprint": None, "choices": choices, "usage": total})
 
     def _choice(self, index: int, inference: Inference) -> dict[str, Any]:
         choice = {

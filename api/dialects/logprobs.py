@@ -47,9 +47,7 @@ class Logprobs:
     ids are left out.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, offset: int, most: int, hidden: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, offset: int, most: int, hidden: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._offset = offset
         self._most = most

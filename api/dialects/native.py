@@ -81,14 +81,7 @@ def ask_of(engine: Engine, asked: InferenceRequest) -> Ask:
         "stops": asked.stop, "ignore_eos": asked.ignore_eos, **asked.standing(),
     }  # fmt: skip
     prompt = Prompt(asked.prompt, ids)
-    return Ask(
-        [prompt],
-        asked.num_tokens,
-        "num_tokens",
-        options,
-        seed=asked.seed,
-        timeout_s=asked.timeout_s,
-    )
+    return Ask([prompt], asked.num_tokens, "num_tokens", options, seed=asked.seed, timeout_s=asked.timeout_s)
 
 
 def answer(job: Job) -> dict[str, Any]:

@@ -131,8 +131,7 @@ def check_sampled(service: Service, asked: Sampled) -> None:
     """Raise ApiError for fields that do not go together; take the id that the body asks for."""
     if asked.stream_options is not None and not asked.stream:
         raise ApiError(
-            'stream_options requires a stream. Send "stream": true, or remove stream_options',
-            param="stream_options",
+            'stream_options requires a stream. Send "stream": true, or remove stream_options', param="stream_options"
         )
     if asked.request_id is not None and "X-Request-Id" not in request.headers:
         g.request_id = asked.request_id

@@ -41,11 +41,7 @@ def usage(job: Job, chosen: list[Inference]) -> dict[str, Any]:
 def usage_so_far(job: Job, growth: Growth) -> dict[str, int]:
     """Return what one choice has used up to the end of a chunk, as vLLM counts: its own prompt, its own tokens."""
     prompt = len(job.inferences[growth.index].sequence.prompt_ids)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": growth.stop,
-        "total_tokens": prompt + growth.stop,
-    }
+    return {"prompt_tokens": prompt, "completion_tokens": growth.stop, "total_tokens": prompt + growth.stop}
 
 
 def choose(job: Job) -> list[Inference]:
@@ -133,12 +129,8 @@ class CompletionWriter:
         first = index not in self._logprobs
         if first:
             offset = len(inference.prompt)
-            self._logprobs[index] = Logprobs(
-                self.engine.tokenizer, offset, most, self._endings(inference)
-            )
-        scored = [
-            Scored(*pair) for pair in zip(seq.output_ids[start:stop], seq.details[start:stop])
-        ]
+            self._logprobs[index] = Logprobs(self.engine.tokenizer, offset, most, self._endings(inference))
+        scored = [Scored(*pair) for pair in zip(seq.output_ids[start:stop], seq.details[start:stop])]
         written = self._logprobs[index].write(scored)
         if first and self.asked.echo:
             before = Logprobs(self.engine.tokenizer, 0, most)
@@ -152,8 +144,7 @@ class CompletionWriter:
     def stream(self) -> Response:
         scored = self.asked.logprobs is not None or self.asked.return_token_ids
         followers = [
-            Follower(i, inference, scored=scored, every_token=False)
-            for i, inference in enumerate(self.job.inferences)
+            Follower(i, inference, scored=scored, every_token=False) for i, inference in enumerate(self.job.inferences)
         ]
         return streaming.respond(
             self.job, followers, self._chunk, self._end, tokens_together=self.asked.stream_interval

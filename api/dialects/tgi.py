@@ -23,11 +23,7 @@ from api.service import Engine, Service
 EXAMPLE = '{"inputs": "ROMEO:", "parameters": {"max_new_tokens": 40}}'
 SENT = {"inputs": "ROMEO:", "parameters": {"max_new_tokens": 8}}
 GREETING = "effective-batching is running. Try POST /inference or GET /stats\n"
-GENERATED = {
-    "type": "object",
-    "required": ["generated_text"],
-    "properties": {"generated_text": {"type": "string"}},
-}
+GENERATED = {"type": "object", "required": ["generated_text"], "properties": {"generated_text": {"type": "string"}}}
 OPERATIONS = [
     Operation(
         "post", "/generate", "complete a prompt (TGI's API)", "tgi", body=GenerateRequest, example=SENT,
@@ -83,9 +79,7 @@ def _answer(
     began = time.perf_counter()
     engine = generation.ready_engine(service)
     given = fields.get("parameters")
-    harmless = (
-        body.refuse_unsupported(given, UNSUPPORTED_PARAMETERS) if isinstance(given, dict) else []
-    )
+    harmless = body.refuse_unsupported(given, UNSUPPORTED_PARAMETERS) if isinstance(given, dict) else []
     asked, ignored = body.validate(schema, fields)
     in_list = streams is None
     streams = asked.stream if isinstance(asked, CompatRequest) else bool(streams)
@@ -128,11 +122,7 @@ def check(p: GenerateParameters | None, streams: bool) -> None:
         return
     for wrong, reason, remedy in (
         (streams, "a stream cannot choose among answers", "Remove it, or use /generate"),
-        (
-            not samples(p),
-            "greedy answers are identical",
-            "Send do_sample: true, or remove best_of",
-        ),
+        (not samples(p), "greedy answers are identical", "Send do_sample: true, or remove best_of"),
         (p.seed is not None, "answers with one seed are identical", "Remove seed or best_of"),
     ):
         if wrong:
@@ -160,9 +150,7 @@ def ask_of(engine: Engine, asked: GenerateRequest, streams: bool) -> Ask:
         options["logprobs"] = p.top_n_tokens or 0
     if p.decoder_input_details:
         options |= {"scores_prompt": True, "prompt_logprobs": 0}
-    ids = generation.encode(
-        engine, asked.inputs, special=engine.special_end, keep=p.truncate, param="inputs"
-    )
+    ids = generation.encode(engine, asked.inputs, special=engine.special_end, keep=p.truncate, param="inputs")
     return Ask(
         [Prompt(asked.inputs, ids)], p.max_new_tokens, "max_new_tokens", options,
         best_of=best_of, seed=p.seed,

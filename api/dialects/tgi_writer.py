@@ -42,17 +42,14 @@ class Writer:
     def whole(self, in_list: bool) -> Response:
         self.job.wait()
         order = range(len(self.job.inferences))
-        ranked = sorted(
-            order, key=lambda i: generation.mean_score(self.job.inferences[i]), reverse=True
-        )
+        ranked = sorted(order, key=lambda i: generation.mean_score(self.job.inferences[i]), reverse=True)
         best, *others = ranked if len(ranked) > 1 else order
         result: dict[str, Any] = {"generated_text": self._text(self.job.inferences[best])}
         if self.parameters.details or self.parameters.decoder_input_details:
             result["details"] = self._details(best)
             if others:
                 result["details"]["best_of_sequences"] = [
-                    {"generated_text": self._text(self.job.inferences[i]), **self._details(i)}
-                    for i in others
+                    {"generated_text": self._text(self.job.inferences[i]), **self._details(i)} for i in others
                 ]
         response = jsonify([result] if in_list else result)
         response.headers.update(self._headers(self.job.inferences[best]))
@@ -74,9 +71,7 @@ class Writer:
             "prefill": self._prefill(inference) if self.parameters.decoder_input_details else [],
             "tokens": [
                 self._token(token, text, detail.logprob)
-                for token, text, detail in zip(
-                    inference.output_ids, self._texts(inference), details
-                )
+                for token, text, detail in zip(inference.output_ids, self._texts(inference), details)
             ],
         }
         if self.parameters.top_n_tokens:
@@ -133,9 +128,7 @@ class Writer:
 
     def stream(self) -> Response:
         follower = Follower(0, self.job.inferences[0], scored=False, every_token=True)
-        response = streaming.respond(
-            self.job, [follower], self._events, lambda: b"", space=b"", tokens_together=None
-        )
+        response = streaming.respond(self.job, [follower], self._events, lambda: b"", space=b"", tokens_together=None)
         response.headers["x-compute-type"] = self.device
         response.headers["x-compute-characters"] = str(len(self.inputs))
         return response

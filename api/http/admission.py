@@ -40,10 +40,7 @@ def check(service: Service, generating: frozenset[tuple[str, str]]) -> Callable[
 def enter(service: Service) -> Visit:
     """Take a place for the current request, which keeps it until its last byte is sent."""
     if service.draining:
-        raise ApiError(
-            "the server is shutting down. Try again later, or use another server",
-            type="unavailable_error",
-        )
+        raise ApiError("the server is shutting down. Try again later, or use another server", type="unavailable_error")
     if request.environ.get(HAS_PLACE):
         request.environ[HAS_PLACE] = False  # it is the visit's now
     else:
@@ -80,8 +77,7 @@ def _seconds(header: str) -> float:
         value = math.nan
     if not 0 < value < math.inf:
         raise ApiError(
-            f"the header {header} is {shown(text)}, but must be a number of seconds above 0. "
-            "Send one, or leave it out",
+            f"the header {header} is {shown(text)}, but must be a number of seconds above 0. Send one, or leave it out",
             param=header,
         )
     return value

@@ -24,9 +24,7 @@ def check(key: str) -> Callable[[], None]:
         if request.endpoint in PAGES or (request.path == "/" and dashboard.is_wanted()):
             return  # static files, that ask for the key themselves
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        if scheme != "Bearer" or not hmac.compare_digest(
-            given.encode("utf-8", "replace"), expected
-        ):
+        if scheme != "Bearer" or not hmac.compare_digest(given.encode("utf-8", "replace"), expected):
             raise ApiError(
                 "the API key is missing or wrong. Send the header 'Authorization: Bearer KEY'",
                 type="authentication_error",

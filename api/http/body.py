@@ -32,10 +32,7 @@ Schema = TypeVar("Schema", bound=BaseModel)
 def read(request: Request) -> bytes:
     """Return the body, counted while it is read: a chunked one has no length to trust."""
     if request.headers.get("Content-Encoding", "identity").lower() not in ("identity", ""):
-        raise ApiError(
-            "Content-Encoding is not supported. Send the body as plain, uncompressed JSON",
-            status=415,
-        )
+        raise ApiError("Content-Encoding is not supported. Send the body as plain, uncompressed JSON", status=415)
     if (request.content_length or 0) > LIMIT:
         raise _too_large()
     body = bytearray()
@@ -88,9 +85,7 @@ def _parse(body: bytes, example: str) -> dict[str, Any]:
     try:
         text = body.removeprefix(b"\xef\xbb\xbf").decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ApiError(
-            f"the body is not valid UTF-8 at byte {error.start}. Send JSON in UTF-8"
-        ) from None
+        raise ApiError(f"the body is not valid UTF-8 at byte {error.start}. Send JSON in UTF-8") from None
     _check_structure(body)
     try:
         # Hooks are calls of Python, between which other threads get their turn.
@@ -113,11 +108,7 @@ def _check_structure(body: bytes) -> None:
     It is right up to the first place that is no JSON, and nothing after that place is built.
     """
     opened = body.count(b"[") + body.count(b"{")
-    if (
-        opened <= DEPTH
-        and opened + body.count(b":") <= MOST_KEYS
-        and body.count(b",") < MOST_VALUES
-    ):
+    if opened <= DEPTH and opened + body.count(b":") <= MOST_KEYS and body.count(b",") < MOST_VALUES:
         return  # whatever is in strings
     most_quotes = 2 * (MOST_VALUES + MOST_KEYS)
     pieces = body.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"', most_quotes)
@@ -127,9 +118,7 @@ def _check_structure(body: bytes) -> None:
     for bracket in brackets[: 2 * MOST_KEYS]:
         depth += 1 if bracket in b"[{" else -1
         if depth > DEPTH:
-            raise ApiError(
-                f"the body is nested more than {DEPTH} levels deep. Send a flatter object"
-            )
+            raise ApiError(f"the body is nested more than {DEPTH} levels deep. Send a flatter object")
     keys = bare.count(b":") + bare.count(b"[") + bare.count(b"{")
     for what, count, most in (
         ("keys, lists and objects", keys, MOST_KEYS),
@@ -188,13 +177,9 @@ def refuse_unsupported(fields: dict[str, Any], table: dict[str, tuple[Any, ...]]
     harmless = [name for name in fields if name in table]
     for name in harmless:
         value = fields[name]
-        if value is None or any(
-            type(value) is type(same) and value == same for same in table[name]
-        ):
+        if value is None or any(type(value) is type(same) and value == same for same in table[name]):
             continue
-        raise ApiError(
-            f"{name} is {shown(value)}, which is not supported. Leave it out", param=name
-        )
+        raise ApiError(f"{name} is {shown(value)}, which is not supported. Leave it out", param=name)
     return harmless
 
 
@@ -246,9 +231,7 @@ def _plain_words(
     for fault in faults[:5]:
         name = ".".join(str(part) for part in fault["loc"])
         field = _field_at(schema, fault["loc"])
-        remedy = (
-            f"Send {field.description}" if field and field.description else "Send a valid value"
-        )
+        remedy = f"Send {field.description}" if field and field.description else "Send a valid value"
         if fault["type"] == "missing":
             near = get_close_matches(name, ignored, 1)
             guess = f" Did you misspell it as {near[0]!r}?" if near else ""

@@ -106,8 +106,7 @@ def from_http(error: HTTPException) -> ApiError:
     if status == 404:
         paths = sorted({rule.rule for rule in current_app.url_map.iter_rules()})
         return ApiError(
-            f"path {shown(request.path)} does not exist. Use one of: {' '.join(paths)}",
-            type="not_found_error",
+            f"path {shown(request.path)} does not exist. Use one of: {' '.join(paths)}", type="not_found_error"
         )
     if isinstance(error, MethodNotAllowed):
         methods = ", ".join(sorted(error.valid_methods or ()))

@@ -100,9 +100,7 @@ def _see_off(service: Service, asked: Request, status: int, length: int | None, 
     error: ApiError | None = state.get("refusal")
     rejected = None if error is None else REJECTED_TYPES.get(error.type, REJECTIONS.get(status))
     outputs = [] if visit is None else [len(i.output_ids) for i in visit.inferences]
-    service.meters.answered(
-        route, status, rejected, state.n_ignored, outputs, state.get("generates", False)
-    )
+    service.meters.answered(route, status, rejected, state.n_ignored, outputs, state.get("generates", False))
     if not (service.config.access_log and service.serves) or (route in OPEN and status == 200):
         return
     record: dict[str, Any] = {

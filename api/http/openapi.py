@@ -88,9 +88,7 @@ class Operation:
     errors: tuple[int, ...] = ()
     query: Mapping[str, Schema] = field(default_factory=dict)
     generates: bool = False
-    unlisted: str = (
-        ""  # why tools that try every path must not find it: it is described beside the paths
-    )
+    unlisted: str = ""  # why tools that try every path must not find it: it is described beside the paths
     tgi: bool = False
 
     @property
@@ -100,21 +98,13 @@ class Operation:
 
 
 def document(
-    operations: Sequence[Operation],
-    version: str,
-    open_paths: frozenset[str],
-    keyed: bool,
-    most_tokens: int = 1023,
+    operations: Sequence[Operation], version: str, open_paths: frozenset[str], keyed: bool, most_tokens: int = 1023
 ) -> dict[str, Any]:
     """Return the OpenAPI document; with `keyed`, every path but the open ones requires the key.
 
     `most_tokens` is the largest number of tokens that the context leaves for an answer.
     """
-    words = [
-        f"{op.method.upper()} {op.path} ({op.unlisted}): {op.summary}"
-        for op in operations
-        if op.unlisted
-    ]
+    words = [f"{op.method.upper()} {op.path} ({op.unlisted}): {op.summary}" for op in operations if op.unlisted]
     models = {
         model
         for op in operations
@@ -122,13 +112,9 @@ def document(
         if isinstance(model, type) and issubclass(model, BaseModel)
     }
     ordered = sorted(models, key=lambda model: model.__name__)
-    references, definitions = models_json_schema(
-        [(model, "validation") for model in ordered], ref_template=REFERENCE
-    )
+    references, definitions = models_json_schema([(model, "validation") for model in ordered], ref_template=REFERENCE)
     named = {model: reference for (model, _), reference in references.items()}
-    schemas = {
-        name: _nullable(_plain(s), most_tokens) for name, s in definitions.get("$defs", {}).items()
-    }
+    schemas = {name: _nullable(_plain(s), most_tokens) for name, s in definitions.get("$defs", {}).items()}
     schemas |= {"Error": ERROR, "TgiError": TGI_ERROR}
     paths: dict[str, dict[str, Any]] = {}
     unlisted: dict[str, dict[str, Any]] = {}

@@ -16,11 +16,7 @@ def name_unread(operations: Sequence[Operation]) -> Callable[[Response], Respons
     read = {op.path: op.query for op in operations}
 
     def after_request(response: Response) -> Response:
-        if (
-            not request.environ.get("QUERY_STRING")
-            or request.url_rule is None
-            or response.status_code >= 400
-        ):
+        if not request.environ.get("QUERY_STRING") or request.url_rule is None or response.status_code >= 400:
             return response
         if request.endpoint in PAGES or response.mimetype == "text/html":
             return response

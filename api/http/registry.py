@@ -210,9 +210,7 @@ class Visits:
         with self._lock:
             visits = [visit for visit in self._open.values() if visit.id == found["id"]]
         for visit in visits:
-            visit.end(
-                InferenceError("cancelled", "the request was cancelled by DELETE /requests/<id>")
-            )
+            visit.end(InferenceError("cancelled", "the request was cancelled by DELETE /requests/<id>"))
         found = self.find(id) or found
         return "cancelled" if found["finish_reason"] == "cancelled" else found["state"]
 
@@ -246,13 +244,8 @@ class Visits:
             "scheduled_at": wall(seq.scheduled_at),
             "first_token_at": wall(seq.first_token_at),
             "finished_at": wall(seq.finished_at),
-            "iterations": [seq.first_iteration, seq.last_iteration]
-            if seq.first_iteration
-            else None,
-            "batch": {
-                "mean": seq.batch_sum / seq.iterations if seq.iterations else 0,
-                "max": seq.batch_max,
-            },
+            "iterations": [seq.first_iteration, seq.last_iteration] if seq.first_iteration else None,
+            "batch": {"mean": seq.batch_sum / seq.iterations if seq.iterations else 0, "max": seq.batch_max},
             "waited": [
                 {"reason": reason, "iterations": iterations, "seconds": seconds}
                 for reason, (iterations, seconds) in list(self.waited(inference).items())

@@ -20,9 +20,7 @@ class LoadRequest(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     count: Count = Field(40, description=f"a whole number of requests, 1 to {MOST}")
-    rate: Rate = Field(
-        0.0, description="a number of requests per second up to 1000, or 0 to send all at once"
-    )
+    rate: Rate = Field(0.0, description="a number of requests per second up to 1000, or 0 to send all at once")
     min_tokens: Tokens = Field(8, description="a whole number of tokens, 1 to 512")
     max_tokens: Tokens = Field(64, description="a whole number of tokens, 1 to 512")
     seed: f.Int64 = Field(0, description=f.SEED)

@@ -39,11 +39,7 @@ def _number(value: Any) -> Any:
 
 def _digits(value: Any) -> Any:
     """Convert "10" to 10, because the original passed num_tokens through int()."""
-    if (
-        isinstance(value, str)
-        and len(value) <= LONGEST_DIGITS
-        and re.fullmatch(r"\s*[+-]?\d{1,18}\s*", value)
-    ):
+    if isinstance(value, str) and len(value) <= LONGEST_DIGITS and re.fullmatch(r"\s*[+-]?\d{1,18}\s*", value):
         return int(value)
     return whole(value)
 
@@ -73,9 +69,7 @@ def prompts(value: Any) -> Any:
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list):
-        raise ValueError(
-            "must be a string, a list of strings, a list of token ids, or a list of such lists"
-        )
+        raise ValueError("must be a string, a list of strings, a list of token ids, or a list of such lists")
     if not value:
         raise ValueError("must not be empty")
     if not isinstance(value[0], str | list):
@@ -95,9 +89,7 @@ def _ids(value: Any) -> list[int]:
     if not value:
         raise ValueError("must not have an empty list of token ids")
     if len(value) > MOST_IDS:
-        raise ValueError(
-            f"must have lists of at most {MOST_IDS:,} ids, but has one of {len(value):,}"
-        )
+        raise ValueError(f"must have lists of at most {MOST_IDS:,} ids, but has one of {len(value):,}")
     ids = [whole(token) for token in value]
     for token in ids:
         if type(token) is not int or not 0 <= token < INT64:
@@ -188,9 +180,7 @@ Stops = Annotated[
         }
     ),
 ]
-Token = Annotated[
-    int, Field(strict=True, ge=0, lt=INT64), BeforeValidator(whole), WithJsonSchema(_TOKEN)
-]
+Token = Annotated[int, Field(strict=True, ge=0, lt=INT64), BeforeValidator(whole), WithJsonSchema(_TOKEN)]
 Ids = several(Token, MOST_IDS)
 
 Temperature = number(ge=0, le=2)
@@ -204,9 +194,7 @@ TEMPERATURE = "a number from 0 (greedy) to 2"
 TOP_P = "a number above 0 and at most 1"
 TOP_K = "a whole number of candidates, or 0 or -1 for all"
 SEED = "a 64-bit whole number"
-STOP = (
-    f"a string, or a list of at most {MOST_STOPS} strings, each of 1 to {LONGEST_STOP} characters"
-)
+STOP = f"a string, or a list of at most {MOST_STOPS} strings, each of 1 to {LONGEST_STOP} characters"
 FLAG = "true or false, without quotes"
 USER = "a string of at most 256 characters"
 SECONDS = "a number of seconds above 0"

@@ -76,30 +76,23 @@ class Sampled(Standing):
     stop: f.Stops = Field([], description=f.STOP)
     presence_penalty: f.Penalty = Field(0.0, description=f.PENALTY)
     frequency_penalty: f.Penalty = Field(0.0, description=f.PENALTY)
-    logit_bias: f.Biases = Field(
-        {}, description='an object such as {"50256": -100}, with at most 300 ids'
-    )
+    logit_bias: f.Biases = Field({}, description='an object such as {"50256": -100}, with at most 300 ids')
     seed: f.Int64 | None = Field(None, description=f.SEED)
     top_k: f.TopK = Field(0, description=f.TOP_K)
     min_p: f.MinP = Field(0.0, description="a number from 0 to 1")
     repetition_penalty: f.Above0 = Field(1.0, description="a number above 0")
     ignore_eos: f.Flag = Field(False, description=f.FLAG)
-    min_tokens: SkipJsonSchema[f.integer(ge=0)] = Field(
-        0, description="a whole number from 0 to max_tokens"
-    )
+    min_tokens: SkipJsonSchema[f.integer(ge=0)] = Field(0, description="a whole number from 0 to max_tokens")
     stop_token_ids: f.several(f.Token, 64) = Field([], description="a list of at most 64 token ids")
     include_stop_str_in_output: f.Flag = Field(False, description=f.FLAG)
     skip_special_tokens: f.Flag = Field(True, description=f.FLAG)
-    request_id: f.RequestId | None = Field(
-        None, description="1 to 128 characters: letters, digits and . _ : -"
-    )
+    request_id: f.RequestId | None = Field(None, description="1 to 128 characters: letters, digits and . _ : -")
     truncate_prompt_tokens: f.integer(ge=1, lt=1 << 31) | None = Field(
         None, description="a whole number of tokens to keep, at least 1"
     )
     return_token_ids: f.Flag = Field(False, description=f.FLAG)
     stream_interval: f.integer(ge=1, le=1024) | None = Field(
-        None,
-        description="a whole number of tokens per chunk, 1 to 1024; by default a chunk has the tokens of 20 ms",
+        None, description="a whole number of tokens per chunk, 1 to 1024; by default a chunk has the tokens of 20 ms"
     )
     timeout_s: f.Seconds | None = Field(None, description=f.SECONDS)
 
@@ -117,16 +110,11 @@ class CompletionRequest(Sampled):
         description="a non-empty string, a list of at most 64 strings, a list of token ids, or a list of at most 64 such lists"
     )
     max_tokens: f.integer(ge=UNLIMITED) = Field(
-        16,
-        description=f"a whole number of tokens to generate, at least 1 (0 with echo), or {ALL_THE_ROOM}",
+        16, description=f"a whole number of tokens to generate, at least 1 (0 with echo), or {ALL_THE_ROOM}"
     )
-    best_of: SkipJsonSchema[f.integer(ge=1, le=20) | None] = Field(
-        None, description="a whole number from n to 20"
-    )
+    best_of: SkipJsonSchema[f.integer(ge=1, le=20) | None] = Field(None, description="a whole number from n to 20")
     logprobs: f.integer(ge=0, le=5) | None = Field(None, description="a whole number from 0 to 5")
-    prompt_logprobs: f.integer(ge=0, le=5) | None = Field(
-        None, description="a whole number from 0 to 5"
-    )
+    prompt_logprobs: f.integer(ge=0, le=5) | None = Field(None, description="a whole number from 0 to 5")
     echo: f.Flag = Field(False, description=f.FLAG)
 
 
@@ -179,9 +167,7 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant"] = Field(
         description="system, developer, user or assistant"
     )
-    content: Annotated[
-        StrictStr | None, BeforeValidator(_content), WithJsonSchema(CONTENT_SCHEMA)
-    ] = Field(
+    content: Annotated[StrictStr | None, BeforeValidator(_content), WithJsonSchema(CONTENT_SCHEMA)] = Field(
         None,
         validate_default=True,
         json_schema_extra=lambda schema: schema.pop("default"),

@@ -40,11 +40,7 @@ Options = Annotated[
             "type": "object",
             "maxProperties": MOST_OPTIONS,
             "additionalProperties": {
-                "anyOf": [
-                    {"type": "string", "maxLength": LONGEST_VALUE},
-                    {"type": "number"},
-                    {"type": "boolean"},
-                ]
+                "anyOf": [{"type": "string", "maxLength": LONGEST_VALUE}, {"type": "number"}, {"type": "boolean"}]
             },
         }
     ),

@@ -15,17 +15,12 @@ STOP_LIST = f"a list of at most {f.MOST_STOPS} strings, each of 1 to {f.LONGEST_
 
 
 ONE = {"enum": [None, 1]}
-DRAWS: list[dict[str, Any]] = [
-    {"required": ["do_sample"], "properties": {"do_sample": {"const": True}}}
-] + [
+DRAWS: list[dict[str, Any]] = [{"required": ["do_sample"], "properties": {"do_sample": {"const": True}}}] + [
     {"required": [name], "properties": {name: {"type": "number"}}}
     for name in ("temperature", "top_k", "top_p", "typical_p")
 ]
 BEST_OF_DRAWS = {
-    "anyOf": [
-        {"properties": {"best_of": ONE}},
-        {"properties": {"seed": {"type": "null"}}, "anyOf": DRAWS},
-    ]
+    "anyOf": [{"properties": {"best_of": ONE}}, {"properties": {"seed": {"type": "null"}}, "anyOf": DRAWS}]
 }
 STREAMS = {"properties": {"best_of": ONE, "decoder_input_details": {"enum": [None, False]}}}
 
@@ -36,20 +31,14 @@ class GenerateParameters(Standing):
     model_config = ConfigDict(extra="ignore", json_schema_extra={"allOf": [BEST_OF_DRAWS]})
 
     best_of: f.integer(ge=1, le=4) | None = Field(None, description="a whole number from 1 to 4")
-    temperature: f.Above0 | None = Field(
-        None, description="a number above 0; leave it out for greedy decoding"
-    )
+    temperature: f.Above0 | None = Field(None, description="a number above 0; leave it out for greedy decoding")
     repetition_penalty: f.Above0 | None = Field(None, description="a number above 0")
     frequency_penalty: f.Penalty | None = Field(None, description=f.PENALTY)
-    top_k: f.integer(gt=0, lt=1 << 31) | None = Field(
-        None, description="a whole number of candidates, at least 1"
-    )
+    top_k: f.integer(gt=0, lt=1 << 31) | None = Field(None, description="a whole number of candidates, at least 1")
     top_p: Fraction | None = Field(None, description=FRACTION)
     typical_p: Fraction | None = Field(None, description=FRACTION)
     do_sample: f.Flag = Field(False, description=f.FLAG)
-    max_new_tokens: f.integer(ge=1) | None = Field(
-        None, description="a whole number of tokens to generate, at least 1"
-    )
+    max_new_tokens: f.integer(ge=1) | None = Field(None, description="a whole number of tokens to generate, at least 1")
     return_full_text: f.Flag = Field(False, description=f.FLAG)
     stop: f.StopList | None = Field(None, description=STOP_LIST)
     stop_sequences: f.StopList | None = Field(None, description=STOP_LIST)
@@ -59,12 +48,8 @@ class GenerateParameters(Standing):
     watermark: Literal[False] = Field(False, description="false, or leave it out")
     details: f.Flag = Field(False, description=f.FLAG)
     decoder_input_details: f.Flag = Field(False, description=f.FLAG)
-    seed: f.integer(ge=0, lt=1 << 64) | None = Field(
-        None, description="a whole number from 0 to 2^64 - 1"
-    )
-    top_n_tokens: f.integer(ge=1, le=5) | None = Field(
-        None, description="a whole number from 1 to 5"
-    )
+    seed: f.integer(ge=0, lt=1 << 64) | None = Field(None, description="a whole number from 0 to 2^64 - 1")
+    top_n_tokens: f.integer(ge=1, le=5) | None = Field(None, description="a whole number from 1 to 5")
 
 
 class GenerateRequest(BaseModel):
@@ -73,9 +58,7 @@ class GenerateRequest(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     inputs: f.Text = Field(description=f.PROMPT)
-    parameters: GenerateParameters | None = Field(
-        None, description='an object such as {"max_new_tokens": 20}'
-    )
+    parameters: GenerateParameters | None = Field(None, description='an object such as {"max_new_tokens": 20}')
 
 
 class StreamParameters(GenerateParameters):
@@ -87,9 +70,7 @@ class StreamParameters(GenerateParameters):
 class StreamRequest(GenerateRequest):
     """POST /generate_stream."""
 
-    parameters: StreamParameters | None = Field(
-        None, description='an object such as {"max_new_tokens": 20}'
-    )
+    parameters: StreamParameters | None = Field(None, description='an object such as {"max_new_tokens": 20}')
 
 
 class CompatRequest(GenerateRequest):

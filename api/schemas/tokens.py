@@ -16,9 +16,7 @@ def _has(name: str) -> dict[str, Any]:
 class TokenizeRequest(BaseModel):
     """A text to tokenize: vLLM's form has `prompt`, TGI's has `inputs`."""
 
-    model_config = ConfigDict(
-        extra="ignore", json_schema_extra={"anyOf": [_has("prompt"), _has("inputs")]}
-    )
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"anyOf": [_has("prompt"), _has("inputs")]})
 
     model: f.Name | None = Field(None, description="the name of the served model, or leave it out")
     prompt: StrictStr | None = Field(None, description="a string")

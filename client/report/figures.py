@@ -44,10 +44,7 @@ def resamples(count: int) -> int:
 
 
 def interval(
-    statistic: Callable[[np.ndarray], float | None],
-    count: int,
-    seed: int = 0,
-    independent: bool = False,
+    statistic: Callable[[np.ndarray], float | None], count: int, seed: int = 0, independent: bool = False
 ) -> tuple[float, float] | None:
     """Bootstrap the 95 % interval of a statistic of `count` observations, given the places drawn.
 
@@ -58,8 +55,7 @@ def interval(
         return None
     rng = np.random.default_rng(seed)
     values = [
-        statistic(rng.integers(0, count, count) if independent else blocks(count, rng))
-        for _ in range(resamples(count))
+        statistic(rng.integers(0, count, count) if independent else blocks(count, rng)) for _ in range(resamples(count))
     ]
     known = [value for value in values if value is not None]
     if not known:

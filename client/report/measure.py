@@ -105,15 +105,10 @@ def statistics_ms(name: str, seconds: Sequence[float]) -> dict[str, float | None
     return {f"{key}_{name}_ms": float(n) for key, n in zip(_STATISTICS, numbers)}
 
 
-def client_lag(
-    outcomes: Sequence[Outcome], stalls: Sequence[float] = ()
-) -> dict[str, float | None]:
+def client_lag(outcomes: Sequence[Outcome], stalls: Sequence[float] = ()) -> dict[str, float | None]:
     """Give how late requests left and how long the client stood still (ms): p50, p99 and max."""
     result: dict[str, float | None] = {}
-    for prefix, seconds in (
-        ("", [outcome.sent - outcome.intended for outcome in outcomes]),
-        ("stall_", stalls),
-    ):
+    for prefix, seconds in (("", [outcome.sent - outcome.intended for outcome in outcomes]), ("stall_", stalls)):
         values = np.asarray(seconds) * 1000
         p50, p99 = np.percentile(values, [50, 99]).tolist() if len(values) else (None, None)
         highest = float(values.max()) if len(values) else None
@@ -147,9 +142,7 @@ def throughput(outcomes: Sequence[Outcome]) -> dict[str, float | int | None]:
         "request_throughput": len(done) / duration if duration else None,
         "request_goodput": None,
         "output_throughput": tokens / duration if duration else None,
-        "total_token_throughput": (
-            (tokens + told) / duration if duration and told is not None else None
-        ),
+        "total_token_throughput": ((tokens + told) / duration if duration and told is not None else None),
         "max_output_tokens_per_s": peak(done),
         "max_concurrent_requests": max_concurrent(outcomes),
     }
@@ -181,9 +174,7 @@ def steady(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
         return {"from_s": None, "to_s": None, "output_throughput": None}
     low, high = arrivals[len(arrivals) // 10], arrivals[-1]
     tokens = sum(
-        o.tokens * max(0.0, min(o.ended, high) - max(o.intended, low)) / o.latency
-        for o in done
-        if o.latency > 0
+        o.tokens * max(0.0, min(o.ended, high) - max(o.intended, low)) / o.latency for o in done if o.latency > 0
     )
     rate = tokens / (high - low) if high > low else None
     return {"from_s": low, "to_s": high, "output_throughput": rate}
@@ -231,9 +222,7 @@ def result(outcomes: Sequence[Outcome], facts: RunFacts) -> dict[str, Any]:
     model = engine.get("model") if isinstance(engine, Mapping) else facts.model_id
     numbers = throughput(outcomes)
     if facts.slos and numbers["duration"]:
-        numbers["request_goodput"] = (
-            sum(meets(o, facts.slos) for o in outcomes) / numbers["duration"]
-        )
+        numbers["request_goodput"] = sum(meets(o, facts.slos) for o in outcomes) / numbers["duration"]
     per_token = [o.normalized for o in done if o.normalized is not None]
     streamed = any(o.first is not None for o in done)
     return {

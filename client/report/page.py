@@ -76,9 +76,7 @@ def table(album: Album, title: str, heads: list[str], lines: list[list[str]]) ->
     body = ""
     for policy, *cells in lines:
         colour = album.look(policy)["color"]
-        body += (
-            f'<tr><td><span class="swatch" style="background:{colour}"></span>{text(policy)}</td>'
-        )
+        body += f'<tr><td><span class="swatch" style="background:{colour}"></span>{text(policy)}</td>'
         body += "".join(f"<td>{bold(cell)}</td>" for cell in cells) + "</tr>"
     return (
         f'<h2>{text(title)}</h2><div class="wide"><table>'
@@ -128,9 +126,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def command(console: Console) -> int:
         if len(arguments) != 1 or arguments[0].startswith("-"):
-            raise UsageError(
-                "exactly one folder of a comparison is required. Use client.report results/NAME"
-            )
+            raise UsageError("exactly one folder of a comparison is required. Use client.report results/NAME")
         try:
             emit(str(write(Path(arguments[0]))))
         except ValueError as error:

@@ -27,9 +27,10 @@ def latency_over_tokens(album: Album) -> None:
         if not policies:
             continue
         count = sum(len(album.results.lines(p, load)) for p in policies)
-        with album.draw(
-            f"latency-over-tokens.{slug(load)}", f"Latency over requested tokens, {load}", count
-        ) as ((axes,), rows):
+        with album.draw(f"latency-over-tokens.{slug(load)}", f"Latency over requested tokens, {load}", count) as (
+            (axes,),
+            rows,
+        ):
             rows.append(["policy", "asked_tokens", "latency_s"])
             for policy in policies:
                 x = album.results.column(policy, load, "asked_tokens")
@@ -41,12 +42,7 @@ def latency_over_tokens(album: Album) -> None:
                     slope, intercept, r = line
                     said += f": {intercept:.2f} s + {slope * 1000:.1f} ms/token, r = {r:.2f}"
                     ends = np.array([min(x), max(x)])
-                    axes.plot(
-                        ends,
-                        intercept + slope * ends,
-                        color=look["color"],
-                        linestyle=look["linestyle"],
-                    )
+                    axes.plot(ends, intercept + slope * ends, color=look["color"], linestyle=look["linestyle"])
                 axes.scatter(x, y, s=14, alpha=0.6, color=look["color"], marker=look["marker"], label=said)  # fmt: skip
                 rows += [[policy, a, b] for a, b in zip(x, y)]
             finish(axes, "requested tokens", "latency (s)")
@@ -60,10 +56,7 @@ def latency_cdf(album: Album) -> None:
     if not loads:
         return
     count = sum(len(album.results.lines(p, load)) for load in loads for p in album.pairs(load))
-    with album.draw("latency-cdf", "Share of requests answered within", count, len(loads)) as (
-        grid,
-        rows,
-    ):
+    with album.draw("latency-cdf", "Share of requests answered within", count, len(loads)) as (grid, rows):
         rows.append(["load", "policy", "latency_s", "share"])
         for axes, load in zip(grid, loads):
             for policy in album.pairs(load):
@@ -109,17 +102,12 @@ def percentiles(album: Album) -> None:
         measures = [
             (name, key)
             for name, key in (("E2E", "e2el"), ("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"))
-            if any(
-                average(album.results.of(p, load), f"p99_{key}_ms") is not None for p in policies
-            )
+            if any(average(album.results.of(p, load), f"p99_{key}_ms") is not None for p in policies)
         ]
         if not measures:
             continue
         count = sum(len(album.results.lines(p, load)) for p in policies)
-        with album.draw(f"percentiles.{slug(load)}", f"p50 and p99, {load}", count) as (
-            (axes,),
-            rows,
-        ):
+        with album.draw(f"percentiles.{slug(load)}", f"p50 and p99, {load}", count) as ((axes,), rows):
             rows.append(["policy", "measure", "p50_ms", "p99_ms"])
             width = 0.8 / len(policies)
             for i, policy in enumerate(policies):
@@ -128,9 +116,7 @@ def percentiles(album: Album) -> None:
                     p50, p99 = (average(runs, f"p{q}_{key}_ms") for q in (50, 99))
                     place = j + (i - (len(policies) - 1) / 2) * width
                     axes.bar(place, p99 or 0, width * 0.9, color=colour, alpha=0.35)
-                    axes.bar(
-                        place, p50 or 0, width * 0.9, color=colour, label=policy if j == 0 else None
-                    )
+                    axes.bar(place, p50 or 0, width * 0.9, color=colour, label=policy if j == 0 else None)
                     _whisker(axes, place, runs, f"p99_{key}_ms")
                     rows.append([policy, name, p50, p99])
             axes.set_xticks(range(len(measures)), [name for name, _ in measures])
@@ -159,13 +145,7 @@ def in_system(album: Album) -> None:
                 ends = [float(r["arrival_s"]) + float(r["latency_s"]) for r in lines]
                 steps = sorted([(t, 1) for t in begins] + [(t, -1) for t in ends])
                 times, level = [t for t, _ in steps], np.cumsum([d for _, d in steps])
-                axes.step(
-                    times,
-                    level,
-                    where="post",
-                    label=policy,
-                    **{**album.look(policy), "marker": None},
-                )
+                axes.step(times, level, where="post", label=policy, **{**album.look(policy), "marker": None})
                 rows += [[policy, t, n] for t, n in zip(times, level)]
             finish(axes, "time since the first arrival (s)", "requests")
 
@@ -206,10 +186,7 @@ def waste(album: Album) -> None:
     if not found:
         return
     total = round(sum(sum(steps.values()) for _, steps in found))
-    with album.draw("waste", "How the slots were spent", total, unit="slot-steps") as (
-        (axes,),
-        rows,
-    ):
+    with album.draw("waste", "How the slots were spent", total, unit="slot-steps") as ((axes,), rows):
         rows.append(["run", *KINDS])
         base = np.zeros(len(found))
         for kind, colour in KINDS.items():

@@ -12,8 +12,7 @@ def ttft_over_prompt(album: Album) -> None:
     """Time to first token against the length of the prompt; only where answers streamed and lengths are told."""
     for load in album.results.loads:
         points = {
-            policy: album.results.pairs(policy, load, "prompt_tokens", "ttft_s")
-            for policy in album.results.policies
+            policy: album.results.pairs(policy, load, "prompt_tokens", "ttft_s") for policy in album.results.policies
         }
         points = {policy: pairs for policy, pairs in points.items() if pairs}
         if not points:
@@ -45,9 +44,7 @@ def simulated_over_measured(album: Album) -> None:
                     pairs = pairs_of(lines, policy, kind)
                     if pairs:
                         label = f"{policy}: {error(pairs):+.1%}" if kind == "latency_s" else policy
-                        axes.scatter(
-                            *zip(*pairs), s=14, alpha=0.6, label=label, **dots(album, policy)
-                        )
+                        axes.scatter(*zip(*pairs), s=14, alpha=0.6, label=label, **dots(album, policy))
                     rows += [[kind, policy, *pair] for pair in pairs]
                 axes.axline((0.1, 0.1), (1, 1), color="#999999", linewidth=0.8)
                 axes.set_xscale("log")

@@ -59,10 +59,7 @@ def cut(runs: Runs, most: int = MOST_STEPS) -> tuple[Runs, float | None]:
     if not ends:
         return runs, None
     end = min(ends)
-    kept = {
-        policy: [step for step in steps if step["t"] - steps[0]["t"] < end]
-        for policy, steps in runs.items()
-    }
+    kept = {policy: [step for step in steps if step["t"] - steps[0]["t"] < end] for policy, steps in runs.items()}
     return kept, end
 
 

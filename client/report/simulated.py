@@ -26,9 +26,7 @@ def check(cost: str) -> str:
     if not cost.endswith(".json"):
         return cost
     if not Path(cost).is_file():
-        raise ValueError(
-            f"{cost!r} is not a file. Create one with python -m simulate calibrate --out FILE.json"
-        )
+        raise ValueError(f"{cost!r} is not a file. Create one with python -m simulate calibrate --out FILE.json")
     return str(Path(cost).resolve())
 
 
@@ -36,9 +34,7 @@ def predict(folder: Path, cost: str | None, console: Console) -> None:
     """Let the simulator serve the same requests; what it cannot is said, and nothing measured is touched."""
     if not is_here():
         if cost:
-            raise UsageError(
-                f"--cost {cost} needs the simulator, but this client was installed without it"
-            )
+            raise UsageError(f"--cost {cost} needs the simulator, but this client was installed without it")
         return
     command = [sys.executable, "-m", "simulate", "predict", str(folder.resolve())]
     command += ["--cost", cost] if cost else []

@@ -46,9 +46,7 @@ class Store:
         path = self.folder / f"arrivals.{slug(load)}.{repeat}.csv"
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(
-                ["index", "arrival_s", "num_tokens", "characters", "user", "prompt_sha256"]
-            )
+            writer.writerow(["index", "arrival_s", "num_tokens", "characters", "user", "prompt_sha256"])
             for p in planned:
                 digest = hashlib.sha256(p.prompt.encode()).hexdigest()
                 row = [p.index, f"{p.at:.9f}", p.num_tokens, len(p.prompt), p.user, digest]
@@ -61,9 +59,7 @@ class Store:
         short = {key: value for key, value in numbers.items() if key not in ARRAYS}
         waste, batches = engine(numbers)
         cache = {"hit_tokens": hits(numbers)}
-        self.summary["runs"].append(
-            {**short, **labels, **cache, "slot_steps": waste, "batch_stats": batches}
-        )
+        self.summary["runs"].append({**short, **labels, **cache, "slot_steps": waste, "batch_stats": batches})
         self.save()
 
     def warn(self, text: str) -> None:
@@ -103,9 +99,7 @@ def slug(text: str) -> str:
 
 def engine(numbers: Mapping[str, Any]) -> tuple[dict[str, float] | None, dict[str, int] | None]:
     """Give how the server spent its slots, and its batch sizes, between the two looks at `/stats`."""
-    before, after = (
-        (numbers.get(key) or {}).get("engine") or {} for key in ("server_before", "server_after")
-    )
+    before, after = ((numbers.get(key) or {}).get("engine") or {} for key in ("server_before", "server_after"))
     steps, earlier = after.get("slot_steps"), before.get("slot_steps") or {}
     spent = None
     if isinstance(steps, Mapping):
@@ -148,11 +142,7 @@ class Results:
 
     def lines(self, policy: str, load: str) -> list[dict[str, str]]:
         """Give the complete requests of a policy under a load."""
-        return [
-            r
-            for r in self.requests
-            if (r["policy"], r["load"], r["outcome"]) == (policy, load, "complete")
-        ]
+        return [r for r in self.requests if (r["policy"], r["load"], r["outcome"]) == (policy, load, "complete")]
 
     def column(self, policy: str, load: str, name: str) -> list[float]:
         """Give a number of each complete request; those that do not have it are left out."""
@@ -160,9 +150,7 @@ class Results:
 
     def pairs(self, policy: str, load: str, x: str, y: str) -> list[tuple[float, float]]:
         """Give two numbers of each complete request that has both."""
-        return [
-            (float(r[x]), float(r[y])) for r in self.lines(policy, load) if r.get(x) and r.get(y)
-        ]
+        return [(float(r[x]), float(r[y])) for r in self.lines(policy, load) if r.get(x) and r.get(y)]
 
     def whole(self, run: Mapping[str, Any]) -> dict[str, Any]:
         """Give a run with its arrays, from its own file; nothing when that is gone."""

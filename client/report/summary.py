@@ -72,20 +72,14 @@ def best(results: Results, load: str, key: str, prefer: str) -> str | None:
     known = {p: span for p, span in spans.items() if span is not None}
     sign = 1 if prefer == "low" else -1
     first = min(known, key=lambda p: sign * sum(known[p]))
-    clear = all(
-        known[first][1] < s[0] if sign > 0 else known[first][0] > s[1]
-        for p, s in known.items()
-        if p != first
-    )
+    clear = all(known[first][1] < s[0] if sign > 0 else known[first][0] > s[1] for p, s in known.items() if p != first)
     return first if clear else None
 
 
 def rows(results: Results, loads: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Lay out one table of some loads: heads and a row a policy; columns that nobody has are left out."""
     pairs = [(p, load) for p in results.policies for load in loads if results.of(p, load)]
-    kept = [
-        c for c in COLUMNS if any(average(results.of(*pair), *c[1]) is not None for pair in pairs)
-    ]
+    kept = [c for c in COLUMNS if any(average(results.of(*pair), *c[1]) is not None for pair in pairs)]
     many = len(loads) > 1
     rivals = {c[0]: best(results, loads[0], c[1][0], c[4]) for c in kept if c[4] and not many}
     theirs = not many and any(p in ORIGINAL for p, _ in pairs)
@@ -154,16 +148,12 @@ def headline(results: Results) -> str:
     if results.summary.get("sweep"):
         return _peaks(results)
     rates = {
-        p: average(results.of(p, load), "output_throughput") or 0.0
-        for p in results.policies
-        if results.of(p, load)
+        p: average(results.of(p, load), "output_throughput") or 0.0 for p in results.policies if results.of(p, load)
     }
     ranked = sorted(rates, key=lambda p: rates[p], reverse=True)
     if not ranked or not rates[ranked[0]]:
         return "Nothing was completed."
-    first = (
-        f"{ranked[0]} generated the most tokens per second under {load}: {rates[ranked[0]]:,.0f}"
-    )
+    first = f"{ranked[0]} generated the most tokens per second under {load}: {rates[ranked[0]]:,.0f}"
     if len(ranked) == 1:
         return first + "."
     second, last = ranked[1], ranked[-1]

@@ -16,8 +16,7 @@ LAG_SHARE = 0.05
 def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Lay out a result as the lines of the final table, in the field's words and order."""
     lag, stall = (
-        [numbers["client_lag"].get(f"{prefix}{key}_ms") for key in ("p50", "p99", "max")]
-        for prefix in ("", "stall_")
+        [numbers["client_lag"].get(f"{prefix}{key}_ms") for key in ("p50", "p99", "max")] for prefix in ("", "stall_")
     )
     stats = numbers["server_after"] or {}
     lines = [
@@ -34,23 +33,14 @@ def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Requests/s within all limits", shown(numbers["request_goodput"])),
         *(
             (f"{label} mean / p50 / p90 / p99 (ms)", joined(_four(numbers, name)))
-            for label, name in (
-                ("TTFT", "ttft"),
-                ("TPOT", "tpot"),
-                ("ITL", "itl"),
-                ("E2E", "e2el"),
-                ("Queue", "queue"),
-            )
+            for label, name in (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2E", "e2el"), ("Queue", "queue"))
         ),
         ("Latency per token, mean (ms)", shown(numbers["mean_latency_per_token_ms"])),
         ("Latency over requested tokens", fitted(numbers["fairness"])),
         ("Jain's index of tokens/s", shown(numbers["fairness"]["jain_requests"], 3)),
         ("Client lag p50 / p99 / max (ms)", joined(lag)),
         ("Client stalls p50 / p99 / max (ms)", joined(stall)),
-        *(
-            (f"Server's {name}{unit}", shown(stats.get(name), digits))
-            for name, unit, digits in STATS
-        ),
+        *((f"Server's {name}{unit}", shown(stats.get(name), digits)) for name, unit, digits in STATS),
     ]
     return [(label, text) for label, text in lines if label in ALWAYS or text.strip("-/ ")]
 
@@ -95,9 +85,7 @@ def warnings(numbers: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[st
         found.append(f"{count} failed: {kind}" + (f": {detail}" if detail else ""))
     found += _lateness(numbers)
     if numbers["unsent"]:
-        found.append(
-            f"stopped early: {numbers['unsent']} of {numbers['num_prompts']} were not sent"
-        )
+        found.append(f"stopped early: {numbers['unsent']} of {numbers['num_prompts']} were not sent")
     return found
 
 

@@ -53,20 +53,13 @@ def columns(run: Mapping[str, Any]) -> dict[str, Column]:
     return {
         "e2el": [None if e is None else 1000 * e for e in e2els],
         "ttft": [None if t is None or e is None else 1000 * t for e, t, _ in rows],
-        "tpot": [
-            None if e is None or t is None or n < 2 else 1000 * (e - t) / (n - 1)
-            for e, t, n in rows
-        ],
+        "tpot": [None if e is None or t is None or n < 2 else 1000 * (e - t) / (n - 1) for e, t, n in rows],
         "normalized_latency": [None if e is None or not n else 1000 * e / n for e, _, n in rows],
-        "itl": [
-            None if e is None or not g else [1000 * gap for gap in g] for e, g in zip(e2els, gaps)
-        ],
+        "itl": [None if e is None or not g else [1000 * gap for gap in g] for e, g in zip(e2els, gaps)],
     }
 
 
-def compare(
-    a: Mapping[str, Any], b: Mapping[str, Any], different: bool = False, seed: int = 0
-) -> list[Line]:
+def compare(a: Mapping[str, Any], b: Mapping[str, Any], different: bool = False, seed: int = 0) -> list[Line]:
     """Compare two results; `DifferentArrivals` unless `different` allows them to be."""
     paired = a.get("trace_sha256") == b.get("trace_sha256")
     if not (paired or different):

@@ -93,10 +93,7 @@ def failure(error: BaseException) -> tuple[str, str]:
     if isinstance(error, aiohttp.ClientConnectorError):
         return CANNOT_CONNECT, "no connection to the server"
     if isinstance(error, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError | OSError):
-        return (
-            "connection broken",
-            "the server closed the connection before the answer was complete",
-        )
+        return ("connection broken", "the server closed the connection before the answer was complete")
     return "unreadable answer", f"{type(error).__name__}: {error}"
 
 
@@ -170,9 +167,7 @@ class LoadRun:
         """Count what was sent and what came of it so far."""
         with self._lock:
             failed = len(self._outcomes) - self._done
-            return Counts(
-                len(self._trace), self._sent, self._done, failed, self._tokens, self.now()
-            )
+            return Counts(len(self._trace), self._sent, self._done, failed, self._tokens, self.now())
 
     def outcomes(self) -> list[Outcome]:
         """Give an outcome for every request sent; those without an answer yet have failed."""
@@ -248,9 +243,7 @@ class LoadRun:
         task.add_done_callback(self._requests.discard)
         return task
 
-    def _begin(
-        self, session: aiohttp.ClientSession, planned: Planned, intended: float
-    ) -> asyncio.Task[None]:
+    def _begin(self, session: aiohttp.ClientSession, planned: Planned, intended: float) -> asyncio.Task[None]:
         with self._lock:
             self._running[planned.index] = planned, intended
             self._sent += 1
@@ -295,9 +288,7 @@ class LoadRun:
             content = payload[:60]
         if answer.status != 200:
             kind, words = fault(content)
-            return reading.outcome(
-                now, f"HTTP {answer.status}" + (f" ({kind})" if kind else ""), words
-            )
+            return reading.outcome(now, f"HTTP {answer.status}" + (f" ({kind})" if kind else ""), words)
         reading.answer = self._target.dialect.read(content, answer.headers, reading.planned)
         return reading.outcome(now)
 
@@ -311,7 +302,5 @@ class LoadRun:
                 if brought is not None:
                     reading.token(now, brought)
         if not reading.answer.ended:
-            return reading.outcome(
-                self.now(), "stream cut", "the stream ended without its final event"
-            )
+            return reading.outcome(self.now(), "stream cut", "the stream ended without its final event")
         return reading.outcome(self.now())

@@ -57,17 +57,13 @@ def ends_in_order() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def started(
-    policy: str, arguments: Sequence[str], log: Path, key: str | None = None
-) -> Iterator[str]:
+def started(policy: str, arguments: Sequence[str], log: Path, key: str | None = None) -> Iterator[str]:
     """Run a server with a policy for the length of a block; give its URL when it is ready.
 
     `UsageError` when there is no server here, `ServerFailed` when it does not become ready.
     """
     if not APP.is_file():
-        raise UsageError(
-            "this client was installed without the server. Use name=http://HOST:PORT instead of a policy"
-        )
+        raise UsageError("this client was installed without the server. Use name=http://HOST:PORT instead of a policy")
     port = free_port()
     command = [sys.executable, str(APP), policy, "--host", "127.0.0.1", "--port", str(port)]
     kept = {name: text for name, text in os.environ.items() if name != "BATCHING"}
@@ -87,9 +83,7 @@ def started(
             stop(process)
 
 
-def wait_until_ready(
-    url: str, process: subprocess.Popen[bytes], log: Path, seconds: float = READY_SECONDS
-) -> None:
+def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path, seconds: float = READY_SECONDS) -> None:
     """Return when the server answers that it is ready; `ServerFailed` when it ends or takes too long."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and process.poll() is None:

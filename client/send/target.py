@@ -84,9 +84,7 @@ def fetch_stats(target: Target) -> dict[str, Any] | None:
     return body if isinstance(body, dict) else None
 
 
-def ask(
-    target: Target, planned: Planned, show: Callable[[str], None] = lambda text: None, **extra: Any
-) -> Answer:
+def ask(target: Target, planned: Planned, show: Callable[[str], None] = lambda text: None, **extra: Any) -> Answer:
     """Send one request and wait; with a streaming dialect `show` is told each piece as it comes.
 
     Raises `ServerUnreachable`, `KeyRefused`, and `Failed` for everything else that went wrong.
@@ -114,8 +112,7 @@ def ask(
             if "NewConnectionError" in repr(error):
                 raise ServerUnreachable(str(error)) from error
             raise Failed(
-                "connection broken",
-                "the server closed the connection before the answer was complete",
+                "connection broken", "the server closed the connection before the answer was complete"
             ) from error
 
 

@@ -13,27 +13,12 @@ import numpy as np
 # kind: how it is written, what it means, how many numbers follow and the defaults of the last ones.
 KINDS: dict[str, tuple[str, str, int, tuple[float, ...]]] = {
     "poisson": ("poisson:RATE", "exponential gaps, RATE requests per second", 1, ()),
-    "gamma": (
-        "gamma:RATE:B",
-        "gamma gaps with burstiness B: 1 is Poisson, less is burstier",
-        2,
-        (),
-    ),
+    "gamma": ("gamma:RATE:B", "gamma gaps with burstiness B: 1 is Poisson, less is burstier", 2, ()),
     "constant": ("constant:RATE", "equal gaps", 1, ()),
-    "ramp": (
-        "ramp:A:B",
-        "Poisson with a rate that goes from A to B per second over the run",
-        2,
-        (),
-    ),
+    "ramp": ("ramp:A:B", "Poisson with a rate that goes from A to B per second over the run", 2, ()),
     "burst": ("burst", "all at once", 0, ()),
     "wait": ("wait:S", "the original's pace: 0 to S seconds between requests", 1, ()),
-    "closed": (
-        "closed:N[:Z]",
-        "N users; each sends Z seconds after its last answer",
-        2,
-        (0.0,),
-    ),
+    "closed": ("closed:N[:Z]", "N users; each sends Z seconds after its last answer", 2, (0.0,)),
     "trace": ("trace:FILE[:F]", "at the times of a trace, F times faster", 0, ()),
 }
 

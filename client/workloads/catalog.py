@@ -42,10 +42,7 @@ class Draw:
 
     def samples(self, prompts: np.ndarray, outputs: np.ndarray) -> list[Sample]:
         """Cut a prompt from the text for each pair of lengths."""
-        return [
-            Sample(fitted(self.corpus.piece(self.rng, int(p)), int(o)), int(o))
-            for p, o in zip(prompts, outputs)
-        ]
+        return [Sample(fitted(self.corpus.piece(self.rng, int(p)), int(o)), int(o)) for p, o in zip(prompts, outputs)]
 
 
 def original(draw: Draw) -> list[Sample]:
@@ -92,11 +89,7 @@ def shared_prefix(draw: Draw, prefixes: int = 10, length: int = 256) -> list[Sam
     questions = draw.rng.integers(8, 65, draw.count)
     outputs = draw.rng.integers(1, 129, draw.count)
     return [
-        Sample(
-            fitted(f"{shared[k]}\n\n{draw.corpus.piece(draw.rng, int(q))}", int(n)),
-            int(n),
-            f"prefix-{k}",
-        )
+        Sample(fitted(f"{shared[k]}\n\n{draw.corpus.piece(draw.rng, int(q))}", int(n)), int(n), f"prefix-{k}")
         for k, q, n in zip(chosen, questions, outputs)
     ]
 
@@ -147,10 +140,7 @@ TRACE_LINE = "lengths and times of a trace, times F; longer requests than the co
 
 def describe() -> list[tuple[str, str]]:
     """Give each workload's form and its line of documentation."""
-    lines = [
-        (FORMS.get(name, name), (f.__doc__ or "").partition("\n")[0])
-        for name, f in WORKLOADS.items()
-    ]
+    lines = [(FORMS.get(name, name), (f.__doc__ or "").partition("\n")[0]) for name, f in WORKLOADS.items()]
     return [*lines, ("trace:FILE[:F]", TRACE_LINE)]
 
 
@@ -172,9 +162,7 @@ def check(spec: str) -> None:
     if not spec.startswith("trace:"):
         _parse(spec)
     elif not Path(_trace_file(spec)[0]).is_file():
-        raise ValueError(
-            f"trace {_trace_file(spec)[0]!r} does not exist. Use trace:FILE or trace:FILE:F"
-        )
+        raise ValueError(f"trace {_trace_file(spec)[0]!r} does not exist. Use trace:FILE or trace:FILE:F")
 
 
 def _parse(spec: str) -> tuple[str, list[int]]:
@@ -182,9 +170,7 @@ def _parse(spec: str) -> tuple[str, list[int]]:
     if name not in WORKLOADS:
         near = difflib.get_close_matches(name, WORKLOADS, 1)
         guess = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(
-            f"unknown workload {name!r}.{guess} Use one of {', '.join(WORKLOADS)}, trace:FILE"
-        )
+        raise ValueError(f"unknown workload {name!r}.{guess} Use one of {', '.join(WORKLOADS)}, trace:FILE")
     most = MOST.get(name, ())
     form = FORMS.get(name, name)
     if len(words) > len(most):
@@ -195,9 +181,7 @@ def _parse(spec: str) -> tuple[str, list[int]]:
             raise ValueError(f"{spec!r} has {word!r}. Use {form}, numbers from 1 to {highest:,}")
         numbers.append(int(word))
     if name == "fixed" and len(numbers) == 2 and sum(numbers) > CONTEXT:
-        raise ValueError(
-            f"{spec!r} has {sum(numbers):,} tokens, but the context holds {CONTEXT:,}. Use fewer"
-        )
+        raise ValueError(f"{spec!r} has {sum(numbers):,} tokens, but the context holds {CONTEXT:,}. Use fewer")
     return name, numbers
 
 
@@ -221,10 +205,7 @@ def draw(spec: str, count: int | None, arrivals: Arrivals, seed: int, corpus: Co
         times = [sample.at / arrivals.value for sample in samples]
     else:
         times = arrivals.times(len(samples), np.random.default_rng(arrival_seed))
-    planned = [
-        Planned(i, at, s.prompt, s.num_tokens, s.user)
-        for i, (at, s) in enumerate(zip(times, samples))
-    ]
+    planned = [Planned(i, at, s.prompt, s.num_tokens, s.user) for i, (at, s) in enumerate(zip(times, samples))]
     return Plan(planned, arrivals, notes)
 
 
@@ -267,7 +248,6 @@ def _replayed(path: Path, draw: Draw) -> tuple[list[Sample], list[str]]:
 def trace_lines(planned: Sequence[Planned]) -> list[dict[str, object]]:
     """Give a run as the lines of a trace file of our own."""
     return [
-        {"at": p.at, "prompt": p.prompt, "num_tokens": p.num_tokens}
-        | ({"user": p.user} if p.user else {})
+        {"at": p.at, "prompt": p.prompt, "num_tokens": p.num_tokens} | ({"user": p.user} if p.user else {})
         for p in planned
     ]

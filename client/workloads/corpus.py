@@ -50,9 +50,7 @@ def load(path: Path | None = None) -> Corpus:
         return Corpus((path or FILE).read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise ValueError(
-            f"cannot read {str(path or FILE.name)!r}: {reason}. Use a plain UTF-8 --text file"
-        ) from error
+        raise ValueError(f"cannot read {str(path or FILE.name)!r}: {reason}. Use a plain UTF-8 --text file") from error
 
 
 def fitted(prompt: str, num_tokens: int) -> str:

@@ -63,9 +63,7 @@ def read(path: Path, most: int | None = None) -> Trace:
                 if most and len(rows) >= most:
                     break
     except OSError as error:
-        raise ValueError(
-            f"cannot read {str(path)!r}: {error.strerror}. Use another trace file"
-        ) from error
+        raise ValueError(f"cannot read {str(path)!r}: {error.strerror}. Use another trace file") from error
     if not rows:
         what = "; ".join(trace.notes()) or "the file is empty"
         raise ValueError(
@@ -75,8 +73,7 @@ def read(path: Path, most: int | None = None) -> Trace:
     rows.sort(key=lambda row: row.at)
     began = rows[0].at
     trace.rows = [
-        Row(row.at - began, row.prompt_tokens, row.num_tokens, row.prompt, row.blocks, row.user)
-        for row in rows
+        Row(row.at - began, row.prompt_tokens, row.num_tokens, row.prompt, row.blocks, row.user) for row in rows
     ]
     return trace
 
@@ -112,9 +109,7 @@ def _from_csv(names: list[str], line: str) -> Row:
     if len(cells) != len(names):
         raise ValueError(f"{len(cells)} columns instead of {len(names)}")
     cell = dict(zip(names, cells))
-    output = _first(
-        cell, "asked_tokens", "output_tokens", "GeneratedTokens", "num_tokens", "output_len"
-    )
+    output = _first(cell, "asked_tokens", "output_tokens", "GeneratedTokens", "num_tokens", "output_len")
     prompt = _first(cell, "prompt_tokens", "ContextTokens", "prompt_len")
     user = cell.get("user") or cell.get("client") or ""
     return Row(_seconds(cell), _count(prompt, "prompt"), _count(output, "output"), user=user)

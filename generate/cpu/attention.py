@@ -68,13 +68,7 @@ class Attention(Protocol):
     name: str
 
     def __call__(
-        self,
-        qkv: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        rows: PackedRows,
-        scale: float,
-        out: Tensor | None = None,
+        self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float, out: Tensor | None = None
     ) -> Tensor:
         """Write the new tokens' keys and values into their pages, return the new tokens' attention.
 
@@ -95,13 +89,7 @@ class TorchAttention:
     name = "torch"
 
     def __call__(
-        self,
-        qkv: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        rows: PackedRows,
-        scale: float,
-        out: Tensor | None = None,
+        self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float, out: Tensor | None = None
     ) -> Tensor:
         _, H, P, D = keys.shape
         starts, lengths = rows.starts.tolist(), rows.lengths.tolist()
@@ -117,8 +105,7 @@ class TorchAttention:
             keys[table[places // P], :, places % P] = k[first:last]
             values[table[places // P], :, places % P] = v[first:last]
             past, content = (
-                pool[table].transpose(0, 1).reshape(H, -1, D)[None, :, :length].float()
-                for pool in (keys, values)
+                pool[table].transpose(0, 1).reshape(H, -1, D)[None, :, :length].float() for pool in (keys, values)
             )  # (1, H, length, D)
             mask = None
             if last - first > 1 and position:
@@ -152,13 +139,7 @@ class CAttention:
         self.entry.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int] * 7 + [ctypes.c_float]
 
     def __call__(
-        self,
-        qkv: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        rows: PackedRows,
-        scale: float,
-        out: Tensor | None = None,
+        self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float, out: Tensor | None = None
     ) -> Tensor:
         M, pages, H, P, D = len(qkv), *keys.shape
         if out is None:
@@ -180,20 +161,14 @@ class CAttention:
             raise ValueError(f"pages of {P} tokens. Use a multiple of {PAGE_MULTIPLE}")
         if D > MAX_HEAD_SIZE:
             raise ValueError(f"heads of {D} values. At most {MAX_HEAD_SIZE} fit")
-        if (
-            values.shape != keys.shape
-            or qkv.shape[1] != 3 * H * D
-            or out.shape != (len(qkv), H * D)
-        ):
+        if values.shape != keys.shape or qkv.shape[1] != 3 * H * D or out.shape != (len(qkv), H * D):
             raise ValueError(
                 f"qkv {tuple(qkv.shape)}, keys {tuple(keys.shape)}, values {tuple(values.shape)} and out "
                 f"{tuple(out.shape)} do not fit. Pass [M, 3*H*D], [pages, H, P, D] twice and [M, H*D]"
             )
         for tensor in (qkv, keys, values, out):
             if tensor.dtype != self.dtype or not tensor.is_contiguous() or not tensor.is_cpu:
-                raise ValueError(
-                    f"a {tensor.dtype} tensor on {tensor.device}. Pass contiguous {self.dtype} on the CPU"
-                )
+                raise ValueError(f"a {tensor.dtype} tensor on {tensor.device}. Pass contiguous {self.dtype} on the CPU")
 
     def error(self, wrong: int, rows: PackedRows, M: int, P: int, pages: int) -> Exception:
         """Return what the C code's refusal `wrong` means."""
@@ -242,8 +217,7 @@ def self_test(attention: Attention, dtype: torch.dtype) -> None:
             torch.tensor([[3, 1]], dtype=torch.int32),
         )
         steps = [
-            (step, torch.randn(M, 3 * H * D, generator=generator).to(dtype))
-            for step, M in ((past, 32), (rows, 23))
+            (step, torch.randn(M, 3 * H * D, generator=generator).to(dtype)) for step, M in ((past, 32), (rows, 23))
         ]
         results = []
         for one in (attention, TorchAttention()):

@@ -35,9 +35,7 @@ class Blocks(Protocol):
     All rows' keys and values are written on the way.
     """
 
-    def __call__(
-        self, ids: Tensor, places: Tensor, rows: PackedRows, due: Tensor | None
-    ) -> Tensor: ...
+    def __call__(self, ids: Tensor, places: Tensor, rows: PackedRows, due: Tensor | None) -> Tensor: ...
 
 
 class Block:
@@ -55,9 +53,7 @@ class Block:
     def linears(self) -> tuple[object, ...]:
         return self.c_attn, self.attn_proj, self.c_fc, self.mlp_proj
 
-    def __call__(
-        self, x: Tensor, attend: Attention, keys: Tensor, values: Tensor, rows: PackedRows
-    ) -> Tensor:
+    def __call__(self, x: Tensor, attend: Attention, keys: Tensor, values: Tensor, rows: PackedRows) -> Tensor:
         qkv = self.c_attn(self.ln_1(x))
         x = self.attn_proj.add(attend(qkv, keys, values, rows, self.scale), x)
         return self.mlp_proj.add(self.c_fc(self.ln_2(x)), x)
@@ -67,12 +63,7 @@ class LayeredBlocks:
     """Block after block, any device and format."""
 
     def __init__(
-        self,
-        body: nn.ModuleDict,
-        blocks: Sequence[Block],
-        attend: Attention,
-        keys: Tensor,
-        values: Tensor,
+        self, body: nn.ModuleDict, blocks: Sequence[Block], attend: Attention, keys: Tensor, values: Tensor
     ) -> None:
         self.wte, self.wpe, self.ln_f = body.wte.weight, body.wpe.weight, body.ln_f
         self.blocks, self.attend = blocks, attend
@@ -127,13 +118,9 @@ class CBlocks:
         tables = [body.wte.weight.contiguous(), body.wpe.weight.contiguous()]
         self.keep = [blocks, attend, keys, values, tables]
         self.model = self._model(blocks[0], tables, self._norm(body.ln_f), keys, config)
-        self.table = (_Block * len(blocks))(
-            *(self._entry(b, k, v, config) for b, k, v in zip(blocks, keys, values))
-        )
+        self.table = (_Block * len(blocks))(*(self._entry(b, k, v, config) for b, k, v in zip(blocks, keys, values)))
 
-    def _model(
-        self, block: Block, tables: list[Tensor], ln_f: int, keys: Tensor, config: GPTConfig
-    ) -> _Model:
+    def _model(self, block: Block, tables: list[Tensor], ln_f: int, keys: Tensor, config: GPTConfig) -> _Model:
         assert isinstance(block.c_attn, KernelLinear)
         _, pages, heads, page_size, head_size = keys.shape
         linear = ctypes.cast(block.c_attn.library.packed_linear, ctypes.c_void_p)
@@ -160,9 +147,7 @@ class CBlocks:
         m = len(ids)
         n_due = m if due is None else len(due)
         out = torch.empty((n_due, self.width), dtype=torch.bfloat16)
-        work = torch.empty(
-            m * (2 * self.width + max(3 * self.width, self.inner)), dtype=torch.bfloat16
-        )
+        work = torch.empty(m * (2 * self.width + max(3 * self.width, self.inner)), dtype=torch.bfloat16)
         wrong = self.run(
             ctypes.byref(self.model), self.table, len(self.table), ids.data_ptr(), places.data_ptr(), m,
             None if due is None else due.data_ptr(), n_due, out.data_ptr(), work.data_ptr(),
@@ -174,9 +159,7 @@ class CBlocks:
         return out
 
 
-def make_blocks(
-    body: nn.ModuleDict, attend: Attention, keys: Tensor, values: Tensor, config: GPTConfig
-) -> Blocks:
+def make_blocks(body: nn.ModuleDict, attend: Attention, keys: Tensor, values: Tensor, config: GPTConfig) -> Blocks:
     """Take the weights out of the blocks of `body` (wte, wpe, h, ln_f) and return the fastest way through it.
 
     keys, values: (layers, pages, heads, page size, head size). Sets what the kernels compute with.

@@ -26,14 +26,7 @@ import torch  # noqa: F401  its OpenMP must be in the process first: a library t
 
 log = logging.getLogger(__name__)
 
-FLAGS = (
-    "-std=gnu11",
-    "-O3",
-    "-ffp-contract=fast",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fPIC",
-)
+FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
 OPENMP = "-fopenmp"
 COMPILE_SECONDS = 120.0
 
@@ -58,9 +51,7 @@ def load_library(source: Path, extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
     if folder and (folder / name).exists():
         try:
             return ctypes.CDLL(str(folder / name))
-        except (
-            OSError
-        ) as error:  # cut short by a full disk, or built against libraries that have gone
+        except OSError as error:  # cut short by a full disk, or built against libraries that have gone
             log.info("cannot load %s (%s), so it is compiled again", folder / name, error)
     with _workshop(folder) as workshop:
         library = _build(compiler, flags, source, Path(workshop) / name)
@@ -69,9 +60,7 @@ def load_library(source: Path, extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
         try:
             return ctypes.CDLL(str(library))
         except OSError as error:
-            raise KernelError(
-                f"{source.name} was compiled but cannot be loaded: {error}"
-            ) from error
+            raise KernelError(f"{source.name} was compiled but cannot be loaded: {error}") from error
 
 
 def _workshop(folder: Path | None) -> tempfile.TemporaryDirectory[str]:
@@ -81,9 +70,7 @@ def _workshop(folder: Path | None) -> tempfile.TemporaryDirectory[str]:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             return tempfile.TemporaryDirectory(dir=folder)
     except OSError as error:
-        log.info(
-            "cannot write %s, so the library is built only for this process: %s", folder, error
-        )
+        log.info("cannot write %s, so the library is built only for this process: %s", folder, error)
     return tempfile.TemporaryDirectory()
 
 
@@ -131,9 +118,7 @@ def _build(compiler: list[str], flags: list[str], source: Path, library: Path) -
 
 def _run(command: list[str]) -> None:
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=COMPILE_SECONDS
-        )
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=COMPILE_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelError(f"cannot run {command[0]}: {error}") from error
     if done.returncode:
@@ -152,9 +137,7 @@ def _machine_flags() -> list[str]:
 @functools.cache
 def _version(compiler: tuple[str, ...]) -> str:
     try:
-        done = subprocess.run(
-            [*compiler, "--version"], capture_output=True, text=True, errors="replace", timeout=10
-        )
+        done = subprocess.run([*compiler, "--version"], capture_output=True, text=True, errors="replace", timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout
@@ -168,10 +151,4 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
         lines = []
-    return "\n".join(
-        [
-            platform.platform(),
-            platform.processor(),
-            *sorted({x for x in lines if x.startswith(wanted)}),
-        ]
-    )
+    return "\n".join([platform.platform(), platform.processor(), *sorted({x for x in lines if x.startswith(wanted)})])

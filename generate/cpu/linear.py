@@ -86,9 +86,7 @@ class PackedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         name, form = self.fused
-        y = torch.ops.mkldnn._linear_pointwise(_rounded(x), self.packed, self.bias, name, [], form)[
-            : len(x)
-        ]
+        y = torch.ops.mkldnn._linear_pointwise(_rounded(x), self.packed, self.bias, name, [], form)[: len(x)]
         return self.activate(y) if self.activate else y
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
@@ -105,15 +103,11 @@ def _rounded(x: Tensor) -> Tensor:
 class KernelLinear:
     """packed_linear.c: bfloat16 in, float32 sums, bfloat16 out, or float32 out with `wide`."""
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None, activation: str | None = None, wide: bool = False
-    ) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: str | None = None, wide: bool = False) -> None:
         self.library = _library()
         self.n, self.k = weight.shape
         self.packed = memory.empty((self.library.packed_linear_size(self.n, self.k),), weight.dtype)
-        self.library.packed_linear_pack(
-            weight.contiguous().data_ptr(), self.packed.data_ptr(), self.n, self.k
-        )
+        self.library.packed_linear_pack(weight.contiguous().data_ptr(), self.packed.data_ptr(), self.n, self.k)
         self.bias = bias.float().contiguous() if bias is not None else None
         self.bias_at = self.bias.data_ptr() if self.bias is not None else None
         fused = activation in GELU_TANH_NAMES
@@ -187,9 +181,7 @@ def kernel_runs() -> bool:
         error = KernelLinear(weight, bias, wide=True)(x) - F.linear(x.float(), weight.float(), bias)
         if error.abs().max() < 1e-2:
             return True
-        log.warning(
-            "the C kernel for linear layers gives wrong results on this machine; using oneDNN instead"
-        )
+        log.warning("the C kernel for linear layers gives wrong results on this machine; using oneDNN instead")
     except (KernelError, OSError) as error:
         log.warning("the C kernel for linear layers does not run; using oneDNN instead: %s", error)
     return False
@@ -220,9 +212,7 @@ def packed_is_faster(dtype: torch.dtype) -> bool:
             for i, layer in enumerate(layers):
                 seconds[i] += _best_time(functools.partial(layer, x))
     except (RuntimeError, AttributeError) as error:
-        log.warning(
-            "oneDNN's packed linear layers do not run on this machine (%s); using plain ones", error
-        )
+        log.warning("oneDNN's packed linear layers do not run on this machine (%s); using plain ones", error)
         return False
     return seconds[0] <= seconds[1]
 

@@ -15,9 +15,7 @@ from generate.cpu import kernels
 
 log = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("team.c")
-PATIENCE_US = (
-    50  # a helper looks out for more so long, then sleeps: longer than the gaps within a step
-)
+PATIENCE_US = 50  # a helper looks out for more so long, then sleeps: longer than the gaps within a step
 
 
 class Team:
@@ -50,9 +48,7 @@ class Team:
     def _start(self, threads: int, own: bool) -> None:
         library = _library()
         entry = library.team_run if own else library.openmp_run
-        self.size = (
-            library.team_start(threads, PATIENCE_US) if own else library.openmp_start(threads)
-        )
+        self.size = library.team_start(threads, PATIENCE_US) if own else library.openmp_start(threads)
         self._run = ctypes.cast(entry, ctypes.c_void_p)
 
 

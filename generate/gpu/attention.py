@@ -27,13 +27,7 @@ class DecodeAttention(Protocol):
     name: str
 
     def __call__(
-        self,
-        qkv: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        lengths: Tensor,
-        tables: Tensor,
-        scale: float,
+        self, qkv: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, tables: Tensor, scale: float
     ) -> Tensor:
         """Append the new keys and values to the pages; return the rows' attention [n, C].
 
@@ -49,13 +43,7 @@ class TorchDecode:
     name = "torch"
 
     def __call__(
-        self,
-        qkv: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        lengths: Tensor,
-        tables: Tensor,
-        scale: float,
+        self, qkv: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, tables: Tensor, scale: float
     ) -> Tensor:
         _, H, P, D = keys.shape
         q, k, v = qkv.view(-1, 3, H, D).unbind(1)  # (n, H, D) each
@@ -69,17 +57,12 @@ class TorchDecode:
             out[part] = self._attend(q[part], keys, values, last[part] + 1, tables[part], scale)
         return out.view(-1, H * D)
 
-    def _attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, tables: Tensor, scale: float
-    ) -> Tensor:
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, tables: Tensor, scale: float) -> Tensor:
         _, H, P, D = keys.shape
         if tables.is_cpu:  # a graph may not ask how long the longest is
             tables = tables[:, : math.ceil(int(lengths.max()) / P)]
         rows, pages = tables.shape
-        past, content = (
-            pool[tables].transpose(1, 2).reshape(rows, H, pages * P, D).float()
-            for pool in (keys, values)
-        )
+        past, content = (pool[tables].transpose(1, 2).reshape(rows, H, pages * P, D).float() for pool in (keys, values))
         there = torch.arange(pages * P, device=q.device) < lengths[:, None]  # (rows, pages * P)
         scores = (past @ q.float()[..., None])[..., 0] * scale
         weights = scores.masked_fill(~there[:, None], -torch.inf).softmax(-1)
@@ -112,9 +95,7 @@ class PlainPrompts:
 
     name = "sdpa"
 
-    def __call__(
-        self, qkv: Tensor, keys: Tensor, values: Tensor, prompts: Prompts, scale: float
-    ) -> Tensor:
+    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, prompts: Prompts, scale: float) -> Tensor:
         """Write the new tokens' keys and values into their pages; return the new tokens' attention [M, C]."""
         _, H, _, D = keys.shape
         rows = prompts.queries[-1]
@@ -139,9 +120,7 @@ class PlainPrompts:
 
 def causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Return the attention (t, H, D) of the last t of T tokens, q (t, H, D), k and v (T, H, D), in float32 or more."""
-    q, k, v = (
-        x.transpose(0, 1)[None].to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v)
-    )
+    q, k, v = (x.transpose(0, 1)[None].to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v))
     new, whole = q.shape[2], k.shape[2]
     seen = torch.ones(new, whole, dtype=torch.bool, device=q.device).tril(whole - new)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)[0].transpose(0, 1)
@@ -153,10 +132,7 @@ class FlashPrompts(PlainPrompts):
     name = "flash"
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, prompts: Prompts, scale: float) -> Tensor:
-        longest = [
-            max(b - a for a, b in itertools.pairwise(cuts))
-            for cuts in (prompts.queries, prompts.contexts)
-        ]
+        longest = [max(b - a for a, b in itertools.pairwise(cuts)) for cuts in (prompts.queries, prompts.contexts)]
         return torch.ops.aten._flash_attention_forward(
             q, k, v, prompts.cuts[0], prompts.cuts[1], *longest, 0.0, True, False, scale=scale
         )[0]

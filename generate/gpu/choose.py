@@ -14,13 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from generate.gpu.attention import (
-    DecodeAttention,
-    FlashPrompts,
-    PlainPrompts,
-    Prompts,
-    TorchDecode,
-)
+from generate.gpu.attention import DecodeAttention, FlashPrompts, PlainPrompts, Prompts, TorchDecode
 from generate.gpu.layers import FusedMath, Layer, Norm, PlainMath, StrictMath
 
 T = TypeVar("T")
@@ -29,9 +23,7 @@ log = logging.getLogger(__name__)
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
-def make_decode(
-    rows: int, tables: int, pool: torch.Size, dtype: torch.dtype, device: torch.device
-) -> DecodeAttention:
+def make_decode(rows: int, tables: int, pool: torch.Size, dtype: torch.dtype, device: torch.device) -> DecodeAttention:
     """Return decode attention for `rows` page tables of `tables` pages, over pools [pages, H, P, D]."""
     if device.type != "cuda":
         return TorchDecode()
@@ -40,9 +32,7 @@ def make_decode(
         from generate.gpu.triton_attention import TritonDecode
 
         attend = TritonDecode(rows, tables, pool[1], pool[3], device)
-        return attend, decode_error(
-            attend, TorchDecode(), (min(rows, 3), tables), pool, dtype, device
-        )
+        return attend, decode_error(attend, TorchDecode(), (min(rows, 3), tables), pool, dtype, device)
 
     return agreed(fast, dtype, "decode attention") or TorchDecode()
 
@@ -110,9 +100,7 @@ def decode_error(
     lengths = torch.tensor([size * pages - 3, 1, 0][:rows], device=device)
     owned = torch.arange(rows * pages).view(rows, pages) + 1
     owned[2:] = 0
-    keys, values = (
-        noise(1 + rows * pages, heads, size, width, seed=i).to(device, dtype) for i in (1, 2)
-    )
+    keys, values = (noise(1 + rows * pages, heads, size, width, seed=i).to(device, dtype) for i in (1, 2))
     qkv = noise(rows, 3 * heads * width).to(device, dtype)
     got, expected = (
         way(qkv, keys.clone(), values.clone(), lengths, owned.to(device), width**-0.5).float()
@@ -136,16 +124,11 @@ def prompts_error(
     pages = 2 + contexts[-1] // size
     keys, values = (noise(pages, heads, size, width, seed=i).to(device, dtype) for i in (1, 2))
     qkv = noise(queries[-1], 3 * heads * width).to(device, dtype)
-    got, expected = (
-        way(qkv, keys.clone(), values.clone(), prompts, width**-0.5).float()
-        for way in (attend, other)
-    )
+    got, expected = (way(qkv, keys.clone(), values.clone(), prompts, width**-0.5).float() for way in (attend, other))
     return _difference(got, expected)
 
 
-def math_error(
-    way: PlainMath, other: PlainMath, activation: str, dtype: torch.dtype, device: torch.device
-) -> float:
+def math_error(way: PlainMath, other: PlainMath, activation: str, dtype: torch.dtype, device: torch.device) -> float:
     """Return the largest difference of two ways through a norm, a linear layer and a head."""
     rows, width, wide = 3, 64, 80
     x = noise(rows, width).to(device, dtype)

@@ -52,11 +52,7 @@ class Flight:
             return False
         for seq in sequences:
             row = self.rows.get(seq)
-            if (
-                row is None
-                or self.places[row] != seq.computed
-                or self.before[row] != seq.output_ids[-1]
-            ):
+            if row is None or self.places[row] != seq.computed or self.before[row] != seq.output_ids[-1]:
                 return False
         return True
 
@@ -100,9 +96,7 @@ class Decoder:
         """Let nobody have the step in flight."""
         self.ahead = None
 
-    def decode(
-        self, sequences: Many[Sequence], held: Many[Sequence] = (), go_ahead: bool = False
-    ) -> list[int]:
+    def decode(self, sequences: Many[Sequence], held: Many[Sequence] = (), go_ahead: bool = False) -> list[int]:
         """Return the next token of each sequence, or sampling.NOT_FINITE or TOO_FLAT.
 
         With `go_ahead` the step after this one is launched too, for who is likely to be there still.
@@ -151,12 +145,7 @@ class Decoder:
         return self._launch(where, flight.held, places, flight.size, flight.drawing)
 
     def _launch(
-        self,
-        rows: dict[Sequence, int],
-        held: list[Sequence],
-        places: list[int],
-        size: int,
-        drawing: sampling.Drawing,
+        self, rows: dict[Sequence, int], held: list[Sequence], places: list[int], size: int, drawing: sampling.Drawing
     ) -> Flight:
         slot = self._launches % BUFFERS
         self._launches += 1
@@ -173,9 +162,7 @@ class Decoder:
         logits = self.row_logits(rows, size)
         length, moves = rows.length[:size], rows.moves[:size]
         where = None if drawing == "greedy" else sampling.uniforms(rows.key[:size], length)
-        drawn = sampling.draw(
-            logits, where, rows.heat[:size], rows.top_k[:size], rows.top_p[:size], drawing
-        )
+        drawn = sampling.draw(logits, where, rows.heat[:size], rows.top_k[:size], rows.top_p[:size], drawing)
         self.drawn[:size].copy_(drawn)
         # What is no token ends the row on the host; until then it has to be one that can be looked up.
         rows.token[:size].copy_(torch.where(moves > 0, drawn.clamp(min=0), rows.token[:size]))

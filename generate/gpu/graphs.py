@@ -58,9 +58,7 @@ class GraphReplayer(Replayer):
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.current_stream()
         for case in self._cases():
-            for _ in range(
-                2
-            ):  # compiles kernels and lets libraries take their workspaces, outside of the graph
+            for _ in range(2):  # compiles kernels and lets libraries take their workspaces, outside of the graph
                 self.step(*case)
             stream.synchronize()
             graph = torch.cuda.CUDAGraph()

@@ -43,15 +43,11 @@ class PlainMath:
 
     name = "torch"
 
-    def add_norm(
-        self, residual: Tensor, x: Tensor | None, norm: Norm, dtype: torch.dtype
-    ) -> Tensor:
+    def add_norm(self, residual: Tensor, x: Tensor | None, norm: Norm, dtype: torch.dtype) -> Tensor:
         """Add x to the float32 residual in place; return the sum's layer norm as `dtype`."""
         if x is not None:
             residual.add_(x)
-        return F.layer_norm(residual, residual.shape[1:], norm.weight, norm.bias, norm.eps).to(
-            dtype
-        )
+        return F.layer_norm(residual, residual.shape[1:], norm.weight, norm.bias, norm.eps).to(dtype)
 
     def linear(self, x: Tensor, layer: Layer) -> Tensor:
         """Return activation(x W + b) as x's dtype."""
@@ -77,9 +73,7 @@ class FusedMath(PlainMath):
 
         self.kernels = triton_layers
 
-    def add_norm(
-        self, residual: Tensor, x: Tensor | None, norm: Norm, dtype: torch.dtype
-    ) -> Tensor:
+    def add_norm(self, residual: Tensor, x: Tensor | None, norm: Norm, dtype: torch.dtype) -> Tensor:
         return self.kernels.add_norm(residual, x, *norm, dtype)
 
     def linear(self, x: Tensor, layer: Layer) -> Tensor:
@@ -146,9 +140,7 @@ class Network:
         self.ln_f = _norm(body.ln_f)
         self.lm_head = math.prepare_head(model.lm_head.weight)
 
-    def logits(
-        self, ids: Tensor, places: Tensor, attend: Attend, due: Tensor | None = None
-    ) -> Tensor:
+    def logits(self, ids: Tensor, places: Tensor, attend: Attend, due: Tensor | None = None) -> Tensor:
         """Return float32 logits [n, V] of tokens `ids` at `places`, or of the rows that are `due` alone."""
         math, dtype = self.math, self.dtype
         residual = F.embedding(ids, self.wte).float() + F.embedding(places, self.wpe)

@@ -34,9 +34,7 @@ class Rows:
 
     def __init__(self, capacity: int, pages: int, device: torch.device) -> None:
         self.capacity, self.pages, self.device = capacity, pages, device
-        self.buffer = torch.zeros(
-            capacity * (INTEGERS + FLOATS + pages), dtype=torch.int64, device=device
-        )
+        self.buffer = torch.zeros(capacity * (INTEGERS + FLOATS + pages), dtype=torch.int64, device=device)
         cut = INTEGERS * capacity, FLOATS * capacity
         integers, floats, tables = self.buffer.split((*cut, capacity * pages))
         self.token, self.length, self.moves, self.key, self.top_k = integers.view(-1, capacity)
@@ -61,9 +59,7 @@ class Rows:
         tables = [s.pages + [0] * (self.pages - len(s.pages)) for s in members]
         parts = (
             torch.tensor([numbers + idle for numbers in integers]),
-            torch.tensor([numbers + idle for numbers in floats], dtype=torch.float64).view(
-                torch.int64
-            ),
+            torch.tensor([numbers + idle for numbers in floats], dtype=torch.float64).view(torch.int64),
             torch.tensor(tables + [[0] * self.pages] * len(idle)),
         )
         self.buffer.copy_(upload(torch.cat([part.view(-1) for part in parts]), self.device))

@@ -45,12 +45,7 @@ class GpuRunner(ModelRunner):
     """
 
     def __init__(
-        self,
-        model: GPT,
-        n_pages: int,
-        page_size: int,
-        capacity: int = CAPACITY,
-        strict: bool = False,
+        self, model: GPT, n_pages: int, page_size: int, capacity: int = CAPACITY, strict: bool = False
     ) -> None:
         self.config = c = model.config
         self.page_size = page_size
@@ -98,11 +93,7 @@ class GpuRunner(ModelRunner):
         """Compute one step; return for each sequence of the plan its next token, None while its prompt lasts."""
         decodes = [i for i, seq in enumerate(plan.sequences) if _decodes(seq)]
         pieces = [i for i, seq in enumerate(plan.sequences) if not _decodes(seq)]
-        prompts = replace(
-            plan,
-            sequences=[plan.sequences[i] for i in pieces],
-            counts=[plan.counts[i] for i in pieces],
-        )
+        prompts = replace(plan, sequences=[plan.sequences[i] for i in pieces], counts=[plan.counts[i] for i in pieces])
         held = [seq for seq in plan.held if seq.pages] if plan.padded else []
         alike = all(count < seq.pending for seq, count in zip(prompts.sequences, prompts.counts))
         outputs: list[Output] = [None] * len(plan.sequences)
@@ -136,9 +127,7 @@ class GpuRunner(ModelRunner):
             outputs += self._decode_part(part, dead, alike)
         return outputs
 
-    def _decode_part(
-        self, sequences: list[Sequence], held: list[Sequence], alike: bool
-    ) -> list[Output]:
+    def _decode_part(self, sequences: list[Sequence], held: list[Sequence], alike: bool) -> list[Output]:
         if not all(sampling.draws(seq.sampling) for seq in sequences):
             return self._draw_on_host(sequences, held)
         goes_on = any(seq.max_tokens - len(seq.output_ids) > 1 for seq in sequences)
@@ -217,9 +206,7 @@ class GpuRunner(ModelRunner):
         return Prompts(queries, contexts, cuts, fresh // size, fresh % size, past)
 
 
-def make_runner(
-    model: GPT, n_pages: int, page_size: int, capacity: int, strict: bool, any_format: bool
-) -> GpuRunner:
+def make_runner(model: GPT, n_pages: int, page_size: int, capacity: int, strict: bool, any_format: bool) -> GpuRunner:
     """Return a runner that is warm: kernels compiled, graphs recorded, a prompt computed.
 
     With `any_format`, a model whose numbers are too large for float16 goes on in bfloat16. The model is used up.
@@ -232,10 +219,7 @@ def make_runner(
         del runner
         gc.collect()  # it is part of circles, and its pages make room for the next one's
         return make_runner(model.to(torch.bfloat16), n_pages, page_size, capacity, strict, False)
-    log.warning(
-        "this model's logits are not finite in %s. Use another --dtype, or check the checkpoint",
-        runner.dtype,
-    )
+    log.warning("this model's logits are not finite in %s. Use another --dtype, or check the checkpoint", runner.dtype)
     return runner
 
 

@@ -30,9 +30,7 @@ def draws(params: SamplingParams) -> bool:
     if params.is_processed or params.logprobs is not None:
         return False
     unfiltered = not params.is_filtered
-    return unfiltered or (
-        params.min_p == 0 and params.typical_p >= 1 and params.top_k <= CANDIDATES
-    )
+    return unfiltered or (params.min_p == 0 and params.typical_p >= 1 and params.top_k <= CANDIDATES)
 
 
 def drawing_for(params: Sequence[SamplingParams]) -> Drawing:
@@ -69,27 +67,16 @@ def heat_of(params: SamplingParams) -> float:
     return 1 / params.temperature if params.temperature > 0 else 0.0
 
 
-def draw_now(
-    logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
-) -> list[int]:
+def draw_now(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
     """Return a token for each row, as `draw` does, for parameters and positions that are on the host."""
-    columns = torch.tensor(
-        [[key_of(p.seed) for p in params], positions, [p.top_k for p in params]]
-    ).to(logits.device)
+    columns = torch.tensor([[key_of(p.seed) for p in params], positions, [p.top_k for p in params]]).to(logits.device)
     floats = torch.tensor([[heat_of(p) for p in params], [p.top_p for p in params]]).double()
     heat, top_p = floats.to(logits.device)
     where = uniforms(columns[0], columns[1])
     return draw(logits, where, heat, columns[2], top_p, drawing_for(params)).tolist()
 
 
-def draw(
-    logits: Tensor,
-    where: Tensor | None,
-    heat: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    drawing: Drawing,
-) -> Tensor:
+def draw(logits: Tensor, where: Tensor | None, heat: Tensor, top_k: Tensor, top_p: Tensor, drawing: Drawing) -> Tensor:
     """Return int64 tokens of float32 logits [n, V], NOT_FINITE or TOO_FLAT.
 
     where: float64 [n] in [0, 1), the draw; None when all are greedy. heat: float64 [n], 1 / temperature, 0 for greedy

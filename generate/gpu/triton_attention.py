@@ -95,21 +95,13 @@ class TritonDecode:
 
     name = "triton"
 
-    def __init__(
-        self, rows: int, max_pages: int, heads: int, head_size: int, device: torch.device
-    ) -> None:
+    def __init__(self, rows: int, max_pages: int, heads: int, head_size: int, device: torch.device) -> None:
         shape = (rows, heads, max_pages, head_size + 2)
         self.parts = torch.empty(shape, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(rows * heads, dtype=torch.int32, device=device)
 
     def __call__(
-        self,
-        qkv: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        lengths: Tensor,
-        tables: Tensor,
-        scale: float,
+        self, qkv: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, tables: Tensor, scale: float
     ) -> Tensor:
         """See `attention.DecodeAttention`."""
         _, H, P, D = keys.shape

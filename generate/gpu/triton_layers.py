@@ -30,12 +30,7 @@ def _add_norm(R, X, W, B, Y, eps, C: tl.constexpr, BC: tl.constexpr, ADD: tl.con
 
 
 def add_norm(
-    residual: Tensor,
-    x: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    dtype: torch.dtype,
+    residual: Tensor, x: Tensor | None, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype
 ) -> Tensor:
     """Add x [n, C] to the float32 residual in place, if there is one; return the sum's layer norm as `dtype`."""
     n, C = residual.shape
@@ -81,11 +76,7 @@ def _linear(
 
 
 def linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    gelu: bool = False,
-    out_dtype: torch.dtype | None = None,
+    x: Tensor, weight: Tensor, bias: Tensor | None, gelu: bool = False, out_dtype: torch.dtype | None = None
 ) -> Tensor:
     """Return x W + b for weight (out, in), through GPT-2's GELU if `gelu`; a row's bits do not depend on the others."""
     x = x.contiguous()

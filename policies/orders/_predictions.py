@@ -40,17 +40,11 @@ class Predicting(policy.Policy):
         "how a request's output length is predicted: exactly, with a log-normal or a uniform error, as a class, or from its client's past",
         choices=("oracle", "noisy", "uniform", "classes", "mean"),
     )
-    sigma = option(
-        0.5, "noisy: standard deviation of the logarithm of the error", low=0.0, high=10.0
-    )
+    sigma = option(0.5, "noisy: standard deviation of the logarithm of the error", low=0.0, high=10.0)
     error = option(0.5, "uniform: largest error, as a fraction of the length", low=0.0, high=1.0)
-    classes = option(
-        2, "classes: number of classes of equal width, up to `longest`", low=1, high=1000
-    )
+    classes = option(2, "classes: number of classes of equal width, up to `longest`", low=1, high=1000)
     longest = option(128, "classes: longest answer in tokens", low=1)
-    accuracy = option(
-        1.0, "classes: fraction of requests put into the right class", low=0.0, high=1.0
-    )
+    accuracy = option(1.0, "classes: fraction of requests put into the right class", low=0.0, high=1.0)
     recent = option(5, "mean: number of the client's last answers to average", low=1, high=100_000)
     seed = option(0, "random seed of the predictions")
 
@@ -84,9 +78,7 @@ class Predicting(policy.Policy):
         """Return the middle of the class that the sequence is put into."""
         k = min(max(seq.max_tokens - 1, 0) * self.classes // self.longest, self.classes - 1)
         if self.classes > 1 and chance(self.seed, seq.id, "right") >= self.accuracy:
-            k = (
-                k + 1 + int(chance(self.seed, seq.id, "class") * (self.classes - 1))
-            ) % self.classes
+            k = (k + 1 + int(chance(self.seed, seq.id, "class") * (self.classes - 1))) % self.classes
         return (k + 0.5) * self.longest / self.classes
 
     def _mean(self, seq: Sequence) -> float:

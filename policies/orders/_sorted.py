@@ -9,9 +9,7 @@ from itertools import count
 from scheduling import policy
 from scheduling.sequence import Sequence
 
-Entry = tuple[
-    float, int, Sequence
-]  # key, number of arrival, both negated: the first in order is the last here
+Entry = tuple[float, int, Sequence]  # key, number of arrival, both negated: the first in order is the last here
 
 
 class Sorted(policy.Policy):

@@ -44,9 +44,7 @@ class Order(Fair):
     def _next(self, passed: dict[Sequence, None]) -> Sequence | None:
         """Return the head of the first client with something left; of the one with most when nobody has."""
         queues = self._queues
-        heads = {
-            c: next((s for s in queues[c] if s not in passed), None) for c in self.backlogged()
-        }
+        heads = {c: next((s for s in queues[c] if s not in passed), None) for c in self.backlogged()}
         able = [client for client, head in heads.items() if head is not None]
         if not able:
             return None

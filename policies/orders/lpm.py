@@ -15,9 +15,7 @@ from scheduling.sequence import Sequence
 
 class Order(policy.Policy):
     heeds = ("prefix",)
-    most = option(
-        128, "queue length above which requests are served first come, first served", low=0
-    )
+    most = option(128, "queue length above which requests are served first come, first served", low=0)
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
         if len(waiting) > self.most:

@@ -24,9 +24,7 @@ class Order(Sorted):
     quantum = option(0.01, "seconds per turn at the top level", low=1e-9)
     prompt_pace = option(0.0005, "assumed seconds per prompt token", low=0.0)
     lift_every = option(1000, "steps between two checks for starving requests", low=1)
-    starving = option(
-        3.0, "seconds of waiting after which a request moves to the top level", low=0.0
-    )
+    starving = option(3.0, "seconds of waiting after which a request moves to the top level", low=0.0)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)

@@ -16,9 +16,7 @@ from scheduling.sequence import Sequence
 
 class Order(Predicting, Sorted):
     guard = option(100.0, "seconds of waiting after which the oldest request goes first", low=0.0)
-    guard_ratio = option(
-        10.0, "multiple of its predicted time after which the oldest request goes first", low=0.0
-    )
+    guard_ratio = option(10.0, "multiple of its predicted time after which the oldest request goes first", low=0.0)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)

@@ -17,12 +17,7 @@ from scheduling.sequence import Sequence
 
 
 class Order(Predicting, Sorted):
-    c = option(
-        0.8,
-        "fraction of the predicted length after which a request is not preempted",
-        low=0.0,
-        high=1.0,
-    )
+    c = option(0.8, "fraction of the predicted length after which a request is not preempted", low=0.0, high=1.0)
 
     def key(self, seq: Sequence, now: float) -> float:
         return self.predict(seq) - len(seq.output_ids)
@@ -32,9 +27,7 @@ class Order(Predicting, Sorted):
     ) -> list[Sequence]:
         if room.slots or not waiting:
             return []
-        worst = sorted(
-            (s for s in running if self._may_go(s)), key=lambda s: self.key(s, now), reverse=True
-        )
+        worst = sorted((s for s in running if self._may_go(s)), key=lambda s: self.key(s, now), reverse=True)
         out = []
         for seq, better in zip(worst, self._by_key()):
             if self._work(better, now) >= self._work(seq, now):

@@ -31,8 +31,7 @@ class Order(Fair):
         choices=("linear", "profile"),
     )
     count_twice = option(
-        False,
-        "charge as the paper's code does: decodes only, and all of them again when a request finishes",
+        False, "charge as the paper's code does: decodes only, and all of them again when a request finishes"
     )
 
     fair = True

@@ -83,9 +83,7 @@ def test_the_original_request_gets_the_original_answer_and_more(client: FlaskCli
         "queue_s", "prefill_s", "decode_s", "ttft_s", "total_s", "iterations", "batch_mean", "batch_max",
     }  # fmt: skip
     assert body["timings"]["iterations"] == 4
-    assert (
-        0 <= body["timings"]["queue_s"] <= body["timings"]["ttft_s"] <= body["timings"]["total_s"]
-    )
+    assert 0 <= body["timings"]["queue_s"] <= body["timings"]["ttft_s"] <= body["timings"]["total_s"]
 
 
 @pytest.mark.parametrize("value", [10, "10", " 10 ", "+10", 10.0])
@@ -94,8 +92,7 @@ def test_num_tokens_may_be_what_int_made_of_it(client: FlaskClient, value: Any) 
 
 
 @pytest.mark.parametrize(
-    "content_type",
-    [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "?"],
+    "content_type", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "?"]
 )
 def test_any_content_type_will_do(client: FlaskClient, content_type: str | None) -> None:
     reply = raw(client, b'{"prompt": "x", "num_tokens": 1}', content_type=content_type)
@@ -145,19 +142,7 @@ def test_a_standing_that_the_policy_does_not_go_by_is_named_as_ignored(client: F
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "temperature",
-        "top_k",
-        "top_p",
-        "seed",
-        "stop",
-        "ignore_eos",
-        "timeout_s",
-        "priority",
-        "slo_s",
-        "user",
-    ],
+    "name", ["temperature", "top_k", "top_p", "seed", "stop", "ignore_eos", "timeout_s", "priority", "slo_s", "user"]
 )
 def test_null_is_as_good_as_absent(client: FlaskClient, name: str) -> None:
     assert ask(client, **{name: None}).get_json()["completion"] == "hiabc"
@@ -189,9 +174,7 @@ def test_the_bounds_belong_to_what_is_allowed(client: FlaskClient, fields: dict[
     assert ask(client, **fields).status_code == 200
 
 
-def test_a_request_with_a_timeout_ends_with_what_it_has(
-    model: FakeModel, client: FlaskClient
-) -> None:
+def test_a_request_with_a_timeout_ends_with_what_it_has(model: FakeModel, client: FlaskClient) -> None:
     third = threading.Event()
     model.before = lambda plan: (
         third.wait(10) if len(plan.sequences[0].output_ids) == 2 else None  # type: ignore[func-returns-value]
@@ -248,9 +231,7 @@ def test_a_bad_body_is_refused(client: FlaskClient, model: FakeModel, name: str)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
-@pytest.mark.parametrize(
-    "name", ["num_tokens", "temperature", "top_p", "timeout_s", "seed", "unknown"]
-)
+@pytest.mark.parametrize("name", ["num_tokens", "temperature", "top_p", "timeout_s", "seed", "unknown"])
 def test_numbers_are_finite(client: FlaskClient, model: FakeModel, name: str, number: str) -> None:
     text = f'{{"prompt": "x", {"" if name == "num_tokens" else chr(34) + "num_tokens" + chr(34) + ": 1, "}"{name}": {number}}}'
     message = error(raw(client, text.encode()))["message"]
@@ -289,9 +270,7 @@ BAD_FIELDS: list[tuple[str, Any, str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "bound", "remedy"), BAD_FIELDS, ids=lambda v: repr(v)[:24]
-)
+@pytest.mark.parametrize(("name", "value", "bound", "remedy"), BAD_FIELDS, ids=lambda v: repr(v)[:24])
 def test_a_bad_field_is_refused_with_value_bound_and_remedy(
     client: FlaskClient, model: FakeModel, name: str, value: Any, bound: str, remedy: str
 ) -> None:
@@ -310,10 +289,7 @@ def test_a_bad_field_is_refused_with_value_bound_and_remedy(
 
 
 def test_lone_surrogates_are_refused(client: FlaskClient, model: FakeModel) -> None:
-    for body in (
-        rb'{"prompt": "\ud800", "num_tokens": 1}',
-        rb'{"prompt": "x", "num_tokens": 1, "stop": "\udfff"}',
-    ):
+    for body in (rb'{"prompt": "\ud800", "num_tokens": 1}', rb'{"prompt": "x", "num_tokens": 1, "stop": "\udfff"}'):
         error(raw(client, body))
     assert raw(client, rb'{"prompt": "\ud83d\ude00", "num_tokens": 1}').status_code == 200
     reply = raw(client, rb'{"prompt": "x", "num_tokens": 1, "\ud800": 1}')
@@ -330,9 +306,7 @@ def test_a_missing_prompt_beside_a_mistyped_one_suggests_it(client: FlaskClient)
 
 
 def test_everything_that_is_wrong_is_said_at_once(client: FlaskClient) -> None:
-    message = error(
-        ask(client, prompt="", num_tokens=0, top_p=2, top_k=-5, seed="x", stop="", user=1)
-    )["message"]
+    message = error(ask(client, prompt="", num_tokens=0, top_p=2, top_k=-5, seed="x", stop="", user=1))["message"]
     assert message.count("Send ") == 5
     assert message.endswith("and 2 more")
 
@@ -360,9 +334,7 @@ def test_a_body_in_small_pieces_is_put_together(client: FlaskClient) -> None:
             piece, self.rest = self.rest[:3], self.rest[3:]
             return piece
 
-    reply = client.post(
-        "/inference", input_stream=Trickle(), environ_overrides={"wsgi.input_terminated": True}
-    )
+    reply = client.post("/inference", input_stream=Trickle(), environ_overrides={"wsgi.input_terminated": True})
     assert reply.get_json()["completion"] == "xa"
 
 
@@ -370,18 +342,14 @@ def test_a_body_in_small_pieces_is_put_together(client: FlaskClient) -> None:
 def test_compressed_bodies_are_not_unpacked(client: FlaskClient, encoding: str) -> None:
     reply = raw(client, b"\x1f\x8b" + b"0" * 100, headers={"Content-Encoding": encoding})
     assert "Content-Encoding" in error(reply, 415)["message"]
-    plain = raw(
-        client, b'{"prompt": "x", "num_tokens": 1}', headers={"Content-Encoding": "identity"}
-    )
+    plain = raw(client, b'{"prompt": "x", "num_tokens": 1}', headers={"Content-Encoding": "identity"})
     assert plain.status_code == 200
 
 
 # ---------------------------------------------------------------- refusals for the context
 
 
-def test_a_prompt_and_its_answer_must_fit_the_context(
-    client: FlaskClient, model: FakeModel
-) -> None:
+def test_a_prompt_and_its_answer_must_fit_the_context(client: FlaskClient, model: FakeModel) -> None:
     refusal = error(ask(client, prompt="x" * 1000, num_tokens=25))
     assert refusal["message"] == (
         "prompt has 1,000 tokens and num_tokens is 25; their sum must be at most 1,024. "
@@ -439,9 +407,7 @@ def test_a_full_queue_refuses_with_a_time_to_come_back(model: FakeModel) -> None
     engine.manager.stop()
 
 
-def test_a_failing_step_answers_500_and_the_loop_goes_on(
-    model: FakeModel, app: Flask, client: FlaskClient
-) -> None:
+def test_a_failing_step_answers_500_and_the_loop_goes_on(model: FakeModel, app: Flask, client: FlaskClient) -> None:
     def fail(plan: Any) -> None:
         if plan.number:  # the engine itself is sound: a token of nobody's comes
             raise RuntimeError("tensor at /srv/x.py is broken")
@@ -597,9 +563,7 @@ def test_the_table_by_length_is_a_csv(client: FlaskClient) -> None:
     assert all(float(row[1]) > 0 for row in rows)
 
 
-def test_looking_in_has_no_side_effect(
-    client: FlaskClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_looking_in_has_no_side_effect(client: FlaskClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ask(client)
     before = client.get("/stats").get_json()
@@ -640,9 +604,7 @@ def test_an_unknown_path_is_404_and_lists_the_known(client: FlaskClient, path: s
 @pytest.mark.parametrize(
     ("method", "path", "allowed"), [("GET", "/inference", "POST"), ("PUT", "/stats", "GET"), ("DELETE", "/", "POST")]
 )  # fmt: skip
-def test_a_wrong_method_is_405_with_allow(
-    client: FlaskClient, method: str, path: str, allowed: str
-) -> None:
+def test_a_wrong_method_is_405_with_allow(client: FlaskClient, method: str, path: str, allowed: str) -> None:
     reply = client.open(path, method=method)
     refusal = error(reply, 405)
     assert allowed in reply.headers["Allow"].split(", ")
@@ -652,9 +614,7 @@ def test_a_wrong_method_is_405_with_allow(
 def test_pages_of_other_sites_are_refused(client: FlaskClient, model: FakeModel) -> None:
     body = b'{"prompt": "x", "num_tokens": 1}'
     for content_type in ("text/plain", "application/json"):
-        reply = raw(
-            client, body, headers={"Sec-Fetch-Site": "cross-site"}, content_type=content_type
-        )
+        reply = raw(client, body, headers={"Sec-Fetch-Site": "cross-site"}, content_type=content_type)
         assert error(reply, 403)["type"] == "permission_error"
         assert "Access-Control-Allow-Origin" not in reply.headers
     assert model.plans == 0
@@ -672,17 +632,8 @@ def locked() -> FlaskClient:
 
 
 def test_every_route_but_health_asks_for_the_key(locked: FlaskClient) -> None:
-    rules = [
-        (rule.rule, m)
-        for rule in locked.application.url_map.iter_rules()
-        for m in rule.methods or ()
-    ]
-    assert {path for path, _ in rules} >= OPEN | {
-        "/inference",
-        "/stats",
-        "/stats/token_data.csv",
-        "/",
-    }
+    rules = [(rule.rule, m) for rule in locked.application.url_map.iter_rules() for m in rule.methods or ()]
+    assert {path for path, _ in rules} >= OPEN | {"/inference", "/stats", "/stats/token_data.csv", "/"}
     for path, method in rules:
         path = re.sub(r"<[^>]*>", "x", path)
         status = locked.open(path, method=method).status_code
@@ -729,9 +680,7 @@ def test_a_seed_repeats_and_temperature_0_is_greedy(tiny: Tiny) -> None:
     client, _ = tiny
     texts = [ask(client, num_tokens=20, seed=seed).get_json()["completion"] for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
-    greedy = [
-        ask(client, num_tokens=20, temperature=0, seed=s).get_json()["completion"] for s in (1, 2)
-    ]
+    greedy = [ask(client, num_tokens=20, temperature=0, seed=s).get_json()["completion"] for s in (1, 2)]
     assert greedy[0] == greedy[1]
     assert ask(client, num_tokens=20, top_k=1, seed=3).get_json()["completion"] == greedy[0]
     assert ask(client, num_tokens=20, top_p=1e-9, seed=4).get_json()["completion"] == greedy[0]
@@ -754,11 +703,7 @@ def test_end_of_text_in_a_prompt_is_plain_text(tiny: Tiny) -> None:
     client, engine = tiny
     ids = engine.tokenizer.encode(f"a{EOT}")
     assert len(ids) > 5
-    assert (
-        ask(client, prompt=f"{EOT}a{EOT}", num_tokens=2)
-        .get_json()["completion"]
-        .startswith(f"{EOT}a{EOT}")
-    )
+    assert ask(client, prompt=f"{EOT}a{EOT}", num_tokens=2).get_json()["completion"].startswith(f"{EOT}a{EOT}")
     reply = ask(client, prompt="\0" * 9, num_tokens=1)
     assert reply.get_json()["completion"].startswith("\0" * 9)
 

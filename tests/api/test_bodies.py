@@ -77,17 +77,13 @@ def test_no_kind_of_body_costs_much_to_read(kind: str, yardstick: float) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_kind_of_value_costs_much_to_check_in_any_field(
-    app: Flask, kind: str, yardstick: float
-) -> None:
+def test_no_kind_of_value_costs_much_to_check_in_any_field(app: Flask, kind: str, yardstick: float) -> None:
     read_once = read(f'{{"x": {KINDS[kind](MB - 9)}}}'.encode())
     if read_once is None:
         return  # such a body is refused before any field is checked
     for operation, place in fields_of(app.extensions["service"].operations):
 
-        def check(
-            operation: Any = operation, place: Any = place, value: Any = read_once["x"]
-        ) -> None:
+        def check(operation: Any = operation, place: Any = place, value: Any = read_once["x"]) -> None:
             fields = put(copy.deepcopy(operation.example), place, value)
             with contextlib.suppress(ApiError):
                 body.validate(operation.body, fields)
@@ -98,16 +94,12 @@ def test_no_kind_of_value_costs_much_to_check_in_any_field(
 
 @pytest.mark.full
 @pytest.mark.parametrize("route", ROUTES)
-def test_no_value_in_any_field_makes_a_request_slow(
-    app: Flask, route: str, yardstick: float
-) -> None:
+def test_no_value_in_any_field_makes_a_request_slow(app: Flask, route: str, yardstick: float) -> None:
     client = app.test_client()
     for sent in hostile(app.extensions["service"].operations, (route,)):
 
         def send(sent: Any = sent) -> None:
-            client.open(
-                sent.path, method=sent.method, data=sent.body, content_type="application/json"
-            )
+            client.open(sent.path, method=sent.method, data=sent.body, content_type="application/json")
 
         assert seconds_of(send) < 6 * yardstick, sent.name
 
@@ -215,9 +207,7 @@ def test_a_value_is_shown_by_the_beginning_of_its_repr(value: Any) -> None:
         assert text.endswith("…")
 
 
-def test_a_number_of_any_size_is_a_bad_option_of_a_policy_and_no_failure(
-    client: FlaskClient,
-) -> None:
+def test_a_number_of_any_size_is_a_bad_option_of_a_policy_and_no_failure(client: FlaskClient) -> None:
     reply = client.put("/policy", json={"policy": "dynamic", "options": {"w_q": 10**400}})
     assert reply.status_code == 400
     assert "w_q" in reply.get_json()["error"]["message"]
@@ -231,10 +221,7 @@ def test_a_text_that_cannot_fit_is_not_tokenized_for_anybody(client: FlaskClient
         reply = client.post("/tokenize", json={name: "x" * 5000})
         error = reply.get_json()["error"]
         assert (reply.status_code, error["code"]) == (400, "context_length_exceeded")
-        assert (
-            f"{name} has 5,000 bytes, but a context of 1,024 tokens holds at most 4,096"
-            in error["message"]
-        )
+        assert f"{name} has 5,000 bytes, but a context of 1,024 tokens holds at most 4,096" in error["message"]
 
 
 def test_a_large_answer_comes_in_parts_that_join_to_the_same(client: FlaskClient) -> None:

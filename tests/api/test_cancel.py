@@ -59,17 +59,9 @@ def leave_bytes_behind(sock: socket.socket) -> None:
 
 @pytest.mark.parametrize(
     ("act", "peeks"),  # peeking cannot see beyond bytes that nobody has read
-    [
-        (hang_up, False),
-        (hang_up, True),
-        (half_close, False),
-        (half_close, True),
-        (leave_bytes_behind, False),
-    ],
+    [(hang_up, False), (hang_up, True), (half_close, False), (half_close, True), (leave_bytes_behind, False)],
 )
-def test_a_hang_up_is_told_once(
-    pair: Pair, act: Any, peeks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hang_up_is_told_once(pair: Pair, act: Any, peeks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if peeks:  # as where there is no EPOLLRDHUP
         monkeypatch.delattr("select.EPOLLRDHUP")
         monkeypatch.setattr("api.http.watcher.PEEK_SECONDS", 0.01)
@@ -186,11 +178,7 @@ def is_empty(server: Server) -> bool:
 
 def cancelled(server: Server) -> dict[str, float]:
     lines = server.get("/metrics").body.decode().splitlines()
-    return {
-        line.split('"')[1]: float(line.split()[-1])
-        for line in lines
-        if line.startswith("eb_cancelled_total")
-    }
+    return {line.split('"')[1]: float(line.split()[-1]) for line in lines if line.startswith("eb_cancelled_total")}
 
 
 @pytest.mark.process
@@ -204,9 +192,7 @@ def test_a_client_that_goes_frees_its_place_in_queue_and_batch(
     before = cancelled(server)
     ids = [f"{act.__name__}-{streams}-{i}" for i in range(70)]
     connections = [send(server, id=id, stream=streams) for id in ids]
-    wait_until(
-        lambda: figures(server)["requests-running"] and figures(server)["requests-waiting"] > 3
-    )
+    wait_until(lambda: figures(server)["requests-running"] and figures(server)["requests-waiting"] > 3)
     waiting = connections[64 if policy == "dynamic" else 1 :]
     for connection in reversed(waiting):  # who waits goes first, or would be let in
         act(connection)
@@ -228,9 +214,7 @@ def test_a_client_that_goes_frees_its_place_in_queue_and_batch(
 
 @pytest.mark.process
 @pytest.mark.parametrize("policy", POLICIES)
-def test_two_hundred_that_go_in_the_middle_leave_nothing_behind(
-    servers: dict[str, Server], policy: str
-) -> None:
+def test_two_hundred_that_go_in_the_middle_leave_nothing_behind(servers: dict[str, Server], policy: str) -> None:
     server = servers[policy]
     probe = {"prompt": "the house", "num_tokens": 12, "temperature": 0}
     before = server.post(**probe).json["completion"]
@@ -255,11 +239,7 @@ def test_the_log_calls_it_499_and_tells_no_prompt(servers: dict[str, Server]) ->
     wait_until(lambda: "goes-away" in server.output())
     lines = [json.loads(line) for line in server.output().splitlines() if line.startswith("{")]
     line = next(line for line in lines if line["id"] == "goes-away")
-    assert (line["status"], line["route"], line["finish_reason"]) == (
-        499,
-        "/inference",
-        "cancelled",
-    )
+    assert (line["status"], line["route"], line["finish_reason"]) == (499, "/inference", "cancelled")
     assert line["prompt_tokens"] > 3
     assert "secret" not in server.output()
     assert server.get("/requests/goes-away").json["finish_reason"] == "cancelled"
@@ -303,15 +283,7 @@ def test_a_server_that_drains_refuses_newcomers_and_finishes_the_rest(tmp_path: 
 @pytest.mark.process
 def test_who_outlasts_the_drain_is_told(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "tiny", layers=8)
-    argv = [
-        "dynamic",
-        "--model",
-        str(checkpoint),
-        "--compute-threads",
-        "1",
-        "--max-batch-size",
-        "8",
-    ]
+    argv = ["dynamic", "--model", str(checkpoint), "--compute-threads", "1", "--max-batch-size", "8"]
     limit = {"GUNICORN_CMD_ARGS": "--graceful-timeout 2"}
     with Server(tmp_path / "log", *argv, **limit) as server:
         connections = [send(server) for _ in range(64)]
@@ -354,9 +326,7 @@ def ask(app: Flask, headers: dict[str, str] | None = None, **fields: Any) -> Any
 
 
 @pytest.mark.parametrize("by_header", [False, True])
-def test_who_waits_too_long_is_answered_504_and_never_computed(
-    model: FakeModel, by_header: bool
-) -> None:
+def test_who_waits_too_long_is_answered_504_and_never_computed(model: FakeModel, by_header: bool) -> None:
     app = small(model, queue_timeout=60.0 if by_header else 0.1)
     headers = {"X-Queue-Timeout": "0.1"} if by_header else None
     seen: set[int] = set()
@@ -397,9 +367,7 @@ def test_a_request_may_ask_for_less_time_and_not_for_more(model: FakeModel) -> N
 
 
 @pytest.mark.parametrize("status", ["429", "503"])
-def test_a_full_server_refuses_before_it_reads_and_says_when_to_come(
-    model: FakeModel, status: str
-) -> None:
+def test_a_full_server_refuses_before_it_reads_and_says_when_to_come(model: FakeModel, status: str) -> None:
     go = threading.Event()
     app = small(model, max_queue=1, overload_status=status)
     assert ask(app, num_tokens=9).status_code == 200
@@ -430,9 +398,7 @@ def test_who_is_refused_gives_its_place_back(model: FakeModel, body: bytes) -> N
     stop(app)
 
 
-def test_a_handler_that_fails_leaves_nothing_running(
-    model: FakeModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_handler_that_fails_leaves_nothing_running(model: FakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     app = small(model)
     engine = service(app).engine
     assert engine is not None

@@ -23,9 +23,7 @@ from launch import banner
 
 SITE, OTHER = "https://chat.example.org", "https://evil.example.org"
 KEY = {"Authorization": "Bearer k"}
-BROWSER = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 Start = Callable[..., FlaskClient]
 
@@ -45,9 +43,7 @@ def start() -> Iterator[Start]:
         yield made
 
 
-def preflight(
-    client: FlaskClient, path: str = "/v1/completions", origin: str = SITE, **more: str
-) -> TestResponse:
+def preflight(client: FlaskClient, path: str = "/v1/completions", origin: str = SITE, **more: str) -> TestResponse:
     """Ask as a browser does before it sends JSON and a key to another site."""
     headers = {
         "Origin": origin, "Access-Control-Request-Method": "POST", "Sec-Fetch-Site": "cross-site",
@@ -56,9 +52,7 @@ def preflight(
     return client.options(path, headers=headers | more)
 
 
-def sent(
-    client: FlaskClient, path: str = "/v1/completions", origin: str = SITE, **fields: Any
-) -> TestResponse:
+def sent(client: FlaskClient, path: str = "/v1/completions", origin: str = SITE, **fields: Any) -> TestResponse:
     """Send as a page of another site does."""
     headers = {"Origin": origin, "Sec-Fetch-Site": "cross-site"} | KEY
     body = {"prompt": "hi", "inputs": "hi", "num_tokens": 3} | fields
@@ -92,9 +86,7 @@ def test_a_listed_site_may_ask_before_it_sends_and_needs_no_key_for_it(start: St
         found = granted(reply)
         assert found["Access-Control-Allow-Origin"] == SITE
         assert found["Access-Control-Allow-Headers"] == "authorization,content-type,x-stainless-os"
-        assert {"GET", "POST", "PUT", "DELETE"} <= set(
-            found["Access-Control-Allow-Methods"].split(", ")
-        )
+        assert {"GET", "POST", "PUT", "DELETE"} <= set(found["Access-Control-Allow-Methods"].split(", "))
         assert int(found["Access-Control-Max-Age"]) > 0
         assert "Access-Control-Allow-Credentials" not in found
         assert "Origin" in reply.vary
@@ -172,12 +164,7 @@ def test_any_site_may_send_without_credentials_if_that_is_asked_for(start: Start
 def test_the_headers_that_are_granted_are_those_that_were_asked_for(start: Start) -> None:
     client = start(cors_origins="*")
     name = "Access-Control-Request-Headers"
-    for asked, answer in (
-        ("x-a, X-B", "x-a, X-B"),
-        ("", None),
-        ("a\x0bb", None),
-        ("x" * 5000, None),
-    ):
+    for asked, answer in (("x-a, X-B", "x-a, X-B"), ("", None), ("a\x0bb", None), ("x" * 5000, None)):
         found = granted(preflight(client, **{name: asked}))
         assert found.get("Access-Control-Allow-Headers") == answer
 
@@ -193,9 +180,7 @@ def test_what_no_browser_sends_as_an_origin_is_refused_at_the_start(text: str) -
 
 
 def test_origins_are_compared_as_browsers_write_them() -> None:
-    config = Config(
-        cors_origins="HTTPS://A.Example:443,http://b:80,http://c:8080,http://[::1]:3000,app://x"
-    )
+    config = Config(cors_origins="HTTPS://A.Example:443,http://b:80,http://c:8080,http://[::1]:3000,app://x")
     assert config.origins == {
         "https://a.example", "http://b", "http://c:8080", "http://[::1]:3000", "app://x",
     }  # fmt: skip
@@ -203,9 +188,7 @@ def test_origins_are_compared_as_browsers_write_them() -> None:
     assert Config(cors_origins="*, http://b").origins == {"*", "http://b"}
 
 
-def test_any_site_without_a_key_is_warned_of(
-    start: Start, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_any_site_without_a_key_is_warned_of(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     engine = start().application.extensions["service"].engine
 
     def said(**settings: str) -> str:
@@ -256,9 +239,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.process
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here (Debian: apt install chromium)")
-def test_a_page_in_a_browser_reads_answers_of_a_server_that_lists_its_site(
-    site: str, tmp_path: Path
-) -> None:
+def test_a_page_in_a_browser_reads_answers_of_a_server_that_lists_its_site(site: str, tmp_path: Path) -> None:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     argv = ("dynamic", "--model", "mock:llm-mock@100", "--access-log", "off")
     with (
@@ -270,9 +251,7 @@ def test_a_page_in_a_browser_reads_answers_of_a_server_that_lists_its_site(
         page = browser.new_page()
         page.goto(site)
         for stream in (False, True):
-            status, text, headers, deleted = page.evaluate(
-                ASK, [f"http://127.0.0.1:{listed.port}", stream]
-            )
+            status, text, headers, deleted = page.evaluate(ASK, [f"http://127.0.0.1:{listed.port}", stream])
             assert (status, headers, deleted) == (200, ["from-a-page", "odd"], 404)
             assert ("data: [DONE]" in text) == stream
         assert "Failed to fetch" in page.evaluate(ASK, [f"http://127.0.0.1:{shut.port}", False])

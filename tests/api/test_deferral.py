@@ -74,9 +74,7 @@ def test_a_job_ends_at_its_own_limit(completer: Completer) -> None:
     assert done.wait(20)
 
 
-def test_a_job_that_nobody_ends_is_looked_after(
-    completer: Completer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_nobody_ends_is_looked_after(completer: Completer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.http.deferral.LOOK_SECONDS", 0.01)
     job = FakeJob(completer)
     completer.wait(job, lambda: None)
@@ -108,9 +106,7 @@ def in_a_thread(call: Callable[[], Any]) -> Any:
     return results[0]
 
 
-def test_a_request_keeps_its_context_from_the_thread_that_began_it_to_the_one_that_answers() -> (
-    None
-):
+def test_a_request_keeps_its_context_from_the_thread_that_began_it_to_the_one_that_answers() -> None:
     app, ended = App("test"), []
     job: Any = object()
 
@@ -126,9 +122,7 @@ def test_a_request_keeps_its_context_from_the_thread_that_began_it_to_the_one_th
 
     app.teardown_request(lambda error: ended.append(g.name))
     started: list[Any] = []
-    first, second = (
-        Exchange(app, environ("/later"), lambda *args: started.append(args)) for _ in range(2)
-    )
+    first, second = (Exchange(app, environ("/later"), lambda *args: started.append(args)) for _ in range(2))
     assert in_a_thread(lambda: first.run(first.begin)) is job
     assert in_a_thread(lambda: second.run(second.begin)) is job
     assert ended == []

@@ -89,9 +89,7 @@ def test_nginx_outlasts_the_longest_request_and_hides_what_is_not_for_strangers(
 def proxied(tmp_path: Path) -> Iterator[tuple[Server, int]]:
     """Return a server and the port at which the sample, but for names, ports and paths, lets strangers in."""
     if not (shutil.which("nginx") and shutil.which("openssl")):
-        pytest.skip(
-            "nginx and openssl are not both here: install them (Debian: apt install nginx openssl)"
-        )
+        pytest.skip("nginx and openssl are not both here: install them (Debian: apt install nginx openssl)")
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=llm.example.org",
          "-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "pem")],
@@ -105,8 +103,7 @@ def proxied(tmp_path: Path) -> Iterator[tuple[Server, int]]:
         for kind in ("pem", "key"):
             text = text.replace(f"/etc/ssl/llm.example.org.{kind}", str(tmp_path / kind))
         paths = "".join(
-            f"{name}_temp_path {tmp_path}/{name};\n"
-            for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+            f"{name}_temp_path {tmp_path}/{name};\n" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         )
         (tmp_path / "nginx.conf").write_text(
             f"daemon off;\npid {tmp_path}/pid;\nerror_log stderr;\nevents {{}}\n"
@@ -136,18 +133,14 @@ def through_tls(port: int, source: str = "127.0.0.1") -> Iterator[http.client.HT
     """Return a connection to nginx, from an address that may be another than its own."""
     anybody = ssl.create_default_context()
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
-    connection = http.client.HTTPSConnection(
-        "127.0.0.1", port, timeout=20, context=anybody, source_address=(source, 0)
-    )
+    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=20, context=anybody, source_address=(source, 0))
     connection.connect()
     with contextlib.closing(connection):
         yield connection
 
 
 @pytest.mark.process
-def test_strangers_come_through_nginx_and_are_noticed_when_they_go(
-    proxied: tuple[Server, int],
-) -> None:
+def test_strangers_come_through_nginx_and_are_noticed_when_they_go(proxied: tuple[Server, int]) -> None:
     server, port = proxied
     long = json.dumps({"prompt": "the", "max_tokens": 200, "stream": True})
     kind = {"Content-Type": "application/json"}

@@ -41,9 +41,7 @@ def client(app: Flask) -> FlaskClient:
         ("xllm.example.org", 400), ("", 400), ("a b", 400),
     ],
 )  # fmt: skip
-def test_only_trusted_hosts_are_answered_where_they_are_named(
-    client: FlaskClient, host: str, status: int
-) -> None:
+def test_only_trusted_hosts_are_answered_where_they_are_named(client: FlaskClient, host: str, status: int) -> None:
     for path in ("/stats", "/health", "/"):
         reply = client.get(path, headers={"Host": host})
         assert reply.status_code == status, path
@@ -72,9 +70,7 @@ def test_what_changes_something_is_refused_from_pages_of_other_sites(
 
 def test_pages_may_load_nothing_from_elsewhere(client: FlaskClient) -> None:
     for path in ("/", "/race", "/web/live.js", "/docs"):
-        policy = client.get(path, headers={"Accept": "text/html"}).headers[
-            "Content-Security-Policy"
-        ]
+        policy = client.get(path, headers={"Accept": "text/html"}).headers["Content-Security-Policy"]
         assert policy.startswith("default-src 'none'; "), path
         sources = policy.replace("http://127.0.0.1:*", "").replace("http://localhost:*", "")
         assert "http" not in sources

@@ -277,18 +277,14 @@ def test_who_takes_nothing_for_too_long_is_hung_up_on() -> None:
     assert sink.hung_up == 1
 
 
-def test_one_writer_writes_for_all_who_watch_and_lets_them_go(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_writer_writes_for_all_who_watch_and_lets_them_go(monkeypatch: pytest.MonkeyPatch) -> None:
     feed = Feed(256)
     writer = ViewWriter(patience=30)
     ours, theirs = zip(*(socket.socketpair() for _ in range(4)), strict=True)
     views = [view_of(feed, sock) for sock in ours]
     broken = view_of(feed, sink := Sink(0))
     monkeypatch.delattr(Sink, "send")
-    threads = [
-        threading.Thread(target=writer.show, args=(view,), daemon=True) for view in (*views, broken)
-    ]
+    threads = [threading.Thread(target=writer.show, args=(view,), daemon=True) for view in (*views, broken)]
     for thread in threads:
         thread.start()
     for n in range(1, 201):

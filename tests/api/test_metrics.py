@@ -236,9 +236,7 @@ def test_what_is_going_on_is_shown_while_it_does(model: FakeModel, client: Flask
     assert value(client, "vllm:num_requests_running") == 0
 
 
-def test_refusals_failures_and_ignored_fields_are_counted(
-    model: FakeModel, client: FlaskClient
-) -> None:
+def test_refusals_failures_and_ignored_fields_are_counted(model: FakeModel, client: FlaskClient) -> None:
     ask(client, num_tokens=0)
     client.post("/inference", data=b"x", headers={"Content-Encoding": "gzip"})
     client.post("/inference", data=b"{}", headers={"Sec-Fetch-Site": "cross-site"})
@@ -303,10 +301,7 @@ def test_intervals_are_wires() -> None:
     seq.last_token_at, seq.finished_at, seq.finish_reason = 12.0, 13.0, "length"
     seq.waited = {"slots_full": (3, 0.75), "kv_full": (1, 0.25)}
     m.observe(None, [a])
-    sums = {
-        name: getattr(m, name).sum
-        for name in ("e2e", "queue", "prefill", "decode", "inference", "tpot")
-    }
+    sums = {name: getattr(m, name).sum for name in ("e2e", "queue", "prefill", "decode", "inference", "tpot")}
     assert sums == {"e2e": 12, "queue": 1, "prefill": 2, "decode": 8, "inference": 10, "tpot": 2}
     assert (m.waited["slots_full"].sum, m.waited["kv_full"].sum) == (0.75, 0.25)
     assert m._open == {}
@@ -354,9 +349,7 @@ def test_what_nobody_greeted_is_no_error() -> None:
 # ---------------------------------------------------------------- sinks that fail
 
 
-def test_meters_that_raise_harm_nobody(
-    app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_meters_that_raise_harm_nobody(app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any) -> None:
         raise KeyError
 
@@ -371,8 +364,6 @@ def test_meters_that_raise_harm_nobody(
 def test_a_model_name_with_quotes_is_escaped() -> None:
     app = create_app(Config(model='a"b\\c\nd'))
     text = app.test_client().get("/metrics").text
-    names = {
-        s.labels["model_name"] for f in parse(text) for s in f.samples if "model_name" in s.labels
-    }
+    names = {s.labels["model_name"] for f in parse(text) for s in f.samples if "model_name" in s.labels}
     assert names == {'a"b\\c\nd'}
     assert re.search(r"\n# TYPE eb_slots gauge\n", text)

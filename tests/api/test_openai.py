@@ -65,13 +65,7 @@ def test_a_completion_has_every_field(client: FlaskClient) -> None:
     assert abs(answer["created"] - time.time()) < 60
     assert (answer["model"], answer["system_fingerprint"]) == ("fake", None)
     assert answer["choices"] == [
-        {
-            "index": 0,
-            "text": "abc",
-            "logprobs": None,
-            "finish_reason": "length",
-            "stop_reason": None,
-        }
+        {"index": 0, "text": "abc", "logprobs": None, "finish_reason": "length", "stop_reason": None}
     ]
     assert answer["usage"] == {
         "prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5,
@@ -101,9 +95,7 @@ def test_a_prompt_comes_in_four_forms(client: FlaskClient, prompt: Any, echoes: 
     assert [c["index"] for c in answer["choices"]] == list(range(len(echoes)))
 
 
-def test_end_of_text_in_a_prompt_is_the_token_unless_the_server_says_no(
-    client: FlaskClient, app: Flask
-) -> None:
+def test_end_of_text_in_a_prompt_is_the_token_unless_the_server_says_no(client: FlaskClient, app: Flask) -> None:
     assert done(client, prompt=f"a{EOT}b")["usage"]["prompt_tokens"] == 3
     plain = create_app(Config(end_of_text="text", access_log=False))
     engine = app.extensions["service"].engine
@@ -137,9 +129,7 @@ def test_stops_end_the_text_and_are_named(client: FlaskClient) -> None:
     assert texts(done(client, max_tokens=4, stop_token_ids=[98], min_tokens=3)) == ["abcd"]
 
 
-def test_end_of_text_ends_and_counts_but_is_not_shown(
-    client: FlaskClient, model: FakeModel
-) -> None:
+def test_end_of_text_ends_and_counts_but_is_not_shown(client: FlaskClient, model: FakeModel) -> None:
     model.says = [97, EOT_ID, 98]
     answer = done(client, logprobs=0)
     choice = answer["choices"][0]
@@ -158,12 +148,7 @@ def test_logprobs_have_four_lists_of_equal_length(client: FlaskClient, model: Fa
     found = choice["logprobs"]
     assert list(found) == ["tokens", "token_logprobs", "top_logprobs", "text_offset"]
     assert {len(v) for v in found.values()} == {7}
-    assert found["tokens"] == [
-        "a",
-        "bytes:\\xc3",
-        "bytes:\\xa9",
-        *(f"bytes:\\x{b:02x}" for b in "😀".encode()),
-    ]
+    assert found["tokens"] == ["a", "bytes:\\xc3", "bytes:\\xa9", *(f"bytes:\\x{b:02x}" for b in "😀".encode())]
     assert found["text_offset"] == [2, 3, 3, 4, 4, 4, 4]
     assert all(top[t] == lp == max(top.values()) for t, lp, top in zip(
         found["tokens"], found["token_logprobs"], found["top_logprobs"]))  # fmt: skip
@@ -171,9 +156,7 @@ def test_logprobs_have_four_lists_of_equal_length(client: FlaskClient, model: Fa
 
 
 def test_an_echo_is_scored_from_its_second_token(client: FlaskClient) -> None:
-    found = done(client, prompt="xyz", max_tokens=1, echo=True, logprobs=1)["choices"][0][
-        "logprobs"
-    ]
+    found = done(client, prompt="xyz", max_tokens=1, echo=True, logprobs=1)["choices"][0]["logprobs"]
     assert found["tokens"] == ["x", "y", "z", "a"]
     assert found["token_logprobs"] == [None, -0.5, -0.5, -0.5]
     assert found["top_logprobs"][0] is None
@@ -201,13 +184,9 @@ def test_a_prompt_is_scored_in_vllms_form(client: FlaskClient) -> None:
     assert list(alone[1]["prompt_logprobs"][1]) == ["121"]
 
 
-def test_an_echo_and_a_scored_prompt_have_each_their_own_number_of_alternatives(
-    client: FlaskClient,
-) -> None:
+def test_an_echo_and_a_scored_prompt_have_each_their_own_number_of_alternatives(client: FlaskClient) -> None:
     for few, many in ((1, 3), (3, 1)):
-        choice = done(client, max_tokens=1, echo=True, logprobs=few, prompt_logprobs=many)[
-            "choices"
-        ][0]
+        choice = done(client, max_tokens=1, echo=True, logprobs=few, prompt_logprobs=many)["choices"][0]
         assert [top and len(top) for top in choice["logprobs"]["top_logprobs"]] == [None, few, few]
         assert [scores and len(scores) for scores in choice["prompt_logprobs"]] == [None, many]
 
@@ -222,9 +201,7 @@ def test_the_first_chunk_of_each_choice_has_the_scores_of_its_prompt(client: Fla
     assert firsts == {0: scored, 1: scored, 2: [None], 3: [None]}
 
 
-def test_streamed_logprobs_are_those_of_the_text_beside_them(
-    client: FlaskClient, model: FakeModel
-) -> None:
+def test_streamed_logprobs_are_those_of_the_text_beside_them(client: FlaskClient, model: FakeModel) -> None:
     model.says = list("aé😀bb".encode())
     model.before = lambda plan: time.sleep(0.004)
     fields = {"max_tokens": 18, "logprobs": 1, "echo": True, "stop": "bbb", "prompt": "é"}
@@ -243,9 +220,7 @@ def test_streamed_logprobs_are_those_of_the_text_beside_them(
 
 
 def name_bytes(name: str) -> bytes:
-    return (
-        bytes.fromhex(name[6:].replace("\\x", "")) if name.startswith("bytes:") else name.encode()
-    )
+    return bytes.fromhex(name[6:].replace("\\x", "")) if name.startswith("bytes:") else name.encode()
 
 
 def stream(client: FlaskClient, **fields: Any) -> list[Any]:
@@ -287,12 +262,8 @@ def test_each_chunk_says_how_many_tokens_its_choice_has_so_far(
         new = choice["text"] if "text" in choice else choice["delta"]["content"]
         texts[choice["index"]] = texts.get(choice["index"], "") + new
         told[choice["index"]] = chunk["usage"]
-        assert chunk["usage"]["completion_tokens"] == len(
-            texts[choice["index"]]
-        )  # a token is a letter
-        assert chunk["usage"]["total_tokens"] == chunk["usage"]["prompt_tokens"] + len(
-            texts[choice["index"]]
-        )
+        assert chunk["usage"]["completion_tokens"] == len(texts[choice["index"]])  # a token is a letter
+        assert chunk["usage"]["total_tokens"] == chunk["usage"]["prompt_tokens"] + len(texts[choice["index"]])
     assert last["usage"]["completion_tokens"] == 30 * len(told)
     assert sum(u["prompt_tokens"] for u in told.values()) == 2 * last["usage"]["prompt_tokens"]
 
@@ -327,23 +298,13 @@ def test_an_id_of_the_clients_own_is_in_the_answer_and_its_header(client: FlaskC
     assert reply.get_json()["id"] == "cmpl-my-id.1"
     assert reply.headers["X-Request-Id"] == "my-id.1"
     assert client.get("/requests/my-id.1").get_json()["state"] == "finished"
-    reply = client.post(
-        "/v1/completions", json={"prompt": "x", "request_id": "b"}, headers={"X-Request-Id": "a"}
-    )
+    reply = client.post("/v1/completions", json={"prompt": "x", "request_id": "b"}, headers={"X-Request-Id": "a"})
     assert reply.get_json()["id"] == "cmpl-a"
     error(ask(client, request_id="a b"))
 
 
 def test_unknown_fields_are_named_and_harmless_ones_are_not(client: FlaskClient) -> None:
-    reply = ask(
-        client,
-        nonsense=1,
-        use_beam_search=False,
-        suffix=None,
-        priority=3,
-        stream_options=None,
-        best_of=1,
-    )
+    reply = ask(client, nonsense=1, use_beam_search=False, suffix=None, priority=3, stream_options=None, best_of=1)
     assert reply.headers["X-Ignored-Params"] == "nonsense, priority"  # `dynamic` does not go by it
     reply = ask(client, stream=True, stream_options={"include_usage": False, "odd": 1})
     assert reply.headers["X-Ignored-Params"] == "stream_options.odd"
@@ -355,9 +316,7 @@ def test_unknown_fields_are_named_and_harmless_ones_are_not(client: FlaskClient)
      ("length_penalty", 2), ("bad_words", ["x"]), ("logits_processors", ["x"]),
      ("response_format", {"type": "text", "schema": {}})],
 )  # fmt: skip
-def test_what_would_change_the_output_and_is_not_there_is_refused(
-    client: FlaskClient, name: str, value: Any
-) -> None:
+def test_what_would_change_the_output_and_is_not_there_is_refused(client: FlaskClient, name: str, value: Any) -> None:
     refusal = error(ask(client, **{name: value}))
     assert refusal["param"] == name
     assert "is not supported. Leave it out" in refusal["message"]
@@ -460,12 +419,7 @@ def test_the_served_model_is_listed(client: FlaskClient) -> None:
     assert listed["object"] == "list"
     card = listed["data"][0]
     assert card == client.get("/v1/models/fake").get_json()
-    assert (card["id"], card["object"], card["root"], card["parent"]) == (
-        "fake",
-        "model",
-        "fake",
-        None,
-    )
+    assert (card["id"], card["object"], card["root"], card["parent"]) == ("fake", "model", "fake", None)
     assert card["max_model_len"] == 1024
     assert abs(card["created"] - time.time()) < 60
 
@@ -476,9 +430,7 @@ def test_the_version_is_told_before_the_model_is_there(client: FlaskClient) -> N
     assert loading.get("/version").get_json() == {"version": VERSION}
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
-)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
 def test_another_model_is_not_found(client: FlaskClient, path: str) -> None:
     body = {
         "model": "gpt-5", "prompt": "x", "messages": [{"role": "user", "content": "x"}], "tokens": [1],
@@ -494,9 +446,7 @@ def test_another_model_is_not_found(client: FlaskClient, path: str) -> None:
 
 
 def chat(client: FlaskClient, *messages: dict[str, Any], **fields: Any) -> TestResponse:
-    return client.post(
-        "/v1/chat/completions", json={"messages": list(messages), "max_tokens": 4} | fields
-    )
+    return client.post("/v1/chat/completions", json={"messages": list(messages), "max_tokens": 4} | fields)
 
 
 USER = {"role": "user", "content": "Hi"}
@@ -524,9 +474,7 @@ def test_a_chat_answer_has_every_field(client: FlaskClient) -> None:
     assert answer["usage"]["completion_tokens"] == 8
 
 
-def test_a_chat_answer_ends_where_the_user_would_speak(
-    client: FlaskClient, model: FakeModel
-) -> None:
+def test_a_chat_answer_ends_where_the_user_would_speak(client: FlaskClient, model: FakeModel) -> None:
     model.says = list(b" Yes.\nUser: more")
     answer = chat(client, USER, max_completion_tokens=40, max_tokens=None).get_json()
     assert answer["choices"][0]["message"]["content"] == " Yes."
@@ -534,13 +482,7 @@ def test_a_chat_answer_ends_where_the_user_would_speak(
 
 
 def test_fields_of_a_message_that_nobody_reads_are_named(client: FlaskClient) -> None:
-    said = {
-        "role": "assistant",
-        "content": "Ho",
-        "refusal": None,
-        "tool_calls": [],
-        "audio": {"id": 1},
-    }
+    said = {"role": "assistant", "content": "Ho", "refusal": None, "tool_calls": [], "audio": {"id": 1}}
     for stream in (False, True):
         reply = chat(client, USER | {"name": "Ada"}, said, USER, odd=1, stream=stream)
         assert reply.headers["X-Ignored-Params"] == "odd, messages.0.name, messages.1.audio"
@@ -572,18 +514,14 @@ def test_chat_takes_all_the_room_by_default(client: FlaskClient) -> None:
      {"reasoning_effort": "none"}, {"modalities": ["text"]}, {"mm_processor_kwargs": {}, "media_io_kwargs": {}}],
     ids=repr,
 )  # fmt: skip
-def test_a_field_that_changes_nothing_in_a_chat_is_taken(
-    client: FlaskClient, fields: dict[str, Any]
-) -> None:
+def test_a_field_that_changes_nothing_in_a_chat_is_taken(client: FlaskClient, fields: dict[str, Any]) -> None:
     reply = chat(client, USER, **fields)
     assert reply.status_code == 200, reply.text
     assert "X-Ignored-Params" not in reply.headers
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-def test_a_chats_limit_of_minus_one_is_all_the_room_there_is(
-    client: FlaskClient, name: str
-) -> None:
+def test_a_chats_limit_of_minus_one_is_all_the_room_there_is(client: FlaskClient, name: str) -> None:
     usage = chat(client, USER, **{"max_tokens": None, name: -1}).get_json()["usage"]
     assert usage["total_tokens"] == 1024
 
@@ -614,9 +552,7 @@ def test_a_developer_speaks_as_the_system_and_an_assistant_may_have_said_nothing
      {"prompt_logprobs": 0}],
     ids=repr,
 )  # fmt: skip
-def test_a_bad_chat_is_refused(
-    client: FlaskClient, model: FakeModel, fields: dict[str, Any]
-) -> None:
+def test_a_bad_chat_is_refused(client: FlaskClient, model: FakeModel, fields: dict[str, Any]) -> None:
     refusal = error(chat(client, USER, **fields))
     assert refusal["param"] in fields
     assert model.plans == 0
@@ -668,9 +604,7 @@ Tiny = tuple[FlaskClient, Engine]
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
     folder = write_checkpoint(tmp_path_factory.mktemp("tiny"))
-    config = Config(
-        policy="dynamic", model=str(folder), compute_threads=1, kv_memory=64 << 20, access_log=False
-    )
+    config = Config(policy="dynamic", model=str(folder), compute_threads=1, kv_memory=64 << 20, access_log=False)
     app = create_app(config)
     service: Service = app.extensions["service"]
     service.engine = engine = load_engine(config, service.stats)
@@ -708,9 +642,7 @@ def test_the_best_answers_come_first(tiny: Tiny) -> None:
 
 def test_greedy_logprobs_are_bit_equal_to_the_largest(tiny: Tiny) -> None:
     client, _ = tiny
-    found = done(client, max_tokens=12, temperature=0, logprobs=5, ignore_eos=True)["choices"][0][
-        "logprobs"
-    ]
+    found = done(client, max_tokens=12, temperature=0, logprobs=5, ignore_eos=True)["choices"][0]["logprobs"]
     for lp, top in zip(found["token_logprobs"], found["top_logprobs"]):
         assert lp == max(top.values())
         assert sum(map(math.exp, top.values())) < 1.001
@@ -727,10 +659,7 @@ def test_a_prompt_is_scored_the_same_again_and_again(tiny: Tiny) -> None:
     assert len(first["logprobs"]["tokens"]) == len(ids) > 32
     assert "".join(first["logprobs"]["tokens"]) == prompt == first["text"]
     assert all(isinstance(lp, float) for lp in first["logprobs"]["token_logprobs"][1:])
-    pairs = zip(
-        first["logprobs"]["token_logprobs"][1:],
-        again["choices"][0]["logprobs"]["token_logprobs"][1:],
-    )
+    pairs = zip(first["logprobs"]["token_logprobs"][1:], again["choices"][0]["logprobs"]["token_logprobs"][1:])
     assert all(abs(a - b) < 1e-4 for a, b in pairs)
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert done(client, prompt=prompt)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
@@ -763,9 +692,7 @@ def test_a_scored_prompt_ranks_each_token_among_all(tiny: Tiny) -> None:
         assert one["logprob"] == pytest.approx(own, abs=1e-3)
         assert one["decoded_token"] == engine.tokenizer.decode([token])
         by_rank = sorted(found.values(), key=lambda score: score["rank"])
-        assert [s["logprob"] for s in by_rank] == sorted(
-            (s["logprob"] for s in by_rank), reverse=True
-        )
+        assert [s["logprob"] for s in by_rank] == sorted((s["logprob"] for s in by_rank), reverse=True)
         assert [s["rank"] for s in by_rank][:5] == [1, 2, 3, 4, 5]
         assert len(found) == (5 if one["rank"] <= 5 else 6)
     assert max(ranks) > 5
@@ -779,17 +706,11 @@ def test_bias_and_penalties_reach_the_sampler(tiny: Tiny) -> None:
     plain = texts(done(client, **fields))[0]
     for change in ({"presence_penalty": 2}, {"frequency_penalty": 2}, {"repetition_penalty": 3}):
         assert texts(done(client, **fields, **change))[0] != plain
-    for same in (
-        {"min_p": 1, "temperature": 1},
-        {"top_k": 1, "temperature": 2},
-        {"temperature": 1e-300},
-    ):
+    for same in ({"min_p": 1, "temperature": 1}, {"top_k": 1, "temperature": 2}, {"temperature": 1e-300}):
         assert texts(done(client, **fields | same))[0] == plain
 
 
-@pytest.mark.parametrize(
-    "fields", [{"seed": 1}, {"temperature": 0, "stop": ["the", "\n"]}, {"seed": 2, "n": 3}]
-)
+@pytest.mark.parametrize("fields", [{"seed": 1}, {"temperature": 0, "stop": ["the", "\n"]}, {"seed": 2, "n": 3}])
 def test_a_real_stream_joins_to_the_whole(tiny: Tiny, fields: dict[str, Any]) -> None:
     client, _ = tiny
     fields = {"max_tokens": 40, "prompt": "the ", **fields}

@@ -132,21 +132,12 @@ def test_the_page_shows_every_route_and_needs_no_other_host(app: Flask) -> None:
 
 def test_what_looks_in_answers_as_documented_whatever_is_asked(app: Flask) -> None:
     schema = schemathesis.openapi.from_wsgi("/openapi.json", app)
-    wanted = [
-        found.ok()
-        for found in schema.get_all_operations()
-        if set(found.ok().tags or ()) & set(OURS)
-    ]
+    wanted = [found.ok() for found in schema.get_all_operations() if set(found.ok().tags or ()) & set(OURS)]
     assert len(wanted) >= 12
     for operation in wanted:
 
         @given(case=operation.as_strategy())
-        @settings(
-            max_examples=20,
-            phases=[Phase.generate],
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        )
+        @settings(max_examples=20, phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck))
         def answers(case: schemathesis.Case) -> None:
             case.call_and_validate()
 

@@ -130,11 +130,7 @@ def test_a_timeline_adds_up(app: Flask, client: FlaskClient) -> None:
     began = time.time()
     assert ask(app, "mine", num_tokens=5).get_json()["id"] == "mine"
     record = client.get("/requests/mine").get_json()
-    assert (record["id"], record["state"], record["finish_reason"]) == (
-        "mine",
-        "finished",
-        "length",
-    )
+    assert (record["id"], record["state"], record["finish_reason"]) == ("mine", "finished", "length")
     assert (record["prompt_tokens"], record["output_tokens"], record["cached_tokens"]) == (2, 5, 0)
     moments = [record[f"{name}_at"] for name in ("arrived", "scheduled", "first_token", "finished")]
     assert moments == sorted(moments)
@@ -168,9 +164,7 @@ def test_who_waits_is_told_so_and_then_why(
     assert reasons["slots_full"]["iterations"] >= 1
 
 
-def test_who_still_waits_is_told_why_and_for_how_many_steps(
-    app: Flask, client: FlaskClient, model: FakeModel
-) -> None:
+def test_who_still_waits_is_told_why_and_for_how_many_steps(app: Flask, client: FlaskClient, model: FakeModel) -> None:
     steps = threading.Semaphore(0)
     model.before = lambda plan: steps.acquire(timeout=10) and None  # type: ignore[func-returns-value]
     with ThreadPoolExecutor(4) as pool:
@@ -191,9 +185,7 @@ def test_who_still_waits_is_told_why_and_for_how_many_steps(
         assert 0 < total <= now - record["arrived_at"]
 
 
-def test_the_same_id_twice_is_two_requests_and_the_last_is_found(
-    app: Flask, client: FlaskClient
-) -> None:
+def test_the_same_id_twice_is_two_requests_and_the_last_is_found(app: Flask, client: FlaskClient) -> None:
     ids = [ask(app, "twin", num_tokens=n).get_json()["id"] for n in (2, 3, 4)]
     assert len(set(ids)) == 3
     assert client.get("/requests/twin").get_json()["output_tokens"] == 4
@@ -212,9 +204,7 @@ def test_choices_are_one_request(app: Flask, client: FlaskClient) -> None:
     assert client.get(f"/requests/{reply.get_json()['id']}").status_code == 200
 
 
-def test_only_the_last_thousand_are_kept(
-    app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_last_thousand_are_kept(app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(visiting, "KEPT", 3)
     for i in range(6):
         ask(app, f"r{i}")
@@ -269,9 +259,7 @@ def test_further_places_belong_to_the_same_request(app: Flask) -> None:
         app.preprocess_request()
         take_more(service(app), 5)
         assert service(app).places.taken == 6
-        with pytest.raises(
-            ApiError, match="6 requests queued or running, this one adds 2, limit 6"
-        ):
+        with pytest.raises(ApiError, match="6 requests queued or running, this one adds 2, limit 6"):
             take_more(service(app), 2)
     assert (service(app).places.taken, service(app).visits.open) == (0, 0)
 
@@ -300,9 +288,7 @@ def test_a_hundred_thousand_refused_requests_leave_nothing_behind() -> None:
     assert visits.find("renamed-99999") is None
 
 
-def test_a_refused_request_does_not_hide_a_finished_one_with_its_id(
-    app: Flask, client: FlaskClient
-) -> None:
+def test_a_refused_request_does_not_hide_a_finished_one_with_its_id(app: Flask, client: FlaskClient) -> None:
     ask(app, "twice")
     refused = client.post("/inference", json={}, headers={"X-Request-Id": "twice"})
     assert refused.status_code == 400
@@ -373,9 +359,7 @@ class Full(io.StringIO):
         raise OSError(28, "No space left on device")
 
 
-def test_a_log_that_nobody_reads_stops_nobody(
-    app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_nobody_reads_stops_nobody(app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("observe.access_log.ROOM", 4)
     logged(app)
     stuck = Stuck()
@@ -396,9 +380,7 @@ def test_a_log_on_a_full_disk_stops_nobody(app: Flask) -> None:
     assert log.dropped == 3
 
 
-def test_a_log_without_a_thread_counts_its_lines_and_writes_when_it_has_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_log_without_a_thread_counts_its_lines_and_writes_when_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

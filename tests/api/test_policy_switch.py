@@ -25,10 +25,7 @@ from simulate.mock import MockModel
 from simulate.published import Constant
 from stats import ServerStats
 
-ALL = [
-    *policies.names(),
-    *(f"dynamic+{order}" for order in policies.order_names() if order != "rpm"),
-]
+ALL = [*policies.names(), *(f"dynamic+{order}" for order in policies.order_names() if order != "rpm")]
 
 
 @pytest.fixture
@@ -104,9 +101,7 @@ def test_as_many_requests_as_before_may_wait_or_run(client: FlaskClient, service
         ({"name": "dynamic"}, "policy is missing"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_in_plain_words(
-    client: FlaskClient, body: Any, words: str
-) -> None:
+def test_what_cannot_be_is_refused_in_plain_words(client: FlaskClient, body: Any, words: str) -> None:
     reply = client.put("/policy", json=body)
     assert reply.status_code == 400
     assert words in reply.get_json()["error"]["message"]
@@ -116,9 +111,7 @@ def test_what_cannot_be_is_refused_in_plain_words(
 def test_nothing_from_the_network_is_run_or_looked_for(client: FlaskClient, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     own = tmp_path / "mine.py"
-    own.write_text(
-        f"from pathlib import Path\nPath({str(mark)!r}).touch()\nfrom policies.dynamic import Policy\n"
-    )
+    own.write_text(f"from pathlib import Path\nPath({str(mark)!r}).touch()\nfrom policies.dynamic import Policy\n")
     assert policies.get_policy(str(own), 2).max_batch_size == 2
     mark.unlink()
     for name in (str(own), f"{own}+sjf", f"dynamic+{own}", "policies.dynamic", "simulate.mock"):
@@ -139,9 +132,7 @@ def test_it_needs_the_key_and_no_page_of_another_site() -> None:
     assert reply.get_json()["policy"] == "static"
 
 
-def test_who_runs_goes_on_and_is_answered_in_full(
-    client: FlaskClient, service: Service, model: FakeModel
-) -> None:
+def test_who_runs_goes_on_and_is_answered_in_full(client: FlaskClient, service: Service, model: FakeModel) -> None:
     """The switch waits for the step under way, and comes before the next."""
     entered, go = threading.Event(), threading.Event()
 
@@ -187,9 +178,7 @@ def test_when_the_loop_has_ended_nobody_waits_for_a_switch(model: FakeModel) -> 
 def served(name: str, slots: int, step: float = 0.0) -> tuple[BatchingManager, MockModel]:
     """Return a loop on a model without weights, whose tokens depend on prompt and place alone, with few pages."""
     model = MockModel(Constant(step, 0.0))
-    manager = BatchingManager(
-        model, pages=PagePool(40, 4, salt="test"), max_batch_size=slots, max_queue=1000
-    )
+    manager = BatchingManager(model, pages=PagePool(40, 4, salt="test"), max_batch_size=slots, max_queue=1000)
     manager.start(policies.get_policy(name, slots))
     return manager, model
 
@@ -241,10 +230,7 @@ def test_a_real_model_says_the_same_under_whatever_policy(tmp_path: Path) -> Non
         dtype="float32", max_batch_size=4, max_tokens_per_step=16, compute_threads=1,
     )  # fmt: skip
     engine = load_engine(config, ServerStats())
-    manager, prompts = (
-        engine.manager,
-        [f"the house {'of the king ' * (i % 4)}{i}" for i in range(12)],
-    )
+    manager, prompts = (engine.manager, [f"the house {'of the king ' * (i % 4)}{i}" for i in range(12)])
 
     def enqueue(prompt: str) -> Inference:
         return manager.enqueue(prompt, 12, temperature=0.0)
@@ -258,9 +244,7 @@ def test_a_real_model_says_the_same_under_whatever_policy(tmp_path: Path) -> Non
 
 
 # Policies that wait for company do so for a moment only, where nobody may come.
-QUICK: dict[str, dict[str, object]] = {
-    name: {"flush": 0.01} for name in ("fixed", "multibin", "static-global")
-}
+QUICK: dict[str, dict[str, object]] = {name: {"flush": 0.01} for name in ("fixed", "multibin", "static-global")}
 
 
 @settings(max_examples=25)
@@ -268,17 +252,13 @@ QUICK: dict[str, dict[str, object]] = {
     st.lists(st.tuples(st.sampled_from(ALL), st.integers(1, 6)), min_size=1, max_size=6),
     st.lists(st.tuples(st.integers(1, 12), st.integers(1, 10)), min_size=1, max_size=20),
 )
-def test_switches_at_any_moment_lose_nobody(
-    switches: list[tuple[str, int]], requests: list[tuple[int, int]]
-) -> None:
+def test_switches_at_any_moment_lose_nobody(switches: list[tuple[str, int]], requests: list[tuple[int, int]]) -> None:
     """Requests come from one thread and switches from another, as the machine has it."""
     manager, model = served("dynamic", 3)
     prompts = [([i % 2, *range(size)], n) for i, (size, n) in enumerate(requests)]
 
     def change() -> None:
-        made: list[Policy] = [
-            policies.get_policy(name, slots, options=QUICK.get(name)) for name, slots in switches
-        ]
+        made: list[Policy] = [policies.get_policy(name, slots, options=QUICK.get(name)) for name, slots in switches]
         for policy in [*made, policies.get_policy("dynamic", 3)]:
             manager.switch(policy, timeout=30)
 

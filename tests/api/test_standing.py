@@ -82,16 +82,12 @@ def test_the_lower_priority_number_is_served_first(serve: Callable[..., str], pa
 @pytest.mark.parametrize("serve", ["edf"], indirect=True)
 def test_the_earliest_deadline_is_served_first(serve: Callable[..., str], path: str) -> None:
     """Who names none is given the ten seconds of the order's own."""
-    assert (
-        serve(path, (2, {"slo_s": 500}), (2, {"slo_s": 60}), (2, {}), (2, {"slo_s": 2})) == "dcba"
-    )
+    assert serve(path, (2, {"slo_s": 500}), (2, {"slo_s": 60}), (2, {}), (2, {"slo_s": 2})) == "dcba"
 
 
 @pytest.mark.parametrize("path", DIALECTS)
 @pytest.mark.parametrize("serve", ["vtc"], indirect=True)
-def test_a_client_with_few_requests_need_not_wait_for_one_with_many(
-    serve: Callable[..., str], path: str
-) -> None:
+def test_a_client_with_few_requests_need_not_wait_for_one_with_many(serve: Callable[..., str], path: str) -> None:
     many, few = {"user": "many"}, {"user": "few"}
     assert serve(path, (9, many), (9, many), (9, many), (2, few), (2, few)) == "adebc"
 

@@ -140,9 +140,7 @@ def test_a_stop_is_kept_if_it_is_wanted_and_waits_for_the_fewest_tokens() -> Non
 
 @pytest.mark.parametrize("path", ALL)
 @pytest.mark.parametrize("says", [EMOJI, "abc", EMOJI * 3])
-def test_a_stream_says_what_is_said_at_once(
-    client: FlaskClient, model: FakeModel, path: str, says: str
-) -> None:
+def test_a_stream_says_what_is_said_at_once(client: FlaskClient, model: FakeModel, path: str, says: str) -> None:
     model.says = list(says.encode())
     for n in (1, 3, 4, len(model.says), len(model.says) + 1):
         want = FakeTokenizer().decode((model.says * 2)[:n])
@@ -204,9 +202,7 @@ def test_bad_parameters_are_refused_before_the_stream(client: FlaskClient, path:
 
 def test_a_stream_whose_own_time_is_over_ends_well(client: FlaskClient, model: FakeModel) -> None:
     go = threading.Event()
-    model.before = lambda plan: (
-        go.wait(10) and None if len(plan.sequences[0].output_ids) == 2 else None
-    )
+    model.before = lambda plan: go.wait(10) and None if len(plan.sequences[0].output_ids) == 2 else None
     chunks = events(post(client, "/v1/completions", 900, timeout_s=0.1))
     go.set()
     assert joined(chunks) == "ab"
@@ -226,15 +222,11 @@ def test_a_stream_that_takes_too_long_says_so(model: FakeModel) -> None:
     app.extensions["service"].engine.manager.stop()
 
 
-def test_who_leaves_a_stream_frees_its_place(
-    app: Flask, client: FlaskClient, model: FakeModel
-) -> None:
+def test_who_leaves_a_stream_frees_its_place(app: Flask, client: FlaskClient, model: FakeModel) -> None:
     model.before = lambda plan: time.sleep(0.005)
     manager = app.extensions["service"].engine.manager
     for read in (True, False):
-        reply = client.post(
-            "/v1/completions", json={"prompt": "hi", "max_tokens": 900, "stream": True, "n": 3}
-        )
+        reply = client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 900, "stream": True, "n": 3})
         chunks = reply.iter_encoded()
         if read:
             assert next(chunks).startswith(b"data: ")
@@ -264,9 +256,7 @@ def test_the_loop_waits_for_no_reader(app: Flask, client: FlaskClient) -> None:
     assert len(joined(events(reply))) == 500
 
 
-def test_the_first_token_is_sent_at_once_and_others_together(
-    client: FlaskClient, model: FakeModel
-) -> None:
+def test_the_first_token_is_sent_at_once_and_others_together(client: FlaskClient, model: FakeModel) -> None:
     model.before = lambda plan: time.sleep(0.004)
     chunks = events(post(client, "/v1/completions", 60))[:-1]
     lengths = [len(joined([c])) for c in chunks]
@@ -283,9 +273,7 @@ def test_slow_steps_are_sent_one_by_one(client: FlaskClient, model: FakeModel) -
     assert len(chunks) >= 6
 
 
-def test_a_request_may_say_how_many_tokens_make_a_chunk(
-    client: FlaskClient, model: FakeModel
-) -> None:
+def test_a_request_may_say_how_many_tokens_make_a_chunk(client: FlaskClient, model: FakeModel) -> None:
     model.before = lambda plan: time.sleep(0.005)
     chunks = events(post(client, "/v1/completions", 21, stream_interval=10))[:-1]
     lengths = [len(joined([c])) for c in chunks]

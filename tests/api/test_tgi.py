@@ -29,9 +29,7 @@ def app(model: FakeModel) -> Iterator[Flask]:
 
 
 def ask(client: FlaskClient, path: str = "/generate", **parameters: Any) -> TestResponse:
-    return client.post(
-        path, json={"inputs": "hi", "parameters": {"max_new_tokens": 3} | parameters}
-    )
+    return client.post(path, json={"inputs": "hi", "parameters": {"max_new_tokens": 3} | parameters})
 
 
 def done(client: FlaskClient, **parameters: Any) -> dict[str, Any]:
@@ -164,14 +162,7 @@ def test_the_best_of_several_comes_with_the_others(client: FlaskClient) -> None:
     details = done(client, do_sample=True, best_of=3, details=True)["details"]
     others = details["best_of_sequences"]
     assert len(others) == 2
-    assert {
-        "generated_text",
-        "finish_reason",
-        "generated_tokens",
-        "seed",
-        "prefill",
-        "tokens",
-    } == set(others[0])
+    assert {"generated_text", "finish_reason", "generated_tokens", "seed", "prefill", "tokens"} == set(others[0])
     assert len({details["seed"], *(o["seed"] for o in others)}) == 3
 
 
@@ -220,11 +211,7 @@ def test_info_says_how_much_is_taken(client: FlaskClient) -> None:
     info = client.get("/info").get_json()
     assert (info["model_id"], info["model_pipeline_tag"]) == ("fake", "text-generation")
     assert (info["max_total_tokens"], info["max_input_tokens"]) == (1024, 1023)
-    assert (info["max_concurrent_requests"], info["max_best_of"], info["max_stop_sequences"]) == (
-        16,
-        4,
-        16,
-    )
+    assert (info["max_concurrent_requests"], info["max_best_of"], info["max_stop_sequences"]) == (16, 4, 16)
     assert (info["policy"], info["max_batch_size"], info["device"]) == ("dynamic", 8, "cpu")
 
 
@@ -249,9 +236,7 @@ BAD: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("name", "value"), BAD, ids=lambda v: repr(v)[:24])
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/"])
-def test_a_bad_parameter_is_refused(
-    client: FlaskClient, model: FakeModel, path: str, name: str, value: Any
-) -> None:
+def test_a_bad_parameter_is_refused(client: FlaskClient, model: FakeModel, path: str, name: str, value: Any) -> None:
     message = error(ask(client, path, **{name: value}))
     assert name in message
     assert model.plans == 0
@@ -309,9 +294,7 @@ def test_unknown_parameters_are_named(client: FlaskClient) -> None:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
     folder = write_checkpoint(tmp_path_factory.mktemp("tiny"))
-    config = Config(
-        policy="dynamic", model=str(folder), compute_threads=1, kv_memory=64 << 20, access_log=False
-    )
+    config = Config(policy="dynamic", model=str(folder), compute_threads=1, kv_memory=64 << 20, access_log=False)
     app = create_app(config)
     service: Service = app.extensions["service"]
     service.engine = engine = load_engine(config, service.stats)

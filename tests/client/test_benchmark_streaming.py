@@ -27,9 +27,7 @@ def test_only_a_whole_answer_has_tokens() -> None:
 def test_a_real_server_streams_all_tokens_to_many_at_once(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "tiny")
     args = argparse.Namespace(requests=24, tokens=50, rounds=1)
-    with Server(
-        tmp_path / "log", "dynamic", "--model", str(checkpoint), "--compute-threads", "1"
-    ) as server:
+    with Server(tmp_path / "log", "dynamic", "--model", str(checkpoint), "--compute-threads", "1") as server:
         figures = rounds(server.port, args)
     assert figures["whole"] > 0
     assert figures["ratio"] == figures["streamed"] / figures["whole"]

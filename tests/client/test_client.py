@@ -93,9 +93,7 @@ def on_a_terminal(server: MockServer, folder: Path, *flags: str) -> list[str]:
     return written.decode().splitlines()
 
 
-def test_on_a_terminal_a_run_ends_with_its_table_and_the_path_of_its_result(
-    server: MockServer, tmp_path: Path
-) -> None:
+def test_on_a_terminal_a_run_ends_with_its_table_and_the_path_of_its_result(server: MockServer, tmp_path: Path) -> None:
     engine = {"model": "bard", "batch_stats": [{"batch_size": n} for n in range(64)]}
     server.stats = (200, {**STATS, "throughput": 123.4, "engine": engine})
     lines = on_a_terminal(server, tmp_path, "--burst", "--numsamples", "3", "--seed", "5")
@@ -109,33 +107,25 @@ def test_on_a_terminal_a_run_ends_with_its_table_and_the_path_of_its_result(
     assert result["server_after"]["engine"] == engine
 
 
-def test_on_a_terminal_json_is_printed_when_it_is_asked_for(
-    server: MockServer, tmp_path: Path
-) -> None:
+def test_on_a_terminal_json_is_printed_when_it_is_asked_for(server: MockServer, tmp_path: Path) -> None:
     lines = on_a_terminal(server, tmp_path, "--burst", "--numsamples", "2", "--json", "-")
     assert json.loads(lines[-1])["completed"] == 2
     assert list(tmp_path.iterdir()) == []
 
 
-def test_on_a_terminal_a_prompt_gives_its_completion_alone(
-    server: MockServer, tmp_path: Path
-) -> None:
+def test_on_a_terminal_a_prompt_gives_its_completion_alone(server: MockServer, tmp_path: Path) -> None:
     lines = on_a_terminal(server, tmp_path, "--prompt", "ROMEO:", "--numtokens", "4")
     assert lines[0] == "ROMEO: [bold]and so on"
     assert not any("{" in line for line in lines)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_verbose_prints_the_completions_as_they_are(
-    server: MockServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verbose_prints_the_completions_as_they_are(server: MockServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(server, "--burst", "--numsamples", "2", "--verbose") == 0
     assert last_json(capsys)[1].count("[bold]and so on") == 2
 
 
-def test_the_same_seed_sends_the_same_bodies(
-    server: MockServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_seed_sends_the_same_bodies(server: MockServer, capsys: pytest.CaptureFixture[str]) -> None:
     names = []
     bodies = []
     for _ in range(2):
@@ -204,10 +194,7 @@ def test_a_run_in_which_nothing_finished_still_has_a_result() -> None:
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        (
-            (429, {"error": {"message": "queue full", "type": "overloaded"}}),
-            "HTTP 429 (overloaded)",
-        ),
+        ((429, {"error": {"message": "queue full", "type": "overloaded"}}), "HTTP 429 (overloaded)"),
         ((500, b"<html>"), "HTTP 500"),
         ((200, b"no json"), "unreadable answer"),
         ((200, b"[" * 100_000), "unreadable answer"),
@@ -230,9 +217,7 @@ def test_failures_are_summed_up_by_kind_and_end_with_1(
     assert "Traceback" not in err
 
 
-def test_silence_beyond_the_timeout_counts_as_failed(
-    server: MockServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_silence_beyond_the_timeout_counts_as_failed(server: MockServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.ttft = 1.0
     assert run(server, "--burst", "--numsamples", "2", "--timeout", "0.2") == 1
     assert last_json(capsys)[0]["failures"] == {"timeout": 2}
@@ -254,9 +239,7 @@ def test_a_server_that_dies_in_the_middle_leaves_a_result(
 
 
 @pytest.mark.parametrize("flags", [[], ["--prompt", "hi", "--numtokens", "3"]])
-def test_an_unreachable_server_ends_with_3_url_and_remedy(
-    flags: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unreachable_server_ends_with_3_url_and_remedy(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     port = free_port()
     assert client.main([*flags, "--port", str(port)], {"IP": "127.0.0.1"}) == 3
     err = capsys.readouterr().err
@@ -264,9 +247,7 @@ def test_an_unreachable_server_ends_with_3_url_and_remedy(
     assert "./server.sh dynamic" in err
 
 
-def test_a_server_without_stats_is_still_loaded(
-    server: MockServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_without_stats_is_still_loaded(server: MockServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.stats = (500, b"the original before its first request")
     assert run(server, "--burst", "--numsamples", "2") == 0
     assert last_json(capsys)[0]["server_before"] is None
@@ -299,9 +280,7 @@ def test_the_key_travels_as_bearer_and_not_into_the_result(
     assert '"k"' not in capsys.readouterr().out
 
 
-def test_a_missing_key_is_a_usage_error_with_remedy(
-    server: MockServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_key_is_a_usage_error_with_remedy(server: MockServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.stats = (401, {"error": {}})
     assert run(server) == 2
     assert "Set EB_API_KEY or use --api-key" in capsys.readouterr().err
@@ -330,9 +309,7 @@ def test_a_missing_key_is_a_usage_error_with_remedy(
         ("--port 99999", "at most 65,535"),
     ],
 )
-def test_usage_errors_end_with_2_value_and_remedy(
-    flags: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_usage_errors_end_with_2_value_and_remedy(flags: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert client.main(flags.split(), {"IP": "127.0.0.1"}) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -341,9 +318,7 @@ def test_usage_errors_end_with_2_value_and_remedy(
 
 
 @pytest.mark.parametrize("host", ["http://10.0.0.5", "10.0.0.5:8500", "a b"])
-def test_an_ip_that_is_no_host_is_a_usage_error(
-    host: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_ip_that_is_no_host_is_a_usage_error(host: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert client.main([], {"IP": host}) == 2
     assert "Set IP=10.0.0.5 in client/.env" in capsys.readouterr().err
 
@@ -365,9 +340,7 @@ def test_ip_comes_from_the_environment_then_from_env_file_then_from_us(
     assert capsys.readouterr().err == ""
 
 
-def started(
-    command: list[str], folder: Path, server: MockServer, **environ: str
-) -> subprocess.Popen[str]:
+def started(command: list[str], folder: Path, server: MockServer, **environ: str) -> subprocess.Popen[str]:
     flags = ["--port", str(server.port)]
     kept = {name: value for name, value in os.environ.items() if name not in ("IP", "PYTHONPATH")}
     return subprocess.Popen(
@@ -381,8 +354,7 @@ def started(
 
 
 @pytest.mark.parametrize(
-    ("command", "folder"),
-    [(["client.py"], "client"), (["client/client.py"], "."), (["-m", "client.client"], ".")],
+    ("command", "folder"), [(["client.py"], "client"), (["client/client.py"], "."), (["-m", "client.client"], ".")]
 )
 def test_it_starts_all_three_ways_with_nothing_but_its_folder(
     command: list[str], folder: str, server: MockServer, tmp_path: Path

@@ -20,17 +20,7 @@ from client.send.servers import ServerFailed, free_port, started
 from client.send.target import Target
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = [
-    "--workload",
-    "fixed:8:4",
-    "--numsamples",
-    "12",
-    "--load",
-    "poisson:200",
-    "burst",
-    "--seed",
-    "3",
-]
+SMALL = ["--workload", "fixed:8:4", "--numsamples", "12", "--load", "poisson:200", "burst", "--seed", "3"]
 
 
 @pytest.fixture
@@ -174,19 +164,13 @@ def test_usage_errors_end_with_2_and_a_remedy(
 
 def test_quick_and_full_are_what_the_help_says() -> None:
     quick, full = compare.read(["--quick"]), compare.read([])
-    assert (quick.model, quick.numsamples, quick.what) == (
-        "bard",
-        58,
-        ["nobatch", "static", "dynamic"],
-    )
+    assert (quick.model, quick.numsamples, quick.what) == ("bard", 58, ["nobatch", "static", "dynamic"])
     assert (full.model, full.load_format, full.numsamples) == ("gpt2-medium", "dummy", 100)
     assert [pace.text for pace in full.load] == ["poisson:1", "burst"]
     assert compare.read(["--quick", "--numsamples", "7"]).numsamples == 7
 
 
-def test_a_trace_is_replayed_at_its_own_times(
-    pair: tuple[MockServer, MockServer], tmp_path: Path
-) -> None:
+def test_a_trace_is_replayed_at_its_own_times(pair: tuple[MockServer, MockServer], tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,9,2\n0.2,9,2\nbad\n")
     flags = ["--workload", f"trace:{trace}:2", "--out", str(tmp_path), "--name", "t", "--no-plots"]
@@ -230,9 +214,7 @@ def test_gaps_of_streams_are_pooled_and_tpot_is_computed() -> None:
     assert lines["mean_tpot_ms"].a == pytest.approx(100)
 
 
-def test_different_arrivals_are_refused_unless_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_different_arrivals_are_refused_unless_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = []
     for name in "ab":
         path = tmp_path / f"{name}.json"
@@ -317,9 +299,7 @@ def test_who_is_told_to_end_leaves_no_server(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     command = [sys.executable, "-c", STARTER]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True
-    ) as run:
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         port = int(run.stdout.readline().rpartition(":")[2])
         run.send_signal(signal.SIGTERM)
@@ -328,9 +308,7 @@ def test_who_is_told_to_end_leaves_no_server(tmp_path: Path) -> None:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-def test_the_originals_picture_is_drawn_from_its_tables(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_originals_picture_is_drawn_from_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "dynamic_token_data.csv"
     table.write_text("5,0.4\n10,0.9\nnonsense\n20,2.0\n")
     out = tmp_path / "graph.png"

@@ -6,16 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from client.data import (
-    BUCKETS,
-    CONTEXT,
-    MAX_NUM_TOKENS,
-    SELECTIONS,
-    Arrivals,
-    PromptData,
-    plan,
-    trace_sha256,
-)
+from client.data import BUCKETS, CONTEXT, MAX_NUM_TOKENS, SELECTIONS, Arrivals, PromptData, plan, trace_sha256
 
 POISSON = Arrivals("poisson", 1.0)
 

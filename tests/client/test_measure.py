@@ -211,10 +211,7 @@ def test_goodput_counts_who_meets_all_limits() -> None:
 
 
 def test_fairness_is_a_line_and_jains_index() -> None:
-    done = [
-        outcome(i, asked_tokens=n, tokens=n, ended=0.5 + 0.1 * n)
-        for i, n in enumerate([5, 10, 20, 40])
-    ]
+    done = [outcome(i, asked_tokens=n, tokens=n, ended=0.5 + 0.1 * n) for i, n in enumerate([5, 10, 20, 40])]
     fair = measure.fairness(done)
     assert fair["slope_ms_per_token"] == pytest.approx(100)
     assert fair["intercept_ms"] == pytest.approx(500)

@@ -29,9 +29,7 @@ def static_run() -> list[dict[str, Any]]:
 
 def test_a_trace_has_a_slice_for_each_stay_and_no_overlaps_in_a_slot() -> None:
     events = trace_export.trace(static_run())["traceEvents"]
-    slices = [
-        event for event in events if event["ph"] == "X" and event["tid"] >= trace_export.FIRST_SLOT
-    ]
+    slices = [event for event in events if event["ph"] == "X" and event["tid"] >= trace_export.FIRST_SLOT]
     assert {event["cat"] for event in slices} == {"prefill", "decode", "held"}
     for slot in {event["tid"] for event in slices}:
         here = sorted((e for e in slices if e["tid"] == slot), key=lambda e: e["ts"])
@@ -51,10 +49,7 @@ def test_a_recording_is_read_with_and_without_the_prefix_of_events() -> None:
 
 def test_the_terminal_shows_slots_and_waste() -> None:
     watched = top.Watched()
-    watched.take(
-        "state",
-        {"run": "x", "slots": 4, "policy": "static", "model": "m", "device": "cpu", "now": 0.0},
-    )
+    watched.take("state", {"run": "x", "slots": 4, "policy": "static", "model": "m", "device": "cpu", "now": 0.0})
     for record in static_run():
         watched.take("step", record)
     last = watched.steps[-1]
@@ -113,6 +108,4 @@ def test_the_terminal_reads_a_server(url: str, capsys: pytest.CaptureFixture[str
 
 def test_the_terminal_says_that_nobody_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert top.main(["127.0.0.1:1", "--seconds", "0.2"]) == 3
-    assert capsys.readouterr().err.startswith(
-        "error: cannot reach http://127.0.0.1:1. Is the server running?"
-    )
+    assert capsys.readouterr().err.startswith("error: cannot reach http://127.0.0.1:1. Is the server running?")

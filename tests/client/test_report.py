@@ -107,9 +107,7 @@ def test_a_policy_has_one_colour_everywhere(folder: Path) -> None:
 
 
 def test_waste_is_what_was_spent_between_the_two_looks() -> None:
-    before = {
-        "engine": {"slot_steps": {"useful": 10}, "batch_stats": [{"batch_size": 1, "count": 4}]}
-    }
+    before = {"engine": {"slot_steps": {"useful": 10}, "batch_stats": [{"batch_size": 1, "count": 4}]}}
     after = {"engine": {"slot_steps": {"useful": 25, "idle": 5},
                         "batch_stats": [{"batch_size": 1, "count": 4}, {"batch_size": 2, "count": 3}],
                         "kv": {"query_tokens": 50, "hit_tokens": 20}}}  # fmt: skip
@@ -159,14 +157,11 @@ def test_the_page_races_what_was_measured_and_not_what_warmed_up() -> None:
     def steps(policy: str, load: str) -> list[dict[str, Any]]:
         ids = ["warm", "warm", f"{policy}-1", f"{policy}-1"]
         return [
-            {"n": n, "t": n * 0.1, "members": [{"id": id}], "slot_steps": {"useful": 1}}
-            for n, id in enumerate(ids)
+            {"n": n, "t": n * 0.1, "members": [{"id": id}], "slot_steps": {"useful": 1}} for n, id in enumerate(ids)
         ]
 
     rows = [{"policy": p, "load": "burst", "id": f"{p}-1"} for p in ("static", "dynamic")]
-    results: Any = SimpleNamespace(
-        loads=["burst"], policies=["static", "dynamic"], requests=rows, iterations=steps
-    )
+    results: Any = SimpleNamespace(loads=["burst"], policies=["static", "dynamic"], requests=rows, iterations=steps)
     page = html.unescape(race.embed(results))
     packed = re.search(r'id="recorded">([^<]+)<', page)
     assert packed is not None

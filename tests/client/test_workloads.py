@@ -159,11 +159,7 @@ def test_azures_trace_is_read_and_its_bad_lines_are_named(tmp_path: Path) -> Non
     file = tmp_path / "azure.csv"
     file.write_text(AZURE)
     trace = traces.read(file)
-    assert [(r.prompt_tokens, r.num_tokens) for r in trace.rows] == [
-        (374, 44),
-        (396, 109),
-        (5000, 700),
-    ]
+    assert [(r.prompt_tokens, r.num_tokens) for r in trace.rows] == [(374, 44), (396, 109), (5000, 700)]
     assert [r.at for r in trace.rows] == pytest.approx([0, 4.314579, 5.31941])
     assert [number for number, _ in trace.bad] == [4, 5]
     note = trace.notes()[0]

@@ -29,8 +29,7 @@ NO_SINKS = Setting(faults={"sink": {"does": "raise"}})
 BLOCKED_SINKS = Setting(faults={"sink": {"does": "block"}})
 HANGING = Setting(faults={"hang_loop": {"prompt_contains": "HANG"}, "stall_seconds": 2})
 HOLDING = Setting(
-    faults={"hold_gil": {"prompt_contains": "HOLD", "seconds": 60}},
-    environment={"GUNICORN_CMD_ARGS": "--timeout 3"},
+    faults={"hold_gil": {"prompt_contains": "HOLD", "seconds": 60}}, environment={"GUNICORN_CMD_ARGS": "--timeout 3"}
 )
 FAILING = Setting(faults={"fail_always": {"prompt_contains": "ALWAYS"}})
 DIALECTS = {"/inference": 500, "/v1/completions": 500, "/generate": 424}
@@ -72,9 +71,7 @@ def poison(server: Watched) -> None:
 
 def once(server: Watched) -> None:
     path = "/inference"
-    beside_neighbours(
-        server, lambda: text_of(path, server.ask(path, body(path, "but ONCE"))) and None
-    )
+    beside_neighbours(server, lambda: text_of(path, server.ask(path, body(path, "but ONCE"))) and None)
 
 
 def too_large_alone(server: Watched) -> None:
@@ -145,9 +142,7 @@ def hang(server: Watched) -> None:
         watch.join()
     assert 503 in seen
     assert "the batching loop has not" in server.output()
-    assert re.search(r'File ".*faults\.py", line \d+ in act', server.output()), (
-        "no stack of the loop"
-    )
+    assert re.search(r'File ".*faults\.py", line \d+ in act', server.output()), "no stack of the loop"
 
 
 def hold(server: Watched) -> None:

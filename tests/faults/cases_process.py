@@ -44,9 +44,7 @@ def load(server: Watched, threads: int = 4) -> Iterator[list[Answer | None]]:
     def ask() -> None:
         while not done.is_set():
             try:
-                answers.append(
-                    server.ask("/inference", body("/inference", tokens=20, temperature=0))
-                )
+                answers.append(server.ask("/inference", body("/inference", tokens=20, temperature=0)))
             except BROKEN:
                 answers.append(None)
             if answers[-1] is None or answers[-1].status != 200:
@@ -66,10 +64,7 @@ def texts(answers: list[Answer | None]) -> set[str]:
 def terminate(server: Watched) -> None:
     """Who is here gets its answer, who comes is refused at once, and the server ends well."""
     before = server.taken_in()
-    sent = [
-        server.begin("/inference", body("/inference", tokens=60, seed=i))
-        for i in range(server.places - 8)
-    ]
+    sent = [server.begin("/inference", body("/inference", tokens=60, seed=i)) for i in range(server.places - 8)]
     wait_until(lambda: server.taken_in() >= before + len(sent))
     server.process.terminate()
     wait_until(lambda: not server.is_ready())
@@ -91,9 +86,7 @@ def all_are_told_of_the_end(server: Watched, end: Callable[[], None]) -> None:
     with contextlib.ExitStack() as stack:
         many = body("/inference", "SLOWLY", 900)
         sent = [stack.enter_context(server.begin("/inference", many)) for _ in range(SLOTS + 4)]
-        stream = stack.enter_context(
-            server.begin("/inference", body("/inference", "SLOWLY", 900, stream=True))
-        )
+        stream = stack.enter_context(server.begin("/inference", body("/inference", "SLOWLY", 900, stream=True)))
         wait_until(server.is_full)
         end()
         answers = [read_answer(sock) for sock in sent]
@@ -225,9 +218,7 @@ def storm(act: Callable[[Any], None]) -> Act:
     def go(server: Watched) -> None:
         before = server.figures()["http"]
         sent = [server.begin("/inference", LONG) for _ in range(server.places)]
-        wait_until(
-            lambda: server.figures()["http"]["received"] >= before["received"] + len(sent), 60
-        )
+        wait_until(lambda: server.figures()["http"]["received"] >= before["received"] + len(sent), 60)
         for sock in sent:
             act(sock)
         server.ledger.leave(len(sent))
@@ -241,9 +232,7 @@ def storm(act: Callable[[Any], None]) -> Act:
 
 def fifteen_hundred_wait(server: Watched) -> None:
     """All are answered, each with its own text, and cost less than 300 MB beyond the model."""
-    sent = [
-        server.begin("/inference", body("/inference", f"no {i}", 3)) for i in range(server.places)
-    ]
+    sent = [server.begin("/inference", body("/inference", f"no {i}", 3)) for i in range(server.places)]
     answers = []
     most = 0
     for i, sock in enumerate(sent):
@@ -290,10 +279,7 @@ def little_memory(server: Watched) -> None:
     resource.prlimit(pid, resource.RLIMIT_AS, ((size << 10) - 64 * MB, hard))
     prompts = [body("/inference", chr(97 + i) * 900, 100) for i in range(SLOTS)]
     prompts += [body("/v1/completions", [chr(65 + i) * 900] * SLOTS, 50) for i in range(3)]
-    sent = [
-        server.begin(("/inference", "/v1/completions")[i >= SLOTS], each)
-        for i, each in enumerate(prompts)
-    ]
+    sent = [server.begin(("/inference", "/v1/completions")[i >= SLOTS], each) for i, each in enumerate(prompts)]
     codes = [read_answer(sock).status for sock in sent]
     for sock in sent:
         sock.close()

@@ -16,9 +16,7 @@ from table import Case, Raw, all_of, body, refuses, text_of
 CONTEXT = 1024
 CHAT = {"/v1/chat/completions": 400}
 IDS = {"/v1/completions": 400}
-NEIGHBOURS = [
-    body("/inference", prompt=f"neighbour {i}", tokens=300, seed=i) for i in range(SLOTS - 1)
-]
+NEIGHBOURS = [body("/inference", prompt=f"neighbour {i}", tokens=300, seed=i) for i in range(SLOTS - 1)]
 
 
 def ids_of(server: Watched, text: str) -> list[int]:
@@ -84,9 +82,7 @@ def a_full_context_has_no_room(server: Watched) -> None:
 
 def a_stream_joins_to_the_whole(server: Watched) -> None:
     fields = {"prompt": "😀 the", "tokens": 200, "seed": 3}
-    whole = text_of(
-        "/v1/completions", server.ask("/v1/completions", body("/v1/completions", **fields))
-    )
+    whole = text_of("/v1/completions", server.ask("/v1/completions", body("/v1/completions", **fields)))
     answer = server.ask("/v1/completions", body("/v1/completions", **fields, stream=True))
     events = answer.body.decode().split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
@@ -97,9 +93,7 @@ def a_stream_joins_to_the_whole(server: Watched) -> None:
 def stops_cut(server: Watched) -> None:
     path, fields = "/v1/completions", {"prompt": "the house", "tokens": 60, "seed": 5}
     whole = text_of(path, server.ask(path, body(path, **fields)))
-    spanning = next(
-        two for i in range(10, 50) if "\ufffd" not in (two := whole[i : i + 2]) and len(two) == 2
-    )
+    spanning = next(two for i in range(10, 50) if "\ufffd" not in (two := whole[i : i + 2]) and len(two) == 2)
     for stop, expected in (
         (["never to be found"], whole), ("the house", whole), ([spanning, "nor this"], whole[: whole.index(spanning)]),
     ):  # fmt: skip
@@ -136,10 +130,7 @@ def pictures_are_not_fetched(server: Watched) -> None:
         url = f"http://127.0.0.1:{bait.getsockname()[1]}/x.png"
         part = {"type": "image_url", "image_url": {"url": url}}
         refuses(chat({"role": "user", "content": [part]}), codes=CHAT)(server)
-        assert (
-            server.ask("/v1/chat/completions", chat({"role": "user", "content": "hi"})).status
-            == 200
-        )
+        assert server.ask("/v1/chat/completions", chat({"role": "user", "content": "hi"})).status == 200
         try:
             bait.accept()
         except BlockingIOError:
@@ -159,12 +150,7 @@ def company_changes_nothing(server: Watched) -> None:
 
 FLAGS = [{"stream": "true"}, {"stream": 1}]
 OVER_THE_CAP = [{name: value} for name in ("n", "best_of") for value in (0, 22, 10**6, 10**18)]
-BIASES = [
-    {str(10**6): 1},
-    {"-1": 1},
-    {str(i): 1 for i in range(301)},
-    {str(i): 1 for i in range(50_000)},
-]
+BIASES = [{str(10**6): 1}, {"-1": 1}, {str(i): 1 for i in range(301)}, {str(i): 1 for i in range(50_000)}]
 CASES = [
     Case("B1", "an empty prompt", refuses({"prompt": ""})),
     Case("B2", "end-of-text in the prompt", end_of_text_is_a_token_or_text),

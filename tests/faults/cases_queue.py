@@ -56,9 +56,7 @@ def who_waits_too_long_never_runs(server: Watched) -> None:
     running = [server.begin("/inference", LONG) for _ in range(SLOTS)]
     wait_until(lambda: server.taken_in() >= taken_in + SLOTS)
     before = server.figures()["requests-timed-out"]
-    answer = server.ask(
-        "/inference", body("/inference"), X_Queue_Timeout="0.2", X_Request_Id="late"
-    )
+    answer = server.ask("/inference", body("/inference"), X_Queue_Timeout="0.2", X_Request_Id="late")
     assert answer.status == 504
     assert answer.json["error"]["type"] == "timeout_error"
     told = server.told("late")
@@ -67,9 +65,7 @@ def who_waits_too_long_never_runs(server: Watched) -> None:
     hang_up(server, running)
 
 
-def hang_up(
-    server: Watched, socks: list[socket.socket], act: Callable[[Any], None] = socket.socket.close
-) -> None:
+def hang_up(server: Watched, socks: list[socket.socket], act: Callable[[Any], None] = socket.socket.close) -> None:
     """Leave requests that the server has read, and wait until nobody is there any more."""
     for sock in socks:
         act(sock)
@@ -151,11 +147,7 @@ def long_and_short_both_finish(server: Watched) -> None:
         ids = [f"mixed-{first}-{i}" for i in range(6)]
         socks = []
         for i, id in enumerate(ids):
-            socks.append(
-                server.begin(
-                    "/inference", body("/inference", tokens=rest if i else first, seed=i), id
-                )
-            )
+            socks.append(server.begin("/inference", body("/inference", tokens=rest if i else first, seed=i), id))
             wait_until(partial(server.knows, id))
         answers = [read_answer(sock) for sock in socks]
         for sock, answer in zip(socks, answers):
@@ -170,9 +162,7 @@ def a_free_slot_is_used_at_once(server: Watched) -> None:
     ids = [f"slot-{i}" for i in range(SLOTS + 4)]
     with ThreadPoolExecutor(len(ids)) as pool:
         sent = [
-            pool.submit(
-                server.ask, "/inference", body("/inference", tokens=40 + 3 * i), X_Request_Id=id
-            )
+            pool.submit(server.ask, "/inference", body("/inference", tokens=40 + 3 * i), X_Request_Id=id)
             for i, id in enumerate(ids)
         ]
         assert {each.result().status for each in sent} == {200}

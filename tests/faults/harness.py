@@ -57,13 +57,9 @@ class Pulse:
 
     @staticmethod
     def of(pid: int) -> Pulse:
-        status = dict(
-            line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-        )
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         descriptors = len(os.listdir(f"/proc/{pid}/fd"))
-        return Pulse(
-            pid, int(status["Threads"]), descriptors, int(status["VmRSS"].split()[0]) << 10
-        )
+        return Pulse(pid, int(status["Threads"]), descriptors, int(status["VmRSS"].split()[0]) << 10)
 
 
 class Ledger:
@@ -176,9 +172,7 @@ class Watched(Server):
             del headers["Content-Type"]
         if self.key:
             headers.setdefault("Authorization", f"Bearer {self.key}")
-        with contextlib.closing(
-            http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        ) as connection:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
             connection.request(method, path, body, headers)
             reply = connection.getresponse()
             answer = Answer(reply.status, reply.headers, reply.read())
@@ -225,9 +219,7 @@ class Watched(Server):
 
     def is_full(self) -> bool:
         """Whether who comes now must wait: without joining at any step, as soon as somebody runs."""
-        return bool(
-            self.figures()["requests-running"] >= (SLOTS if self.policy == "dynamic" else 1)
-        )
+        return bool(self.figures()["requests-running"] >= (SLOTS if self.policy == "dynamic" else 1))
 
     def knows(self, id: str) -> bool:
         """Whether a request has come as far as the queue."""
@@ -251,9 +243,7 @@ class Watched(Server):
         )
 
     @contextlib.contextmanager
-    def watched(
-        self, *, killed: bool = False, tracebacks: bool = False, growth: int = 20 * MB
-    ) -> Iterator[None]:
+    def watched(self, *, killed: bool = False, tracebacks: bool = False, growth: int = 20 * MB) -> Iterator[None]:
         """Hold the server to the after-check; one that may be `killed` has a new process and new books."""
         self.ledger = Ledger()
         before, pulse, said = self.figures()["http"], self.pulse(), len(self.output())
@@ -280,10 +270,7 @@ class Watched(Server):
     def _check_pulse(self, before: Pulse, growth: int) -> None:
         def is_as_before() -> bool:
             now = self.pulse()
-            return (
-                abs(now.threads - before.threads) <= 3
-                and abs(now.descriptors - before.descriptors) <= 3
-            )
+            return abs(now.threads - before.threads) <= 3 and abs(now.descriptors - before.descriptors) <= 3
 
         end = time.monotonic() + PATIENCE
         while not is_as_before():
@@ -297,14 +284,7 @@ class Watched(Server):
         now = self.figures()["http"]
         server = {name: now[name] - before[name] for name in now}
         ours = self.ledger
-        assert server["received"] == ours.answers.total() + ours.left, (
-            server,
-            ours.answers,
-            ours.left,
-        )
+        assert server["received"] == ours.answers.total() + ours.left, (server, ours.answers, ours.left)
         beyond = {name: server[name] - ours.answers[name] for name in server if name != "received"}
-        assert min(beyond.values()) >= 0, (
-            server,
-            ours.answers,
-        )  # each answer that came is in its books
+        assert min(beyond.values()) >= 0, (server, ours.answers)  # each answer that came is in its books
         assert sum(beyond.values()) == ours.left

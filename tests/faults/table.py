@@ -55,9 +55,7 @@ NAMES["/generate_stream"] = NAMES["/generate"]
 
 def written(fields: Mapping[str, Any]) -> str:
     """Return an object as JSON text, in which a Raw stands as it is."""
-    pairs = (
-        f"{json.dumps(k)}: {v if isinstance(v, Raw) else json.dumps(v)}" for k, v in fields.items()
-    )
+    pairs = (f"{json.dumps(k)}: {v if isinstance(v, Raw) else json.dumps(v)}" for k, v in fields.items())
     return "{" + ", ".join(pairs) + "}"
 
 
@@ -77,17 +75,10 @@ def text_of(path: str, answer: Answer) -> str:
     assert answer.status == 200, answer.body
     if path == "/inference":
         return str(answer.json["completion"])
-    return str(
-        answer.json["generated_text"] if "generate" in path else answer.json["choices"][0]["text"]
-    )
+    return str(answer.json["generated_text"] if "generate" in path else answer.json["choices"][0]["text"])
 
 
-def refuses(
-    *bodies: bytes | dict[str, Any],
-    codes: Mapping[str, int] = REFUSED,
-    says: str = "",
-    **headers: str,
-) -> Act:
+def refuses(*bodies: bytes | dict[str, Any], codes: Mapping[str, int] = REFUSED, says: str = "", **headers: str) -> Act:
     """Return the act that sends each body (a dict is spoken in the dialect) to each path, which refuses it."""
 
     def act(server: Watched) -> None:

@@ -83,12 +83,7 @@ def impatient(server: Watched, rng: random.Random) -> None:
 
 def bad(server: Watched, rng: random.Random) -> None:
     path, code = rng.choice(list(REFUSED.items()))
-    ask(
-        server,
-        path,
-        rng.choice((b"", b"{bad", b"[]", body(path, tokens=0), body(path, prompt=5))),
-        code,
-    )
+    ask(server, path, rng.choice((b"", b"{bad", b"[]", body(path, tokens=0), body(path, prompt=5))), code)
 
 
 def too_large(server: Watched, rng: random.Random) -> None:
@@ -101,9 +96,7 @@ def poison(server: Watched, rng: random.Random) -> None:
 
 
 def slow_reader(server: Watched, rng: random.Random) -> None:
-    with server.begin(
-        "/inference", body("/inference", tokens=100, stream=True), receive_buffer=2048
-    ) as sock:
+    with server.begin("/inference", body("/inference", tokens=100, stream=True), receive_buffer=2048) as sock:
         time.sleep(rng.random())
         data = b"".join(iter(lambda: sock.recv(512), b""))
     server.ledger.note("POST", "/inference", int(data[9:12]))
@@ -128,9 +121,7 @@ MIX: dict[Act, int] = {
 }  # fmt: skip
 
 
-def roam(
-    server: Watched, seed: int, until: float, done: Counter[str], taken: list[tuple[float, float]]
-) -> None:
+def roam(server: Watched, seed: int, until: float, done: Counter[str], taken: list[tuple[float, float]]) -> None:
     """Be one client after the other until the time is over; note when each short request began and what it took."""
     rng = random.Random(seed)
     while (began := time.monotonic()) < until:
@@ -152,9 +143,7 @@ def watch(server: Watched, begin: float, until: float) -> list[Pulse]:
     return pulses
 
 
-def test_after_minutes_of_everything_nothing_is_left_behind(
-    fleet: Fleet, request: pytest.FixtureRequest
-) -> None:
+def test_after_minutes_of_everything_nothing_is_left_behind(fleet: Fleet, request: pytest.FixtureRequest) -> None:
     left = 60 * request.config.getoption("--soak-minutes")
     server = fleet.server(request.config.getoption("--soak-policy"), SOAKED)
     soak(server, min(left, STRETCH))
@@ -174,9 +163,7 @@ def soak(server: Watched, seconds: float) -> None:
     taken: list[tuple[float, float]] = []
     with server.watched(tracebacks=True, growth=GROWTH), contextlib.ExitStack() as stack:
         clients = [
-            stack.enter_context(
-                in_background(lambda n=n: roam(server, n, until, done, taken) or "well")
-            )
+            stack.enter_context(in_background(lambda n=n: roam(server, n, until, done, taken) or "well"))
             for n in range(CLIENTS)
         ]
         pulses = watch(server, begin + STARTUP * seconds, until)

@@ -20,10 +20,7 @@ from generate.cpu.team import team
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 SHAPES = [(12, 64, 64), (16, 64, 16), (16, 64, 128), (25, 64, 64), (12, 8, 16), (16, 16, 64), (12, 80, 64), (3, 32, 16)]  # fmt: skip
-TOLERANCE = {
-    torch.float32: 2e-5,
-    torch.bfloat16: 2e-2,
-}  # bfloat16: its own rounding of weights and results
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}  # bfloat16: its own rounding of weights and results
 NAN = math.nan
 
 
@@ -60,9 +57,7 @@ def kernel(dtype: torch.dtype) -> CAttention:
 class World:
     """Pools full of NaN, sequences whose pages lie in random order, and a scripted way to feed their tokens."""
 
-    def __init__(
-        self, lengths: list[int], H: int, D: int, P: int, dtype: torch.dtype, seed: int = 0
-    ) -> None:
+    def __init__(self, lengths: list[int], H: int, D: int, P: int, dtype: torch.dtype, seed: int = 0) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.H, self.D, self.P, self.dtype = H, D, P, dtype
         counts = [math.ceil(length / P) for length in lengths]
@@ -71,9 +66,7 @@ class World:
         for i, count in enumerate(counts):
             self.tables[i, :count] = torch.tensor([order.pop() for _ in range(count)])
         self.pages = sum(counts) + 2
-        self.tokens = [
-            torch.randn(length, 3 * H * D, generator=self.generator).to(dtype) for length in lengths
-        ]
+        self.tokens = [torch.randn(length, 3 * H * D, generator=self.generator).to(dtype) for length in lengths]
         self.clear()
 
     def clear(self) -> None:
@@ -119,9 +112,7 @@ def assert_close(got: list[Tensor], expected: list[Tensor], dtype: torch.dtype) 
 
 @BOTH
 @pytest.mark.parametrize(("H", "D", "P"), SHAPES)
-def test_a_ragged_mix_agrees_with_the_oracle(
-    kernel: CAttention, dtype: torch.dtype, H: int, D: int, P: int
-) -> None:
+def test_a_ragged_mix_agrees_with_the_oracle(kernel: CAttention, dtype: torch.dtype, H: int, D: int, P: int) -> None:
     lengths = [1, 63, 64, 65, 127, 200]
     world = World(lengths, H, D, P, dtype)
     steps = [
@@ -142,30 +133,22 @@ def test_long_contexts_agree_with_the_oracle(kernel: CAttention, dtype: torch.dt
 
 @BOTH
 @pytest.mark.parametrize(("D", "P"), [(64, 64), (64, 16), (8, 16), (80, 128), (5, 16)])
-def test_chunking_and_neighbours_do_not_change_a_bit(
-    kernel: CAttention, dtype: torch.dtype, D: int, P: int
-) -> None:
+def test_chunking_and_neighbours_do_not_change_a_bit(kernel: CAttention, dtype: torch.dtype, D: int, P: int) -> None:
     lengths = [150, 65, 70]
     world = World(lengths, 3, D, P, dtype)
     whole = world.run(kernel, [dict(enumerate(lengths))])
     chunked = world.run(
-        kernel,
-        [{0: 7, 1: 1}, {0: 57, 2: 33, 1: 15}, {0: 2, 1: 16, 2: 1}, {0: 84, 1: 33, 2: 36}],
-        padding=1,
+        kernel, [{0: 7, 1: 1}, {0: 57, 2: 33, 1: 15}, {0: 2, 1: 16, 2: 1}, {0: 84, 1: 33, 2: 36}], padding=1
     )
     singly = world.run(kernel, [{i: 1} for i, n in enumerate(lengths) for _ in range(n)])
-    together = world.run(
-        kernel, [{i: 1 for i, n in enumerate(lengths) if t < n} for t in range(max(lengths))]
-    )
+    together = world.run(kernel, [{i: 1 for i, n in enumerate(lengths) if t < n} for t in range(max(lengths))])
     for other in (chunked, singly, together):
         for got, expected in zip(other, whole):
             assert torch.equal(got, expected)
 
 
 @BOTH
-def test_the_number_of_threads_does_not_change_a_bit(
-    kernel: CAttention, dtype: torch.dtype
-) -> None:
+def test_the_number_of_threads_does_not_change_a_bit(kernel: CAttention, dtype: torch.dtype) -> None:
     lengths = [300, 200, 700]
     world = World(lengths, 4, 64, 64, dtype)
     results = []
@@ -194,9 +177,7 @@ def test_a_nan_stays_in_its_own_sequence(kernel: CAttention, dtype: torch.dtype)
 
 @BOTH
 @pytest.mark.parametrize("attention", ["c", "torch"])
-def test_computing_a_position_again_changes_nothing(
-    kernel: CAttention, dtype: torch.dtype, attention: str
-) -> None:
+def test_computing_a_position_again_changes_nothing(kernel: CAttention, dtype: torch.dtype, attention: str) -> None:
     one = kernel if attention == "c" else TorchAttention()
     world = World([100], 2, 64, 16, dtype)
     first = world.run(one, [{0: 100}])[0]
@@ -204,9 +185,7 @@ def test_computing_a_position_again_changes_nothing(
         keys, values = world.keys.clone(), world.values.clone()
         world.done[0] = again
         row = world.step(one, {0: 1})[0]
-        torch.testing.assert_close(
-            row, first[again : again + 1], rtol=0, atol=0 if one is kernel else 1e-2
-        )
+        torch.testing.assert_close(row, first[again : again + 1], rtol=0, atol=0 if one is kernel else 1e-2)
         assert torch.equal(world.keys.nan_to_num(), keys.nan_to_num())
         assert torch.equal(world.values.nan_to_num(), values.nan_to_num())
 
@@ -303,9 +282,7 @@ def test_loading_leaves_denormals_on(kernel: CAttention) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32])
-def test_a_second_load_compiles_nothing(
-    kernel: CAttention, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_load_compiles_nothing(kernel: CAttention, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_build", lambda *_: pytest.fail("compiled again"))
     assert make_attention(torch.float32).name == kernel.name
 
@@ -378,9 +355,7 @@ def test_without_a_kernel_torch_serves_and_one_warning_says_why(
     assert world.run(attention, [{0: 19}, {0: 1}])[0].isfinite().all()
 
 
-def test_kernels_can_be_turned_off(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_kernels_can_be_turned_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("EB_KERNELS", "off")
     assert make_attention(torch.float32).name == "torch"
     assert not caplog.records
@@ -393,9 +368,7 @@ def test_other_dtypes_are_served_by_torch() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32])
 @pytest.mark.parametrize("march", ["x86-64-v2", "x86-64-v3"])
 @pytest.mark.usefixtures("kernel")
-def test_the_portable_path_agrees_on_lesser_machines(
-    march: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_portable_path_agrees_on_lesser_machines(march: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "-march=native" not in kernels._machine_flags():
         pytest.skip("needs a processor of the x86 family")
     monkeypatch.setattr(kernels, "_machine_flags", lambda: [f"-march={march}"])
@@ -413,7 +386,5 @@ def test_the_portable_path_agrees_on_lesser_machines(
 
 def test_the_module_works_in_a_process_of_its_own(cache: Path) -> None:
     code = "import generate.cpu.attention as a, torch; print(a.make_attention(torch.bfloat16).name)"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() in ("c", "c-avx512bf16", "torch")

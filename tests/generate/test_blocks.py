@@ -17,9 +17,7 @@ CONFIG = GPTConfig(block_size=256, vocab_size=99, n_layer=3, n_head=2, n_embd=12
 needs_kernel = pytest.mark.skipif(not kernel_runs(), reason=why_no_kernel())
 
 
-def make(
-    config: GPTConfig,
-) -> tuple[CBlocks | LayeredBlocks, nn.ModuleDict, torch.Tensor, torch.Tensor]:
+def make(config: GPTConfig) -> tuple[CBlocks | LayeredBlocks, nn.ModuleDict, torch.Tensor, torch.Tensor]:
     model = GPT(config)
     model.init_weights(torch.Generator().manual_seed(1))
     model = model.bfloat16().eval().requires_grad_(False)
@@ -80,7 +78,5 @@ def test_a_page_that_is_not_there_is_refused() -> None:
 
 @needs_kernel
 def test_an_activation_without_a_kernel_goes_layer_by_layer() -> None:
-    config = GPTConfig(
-        block_size=64, vocab_size=9, n_layer=1, n_head=1, n_embd=64, activation="relu"
-    )
+    config = GPTConfig(block_size=64, vocab_size=9, n_layer=1, n_head=1, n_embd=64, activation="relu")
     assert isinstance(make(config)[0], LayeredBlocks)

@@ -45,9 +45,7 @@ class Case:
         self.keys, self.values = (torch.full(shape, math.nan, dtype=dtype) for _ in range(2))
         self.past = []
         for row, length in enumerate(lengths):
-            k, v = (
-                choose.noise(max(0, length - 1), heads, width, seed=9 * row + i) for i in (1, 2)
-            )
+            k, v = (choose.noise(max(0, length - 1), heads, width, seed=9 * row + i) for i in (1, 2))
             self.past.append((k.to(dtype), v.to(dtype)))
             for place in range(length - 1):
                 at = self.tables[row, place // size], slice(None), place % size
@@ -71,9 +69,7 @@ class Case:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("way", ["torch", "triton"])
-def test_decode_attention_is_float64s_and_reads_nothing_behind_a_rows_end(
-    way: str, dtype: torch.dtype
-) -> None:
+def test_decode_attention_is_float64s_and_reads_nothing_behind_a_rows_end(way: str, dtype: torch.dtype) -> None:
     case = Case([1, 16, 17, 0, 47], dtype=dtype)
     out = case.run(TorchDecode() if way == "torch" else case.triton()).double()
     for row in (0, 1, 2, 4):
@@ -104,9 +100,7 @@ def test_a_rows_attention_is_the_same_to_the_bit_alone_and_in_a_batch() -> None:
     whole = together.run(together.triton())
     for row in (0, 1, 2, 4):
         alone = Case([33, 5, 48, 0, 20])
-        alone.lengths, alone.tables, alone.qkv = (
-            x[[row]] for x in (alone.lengths, alone.tables, alone.qkv)
-        )
+        alone.lengths, alone.tables, alone.qkv = (x[[row]] for x in (alone.lengths, alone.tables, alone.qkv))
         assert torch.equal(alone.run(alone.triton())[0], whole[row])
 
 
@@ -146,9 +140,7 @@ def test_the_strict_layers_agree_with_pytorchs(dtype: torch.dtype, activation: s
     assert error < choose.TOLERANCE[dtype]
 
 
-def test_a_strict_product_is_the_same_to_the_bit_for_any_number_of_rows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_strict_product_is_the_same_to_the_bit_for_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     multiply_in_one_order(monkeypatch)
     x, weight, bias = choose.noise(70, 96), choose.noise(130, 96, seed=1), choose.noise(130, seed=2)
     layer, math_ = Layer(weight, bias, "gelu_new"), StrictMath()
@@ -173,18 +165,14 @@ def test_the_fused_norm_adds_to_the_residual_and_norms_the_sum() -> None:
 def test_the_kernels_compile_for_real_cards(tmp_path: Path) -> None:
     environment = {**clean_environment(), "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, str(ROOT / "tests" / "compile_kernels.py")]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     kernels = json.loads(done.stdout)
     assert len(kernels) == 12
     assert all(size > 1000 for size in kernels.values())
 
 
-def test_a_fast_way_that_is_wrong_or_broken_does_not_serve(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_fast_way_that_is_wrong_or_broken_does_not_serve(caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> tuple[str, float]:
         raise RuntimeError("no such card")
 
@@ -195,9 +183,7 @@ def test_a_fast_way_that_is_wrong_or_broken_does_not_serve(
     with pytest.MonkeyPatch.context() as off:
         off.setenv("EB_KERNELS", "off")
         assert choose.agreed(lambda: ("fast", 0.0), torch.float32, "x") is None
-    assert (
-        "attention falls back to plain PyTorch, which is much slower: no such card" in caplog.text
-    )
+    assert "attention falls back to plain PyTorch, which is much slower: no such card" in caplog.text
 
 
 def test_flash_attention_is_told_where_each_piece_lies(monkeypatch: pytest.MonkeyPatch) -> None:

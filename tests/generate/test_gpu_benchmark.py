@@ -25,9 +25,7 @@ def measure(tmp_path: Path, sections: str, *argv: str) -> dict:
     return json.loads(path.read_text())
 
 
-def test_it_checks_and_measures_without_a_gpu_and_says_so(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_it_checks_and_measures_without_a_gpu_and_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("triton", reason="Triton is not there: pip install triton")
     result = measure(tmp_path, "checks,decode,prefill")
     found = result["checks"]
@@ -50,9 +48,7 @@ def test_a_section_that_would_begin_too_late_is_left_out(tmp_path: Path) -> None
         gpu.main(["--sections", "decoding"])
 
 
-def test_a_section_that_fails_costs_no_other_its_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_section_that_fails_costs_no_other_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("no such kernel")
 

@@ -105,9 +105,7 @@ def test_log_probabilities_are_the_cpus() -> None:
     assert (torch.tensor(details(gpu_runner())) - expected).abs().max() < 1e-4
 
 
-def drive(
-    forward: Callable[[Plan], list[Output]], requests: list[Sequence], pages: int = 120
-) -> Scheduler:
+def drive(forward: Callable[[Plan], list[Output]], requests: list[Sequence], pages: int = 120) -> Scheduler:
     """Return a scheduler in which all requests run, after their first step."""
     scheduler = Scheduler(policies.get_policy("dynamic", 8), PagePool(pages, 64), 2048)
     for seq in requests:
@@ -123,9 +121,7 @@ def test_a_steady_batch_is_always_one_step_ahead() -> None:
     launched = runner.decoder.used_ahead
     while not scheduler.is_idle:
         scheduler.step(runner.forward, lambda: 0.0)
-    assert (
-        runner.decoder.used_ahead - launched == 18
-    )  # 19 decodes, the first of which nobody foresaw
+    assert runner.decoder.used_ahead - launched == 18  # 19 decodes, the first of which nobody foresaw
 
 
 def test_who_stays_uses_the_step_ahead_though_somebody_left() -> None:
@@ -184,9 +180,7 @@ def test_pages_of_who_left_are_safe_for_who_comes() -> None:
     assert [stayer.output_ids, comer.output_ids] == expected
 
 
-def test_a_step_that_fails_or_is_asked_for_twice_changes_no_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_that_fails_or_is_asked_for_twice_changes_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = gpu_runner()
     requests = ragged(CONFIG, 6, 5, temperature=1.0)
     steps = 0
@@ -287,9 +281,7 @@ def test_a_row_too_flat_for_the_device_is_drawn_by_the_host() -> None:
     assert runner.decoder.used_ahead == 0  # so the flat rows were seen
 
 
-def test_where_no_graph_can_be_recorded_steps_are_launched_one_by_one(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_where_no_graph_can_be_recorded_steps_are_launched_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
     def record() -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -311,18 +303,14 @@ def test_a_step_has_two_rows_at_least_though_one_sequence_may_run() -> None:
     runner = gpu_runner(capacity=1)
     sizes: list[int] = []
     step = runner.decoder.replayer.step
-    runner.decoder.replayer.step = lambda size, drawing: (sizes.append(size), step(size, drawing))[
-        1
-    ]
+    runner.decoder.replayer.step = lambda size, drawing: (sizes.append(size), step(size, drawing))[1]
     alone = [Sequence([3, 1, 4], 6, sampling=GREEDY)]
     expected = run(make_model(CONFIG), [Sequence([3, 1, 4], 6, sampling=GREEDY)])
     assert run(None, alone, "nobatch", runner=runner) == expected
     assert set(sizes) == {2}  # torch's products of one row are slower
 
 
-def test_strict_logits_do_not_depend_on_the_batch_and_their_texts_are_the_cpus(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_strict_logits_do_not_depend_on_the_batch_and_their_texts_are_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="Triton is not there: pip install triton")
     multiply_in_one_order(monkeypatch)
     from generate.gpu.triton_attention import TritonDecode
@@ -339,9 +327,7 @@ def test_strict_logits_do_not_depend_on_the_batch_and_their_texts_are_the_cpus(
 
     def texts(policy: str) -> list[list[int]]:
         seen.append({})
-        asks = SamplingParams(
-            temperature=0, logprobs=0
-        )  # so that the host draws, and sees the logits
+        asks = SamplingParams(temperature=0, logprobs=0)  # so that the host draws, and sees the logits
         requests = [Sequence([9, 8, i] * 21, 3, id=str(i), sampling=asks) for i in range(2)]
         return run(None, requests, policy, runner=runner)
 

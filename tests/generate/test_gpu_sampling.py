@@ -33,14 +33,9 @@ def test_the_devices_draws_are_the_hosts() -> None:
         for i in range(400)
     ]  # fmt: skip
     places = list(range(400))
-    where = sampling.uniforms(
-        torch.tensor([sampling.key_of(p.seed) for p in params]), torch.tensor(places)
-    )
+    where = sampling.uniforms(torch.tensor([sampling.key_of(p.seed) for p in params]), torch.tensor(places))
     heat = torch.tensor([1 / p.temperature if p.temperature else 0.0 for p in params]).double()
-    columns = (
-        torch.tensor([p.top_k for p in params]),
-        torch.tensor([p.top_p for p in params]).double(),
-    )
+    columns = (torch.tensor([p.top_k for p in params]), torch.tensor([p.top_p for p in params]).double())
     got = sampling.draw(logits, where, heat, *columns, "filtered").tolist()
     expected = sample(logits, params, places)
     flat = [i for i, token in enumerate(got) if token == sampling.TOO_FLAT]
@@ -57,9 +52,7 @@ def test_buckets_end_at_the_capacity_and_hold_every_batch() -> None:
     assert [replayer.bucket(n) for n in (1, 3, 64, 65, 100)] == [2, 4, 64, 96, 100]
 
 
-def test_a_graph_is_recorded_for_every_bucket_and_replayed_with_its_own_logits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_graph_is_recorded_for_every_bucket_and_replayed_with_its_own_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[tuple[int, str]] = []
     recording: list[FakeGraph] = []
 
@@ -71,9 +64,7 @@ def test_a_graph_is_recorded_for_every_bucket_and_replayed_with_its_own_logits(
             launched.extend(self.held)
 
     @contextlib.contextmanager
-    def graph(
-        held: FakeGraph, pool: object, stream: object, capture_error_mode: str
-    ) -> Iterator[None]:
+    def graph(held: FakeGraph, pool: object, stream: object, capture_error_mode: str) -> Iterator[None]:
         assert (pool, capture_error_mode) == ("pool", "thread_local")
         recording.append(held)
         yield

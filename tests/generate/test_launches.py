@@ -91,9 +91,7 @@ def test_weights_that_are_missing_or_broken_are_refused(
     assert words in refused(capsys, "--model", str(folder))
 
 
-def test_a_port_in_use_is_refused(
-    variables: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_port_in_use_is_refused(variables: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert f"port {port} on 127.0.0.1" in refused(capsys, "--port", str(port))
@@ -167,9 +165,7 @@ def test_sixty_four_descriptors_are_too_few() -> None:
 
 @pytest.mark.process
 def test_no_check_is_an_assertion(tmp_path: Path) -> None:
-    with Server(
-        tmp_path / "log", "dynamic", "--model", "mock:llm-mock", PYTHONOPTIMIZE="1"
-    ) as server:
+    with Server(tmp_path / "log", "dynamic", "--model", "mock:llm-mock", PYTHONOPTIMIZE="1") as server:
         assert server.post(prompt="the house", num_tokens=3).json["num_tokens"] == 3
         for fields in ({"num_tokens": 0}, {"temperature": -1}, {"top_p": 2}, {"prompt": ""}):
             answer = server.post(**({"prompt": "x", "num_tokens": 1} | fields))

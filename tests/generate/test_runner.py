@@ -99,14 +99,10 @@ def test_greedy_tokens_are_the_plain_models_under_every_policy(shape: str) -> No
 
 @pytest.mark.parametrize("policy", ["static", "dynamic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_steps_that_fail_and_memory_that_runs_out_change_nobodys_tokens(
-    policy: str, dtype: torch.dtype
-) -> None:
+def test_steps_that_fail_and_memory_that_runs_out_change_nobodys_tokens(policy: str, dtype: torch.dtype) -> None:
     config = SHAPES["heads of 64"]
     expected = run(make_model(config, dtype), ragged(config, 12, 3))
-    armed = Faults.model_validate(
-        {"oom_above": {"batch": 3, "after": 9}, "fail_once": {"after": 5}}
-    )
+    armed = Faults.model_validate({"oom_above": {"batch": 3, "after": 9}, "fail_once": {"after": 5}})
     recovery = Recovery(
         armed.model(ModelRunner(make_model(config, dtype), 120, 64), lambda ids: ""),
         lambda: Sequence([0], 1, sampling=GREEDY),
@@ -136,9 +132,7 @@ class Counting(ModelRunner):
 
 @pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic", "chunked"])
 @pytest.mark.parametrize(
-    "sampling",
-    [{}, {"temperature": 0.0}, {"top_k": 5, "repetition_penalty": 1.3}, {"logprobs": 2}],
-    ids=str,
+    "sampling", [{}, {"temperature": 0.0}, {"top_k": 5, "repetition_penalty": 1.3}, {"logprobs": 2}], ids=str
 )
 def test_steps_that_only_decode_are_laid_out_once_and_give_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch, policy: str, sampling: dict[str, Any]
@@ -148,9 +142,7 @@ def test_steps_that_only_decode_are_laid_out_once_and_give_the_same_tokens(
 
     def served() -> tuple[list[list[int]], int]:
         runner.packed = 0
-        return run(make_model(config), ragged(config, 12, 4, **sampling), policy, runner=runner), (
-            runner.packed
-        )
+        return run(make_model(config), ragged(config, 12, 4, **sampling), policy, runner=runner), (runner.packed)
 
     tokens, packed = served()
     with monkeypatch.context() as patched:
@@ -162,9 +154,7 @@ def test_steps_that_only_decode_are_laid_out_once_and_give_the_same_tokens(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_text_of_a_request_does_not_depend_on_its_company(
-    dtype: torch.dtype, temperature: float
-) -> None:
+def test_the_text_of_a_request_does_not_depend_on_its_company(dtype: torch.dtype, temperature: float) -> None:
     config = SHAPES["heads of 64"]
     model = make_model(config, dtype)
     runner = ModelRunner(model, 120, 64)

@@ -39,9 +39,7 @@ def test_greedy_takes_the_largest_and_of_equals_the_lowest_id(any_sampler: str) 
 def test_frequencies_follow_the_softmax(any_sampler: str, temperature: float) -> None:
     row = [1.0, 0.0, -1.0, 2.0, -3.0]
     n = 20_000
-    counts = torch.bincount(
-        torch.tensor(draws(row, SamplingParams(temperature=temperature), n)), minlength=5
-    )
+    counts = torch.bincount(torch.tensor(draws(row, SamplingParams(temperature=temperature), n)), minlength=5)
     expected = torch.softmax(torch.tensor(row) / temperature, 0)
     assert (counts / n - expected).abs().max() < 5 * 0.5 / math.sqrt(n)
 
@@ -50,9 +48,7 @@ def test_both_samplers_draw_the_same_tokens() -> None:
     if sampling._library() is None:
         pytest.skip(NO_SAMPLER)
     logits = torch.randn(200, 5000, generator=torch.Generator().manual_seed(1)) * 3
-    params = [
-        SamplingParams(temperature=0.3 + i % 7 / 4, seed=i * 0x9E3779B97F4A7C15) for i in range(200)
-    ]
+    params = [SamplingParams(temperature=0.3 + i % 7 / 4, seed=i * 0x9E3779B97F4A7C15) for i in range(200)]
     drawn = sampling.Draws(params)._draw_plain(logits, torch.arange(200))
     original, sampling._library = sampling._library, lambda: None  # type: ignore[assignment]
     try:
@@ -70,9 +66,7 @@ def test_a_row_of_many_equal_logits_is_drawn_evenly(any_sampler: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_row_that_is_not_finite_is_named_and_its_neighbours_are_not(
-    any_sampler: str, bad: float
-) -> None:
+def test_a_row_that_is_not_finite_is_named_and_its_neighbours_are_not(any_sampler: str, bad: float) -> None:
     logits = torch.tensor([[1.0, 2], [bad, 0], [2, 1]])
     found = sample(logits, [GREEDY] * 3, [0, 0, 0])
     assert found[0] == 1
@@ -82,9 +76,7 @@ def test_a_row_that_is_not_finite_is_named_and_its_neighbours_are_not(
 
 def test_a_row_draws_the_same_token_alone_and_among_others(any_sampler: str) -> None:
     logits = torch.randn(64, 1000, generator=torch.Generator().manual_seed(2))
-    params = [
-        SamplingParams(seed=i, top_k=40 * (i % 2), top_p=1 - 0.1 * (i % 3)) for i in range(64)
-    ]
+    params = [SamplingParams(seed=i, top_k=40 * (i % 2), top_p=1 - 0.1 * (i % 3)) for i in range(64)]
     together = sample(logits, params, range(64))
     assert together == [sample(logits[i : i + 1], [params[i]], [i])[0] for i in range(64)]
 

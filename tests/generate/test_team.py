@@ -95,10 +95,7 @@ def test_one_thread_works_alone(team: Team, counter: ctypes.CDLL) -> None:
 
 
 def test_without_a_compiler_one_thread_computes(
-    team: Team,
-    counter: ctypes.CDLL,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    team: Team, counter: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse() -> ctypes.CDLL:
         raise KernelError("no C compiler")
@@ -112,9 +109,7 @@ def test_without_a_compiler_one_thread_computes(
     assert counter.at(9) == before + 1
 
 
-def test_the_header_is_part_of_what_a_library_is_kept_under(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_header_is_part_of_what_a_library_is_kept_under(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EB_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "a.c").write_text('#include "a.h"\nint answer(void) { return ANSWER; }\n')
     for answer in (1, 2):

@@ -42,9 +42,7 @@ THIRD = {"policy": "nobatch", "port": "9001", "prefix_cache": "on", "load_format
          "access_log": "on", "tgi_metrics": "off", "cors_origins": "*", "dashboard_show_text": "off", "end_of_text": "special"}  # fmt: skip
 
 
-def read(
-    *argv: str, lines: str = "", tmp_path: Path | None = None, **environ: str
-) -> settings.Loaded:
+def read(*argv: str, lines: str = "", tmp_path: Path | None = None, **environ: str) -> settings.Loaded:
     path = NOTHING
     if tmp_path is not None:
         path = tmp_path / ".env"
@@ -86,10 +84,7 @@ def test_a_flag_wins_over_the_environment_and_that_over_dotenv(name: str, tmp_pa
     argv = [text] if name == "policy" else [flag, text]
     assert getattr(read().config, name) == FIELDS[name].default
     for loaded, origin in (
-        (
-            read(*argv, tmp_path=tmp_path, lines=f"{variable}={third}\n", **{variable: third}),
-            "flag",
-        ),
+        (read(*argv, tmp_path=tmp_path, lines=f"{variable}={third}\n", **{variable: third}), "flag"),
         (read(tmp_path=tmp_path, lines=f"{variable}={third}\n", **{variable: text}), "environment"),
         (read(tmp_path=tmp_path, lines=f"{variable}={text}\n"), ".env"),
     ):
@@ -104,10 +99,7 @@ def test_batching_is_the_original_variable_and_unset_is_nobatch(tmp_path: Path) 
     assert read(BATCHING="dynamic", EB_POLICY="static").config.policy == "static"
     assert read("nobatch", BATCHING="dynamic").config.policy == "nobatch"
     assert read(tmp_path=tmp_path, lines="BATCHING=static\n").config.policy == "static"
-    assert (
-        read(tmp_path=tmp_path, lines="EB_POLICY=static\n", BATCHING="dynamic").config.policy
-        == "dynamic"
-    )
+    assert read(tmp_path=tmp_path, lines="EB_POLICY=static\n", BATCHING="dynamic").config.policy == "dynamic"
     assert read().config.policy == "nobatch"
 
 
@@ -140,11 +132,7 @@ def test_the_serving_process_gets_exactly_the_settings_of_its_launcher(tmp_path:
         ("kv_memory", "-5M", "at least 0"),
         ("prefix_cache", "maybe", "Use on or off"),
         ("device", "gpu", "Use one of: auto, cpu, cuda"),
-        (
-            "dtype",
-            "flaot32",
-            "Did you mean 'float32'? Use one of: auto, float32, bfloat16, float16",
-        ),
+        ("dtype", "flaot32", "Did you mean 'float32'? Use one of: auto, float32, bfloat16, float16"),
         ("load_format", "dumy", "Did you mean 'dummy'?"),
     ],
 )
@@ -168,8 +156,7 @@ def test_a_config_made_in_code_is_checked_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "bytes_"),
-    [("0", 0), ("512M", 512 << 20), ("2g", 2 << 30), ("1.5GiB", 3 << 29), ("4KB", 4096), ("7", 7)],
+    ("text", "bytes_"), [("0", 0), ("512M", 512 << 20), ("2g", 2 << 30), ("1.5GiB", 3 << 29), ("4KB", 4096), ("7", 7)]
 )
 def test_sizes_have_units(text: str, bytes_: int) -> None:
     assert read("--kv-memory", text).config.kv_memory == bytes_
@@ -213,13 +200,7 @@ def test_an_unreadable_dotenv_is_one_line(tmp_path: Path) -> None:
 
 
 def test_unknown_eb_names_are_warned_of_with_the_nearest(tmp_path: Path) -> None:
-    loaded = read(
-        tmp_path=tmp_path,
-        lines="EB_MODLE=gpt2\nOTHER=1\n",
-        EB_PROT="1",
-        EB_XYZZY="2",
-        EB_CACHE_DIR="x",
-    )
+    loaded = read(tmp_path=tmp_path, lines="EB_MODLE=gpt2\nOTHER=1\n", EB_PROT="1", EB_XYZZY="2", EB_CACHE_DIR="x")
     assert loaded.warnings == [
         "the variable EB_MODLE is not a setting and is ignored. Did you mean EB_MODEL?",
         "the variable EB_PROT is not a setting and is ignored. Did you mean EB_PORT?",
@@ -243,9 +224,7 @@ def test_help_lists_the_policies_and_print_config_hides_the_key(tmp_path: Path) 
     text = run_app("--help", cwd=tmp_path).stdout
     for name in policies.names():
         assert re.search(rf"^  {name} +\w.*\w", text, re.M), name
-    result = run_app(
-        "static", "--port", "9000", "--print-config", cwd=tmp_path, EB_API_KEY="hunter2"
-    )
+    result = run_app("static", "--port", "9000", "--print-config", cwd=tmp_path, EB_API_KEY="hunter2")
     assert result.returncode == 0
     rows = {row.split()[0]: row.split()[1:] for row in result.stdout.splitlines()}
     assert set(rows) == {settings.flag(name) for name in FIELDS}
@@ -259,26 +238,11 @@ def test_help_lists_the_policies_and_print_config_hides_the_key(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (
-            ["dinamic"],
-            [
-                "unknown policy 'dinamic'",
-                "Did you mean 'dynamic'?",
-                "dynamic, ",
-                "nobatch, ",
-                "static, ",
-            ],
-        ),
+        (["dinamic"], ["unknown policy 'dinamic'", "Did you mean 'dynamic'?", "dynamic, ", "nobatch, ", "static, "]),
         (["dynamic", "--prot", "1"], ["unknown flag --prot", "--port"]),
-        (
-            ["dynamic", "--model", "gpt3", "--host", "127.0.0.1"],
-            ["unknown model 'gpt3'", "gpt2", "bard"],
-        ),
+        (["dynamic", "--model", "gpt3", "--host", "127.0.0.1"], ["unknown model 'gpt3'", "gpt2", "bard"]),
         (["dynamic", "--host", "192.0.2.1"], ["cannot listen on 192.0.2.1", "Use another --host"]),
-        (
-            ["dynamic", "--host", "no.such.host.invalid"],
-            ["cannot listen on no.such.host", "--host"],
-        ),
+        (["dynamic", "--host", "no.such.host.invalid"], ["cannot listen on no.such.host", "--host"]),
     ],
 )
 def test_a_bad_start_is_one_line_with_the_remedy(argv: list[str], words: list[str]) -> None:
@@ -300,17 +264,13 @@ def test_a_taken_port_is_one_line_with_the_remedy() -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_too_few_open_files_are_refused_and_a_soft_limit_is_raised(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_too_few_open_files_are_refused_and_a_soft_limit_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [(64, 128)]
     monkeypatch.setattr(preflight.resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(preflight.resource, "setrlimit", lambda _, new: limits.append(new))
     config = Config()
     needed = config.connections + 128
-    with pytest.raises(
-        ConfigError, match=rf"limit is 128, .* need {needed:,}. Run 'ulimit -n {needed}'"
-    ):
+    with pytest.raises(ConfigError, match=rf"limit is 128, .* need {needed:,}. Run 'ulimit -n {needed}'"):
         preflight.check_open_files(config)
     limits.append((64, 4096))
     preflight.check_open_files(config)
@@ -364,9 +324,7 @@ def test_the_banner_names_what_is_served(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "http://127.0.0.1:"), ("::", "http://[::1]:"), ("10.1.2.3", "http://10.1.2.3:")])  # fmt: skip
-def test_a_public_address_without_a_key_is_warned_of(
-    host: str, url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_public_address_without_a_key_is_warned_of(host: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(Config(host=host), capsys)
     assert f"{host}:8500 may use this server" in text
     assert "--api-key" in text
@@ -380,9 +338,7 @@ def test_a_public_address_without_a_key_is_warned_of(
 
 def test_a_substitute_model_cannot_be_missed(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(Config(host="127.0.0.1"), capsys, warnings=["bard is served INSTEAD"])
-    assert "!" * 60 + "\nwarning: bard is served INSTEAD\n" + "!" * 60 in text.replace(
-        "!" * 78, "!" * 60
-    )
+    assert "!" * 60 + "\nwarning: bard is served INSTEAD\n" + "!" * 60 in text.replace("!" * 78, "!" * 60)
 
 
 # ---------------------------------------------------------------- tools/setup.sh
@@ -401,12 +357,7 @@ esac
 def house(tmp_path: Path) -> Path:
     """Return a copy of what setup.sh needs, and a Python that only notes what it is asked."""
     house = tmp_path / "a house"
-    for name in (
-        "tools/setup.sh",
-        "requirements.txt",
-        "requirements-dev.txt",
-        "client/requirements.txt",
-    ):
+    for name in ("tools/setup.sh", "requirements.txt", "requirements-dev.txt", "client/requirements.txt"):
         (house / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, house / name)
     python = tmp_path / "python"
@@ -415,9 +366,7 @@ def house(tmp_path: Path) -> Path:
     return house
 
 
-def set_up(
-    house: Path, wanted: str = "requirements.txt", **environ: str
-) -> tuple[int, str, list[str]]:
+def set_up(house: Path, wanted: str = "requirements.txt", **environ: str) -> tuple[int, str, list[str]]:
     """Run setup.sh from another directory; return its status, what it said, what it asked Python."""
     calls = house.parent / "calls"
     calls.write_text("")

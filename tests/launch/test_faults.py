@@ -64,10 +64,7 @@ def test_an_unknown_fault_refuses_the_start() -> None:
 
 def test_a_bare_value_is_the_main_parameter_and_true_is_none() -> None:
     armed = read(slow_step=5, poison="X", fail_once=True, raise_in_loop="BaseException")
-    assert (armed.slow_step, armed.poison) == (
-        faults.Slow(ms=5),
-        faults.Matching(prompt_contains="X"),
-    )
+    assert (armed.slow_step, armed.poison) == (faults.Slow(ms=5), faults.Matching(prompt_contains="X"))
     assert armed.armed == ["fail_once", "poison", "raise_in_loop", "slow_step"]
 
 
@@ -112,9 +109,7 @@ def test_what_is_broken_for_good_stays_so_for_everybody(fault: str) -> None:
         ({"raise_in_loop": {"error": "BaseException"}}, ["a"], "armed"),
     ],
 )
-def test_each_fault_of_a_step_raises_what_it_stands_for(
-    armed: dict[str, Any], prompts: list[str], words: str
-) -> None:
+def test_each_fault_of_a_step_raises_what_it_stands_for(armed: dict[str, Any], prompts: list[str], words: str) -> None:
     with pytest.raises(BaseException, match=words):
         faulty(**armed).forward(plan_of(*prompts))
 
@@ -153,9 +148,7 @@ def test_a_lost_word_of_the_end_is_lost_once() -> None:
     engine.manager.stop()
 
 
-def test_what_cannot_be_said_at_the_start_does_not_end_the_server(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_cannot_be_said_at_the_start_does_not_end_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     full = open("/dev/full", "w")  # noqa: SIM115
     monkeypatch.setattr("sys.stderr", full)
     banner.warn("nobody can read this")

@@ -76,9 +76,7 @@ def health_seconds(server: Server, number: int) -> float:
     return statistics.median(times)
 
 
-def test_slow_headers_slow_bodies_and_readers_that_never_read_harm_nobody_and_are_let_go(
-    server: Server,
-) -> None:
+def test_slow_headers_slow_bodies_and_readers_that_never_read_harm_nobody_and_are_let_go(server: Server) -> None:
     before = connections(server)
     asked = {"prompt": "the house", "num_tokens": 20, "seed": 3}
     alone = server.post(**asked).json["completion"]
@@ -103,9 +101,7 @@ def test_a_generation_may_take_longer_than_a_client_may_be_silent(server: Server
     assert [answer.json["num_tokens"] for answer in answers] == [1000] * 32
 
 
-def test_a_thousand_connections_that_say_nothing_take_no_thread_and_make_room(
-    server: Server,
-) -> None:
+def test_a_thousand_connections_that_say_nothing_take_no_thread_and_make_room(server: Server) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 1500:
         pytest.skip(f"this process may open {hard} files, and 1,500 are needed: raise ulimit -Hn")
@@ -143,8 +139,7 @@ UNREADABLE = {
     HEAD[:-2] + b"Transfer-Encoding: chunked\r\n\r\n": 400,
     HEAD[:-2] + b"Transfer-Encoding: odd\r\n\r\n": 501,
     START + b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n": 501,
-    START
-    + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n": 501,
+    START + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n": 501,
 }
 
 
@@ -172,9 +167,7 @@ def full_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             yield server
 
 
-def test_clients_that_are_refused_again_and_again_are_answered_at_a_bounded_rate(
-    full_server: Server,
-) -> None:
+def test_clients_that_are_refused_again_and_again_are_answered_at_a_bounded_rate(full_server: Server) -> None:
     began = time.monotonic()
     with clients(full_server, 200, HEAD[:-2] + b"\r\n" + b" " * 100) as refused:
         assert {client.recv(1000)[:12] for client in refused} == {b"HTTP/1.1 429"}

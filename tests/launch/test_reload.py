@@ -51,9 +51,7 @@ def reload(server: Server) -> set[int]:
 
 
 @pytest.mark.process
-def test_a_reload_finishes_accepted_requests_and_answers_new_ones_503_until_the_model_is_loaded(
-    server: Server,
-) -> None:
+def test_a_reload_finishes_accepted_requests_and_answers_new_ones_503_until_the_model_is_loaded(server: Server) -> None:
     expected = server.post(**LONG).json
     with in_background(lambda: server.post(**LONG)) as early:
         wait_until(lambda: server.get("/stats").json["requests-running"] == 1)
@@ -73,9 +71,7 @@ def test_a_reload_finishes_accepted_requests_and_answers_new_ones_503_until_the_
 
 
 @pytest.mark.process
-def test_a_reload_of_a_broken_model_ends_the_server_and_says_why(
-    server: Server, tmp_path: Path
-) -> None:
+def test_a_reload_of_a_broken_model_ends_the_server_and_says_why(server: Server, tmp_path: Path) -> None:
     put(tmp_path / "own" / "model.safetensors", b"")
     server.process.send_signal(signal.SIGHUP)
     assert server.process.wait(60) == 3

@@ -21,16 +21,7 @@ from typing import Any
 
 import pytest
 import requests
-from support import (
-    ROOT,
-    Server,
-    clean_environment,
-    in_background,
-    read_answer,
-    run_app,
-    wait_until,
-    write_checkpoint,
-)
+from support import ROOT, Server, clean_environment, in_background, read_answer, run_app, wait_until, write_checkpoint
 
 pytestmark = pytest.mark.process
 
@@ -44,9 +35,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def servers(
-    checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Server]]:
+def servers(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
     """Return a ready server for each policy; the one with dynamic batching wants a key."""
     folder = tmp_path_factory.mktemp("logs")
     with ExitStack() as stack:
@@ -65,9 +54,7 @@ def server(servers: dict[str, Server]) -> Server:
     return servers["dynamic"]
 
 
-def test_the_server_is_ready_within_seconds_and_says_what_it_is(
-    server: Server, checkpoint: Path
-) -> None:
+def test_the_server_is_ready_within_seconds_and_says_what_it_is(server: Server, checkpoint: Path) -> None:
     answer = server.post(prompt="the house", num_tokens=12)
     assert answer.json["completion"].startswith("the house")
     assert answer.json["num_tokens"] == 12
@@ -91,26 +78,19 @@ def test_sixty_four_at_once_are_one_batch(server: Server) -> None:
     assert {answer.status for answer in answers} == {200}
     assert {answer.json["num_tokens"] for answer in answers} == {600}
     assert max(answer.json["timings"]["batch_max"] for answer in answers) == 64
-    sizes = {
-        row["batch_size"]: row["count"]
-        for row in server.get("/stats").json["engine"]["batch_stats"]
-    }
+    sizes = {row["batch_size"]: row["count"] for row in server.get("/stats").json["engine"]["batch_stats"]}
     assert max(sizes) == 64
     assert sizes[64] >= 50
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_the_text_is_the_same_under_every_policy(
-    servers: dict[str, Server], temperature: float
-) -> None:
+def test_the_text_is_the_same_under_every_policy(servers: dict[str, Server], temperature: float) -> None:
     prompts = ["a", "the road " * 9, "you\0", "😀 out", "x" * 150, "<|endoftext|>"]
     asked = [
-        {"prompt": p, "num_tokens": 4 + 9 * i, "seed": i, "temperature": temperature}
-        for i, p in enumerate(prompts)
+        {"prompt": p, "num_tokens": 4 + 9 * i, "seed": i, "temperature": temperature} for i, p in enumerate(prompts)
     ]
     texts = {
-        policy: [answer.json["completion"] for answer in server.burst(asked)]
-        for policy, server in servers.items()
+        policy: [answer.json["completion"] for answer in server.burst(asked)] for policy, server in servers.items()
     }
     alone = [servers["dynamic"].post(**fields).json["completion"] for fields in asked]
     assert texts == dict.fromkeys(POLICIES, alone)
@@ -130,9 +110,7 @@ def test_each_policy_batches_as_its_name_says(servers: dict[str, Server]) -> Non
     assert stats["dynamic"]["engine"]["slot_steps"]["held"] == 0
 
 
-def test_a_late_short_request_overtakes_a_long_one_only_in_dynamic(
-    servers: dict[str, Server],
-) -> None:
+def test_a_late_short_request_overtakes_a_long_one_only_in_dynamic(servers: dict[str, Server]) -> None:
     overtook = {}
     for policy, server in servers.items():
 
@@ -157,9 +135,7 @@ def test_a_client_that_does_not_hang_up_keeps_nobody_waiting(server: Server) -> 
         for connection in lingering:
             connection.sendall(request)
         for connection in lingering:
-            assert (
-                read_answer(connection).status == 200
-            )  # and the connection stays open on this side
+            assert read_answer(connection).status == 200  # and the connection stays open on this side
         began = time.monotonic()
         assert server.get("/health").status == 200
         assert time.monotonic() - began < 8  # not two seconds for each of them
@@ -171,9 +147,7 @@ def test_a_client_that_does_not_hang_up_keeps_nobody_waiting(server: Server) -> 
 @pytest.mark.parametrize("size", [2 * MB, 20 * MB])
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("connection", ["keep-alive", "close"])
-def test_who_sends_too_much_can_read_the_refusal(
-    server: Server, size: int, chunked: bool, connection: str
-) -> None:
+def test_who_sends_too_much_can_read_the_refusal(server: Server, size: int, chunked: bool, connection: str) -> None:
     piece = b"x" * (MB // 4)
     body: Any = (piece for _ in range(size // len(piece))) if chunked else b"x" * size
     reply = requests.post(
@@ -201,9 +175,7 @@ def test_a_body_of_a_hundred_thousand_chunks_is_read_in_time(server: Server) -> 
 def test_a_length_shorter_than_the_body_is_refused(server: Server) -> None:
     body = b'{"prompt": "x", "num_tokens": 1}'
     with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
-        connection.sendall(
-            b"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Length: 20\r\n\r\n" + body
-        )
+        connection.sendall(b"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Length: 20\r\n\r\n" + body)
         connection.shutdown(socket.SHUT_WR)
         data = b"".join(iter(lambda: connection.recv(65536), b""))
     assert data.startswith(b"HTTP/1.1 400")
@@ -242,9 +214,7 @@ def test_the_client_runs_against_the_server_end_to_end(server: Server, tmp_path:
     assert numbers["total_output_tokens"] > 0
 
 
-def test_a_key_is_asked_for_and_sigterm_lets_the_last_request_finish(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_a_key_is_asked_for_and_sigterm_lets_the_last_request_finish(checkpoint: Path, tmp_path: Path) -> None:
     argv = ["dynamic", "--model", str(checkpoint), "--compute-threads", "1"]
     with Server(tmp_path / "log", *argv, key="hunter2", EB_API_KEY="hunter2", EB_MAX_BATCH_SIZE="3",
                 EB_MODLE="x") as server:  # fmt: skip
@@ -291,9 +261,7 @@ def test_a_broken_model_is_one_line_with_the_remedy(checkpoint: Path, tmp_path: 
 
     def launch(name: str, path: Path, words: str) -> None:
         port = Server(tmp_path / "unused").port
-        outcomes[name] = run_app(
-            "dynamic", "--model", str(path), "--host", "127.0.0.1", "--port", str(port)
-        )
+        outcomes[name] = run_app("dynamic", "--model", str(path), "--host", "127.0.0.1", "--port", str(port))
 
     broken = broken_models(checkpoint, tmp_path)
     threads = [threading.Thread(target=launch, args=(n, *rest)) for n, rest in broken.items()]
@@ -318,10 +286,7 @@ def test_ctrl_c_ends_it_too(checkpoint: Path, tmp_path: Path) -> None:
         with_listener = time.monotonic() + 30
         while time.monotonic() < with_listener:
             try:
-                assert server.get("/health").status in (
-                    200,
-                    503,
-                )  # loading or ready: both may be stopped
+                assert server.get("/health").status in (200, 503)  # loading or ready: both may be stopped
                 break
             except OSError:
                 time.sleep(0.05)

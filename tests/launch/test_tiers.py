@@ -64,9 +64,7 @@ def breaking(words: str, error: Exception) -> Any:
 
 
 @every_dialect
-def test_memory_that_is_not_enough_for_one_is_503_in_every_dialect(
-    app: Flask, model: FakeModel, path: str
-) -> None:
+def test_memory_that_is_not_enough_for_one_is_503_in_every_dialect(app: Flask, model: FakeModel, path: str) -> None:
     model.before = breaking("large", MemoryError())
     refusal = ask(app, path, "a large one")
     assert words_of(refusal) == (503, "out_of_memory")

@@ -12,20 +12,9 @@ import pytest
 import tiktoken
 import torch
 
-from generate.generate import (
-    dynamic_batch_generate,
-    generate,
-    generate_ids,
-    static_batch_generate,
-)
+from generate.generate import dynamic_batch_generate, generate, generate_ids, static_batch_generate
 from generate.params import SamplingParams
-from model import (
-    GPT,
-    DynamicBatchingServerModel,
-    GPTConfig,
-    ServerModel,
-    load_base_model_config,
-)
+from model import GPT, DynamicBatchingServerModel, GPTConfig, ServerModel, load_base_model_config
 from models import weights
 
 CONFIG = GPTConfig(block_size=64, vocab_size=257, n_layer=3, n_head=2, n_embd=32)
@@ -61,9 +50,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def served() -> DynamicBatchingServerModel:
     table = {bytes([byte]): byte for byte in range(256)}
-    enc = tiktoken.Encoding(
-        "bytes", pat_str=".|\n", mergeable_ranks=table, special_tokens={"<|endoftext|>": 256}
-    )
+    enc = tiktoken.Encoding("bytes", pat_str=".|\n", mergeable_ranks=table, special_tokens={"<|endoftext|>": 256})
     gpt = GPT(CONFIG)
     generator = torch.Generator().manual_seed(7)
     for parameter in gpt.parameters():
@@ -71,9 +58,7 @@ def served() -> DynamicBatchingServerModel:
     return DynamicBatchingServerModel(gpt.requires_grad_(False), enc, "cpu")
 
 
-def test_the_packed_forward_gives_the_logits_of_each_sequence_alone(
-    served: DynamicBatchingServerModel,
-) -> None:
+def test_the_packed_forward_gives_the_logits_of_each_sequence_alone(served: DynamicBatchingServerModel) -> None:
     rows = [torch.tensor(served.encode(prompt)) for prompt in PROMPTS]
     logits = served.batch_inference_forward(rows, [len(row) for row in rows])
     assert logits.shape == (4, 1, 257)
@@ -120,9 +105,7 @@ def test_one_by_one_padded_and_packed_generation_give_the_same_text(
     assert sorted(served.decode(job.data or []) for job in left) == sorted(alone)
 
 
-def test_a_generated_text_begins_with_its_prompt_and_has_the_asked_tokens(
-    served: DynamicBatchingServerModel,
-) -> None:
+def test_a_generated_text_begins_with_its_prompt_and_has_the_asked_tokens(served: DynamicBatchingServerModel) -> None:
     job = Job("To be", 12, SamplingParams(1.0, seed=3))
     assert len(generate_ids(job, served)) == 12
     assert generate(job, served).startswith("To be")
@@ -146,10 +129,7 @@ def test_an_empty_batch_is_nothing(served: DynamicBatchingServerModel) -> None:
 
 def test_more_tokens_than_the_context_holds_are_refused(served: DynamicBatchingServerModel) -> None:
     row = torch.zeros(65, dtype=torch.long)
-    for forward in (
-        lambda: served.model(row[None]),
-        lambda: served.batch_inference_forward([row], [65]),
-    ):
+    for forward in (lambda: served.model(row[None]), lambda: served.batch_inference_forward([row], [65])):
         with pytest.raises(ValueError, match=r"65 tokens exceed the context of 64\. Shorten"):
             forward()
 
@@ -188,9 +168,7 @@ def test_a_window_at_a_position_uses_the_later_position_embeddings() -> None:
         gpt.hidden(ids, position=60)
 
 
-def test_the_original_loader_gives_model_tokenizer_and_device(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_original_loader_gives_model_tokenizer_and_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ranks = tmp_path / "bytes.tiktoken"
     ranks.write_bytes(b"".join(base64.b64encode(bytes([i])) + b" %d\n" % i for i in range(256)))
     monkeypatch.setenv("EB_TOKENIZER_FILE", str(ranks))

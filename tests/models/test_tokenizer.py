@@ -93,9 +93,7 @@ def test_all_of_shakespeare_comes_back(gpt2: Tokenizer) -> None:
 
 @given(text=st.text() | st.text(alphabet=" \n\t'sdtlévre1२.,東🙂<|endoftext>"))
 @settings(max_examples=300, deadline=None)
-def test_a_folders_tokenizer_is_that_of_the_tokenizers_library(
-    folder: Path, small: Tokenizer, text: str
-) -> None:
+def test_a_folders_tokenizer_is_that_of_the_tokenizers_library(folder: Path, small: Tokenizer, text: str) -> None:
     reference = Reference.from_file(str(folder / "tokenizer.json"))
     assert small.encode(text, end_of_text="special") == reference.encode(text).ids
     assert small.decode(small.encode(text)) == text
@@ -114,9 +112,7 @@ def test_tokenizer_json_alone_gives_the_same_tokenizer(tmp_path: Path) -> None:
 
 @given(ids=st.lists(st.integers(0, 430)), cuts=st.lists(st.integers(0, 30)))
 @settings(max_examples=300, deadline=None)
-def test_pieces_joined_are_the_whole_text(
-    small: Tokenizer, ids: list[int], cuts: list[int]
-) -> None:
+def test_pieces_joined_are_the_whole_text(small: Tokenizer, ids: list[int], cuts: list[int]) -> None:
     stream, pieces, place = Detokenizer(small), [], 0
     for cut in [*cuts, len(ids)]:
         pieces.append(stream.feed(ids[place : place + cut]))
@@ -124,11 +120,7 @@ def test_pieces_joined_are_the_whole_text(
     assert "".join([*pieces, stream.finish()]) == small.decode(ids[:place])
 
 
-@given(
-    raw=st.lists(
-        st.sampled_from([0x24, 0x80, 0xA0, 0xBF, 0xC0, 0xC3, 0xE0, 0xE6, 0xED, 0xF0, 0xF4, 0xFF])
-    )
-)
+@given(raw=st.lists(st.sampled_from([0x24, 0x80, 0xA0, 0xBF, 0xC0, 0xC3, 0xE0, 0xE6, 0xED, 0xF0, 0xF4, 0xFF])))
 @settings(max_examples=300, deadline=None)
 def test_broken_bytes_stream_as_they_decode_at_once(small: Tokenizer, raw: list[int]) -> None:
     ids = [small.encoding.encode_single_token(bytes([byte])) for byte in raw]
@@ -148,16 +140,12 @@ def test_half_a_character_is_held_back_and_flushed_as_a_replacement(small: Token
 def test_ids_of_a_padded_vocabulary_decode_to_nothing_or_fold(small: Tokenizer) -> None:
     word = small.encode("we")
     assert small.decode([*word, small.vocab_size, 50303]) == "we"
-    assert Tokenizer(small.encoding, fold=True).decode(
-        [word[0] + 3 * small.vocab_size]
-    ) == small.decode(word[:1])
+    assert Tokenizer(small.encoding, fold=True).decode([word[0] + 3 * small.vocab_size]) == small.decode(word[:1])
     with pytest.raises(TextError, match="negative"):
         small.decode([-1])
 
 
-@pytest.mark.parametrize(
-    "text", [" " * 1_000_000, " \n" * 500_000 + "x", "x" + "\t" * 2_000_000 + "x"]
-)
+@pytest.mark.parametrize("text", [" " * 1_000_000, " \n" * 500_000 + "x", "x" + "\t" * 2_000_000 + "x"])
 def test_endless_white_space_is_refused_by_name(small: Tokenizer, text: str) -> None:
     with pytest.raises(TextError, match=r"white space in one run.* Shorten"):
         small.encode(text)
@@ -170,9 +158,7 @@ def test_long_runs_below_the_bound_are_encoded_in_time(small: Tokenizer) -> None
     assert time.perf_counter() - began < 10
 
 
-def test_a_panic_of_the_encoder_is_a_named_error(
-    small: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_panic_of_the_encoder_is_a_named_error(small: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     class PanicException(BaseException):
         pass
 
@@ -203,9 +189,7 @@ RANK_FILES = {
 
 
 @pytest.mark.parametrize(("spoil", "says"), RANK_FILES.values(), ids=RANK_FILES.keys())
-def test_a_corrupt_rank_file_is_refused_with_its_line(
-    tmp_path: Path, spoil: Any, says: str
-) -> None:
+def test_a_corrupt_rank_file_is_refused_with_its_line(tmp_path: Path, spoil: Any, says: str) -> None:
     path = tmp_path / "x.tiktoken"
     path.write_text("\n".join(spoil(_lines())))
     with pytest.raises(TokenizerError, match=says) as refusal:

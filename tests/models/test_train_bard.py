@@ -55,9 +55,7 @@ def test_the_twin_has_the_models_loss_and_gradients(trainer: dict[str, Any], len
     # What is rounded are the weights, which the twin had in bfloat16 once.
     assert loss == pytest.approx(expected.item(), rel=1e-4)
     for (name, a), b in zip(model.named_parameters(), twin.parameters(), strict=True):
-        if not name.endswith(
-            "c_attn.bias"
-        ):  # that of keys changes nothing: its gradient is rounding
+        if not name.endswith("c_attn.bias"):  # that of keys changes nothing: its gradient is rounding
             assert (a.grad - b.grad).norm() < 0.02 * a.grad.norm(), name
 
 
@@ -111,8 +109,7 @@ def test_what_is_trained_can_be_served_and_resumed(
     monkeypatch.setattr(sys, "argv", argv)
     trainer["main"]()
     first, second, mean = (
-        weights.load(weights.resolve(str(tmp_path / name))).state_dict()
-        for name in ("first", "second", "mean")
+        weights.load(weights.resolve(str(tmp_path / name))).state_dict() for name in ("first", "second", "mean")
     )
     for name, tensor in mean.items():
         torch.testing.assert_close(tensor, (first[name] + second[name]) / 2, atol=1e-5, rtol=1e-3)
@@ -120,9 +117,7 @@ def test_what_is_trained_can_be_served_and_resumed(
 
 
 def test_bards_of_other_tokens_have_no_mean(trainer: dict[str, Any], tmp_path: Path) -> None:
-    tokenizers = [
-        trainer["train_tokenizer"](text * 99, 300) for text in ("to be or not\n", "tomorrow and\n")
-    ]
+    tokenizers = [trainer["train_tokenizer"](text * 99, 300) for text in ("to be or not\n", "tomorrow and\n")]
     tokenizers[1].save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ValueError, match="other tokens"):
         trainer["weights_of"](tmp_path, tokenizers[0])

@@ -43,9 +43,7 @@ SHAPES = {
 def reference(**changes: Any) -> Any:
     """Return a GPT2LMHeadModel of random tensors: none can be left out unnoticed."""
     torch.manual_seed(3)
-    hf = GPT2LMHeadModel(
-        GPT2Config(**{**TINY, "eos_token_id": None, "bos_token_id": None, **changes})
-    )
+    hf = GPT2LMHeadModel(GPT2Config(**{**TINY, "eos_token_id": None, "bos_token_id": None, **changes}))
     for name, parameter in hf.named_parameters():
         parameter.data.normal_(std=0.15)
         if ".ln_" in name and name.endswith("weight"):
@@ -68,9 +66,7 @@ def greedy(forward: Any, ids: list[int], n: int) -> list[int]:
 
 @torch.no_grad()
 def assert_same(hf: Any, gpt: gpt2.GPT) -> None:
-    ids = torch.randint(
-        0, hf.config.vocab_size, (2, 19), generator=torch.Generator().manual_seed(1)
-    )
+    ids = torch.randint(0, hf.config.vocab_size, (2, 19), generator=torch.Generator().manual_seed(1))
     ours, _ = gpt(ids, targets=ids)
     torch.testing.assert_close(ours, hf(ids).logits, rtol=1e-4, atol=1e-4)
     prompt = ids[0, :5].tolist()
@@ -97,9 +93,7 @@ def tiny(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
-def test_logits_and_greedy_tokens_are_those_of_transformers(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_logits_and_greedy_tokens_are_those_of_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
     hf = reference(**changes)
     resolved = weights.resolve(str(save(tmp_path, hf)))
     assert_same(hf, weights.load(resolved))
@@ -114,9 +108,7 @@ def test_shards_are_joined(tmp_path: Path) -> None:
     assert_same(hf, weights.load(weights.resolve(str(tmp_path))))
 
 
-def test_a_pickled_checkpoint_is_read_with_old_buffers_and_in_shards(
-    tmp_path: Path, tiny: Path
-) -> None:
+def test_a_pickled_checkpoint_is_read_with_old_buffers_and_in_shards(tmp_path: Path, tiny: Path) -> None:
     hf = GPT2LMHeadModel.from_pretrained(tiny).eval()
     (tiny / "model.safetensors").unlink()
     state = hf.state_dict() | {"transformer.h.0.attn.bias": torch.ones(1, 1, 48, 48).tril().bool(),
@@ -146,9 +138,7 @@ def test_names_without_prefix_and_a_head_in_the_place_of_the_embedding_are_read(
     assert gpt.lm_head.weight is gpt.transformer.wte.weight
 
 
-def test_a_head_that_differs_from_a_tied_embedding_is_kept_as_transformers_keeps_it(
-    tmp_path: Path,
-) -> None:
+def test_a_head_that_differs_from_a_tied_embedding_is_kept_as_transformers_keeps_it(tmp_path: Path) -> None:
     hf = reference(tie_word_embeddings=False)
     save(tmp_path, hf)
     edit(tmp_path, tie_word_embeddings=True)
@@ -168,9 +158,7 @@ def test_random_weights_need_a_shape_alone_and_are_the_same_each_time() -> None:
     resolved = weights.resolve("gpt2-medium", "dummy")
     assert (resolved.name, resolved.folder) == ("gpt2-medium", None)
     assert checkpoint.parameters(resolved.config) == 354_823_168
-    small = weights.replace(
-        resolved, config={**resolved.config, "n_layer": 2, "n_embd": 128, "n_head": 2}
-    )
+    small = weights.replace(resolved, config={**resolved.config, "n_layer": 2, "n_embd": 128, "n_head": 2})
     one, two = (weights.load(small, "float32", seed=5) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters()))
     with torch.no_grad():
@@ -178,9 +166,7 @@ def test_random_weights_need_a_shape_alone_and_are_the_same_each_time() -> None:
     assert logits.isfinite().all()
     assert len(set(logits.argmax(-1)[0].tolist())) > 1
     assert one.transformer.h[0].mlp.c_fc.weight.std().item() == pytest.approx(0.02, rel=0.05)
-    assert not torch.equal(
-        one.transformer.h[0].mlp.c_fc.weight, one.transformer.h[1].mlp.c_fc.weight
-    )
+    assert not torch.equal(one.transformer.h[0].mlp.c_fc.weight, one.transformer.h[1].mlp.c_fc.weight)
 
 
 def test_random_weights_of_a_folder_need_its_config_alone(tiny: Path) -> None:
@@ -221,9 +207,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("spoil", "says"), BROKEN.values(), ids=BROKEN.keys())
-def test_a_broken_folder_is_refused_with_reason_and_remedy(
-    tiny: Path, spoil: Any, says: str
-) -> None:
+def test_a_broken_folder_is_refused_with_reason_and_remedy(tiny: Path, spoil: Any, says: str) -> None:
     spoil(tiny)
     with pytest.raises(checkpoint.CheckpointError, match=says) as refusal:
         weights.resolve(str(tiny))
@@ -266,9 +250,7 @@ def test_the_resolved_model_travels_as_text(tiny: Path) -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_and_the_list(tmp_path: Path) -> None:
-    with pytest.raises(
-        weights.UnknownModel, match=r"Did you mean 'gpt2-medium'\? Use one of gpt2, .*bard"
-    ):
+    with pytest.raises(weights.UnknownModel, match=r"Did you mean 'gpt2-medium'\? Use one of gpt2, .*bard"):
         weights.resolve("gpt2-medum")
     with pytest.raises(weights.UnknownModel, match="no such folder"):
         weights.resolve(str(tmp_path / "nowhere"))
@@ -281,10 +263,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_the_list(tmp_path: Pat
 def test_resolving_leaves_torch_alone(tiny: Path) -> None:
     code = "import sys; from models import weights; weights.resolve(sys.argv[1]); sys.exit('torch' in sys.modules)"
     root = Path(weights.__file__).parents[1]
-    assert (
-        subprocess.run([sys.executable, "-c", code, str(tiny)], cwd=root, timeout=60).returncode
-        == 0
-    )
+    assert subprocess.run([sys.executable, "-c", code, str(tiny)], cwd=root, timeout=60).returncode == 0
 
 
 @pytest.fixture
@@ -310,9 +289,7 @@ class Unwilling(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture(
-    params=[404, 401, 503, 0, "refused"], ids=["404", "401", "503", "hanging", "refused"]
-)
+@pytest.fixture(params=[404, 401, 503, 0, "refused"], ids=["404", "401", "503", "hanging", "refused"])
 def bad_hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     if request.param == "refused":
@@ -341,17 +318,13 @@ def test_without_the_hub_the_default_becomes_bard_and_a_name_an_error_in_time(ba
     resolved = weights.resolve(None, timeout_s=0.4)
     assert (resolved.name, resolved.requested, resolved.folder) == ("bard", None, bard)
     assert resolved.warning is not None
-    assert re.search(
-        r"cannot load gpt2-medium: .*hub.* bard .*INSTEAD.* Set HF_HOME", resolved.warning
-    )
+    assert re.search(r"cannot load gpt2-medium: .*hub.* bard .*INSTEAD.* Set HF_HOME", resolved.warning)
     with pytest.raises(weights.ModelUnavailable, match=r"cannot load gpt2-xl: .* Use --model bard"):
         weights.resolve("gpt2-xl", timeout_s=0.4)
     assert time.perf_counter() - began < 4  # two questions, whatever retries the client has
 
 
-def test_a_name_server_that_hangs_is_left_behind_in_time(
-    bard: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_server_that_hangs_is_left_behind_in_time(bard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *a, **k: released.wait(30))
     began = time.perf_counter()
@@ -363,15 +336,11 @@ def test_a_name_server_that_hangs_is_left_behind_in_time(
 
 def test_offline_mode_asks_nobody(bard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(
-        huggingface_hub, "get_hf_file_metadata", lambda *a, **k: pytest.fail("asked")
-    )
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *a, **k: pytest.fail("asked"))
     assert "HF_HUB_OFFLINE" in str(weights.resolve(None).warning)
 
 
-def test_a_download_that_breaks_off_is_a_reason_too(
-    bard: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_that_breaks_off_is_a_reason_too(bard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any, **options: Any) -> str:
         raise OSError("No space left on device")
 
@@ -382,9 +351,7 @@ def test_a_download_that_breaks_off_is_a_reason_too(
         weights.resolve("distilgpt2")
 
 
-def test_a_missing_bard_is_an_error_with_both_reasons(
-    bard: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_bard_is_an_error_with_both_reasons(bard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (bard / "model.safetensors").unlink()
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(weights.ModelUnavailable, match=r"HF_HUB_OFFLINE.*git checkout"):
@@ -417,9 +384,6 @@ def test_the_pinned_revision_is_downloaded_once_and_then_found_in_the_cache(
 def test_loading_a_model_does_not_load_the_compiler() -> None:
     code = "import sys, torch; from models import weights; weights.load(weights.resolve('bard'), torch.float32); print('torch._dynamo' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=Path(weights.__file__).parents[1],
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(weights.__file__).parents[1]
     )
     assert done.stdout.split() == ["False"], done.stderr

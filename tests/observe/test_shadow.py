@@ -231,9 +231,7 @@ def test_a_process_of_its_own_gives_the_answer() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    "code", ["raise SystemExit(3)", "print('no json', flush=True); input(); input()"]
-)
+@pytest.mark.parametrize("code", ["raise SystemExit(3)", "print('no json', flush=True); input(); input()"])
 def test_a_crash_is_told_once_and_ends_it(code: str, caplog: pytest.LogCaptureFixture) -> None:
     shadow, _ = watched(every=0.01, command=(sys.executable, "-c", code))
     with caplog.at_level(logging.WARNING):
@@ -261,9 +259,7 @@ def test_a_policy_that_fails_is_an_answer_and_no_crash() -> None:
 def test_the_law_is_scaled_to_the_time_of_all_steps() -> None:
     run = served("dynamic", inferences())
     steps = [step_of_record(record, padded=False) for record in run.iterations]
-    seconds = [
-        record.seconds * (1.5 if k % 9 == 0 else 1) for k, record in enumerate(run.iterations)
-    ]
+    seconds = [record.seconds * (1.5 if k % 9 == 0 else 1) for k, record in enumerate(run.iterations)]
     law, error = simulated.fit(steps, seconds)
     assert sum(map(law.seconds, steps)) == pytest.approx(sum(seconds))
     assert 0.03 < error < 0.2

@@ -21,9 +21,7 @@ class Clock:
         return self.now
 
 
-def finished(
-    arrived: float, first: float, last: float, tokens: int, *, asked: int = 0, id: str = "a"
-) -> Sequence:
+def finished(arrived: float, first: float, last: float, tokens: int, *, asked: int = 0, id: str = "a") -> Sequence:
     """Return a sequence that got `tokens` tokens between `first` and `last`."""
     seq = Sequence([1], asked or tokens, id=id, arrived_at=arrived, finish_reason="length")
     seq.output_ids = [7] * tokens

@@ -98,13 +98,7 @@ def test_better_predictions_wait_less() -> None:
         return sum(s.scheduled_at for s in sequences)
 
     classes = {"predictor": "classes"}
-    waits = [
-        wait(),
-        wait(**classes, classes=4),
-        wait(**classes),
-        wait(**classes, accuracy=0.8),
-        wait(predictor="mean"),
-    ]
+    waits = [wait(), wait(**classes, classes=4), wait(**classes), wait(**classes, accuracy=0.8), wait(predictor="mean")]
     assert waits == sorted(waits)
     assert wait() < wait(predictor="noisy", sigma=0.5) < wait(predictor="noisy", sigma=3)
 
@@ -210,9 +204,7 @@ def test_longest_prefix_first_hits_more_of_the_cache() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_least_remaining_first_is_no_slower_than_first_come_with_exact_predictions(
-    seed: int,
-) -> None:
+def test_least_remaining_first_is_no_slower_than_first_come_with_exact_predictions(seed: int) -> None:
     fcfs = drive(made("dynamic", 4), many(200, seed, gap=300))
     srpt = drive(made("dynamic+srpt", 4), many(200, seed, gap=300))
     assert any(s.displaced for s in srpt.sequences)
@@ -270,9 +262,7 @@ def test_who_has_waited_too_long_is_lifted_to_the_top() -> None:
 def rivals(shapes: dict[str, tuple[int, int]], n: int = 40, **start: int) -> list[Sequence]:
     """Return n requests at once of each client, of its shape, from its start on."""
     return [
-        Sequence(
-            [1] * prompt, output, id=f"{client}{i}", client=client, arrived_at=start.get(client, 0)
-        )
+        Sequence([1] * prompt, output, id=f"{client}{i}", client=client, arrived_at=start.get(client, 0))
         for i in range(n)
         for client, (prompt, output) in shapes.items()
     ]
@@ -451,9 +441,7 @@ def test_equal_counters_go_by_who_was_seen_first() -> None:
 
 
 @given(traces(), slots, pools())
-def test_fair_orders_leave_no_slot_empty_while_somebody_fits(
-    trace: list[Request], slots: int, pool: Pool
-) -> None:
+def test_fair_orders_leave_no_slot_empty_while_somebody_fits(trace: list[Request], slots: int, pool: Pool) -> None:
     for order in ("vtc", "vtc-pred", "lcf", "drr"):
         sequences = requests(*trace)
         for i, seq in enumerate(sequences):
@@ -498,13 +486,7 @@ def test_every_order_goes_with_every_loop() -> None:
     """Two clients, a cancelled one, little room: no name of a loop's is an order's by accident."""
     for loop, order in itertools.product(policies.names(), EVERY):
         sequences = [
-            Sequence(
-                [1] * (1 + i % 4),
-                1 + i % 3,
-                id=f"r{i}",
-                client="ab"[i % 2],
-                arrived_at=9 * (i // 3),
-            )
+            Sequence([1] * (1 + i % 4), 1 + i % 3, id=f"r{i}", client="ab"[i % 2], arrived_at=9 * (i // 3))
             for i in range(12)
         ]
         pool = PagePool(9, 2)

@@ -83,9 +83,7 @@ def test_static_batches_start_and_end_together(
 
 
 @given(traces(), slots)
-def test_static_holds_every_slot_from_its_last_token_to_the_longest_members(
-    trace: list[Request], slots: int
-) -> None:
+def test_static_holds_every_slot_from_its_last_token_to_the_longest_members(trace: list[Request], slots: int) -> None:
     run = drive(scheduler("static", slots), requests(*trace))
     batches = [list(b) for _, b in groupby(run.sequences, lambda s: s.first_iteration)]
     wanted = sum(max(s.max_tokens for s in b) - s.max_tokens for b in batches for s in b)
@@ -93,9 +91,7 @@ def test_static_holds_every_slot_from_its_last_token_to_the_longest_members(
 
 
 @given(traces(), slots)
-def test_static_takes_the_oldest_that_wait_up_to_its_slots(
-    trace: list[Request], slots: int
-) -> None:
+def test_static_takes_the_oldest_that_wait_up_to_its_slots(trace: list[Request], slots: int) -> None:
     def planned(scheduler: Scheduler, plan: Plan) -> None:
         assert not (plan.joined and scheduler.waiting) or len(plan.joined) == slots
 
@@ -251,20 +247,14 @@ def test_fixed_waits_for_nobody_when_nobody_will_come() -> None:
 @given(traces())
 def test_fixed_of_one_is_static_of_one_is_nobatch(trace: list[Request]) -> None:
     runs = [
-        seen(drive(loop, requests(*trace)))
-        for loop in (made("fixed", 5, k=1), made("static", 1), made("nobatch", 5))
+        seen(drive(loop, requests(*trace))) for loop in (made("fixed", 5, k=1), made("static", 1), made("nobatch", 5))
     ]
     assert runs[0] == runs[1] == runs[2]
 
 
 @given(traces(), slots, pools())
-def test_window_without_delay_is_static(
-    trace: list[Request], slots: int, pool: Callable[[], PagePool | None]
-) -> None:
-    static, window = (
-        seen(drive(scheduler(name, slots, pool()), requests(*trace)))
-        for name in ("static", "window")
-    )
+def test_window_without_delay_is_static(trace: list[Request], slots: int, pool: Callable[[], PagePool | None]) -> None:
+    static, window = (seen(drive(scheduler(name, slots, pool()), requests(*trace))) for name in ("static", "window"))
     assert static == window
 
 
@@ -307,11 +297,7 @@ def test_with_a_long_prompt_the_worst_gap_is_longer_under_prefill_first_than_dyn
     for name in ("dynamic", "prefill-first", "chunked"):
         loop = made(name, 4, **({"max_batched_tokens": 16} if name == "chunked" else {}))
         run = drive(loop, requests((0, 2, 9), *((15 + i, 100, 1) for i in range(3))))
-        ends = [
-            it.t + it.seconds
-            for it in run.iterations
-            if "r0" in {m.id for m in it.members if m.tokens}
-        ]
+        ends = [it.t + it.seconds for it in run.iterations if "r0" in {m.id for m in it.members if m.tokens}]
         gaps[name] = max(b - a for a, b in pairwise(ends))
     assert gaps["chunked"] < gaps["dynamic"] < gaps["prefill-first"]
 
@@ -319,10 +305,7 @@ def test_with_a_long_prompt_the_worst_gap_is_longer_under_prefill_first_than_dyn
 def test_who_pauses_is_in_the_record_as_idle() -> None:
     run = drive(made("prefill-first", 2), requests((0, 4, 3), (5, 8, 1)))
     second = run.iterations[1]
-    assert [(m.id, m.phase, m.tokens) for m in second.members] == [
-        ("r1", "prefill", 8),
-        ("r0", "idle", 0),
-    ]
+    assert [(m.id, m.phase, m.tokens) for m in second.members] == [("r1", "prefill", 8), ("r0", "idle", 0)]
     assert (second.batch_size, second.slot_steps.idle) == (1, 1)
 
 
@@ -350,9 +333,7 @@ def test_chunked_computes_at_most_c_tokens_and_leaves_no_decode_out(
 
 
 @given(traces(), slots, st.integers(1, 12))
-def test_chunked_fills_every_step_while_prompt_tokens_are_left(
-    trace: list[Request], slots: int, c: int
-) -> None:
+def test_chunked_fills_every_step_while_prompt_tokens_are_left(trace: list[Request], slots: int, c: int) -> None:
     def planned(scheduler: Scheduler, plan: Plan) -> None:
         left = sum(seq.pending for seq in scheduler.running) > sum(plan.counts)
         queue = scheduler.waiting and len(scheduler.running) < slots
@@ -362,9 +343,7 @@ def test_chunked_fills_every_step_while_prompt_tokens_are_left(
 
 
 @given(traces(), slots, pools())
-def test_chunked_without_end_is_dynamic(
-    trace: list[Request], slots: int, pool: Callable[[], PagePool | None]
-) -> None:
+def test_chunked_without_end_is_dynamic(trace: list[Request], slots: int, pool: Callable[[], PagePool | None]) -> None:
     chunked = drive(made("chunked", slots, pool(), max_batched_tokens=10**6), requests(*trace))
     assert seen(chunked) == seen(drive(scheduler("dynamic", slots, pool()), requests(*trace)))
 
@@ -455,9 +434,7 @@ def test_adaptive_finds_the_batch_size_that_its_target_allows_and_holds_it() -> 
     assert len(loaded) > 100
     assert sum(it.seconds > 40 for it in loaded) < 0.2 * len(loaded)
     assert 8 < sum(it.batch_size for it in loaded) / len(loaded) < 15
-    assert {
-        it.batch_size for it in drive(made("adaptive", 32, target=1), requests(*trace)).iterations
-    } <= {1, 2}
+    assert {it.batch_size for it in drive(made("adaptive", 32, target=1), requests(*trace)).iterations} <= {1, 2}
 
 
 def test_options_are_read_from_text_and_held_to_their_bounds() -> None:
@@ -469,9 +446,7 @@ def test_options_are_read_from_text_and_held_to_their_bounds() -> None:
         policies.get_policy("window", 4, {"delay": "nan"})
     with pytest.raises(ValueError, match=r"predictor is 'crystal', .*must be oracle or noisy"):
         policies.get_policy("dynamic+sjf", 4, {"predictor": "crystal"})
-    with pytest.raises(
-        ValueError, match=r"'wp'. Did you mean 'w_p'\? Use one of: weights, w_p, w_q"
-    ):
+    with pytest.raises(ValueError, match=r"'wp'. Did you mean 'w_p'\? Use one of: weights, w_p, w_q"):
         policies.get_policy("dynamic+vtc", 4, {"wp": "1"})
     with pytest.raises(ValueError, match=r"no option 'k'"):
         policies.get_policy("dynamic", 4, {"k": "1"})
@@ -480,9 +455,7 @@ def test_options_are_read_from_text_and_held_to_their_bounds() -> None:
             policies.get_policy("dynamic", 4, {taken: "1"})
 
 
-@pytest.mark.parametrize(
-    "name", [*policies.names(), *(f"static+{o}" for o in policies.order_names())]
-)
+@pytest.mark.parametrize("name", [*policies.names(), *(f"static+{o}" for o in policies.order_names())])
 def test_every_policy_says_what_it_is_and_what_it_can_be_told(name: str) -> None:
     assert policies.summary(name).rstrip(".")
     for option, default, bounds, help in policies.describe(name):
@@ -503,9 +476,7 @@ class Policy(policy.Policy):
 """
 
 
-def test_a_policy_of_ones_own_is_named_by_its_file_or_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_of_ones_own_is_named_by_its_file_or_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "their_rooms").mkdir()
     path = tmp_path / "their_rooms" / "at_most.py"
     path.write_text(OWN)

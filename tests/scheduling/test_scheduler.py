@@ -49,9 +49,7 @@ def test_everybody_gets_exactly_their_tokens(
 ) -> None:
     run = drive(scheduler(policy, slots, pool(), budget), requests(*trace))
     assert [s.finish_reason for s in run.sequences] == ["length"] * len(trace)
-    assert sorted(id for it in run.iterations for id, _ in it.left) == sorted(
-        s.id for s in run.sequences
-    )
+    assert sorted(id for it in run.iterations for id, _ in it.left) == sorted(s.id for s in run.sequences)
 
 
 @pytest.mark.parametrize("policy", [*ALL, *MORE])
@@ -66,12 +64,7 @@ def test_nobody_is_lost_when_rows_fail_and_callers_go(
     cancel: dict[int, list[int]],
     fail: dict[int, list[int]],
 ) -> None:
-    run = drive(
-        scheduler(policy, slots, pool(), budget),
-        requests(*trace),
-        forward=failing(fail),
-        cancel=cancel,
-    )
+    run = drive(scheduler(policy, slots, pool(), budget), requests(*trace), forward=failing(fail), cancel=cancel)
     for seq in run.sequences:
         assert seq.finish_reason in ("length", "abort")
         assert seq.output_ids == list(range(len(seq.output_ids)))
@@ -82,13 +75,7 @@ def test_nobody_is_lost_when_rows_fail_and_callers_go(
 @settings(max_examples=50)
 @given(traces(), slots, pools(), budgets, st.sets(st.integers(1, 25), max_size=5), faults)
 def test_who_is_put_back_for_want_of_memory_gets_exactly_its_tokens(
-    policy: str,
-    trace: list[Request],
-    slots: int,
-    pool: Pool,
-    budget: int,
-    shed: set[int],
-    cancel: dict[int, list[int]],
+    policy: str, trace: list[Request], slots: int, pool: Pool, budget: int, shed: set[int], cancel: dict[int, list[int]]
 ) -> None:
     made = scheduler(policy, slots, pool(), budget)
     run = drive(made, requests(*trace), shed=shed, cancel=cancel)
@@ -109,12 +96,7 @@ def test_the_same_input_gives_the_same_records(
     fail: dict[int, list[int]],
 ) -> None:
     first, second = (
-        drive(
-            scheduler(policy, slots, pool(), budget),
-            requests(*trace),
-            forward=failing(fail),
-            cancel=cancel,
-        )
+        drive(scheduler(policy, slots, pool(), budget), requests(*trace), forward=failing(fail), cancel=cancel)
         for _ in range(2)
     )
     assert first.records() == second.records()
@@ -136,9 +118,7 @@ def test_littles_law_holds_between_records_and_latencies(
 
 @every_policy
 @given(traces(), slots)
-def test_half_the_costs_and_gaps_are_half_the_latencies(
-    policy: str, trace: list[Request], slots: int
-) -> None:
+def test_half_the_costs_and_gaps_are_half_the_latencies(policy: str, trace: list[Request], slots: int) -> None:
     double = [(2 * arrival, prompt, output) for arrival, prompt, output in trace]
     half = drive(scheduler(policy, slots), requests(*trace))
     whole = drive(scheduler(policy, slots), requests(*double), cost=lambda plan: 2 * toy_cost(plan))
@@ -360,20 +340,8 @@ def test_the_record_tells_phase_company_and_waste() -> None:
     first, second = (it.to_dict() for it in run.iterations)
     assert [m["phase"] for m in first["members"]] == ["prefill", "prefill"]
     assert [m["phase"] for m in second["members"]] == ["decode", "held"]
-    assert first["slot_steps"] == {
-        "useful": 1.5,
-        "padding": 0.5,
-        "held": 0,
-        "idle": 2,
-        "recomputed": 0.0,
-    }
-    assert second["slot_steps"] == {
-        "useful": 1,
-        "padding": 0,
-        "held": 1,
-        "idle": 2,
-        "recomputed": 0.0,
-    }
+    assert first["slot_steps"] == {"useful": 1.5, "padding": 0.5, "held": 0, "idle": 2, "recomputed": 0.0}
+    assert second["slot_steps"] == {"useful": 1, "padding": 0, "held": 1, "idle": 2, "recomputed": 0.0}
     assert second["left"] == [{"id": "r0", "reason": "length"}, {"id": "r1", "reason": "length"}]
     assert [(s.batch_max, s.iterations) for s in run.sequences] == [(2, 1), (2, 2)]
 
@@ -394,14 +362,7 @@ def test_thousands_wait_without_being_looked_through() -> None:
     assert looked_at == 2000
 
 
-SWITCHED = [
-    *policies.names(),
-    "dynamic+srpt",
-    "dynamic+mlfq",
-    "dynamic+vtc",
-    "tgi+drr",
-    "static+sjf",
-]
+SWITCHED = [*policies.names(), "dynamic+srpt", "dynamic+mlfq", "dynamic+vtc", "tgi+drr", "static+sjf"]
 
 
 @pytest.mark.parametrize("old", SWITCHED)
@@ -439,11 +400,7 @@ def test_nobody_is_lost_however_often_policies_are_switched(
 ) -> None:
     switch = {2 * i: policies.get_policy(name, slots) for i, (name, slots) in enumerate(chosen)}
     run = drive(
-        scheduler("dynamic", 3, pool(), budget),
-        requests(*trace),
-        forward=failing(fail),
-        cancel=cancel,
-        switch=switch,
+        scheduler("dynamic", 3, pool(), budget), requests(*trace), forward=failing(fail), cancel=cancel, switch=switch
     )
     assert all(seq.finish_reason in ("length", "abort") for seq in run.sequences)
 
@@ -494,11 +451,7 @@ def test_a_new_policy_hears_of_those_who_wait_in_their_order_and_of_those_who_ru
 @pytest.mark.parametrize(
     ("hook", "answer", "words"),
     [
-        (
-            "order",
-            lambda waiting, now: list(waiting) * 2,
-            "order: r0 is running",
-        ),
+        ("order", lambda waiting, now: list(waiting) * 2, "order: r0 is running"),
         ("share", lambda running, budget: [9, 9], "share: 2 numbers for 1 running"),
         ("share", lambda running, budget: [9], "share: 9 tokens for r0, which has 2"),
         ("share", lambda running, budget: [0], "share: no running request"),

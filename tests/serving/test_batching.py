@@ -23,9 +23,7 @@ def test_everybody_is_answered_with_their_own_tokens(serve: Serve, policy: str) 
     served = serve(policy)
     lengths = {f"r{i}": 1 + i * 7 % 5 for i in range(30)}
     with ThreadPoolExecutor(30) as callers:
-        answers = callers.map(
-            lambda item: served.ask(*item).wait_for_completion(SOON), lengths.items()
-        )
+        answers = callers.map(lambda item: served.ask(*item).wait_for_completion(SOON), lengths.items())
         assert list(answers) == [expected(*item) for item in lengths.items()]
     assert served.is_empty()
     assert sorted(served.left) == sorted(lengths)
@@ -88,14 +86,10 @@ def test_all_of_a_failed_step_are_answered_and_nobody_else(serve: Serve) -> None
     asked = [served.ask(f"r{i}", 9) for i in range(4)]
     served.model.gate.set()
     assert [kind_of(i) for i in [first, *asked[:2]]] == ["server_error"] * 3
-    assert [i.wait_for_completion(SOON) for i in asked[2:]] == [
-        expected(f"r{i}", 9) for i in (2, 3)
-    ]
+    assert [i.wait_for_completion(SOON) for i in asked[2:]] == [expected(f"r{i}", 9) for i in (2, 3)]
 
 
-def test_a_model_that_always_fails_leaves_no_finished_member_of_a_batch_behind(
-    serve: Serve,
-) -> None:
+def test_a_model_that_always_fails_leaves_no_finished_member_of_a_batch_behind(serve: Serve) -> None:
     served = serve("static", slots=2)
 
     def breaks(plan: Plan, outputs: list[Output]) -> list[Output]:
@@ -114,9 +108,7 @@ def test_a_model_that_always_fails_leaves_no_finished_member_of_a_batch_behind(
 
 
 @pytest.mark.parametrize("short", [[], [None]])
-def test_a_model_that_gives_too_little_fails_and_does_not_hang(
-    serve: Serve, short: list[Output]
-) -> None:
+def test_a_model_that_gives_too_little_fails_and_does_not_hang(serve: Serve, short: list[Output]) -> None:
     served = serve()
     served.model.breaks = lambda plan, outputs: short if plan.number else outputs
     assert kind_of(served.ask("a", 3)) == "server_error"
@@ -124,9 +116,7 @@ def test_a_model_that_gives_too_little_fails_and_does_not_hang(
     assert served.ask("b", 3).wait_for_completion(SOON) == expected("b", 3)
 
 
-def test_one_that_breaks_a_batch_of_8_is_found_and_its_neighbours_get_their_tokens(
-    serve: Serve,
-) -> None:
+def test_one_that_breaks_a_batch_of_8_is_found_and_its_neighbours_get_their_tokens(serve: Serve) -> None:
     served = serve("dynamic", slots=8)
     tried: list[int] = []
 
@@ -207,9 +197,7 @@ def test_a_stop_callback_that_raises_fails_its_own_request_alone(serve: Serve) -
 def test_a_full_queue_refuses_and_takes_again_when_there_is_room(serve: Serve) -> None:
     served = serve("nobatch", slots=1, max_queue=2)
     accepted = [served.hold(), served.ask("b", 1), served.ask("c", 1)]
-    with pytest.raises(
-        InferenceError, match=r"3 requests queued or running.*limit 3.*--max-queue"
-    ) as full:
+    with pytest.raises(InferenceError, match=r"3 requests queued or running.*limit 3.*--max-queue") as full:
         served.ask("d", 1)
     assert full.value.kind == "overloaded"
     assert full.value.retry_after is not None
@@ -352,9 +340,7 @@ def test_a_loop_that_has_not_begun_is_alive_and_answers_when_it_does() -> None:
     thread.join(SOON)
 
 
-def test_an_observer_that_raises_does_no_harm(
-    serve: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_observer_that_raises_does_no_harm(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     served = serve()
     served.manager.observers.insert(0, lambda iteration, left: {}["nothing"])
     assert served.ask("a", 3).wait_for_completion(SOON) == expected("a", 3)
@@ -382,18 +368,14 @@ def test_two_requests_of_the_same_id_get_their_own_answers(serve: Serve) -> None
 
 def test_a_request_that_can_never_fit_is_refused_with_numbers(serve: Serve) -> None:
     served = serve(pages=PagePool(5, 4))
-    with pytest.raises(
-        InferenceError, match=r"17 tokens.* 5 KV pages of 4 .*are 4\..*--kv-memory"
-    ) as e:
+    with pytest.raises(InferenceError, match=r"17 tokens.* 5 KV pages of 4 .*are 4\..*--kv-memory") as e:
         served.ask("big", 14)
     assert e.value.kind == "invalid_request_error"
     assert served.ask("fits", 13).wait_for_completion(SOON) == expected("fits", 13)
 
 
 @pytest.mark.parametrize(("prompt", "num_tokens"), [(0, 3), (3, 0), (3, -1)])
-def test_a_request_without_anything_to_compute_is_refused(
-    serve: Serve, prompt: int, num_tokens: int
-) -> None:
+def test_a_request_without_anything_to_compute_is_refused(serve: Serve, prompt: int, num_tokens: int) -> None:
     with pytest.raises(InferenceError, match=r"prompt has . tokens and num_tokens is") as caught:
         serve().ask("empty", num_tokens, prompt=prompt)
     assert caught.value.kind == "invalid_request_error"
@@ -423,8 +405,7 @@ def test_cancelling_after_the_answer_changes_nothing(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loop", "policy"),
-    list(zip(["no_batching_loop", "static_batching_loop", "dynamic_batching_loop"], ALL)),
+    ("loop", "policy"), list(zip(["no_batching_loop", "static_batching_loop", "dynamic_batching_loop"], ALL))
 )
 def test_the_originals_loops_run_the_policy_of_their_name(loop: str, policy: str) -> None:
     manager = BatchingManager(

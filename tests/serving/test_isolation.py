@@ -62,17 +62,12 @@ class Speaker:
     """The model without faults."""
 
     def forward(self, plan: Plan) -> list[Output]:
-        return [
-            next_token(seq) if count == seq.pending else None
-            for seq, count in zip(plan.sequences, plan.counts)
-        ]
+        return [next_token(seq) if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)]
 
 
 def faulty(**armed: Any) -> Any:
     """Return the model with faults; a prompt is poisoned by one of its ids."""
-    return Faults.model_validate(armed).model(
-        Speaker(), lambda ids: "POISON" if POISON in ids else ""
-    )
+    return Faults.model_validate(armed).model(Speaker(), lambda ids: "POISON" if POISON in ids else "")
 
 
 class Crowd:
@@ -104,9 +99,7 @@ class Crowd:
 
 
 @every_policy
-def test_ten_thousand_requests_are_answered_once_and_their_neighbours_faults_do_not_reach_them(
-    policy: str,
-) -> None:
+def test_ten_thousand_requests_are_answered_once_and_their_neighbours_faults_do_not_reach_them(policy: str) -> None:
     model = faulty(
         poison={"prompt_contains": "POISON"},
         fail_once={"after": 400},
@@ -139,24 +132,9 @@ passing, steps = st.sampled_from(["fail_once", "oom_once"]), st.integers(0, 30)
 
 
 @every_policy
-@given(
-    traces(),
-    st.integers(1, 5),
-    st.sets(st.integers(0, 11)),
-    passing,
-    steps,
-    st.integers(1, 5),
-    steps,
-)
+@given(traces(), st.integers(1, 5), st.sets(st.integers(0, 11)), passing, steps, st.integers(1, 5), steps)
 def test_neighbours_have_the_tokens_of_a_run_without_faults(
-    policy: str,
-    trace: list[Request],
-    slots: int,
-    poisoned: set[int],
-    passes: str,
-    after: int,
-    most: int,
-    times: int,
+    policy: str, trace: list[Request], slots: int, poisoned: set[int], passes: str, after: int, most: int, times: int
 ) -> None:
     sequences = requests(*trace)
     for place in poisoned & set(range(len(sequences))):

@@ -42,10 +42,7 @@ def raising(error: BaseException, when: Callable[[Plan], bool]) -> Any:
         (OutOfMemoryError("x"), "memory"),
         (RuntimeError(OUT_OF_MEMORY), "memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"), "memory"),
-        (
-            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
-            "memory",
-        ),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), "memory"),
         (RuntimeError("CUDA error: device-side assert triggered"), "end"),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), "end"),
         (RuntimeError("Triton Error [CUDA]: the launch timed out and was terminated"), "end"),
@@ -80,9 +77,7 @@ def test_a_batch_that_shrinks_twice_is_one_warning_with_fewer_than_ran(
     served.hold()
     asked = [served.ask(f"r{i}", 20) for i in range(8)]
     faults = iter([True] * 3)
-    served.model.breaks = raising(
-        MemoryError(), lambda plan: len(plan.sequences) > 1 and next(faults, False)
-    )
+    served.model.breaks = raising(MemoryError(), lambda plan: len(plan.sequences) > 1 and next(faults, False))
     served.model.gate.set()
     for i, one in enumerate(asked):
         assert one.wait_for_completion(SOON) == expected(f"r{i}", 20)
@@ -94,10 +89,7 @@ def test_a_batch_that_shrinks_twice_is_one_warning_with_fewer_than_ran(
 
 
 @every_policy
-def test_a_batch_too_large_for_memory_shrinks_and_all_get_their_tokens(
-    serve: Serve,
-    policy: str,
-) -> None:
+def test_a_batch_too_large_for_memory_shrinks_and_all_get_their_tokens(serve: Serve, policy: str) -> None:
     served = serve(policy, slots=8)
     served.hold()
     asked = [served.ask(f"r{i}", 6) for i in range(12)]
@@ -114,16 +106,11 @@ def test_a_batch_too_large_for_memory_shrinks_and_all_get_their_tokens(
 
 
 @every_policy
-def test_a_request_that_runs_out_of_memory_alone_fails_alone_and_all_slots_are_back(
-    serve: Serve,
-    policy: str,
-) -> None:
+def test_a_request_that_runs_out_of_memory_alone_fails_alone_and_all_slots_are_back(serve: Serve, policy: str) -> None:
     served = serve(policy, slots=8)
     served.hold()
     asked = {f"r{i}": served.ask(f"r{i}", 6) for i in range(8)}
-    served.model.breaks = raising(
-        RuntimeError(OUT_OF_MEMORY), lambda plan: any(s.id == "r5" for s in plan.sequences)
-    )
+    served.model.breaks = raising(RuntimeError(OUT_OF_MEMORY), lambda plan: any(s.id == "r5" for s in plan.sequences))
     served.model.gate.set()
     assert kind_of(asked.pop("r5")) == "out_of_memory"
     for id, one in asked.items():
@@ -132,9 +119,7 @@ def test_a_request_that_runs_out_of_memory_alone_fails_alone_and_all_slots_are_b
     assert served.is_empty()
 
 
-def test_a_model_that_can_let_go_of_memory_is_asked_to_before_anybody_is_put_back(
-    serve: Serve,
-) -> None:
+def test_a_model_that_can_let_go_of_memory_is_asked_to_before_anybody_is_put_back(serve: Serve) -> None:
     served = serve("dynamic", slots=4)
     full = threading.Event()
     full.set()
@@ -144,9 +129,7 @@ def test_a_model_that_can_let_go_of_memory_is_asked_to_before_anybody_is_put_bac
     assert served.manager.recovery.out_of_memory == 1
 
 
-def test_an_engine_that_computes_nothing_answers_everybody_and_says_why(
-    serve: Serve,
-) -> None:
+def test_an_engine_that_computes_nothing_answers_everybody_and_says_why(serve: Serve) -> None:
     died: list[str] = []
     served = serve("dynamic", slots=4, on_death=died.append)
     served.hold()
@@ -176,10 +159,7 @@ def test_an_engine_that_computes_nothing_answers_everybody_and_says_why(
     ],
 )
 def test_what_no_further_step_mends_ends_the_engine_at_once(
-    serve: Serve,
-    error: BaseException,
-    steps: int,
-    words: str,
+    serve: Serve, error: BaseException, steps: int, words: str
 ) -> None:
     died: list[str] = []
     served = serve("dynamic", on_death=died.append)
@@ -190,9 +170,7 @@ def test_what_no_further_step_mends_ends_the_engine_at_once(
     assert len(served.model.plans) == steps
 
 
-def test_a_step_that_failed_leaves_a_doubt_that_a_token_of_nobodys_clears(
-    serve: Serve,
-) -> None:
+def test_a_step_that_failed_leaves_a_doubt_that_a_token_of_nobodys_clears(serve: Serve) -> None:
     served = serve("dynamic", slots=4)
     doubts: list[bool] = []
 
@@ -229,9 +207,7 @@ class Broken:
 
 
 def recovery_of(times: int, now: list[float]) -> Recovery:
-    return Recovery(
-        Broken(times), lambda: Sequence([0], 1), lambda: now[0], pause=lambda seconds: None
-    )
+    return Recovery(Broken(times), lambda: Sequence([0], 1), lambda: now[0], pause=lambda seconds: None)
 
 
 @pytest.mark.parametrize("times", [1, 3, 4, 6])

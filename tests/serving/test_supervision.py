@@ -58,10 +58,7 @@ def test_a_loop_that_hangs_shows_its_stacks_once_and_is_given_up_after_twice_as_
     watched.pass_by(10.0)
     assert (watched.dumps, watched.loop.given_up) == (1, [])
     watched.pass_by(1.0)
-    assert (watched.dumps, watched.loop.given_up) == (
-        1,
-        ["the batching loop has not completed a step for 20 s"],
-    )
+    assert (watched.dumps, watched.loop.given_up) == (1, ["the batching loop has not completed a step for 20 s"])
     assert not watched.dog.look()
 
 

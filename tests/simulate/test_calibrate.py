@@ -11,16 +11,7 @@ import numpy as np
 import pytest
 
 from simulate import calibrate, costs
-from simulate.calibrate import (
-    Measure,
-    Point,
-    choose,
-    cross_validate,
-    fit,
-    grid,
-    interpolated,
-    predict,
-)
+from simulate.calibrate import Measure, Point, choose, cross_validate, fit, grid, interpolated, predict
 from simulate.costs import Affine, Cost, Host, Step
 
 LAW = Affine(base=0.09, prefill=0.004, token=0.005, row=0.0006, context=6e-6, pair=2e-6)
@@ -46,14 +37,7 @@ def test_a_law_is_recovered_from_timings_with_noise(size: str, seed: int) -> Non
     truth = predict(LAW, steps)
     assert np.abs(predict(found.cost, steps) / truth - 1).mean() < 0.01
     assert isinstance(found.cost, Affine)
-    shares = calibrate.table(steps) * [
-        LAW.base,
-        LAW.prefill,
-        LAW.token,
-        LAW.row,
-        LAW.context,
-        LAW.pair,
-    ]
+    shares = calibrate.table(steps) * [LAW.base, LAW.prefill, LAW.token, LAW.row, LAW.context, LAW.pair]
     carries = (shares / truth[:, None]).max(axis=0) >= 0.5
     for name, share in zip(("base", "prefill", "token", "row", "context", "pair"), carries):
         value = getattr(found.cost, name)
@@ -75,16 +59,9 @@ def test_a_hinge_is_taken_where_there_is_one_and_only_there() -> None:
 def test_where_no_affine_law_fits_the_points_are_interpolated() -> None:
     class Stairs(Cost):
         def seconds(self, step: Step) -> float:
-            return (
-                0.01
-                * 3.0 ** (step.tokens > 3)
-                * 3.0 ** (step.tokens > 20)
-                * 3.0 ** (step.tokens > 100)
-            )
+            return 0.01 * 3.0 ** (step.tokens > 3) * 3.0 ** (step.tokens > 20) * 3.0 ** (step.tokens > 100)
 
-    points = [
-        Point(b, 16 * k) for b in (1, 2, 3, 4, 8, 16, 20, 21, 64, 100, 101, 128) for k in (1, 2)
-    ]
+    points = [Point(b, 16 * k) for b in (1, 2, 3, 4, 8, 16, 20, 21, 64, 100, 101, 128) for k in (1, 2)]
     found, _ = calibrate.calibrate(noisy(Stairs(), 0.01), points)
     assert found.cost.name == "interpolated"
     curve = [seconds for _, seconds in found.cost.decode]
@@ -112,11 +89,7 @@ def test_the_error_is_that_of_points_not_seen() -> None:
 
 def test_the_small_grid_has_all_kinds_of_steps_and_none_beyond_its_bound() -> None:
     points = grid("small", 256)
-    assert {(p.decodes > 0, p.prefills > 0) for p in points} == {
-        (True, False),
-        (False, True),
-        (True, True),
-    }
+    assert {(p.decodes > 0, p.prefills > 0) for p in points} == {(True, False), (False, True), (True, True)}
     assert any(p.cached for p in points)
     assert max(p.prefills * p.chunk for p in points) <= 256
     assert len(points) == len(set(points)) < 50

@@ -141,18 +141,14 @@ def test_the_smallest_case_is_told_in_words(capsys: pytest.CaptureFixture[str]) 
     assert "r0 arrives at 0: prompt 1, output 1, client b" in told
 
 
-def test_a_fault_that_takes_a_hundred_requests_is_told_in_one_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_fault_that_takes_a_hundred_requests_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([planted("loses_one_after_100_joins"), "--cases", "0"]) == 1
     told = capsys.readouterr().out
     assert "r0 to r100 arrive at 0: prompt 1, output 1, client a" in told
     assert len(told.splitlines()) == 5
 
 
-def test_a_fault_of_long_prompts_is_told_with_the_shortest_of_them(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_fault_of_long_prompts_is_told_with_the_shortest_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([planted("refuses_long_prompts"), "--cases", "0"]) == 1
     assert "r0 arrives at 0: prompt 13, output 1, client a" in capsys.readouterr().out
 
@@ -166,9 +162,7 @@ def test_a_case_that_stays_large_is_summed_up() -> None:
         assert max(map(len, lines)) <= 120
 
 
-def test_the_command_passes_a_good_policy_with_its_options(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_command_passes_a_good_policy_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--cases", "30", "--large-cases", "1"]
     assert main(["window", *few, "--policy-option", "delay=20"]) == 0
     told = capsys.readouterr()
@@ -176,9 +170,7 @@ def test_the_command_passes_a_good_policy_with_its_options(
     assert told.err == ""  # progress is for terminals
 
 
-def test_progress_is_shown_on_a_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_is_shown_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setattr("time.monotonic", itertools.count().__next__)
     assert main(["window", "--cases", "2", "--large-cases", "0"]) == 0
@@ -187,9 +179,7 @@ def test_progress_is_shown_on_a_terminal(
     assert told.out == "window keeps every law in 2 small and 0 large cases\n"
 
 
-def test_the_help_lists_the_options_of_all_policies_on_eighty_columns(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_help_lists_the_options_of_all_policies_on_eighty_columns(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     told = capsys.readouterr().out

@@ -73,9 +73,7 @@ def test_distserve_meets_its_published_values(step: Step, ms: float) -> None:
 def test_memory_scales_what_bandwidth_bounds_alone() -> None:
     slow, fast = (seconds("distserve-opt13b", decoding(8, 4800), memory=m) for m in (2, 1))
     assert slow - fast == pytest.approx((19.9347 + 6.26936e-4 * 4800) / 1000)
-    assert seconds("distserve-opt13b", prefilling(512), memory=2) == pytest.approx(
-        0.072149, abs=1e-6
-    )
+    assert seconds("distserve-opt13b", prefilling(512), memory=2) == pytest.approx(0.072149, abs=1e-6)
 
 
 def vtc_profile() -> tuple[np.ndarray, np.ndarray]:
@@ -195,12 +193,8 @@ def test_interpolation_never_falls_below_its_first_point_and_goes_on_beyond_its_
     assert law.seconds(prefilling(100)) == 3.0
 
 
-@pytest.mark.parametrize(
-    "law", [Affine(1, 2, 3, 4, 5, 6, 7, 8), Interpolated(((1, 2.0),), ((1, 3.0), (2, 4.0)), 5.0)]
-)
-def test_a_model_is_the_same_after_it_was_written_and_read(
-    law: Affine | Interpolated, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("law", [Affine(1, 2, 3, 4, 5, 6, 7, 8), Interpolated(((1, 2.0),), ((1, 3.0), (2, 4.0)), 5.0)])
+def test_a_model_is_the_same_after_it_was_written_and_read(law: Affine | Interpolated, tmp_path: Path) -> None:
     path = tmp_path / "cost.json"
     path.write_text(json.dumps({"cost": costs.to_dict(law), "host": {"alpha0": 0.002}}))
     read, host, _ = costs.load(path)

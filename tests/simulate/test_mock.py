@@ -81,10 +81,7 @@ def test_a_token_depends_on_its_own_sequence_alone() -> None:
 
 
 def test_its_own_work_takes_less_than_a_millisecond_a_step_at_batch_64() -> None:
-    model, plan = (
-        MockModel(mock.load("mock:llm-mock").cost, sleep=lambda seconds: None),
-        decoding(64),
-    )
+    model, plan = (MockModel(mock.load("mock:llm-mock").cost, sleep=lambda seconds: None), decoding(64))
     times = []
     for _ in range(50):
         start = time.perf_counter()
@@ -99,11 +96,7 @@ def test_models_are_found_by_name_and_by_file(tmp_path: Path) -> None:
     facts = {"host": {"sigma": 0.25}, "machine": {"max_tokens_per_step": 256}}
     path.write_text(json.dumps({"cost": to_dict(Affine(base=0.5)), **facts}))
     model = mock.load(f"mock:{path}")
-    assert (model.cost, model.host, model.tokens_per_step) == (
-        Affine(base=0.5),
-        Host(sigma=0.25),
-        256,
-    )
+    assert (model.cost, model.host, model.tokens_per_step) == (Affine(base=0.5), Host(sigma=0.25), 256)
     assert (model.name, model.context, model.speed) == ("mock:cost.json", 1024, 1)  # no path
     fast = mock.load(f"mock:{path}@2.5")
     assert (fast.name, fast.speed) == ("mock:cost.json@2.5", 2.5)
@@ -114,9 +107,7 @@ def test_models_are_found_by_name_and_by_file(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def recorded(
-    request: pytest.FixtureRequest,
-) -> tuple[str, list[Sequence], list[Iteration]]:
+def recorded(request: pytest.FixtureRequest) -> tuple[str, list[Sequence], list[Iteration]]:
     """Serve 40 requests by the real loop, its thread and a mock that sleeps; give arrivals and records."""
     name, model = request.param, MockModel(Constant(0.002, 0.0001))
     manager = BatchingManager(model, pages=PagePool(200, 16), max_batch_size=4)
@@ -127,9 +118,7 @@ def recorded(
     inferences = []
     for i in range(40):
         prompt = [i] * int(rng.integers(1, 40))
-        inferences.append(
-            manager.enqueue(Inference("", int(rng.integers(1, 12)), prompt, id=str(i)))
-        )
+        inferences.append(manager.enqueue(Inference("", int(rng.integers(1, 12)), prompt, id=str(i))))
         time.sleep(float(rng.exponential(0.004)))
     for inference in inferences:
         inference.event_obj.wait(20)
@@ -138,12 +127,8 @@ def recorded(
     return name, [inference.sequence for inference in inferences], records
 
 
-@pytest.mark.parametrize(
-    "recorded", ["dynamic", "static", "chunked", "prefill-first"], indirect=True
-)
-def test_a_recorded_run_is_replayed_batch_for_batch(
-    recorded: tuple[str, list[Sequence], list[Iteration]],
-) -> None:
+@pytest.mark.parametrize("recorded", ["dynamic", "static", "chunked", "prefill-first"], indirect=True)
+def test_a_recorded_run_is_replayed_batch_for_batch(recorded: tuple[str, list[Sequence], list[Iteration]]) -> None:
     """With the step times of the server, the scheduler admits the same and computes the same in every step."""
     name, served, records = recorded
     scheduler = Scheduler(policies.get_policy(name, max_batch_size=4), PagePool(200, 16))
@@ -160,12 +145,8 @@ def test_a_replay_under_another_policy_names_the_first_difference() -> None:
 
     scheduler = Scheduler(policies.get_policy("dynamic", max_batch_size=2))
     run = simulate(scheduler, trace(), Constant(), records=True)
-    same = replay(
-        Scheduler(policies.get_policy("dynamic", max_batch_size=2)), trace(), run.iterations
-    )
-    other = replay(
-        Scheduler(policies.get_policy("static", max_batch_size=2)), trace(), run.iterations
-    )
+    same = replay(Scheduler(policies.get_policy("dynamic", max_batch_size=2)), trace(), run.iterations)
+    other = replay(Scheduler(policies.get_policy("static", max_batch_size=2)), trace(), run.iterations)
     assert (same.share, same.first_difference) == (1.0, "")
     assert other.share < 1
     assert other.first_difference.startswith("step ")

@@ -48,9 +48,7 @@ def test_it_answers_in_all_dialects_with_whole_characters(client: FlaskClient) -
     assert (whole["num_tokens"], whole["finish_reason"]) == (20, "length")
     assert len(whole["completion"]) == len("To be") + 20  # a byte is a token, each a letter
     assert client.post("/inference", json=body).get_json()["completion"] == whole["completion"]
-    generated = client.post(
-        "/generate", json={"inputs": "To be", "parameters": {"max_new_tokens": 20}}
-    )
+    generated = client.post("/generate", json={"inputs": "To be", "parameters": {"max_new_tokens": 20}})
     assert "To be" + generated.get_json()["generated_text"] == whole["completion"]
     told = client.get("/stats").get_json()["engine"]
     assert (told["model"], told["device"]) == (FAST, "none")
@@ -71,9 +69,7 @@ def test_it_tells_log_probabilities_of_every_token(client: FlaskClient) -> None:
 
 
 def test_a_token_of_a_stream_is_a_piece_of_text(client: FlaskClient) -> None:
-    reply = client.post(
-        "/generate_stream", json={"inputs": "x", "parameters": {"max_new_tokens": 9}}
-    )
+    reply = client.post("/generate_stream", json={"inputs": "x", "parameters": {"max_new_tokens": 9}})
     events = [json.loads(line[5:]) for line in reply.text.splitlines() if line.startswith("data:")]
     assert [len(event["token"]["text"]) for event in events] == [1] * 9
 
@@ -89,24 +85,18 @@ assert reply.status_code == 200, reply.text
 served.extensions["service"].stop()
 print(sorted({{"torch", "safetensors", "transformers"}} & set(sys.modules)))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.stdout == "[]\n", done.stderr
 
 
 def test_pages_hold_two_contexts_a_slot_or_what_the_memory_does() -> None:
     assert mock.kv_pages(1024, 0, 3) == 3 * 2 * 64 + 1
     assert mock.kv_pages(1024, 1024 * mock.KV_BYTES, 3) == 64 + 1
-    with pytest.raises(
-        ValueError, match=r"--kv-memory is 5 bytes.* Set it to 100,663,296 at least"
-    ):
+    with pytest.raises(ValueError, match=r"--kv-memory is 5 bytes.* Set it to 100,663,296 at least"):
         mock.kv_pages(1024, 5, 3)
 
 
-def test_names_of_files_mean_the_same_in_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_of_files_mean_the_same_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").touch()
     monkeypatch.chdir(tmp_path)
     here = str(Path.cwd())

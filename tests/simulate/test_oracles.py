@@ -10,14 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from support_simulate import (
-    agrees,
-    make_scheduler,
-    poisson,
-    replicate,
-    run_poisson,
-    sequences,
-)
+from support_simulate import agrees, make_scheduler, poisson, replicate, run_poisson, sequences
 
 from scheduling.iteration import Plan
 from simulate import costs
@@ -38,23 +31,11 @@ def geometric(n: int, rng: Rng, mean: float = 64.0) -> np.ndarray:
     return rng.geometric(1 / mean, n)
 
 
-def mean_latency(
-    policy: str,
-    slots: int,
-    cost: Cost,
-    rate: float,
-    n: int,
-    draw: object = uniform,
-    **options: object,
-):
-    return lambda rng: float(
-        run_poisson(policy, slots, cost, rate, draw(n, rng), rng, **options).latency.mean()
-    )
+def mean_latency(policy: str, slots: int, cost: Cost, rate: float, n: int, draw: object = uniform, **options: object):
+    return lambda rng: float(run_poisson(policy, slots, cost, rate, draw(n, rng), rng, **options).latency.mean())
 
 
-@pytest.mark.parametrize(
-    ("rate", "exact"), [(0.4, 0.6324), (0.9, 0.8653), (1.2, 1.1730), (1.5, 1.9850)]
-)
+@pytest.mark.parametrize(("rate", "exact"), [(0.4, 0.6324), (0.9, 0.8653), (1.2, 1.1730), (1.5, 1.9850)])
 def test_nobatch_is_pollaczek_khinchine(rate: float, exact: float) -> None:
     found = replicate(mean_latency("nobatch", 1, COST_A, rate, 2000), 6)
     assert agrees(found, exact), found
@@ -77,9 +58,7 @@ def test_nobatch_with_constant_service_is_m_d_1(rate: float, exact: float) -> No
 def test_nobatch_on_llm_mock_is_m_d_1() -> None:
     def one(rng: Rng) -> float:
         trace = poisson(0.15, np.full(1500, 71), rng, prompt=100)
-        return float(
-            simulate(make_scheduler("nobatch", 1), trace, costs.make("llm-mock")).latency.mean()
-        )
+        return float(simulate(make_scheduler("nobatch", 1), trace, costs.make("llm-mock")).latency.mean())
 
     found = replicate(one, 6)
     assert agrees(found, 8.2135), found
@@ -106,9 +85,7 @@ def test_clipping_answers_lowers_the_mean_latency() -> None:
         (16, 7.0, 1.6983, 7.553, 0.9994),
     ],
 )
-def test_static_is_the_bulk_service_chain(
-    slots: int, rate: float, exact: float, batch: float, busy: float
-) -> None:
+def test_static_is_the_bulk_service_chain(slots: int, rate: float, exact: float, batch: float, busy: float) -> None:
     n, found = 2500, []
     for seed in range(5):
         rng = np.random.default_rng([seed, 1])
@@ -139,9 +116,7 @@ def inoue(
     batches: list[float] = []
 
     def one(rng: Rng) -> float:
-        run = run_poisson(
-            policy, slots, costs.make("inoue-v100"), rate * 1000, np.ones(n, int), rng
-        )
+        run = run_poisson(policy, slots, costs.make("inoue-v100"), rate * 1000, np.ones(n, int), rng)
         batches.append(n / run.batches)
         return float(run.latency.mean() * 1000)
 
@@ -176,22 +151,15 @@ def test_a_limited_batch_meets_inoues_table(slots: int, exact: float) -> None:
 MEAN_S = 0.5359
 
 
-def waits(
-    order: str, rate: float, n: int = 2000, seeds: int = 6, **options: object
-) -> tuple[float, float]:
+def waits(order: str, rate: float, n: int = 2000, seeds: int = 6, **options: object) -> tuple[float, float]:
     name = f"nobatch+{order}" if order else "nobatch"
     return replicate(
-        lambda rng: float(
-            run_poisson(name, 1, COST_A, rate, uniform(n, rng), rng, **options).waiting.mean()
-        ),
-        seeds,
+        lambda rng: float(run_poisson(name, 1, COST_A, rate, uniform(n, rng), rng, **options).waiting.mean()), seeds
     )
 
 
 @pytest.mark.parametrize(("rate", "fcfs", "sjf"), [(0.8, 0.2654, 0.2241), (1.3, 0.8121, 0.5872)])
-def test_the_mean_waits_of_one_server_are_those_of_phipps(
-    rate: float, fcfs: float, sjf: float
-) -> None:
+def test_the_mean_waits_of_one_server_are_those_of_phipps(rate: float, fcfs: float, sjf: float) -> None:
     found = waits("", rate)
     assert agrees(found, fcfs), found
     found = waits("sjf", rate, guard=1e9, guard_ratio=1e9)
@@ -209,9 +177,7 @@ def test_the_mean_waits_of_one_server_are_those_of_phipps(
         (1.3, 2, 0.8, 0.7019),
     ],
 )
-def test_classes_of_length_wait_as_cobham_says(
-    rate: float, classes: int, accuracy: float, exact: float
-) -> None:
+def test_classes_of_length_wait_as_cobham_says(rate: float, classes: int, accuracy: float, exact: float) -> None:
     predictor = {"predictor": "classes", "classes": classes, "accuracy": accuracy}
     found = waits("sjf", rate, guard=1e9, guard_ratio=1e9, **predictor)
     assert agrees(found, exact), found
@@ -254,9 +220,7 @@ def test_a_burst_waits_by_the_gini_coefficient(order: str, factor: float) -> Non
     def one(rng: Rng) -> float:
         trace = sequences((0.0, 1, int(x)) for x in uniform(n, rng))
         options = {"guard": 1e9, "guard_ratio": 1e9} if order else {}
-        run = simulate(
-            make_scheduler(f"nobatch+{order}" if order else "nobatch", 1, **options), trace, COST_A
-        )
+        run = simulate(make_scheduler(f"nobatch+{order}" if order else "nobatch", 1, **options), trace, COST_A)
         return float(run.waiting.mean())
 
     found = replicate(one, 10)
@@ -264,8 +228,7 @@ def test_a_burst_waits_by_the_gini_coefficient(order: str, factor: float) -> Non
 
 
 @pytest.mark.parametrize(
-    ("slots", "bins", "exact"),
-    [(8, 1, 0.44720), (8, 2, 0.56360), (8, 8, 0.70030), (32, 4, 2.51354)],
+    ("slots", "bins", "exact"), [(8, 1, 0.44720), (8, 2, 0.56360), (8, 8, 0.70030), (32, 4, 2.51354)]
 )
 def test_multibin_meets_its_saturation(slots: int, bins: int, exact: float) -> None:
     class Longest(Cost):
@@ -304,9 +267,7 @@ def test_continuous_batching_is_processor_sharing(
     a: float, b: float, steps: int, rate: float, exact: float, n: int
 ) -> None:
     cost = Constant(a / 1000, b / 1000)
-    found = replicate(
-        mean_latency("dynamic", 4096, cost, rate, n, lambda n, rng: np.full(n, steps)), 3
-    )
+    found = replicate(mean_latency("dynamic", 4096, cost, rate, n, lambda n, rng: np.full(n, steps)), 3)
     assert exact * 0.99 - 4 * found[1] <= found[0] <= exact * 1.04 + 4 * found[1], found
 
 
@@ -319,12 +280,8 @@ def test_latency_under_continuous_batching_is_a_line_through_the_origin() -> Non
     assert abs(intercept) < 0.03
 
 
-@pytest.mark.parametrize(
-    ("slots", "rate", "exact"), [(8, 6.6667, 1.1969), (16, 7.1429, 0.9572), (32, 17.7778, 1.2898)]
-)
-def test_continuous_batching_with_a_cap_is_its_birth_death_chain(
-    slots: int, rate: float, exact: float
-) -> None:
+@pytest.mark.parametrize(("slots", "rate", "exact"), [(8, 6.6667, 1.1969), (16, 7.1429, 0.9572), (32, 17.7778, 1.2898)])
+def test_continuous_batching_with_a_cap_is_its_birth_death_chain(slots: int, rate: float, exact: float) -> None:
     draw = lambda n, rng: geometric(n, rng, 100.0)  # noqa: E731
     mean, error = replicate(mean_latency("dynamic", slots, Constant(), rate, 3000, draw), 4)
     assert exact * 0.99 - 4 * error <= mean <= exact * 1.04 + 4 * error, (mean, error)
@@ -337,9 +294,7 @@ def test_a_saturated_cap_gives_exactly_its_throughput(slots: int, exact: float) 
     assert run.throughput == pytest.approx(exact, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("slots", "longest"), [(2, 85.832), (8, 114.273), (12, 118.646), (32, 124.600)]
-)
+@pytest.mark.parametrize(("slots", "longest"), [(2, 85.832), (8, 114.273), (12, 118.646), (32, 124.600)])
 def test_a_static_batch_runs_for_the_expected_maximum(slots: int, longest: float) -> None:
     rng = np.random.default_rng(8)
     n = 16_000 // slots
@@ -391,9 +346,7 @@ def test_a_window_costs_its_delay_when_hardly_anybody_comes_and_more_when_it_is_
         lengths = uniform(400, rng)
         run = run_poisson("window", 8, COST_A, 0.01, lengths, rng, delay=delay)
         means.append(run.latency.mean())
-        assert run.latency.mean() == pytest.approx(
-            delay + (0.007 + 0.0082 * (lengths - 1)).mean(), rel=0.02
-        )
+        assert run.latency.mean() == pytest.approx(delay + (0.007 + 0.0082 * (lengths - 1)).mean(), rel=0.02)
     assert all(a < b for a, b in pairwise(means))
 
 

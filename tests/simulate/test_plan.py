@@ -67,9 +67,7 @@ def test_a_stricter_limit_never_raises_capacity() -> None:
     unit = workloads.draw("clipped-normal", 1.0, 300, seed=2)
     cost = costs.make("oracle-a")
     found = [
-        capacity(
-            lambda: make_scheduler("dynamic", 16), unit, cost, [Limit("ttft", "p99", bound)]
-        ).rate
+        capacity(lambda: make_scheduler("dynamic", 16), unit, cost, [Limit("ttft", "p99", bound)]).rate
         for bound in (0.02, 0.1, 0.5, 2.0)
     ]
     assert found == sorted(found)
@@ -100,17 +98,13 @@ def test_limits_are_read(text: str) -> None:
     assert f"{limit.statistic}:{limit.measure}:{limit.bound:g}" == text
 
 
-@pytest.mark.parametrize(
-    "text", ["ttft:1", "p99:tft:1", "p101:ttft:1", "p99:ttft:-1", "p99:ttft:x"]
-)
+@pytest.mark.parametrize("text", ["ttft:1", "p99:tft:1", "p101:ttft:1", "p99:ttft:-1", "p99:ttft:x"])
 def test_a_limit_that_makes_no_sense_is_answered_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="Use statistic:measure:seconds, as in p99:ttft:1"):
         parse_limit(text)
 
 
-@pytest.mark.parametrize(
-    "host", [Host(), Host(0.003, 0.002, 0.0001, 0.001, 0.01)], ids=["", "host"]
-)
+@pytest.mark.parametrize("host", [Host(), Host(0.003, 0.002, 0.0001, 0.001, 0.01)], ids=["", "host"])
 @pytest.mark.parametrize("arrivals", ["poisson", "burst"])
 @pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic", "window", "fixed", "impatient"])
 def test_a_fleet_of_one_is_the_simulator(policy: str, arrivals: str, host: Host) -> None:
@@ -123,11 +117,7 @@ def test_a_fleet_of_one_is_the_simulator(policy: str, arrivals: str, host: Host)
         assert (alone.ttft == run.ttft).all()
         assert (alone.waiting == run.waiting).all()
         assert sorted(alone.gaps) == pytest.approx(sorted(run.gaps), abs=1e-9)
-        assert (alone.makespan, alone.steps, alone.batches) == (
-            run.makespan,
-            run.steps,
-            run.batches,
-        )
+        assert (alone.makespan, alone.steps, alone.batches) == (run.makespan, run.steps, run.batches)
 
 
 @pytest.mark.parametrize("policy", ["dynamic", "impatient", "dynamic+rpm"])
@@ -163,13 +153,7 @@ def test_routers_that_know_more_wait_less() -> None:
         for name in ("random", "round-robin", "power-of-two", "least-loaded")
     }
     assert means["random"] == pytest.approx(5.0, rel=0.25)
-    assert (
-        means["random"]
-        > means["round-robin"]
-        > means["power-of-two"]
-        > means["least-loaded"]
-        > 1.286
-    )
+    assert means["random"] > means["round-robin"] > means["power-of-two"] > means["least-loaded"] > 1.286
 
 
 def test_a_random_split_leaves_each_replica_a_queue_of_its_own() -> None:
@@ -182,9 +166,7 @@ def test_joining_the_shortest_queue_saves_replicas() -> None:
     alone = capacity(nobatch, jobs(4000, 1000.0, 1), MS, limits)
     rate = 6.0
     by_chance = alone.replicas(rate)
-    shortest = plan.shortest_queue_replicas(
-        nobatch, jobs(4000, 1000.0, 1), MS, rate, by_chance, limits
-    )
+    shortest = plan.shortest_queue_replicas(nobatch, jobs(4000, 1000.0, 1), MS, rate, by_chance, limits)
     assert rate < shortest < by_chance
 
 
@@ -218,13 +200,7 @@ def test_the_overheads_of_the_host_are_in_what_the_shortest_queue_needs() -> Non
     unit, cost = workloads.draw("clipped-normal", 1.0, 400, seed=3), costs.make("oracle-a")
     needed = [
         plan.shortest_queue_replicas(
-            lambda: make_scheduler("dynamic", 32),
-            unit,
-            cost,
-            30.0,
-            40,
-            [Limit("itl", "p99", 0.03)],
-            host,
+            lambda: make_scheduler("dynamic", 32), unit, cost, 30.0, 40, [Limit("itl", "p99", 0.03)], host
         )
         for host in (None, Host(sigma=0.01))
     ]
@@ -239,13 +215,8 @@ def test_a_prefix_aware_router_finds_more_in_the_caches() -> None:
             system = int(rng.integers(40))
             prompt = [1000 + system] * 64 + rng.integers(0, 900, 16).tolist()
             trace.append(Sequence(prompt, 8, id=str(i), arrived_at=float(at)))
-        schedulers = [
-            Scheduler(policies.get_policy("dynamic", max_batch_size=16), PagePool(60, 16))
-            for _ in range(8)
-        ]
-        return (
-            Fleet(schedulers, costs.make("oracle-a")).run(trace, fleet.ROUTERS[router]()).hit_rate
-        )
+        schedulers = [Scheduler(policies.get_policy("dynamic", max_batch_size=16), PagePool(60, 16)) for _ in range(8)]
+        return Fleet(schedulers, costs.make("oracle-a")).run(trace, fleet.ROUTERS[router]()).hit_rate
 
     aware, blind = hits("prefix-aware"), hits("least-loaded")
     assert aware > blind + 0.2

@@ -62,9 +62,7 @@ def test_what_came_while_nobody_ran_is_seen_when_the_loop_wakes() -> None:
     assert predict.seen(arrived, records) == {**arrived, "woke": 10.0, "slept": 20.0}
 
 
-def test_what_a_server_does_not_tell_is_said(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_server_does_not_tell_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "runs" / "static.poisson-6.0.json"
     run = json.loads(path.read_text())
     path.write_text(json.dumps({**run, "server_after": None}))
@@ -72,10 +70,7 @@ def test_what_a_server_does_not_tell_is_said(
     assert main(["predict", str(folder)]) == 0
     words = capsys.readouterr().err
     assert "static, poisson:6 left out: the server reports neither policy nor slots" in words
-    assert (
-        "dynamic, poisson:6 left out: only 0 steps were reported, but a fit needs 30. Use --cost"
-        in words
-    )
+    assert "dynamic, poisson:6 left out: only 0 steps were reported, but a fit needs 30. Use --cost" in words
     assert main(["predict", str(folder / "nowhere")]) == 2
 
 

@@ -31,8 +31,7 @@ def test_the_trace_has_its_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "found"),
-    [(None, 13_067), (1000, 2295), (5000, 6853), (10_000, 9917), (30_000, 13_067)],
+    ("size", "found"), [(None, 13_067), (1000, 2295), (5000, 6853), (10_000, 9917), (30_000, 13_067)]
 )
 def test_a_live_cache_finds_what_the_trace_is_known_to_hold(size: int | None, found: int) -> None:
     assert hits(Recent(size), mooncake()) == found
@@ -104,9 +103,7 @@ def test_shared_system_prompts_are_missed_as_often_as_expected() -> None:
         scheduler = make_scheduler("nobatch", 1)
         scheduler.pages = PagePool(2000, 16)
         trace = [
-            Sequence(
-                [100 + int(rng.integers(10))] * 64 + [i] * 16, 2, id=str(i), arrived_at=float(i)
-            )
+            Sequence([100 + int(rng.integers(10))] * 64 + [i] * 16, 2, id=str(i), arrived_at=float(i))
             for i in range(20)
         ]
         run = simulate(scheduler, trace, costs.make("constant"))

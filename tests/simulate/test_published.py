@@ -17,15 +17,8 @@ from simulate import costs, workloads
 from simulate.costs import Affine
 from simulate.simulator import Run, simulate
 
-OPT = costs.make(
-    "distserve-opt13b", {"memory": 2039 / 1555}
-)  # decode on the bandwidth of an A100-40G
-SETTINGS = {
-    32: (16, 8700),
-    128: (12, 7500),
-    512: (8, 8100),
-    1536: (4, 8100),
-}  # R: batch, TGI's budget
+OPT = costs.make("distserve-opt13b", {"memory": 2039 / 1555})  # decode on the bandwidth of an A100-40G
+SETTINGS = {32: (16, 8700), 128: (12, 7500), 512: (8, 8100), 1536: (4, 8100)}  # R: batch, TGI's budget
 LOOPS = ("static-global", "static", "tgi", "prefill-first")
 
 
@@ -50,22 +43,14 @@ def mean_rate(loop: str, most: int) -> float:
 
 @pytest.mark.parametrize(
     ("most", "slots", "mean", "of_batch", "of_all"),
-    [
-        (32, 16, 15.56, 30.32, 32.0),
-        (512, 8, 118.48, 300.79, 505.9),
-        (1536, 4, 127.99, 266.63, 953.8),
-    ],
+    [(32, 16, 15.56, 30.32, 32.0), (512, 8, 118.48, 300.79, 505.9), (1536, 4, 127.99, 266.63, 953.8)],
 )
-def test_the_lengths_are_anyscales(
-    most: int, slots: int, mean: float, of_batch: float, of_all: float
-) -> None:
+def test_the_lengths_are_anyscales(most: int, slots: int, mean: float, of_batch: float, of_all: float) -> None:
     drawn = [workloads.anyscale(1000, np.random.default_rng(s), most)[1] for s in range(60)]
     assert np.mean(drawn) == pytest.approx(mean, rel=0.01)
     batches = [d[: 1000 // slots * slots].reshape(-1, slots).max(axis=1).mean() for d in drawn]
     assert np.mean(batches) == pytest.approx(of_batch, rel=0.01)
-    assert np.mean([d.max() for d in drawn]) == pytest.approx(
-        of_all, rel=0.05 if most > 1000 else 0.01
-    )
+    assert np.mean([d.max() for d in drawn]) == pytest.approx(of_all, rel=0.05 if most > 1000 else 0.01)
 
 
 def test_the_naive_baseline_and_vllm_come_near_what_was_measured() -> None:
@@ -94,14 +79,10 @@ def test_the_loops_keep_their_order_and_the_gap_widens_with_the_spread_of_length
 def test_equal_cost_makes_vllm_and_tgi_differ_by_little() -> None:
     """Said openly: what was published as twice is 1.04 and about 1.4 when every step costs the same."""
     assert mean_rate("prefill-first", 32) / mean_rate("tgi", 32) == pytest.approx(1.04, abs=0.05)
-    assert mean_rate("prefill-first", 1536) / mean_rate("tgi", 1536) == pytest.approx(
-        1.38, abs=0.15
-    )
+    assert mean_rate("prefill-first", 1536) / mean_rate("tgi", 1536) == pytest.approx(1.38, abs=0.15)
 
 
-def test_dynamic_is_proportional_to_tokens_and_request_level_loops_are_flat_as_the_original_measured() -> (
-    None
-):
+def test_dynamic_is_proportional_to_tokens_and_request_level_loops_are_flat_as_the_original_measured() -> None:
     rng = np.random.default_rng(3)
     lengths = rng.choice(np.arange(5, 150, 5), 600)
     cost = Affine(base=0.008, row=0.0002)
@@ -123,9 +104,7 @@ def test_more_slots_raise_orcas_throughput_and_leave_its_low_load_alone() -> Non
         lone_run = simulate(make_scheduler("dynamic", slots), rows.sequences(), cost)
         lone.append(np.median(lone_run.latency / lone_run.tokens))
         burst = workloads.draw("orca", 1.0, 600, seed=1, arrivals="burst")
-        floods.append(
-            simulate(make_scheduler("dynamic", slots), burst.sequences(), cost).throughput
-        )
+        floods.append(simulate(make_scheduler("dynamic", slots), burst.sequences(), cost).throughput)
     assert all(b > 1.3 * a for a, b in pairwise(floods))
     assert max(lone) / min(lone) < 1.02
 
@@ -135,9 +114,7 @@ def test_equal_lengths_bring_static_near_dynamic_and_unequal_ones_part_them() ->
 
     def ratio(lengths: np.ndarray) -> float:
         rates = [
-            simulate(
-                make_scheduler(loop, 8), sequences((0.0, 1, int(n)) for n in lengths), cost
-            ).throughput
+            simulate(make_scheduler(loop, 8), sequences((0.0, 1, int(n)) for n in lengths), cost).throughput
             for loop in ("static", "dynamic")
         ]
         return rates[1] / rates[0]
@@ -150,16 +127,10 @@ def test_chunks_bound_the_stall_and_hybrid_steps_bound_the_wait_as_sarathi_measu
     """Long prompts: prefill-first has the worst gaps; chunks make them small at some cost in TTFT."""
     cost = Affine(base=0.02, token=1e-4, row=1e-4, context=2e-7)
     found = {}
-    for loop, options in (
-        ("prefill-first", {}),
-        ("chunked", {"max_batched_tokens": 256}),
-        ("dynamic", {}),
-    ):
+    for loop, options in (("prefill-first", {}), ("chunked", {"max_batched_tokens": 256}), ("dynamic", {})):
         rng = np.random.default_rng(1)
         at = np.cumsum(rng.exponential(0.9, 250))
-        rows = zip(
-            at.tolist(), rng.integers(200, 4000, 250).tolist(), rng.integers(20, 200, 250).tolist()
-        )
+        rows = zip(at.tolist(), rng.integers(200, 4000, 250).tolist(), rng.integers(20, 200, 250).tolist())
         run = simulate(make_scheduler(loop, 64, 1 << 20, **options), sequences(rows), cost)
         found[loop] = (float(np.median(run.ttft)), float(np.percentile(np.array(run.gaps), 99)))
     assert found["chunked"][1] < found["dynamic"][1] / 2 < found["prefill-first"][1]

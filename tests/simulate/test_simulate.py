@@ -28,9 +28,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> tuple[
     return json.loads(captured.out.splitlines()[-1]) if captured.out else None, captured.err
 
 
-def test_a_run_is_told_and_written_like_a_measured_one(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_run_is_told_and_written_like_a_measured_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "one"
     told, words = run(capsys, "run", "dynamic", *SMALL, "--out", str(out), "--e2el", "2", "--no-plots")  # fmt: skip
     summary = json.loads((out / "runs" / "dynamic.poisson-3.0.json").read_text())
@@ -70,9 +68,7 @@ def test_a_run_is_told_and_written_like_a_measured_one(
         "simulation",
     ]
     keys += [
-        f"{s}_{m}_ms"
-        for s in ("mean", "median", "std", "p50", "p90", "p99")
-        for m in ("ttft", "tpot", "itl", "e2el")
+        f"{s}_{m}_ms" for s in ("mean", "median", "std", "p50", "p90", "p99") for m in ("ttft", "tpot", "itl", "e2el")
     ]
     assert set(keys) <= set(summary)
     assert (summary["completed"], summary["policy"], summary["num_prompts"]) == (40, "dynamic", 40)
@@ -87,37 +83,13 @@ def test_a_run_is_told_and_written_like_a_measured_one(
     assert len((out / "requests.csv").read_text().splitlines()) == 41
 
 
-def test_the_folder_of_a_simulation_is_that_of_a_comparison(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_folder_of_a_simulation_is_that_of_a_comparison(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """File by file: what one has, the other has, with the same columns and keys."""
     with mock_server() as server:
         server.step = {"n": 1, "t": 0.0, "seconds": 0.1, "queue": 0, "members": []}
-        flags = [
-            "--workload",
-            "fixed:8:4",
-            "--numsamples",
-            "12",
-            "--load",
-            "poisson:200",
-            "--seed",
-            "3",
-        ]
-        assert (
-            compare.main([f"real={server.url}", *flags, "--out", str(tmp_path), "--name", "a"], {})
-            == 0
-        )
-    simulated = [
-        "run",
-        "dynamic",
-        "static",
-        "--num",
-        "12",
-        "--rate",
-        "3",
-        "--out",
-        str(tmp_path / "b"),
-    ]
+        flags = ["--workload", "fixed:8:4", "--numsamples", "12", "--load", "poisson:200", "--seed", "3"]
+        assert compare.main([f"real={server.url}", *flags, "--out", str(tmp_path), "--name", "a"], {}) == 0
+    simulated = ["run", "dynamic", "static", "--num", "12", "--rate", "3", "--out", str(tmp_path / "b")]
     run(capsys, *simulated)
     real, ours = store.read(tmp_path / "a"), store.read(tmp_path / "b")
     assert ours.policies == ["dynamic", "static"]
@@ -130,9 +102,7 @@ def test_the_folder_of_a_simulation_is_that_of_a_comparison(
     assert set(real.iterations("real", "poisson:200")[0]) <= set(step)
     kinds = {path.name for path in (tmp_path / "a").iterdir() if path.name[:8] != "arrivals"}
     assert kinds == {path.name for path in (tmp_path / "b").iterdir()}
-    plots = [
-        {path.stem.partition(".")[0] for path in (tmp_path / n / "plots").iterdir()} for n in "ab"
-    ]
+    plots = [{path.stem.partition(".")[0] for path in (tmp_path / n / "plots").iterdir()} for n in "ab"]
     assert plots[0] <= plots[1] >= {"slots", "waste", "ttft-over-prompt", "batch-sizes"}
     assert "holds results already" in run(capsys, *simulated, code=2)[1]
 
@@ -145,17 +115,13 @@ def test_records_change_nothing_and_two_runs_are_the_same_bytes(
     with_records, _ = run(capsys, *flags, "--out", str(tmp_path / "a"))
     without, _ = run(capsys, *flags, "--out", str(tmp_path / "b"), "--no-records")
     assert not (tmp_path / "b" / "iterations.jsonl").exists()
-    assert (tmp_path / "a" / "requests.csv").read_bytes() == (
-        tmp_path / "b" / "requests.csv"
-    ).read_bytes()
+    assert (tmp_path / "a" / "requests.csv").read_bytes() == (tmp_path / "b" / "requests.csv").read_bytes()
     assert with_records["trace_sha256"] == without["trace_sha256"]
     for key in ("mean_ttft_ms", "p99_itl_ms", "mean_tpot_ms", "p99_e2el_ms", "duration"):
         assert with_records[key] == pytest.approx(without[key], rel=1e-12)
 
 
-def test_several_policies_meet_the_same_arrivals(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_several_policies_meet_the_same_arrivals(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     flags = ["--no-plots", "--out", str(tmp_path)]
     told, words = run(capsys, "run", "dynamic", "static", "nobatch", *SMALL, *flags)
     assert [r["policy"] for r in told["runs"]] == ["dynamic", "static", "nobatch"]
@@ -167,16 +133,7 @@ def test_several_policies_meet_the_same_arrivals(
 def test_a_trace_and_options_are_taken(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0,4,3\n1,600,600\n2,5,2\n")
-    flags = [
-        "--trace",
-        str(path),
-        "--context",
-        "1024",
-        "--cost",
-        "constant",
-        "--cost-option",
-        "a=1",
-    ]
+    flags = ["--trace", str(path), "--context", "1024", "--cost", "constant", "--cost-option", "a=1"]
     told, _ = run(capsys, "run", "window", *flags, "--policy-option", "delay=0.5", "--speed", "2")
     assert told["num_prompts"] == 2
     assert told["request_rate"] == "inf"
@@ -208,28 +165,14 @@ def test_a_trace_may_have_prompts_as_texts_and_the_columns_of_others(
     assert set(told["simulation"]["clients"]) == {"a", "b"}
 
 
-def test_capacity_fleet_and_prefixes_are_told(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_capacity_fleet_and_prefixes_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     picture = tmp_path / "a.png"
     told, _ = run(capsys, "plan", "dynamic", "--num", "300", "--slots", "4", "16", "--limit", "p50:e2el:3",
                   "--shortest-queue", "8", "--out", str(picture))  # fmt: skip
     few, many = told["capacities"]
     assert few["rate"] < many["rate"]
     assert picture.stat().st_size > 1000
-    told, _ = run(
-        capsys,
-        "fleet",
-        "static",
-        "--replicas",
-        "4",
-        "--rate",
-        "9",
-        "--num",
-        "80",
-        "--router",
-        "random",
-    )
+    told, _ = run(capsys, "fleet", "static", "--replicas", "4", "--rate", "9", "--num", "80", "--router", "random")
     assert told["routers"][0]["router"] == "random"
     told, _ = run(capsys, "prefix", "--train", "60", "--sizes", "0", "50", "--batches", "10", "--share", "0", "40",
                   "--kinds", "trie")  # fmt: skip
@@ -246,13 +189,7 @@ def test_the_prefix_experiment_is_drawn_with_the_figures_beside_each_plot(
     told, words = run(capsys, "prefix", "--train", "60", "--sizes", "0", "640", "--batches", "10",
                       "--trace", str(trace), "--out", str(tmp_path / "x"))  # fmt: skip
     drawn = {path.stem for path in (tmp_path / "x").glob("*.svg")}
-    assert {
-        "prefix-hits",
-        "prefix-ttft",
-        "prefix-tpot",
-        "prefix-batch-ttft",
-        "prefix-trace",
-    } <= drawn
+    assert {"prefix-hits", "prefix-ttft", "prefix-tpot", "prefix-batch-ttft", "prefix-trace"} <= drawn
     assert all((tmp_path / "x" / f"{name}.png").stat().st_size > 1000 for name in drawn)
     with (tmp_path / "x" / "prefix-hits.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
@@ -369,10 +306,7 @@ def test_an_order_without_anything_to_go_by_is_noted(
     ],
 )
 def test_an_order_that_can_tell_the_requests_apart_is_not_noted(
-    line: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     rows = "\n".join(f"{i},4,3,{'ab'[i % 2]}" for i in range(8))
@@ -381,9 +315,7 @@ def test_an_order_that_can_tell_the_requests_apart_is_not_noted(
     assert "note:" not in run(capsys, "run", *line.split(), *more)[1]
 
 
-def test_hints_leave_the_requests_as_they_were_and_show_what_orders_do(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_hints_leave_the_requests_as_they_were_and_show_what_orders_do(capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--num", "200", "--rate", "9", "--max-batch-size", "4"]
     plain, _ = run(capsys, "run", "dynamic", *few)
     flags = [*few, "--clients", "3", "--priorities", "2", "--slo", "1", "60"]
@@ -397,9 +329,7 @@ def test_hints_leave_the_requests_as_they_were_and_show_what_orders_do(
     assert edf["deadlines_met"] > fcfs["deadlines_met"]
 
 
-def test_a_plan_of_a_trace_is_for_the_trace(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_plan_of_a_trace_is_for_the_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Its lengths and its rate, times --speed; requests longer than --context are left out."""
     path = tmp_path / "trace.csv"
     rows = "".join(f"{0.5 * i},20,{10 if i % 2 else 900}\n" for i in range(301))
@@ -425,7 +355,5 @@ def test_each_command_explains_itself(command: str, capsys: pytest.CaptureFixtur
 
 def test_the_simulator_loads_neither_torch_nor_flask() -> None:
     code = "import simulate.__main__, simulate.check, simulate.mock, sys; print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert not {"torch", "flask", "gunicorn", "batching"} & set(loaded.stdout.split())

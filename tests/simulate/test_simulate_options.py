@@ -20,16 +20,7 @@ SMALL = "--num 60 --rate 6 --max-batch-size 4"
 SMALL_PLAN = "--num 150"
 TRACE = "--trace TRACE"
 # What says when, where and of what a run was, and would differ though the option did nothing.
-LABELS = {
-    "date",
-    "config",
-    "model_id",
-    "server_after",
-    "machine",
-    "versions",
-    "seed",
-    "trace_sha256",
-}
+LABELS = {"date", "config", "model_id", "server_after", "machine", "versions", "seed", "trace_sha256"}
 
 ENGINE = {
     "--policy-option": ("window {small}", "delay=0.5"),
@@ -57,10 +48,7 @@ ARRIVALS = {
 
 def _for(command: str, small: str) -> dict[str, tuple[str, str]]:
     both = {**ENGINE, **ARRIVALS}
-    return {
-        flag: (f"{command} {base.format(small=small)}", value)
-        for flag, (base, value) in both.items()
-    }
+    return {flag: (f"{command} {base.format(small=small)}", value) for flag, (base, value) in both.items()}
 
 
 SERVER_VALUES = {
@@ -160,17 +148,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the files that the cases name."""
     tmp_path = tmp_path_factory.mktemp("options")
     lines = [f"{0.2 * i:.1f},{20 + 7 * i % 60},{30 + 11 * i % 90}" for i in range(80)]
-    (tmp_path / "trace.csv").write_text(
-        "arrival_s,prompt_tokens,output_tokens\n" + "\n".join(lines)
-    )
+    (tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + "\n".join(lines))
     block = {"timestamp_ms": 0, "input_length": 9, "output_length": 9}
     blocks = [json.dumps({**block, "hash_ids": [1, 2, n % 3]}) for n in range(12)]
     (tmp_path / "blocks.jsonl").write_text("\n".join(blocks))
     host = {"alpha0": 0.01, "alpha1": 0.02, "alpha2": 0.001, "sigma": 0.01, "poll": 0.0}
     cost = {"kind": "affine", "base": 0.008, "row": 0.0002, "token": 0.0001}
-    (tmp_path / "cost.json").write_text(
-        json.dumps({"cost": cost, "host": dict.fromkeys(host, 0.0)})
-    )
+    (tmp_path / "cost.json").write_text(json.dumps({"cost": cost, "host": dict.fromkeys(host, 0.0)}))
     (tmp_path / "host.json").write_text(json.dumps({"cost": cost, "host": host}))
     return tmp_path
 
@@ -209,10 +193,7 @@ def run(line: str, folder: Path, out: Path, capsys: pytest.CaptureFixture[str]) 
         main(f"run dynamic {SMALL} --no-plots --out {out / 'run'}".split())
         capsys.readouterr()
     files = {"TRACE": "trace.csv", "BLOCKS": "blocks.jsonl", "HOSTCOST": "host.json", "COST": "cost.json"}  # fmt: skip
-    places = {name: folder / path for name, path in files.items()} | {
-        "OUT": out,
-        "RUN": out / "run",
-    }
+    places = {name: folder / path for name, path in files.items()} | {"OUT": out, "RUN": out / "run"}
     parts = [word.partition("/") for word in line.split()]
     code = main([f"{places.get(first, first)}{slash}{rest}" for first, slash, rest in parts])
     captured = capsys.readouterr()
@@ -267,17 +248,10 @@ def test_an_option_that_is_accepted_changes_the_result(
 )  # fmt: skip
 @pytest.mark.parametrize("arrivals", ["", "--trace TRACE", "--arrivals burst"])
 def test_beside_a_trace_or_a_burst_an_option_is_used_or_refused(
-    command: str,
-    option: str,
-    value: str,
-    arrivals: str,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
+    command: str, option: str, value: str, arrivals: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a policy that goes by none of the hints."""
-    base = f"{command} dynamic --max-batch-size 4 {arrivals} " + (
-        "" if arrivals == "--trace TRACE" else "--num 80"
-    )
+    base = f"{command} dynamic --max-batch-size 4 {arrivals} " + ("" if arrivals == "--trace TRACE" else "--num 80")
     before = outcome(base, folder, capsys)
     after = outcome(f"{base} {option} {value}", folder, capsys)
     if after[0] == 2:
@@ -287,18 +261,13 @@ def test_beside_a_trace_or_a_burst_an_option_is_used_or_refused(
         assert after != before
 
 
-@pytest.mark.parametrize(
-    "command", ["run", "plan --itl 0.03 --shortest-queue 40", "fleet", "prefix"]
-)
+@pytest.mark.parametrize("command", ["run", "plan --itl 0.03 --shortest-queue 40", "fleet", "prefix"])
 def test_the_host_of_a_cost_file_counts_in_every_command(
     command: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name, _, more = command.partition(" ")
     line = PREFIX if name == "prefix" else f"{name} dynamic {more} --num 60"
-    free, busy = (
-        json.loads(outcome(f"{line} --cost {cost}", folder, capsys)[1])
-        for cost in ("COST", "HOSTCOST")
-    )
+    free, busy = (json.loads(outcome(f"{line} --cost {cost}", folder, capsys)[1]) for cost in ("COST", "HOSTCOST"))
     free.pop("cost", None)
     busy.pop("cost", None)
     assert free != busy
@@ -306,9 +275,7 @@ def test_the_host_of_a_cost_file_counts_in_every_command(
         assert free["capacities"][0]["shortest_queue"] < busy["capacities"][0]["shortest_queue"]
 
 
-def test_a_fleet_serves_every_policy_that_is_named(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fleet_serves_every_policy_that_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(outcome(f"fleet dynamic static {SMALL}", folder, capsys)[1])
     assert [run["policy"] for run in told["runs"]] == ["dynamic", "static"]
     alone = json.loads(outcome(f"fleet static {SMALL}", folder, capsys)[1])

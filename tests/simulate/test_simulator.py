@@ -49,12 +49,8 @@ def test_the_simulator_and_the_scheduler_under_test_do_the_same(
     def fresh() -> list[Sequence]:
         return [Sequence(p, n, id=f"r{i}", arrived_at=at) for i, (at, p, n) in enumerate(trace)]
 
-    mine = simulate(
-        Scheduler(policies.get_policy(name, max_batch_size=slots), make_pages()), fresh(), Toy()
-    )
-    theirs = drive(
-        Scheduler(policies.get_policy(name, max_batch_size=slots), make_pages()), fresh()
-    )
+    mine = simulate(Scheduler(policies.get_policy(name, max_batch_size=slots), make_pages()), fresh(), Toy())
+    theirs = drive(Scheduler(policies.get_policy(name, max_batch_size=slots), make_pages()), fresh())
     assert [(s.first_token_at, s.finished_at) for s in mine.sequences] == [
         (s.first_token_at, s.finished_at) for s in theirs.sequences
     ]
@@ -127,13 +123,9 @@ def test_two_runs_give_the_same_and_records_say_what_happened() -> None:
 
 def test_littles_law_holds_exactly() -> None:
     run = simulate(
-        make_scheduler("dynamic", 8),
-        poisson(5.0, np.full(400, 30), np.random.default_rng(1)),
-        costs.make("oracle-a"),
+        make_scheduler("dynamic", 8), poisson(5.0, np.full(400, 30), np.random.default_rng(1)), costs.make("oracle-a")
     )
-    events = sorted(
-        [(at, 1) for at in run.arrival] + [(at + t, -1) for at, t in zip(run.arrival, run.latency)]
-    )
+    events = sorted([(at, 1) for at in run.arrival] + [(at + t, -1) for at, t in zip(run.arrival, run.latency)])
     area, n, last = 0.0, 0, 0.0
     for at, change in events:
         area, n, last = area + n * (at - last), n + change, at
@@ -141,9 +133,7 @@ def test_littles_law_holds_exactly() -> None:
     assert area == pytest.approx(run.latency.sum(), rel=1e-9)
 
 
-def test_ties_come_in_as_they_were_submitted_and_an_arrival_at_the_end_of_a_step_joins_the_next() -> (
-    None
-):
+def test_ties_come_in_as_they_were_submitted_and_an_arrival_at_the_end_of_a_step_joins_the_next() -> None:
     trace = sequences([(5, 1, 1), (0, 1, 2), (5, 2, 1), (11, 3, 1)])
     run = simulate(make_scheduler("nobatch", 1), trace, Toy())
     assert [s.id for s in run.sequences] == ["r1", "r0", "r2", "r3"]
@@ -164,9 +154,7 @@ def test_host_overheads_lie_where_they_belong() -> None:
 
 
 def test_an_idle_loop_that_polls_sees_an_arrival_at_its_next_look() -> None:
-    run = simulate(
-        make_scheduler("nobatch", 1), sequences([(1, 4, 1), (31, 1, 1)]), Toy(), Host(poll=10)
-    )
+    run = simulate(make_scheduler("nobatch", 1), sequences([(1, 4, 1), (31, 1, 1)]), Toy(), Host(poll=10))
     assert [s.finished_at for s in run.sequences] == [24, 45]
 
 
@@ -175,9 +163,7 @@ class Waits(Policy):
 
     until: float | None = None
 
-    def admit(
-        self, waiting: Collection[Sequence], running: list[Sequence], room: object, now: float
-    ) -> int:
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: object, now: float) -> int:
         return len(waiting) if self.until is not None and now >= self.until else 0
 
     def deadline(self, waiting: Collection[Sequence], now: float) -> float | None:
@@ -235,10 +221,5 @@ def test_the_cost_sees_the_plan_that_was_made() -> None:
             assert self.seconds(step) == toy_cost(plan)
             return step
 
-    simulate(
-        make_scheduler("static", 2),
-        sequences([(0, 4, 3), (5, 8, 1), (6, 2, 5)]),
-        Watching(),
-        leap=False,
-    )
+    simulate(make_scheduler("static", 2), sequences([(0, 4, 3), (5, 8, 1), (6, 2, 5)]), Watching(), leap=False)
     assert len(plans) == 3 + 5

@@ -25,12 +25,7 @@ SLOWER = Scaled(LAW, 1.56)
 
 def run_of(policy: str, cost: Cost, trace: Rows[Planned], engine: dict[str, Any] = ENGINE) -> Run:
     outcomes = [
-        outcome(
-            i,
-            Sequence([0] * (5 + i % 9), p.num_tokens, id=f"r{i}", arrived_at=p.at),
-            Run("", []),
-            {},
-        )
+        outcome(i, Sequence([0] * (5 + i % 9), p.num_tokens, id=f"r{i}", arrived_at=p.at), Run("", []), {})
         for i, p in enumerate(trace)
     ]
     return simulated(policy, {}, Served(outcomes, [], engine, single_of(cost)), trace, cost, Host())
@@ -42,9 +37,7 @@ def single_of(cost: Cost) -> Single:
     return Single({n: float(r.latency[0]) for n, r in runs.items()}, float(runs[4].ttft[0]), 5)
 
 
-def served_by(
-    policy: str, cost: Cost, trace: Rows[Planned], engine: dict[str, Any] = ENGINE
-) -> Served:
+def served_by(policy: str, cost: Cost, trace: Rows[Planned], engine: dict[str, Any] = ENGINE) -> Served:
     """Return what a server would have done whose steps take what `cost` says."""
     run = run_of(policy, cost, trace, engine)
     gaps = gaps_of(run)
@@ -72,9 +65,7 @@ def figure(validation: Validation, name: str) -> Comparison:
 @pytest.mark.parametrize("policy", ["dynamic", "static", "chunked"])
 def test_a_server_that_is_what_the_model_says_is_met_in_every_figure(policy: str) -> None:
     found = both(LAW, LAW, 3.0, policy)
-    assert {"mean TTFT", "p99 ITL", "p99 latency", "mean batch size"} < {
-        c.name for c in found.compared
-    }
+    assert {"mean TTFT", "p99 ITL", "p99 latency", "mean batch size"} < {c.name for c in found.compared}
     for c in found.compared:
         assert c.predicted == pytest.approx(c.measured, rel=1e-6), c
     assert found.agreement == 1
@@ -122,9 +113,7 @@ def test_batch_sizes_share_a_row_where_there_are_too_many() -> None:
 
 
 def test_gaps_are_between_the_steps_that_gave_tokens() -> None:
-    run = run_of(
-        "chunked", LAW, validate.draw(9.0, 40, seed=3), {**ENGINE, "max_tokens_per_step": 8}
-    )
+    run = run_of("chunked", LAW, validate.draw(9.0, 40, seed=3), {**ENGINE, "max_tokens_per_step": 8})
     prompts = {seq.id: len(seq.prompt_ids) for seq in run.sequences}
     assert sorted(token_gaps(steps_of(run), prompts)) == pytest.approx(sorted(run.gaps))
 
@@ -146,9 +135,7 @@ def test_the_hosts_part_is_what_single_requests_take_beyond_the_model() -> None:
         ({"max_batch_size": 2, "kv": None}, True),
     ],
 )
-def test_a_server_is_simulated_with_the_room_that_it_has(
-    engine: dict[str, Any], slower: bool
-) -> None:
+def test_a_server_is_simulated_with_the_room_that_it_has(engine: dict[str, Any], slower: bool) -> None:
     trace = validate.draw(9.0, 60, seed=1)
     run = run_of("dynamic", LAW, trace, {**engine, "max_tokens_per_step": 64})
     assert (run.waiting.mean() > 0.1) == slower
@@ -211,22 +198,12 @@ def test_what_is_printed_has_every_figure_and_the_bounds_on_eighty_columns(
     line = "validate chunked+vtc-pred --cost oracle-a --cost-option base=0.02 --num 60 --rate 9"
     assert main(line.split()) == 1
     told = capsys.readouterr().err
-    for words in (
-        "mean TTFT",
-        "p99 ITL",
-        "p99 latency",
-        "batch size",
-        "agreement: ",
-        "bounds: ",
-        "error: ",
-    ):
+    for words in ("mean TTFT", "p99 ITL", "p99 latency", "batch size", "agreement: ", "bounds: ", "error: "):
         assert words in told
     assert max(map(len, told.splitlines())) <= 80
 
 
-def test_the_help_states_the_bounds_and_the_servers_flags(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_help_states_the_bounds_and_the_servers_flags(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["validate", "--help"])
     told = " ".join(capsys.readouterr().out.replace("-\n", "-").split())
@@ -239,17 +216,13 @@ def test_without_cost_a_mock_server_is_predicted_by_its_own(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["validate", "dynamic", "--model", "mock:oracle-a", "--num", "20"]) == 0
-    assert (
-        main(["validate", "dynamic", "--server-flag=--model=mock:oracle-a@0.5", "--num", "20"]) == 1
-    )
+    assert main(["validate", "dynamic", "--server-flag=--model=mock:oracle-a@0.5", "--num", "20"]) == 1
     compared = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"][0]["compared"]
     ratio = {c["name"]: c["predicted"] / c["measured"] for c in compared}
     assert ratio["mean ITL"] == pytest.approx(2, abs=0.1)
 
 
-def test_without_cost_the_engine_of_the_model_is_timed_first(
-    flags: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_cost_the_engine_of_the_model_is_timed_first(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
     def probe(given: list[str], facts: Any) -> Any:
@@ -308,8 +281,6 @@ def test_a_real_server_is_measured_step_by_step(capsys: pytest.CaptureFixture[st
     assert run["agreement"] > 0.3
 
 
-def test_a_server_that_does_not_start_is_told_in_one_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_server_that_does_not_start_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "dynamic", "--cost", "oracle-a", "--model", "no/such/folder"]) == 1
     assert "the server did not start: " in capsys.readouterr().err

@@ -28,9 +28,7 @@ RUNS = [f"{order}__{suite}" for order in ("FCFS", "VTC") for suite in SUITES]
 TOKEN, PREFILL = 0.14e-3, 20e-3
 PARTICULARS = {"pool": 10_000, "per_client": 32, "batch_max_tokens": 3072, "max_wait": 10}
 
-pytestmark = pytest.mark.skipif(
-    not VTC.is_dir(), reason="shared/data/vtc is not beside the repository"
-)
+pytestmark = pytest.mark.skipif(not VTC.is_dir(), reason="shared/data/vtc is not beside the repository")
 
 
 @cache
@@ -113,9 +111,7 @@ def test_the_shares_of_two_clients_are_met(name: str) -> None:
     assert abs(theirs[0] - theirs[1]) < 0.02 or np.argmax(ours) == np.argmax(theirs)
 
 
-@pytest.mark.parametrize(
-    "name", ["VTC__overload", "VTC__overload-multi", "VTC__poisson_short_long"]
-)
+@pytest.mark.parametrize("name", ["VTC__overload", "VTC__overload-multi", "VTC__poisson_short_long"])
 def test_the_largest_gap_in_service_under_vtc_is_that_of_the_server(name: str) -> None:
     ours, theirs = service(name, simulated=True)[1], service(name, simulated=False)[1]
     assert ours == pytest.approx(theirs, rel=0.3)

@@ -25,9 +25,7 @@ from app import create_app
 from client.report import race, store
 from config import Config
 
-BROWSER = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 NO_BROWSER = "no Chromium here: install one (Debian: apt install chromium) to test the live page"
 needs_browser = pytest.mark.skipif(BROWSER is None, reason=NO_BROWSER)
 SHADOW = {
@@ -71,13 +69,7 @@ def test_only_files_of_the_page_are_served() -> None:
     assert first.mimetype == "text/javascript"
     again = client.get("/web/model.js", headers={"If-None-Match": first.headers["ETag"]})
     assert again.status_code == 304
-    for path in (
-        "/web/../app.py",
-        "/web/%2e%2e/app.py",
-        "/web//etc/passwd",
-        "/web/none.js",
-        "/web/demo",
-    ):
+    for path in ("/web/../app.py", "/web/%2e%2e/app.py", "/web//etc/passwd", "/web/none.js", "/web/demo"):
         assert client.get(path).status_code == 404, path
 
 
@@ -101,9 +93,7 @@ def test_a_load_is_the_same_for_the_same_seed_and_poisson() -> None:
     assert {at for at, _ in planned(LoadRequest(count=7))} == {0.0}
 
 
-@pytest.mark.parametrize(
-    "fields", [{"count": 401}, {"rate": -1}, {"count": True}, {"max_tokens": 0}]
-)
+@pytest.mark.parametrize("fields", [{"count": 401}, {"rate": -1}, {"count": True}, {"max_tokens": 0}])
 def test_a_load_is_bounded(fields: dict[str, Any]) -> None:
     client = create_app(Config(), fake_engine(FakeModel())).test_client()
     assert client.post("/load", json=fields).status_code == 400
@@ -126,8 +116,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     api = pytest.importorskip(
-        "playwright.sync_api",
-        reason="playwright is not installed: tools/setup.sh requirements-dev.txt does it",
+        "playwright.sync_api", reason="playwright is not installed: tools/setup.sh requirements-dev.txt does it"
     )
     with api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
@@ -173,9 +162,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--load-format", "auto", "--numsamples", "7", "--load", *LOADS, "--seed", "1", "--warmup", "5",
         "--server=--max-batch-size 4", "--no-plots", "--out", str(folder), "--name", "x",
     ]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=ROOT, env=clean_environment(), capture_output=True, timeout=180
-    )
+    done = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, timeout=180)
     assert done.returncode == 0, done.stderr.decode()
     return folder / "x"
 
@@ -220,9 +207,7 @@ class TestInABrowser:
         page.fill("#prompt", prompt)
         page.fill("#tokens", "30")
         page.click("#send")
-        tab.until(
-            "!document.querySelector('#send').disabled && document.querySelector('#cancel').disabled"
-        )
+        tab.until("!document.querySelector('#send').disabled && document.querySelector('#cancel').disabled")
         answer = page.text_content("#answer")
         assert answer.startswith(prompt)
         assert len(answer) > len(prompt)
@@ -296,8 +281,7 @@ class TestInABrowser:
         assert tab.complaints == []
 
     @pytest.mark.parametrize(
-        ("path", "opened"),
-        [("/", "EB.page.model !== EB.page.live"), ("/race", "EB.race.lanes.length === 1")],
+        ("path", "opened"), [("/", "EB.page.model !== EB.page.live"), ("/race", "EB.race.lanes.length === 1")]
     )
     def test_a_run_may_be_dropped_on_the_page(self, tab: Tab, path: str, opened: str) -> None:
         run = drive(scheduler("static", 4), requests((0, 5, 3), (0, 9, 8)))
@@ -336,9 +320,7 @@ class TestInABrowser:
         page = tab.open("/race")
         tab.until("EB.race.lanes.length === 2")
         page.evaluate("EB.race.clock = 1e9")
-        tab.until(
-            "[...document.querySelectorAll('.done')].every((e) => e.textContent.includes('done in'))"
-        )
+        tab.until("[...document.querySelectorAll('.done')].every((e) => e.textContent.includes('done in'))")
         answered = page.locator(".figures span:first-child b").all_text_contents()
         assert len(set(answered)) == 1
         assert tab.complaints == []
@@ -450,8 +432,7 @@ class TestInABrowser:
         run = drive(scheduler("static", 2), requests((0, 5, 9), (0, 5, 9), (1, 5, 3)))
         path = tmp_path / "wait.jsonl"
         arrivals = [
-            {"id": s.id, "t": s.arrived_at, "prompt_tokens": 5, "max_tokens": s.max_tokens}
-            for s in run.sequences
+            {"id": s.id, "t": s.arrived_at, "prompt_tokens": 5, "max_tokens": s.max_tokens} for s in run.sequences
         ]
         path.write_text("".join(json.dumps(line) + "\n" for line in arrivals + run.records()))
         page = tab.open()
@@ -464,9 +445,7 @@ class TestInABrowser:
         cells = page.locator("#rows tr", has_text="waiting").locator("td").all_text_contents()
         assert cells[4] == cells[5]
 
-    def test_a_race_of_live_servers_shows_each_with_its_policy(
-        self, tab: Tab, server: Server, tmp_path: Path
-    ) -> None:
+    def test_a_race_of_live_servers_shows_each_with_its_policy(self, tab: Tab, server: Server, tmp_path: Path) -> None:
         flags = ("--model", "mock:llm-mock@50", "--max-batch-size", "4")
         with Server(tmp_path / "log", "dynamic", *flags) as other:
             page = tab.open(f"/race?run={tab.url}&run=http://127.0.0.1:{other.port}")
@@ -474,13 +453,9 @@ class TestInABrowser:
                 one.post(prompt="hi", num_tokens=9)
             tab.until("EB.race.lanes.every((lane) => lane.model.columns.length >= 9)")
             assert page.locator(".lane .badge").all_text_contents() == ["static", "dynamic"]
-            tab.until(
-                "[...document.querySelectorAll('.figures span:first-child b')].every((e) => +e.textContent >= 1)"
-            )
+            tab.until("[...document.querySelectorAll('.figures span:first-child b')].every((e) => +e.textContent >= 1)")
             assert not page.is_visible("#seek")
-            named = (
-                f"asked http://127.0.0.1:{other.port}/events?"  # it alone, as the address asks for
-            )
+            named = f"asked http://127.0.0.1:{other.port}/events?"  # it alone, as the address asks for
             assert [said for said in tab.complaints if not said.startswith(named)] == []
 
     def test_the_race_within_a_report_needs_no_server(self, chromium: Any, tmp_path: Path) -> None:
@@ -525,9 +500,7 @@ class TestInABrowser:
         assert len(firsts) == 2
         assert tab.complaints == []
 
-    def test_a_report_races_every_policy_under_every_load(
-        self, chromium: Any, comparison: Path
-    ) -> None:
+    def test_a_report_races_every_policy_under_every_load(self, chromium: Any, comparison: Path) -> None:
         path = comparison / "race.html"
         path.write_text(f"<!doctype html><title>x</title>{race.embed(store.read(comparison))}")
         page = chromium.new_page()
@@ -540,9 +513,7 @@ class TestInABrowser:
         assert frame.locator(".lane .badge").all_text_contents() == THREE
         page.close()
 
-    def test_runs_of_different_requests_are_not_called_the_same(
-        self, tab: Tab, tmp_path: Path
-    ) -> None:
+    def test_runs_of_different_requests_are_not_called_the_same(self, tab: Tab, tmp_path: Path) -> None:
         page = tab.open("/race")
         tab.until("EB.race.lanes.length === 2")
         assert ", the same in each lane" in str(page.text_content("#lead"))  # by id and length
