@@ -160,9 +160,7 @@ def main(argv: list[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         banner.fail(str(error))
         raise SystemExit(2) from None
-    environment = {
-        **HEAP, **os.environ, **config.to_environment(), RESOLVED: resolved, "BATCHING": config.policy
-    }  # fmt: skip
+    environment = {**HEAP, **os.environ, **config.to_environment(), RESOLVED: resolved, "BATCHING": config.policy}
     root = str(settings.ROOT)
     os.chdir(root)
     command = [sys.executable, "-m", "gunicorn", "--config", f"{root}/gunicorn_conf.py", "app:app"]

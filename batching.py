@@ -361,8 +361,7 @@ class BatchingManager:
             if inference.sequence in self._open:
                 reason = "length" if inference.error is None else "abort"
                 leaving[reason][inference.sequence] = None
-        left = [s for reason, group in leaving.items() if group
-                for s in scheduler.remove_all(list(group), now, reason)]  # fmt: skip
+        left = [s for reason, group in leaving.items() if group for s in scheduler.remove_all(list(group), now, reason)]
         if left:
             self._leave(left, None)
 

@@ -82,9 +82,8 @@ class Config:
         "batching", minimum=0, maximum=86400,
     )  # fmt: skip
     request_timeout: float = setting(
-        600.0, "maximum seconds from arrival to answer, then 504", "batching",
-        minimum=0.01, maximum=86400,
-    )  # fmt: skip
+        600.0, "maximum seconds from arrival to answer, then 504", "batching", minimum=0.01, maximum=86400
+    )
     shadow: str = setting(
         "", "another policy to simulate on the same requests at the lowest priority; /stats and the live "
         "page show the result", "batching",
@@ -99,14 +98,12 @@ class Config:
         "mock:FILE.json: no weights, only the delays of a cost model (append @10 for a tenth of them)", "model",
     )  # fmt: skip
     load_format: str = setting(
-        "auto", "dummy: random weights of the right shape, for benchmarks", "model",
-        choices=("auto", "dummy"),
-    )  # fmt: skip
+        "auto", "dummy: random weights of the right shape, for benchmarks", "model", choices=("auto", "dummy")
+    )
     device: str = setting("auto", "device to compute on", "model", choices=("auto", "cpu", "cuda"))
     dtype: str = setting(
-        "auto", "number format of weights and KV cache", "model",
-        choices=("auto", "float32", "bfloat16", "float16"),
-    )  # fmt: skip
+        "auto", "number format of weights and KV cache", "model", choices=("auto", "float32", "bfloat16", "float16")
+    )
     batch_invariant: bool = setting(
         False, "on a GPU: compute the same tokens for a request alone and in any batch, slightly slower; always so on a CPU",
         "model",
@@ -115,9 +112,8 @@ class Config:
         "", "file with GPT-2's byte-pair ranks (*.tiktoken); unset: downloaded once and cached", "model"
     )
     kv_memory: int = setting(
-        0, "memory for KV pages, such as 512M or 2G; 0: a share of the free memory", "model",
-        minimum=0, size=True,
-    )  # fmt: skip
+        0, "memory for KV pages, such as 512M or 2G; 0: a share of the free memory", "model", minimum=0, size=True
+    )
     end_of_text: str = setting(
         "special", "meaning of <|endoftext|> in a prompt: the special token, or plain text; always plain text on /inference", "model",
         choices=("special", "text"),
@@ -129,9 +125,8 @@ class Config:
     host: str = setting("0.0.0.0", "address to listen on", "server")
     port: int = setting(8500, "port to listen on", "server", minimum=1, maximum=65535)
     max_connections: int = setting(
-        0, "maximum open sockets; 0: queue and batch size plus 544", "server",
-        minimum=0, maximum=1 << 20,
-    )  # fmt: skip
+        0, "maximum open sockets; 0: queue and batch size plus 544", "server", minimum=0, maximum=1 << 20
+    )
     receive_timeout: float = setting(
         10.0, "maximum seconds to wait for the next byte of a request, then the connection is closed",
         "server", minimum=0.1, maximum=3600,
@@ -141,9 +136,8 @@ class Config:
         "server", minimum=0.1, maximum=3600,
     )  # fmt: skip
     trusted_hosts: str = setting(
-        "", "allowed Host headers, separated by commas; .example.org includes its subdomains; unset: any",
-        "server",
-    )  # fmt: skip
+        "", "allowed Host headers, separated by commas; .example.org includes its subdomains; unset: any", "server"
+    )
     cors_origins: str = setting(
         "", "origins whose pages may use this server from a browser, separated by commas, such as "
         "https://chat.example.org; *: any; unset: none", "server", origins=True,

@@ -24,7 +24,7 @@ STATE = {
     "type": "object",
     "required": ["status", "last_iteration_age_s"],
     "properties": {"status": {"type": "string"}, "reason": {"type": "string"}, "last_iteration_age_s": NUMBER},
-}  # fmt: skip
+}
 TIMELINE = {
     "type": "object",
     "required": ["id", "state", "finish_reason"],
@@ -41,7 +41,7 @@ TIMELINE = {
 SLOT = {
     "type": "object",
     "required": ["id", "id_task", "n_ctx", "is_processing", "state", "prompt_tokens", "params", "next_token"],
-}  # fmt: skip
+}
 CANCELLED = {
     "type": "object",
     "required": ["id", "state"],

@@ -88,7 +88,7 @@ KINDS: dict[str, Callable[[int], str]] = {
     "a text of 130,000 bytes": lambda room: '"' + "qx" * 65_000 + '"',
     "65,000 ids": lambda room: repeated("199", room, 65_000),
     "64 lists of 1,024 ids": lambda room: repeated(repeated("199", room, 1024), room, 64),
-}  # fmt: skip
+}
 
 
 def fields_of(operations: Any) -> Iterator[tuple[Any, tuple[str | int, ...]]]:
@@ -296,9 +296,8 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.bodies", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        prog="python -m benchmarks.bodies", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--policy", default="dynamic")
     parser.add_argument("--model", default="bard")
     parser.add_argument("--compute-threads", type=int, default=1)

@@ -156,9 +156,8 @@ def _reference(loader: Loader, prompts: list[list[int]], tokens: int) -> tuple[l
 
 
 def _texts(
-    loader: Loader, prompts: list[list[int]], expected: list[list[int]], logprobs: Tensor, tokens: int,
-    strict: bool,
-) -> dict[str, Any]:  # fmt: skip
+    loader: Loader, prompts: list[list[int]], expected: list[list[int]], logprobs: Tensor, tokens: int, strict: bool
+) -> dict[str, Any]:
     runner = loader.runner(room(prompts, tokens, loader.page_size), SLOTS, strict)
     error = float((first_logprobs(runner, prompts) - logprobs).abs().max())
     batch, alone = (texts(runner, prompts, tokens, policy) for policy in ("dynamic", "nobatch"))

@@ -72,19 +72,19 @@ STARTED: flags.Flags = {
     ),
 }
 OUTPUT: flags.Flags = {
-    "--out": ("folder for all results (default: results)", {"type": Path, "metavar": "DIR", "default": Path("results")}),
-    "--name": ("name of this comparison (default: the time and the policies)", {"metavar": "NAME"}),
-    "--readme": (
-        "also copy the table and the pictures for a README to this folder",
-        {"type": Path, "metavar": "DIR"},
+    "--out": (
+        "folder for all results (default: results)",
+        {"type": Path, "metavar": "DIR", "default": Path("results")},
     ),
+    "--name": ("name of this comparison (default: the time and the policies)", {"metavar": "NAME"}),
+    "--readme": ("also copy the table and the pictures for a README to this folder", {"type": Path, "metavar": "DIR"}),
     "--no-plots": ("write no pictures and no page", {"action": "store_true"}),
     "--cost": (
         "cost model, or file from `simulate calibrate`, with which the simulator predicts each request "
         "(default: the measured steps of the servers)",
         {"type": flags.checked(simulated.check), "metavar": "FILE"},
     ),
-}  # fmt: skip
+}
 
 
 def build_parser(prog: str = "client.compare", first: str = FIRST) -> flags.Parser:

@@ -241,4 +241,4 @@ def logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int], ranks
         for token, own, row, row_ids, n, rank in zip(
             tokens, (chosen - whole)[:, 0].tolist(), values.tolist(), ids.tolist(), counts, places
         )
-    ]  # fmt: skip
+    ]

@@ -72,7 +72,7 @@ def _computing(engine: Engine, fits: str) -> list[tuple[str, str]]:
         return [
             ("model", f"{engine.model_name}, no weights: {facts['instead']}, context {engine.context:,}"),
             ("KV pages", f"counted only{fits}"),
-        ]  # fmt: skip
+        ]
     return [
         ("model", f"{engine.model_name}, {facts.get('parameters', 0) / 1e6:.1f} M parameters, "
                   f"context {engine.context:,}"),

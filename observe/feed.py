@@ -158,10 +158,7 @@ class Feed:
         with self._lock:
             if len(self.viewers) >= self.most_viewers:
                 now = self.clock()
-                frozen = [
-                    v for v in self.viewers
-                    if v.begun is not None and now - v.begun > FROZEN_SECONDS
-                ]  # fmt: skip
+                frozen = [v for v in self.viewers if v.begun is not None and now - v.begun > FROZEN_SECONDS]
                 if not frozen:
                     return None
                 self.viewers.remove(frozen[0])

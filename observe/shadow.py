@@ -134,8 +134,7 @@ class Shadow:
             return
         whole = outcome(inference) in ("stop", "length") and seq.finished_at is not None
         latency = seq.finished_at - arrived if whole and seq.finished_at is not None else None
-        row = (arrived, len(seq.prompt_ids), len(seq.output_ids), latency, seq.client, seq.priority,
-               seq.deadline)  # fmt: skip
+        row = (arrived, len(seq.prompt_ids), len(seq.output_ids), latency, seq.client, seq.priority, seq.deadline)
         if len(self._done) >= KEPT:
             # They go in order of their end: who came before one that has gone is not all here any more.
             self._since = max(self._since, self._done.popleft()[1][0])

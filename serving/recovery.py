@@ -174,8 +174,7 @@ class Recovery:
         if n < 2:
             return [_own(tried)] * n
         halves = (slice(0, n // 2), slice(n // 2, n))
-        parts = [replace(plan, sequences=plan.sequences[half], counts=plan.counts[half], held=[])
-                 for half in halves]  # fmt: skip
+        parts = [replace(plan, sequences=plan.sequences[half], counts=plan.counts[half], held=[]) for half in halves]
         return [output for part in parts for output in self._bisect(part)]
 
     def _shed(self, scheduler: Scheduler, plan: Plan) -> tuple[Plan, list[Output]]:

@@ -100,7 +100,7 @@ def options(pairs: Sequence[str], flag: str) -> dict[str, str]:
 
 def add_engine(
     parser: argparse.ArgumentParser, *, kv: bool = True, cost: str | None = "oracle-a", default: str = "%(default)s"
-) -> None:  # fmt: skip
+) -> None:
     """Add what describes the engine: policies, cost (`default` explains a missing one), room."""
     group = parser.add_argument_group("engine")
     parser.add_argument(
@@ -136,14 +136,12 @@ def add_workload(parser: argparse.ArgumentParser, num: int = 1000) -> None:
     group.add_argument("--arrivals", default="poisson", help=f"{', '.join(workloads.ARRIVALS)} (default %(default)s)")
     group.add_argument("--rate", type=positive, default=2.0, help="requests a second (default %(default)s)")
     group.add_argument(
-        "--num", type=whole(1), default=num,
-        help="requests (default %(default)s; of a trace all, or its first NUM)",
-    )  # fmt: skip
+        "--num", type=whole(1), default=num, help="requests (default %(default)s; of a trace all, or its first NUM)"
+    )
     group.add_argument("--trace", type=Path, help="a CSV or JSON-lines file instead")
     group.add_argument(
-        "--speed", type=positive, default=1.0,
-        help="play a trace so many times as fast (default %(default)s)",
-    )  # fmt: skip
+        "--speed", type=positive, default=1.0, help="play a trace so many times as fast (default %(default)s)"
+    )
     group.add_argument(
         "--context", type=whole(0), default=0, metavar="TOKENS",
         help="leave out requests whose prompt and answer are longer (default 0: none)",

@@ -33,7 +33,7 @@ from simulate import (
     result,
     validate,
     workloads,
-)  # fmt: skip
+)
 from simulate.arguments import (
     UsageError,
     check_engine,

@@ -152,7 +152,7 @@ class Trial:
             if n > room.slots:
                 raise Broken(
                     "slots", f"admit() returned {n}, but only {room.slots} of {self.case.slots} slots are free"
-                )  # fmt: skip
+                )
             return n
 
         self.policy.admit = admit  # type: ignore[method-assign]

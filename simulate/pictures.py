@@ -87,9 +87,8 @@ def prefix(told: dict[str, Any], folder: Path, console: Console) -> None:
 
 
 def _panels(
-    drawing: tuple[list[Any], list[list[Any]]], shares: dict[str, Told],
-    keys: tuple[str, str, str], x: str, y: str,
-) -> None:  # fmt: skip
+    drawing: tuple[list[Any], list[list[Any]]], shares: dict[str, Told], keys: tuple[str, str, str], x: str, y: str
+) -> None:
     """Draw a panel for each share; of `keys` the first tells the lines apart, the others are x and y."""
     from client.report import album
 

@@ -31,8 +31,7 @@ from simulate.simulator import Run, simulate
 FEWEST_STEPS = 30  # fewer make no law
 MOST_STEPS = 2000  # more teach it nothing
 STEP_TOKENS = 256  # of a server that does not tell
-COLUMNS = ("policy", "load", "repeat", "index", "ttft_s", "simulated_ttft_s", "latency_s",
-           "simulated_latency_s")  # fmt: skip
+COLUMNS = ("policy", "load", "repeat", "index", "ttft_s", "simulated_ttft_s", "latency_s", "simulated_latency_s")
 OWN = "each run's own steps"
 Record = Mapping[str, Any]
 Line = Mapping[str, str]
@@ -144,7 +143,7 @@ def sequences(
         prompt = int(line["prompt_tokens"] or totals.get(id, asked) - asked)
         at = float(line["arrival_s"]) if arrivals is None else arrivals.get(id)
         if prompt > 0 and tokens > 0 and at is not None:
-            found.append(Sequence([0] * prompt, tokens, id=id, arrived_at=at, client=line["client"]))  # fmt: skip
+            found.append(Sequence([0] * prompt, tokens, id=id, arrived_at=at, client=line["client"]))
     return found
 
 

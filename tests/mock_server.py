@@ -161,8 +161,7 @@ def chunk(path: str, first: int, last: int, count: int, queue_s: float) -> bytes
     end, text = last == count, " x" * (last - first)
     if path == "/generate_stream":
         details = {"finish_reason": "length", "generated_tokens": count, "input_length": 7}
-        event: dict[str, Any] = {"index": last, "token": {"id": 1, "text": text},
-                                 "details": details if end else None}  # fmt: skip
+        event: dict[str, Any] = {"index": last, "token": {"id": 1, "text": text}, "details": details if end else None}
         return b"data:" + json.dumps(event).encode() + b"\n\n"
     if path == "/v1/completions":
         event = {"id": "cmpl-1", "choices": [{"index": 0, "text": text}], "usage": usage(last)}

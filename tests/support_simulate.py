@@ -43,7 +43,6 @@ def agrees(found: tuple[float, float], exact: float) -> bool:
 
 
 def run_poisson(
-    policy: str, slots: int, cost: Cost, rate: float, lengths: np.ndarray,
-    rng: np.random.Generator, **options: Any,
-) -> Run:  # fmt: skip
+    policy: str, slots: int, cost: Cost, rate: float, lengths: np.ndarray, rng: np.random.Generator, **options: Any
+) -> Run:
     return simulate(make_scheduler(policy, slots, **options), poisson(rate, lengths, rng), cost)

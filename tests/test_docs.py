@@ -17,7 +17,7 @@ import policies
 from app import create_app
 from config import Config
 
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "weights/bard/README.md"]  # fmt: skip
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "weights/bard/README.md"]
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -58,7 +58,7 @@ def test_a_page_of_the_documentation_can_be_reached_from_the_readme() -> None:
     reached, new = set(), {ROOT / "README.md"}
     while new:
         reached |= new
-        targets = {(page.parent / link.partition("#")[0]).resolve() for page in new for link in links(page)}  # fmt: skip
+        targets = {(page.parent / link.partition("#")[0]).resolve() for page in new for link in links(page)}
         new = {target for target in targets if target.suffix == ".md"} - reached
     assert set(PAGES) <= reached
 

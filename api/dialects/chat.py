@@ -43,9 +43,7 @@ OPERATIONS = [
 
 def blueprint(service: Service) -> Blueprint:
     routes = Blueprint("chat", __name__)
-    kind = Kind(
-        ChatRequest, EXAMPLE, UNSUPPORTED_CHAT, lambda asked: asked.n, ask_of, ChatWriter
-    )  # fmt: skip
+    kind = Kind(ChatRequest, EXAMPLE, UNSUPPORTED_CHAT, lambda asked: asked.n, ask_of, ChatWriter)
 
     @routes.post("/v1/chat/completions")
     def chat() -> Response | Deferred:

@@ -120,8 +120,7 @@ def statistics(service: Service) -> dict[str, Any]:
     engine = service.engine
     result = service.stats.snapshot() | {"http": service.meters.http_totals()}
     if engine is None:
-        return result | {"requests-running": 0, "requests-waiting": 0, "policy": service.config.policy,
-                         "engine": None}  # fmt: skip
+        return result | {"requests-running": 0, "requests-waiting": 0, "policy": service.config.policy, "engine": None}
     pages, recovery = engine.manager.pages, engine.manager.recovery
     kv = None
     if pages is not None:

@@ -90,9 +90,7 @@ def answer(service: Service, kind: Kind[Asked]) -> Response | Deferred:
 
 def blueprint(service: Service) -> Blueprint:
     routes = Blueprint("openai", __name__)
-    kind = Kind(
-        CompletionRequest, EXAMPLE, UNSUPPORTED_COMPLETION, completion_places, completion_ask, CompletionWriter
-    )  # fmt: skip
+    kind = Kind(CompletionRequest, EXAMPLE, UNSUPPORTED_COMPLETION, completion_places, completion_ask, CompletionWriter)
 
     @routes.post("/v1/completions")
     def completions() -> Response | Deferred:

@@ -151,18 +151,13 @@ def ask_of(engine: Engine, asked: GenerateRequest, streams: bool) -> Ask:
     if p.decoder_input_details:
         options |= {"scores_prompt": True, "prompt_logprobs": 0}
     ids = generation.encode(engine, asked.inputs, special=engine.special_end, keep=p.truncate, param="inputs")
-    return Ask(
-        [Prompt(asked.inputs, ids)], p.max_new_tokens, "max_new_tokens", options,
-        best_of=best_of, seed=p.seed,
-    )  # fmt: skip
+    return Ask([Prompt(asked.inputs, ids)], p.max_new_tokens, "max_new_tokens", options, best_of=best_of, seed=p.seed)
 
 
 def information(service: Service, engine: Engine) -> dict[str, Any]:
     """Return the body of /info: TGI's fields, then ours."""
     manager, pages = engine.manager, engine.manager.pages
-    fits = {} if pages is None else {
-        str(n): pages.total // pages.pages_for(n) for n in (128, 256, 512, 1024)
-    }  # fmt: skip
+    fits = {} if pages is None else {str(n): pages.total // pages.pages_for(n) for n in (128, 256, 512, 1024)}
     return {
         "model_id": engine.served_name,
         "model_sha": engine.facts.get("revision"),

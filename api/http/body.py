@@ -91,7 +91,7 @@ def _parse(body: bytes, example: str) -> dict[str, Any]:
         # Hooks are calls of Python, between which other threads get their turn.
         value = json.loads(
             text, object_pairs_hook=_unique, parse_constant=_not_finite, parse_float=_finite, parse_int=_whole
-        )  # fmt: skip
+        )
     except json.JSONDecodeError as error:
         raise ApiError(
             f"invalid JSON: {error.msg} at line {error.lineno}, column {error.colno}. "

@@ -136,11 +136,7 @@ def content(error: ApiError) -> dict[str, Any]:
     """Return the body of an error in the dialect of the request, also for the last event of a stream."""
     if is_tgi():
         return {"error": str(error), "error_type": TGI_TYPE.get(error.type, error.type)}
-    return {
-        "error": {
-            "message": str(error), "type": error.type, "param": error.param, "code": error.code
-        }
-    }  # fmt: skip
+    return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
 
 
 def response(error: ApiError) -> Response:

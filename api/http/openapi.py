@@ -153,9 +153,7 @@ def _operation(op: Operation, named: Mapping[Any, Any], keyed: bool) -> dict[str
     error = {"$ref": REFERENCE.format(model="TgiError" if op.tgi else "Error")}
     for code in sorted({*common, *extra, *op.errors}):
         responses.setdefault(str(code), _response(code, error))
-    result: dict[str, Any] = {
-        "operationId": op.id, "summary": op.summary, "tags": [op.tag], "responses": responses
-    }  # fmt: skip
+    result: dict[str, Any] = {"operationId": op.id, "summary": op.summary, "tags": [op.tag], "responses": responses}
     if parameters := _parameters(op):
         result["parameters"] = parameters
     if op.body is not None:

@@ -30,9 +30,7 @@ def _not_zero(value: int) -> int:
     return value
 
 
-Limit = Annotated[
-    f.integer(ge=UNLIMITED), AfterValidator(_not_zero), Field(json_schema_extra={"not": {"const": 0}})
-]  # fmt: skip
+Limit = Annotated[f.integer(ge=UNLIMITED), AfterValidator(_not_zero), Field(json_schema_extra={"not": {"const": 0}})]
 ALL_THE_ROOM = f"{UNLIMITED} for all that the context leaves"
 
 

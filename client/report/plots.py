@@ -16,8 +16,7 @@ from .album import Album, Picture, finish
 from .store import Results, slug
 from .summary import average
 
-KINDS = {"useful": "#009E73", "padding": "#F0E442", "held": "#D55E00", "idle": "#DDDDDD",
-         "recomputed": "#CC79A7"}  # fmt: skip
+KINDS = {"useful": "#009E73", "padding": "#F0E442", "held": "#D55E00", "idle": "#DDDDDD", "recomputed": "#CC79A7"}
 
 
 def latency_over_tokens(album: Album) -> None:
@@ -43,7 +42,7 @@ def latency_over_tokens(album: Album) -> None:
                     said += f": {intercept:.2f} s + {slope * 1000:.1f} ms/token, r = {r:.2f}"
                     ends = np.array([min(x), max(x)])
                     axes.plot(ends, intercept + slope * ends, color=look["color"], linestyle=look["linestyle"])
-                axes.scatter(x, y, s=14, alpha=0.6, color=look["color"], marker=look["marker"], label=said)  # fmt: skip
+                axes.scatter(x, y, s=14, alpha=0.6, color=look["color"], marker=look["marker"], label=said)
                 rows += [[policy, a, b] for a, b in zip(x, y)]
             finish(axes, "requested tokens", "latency (s)")
 

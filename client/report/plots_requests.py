@@ -50,7 +50,7 @@ def simulated_over_measured(album: Album) -> None:
                 axes.set_xscale("log")
                 axes.set_yscale("log")
                 what = "TTFT" if kind == "ttft_s" else "latency"
-                finish(axes, f"{what} measured (s)", "simulated (s)" if axes is grid[0] else "", zero=False)  # fmt: skip
+                finish(axes, f"{what} measured (s)", "simulated (s)" if axes is grid[0] else "", zero=False)
 
 
 def dots(album: Album, policy: str) -> dict[str, Any]:

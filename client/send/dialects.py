@@ -67,8 +67,7 @@ class Dialect:
         user = {"user": planned.user} if planned.user else {}
         if self.api == "inference":
             streams = {"stream": True} if self.stream else {}
-            return {"prompt": planned.prompt, "num_tokens": planned.num_tokens, **user, **streams,
-                    **extra}  # fmt: skip
+            return {"prompt": planned.prompt, "num_tokens": planned.num_tokens, **user, **streams, **extra}
         usage = {"include_usage": True, "continuous_usage_stats": True}
         stream = {"stream": True, "stream_options": usage} if self.stream else {}
         return {

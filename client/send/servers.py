@@ -72,9 +72,8 @@ def started(policy: str, arguments: Sequence[str], log: Path, key: str | None = 
     with log.open("w") as file:
         # A session of its own: Ctrl-C on the terminal is for the client, which lets requests finish.
         process = subprocess.Popen(
-            [*command, *arguments], stdout=subprocess.DEVNULL, stderr=file, env=kept,
-            start_new_session=True,
-        )  # fmt: skip
+            [*command, *arguments], stdout=subprocess.DEVNULL, stderr=file, env=kept, start_new_session=True
+        )
     with ends_in_order():
         try:
             wait_until_ready(f"http://127.0.0.1:{port}", process, log)

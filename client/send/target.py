@@ -102,8 +102,7 @@ def ask(target: Target, planned: Planned, show: Callable[[str], None] = lambda t
                 return _follow(target.dialect, reply.iter_content(None), show)
             return _whole(target.dialect, reply, planned)
         except (Refused, Unreadable) as error:
-            raise Failed("unreadable answer" if isinstance(error, Unreadable) else "error event",
-                         str(error)) from error  # fmt: skip
+            raise Failed("unreadable answer" if isinstance(error, Unreadable) else "error event", str(error)) from error
         except requests.ConnectTimeout as error:
             raise ServerUnreachable("timed out while connecting") from error
         except requests.Timeout as error:

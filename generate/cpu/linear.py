@@ -75,8 +75,7 @@ class PackedLinear:
     bits from those for more.
     """
 
-    FUSED = {**dict.fromkeys(GELU_TANH_NAMES, ("gelu", "tanh")), "gelu": ("gelu", "none"),
-             "relu": ("relu", "")}  # fmt: skip
+    FUSED = {**dict.fromkeys(GELU_TANH_NAMES, ("gelu", "tanh")), "gelu": ("gelu", "none"), "relu": ("relu", "")}
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str | None = None) -> None:
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 64)

@@ -111,7 +111,7 @@ def decode_error(
 
 def prompts_error(
     attend: PlainPrompts, other: PlainPrompts, pool: torch.Size, dtype: torch.dtype, device: torch.device
-) -> float:  # fmt: skip
+) -> float:
     """Return the largest difference of two ways on two pieces, of which one has a past of two pages and more."""
     _, heads, size, width = pool
     new, past = 40, 2 * size + 4

@@ -80,9 +80,8 @@ def _attend(
                 peaks = tl.load(part + D, mask=known, other=-float("inf"), cache_modifier=".cg")
                 sums = tl.load(part + D + 1, mask=known, other=0.0, cache_modifier=".cg")
                 mixes = tl.load(
-                    part[:, None] + d[None, :], mask=known[:, None] & wide[None, :], other=0.0,
-                    cache_modifier=".cg",
-                )  # fmt: skip
+                    part[:, None] + d[None, :], mask=known[:, None] & wide[None, :], other=0.0, cache_modifier=".cg"
+                )
                 weights = tl.exp(peaks - tl.max(peaks, 0))
                 mix = tl.sum(weights[:, None] * mixes, 0)
                 total = tl.sum(weights * sums, 0)

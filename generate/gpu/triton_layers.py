@@ -53,14 +53,8 @@ def _linear(
     acc = tl.zeros([BM, BN], tl.float32)
     for start in range(0, K, BK):
         inner = start + k < K
-        x = tl.load(
-            X + m[:, None] * K + start + k[None, :],
-            mask=(m < M)[:, None] & inner[None, :], other=0.0,
-        )  # fmt: skip
-        w = tl.load(
-            W + n[None, :] * K + start + k[:, None],
-            mask=(n < N)[None, :] & inner[:, None], other=0.0,
-        )  # fmt: skip
+        x = tl.load(X + m[:, None] * K + start + k[None, :], mask=(m < M)[:, None] & inner[None, :], other=0.0)
+        w = tl.load(W + n[None, :] * K + start + k[:, None], mask=(n < N)[None, :] & inner[:, None], other=0.0)
         acc = tl.dot(x, w, acc, input_precision="ieee")
     if BIAS:
         acc += tl.load(B + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
@@ -69,10 +63,7 @@ def _linear(
         fall = tl.exp(-2.0 * tl.abs(z))
         bend = (1.0 - fall) / (1.0 + fall)
         acc = 0.5 * acc * (1.0 + tl.where(z < 0, -bend, bend))
-    tl.store(
-        Y + m[:, None] * N + n[None, :], acc.to(Y.dtype.element_ty),
-        mask=(m < M)[:, None] & (n < N)[None, :],
-    )  # fmt: skip
+    tl.store(Y + m[:, None] * N + n[None, :], acc.to(Y.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
 
 
 def linear(

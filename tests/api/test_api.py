@@ -217,7 +217,7 @@ BAD_BODIES = {
     "UTF-16": ('{"prompt": "x", "num_tokens": 1}'.encode("utf-16"), "UTF-8 at byte 0", "UTF-8"),
     "Latin-1": ('{"prompt": "é", "num_tokens": 1}'.encode("latin-1"), "UTF-8 at byte 12"),
     "cut short": (b'{"prompt": "abc', "Unterminated string"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD_BODIES)
@@ -547,9 +547,7 @@ def test_stats_keep_the_formulas_of_the_original(client: FlaskClient) -> None:
     assert stats["latency-per-token"] == pytest.approx(sum(t / n for n, t in times.items()) / 3)
     assert stats["requests"] == 3
     assert stats["throughput-wall"] > 0
-    assert stats["engine"]["batch_stats"][0] | {"seconds": 0} == {
-        "batch_size": 1, "count": 16, "seconds": 0,
-    }  # fmt: skip
+    assert stats["engine"]["batch_stats"][0] | {"seconds": 0} == {"batch_size": 1, "count": 16, "seconds": 0}
     assert set(stats["engine"]["slot_steps"]) == {"useful", "padding", "held", "idle", "recomputed"}
 
 
@@ -591,19 +589,18 @@ def test_a_post_to_the_root_is_greeted(client: FlaskClient) -> None:
 
 @pytest.mark.parametrize(
     "path", ["/nowhere", "//", "//inference", "/inference/", "/%2e%2e/etc/passwd", "/static/app", "/stats%00"]
-)  # fmt: skip
+)
 def test_an_unknown_path_is_404_and_lists_the_known(client: FlaskClient, path: str) -> None:
     refusal = error(
-        client.get("/", environ_overrides={"PATH_INFO": path})
-        if path.startswith("//") else client.get(path), 404,
-    )  # fmt: skip
+        client.get("/", environ_overrides={"PATH_INFO": path}) if path.startswith("//") else client.get(path), 404
+    )
     assert refusal["type"] == "not_found_error"
     assert "/inference" in refusal["message"]
 
 
 @pytest.mark.parametrize(
     ("method", "path", "allowed"), [("GET", "/inference", "POST"), ("PUT", "/stats", "GET"), ("DELETE", "/", "POST")]
-)  # fmt: skip
+)
 def test_a_wrong_method_is_405_with_allow(client: FlaskClient, method: str, path: str, allowed: str) -> None:
     reply = client.open(path, method=method)
     refusal = error(reply, 405)

@@ -389,7 +389,7 @@ def test_a_full_server_refuses_before_it_reads_and_says_when_to_come(model: Fake
 
 @pytest.mark.parametrize(
     "body", [b"", b"{bad", b'{"prompt": 5}', b'{"prompt": "x", "num_tokens": 9999}', b"x" * (1 << 20 | 1)]
-)  # fmt: skip
+)
 def test_who_is_refused_gives_its_place_back(model: FakeModel, body: bytes) -> None:
     app = small(model)
     for path in ("/inference", "/v1/completions", "/generate", "/generate_stream", "/"):

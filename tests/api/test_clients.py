@@ -16,9 +16,7 @@ CLIENTS = ROOT.parent / "shared" / "clients"
 BARD = ROOT / "weights" / "bard"
 
 # The scripts want these refused. The server takes them: -1 is no limit, and up to 16 stop strings are allowed.
-TAKEN = {
-    "max_tokens=-1 is 400", "stop of 5 strings is 400", "five stop sequences raises ValidationError",
-}  # fmt: skip
+TAKEN = {"max_tokens=-1 is 400", "stop of 5 strings is 400", "five stop sequences raises ValidationError"}
 
 pytestmark = [
     pytest.mark.process,

@@ -181,9 +181,7 @@ def test_what_no_browser_sends_as_an_origin_is_refused_at_the_start(text: str) -
 
 def test_origins_are_compared_as_browsers_write_them() -> None:
     config = Config(cors_origins="HTTPS://A.Example:443,http://b:80,http://c:8080,http://[::1]:3000,app://x")
-    assert config.origins == {
-        "https://a.example", "http://b", "http://c:8080", "http://[::1]:3000", "app://x",
-    }  # fmt: skip
+    assert config.origins == {"https://a.example", "http://b", "http://c:8080", "http://[::1]:3000", "app://x"}
     assert Config().origins == frozenset()
     assert Config(cors_origins="*, http://b").origins == {"*", "http://b"}
 
@@ -246,7 +244,7 @@ def test_a_page_in_a_browser_reads_answers_of_a_server_that_lists_its_site(site:
         api.sync_playwright() as playwright,
         Server(tmp_path / "open.log", *argv, "--cors-origins", site, key="k", EB_API_KEY="k") as listed,
         Server(tmp_path / "shut.log", *argv, key="k", EB_API_KEY="k") as shut,
-    ):  # fmt: skip
+    ):
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         page = browser.new_page()
         page.goto(site)

@@ -56,14 +56,14 @@ def test_any_host_is_answered_where_none_is_named() -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [("POST", "/inference"), ("POST", "/v1/completions"), ("PUT", "/policy"), ("DELETE", "/requests/x")],
-)  # fmt: skip
+)
 def test_what_changes_something_is_refused_from_pages_of_other_sites(
     client: FlaskClient, method: str, path: str
 ) -> None:
     for content_type in ("application/json", "text/plain"):
         reply = client.open(
             path, method=method, content_type=content_type, data=b"{}", headers={"Sec-Fetch-Site": "cross-site"}
-        )  # fmt: skip
+        )
         assert reply.status_code == 403
         assert not [name for name in dict(reply.headers) if name.startswith("Access-Control")]
 

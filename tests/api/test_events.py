@@ -28,9 +28,8 @@ def step(n: int, slots: int = 2) -> Iteration:
     """Return the record of a step in which two of the slots work."""
     members = [Member("a", 0, "prefill", 7, 7, 12), Member("b", 1, "decode", 1, 9, 11)]
     return Iteration(
-        n, n * 0.5, 0.25, "dynamic", 3, members, ["a"], [("b", "length")],
-        SlotSteps(2, 0, 0, slots - 2, 0), 4, 64,
-    )  # fmt: skip
+        n, n * 0.5, 0.25, "dynamic", 3, members, ["a"], [("b", "length")], SlotSteps(2, 0, 0, slots - 2, 0), 4, 64
+    )
 
 
 def filled(count: int, kept: int = 64) -> Feed:

@@ -432,9 +432,7 @@ def test_the_version_is_told_before_the_model_is_there(client: FlaskClient) -> N
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
 def test_another_model_is_not_found(client: FlaskClient, path: str) -> None:
-    body = {
-        "model": "gpt-5", "prompt": "x", "messages": [{"role": "user", "content": "x"}], "tokens": [1],
-    }  # fmt: skip
+    body = {"model": "gpt-5", "prompt": "x", "messages": [{"role": "user", "content": "x"}], "tokens": [1]}
     refusal = error(client.post(path, json=body), 404)
     assert (refusal["type"], refusal["param"]) == ("not_found_error", "model")
     assert refusal["code"] == "model_not_found"

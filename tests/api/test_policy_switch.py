@@ -100,7 +100,7 @@ def test_as_many_requests_as_before_may_wait_or_run(client: FlaskClient, service
         ({"policy": ""}, "policy is ''"),
         ({"name": "dynamic"}, "policy is missing"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused_in_plain_words(client: FlaskClient, body: Any, words: str) -> None:
     reply = client.put("/policy", json=body)
     assert reply.status_code == 400

@@ -18,11 +18,9 @@ Body = dict[str, Any]
 DIALECTS: dict[str, Callable[[int, Body], Body]] = {
     "/inference": lambda n, more: {"prompt": "hi", "num_tokens": n, **more},
     "/v1/completions": lambda n, more: {"prompt": "hi", "max_tokens": n, **more},
-    "/v1/chat/completions": lambda n, more: {
-        "messages": [{"role": "user", "content": "hi"}], "max_tokens": n, **more
-    },
+    "/v1/chat/completions": lambda n, more: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": n, **more},
     "/generate": lambda n, more: {"inputs": "hi", "parameters": {"max_new_tokens": n, **more}},
-}  # fmt: skip
+}
 
 
 class OneAtATime:

@@ -74,9 +74,7 @@ def test_all_the_room_is_the_default(client: FlaskClient) -> None:
 
 def test_the_prompt_is_scored_if_it_is_wanted(client: FlaskClient) -> None:
     prefill = done(client, decoder_input_details=True)["details"]["prefill"]
-    assert prefill == [
-        {"id": 104, "text": "h", "logprob": None}, {"id": 105, "text": "i", "logprob": -0.5},
-    ]  # fmt: skip
+    assert prefill == [{"id": 104, "text": "h", "logprob": None}, {"id": 105, "text": "i", "logprob": -0.5}]
 
 
 def test_alternatives_come_token_by_token(client: FlaskClient) -> None:
@@ -180,9 +178,7 @@ def test_a_stream_has_an_event_for_each_token(client: FlaskClient) -> None:
     assert [e["index"] for e in events] == [1, 2, 3]
     assert all(e["generated_text"] is None and e["details"] is None for e in events[:-1])
     assert events[-1]["generated_text"] == "abc"
-    assert events[-1]["details"] == {
-        "finish_reason": "length", "generated_tokens": 3, "seed": None, "input_length": 2,
-    }  # fmt: skip
+    assert events[-1]["details"] == {"finish_reason": "length", "generated_tokens": 3, "seed": None, "input_length": 2}
     assert all(len(e["top_tokens"]) == 1 for e in events)
     assert "top_tokens" not in stream(client)[0]
 

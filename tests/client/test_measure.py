@@ -172,7 +172,7 @@ def test_outcomes_are_told_the_moment_they_come(server: MockServer) -> None:
     told: list[tuple[int, str]] = []
     run = load.LoadRun(
         Target(server.url), trace(5), on_outcome=lambda o: told.append((o.index, threading.current_thread().name))
-    )  # fmt: skip
+    )
     run.start()
     assert run.wait(10)
     assert sorted(told) == [(i, "load") for i in range(5)]

@@ -32,7 +32,7 @@ def facts(load: str) -> measure.RunFacts:
     }  # fmt: skip
     return measure.RunFacts(
         "", {}, 1, "t", 1.0, 1.0, 12, None, {"engine": engine}, {"cpus": 2, "processor": "a CPU"}, {}
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -166,9 +166,7 @@ def test_the_page_races_what_was_measured_and_not_what_warmed_up() -> None:
     packed = re.search(r'id="recorded">([^<]+)<', page)
     assert packed is not None
     (told,) = json.loads(gzip.decompress(base64.b64decode(packed[1])))
-    assert {p: [s["n"] for s in of] for p, of in told["runs"].items()} == {
-        "static": [2, 3], "dynamic": [2, 3]
-    }  # fmt: skip
+    assert {p: [s["n"] for s in of] for p, of in told["runs"].items()} == {"static": [2, 3], "dynamic": [2, 3]}
     assert not re.search(r'src="|href="web', page)
     results.policies = ["static"]
     assert race.embed(results) == ""

@@ -125,7 +125,7 @@ def a_key_twice_among_many(server: Watched) -> None:
     pairs = [f'"k{i}": {i}' for i in range(15_000)]
     sent = f'{{"inner": {{{", ".join(pairs)}, "k14999": 1}}}}'.encode()
     began = time.monotonic()
-    with in_background(lambda: [refuses(sent, says="'k14999'")(server) for _ in range(3)]):  # fmt: skip
+    with in_background(lambda: [refuses(sent, says="'k14999'")(server) for _ in range(3)]):
         beside = server.ask("/inference", body("/inference", tokens=30))
     assert text_of("/inference", beside)
     assert time.monotonic() - began < PATIENCE

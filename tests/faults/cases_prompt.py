@@ -53,8 +53,7 @@ def lists_of_prompts(server: Watched) -> None:
         answer = server.ask(path, body(path, prompt))
         assert (answer.status, len(answer.json["choices"])) == (200, n)
     began = time.monotonic()
-    refuses({"prompt": ["x"] * 65}, {"prompt": ["x"] * 100_000}, {"prompt": []}, {"prompt": [[]]},
-            codes=IDS)(server)  # fmt: skip
+    refuses({"prompt": ["x"] * 65}, {"prompt": ["x"] * 100_000}, {"prompt": []}, {"prompt": [[]]}, codes=IDS)(server)
     assert time.monotonic() - began < PATIENCE
 
 

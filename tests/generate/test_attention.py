@@ -19,7 +19,7 @@ from generate.cpu.kernels import KernelError, load_library
 from generate.cpu.team import team
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-SHAPES = [(12, 64, 64), (16, 64, 16), (16, 64, 128), (25, 64, 64), (12, 8, 16), (16, 16, 64), (12, 80, 64), (3, 32, 16)]  # fmt: skip
+SHAPES = [(12, 64, 64), (16, 64, 16), (16, 64, 128), (25, 64, 64), (12, 8, 16), (16, 16, 64), (12, 80, 64), (3, 32, 16)]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}  # bfloat16: its own rounding of weights and results
 NAN = math.nan
 

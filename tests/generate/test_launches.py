@@ -183,7 +183,7 @@ def test_the_doctor_has_a_line_for_each_thing_and_a_remedy_where_it_lacks(
         port = other.getsockname()[1]
         assert not doctor.examine(Config(model="/nowhere", host="127.0.0.1", port=port))
     sick = capsys.readouterr().out.splitlines()
-    names = ["python", "torch", "device", "compiler", "disk", "open files", "port", "weights", "tokenizer"]  # fmt: skip
+    names = ["python", "torch", "device", "compiler", "disk", "open files", "port", "weights", "tokenizer"]
     for lines in (healthy, sick):
         assert [line[4:16].strip() for line in lines] == names
     assert {line[:4] for line in healthy} == {"ok  "}

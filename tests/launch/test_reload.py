@@ -25,9 +25,8 @@ def server(model: Path, tmp_path: Path) -> Iterator[Server]:
     folder = shutil.copytree(model, tmp_path / "own")
     slow = {"slow_load": {"seconds": 1}, "slow_step": {"ms": 5}}
     with Server(
-        tmp_path / "log", "dynamic", "--model", str(folder), "--compute-threads", "1",
-        EB_FAULTS=json.dumps(slow),
-    ) as server:  # fmt: skip
+        tmp_path / "log", "dynamic", "--model", str(folder), "--compute-threads", "1", EB_FAULTS=json.dumps(slow)
+    ) as server:
         yield server
 
 

@@ -152,7 +152,7 @@ def test_who_sends_too_much_can_read_the_refusal(server: Server, size: int, chun
     body: Any = (piece for _ in range(size // len(piece))) if chunked else b"x" * size
     reply = requests.post(
         f"http://127.0.0.1:{server.port}/inference", data=body, timeout=20, headers={"Connection": connection}
-    )  # fmt: skip
+    )
     assert reply.status_code == 413
     assert "1,048,576 bytes" in reply.json()["error"]["message"]
 

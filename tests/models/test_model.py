@@ -67,8 +67,7 @@ def test_the_packed_forward_gives_the_logits_of_each_sequence_alone(served: Dyna
         torch.testing.assert_close(packed, alone[0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("changes", [{"scale_attn_weights": False},
-                                     {"scale_attn_by_inverse_layer_idx": True}])  # fmt: skip
+@pytest.mark.parametrize("changes", [{"scale_attn_weights": False}, {"scale_attn_by_inverse_layer_idx": True}])
 def test_the_packed_forward_scales_attention_as_the_model_does(changes: dict[str, Any]) -> None:
     torch.manual_seed(2)
     gpt = GPT(GPTConfig(**{**vars(CONFIG), **changes})).requires_grad_(False)

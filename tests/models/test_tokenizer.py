@@ -43,7 +43,7 @@ def train(folder: Path, specials: tuple[str, ...] = (ranks.EOT,)) -> Reference:
     reference.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=420, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
-    )  # fmt: skip
+    )
     reference.train_from_iterator([TEXT], trainer)
     reference.add_special_tokens(list(specials))
     folder.mkdir(parents=True, exist_ok=True)
@@ -230,7 +230,7 @@ FOLDERS = {
     "broken": (lambda f: (f / "vocab.json").write_text("{"), "invalid JSON"),
     "another kind": (lambda f: ((f / "vocab.json").unlink(), (f / "tokenizer.json").write_text("{}")), "not a GPT-2"),
     "nothing": (lambda f: ((f / "vocab.json").unlink(), (f / "tokenizer.json").unlink()), "neither"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("spoil", "says"), FOLDERS.values(), ids=FOLDERS.keys())

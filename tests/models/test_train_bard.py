@@ -83,9 +83,8 @@ def test_dropout_by_bytes_keeps_the_mean(trainer: dict[str, Any]) -> None:
 
 
 def test_what_is_trained_can_be_served_and_resumed(
-    trainer: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    trainer: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = tmp_path / "text"
     text.write_text("".join(f"{n} bottles of beer on the wall\n" for n in range(700)))
     for name in ("train_tokenizer", "main"):

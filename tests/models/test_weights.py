@@ -37,7 +37,7 @@ SHAPES = {
     "attention scaled by layer": {"scale_attn_by_inverse_layer_idx": True, "n_layer": 4},
     "untied head": {"tie_word_embeddings": False},
     "swish": {"activation_function": "swish"},
-}  # fmt: skip
+}
 
 
 def reference(**changes: Any) -> Any:
@@ -203,7 +203,7 @@ BROKEN = {
     "more layers": (lambda f: edit(f, n_layer=4), r"missing h.\{2,3\}.ln_1.weight"),
     "a strange tensor": (lambda f: _rewrite(f, lambda s: s.update(x=torch.ones(1))), "unexpected x"),
     "integers": (lambda f: _rewrite(f, lambda s: s.update({"transformer.ln_f.bias": torch.ones(16).int()})), "I32"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("spoil", "says"), BROKEN.values(), ids=BROKEN.keys())

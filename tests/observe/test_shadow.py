@@ -125,7 +125,7 @@ def test_it_is_exactly_the_simulation_of_the_trace(tmp_path: Path) -> None:
         again = [
             Sequence([0] * len(s.prompt_ids), len(s.output_ids), arrived_at=s.arrived_at, hashes=s.hashes)
             for s in run.sequences
-        ]  # fmt: skip
+        ]
         made = policies.get_policy(policy, SLOTS)
         offline = simulate(Scheduler(made, PagePool(2000, 16), 256), again, COST)
         assert of["latency-p50"] == np.percentile(offline.latency, 50)

@@ -338,10 +338,7 @@ def test_a_counter_counts_each_prompt_and_token_once() -> None:
 
 def profiled(prompt: int, output: int) -> float:
     """Return the milliseconds that the paper's authors measured for such a request, by their fit."""
-    return (
-        0.21001891 * prompt + 0.10075395 * output + 0.0039868 * prompt * output
-        + 0.00324733 * output**2 + 1.14601454
-    )  # fmt: skip
+    return 0.21001891 * prompt + 0.10075395 * output + 0.0039868 * prompt * output + 0.00324733 * output**2 + 1.14601454
 
 
 def test_the_profiled_cost_is_the_fit_of_the_papers_profile() -> None:
@@ -496,7 +493,7 @@ def test_every_order_goes_with_every_loop() -> None:
 @pytest.mark.parametrize(
     ("order", "options"),
     [("vtc", {}), ("vtc_pred", {}), ("drr", {}), ("rpm", {"period": 60.0}), ("ssjf", {"predictor": "mean"})],
-)  # fmt: skip
+)
 def test_who_names_a_new_client_with_each_request_does_not_fill_the_memory(
     order: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

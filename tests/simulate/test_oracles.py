@@ -100,7 +100,7 @@ def test_static_is_the_bulk_service_chain(slots: int, rate: float, exact: float,
 @pytest.mark.parametrize(
     ("k", "rate", "exact"),
     [(2, 1.0, 1.3085), (2, 2.0, 1.5142), (4, 2.0, 1.7093), (4, 3.0, 1.6101), (8, 4.5, 1.9382), (16, 10.0, 2.3266)],
-)  # fmt: skip
+)
 def test_fixed_is_fixed_bulk_service(k: int, rate: float, exact: float) -> None:
     found = replicate(mean_latency("fixed", k, COST_A, rate, 2000, k=k, flush=1e9), 5)
     assert agrees(found, exact), found
@@ -127,7 +127,7 @@ def inoue(
 @pytest.mark.parametrize(
     ("rho", "exact", "batch"),
     [(0.1, 3.1459, 1.712), (0.3, 4.2248, 5.632), (0.5, 5.9019, 13.125), (0.6, 7.3698, 19.688), (0.8, 14.7147, 52.501)],
-)  # fmt: skip
+)
 def test_a_window_without_delay_meets_inoues_table(rho: float, exact: float, batch: float) -> None:
     rate = rho / ALPHA
     found, (batches, error) = inoue("window", 4096, rate, 6000)
@@ -141,7 +141,7 @@ def test_a_window_without_delay_meets_inoues_table(rho: float, exact: float, bat
 
 @pytest.mark.parametrize(
     ("slots", "exact"), [(1, 6.0936), (3, 4.5142), (4, 4.3698), (8, 4.4997), (12, 4.8938), (32, 6.8175)]
-)  # fmt: skip
+)
 def test_a_limited_batch_meets_inoues_table(slots: int, exact: float) -> None:
     rate = 0.8 * slots / (TAU + ALPHA * slots)
     found, _ = inoue("static", slots, rate, 4000, 5)
@@ -188,9 +188,8 @@ def test_each_of_two_classes_waits_as_cobham_says() -> None:
     for seed in range(6):
         rng = np.random.default_rng([seed, 3])
         run = run_poisson(
-            "nobatch+sjf", 1, COST_A, 1.3, uniform(2000, rng), rng,
-            guard=1e9, guard_ratio=1e9, predictor="classes",
-        )  # fmt: skip
+            "nobatch+sjf", 1, COST_A, 1.3, uniform(2000, rng), rng, guard=1e9, guard_ratio=1e9, predictor="classes"
+        )
         is_long = run.tokens > 64 + 1
         short.append(run.waiting[~is_long].mean())
         long.append(run.waiting[is_long].mean())

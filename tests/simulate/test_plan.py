@@ -182,7 +182,7 @@ def test_joining_the_shortest_queue_saves_replicas() -> None:
 )
 def test_the_shortest_queue_is_held_to_every_limit(limit: Limit) -> None:
     """The number that is found meets the limit, and one replica fewer does not."""
-    unit, cost, rate = workloads.draw("clipped-normal", 1.0, 500, seed=3), costs.make("oracle-a"), 20.0  # fmt: skip
+    unit, cost, rate = workloads.draw("clipped-normal", 1.0, 500, seed=3), costs.make("oracle-a"), 20.0
 
     def make() -> Scheduler:
         return make_scheduler("dynamic", 64)

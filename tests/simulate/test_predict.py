@@ -33,7 +33,7 @@ def test_a_replay_of_a_runs_own_steps_is_the_run(folder: Path) -> None:
         assert run["mape"] < 1e-4
     lines = store.read(folder).simulated
     assert len(lines) == 80
-    assert all(float(x["ttft_s"]) == pytest.approx(float(x["simulated_ttft_s"]), abs=1e-5) for x in lines)  # fmt: skip
+    assert all(float(x["ttft_s"]) == pytest.approx(float(x["simulated_ttft_s"]), abs=1e-5) for x in lines)
 
 
 def test_a_prediction_by_a_cost_model_is_as_good_as_the_model(folder: Path) -> None:
@@ -79,9 +79,7 @@ def test_simulated_and_first_tokens_are_drawn_for_each_request(folder: Path) -> 
     album = Album(store.read(folder), [])
     for draw in plots_requests.ALL:
         draw(album)
-    assert [p.name for p in album.pictures] == [
-        "ttft-over-prompt.poisson-6", "simulated-measured.poisson-6",
-    ]  # fmt: skip
+    assert [p.name for p in album.pictures] == ["ttft-over-prompt.poisson-6", "simulated-measured.poisson-6"]
     table = (folder / "plots" / "simulated-measured.poisson-6.csv").read_text().splitlines()
     assert len(table) == 1 + 2 * 80
 

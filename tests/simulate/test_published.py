@@ -32,7 +32,7 @@ def anyscale(loop: str, most: int, seed: int) -> tuple[float, Run]:
         "static": lambda: make_scheduler("static", slots),
         "tgi": lambda: make_scheduler("tgi", 1000, ratio=1.2, max_waiting=7, max_total_tokens=budget),
         "prefill-first": lambda: make_scheduler("prefill-first", 256, kv_tokens=12_000, max_batched_tokens=8100),
-    }[loop]()  # fmt: skip
+    }[loop]()
     run = simulate(scheduler, sequences((0.0, 512, int(n)) for n in outputs), OPT)
     return float(prompts.sum() + outputs.sum()) / run.ended, run
 

@@ -30,7 +30,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> tuple[
 
 def test_a_run_is_told_and_written_like_a_measured_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "one"
-    told, words = run(capsys, "run", "dynamic", *SMALL, "--out", str(out), "--e2el", "2", "--no-plots")  # fmt: skip
+    told, words = run(capsys, "run", "dynamic", *SMALL, "--out", str(out), "--e2el", "2", "--no-plots")
     summary = json.loads((out / "runs" / "dynamic.poisson-3.0.json").read_text())
     keys = [
         "date",
@@ -319,7 +319,7 @@ def test_hints_leave_the_requests_as_they_were_and_show_what_orders_do(capsys: p
     few = ["--num", "200", "--rate", "9", "--max-batch-size", "4"]
     plain, _ = run(capsys, "run", "dynamic", *few)
     flags = [*few, "--clients", "3", "--priorities", "2", "--slo", "1", "60"]
-    told, _ = run(capsys, "run", "dynamic", "dynamic+vtc", "dynamic+edf", "dynamic+priority", *flags)  # fmt: skip
+    told, _ = run(capsys, "run", "dynamic", "dynamic+vtc", "dynamic+edf", "dynamic+priority", *flags)
     fcfs, vtc, edf, _ = (run["simulation"] for run in told["runs"])
     assert told["runs"][0]["mean_ttft_ms"] == plain["mean_ttft_ms"]
     counts = [fcfs["clients"][f"client-{k}"]["requests"] for k in (1, 2, 3)]

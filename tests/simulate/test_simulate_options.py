@@ -136,7 +136,7 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--seed": (CHECK, "1"),
         "--policy-option": (CHECK, "delay=0.5"),
     },
-}  # fmt: skip
+}
 
 
 class Asked(ValueError):
@@ -192,7 +192,7 @@ def run(line: str, folder: Path, out: Path, capsys: pytest.CaptureFixture[str]) 
     if "RUN" in line:
         main(f"run dynamic {SMALL} --no-plots --out {out / 'run'}".split())
         capsys.readouterr()
-    files = {"TRACE": "trace.csv", "BLOCKS": "blocks.jsonl", "HOSTCOST": "host.json", "COST": "cost.json"}  # fmt: skip
+    files = {"TRACE": "trace.csv", "BLOCKS": "blocks.jsonl", "HOSTCOST": "host.json", "COST": "cost.json"}
     places = {name: folder / path for name, path in files.items()} | {"OUT": out, "RUN": out / "run"}
     parts = [word.partition("/") for word in line.split()]
     code = main([f"{places.get(first, first)}{slash}{rest}" for first, slash, rest in parts])
