@@ -42,7 +42,7 @@ class BatchingManager:
     """Queue, loop thread and answers for one model.
 
     The loop thread calls `observers` with each Iteration and the inferences that left. The caller's thread calls
-    `greeters` with each accepted inference. Their exceptions are logged and ignored. `make_policy` returns the policies
+    `listeners` with each accepted inference. Their exceptions are logged and ignored. `make_policy` returns the policies
     of the original's three loops by name. When the loop fails and all requests have ended, `on_death` is called with
     the reason, in the thread that detected the failure: a process without a loop should exit.
     """
@@ -73,10 +73,10 @@ class BatchingManager:
         self.queue_timeout = queue_timeout
         self.request_timeout = request_timeout
         self.observers: list[Callable[[Iteration | None, list[Inference]], None]] = []
-        self.greeters: list[Callable[[Inference], None]] = []
+        self.listeners: list[Callable[[Inference], None]] = []
         self.scheduler: Scheduler | None = None
         self.policy: Policy | None = None  # the active policy
-        self.beat = clock()  # time of the loop's last iteration
+        self.heartbeat = clock()  # time of the loop's last iteration
         self.failure: str | None = None  # why the loop has failed
         self._thread: threading.Thread | None = None
         self._on_death = on_death
@@ -133,11 +133,11 @@ class BatchingManager:
         now = self._clock()
         for inference in inferences:
             inference._cancel = self._take_out
-            inference._look_after = self._look_after
+            inference._end_if_lost = self._end_if_lost
             inference.sequence.arrived_at = now
             if inference.slo_s is not None:
                 inference.sequence.deadline = now + inference.slo_s
-            self._greet(inference)  # not under the lock, which the loop needs
+            self._notify_listeners(inference)  # not under the lock, which the loop needs
         with self._wake:
             if not self._dead:
                 self._arrived += inferences
@@ -145,10 +145,10 @@ class BatchingManager:
                 return
         self._end_all(inferences)  # the loop ended meanwhile and never saw them
 
-    def _greet(self, inference: Inference) -> None:
-        for greeter in self.greeters:
+    def _notify_listeners(self, inference: Inference) -> None:
+        for listener in self.listeners:
             try:
-                greeter(inference)
+                listener(inference)
             except Exception:
                 log.exception("an arrival callback failed")
 
@@ -310,8 +310,8 @@ class BatchingManager:
             while self._take_in(scheduler, wait=not worked):
                 self._make_switches(scheduler)
                 worked = self._turn(scheduler)
-                if self.recovery.is_in_doubt:
-                    self.recovery.prove()
+                if self.recovery.is_suspect:
+                    self.recovery.probe()
         except BaseException as error:  # whatever it is, no request may wait for a loop that has ended
             log.critical("the batching loop failed; all open requests end with an error", exc_info=True)
             broken = isinstance(error, EngineBroken)
@@ -327,13 +327,13 @@ class BatchingManager:
         With `wait`, sleep first, until there is something to do or the policy's next deadline.
         """
         with self._wake:
-            self.beat = now = self._clock()
+            self.heartbeat = now = self._clock()
             news = self._arrived or self._cancelled or self._switches or self._stopping
             if wait and not news:
                 moments = (scheduler.wake_at(now), self._deadlines.next())
                 wait_for = min((at - now for at in moments if at is not None), default=1.0)
                 self._wake.wait(max(0.0, min(1.0, wait_for)))
-                self.beat = now = self._clock()
+                self.heartbeat = now = self._clock()
             arrived, self._arrived = self._arrived, []
             cancelled, self._cancelled = self._cancelled, []
             for inference in arrived:
@@ -390,18 +390,18 @@ class BatchingManager:
         plan, outputs = self.recovery.compute(scheduler, plan)
         iteration = scheduler.commit(plan, outputs, self._clock())
         self._rate.add(iteration.tokens, iteration.seconds)
-        self._hand_over(plan)
+        self._publish_tokens(plan)
         members = itertools.chain(plan.sequences, plan.held)
         self._leave([seq for seq in members if seq.state == "finished"], iteration)
         return True
 
-    def _hand_over(self, plan: Plan) -> None:
+    def _publish_tokens(self, plan: Plan) -> None:
         """Notify the readers of streams about new tokens; `_leave` notifies those that end."""
         for seq in plan.sequences:
             inference = self._open.get(seq)
-            if inference is not None and inference.bell is not None and not seq.is_finished:
+            if inference is not None and inference.wakeup is not None and not seq.is_finished:
                 try:
-                    inference.hand_over()
+                    inference.publish_tokens()
                 except Exception as error:
                     log.exception("cannot notify the reader of a stream")
                     inference.cancel(failure(error))
@@ -424,7 +424,7 @@ class BatchingManager:
             except Exception:
                 log.exception("cannot complete an inference")
 
-    def _look_after(self, inference: Inference) -> None:
+    def _end_if_lost(self, inference: Inference) -> None:
         """Complete an inference that the loop no longer tracks; waiting readers call this about every second."""
         if self._dead:
             inference.finished(failure(inference.sequence.error) or self._closed())

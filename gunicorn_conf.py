@@ -21,12 +21,12 @@ from api.service import Service
 from launch import banner, faults
 from launch.worker import QUICK_SECONDS, limit_waiting, write_refusal
 from observe.access_log import AccessLog, QueuedHandler
-from serving.watchdog import DEATH_SECONDS, DEATHS, Deaths
+from serving.watchdog import FAILURE_SECONDS, MAX_FAILURES, RestartLimiter
 
 ANSWER_SECONDS = 1.0  # to answer the open requests of a failed engine
 
 _config = settings.load().config
-_deaths = Deaths()  # created in the master, so that its workers share it
+_restart_limiter = RestartLimiter()  # created in the master, so that its workers share it
 
 bind = f"[{_config.host}]:{_config.port}" if ":" in _config.host else f"{_config.host}:{_config.port}"
 workers = 1
@@ -115,7 +115,7 @@ def post_worker_init(worker: Any) -> None:
     util.write_error = write_refusal
     service = worker.app.callable.extensions["service"]
     service.serves = True
-    service.deaths = lambda: _deaths.count
+    service.deaths = lambda: _restart_limiter.count
     # A reader that does not drain stderr must not block the loop when it logs.
     armed = faults.read(os.environ)
     said = AccessLog(armed.stream(sys.stderr)).start()
@@ -132,7 +132,7 @@ def post_worker_init(worker: Any) -> None:
 
 def _end(service: Service, said: AccessLog, reason: str) -> None:
     """Exit after the engine has failed: gunicorn restarts the worker, unless there were too many failures."""
-    too_often = _deaths.add()
+    too_often = _restart_limiter.add()
     said.write_text(f"error: the engine failed: {reason}")  # in its own thread, because stderr may block
     end = time.monotonic() + ANSWER_SECONDS
     time.sleep(ANSWER_SECONDS / 3)  # handlers need a moment to write the errors
@@ -140,7 +140,7 @@ def _end(service: Service, said: AccessLog, reason: str) -> None:
         time.sleep(0.02)
     if too_often:
         said.write_text(
-            f"error: the engine failed {DEATHS} times within {DEATH_SECONDS:g} s, so it is not restarted. "
+            f"error: the engine failed {MAX_FAILURES} times within {FAILURE_SECONDS:g} s, so it is not restarted. "
             "See the errors above"
         )
     said.flush()

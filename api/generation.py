@@ -19,7 +19,7 @@ from api.http.errors import ApiError
 from api.schemas.standing import Standing
 from api.service import Engine, Service
 from batching import Inference, InferenceError
-from serving.inference import Bell, too_late
+from serving.inference import Wakeup, too_late
 
 GREEDY_BELOW = 1e-5  # a temperature that differs from 0 by less is 0
 HOTTEST = 1e6  # beyond it all tokens are as likely as they get
@@ -57,7 +57,7 @@ class Job:
 
     ask: Ask
     inferences: list[Inference]
-    bell: Bell | None
+    wakeup: Wakeup | None
     limit: float  # seconds that the server grants
     seeds: list[int]
     ticket: Any = None  # of whoever is to be told when an inference ends
@@ -103,10 +103,10 @@ class Job:
             self.cancel(too_late(self.limit))
         return True
 
-    def look_after(self) -> None:
+    def end_if_lost(self) -> None:
         """Let inferences end that should have ended and that the loop has lost."""
         for inference in self.inferences:
-            inference.look_after()
+            inference.end_if_lost()
 
     def cancel(self, error: InferenceError | None = None) -> None:
         """End what has not ended."""
@@ -227,7 +227,7 @@ def fit(engine: Engine, prompt: Prompt, asked: int | None, name: str, param: str
 def start(service: Service, engine: Engine, ask: Ask, *, streams: bool = False) -> Job:
     """Put a request's inferences into the queue, all or none."""
     lengths = [fit(engine, prompt, ask.max_tokens, ask.name) for prompt in ask.prompts]
-    bell = Bell() if streams else None
+    wakeup = Wakeup() if streams else None
     ticket = None if streams else service.completer.ticket()
     options = dict(ask.options)
     if ticket is not None:
@@ -235,8 +235,8 @@ def start(service: Service, engine: Engine, ask: Ask, *, streams: bool = False) 
     if "temperature" in options:
         heat = options["temperature"]
         options["temperature"] = 0.0 if heat < GREEDY_BELOW else min(heat, HOTTEST)
-    if bell is not None:
-        options["bell"] = bell
+    if wakeup is not None:
+        options["wakeup"] = wakeup
     inferences, seeds = [], []
     id = g.request_id
     for prompt, length in zip(ask.prompts, lengths):
@@ -253,7 +253,7 @@ def start(service: Service, engine: Engine, ask: Ask, *, streams: bool = False) 
         engine.manager.enqueue_all(inferences)
     except InferenceError as error:
         raise errors.from_inference(error) from None
-    return Job(ask, inferences, bell, service.config.request_timeout, seeds, ticket)
+    return Job(ask, inferences, wakeup, service.config.request_timeout, seeds, ticket)
 
 
 def seed_of(seed: int, j: int) -> int:

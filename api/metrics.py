@@ -155,7 +155,7 @@ class Exposition(Collector):
         policy = {"policy": engine.policy if engine else service.config.policy}
         yield gauge("eb_policy_info", "Active batching policy.", policy, 1)
         yield gauge("eb_engine_up", "1 if the batching loop is alive.", {}, float(service.status()[0] == "ok"))
-        age = service.beat_age()
+        age = service.heartbeat_age()
         help = "Seconds since the last iteration of the batching loop."
         yield gauge("eb_last_iteration_age_seconds", help, {}, 0.0 if age is None else age)
         slots = manager.max_batch_size if manager else service.config.max_batch_size

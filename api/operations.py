@@ -124,7 +124,7 @@ def _state(service: Service, status: str, reason: str | None) -> Response:
                 f"memory ran out with more than {engine.manager.slot_cap} requests in a batch; "
                 f"start with --max-batch-size {engine.manager.slot_cap}"
             )
-    age = service.beat_age()
+    age = service.heartbeat_age()
     body["last_iteration_age_s"] = None if age is None else round(age, 3)
     result = jsonify(body)
     if status != "ok":

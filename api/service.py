@@ -43,7 +43,7 @@ class Policies(Protocol):
 class Shadow(Protocol):
     """The simulation of another policy on the same requests; handlers only read its report."""
 
-    def greet(self, inference: Inference) -> None: ...
+    def on_arrival(self, inference: Inference) -> None: ...
     def observe(self, iteration: Any, left: list[Inference]) -> None: ...
     def report(self) -> dict[str, Any]: ...
     def start(self, tell: Callable[[dict[str, Any]], None]) -> None: ...
@@ -128,7 +128,7 @@ class Service:
         manager = engine.manager
         watching = [self.visits, self.meters, self.feed, engine.shadow]
         for noting in filter(None, watching):
-            manager.greeters.append(noting.greet)
+            manager.listeners.append(noting.on_arrival)
             manager.observers.append(noting.observe)
         manager.observers.append(self.stream_writer.observe)
         if engine.shadow is not None:
@@ -146,7 +146,7 @@ class Service:
             return "loading", "the model is loading"
         if not self.engine.manager.is_alive:
             return "dead", self.engine.manager.failure or "the batching loop has ended"
-        age = self.beat_age()
+        age = self.heartbeat_age()
         if age is not None and age > self.stall_seconds:
             return "stalled", f"the batching loop has not completed a step for {age:.0f} s"
         return "ok", None
@@ -156,7 +156,7 @@ class Service:
         if self.draining:
             return "draining", "the server is shutting down"
         status, reason = self.status()
-        if status == "ok" and self.engine is not None and self.engine.manager.recovery.is_in_doubt:
+        if status == "ok" and self.engine is not None and self.engine.manager.recovery.is_suspect:
             return "recovering", "a step failed; probing the engine"
         return status, reason
 
@@ -168,9 +168,9 @@ class Service:
         on_gpu = self.engine is not None and self.engine.device.startswith("cuda")
         return GPU_STALL_SECONDS if on_gpu else STALL_SECONDS
 
-    def beat_age(self) -> float | None:
+    def heartbeat_age(self) -> float | None:
         """Return the seconds since the loop's last iteration, or None before there is a loop."""
-        return None if self.engine is None else time.perf_counter() - self.engine.manager.beat
+        return None if self.engine is None else time.perf_counter() - self.engine.manager.heartbeat
 
     def retry_after(self) -> int:
         """Return the seconds after which a rejected client should retry."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from serving.inference import Bell
+from serving.inference import Wakeup
 
 INTERVAL = 0.020  # seconds for which tokens may be put together
 SHARE = 0.02  # of the time, for writing
@@ -32,12 +32,12 @@ class Source(Protocol):
 
 
 class Loan:
-    """A stream that its handler, whom `bell` wakes, lends while it sleeps."""
+    """A stream that its handler, woken by `wakeup`, lends while it sleeps."""
 
-    def __init__(self, writer: StreamWriter, sock: socket.socket, bell: Bell, source: Source) -> None:
+    def __init__(self, writer: StreamWriter, sock: socket.socket, wakeup: Wakeup, source: Source) -> None:
         self._writer = writer
         self._sock = sock
-        self._bell = bell
+        self._wakeup = wakeup
         self._source = source
         self._lock = threading.Lock()  # held while the writer writes
         self._lent = False
@@ -46,7 +46,7 @@ class Loan:
         self._error: Exception | None = None  # what reading raised
 
     def sleep(self, seconds: float) -> float:
-        """Let the writer write until the bell rings, or for so many seconds; return when it last did.
+        """Let the writer write until the wakeup is notified, or for so many seconds; return when it last did.
 
         What the socket did not take at once is sent here, where it may wait; what went wrong is raised here.
         """
@@ -54,7 +54,7 @@ class Loan:
         self._writer.take(self)
         if self._source.unread:  # it came too late for the handler, and maybe too early for the writer
             self._writer.look()
-        self._bell.wait(seconds)
+        self._wakeup.wait(seconds)
         self._writer.give_back(self)
         with self._lock:
             self._lent = False
@@ -81,7 +81,7 @@ class Loan:
                 self._rest = self._send(b"%X\r\n%b\r\n" % (len(data), data))
             if self._rest or self._error is not None:
                 self._lent = False
-                self._bell.ring()
+                self._wakeup.notify()
 
     def _send(self, chunk: bytes) -> bytes:
         """Return what of a chunk the socket did not take; all of it if the client has gone."""
@@ -103,7 +103,7 @@ class StreamWriter:
         self.interval = interval
         self.share = share
         self._clock = clock
-        self._bell = Bell()
+        self._wakeup = Wakeup()
         self._lent: set[Loan] = set()
         self._lock = threading.Lock()
         self._steps = 0
@@ -118,11 +118,11 @@ class StreamWriter:
             self._lent.add(loan)
             is_alone = len(self._lent) == 1
         if is_alone:
-            self._bell.ring()
+            self._wakeup.notify()
 
     def look(self) -> None:
         """Look at all streams now, unless that will be done soon."""
-        self._bell.ring_for_tokens()
+        self._wakeup.notify_tokens()
 
     def give_back(self, loan: Loan) -> None:
         with self._lock:
@@ -132,7 +132,7 @@ class StreamWriter:
         """Note that there may be tokens; called in the loop's thread."""
         if iteration is not None:
             self._steps += 1
-            self._bell.ring_for_tokens()
+            self._wakeup.notify_tokens()
 
     def _run(self) -> None:
         began, steps, step_seconds, cost = self._clock(), self._steps, self.interval, 0.0
@@ -152,13 +152,13 @@ class StreamWriter:
 
     def _wait(self, steps: int, until: float | None) -> None:
         """Sleep until a step has ended after so many `steps`, or till the given time without listening to the loop."""
-        bell = self._bell
-        bell.wants_tokens = False
+        wakeup = self._wakeup
+        wakeup.wants_tokens = False
         if not self._lent:
-            bell.wait(IDLE_SECONDS)
+            wakeup.wait(IDLE_SECONDS)
         elif until is not None:
-            bell.wait(until - self._clock())
+            wakeup.wait(until - self._clock())
         else:
-            bell.wants_tokens = True
+            wakeup.wants_tokens = True
             if self._steps == steps:
-                bell.wait(IDLE_SECONDS)
+                wakeup.wait(IDLE_SECONDS)

@@ -2,7 +2,7 @@
 
 A handler sends what it yields, and between the first piece and the last lends its stream to the one thread that
 writes for all. Where that cannot be (another framing than chunks in the clear, pieces of so many tokens), the loop
-rings the job's bell at most once a step, and a reader that has just sent something sleeps out the time in which
+notifies the job's wakeup at most once a step, and a reader that has just sent something sleeps out the time in which
 tokens are put together before it listens again, if there will be some by then.
 It must not know what a dialect's events look like.
 """
@@ -24,7 +24,7 @@ from api.service import Service
 from api.stream_writer import INTERVAL, Loan
 from batching import Inference, InferenceError
 from observe.feed import dumps
-from serving.inference import LOOK_SECONDS, Bell
+from serving.inference import CHECK_SECONDS, Wakeup
 
 log = logging.getLogger(__name__)
 
@@ -111,17 +111,17 @@ class Answers:
             return False
         return not any(f.inference.is_finished or f.unread >= together or (f.is_fresh and f.unread) for f in self.live)
 
-    def look_after(self) -> None:
+    def end_if_lost(self) -> None:
         for follower in self.live:
-            follower.inference.look_after()
+            follower.inference.end_if_lost()
 
 
 class Pace:
     """When a handler last sent something, and whether more will be there before it may send again."""
 
-    def __init__(self, bell: Bell) -> None:
+    def __init__(self, wakeup: Wakeup) -> None:
         self.sent_at = time.perf_counter() - INTERVAL
-        self._bell = bell
+        self._wakeup = wakeup
         self._gap = INTERVAL  # seconds between tokens, as far as is known
 
     def sent(self, tokens: int) -> None:
@@ -132,8 +132,8 @@ class Pace:
         """Sleep while tokens are put together; an ending rings all the same."""
         left = INTERVAL - (time.perf_counter() - self.sent_at)
         if left > 0 and (self._gap < INTERVAL or unread):
-            self._bell.wants_tokens = False
-            self._bell.wait(left)
+            self._wakeup.wants_tokens = False
+            self._wakeup.wait(left)
 
 
 def pieces(job: Job, answers: Answers, tokens_together: int | None = None, loan: Loan | None = None) -> Iterator[bytes]:
@@ -142,19 +142,19 @@ def pieces(job: Job, answers: Answers, tokens_together: int | None = None, loan:
     With `tokens_together` so many tokens make a piece, instead of those of `INTERVAL`. With a `loan`, what is between
     the first piece and the last is written by whom it is lent to.
     """
-    bell = job.bell
-    assert bell is not None
-    pace, pinged_at, begun = Pace(bell), time.perf_counter(), False
+    wakeup = job.wakeup
+    assert wakeup is not None
+    pace, pinged_at, begun = Pace(wakeup), time.perf_counter(), False
     while answers.live:
         lends = loan if begun else None
         if lends is None and tokens_together is None:
             pace.sleep_out(answers.unread)
-        bell.wants_tokens = lends is None
+        wakeup.wants_tokens = lends is None
         tokens = answers.unread
         data = b"" if answers.too_few(tokens_together) else answers.read()
         now = time.perf_counter()
         if data:
-            bell.wants_tokens, begun = False, True
+            wakeup.wants_tokens, begun = False, True
             yield data
             pace.sent(tokens)
             pinged_at = pace.sent_at
@@ -164,12 +164,12 @@ def pieces(job: Job, answers: Answers, tokens_together: int | None = None, loan:
             pinged_at = now
             yield PING
         else:
-            seconds = min(pinged_at + SILENCE - now, job.ends_at - now, LOOK_SECONDS)
+            seconds = min(pinged_at + SILENCE - now, job.ends_at - now, CHECK_SECONDS)
             if lends is None:
-                bell.wait(seconds)
+                wakeup.wait(seconds)
             else:
                 pinged_at = max(pinged_at, lends.sleep(seconds))
-            answers.look_after()
+            answers.end_if_lost()
 
 
 def respond(
@@ -215,8 +215,8 @@ def _loan(job: Job, answers: Answers) -> Loan | None:
     if sock is None:
         return None
     service: Service = current_app.extensions["service"]
-    assert job.bell is not None
-    return Loan(service.stream_writer, sock, job.bell, answers)
+    assert job.wakeup is not None
+    return Loan(service.stream_writer, sock, job.wakeup, answers)
 
 
 def bare_socket() -> socket.socket | None:

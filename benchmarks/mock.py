@@ -48,7 +48,7 @@ def measure(policy: str, slots: int, tokens: int) -> dict[str, Any]:
         meters.observe,
         lambda iteration, left: ends.append(time.perf_counter()),
     ]
-    manager.greeters += [feed.greet, meters.greet]
+    manager.listeners += [feed.on_arrival, meters.on_arrival]
     manager.start(policies.get_policy(policy, slots))
     asked = [Inference("", tokens, [i, *range(100)], id=str(i)) for i in range(slots)]
     manager.enqueue_all(asked)

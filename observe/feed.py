@@ -119,7 +119,7 @@ class Feed:
         self._n = 0
         self._lock = threading.Lock()  # of the list of viewers: the loop never takes it
 
-    def greet(self, inference: Inference) -> None:
+    def on_arrival(self, inference: Inference) -> None:
         """Note an arrival; called in the handler's thread."""
         seq = inference.sequence
         arrival: dict[str, Any] = {

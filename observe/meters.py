@@ -79,7 +79,7 @@ class Meters:
         self._lock = threading.Lock()
         self._open: dict[str, Progress] = {}
 
-    def greet(self, inference: Inference) -> None:
+    def on_arrival(self, inference: Inference) -> None:
         self._open[inference.id] = Progress(inference.sequence)
 
     def observe(self, iteration: Any, left: list[Inference]) -> None:

@@ -97,7 +97,7 @@ class Shadow:
         self._thread: threading.Thread | None = None
         self._complained = self._blind = False
 
-    def greet(self, inference: Inference) -> None:
+    def on_arrival(self, inference: Inference) -> None:
         """Note an arrival; called in the handlers' threads, one at a time."""
         self._open[inference.id] = (inference.sequence.arrived_at, not self._open)
 

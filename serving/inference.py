@@ -1,6 +1,6 @@
 """One request as its handler sees it: it waits for an `Inference`, or reads its tokens as they arrive.
 
-The loop never waits for a reader: once per step it publishes the number of tokens, and rings a `Bell` only for a
+The loop never waits for a reader: once per step it publishes the number of tokens, and rings a `Wakeup` only for a
 reader that asked for it. This module must not know HTTP, tensors, or how requests are scheduled.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from scheduling.sequence import Sequence
 
-LOOK_SECONDS = 1.0  # after which who waits looks whether anybody is still at it
+CHECK_SECONDS = 1.0  # after which who waits looks whether anybody is still at it
 
 
 class InferenceError(Exception):
@@ -37,7 +37,7 @@ class Text(Protocol):
     def text(self, output_ids: list[int]) -> str: ...
 
 
-class Bell:
+class Wakeup:
     """Wakes the one reader of some streams; ringing never blocks, and twice is as good as once.
 
     A reader sets `wants_tokens`, looks whether there are any, and only then waits; else only an ending rings.
@@ -50,27 +50,27 @@ class Bell:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         try:
             self._lock.release()
         except RuntimeError:  # it has been rung and nobody has listened yet
             return
 
-    def ring_for_tokens(self) -> None:
+    def notify_tokens(self) -> None:
         """Ring, once, if the reader waits for tokens."""
         if self.wants_tokens:
             self.wants_tokens = False
-            self.ring()
+            self.notify()
 
     def wait(self, seconds: float) -> bool:
-        """Return when the bell rings, or after the timeout."""
+        """Return when the wakeup rings, or after the timeout."""
         return self._lock.acquire(timeout=max(0.0, min(seconds, 3600.0)))
 
 
 class Inference:
     """One request as its handler sees it. It finishes exactly once: with a completion or an error.
 
-    With a `bell` its tokens can be read as they come: `ready` says how many of them are certain. `on_end` is called
+    With a `wakeup` its tokens can be read as they come: `ready` says how many of them are certain. `on_end` is called
     in the thread that ends it, and must not block. One that
     `scores_prompt` computes its whole prompt, whatever is cached, and may ask for no token beyond it.
     """
@@ -87,7 +87,7 @@ class Inference:
         client: str = "",
         priority: int = 0,
         slo_s: float | None = None,
-        bell: Bell | None = None,
+        wakeup: Wakeup | None = None,
         scores_prompt: bool = False,
         on_end: Callable[[], None] | None = None,
     ) -> None:
@@ -95,7 +95,7 @@ class Inference:
         self.prompt = prompt
         self.num_tokens = num_tokens
         self.text = text
-        self.bell = bell
+        self.wakeup = wakeup
         self._on_end = on_end
         self.ready = 0
         self.slo_s = slo_s  # seconds from its arrival in which the whole answer is wanted
@@ -111,7 +111,7 @@ class Inference:
         self._lock = threading.Lock()
         self._kept: int | None = None  # tokens it had when its own time was over
         self._cancel: Callable[[list[Inference]], None] | None = None
-        self._look_after: Callable[[Inference], None] | None = None
+        self._end_if_lost: Callable[[Inference], None] | None = None
         self.is_overdue = False  # whether it has been seen to have left the loop and not to have ended
 
     @property
@@ -164,11 +164,11 @@ class Inference:
         self.sequence.output_ids.append(token)
         return len(self.sequence.output_ids) >= self.num_tokens
 
-    def hand_over(self) -> None:
+    def publish_tokens(self) -> None:
         """Publish the tokens so far to the reader; the loop calls this after each step with a new token."""
         self.ready = len(self.sequence.output_ids)
-        if self.bell is not None:
-            self.bell.ring_for_tokens()
+        if self.wakeup is not None:
+            self.wakeup.notify_tokens()
 
     def finished(self, error: InferenceError | None = None) -> bool:
         """End the inference and wake its waiters; return False if it has already ended."""
@@ -182,8 +182,8 @@ class Inference:
             if early:
                 self._kept = len(self.sequence.output_ids)
             self.event_obj.set()
-        if self.bell is not None:
-            self.bell.ring()
+        if self.wakeup is not None:
+            self.wakeup.notify()
         if self._on_end is not None:
             self._on_end()
         return True
@@ -191,16 +191,16 @@ class Inference:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait at most `timeout` seconds; return whether it has ended. Never wait for a loop that has ended."""
         end = math.inf if timeout is None else time.monotonic() + timeout
-        while not self.event_obj.wait(max(0.0, min(LOOK_SECONDS, end - time.monotonic()))):
+        while not self.event_obj.wait(max(0.0, min(CHECK_SECONDS, end - time.monotonic()))):
             if time.monotonic() >= end:
                 return False
-            self.look_after()
+            self.end_if_lost()
         return True
 
-    def look_after(self) -> None:
+    def end_if_lost(self) -> None:
         """End it if the loop no longer will; waiters call this about every second."""
-        if self._look_after is not None and not self.is_finished:
-            self._look_after(self)
+        if self._end_if_lost is not None and not self.is_finished:
+            self._end_if_lost(self)
 
     def wait_for_completion(self, timeout: float | None = None) -> str:
         """Return prompt and generated text within `timeout` seconds, or raise InferenceError."""

@@ -64,7 +64,7 @@ def is_beyond_repair(error: BaseException) -> bool:
 class Recovery:
     """Computes plans and recovers from errors.
 
-    `make_probe` returns a sequence of one token that belongs to no request. `is_in_doubt` is true from the first
+    `make_probe` returns a sequence of one token that belongs to no request. `is_suspect` is true from the first
     failure until this token has been computed.
     """
 
@@ -76,7 +76,7 @@ class Recovery:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.model = model
-        self.is_in_doubt = False
+        self.is_suspect = False
         self.steps_failed = 0
         self.steps_retried = 0
         self.out_of_memory = 0
@@ -98,18 +98,18 @@ class Recovery:
                 log.exception("step %d failed with %d requests in it", plan.number, len(plan.sequences))
                 self._note(error)
                 no_memory = is_out_of_memory(error)
-            self.is_in_doubt = True
+            self.is_suspect = True
             self.steps_failed += 1
             self.out_of_memory += no_memory
             if no_memory:
                 plan, outputs = self._shed(scheduler, plan)
             else:
                 outputs = self._bisect(plan, failed_alone=True)
-            if not all(isinstance(output, BaseException) for output in outputs) or self.prove():
+            if not all(isinstance(output, BaseException) for output in outputs) or self.probe():
                 return plan, outputs
             self._pause(PAUSE_SECONDS)
 
-    def prove(self) -> bool:
+    def probe(self) -> bool:
         """Compute the probe token; return whether that succeeded. Raise EngineBroken after too many failures."""
         try:
             probe = self._make_probe()
@@ -119,13 +119,13 @@ class Recovery:
                 raise token
             if not isinstance(token, int | Token):
                 raise RuntimeError("the model returned no token where one was expected")
-            self.is_in_doubt = False
+            self.is_suspect = False
         except Exception as error:
             log.exception("the probe step failed as well")
             self._note(error)
-            self.is_in_doubt = True
+            self.is_suspect = True
             self._count_trouble(error)
-        return not self.is_in_doubt
+        return not self.is_suspect
 
     def _note(self, error: BaseException) -> None:
         if is_beyond_repair(error):

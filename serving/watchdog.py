@@ -16,15 +16,15 @@ from typing import Protocol
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
-DEATHS = 5  # failures of the engine within
-DEATH_SECONDS = 60.0  # after which it is not restarted
+CHECK_SECONDS = 1.0
+MAX_FAILURES = 5  # failures of the engine within
+FAILURE_SECONDS = 60.0  # after which it is not restarted
 
 
 class Loop(Protocol):
-    """A loop in a thread: `beat` changes in each iteration, at least every second when idle."""
+    """A loop in a thread: `heartbeat` changes in each iteration, at least every second when idle."""
 
-    beat: float
+    heartbeat: float
 
     @property
     def has_thread(self) -> bool: ...
@@ -55,7 +55,7 @@ class Watchdog:
         self._limit = stall_seconds
         self._clock = clock
         self._dump = dump
-        self._beat = loop.beat
+        self._heartbeat = loop.heartbeat
         self._looked = clock()
         self._still = 0.0  # seconds without an iteration of the loop
         self._has_dumped = False
@@ -67,20 +67,20 @@ class Watchdog:
     def _run(self) -> None:
         pause = threading.Event()
         while self.look():
-            pause.wait(min(LOOK_SECONDS, self._limit / 4))
+            pause.wait(min(CHECK_SECONDS, self._limit / 4))
 
     def look(self) -> bool:
         """Check the loop once; return False when it has ended."""
-        now, beat = self._clock(), self._loop.beat
+        now, heartbeat = self._clock(), self._loop.heartbeat
         if not self._loop.is_alive:
             return False
         if not self._loop.has_thread:
             self._loop.give_up("the thread of the batching loop has ended")
             return False
-        if beat != self._beat:
-            self._beat, self._still, self._has_dumped = beat, 0.0, False
+        if heartbeat != self._heartbeat:
+            self._heartbeat, self._still, self._has_dumped = heartbeat, 0.0, False
         else:
-            self._still += min(now - self._looked, 2 * LOOK_SECONDS)
+            self._still += min(now - self._looked, 2 * CHECK_SECONDS)
         self._looked = now
         if self._still >= self._limit and not self._has_dumped:
             self._has_dumped = True
@@ -92,7 +92,7 @@ class Watchdog:
         return True
 
 
-class Deaths:
+class RestartLimiter:
     """The times of engine failures, in memory that workers share with the master process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -107,7 +107,7 @@ class Deaths:
     def add(self) -> bool:
         """Record a failure; return whether there were too many for another restart."""
         now, count = self._clock(), self.count
-        self._shared[1 + count % DEATHS] = now
+        self._shared[1 + count % MAX_FAILURES] = now
         self._shared[0] = count + 1
-        oldest = self._shared[1 + (count + 1) % DEATHS]
-        return count + 1 >= DEATHS and now - oldest < DEATH_SECONDS
+        oldest = self._shared[1 + (count + 1) % MAX_FAILURES]
+        return count + 1 >= MAX_FAILURES and now - oldest < FAILURE_SECONDS

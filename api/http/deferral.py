@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from flask import Flask, Response, request
 
-from serving.inference import LOOK_SECONDS
+from serving.inference import CHECK_SECONDS
 
 log = logging.getLogger(__name__)
 DEFERS = "effective_batching.defers"  # in the WSGI environment of a server that takes a Deferred
@@ -37,7 +37,7 @@ class Job(Protocol):
     @property
     def ends_at(self) -> float: ...
     def end_if_late(self, now: float) -> bool: ...
-    def look_after(self) -> None: ...
+    def end_if_lost(self) -> None: ...
 
 
 class Deferred(NamedTuple):
@@ -168,7 +168,7 @@ class Completer:
             self._over.put(ticket)
 
     def _run(self) -> None:
-        look_at = self._clock() + LOOK_SECONDS
+        look_at = self._clock() + CHECK_SECONDS
         while True:
             with self._lock:
                 own = min((t.job.ends_at for t in self._impatient if t.job), default=look_at)
@@ -184,7 +184,7 @@ class Completer:
             if now >= min(look_at, own):
                 self._look(late, now)
             if now >= look_at:
-                look_at = now + LOOK_SECONDS
+                look_at = now + CHECK_SECONDS
 
     def _complete(self, ticket: Ticket) -> None:
         """Resume the waiter of a job that has ended; a second call for the same job does nothing."""
@@ -206,6 +206,6 @@ class Completer:
             job = ticket.job
             try:
                 if job is not None and not job.end_if_late(now):
-                    job.look_after()
+                    job.end_if_lost()
             except Exception:  # this thread must go on for the others
                 log.exception("a job could not be looked after")

@@ -121,7 +121,7 @@ class Visits:
             visit.id = id
             self._latest[id] = visit.name
 
-    def greet(self, inference: Inference) -> None:
+    def on_arrival(self, inference: Inference) -> None:
         """Record the visit of an accepted inference; called in the handler's thread."""
         visit: Visit | None = g.get("visit") if has_request_context() else None
         if visit is None:

@@ -33,7 +33,7 @@ class FakeJob:
         self.end()
         return True
 
-    def look_after(self) -> None:
+    def end_if_lost(self) -> None:
         self.looked += 1
 
 
@@ -75,7 +75,7 @@ def test_a_job_ends_at_its_own_limit(completer: Completer) -> None:
 
 
 def test_a_job_that_nobody_ends_is_looked_after(completer: Completer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.http.deferral.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("api.http.deferral.CHECK_SECONDS", 0.01)
     job = FakeJob(completer)
     completer.wait(job, lambda: None)
     wait_until(lambda: job.looked > 2)

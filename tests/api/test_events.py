@@ -123,13 +123,13 @@ def test_arrivals_and_departures_are_told_only_in_detail() -> None:
     feed = Feed(64)
     engine = fake_engine(FakeModel())
     manager = engine.manager
-    manager.greeters.append(feed.greet)
+    manager.listeners.append(feed.on_arrival)
     manager.observers.append(feed.observe)
     try:
         inference = manager.enqueue(engine.make_inference("abc", 4, [97, 98, 99]))
         inference.wait_for_completion(10)
         gone = engine.make_inference("abc", 4, [97])
-        feed.greet(gone)
+        feed.on_arrival(gone)
         feed.observe(None, [gone])
     finally:
         manager.stop()
@@ -152,7 +152,7 @@ def test_prompts_are_told_only_where_they_may_be_shown() -> None:
     engine = fake_engine(FakeModel())
     engine.manager.stop()
     feed = Feed(8, show_text=True)
-    feed.greet(engine.make_inference("x" * 1000, 4, [97]))
+    feed.on_arrival(engine.make_inference("x" * 1000, 4, [97]))
     assert feed_events(feed, "arrival")[0]["data"]["prompt"] == "x" * 300
 
 

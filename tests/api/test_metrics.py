@@ -261,11 +261,11 @@ def test_refusals_failures_and_ignored_fields_are_counted(model: FakeModel, clie
 
 
 def meters(*ids: str) -> tuple[Meters, dict[str, Inference]]:
-    """Return meters that have greeted an inference of each id, which arrived at 0."""
+    """Return meters that have seen an inference of each id, which arrived at 0."""
     result = Meters()
     inferences = {id: Inference("", 9, [1, 2], id=id) for id in ids}
     for inference in inferences.values():
-        result.greet(inference)
+        result.on_arrival(inference)
     return result, inferences
 
 
@@ -340,7 +340,7 @@ def test_a_step_of_64_costs_the_loop_little() -> None:
     assert m.generation_tokens == 6400
 
 
-def test_what_nobody_greeted_is_no_error() -> None:
+def test_an_unknown_inference_is_no_error() -> None:
     m = Meters()
     m.observe(step(1, 1.0, ("who", "decode")), [Inference("", 1, [1])])
     assert m.generation_tokens == 0
@@ -356,7 +356,7 @@ def test_meters_that_raise_harm_nobody(app: Flask, client: FlaskClient, monkeypa
     engine = service(app).engine
     assert engine is not None
     engine.manager.observers.insert(0, fail)
-    engine.manager.greeters.insert(0, fail)
+    engine.manager.listeners.insert(0, fail)
     assert ask(client).get_json()["completion"] == "hiabc"
     assert value(client, "vllm:generation_tokens_total") == 3
 

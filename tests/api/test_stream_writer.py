@@ -17,7 +17,7 @@ from test_streaming import ALL, joined
 from api.stream_writer import Loan, StreamWriter
 from app import create_app
 from config import Config
-from serving.inference import Bell
+from serving.inference import Wakeup
 
 
 class Source:
@@ -45,10 +45,10 @@ class Handler:
     """One who lends a stream and sleeps, and the client at the other end."""
 
     def __init__(self, writer: StreamWriter, *ready: bytes) -> None:
-        self.writer, self.source, self.bell = writer, Source(*ready), Bell()
+        self.writer, self.source, self.wakeup = writer, Source(*ready), Wakeup()
         self.sock, self.client = socket.socketpair()
         self.client.settimeout(20)
-        self.loan = Loan(writer, self.sock, self.bell, self.source)
+        self.loan = Loan(writer, self.sock, self.wakeup, self.source)
         self.raised: list[Exception] = []
         self.thread = threading.Thread(target=self._sleep, daemon=True)
         self.thread.start()
@@ -64,12 +64,12 @@ class Handler:
         self.writer.observe("a step", [])
 
     def wake(self) -> None:
-        self.bell.ring()
+        self.wakeup.notify()
         self.thread.join(20)
         assert not self.thread.is_alive()
 
     def close(self) -> None:
-        self.bell.ring()
+        self.wakeup.notify()
         self.client.close()
         self.thread.join(20)
         self.sock.close()

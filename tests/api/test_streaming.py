@@ -21,7 +21,7 @@ from api.service import Service
 from app import create_app
 from config import Config
 from generate.text import AnswerText
-from serving.inference import Bell
+from serving.inference import Wakeup
 
 EMOJI = "a😀é漢b"
 ALL = ["/v1/completions", "/v1/chat/completions", "/inference", "/generate_stream", "/"]
@@ -282,14 +282,14 @@ def test_a_request_may_say_how_many_tokens_make_a_chunk(client: FlaskClient, mod
 
 
 def test_a_bell_rung_twice_rings_once_and_never_blocks() -> None:
-    bell = Bell()
-    assert not bell.wait(0)
-    bell.ring()
-    bell.ring()
-    assert bell.wait(0)
-    assert not bell.wait(0.001)
-    with in_background(lambda: bell.wait(10)) as heard:
-        bell.ring()
+    wakeup = Wakeup()
+    assert not wakeup.wait(0)
+    wakeup.notify()
+    wakeup.notify()
+    assert wakeup.wait(0)
+    assert not wakeup.wait(0.001)
+    with in_background(lambda: wakeup.wait(10)) as heard:
+        wakeup.notify()
     assert heard == [True]
 
 

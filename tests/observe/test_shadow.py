@@ -74,7 +74,7 @@ def watch(shadow: Shadow, run: Run, people: list[Inference]) -> None:
     for record in run.iterations:
         end = record.t + record.seconds
         while coming and coming[0].sequence.arrived_at <= end:
-            shadow.greet(coming.pop(0))
+            shadow.on_arrival(coming.pop(0))
         shadow.observe(record, [by_id[id] for id, _ in record.left])
 
 
@@ -158,7 +158,7 @@ def test_who_is_asked_about_came_together_and_has_all_left() -> None:
     last = next(one for one in people if one.sequence is run.sequences[40])
     others = [one for one in people if one is not last]
     for one in people:
-        shadow.greet(one)
+        shadow.on_arrival(one)
     for one in others:
         shadow.observe(None, [one])
     rows, _, from_idle = shadow.window()
@@ -173,7 +173,7 @@ def test_its_memory_is_bounded_and_forgets_what_is_not_whole() -> None:
         (one,) = inferences(1)
         one.sequence.arrived_at, one.sequence.finished_at = k * 0.2, k * 0.2 + 0.1
         one.sequence.output_ids, one.sequence.finish_reason = [1], "length"
-        shadow.greet(one)
+        shadow.on_arrival(one)
         shadow.observe(run.iterations[0], [one])
     rows, _, _ = shadow.window()
     assert len(shadow._done) == KEPT
@@ -189,7 +189,7 @@ def test_another_policy_begins_a_new_window() -> None:
     record = run.iterations[-1]
     record.policy, record.t = "static", run.ended
     shadow.observe(record, [])
-    shadow.greet(late)
+    shadow.on_arrival(late)
     late.sequence.output_ids, late.sequence.finish_reason = [1], "length"
     late.sequence.finished_at = run.ended + 2
     shadow.observe(None, [late])

@@ -178,7 +178,7 @@ def test_a_step_that_failed_leaves_a_doubt_that_a_token_of_nobodys_clears(serve:
         if any(seq.id == "bad" for seq in plan.sequences):
             raise RuntimeError("poisoned")
         if plan.number == 0:
-            doubts.append(served.manager.recovery.is_in_doubt)
+            doubts.append(served.manager.recovery.is_suspect)
             assert plan.sequences[0].pages == [0]
         return outputs
 
@@ -189,7 +189,7 @@ def test_a_step_that_failed_leaves_a_doubt_that_a_token_of_nobodys_clears(serve:
     assert kind_of(bad) == "server_error"
     assert good.wait_for_completion(SOON) == expected("good", 3)
     assert doubts == [True]
-    assert not served.manager.recovery.is_in_doubt
+    assert not served.manager.recovery.is_suspect
     assert served.is_empty()
 
 
@@ -223,8 +223,8 @@ def test_three_times_are_too_often_only_within_a_minute() -> None:
     now = [0.0]
     recovery = recovery_of(1 << 30, now)
     for _ in range(5):
-        assert not recovery.prove()
+        assert not recovery.probe()
         now[0] += 31.0
-    recovery.prove()
+    recovery.probe()
     with pytest.raises(EngineBroken, match="3 steps within 60 s"):
-        recovery.prove()
+        recovery.probe()

@@ -9,14 +9,14 @@ from served import SOON, Serve, expected, kind_of
 
 from batching import InferenceError
 from launch.faulty import lose_event
-from serving.watchdog import DEATHS, LOOK_SECONDS, Deaths, Watchdog
+from serving.watchdog import CHECK_SECONDS, MAX_FAILURES, RestartLimiter, Watchdog
 
 
 class Loop:
     """A loop that turns when it is told to."""
 
     def __init__(self) -> None:
-        self.beat = 0.0
+        self.heartbeat = 0.0
         self.has_thread = True
         self.is_alive = True
         self.given_up: list[str] = []
@@ -39,9 +39,9 @@ class Watched:
         self.dumps += 1
 
     def pass_by(self, seconds: float, beats: bool = False) -> None:
-        for _ in range(int(seconds / LOOK_SECONDS)):
-            self.now += LOOK_SECONDS
-            self.loop.beat += beats
+        for _ in range(int(seconds / CHECK_SECONDS)):
+            self.now += CHECK_SECONDS
+            self.loop.heartbeat += beats
             self.dog.look()
 
 
@@ -93,19 +93,19 @@ def test_a_loop_that_has_ended_by_itself_is_watched_no_more() -> None:
 
 def test_the_fifth_death_within_a_minute_is_one_too_many() -> None:
     now = [0.0]
-    deaths = Deaths(lambda: now[0])
+    deaths = RestartLimiter(lambda: now[0])
     told = []
-    for _ in range(DEATHS):
+    for _ in range(MAX_FAILURES):
         told.append(deaths.add())
         now[0] += 14.0
-    assert told == [False] * (DEATHS - 1) + [True]
+    assert told == [False] * (MAX_FAILURES - 1) + [True]
     now[0] += 30.0
     assert not deaths.add()
-    assert deaths.count == DEATHS + 1
+    assert deaths.count == MAX_FAILURES + 1
 
 
 def test_who_was_forked_counts_where_others_see_it() -> None:
-    deaths = Deaths()
+    deaths = RestartLimiter()
     child = multiprocessing.get_context("fork").Process(target=deaths.add)
     child.start()
     child.join(SOON)
