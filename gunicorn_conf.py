@@ -136,7 +136,7 @@ def _end(service: Service, said: AccessLog, reason: str) -> None:
     said.write_text(f"error: the engine failed: {reason}")  # in its own thread, because stderr may block
     end = time.monotonic() + ANSWER_SECONDS
     time.sleep(ANSWER_SECONDS / 3)  # handlers need a moment to write the errors
-    while service.visits.open and time.monotonic() < end:
+    while service.requests.open and time.monotonic() < end:
         time.sleep(0.02)
     if too_often:
         said.write_text(

@@ -16,7 +16,7 @@ from flask import g
 
 from api.http import errors, large
 from api.http.errors import ApiError
-from api.schemas.standing import Standing
+from api.schemas.scheduling_hints import SchedulingHints
 from api.service import Engine, Service
 from batching import Inference, InferenceError
 from serving.inference import Wakeup, too_late
@@ -34,7 +34,7 @@ class Prompt(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ask:
+class GenerationRequest:
     """A request in terms common to all dialects; `options` are those of `make_inference`.
 
     `name` is the dialect's field for the number of tokens; a number of None means all that the context leaves.
@@ -52,10 +52,10 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Job:
+class Generation:
     """A request whose inferences are in the queue: `best_of` for each prompt, in order."""
 
-    ask: Ask
+    ask: GenerationRequest
     inferences: list[Inference]
     wakeup: Wakeup | None
     limit: float  # seconds that the server grants
@@ -154,7 +154,7 @@ def check_model(engine: Engine, asked: str | None) -> None:
         )  # fmt: skip
 
 
-def unheeded(engine: Engine, asked: Standing, path: str = "") -> list[str]:
+def unheeded(engine: Engine, asked: SchedulingHints, path: str = "") -> list[str]:
     """Return the scheduling fields of a request that the active policy does not use."""
     policy = engine.manager.policy
     heeds = policy.heeds if policy is not None else ()
@@ -224,14 +224,14 @@ def fit(engine: Engine, prompt: Prompt, asked: int | None, name: str, param: str
     )  # fmt: skip
 
 
-def start(service: Service, engine: Engine, ask: Ask, *, streams: bool = False) -> Job:
+def start(service: Service, engine: Engine, ask: GenerationRequest, *, streams: bool = False) -> Generation:
     """Put a request's inferences into the queue, all or none."""
     lengths = [fit(engine, prompt, ask.max_tokens, ask.name) for prompt in ask.prompts]
     wakeup = Wakeup() if streams else None
     ticket = None if streams else service.completer.ticket()
     options = dict(ask.options)
     if ticket is not None:
-        options["on_end"] = ticket.ring
+        options["on_end"] = ticket.notify
     if "temperature" in options:
         heat = options["temperature"]
         options["temperature"] = 0.0 if heat < GREEDY_BELOW else min(heat, HOTTEST)
@@ -253,7 +253,7 @@ def start(service: Service, engine: Engine, ask: Ask, *, streams: bool = False) 
         engine.manager.enqueue_all(inferences)
     except InferenceError as error:
         raise errors.from_inference(error) from None
-    return Job(ask, inferences, wakeup, service.config.request_timeout, seeds, ticket)
+    return Generation(ask, inferences, wakeup, service.config.request_timeout, seeds, ticket)
 
 
 def seed_of(seed: int, j: int) -> int:

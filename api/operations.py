@@ -95,14 +95,14 @@ def blueprint(service: Service) -> Blueprint:
 
     @routes.get("/requests/<id>")
     def timeline(id: str) -> Response:
-        found = service.visits.find(id)
+        found = service.requests.find(id)
         if found is None:
             raise _unknown(id)
         return jsonify(found)
 
     @routes.delete("/requests/<id>")
     def cancel(id: str) -> Response:
-        state = service.visits.cancel(id)
+        state = service.requests.cancel(id)
         if state is None:
             raise _unknown(id)
         return jsonify(id=id, state=state)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from api.http.deferral import Completer
 from api.http.openapi import Operation
-from api.http.registry import Places, Visits
+from api.http.registry import Places, RequestRegistry
 from api.http.watcher import Watcher
 from api.stream_writer import StreamWriter
 from api.viewing import ViewWriter
@@ -109,7 +109,7 @@ class Service:
         self.generating: frozenset[bytes] = frozenset()  # "POST /path" of what generates text
         self.places = Places(config.max_open_requests)
         self.watcher = Watcher()
-        self.visits = Visits(self.watcher)
+        self.requests = RequestRegistry(self.watcher)
         self.meters = Meters()
         self.completer = Completer()
         self.stream_writer = StreamWriter()
@@ -126,14 +126,14 @@ class Service:
     def engine(self, engine: Engine) -> None:
         """Serve with this engine, and record its requests from now on."""
         manager = engine.manager
-        watching = [self.visits, self.meters, self.feed, engine.shadow]
+        watching = [self.requests, self.meters, self.feed, engine.shadow]
         for noting in filter(None, watching):
             manager.listeners.append(noting.on_arrival)
             manager.observers.append(noting.observe)
         manager.observers.append(self.stream_writer.observe)
         if engine.shadow is not None:
             engine.shadow.start(lambda report: self.feed.announce("shadow", report))
-        self.visits.waited = manager.waited
+        self.requests.waited = manager.waited
         manager.queue_timeout = self.config.queue_limit
         manager.request_timeout = self.config.request_timeout
         self._engine = engine

@@ -31,8 +31,8 @@ class Source(Protocol):
         """Return the bytes to send that there are by now."""
 
 
-class Loan:
-    """A stream that its handler, woken by `wakeup`, lends while it sleeps."""
+class LentSocket:
+    """A stream that its handler, which `wakeup` wakes, lends while it sleeps."""
 
     def __init__(self, writer: StreamWriter, sock: socket.socket, wakeup: Wakeup, source: Source) -> None:
         self._writer = writer
@@ -104,12 +104,12 @@ class StreamWriter:
         self.share = share
         self._clock = clock
         self._wakeup = Wakeup()
-        self._lent: set[Loan] = set()
+        self._lent: set[LentSocket] = set()
         self._lock = threading.Lock()
         self._steps = 0
         self._thread: threading.Thread | None = None
 
-    def take(self, loan: Loan) -> None:
+    def take(self, loan: LentSocket) -> None:
         """Write for a stream from now on; the thread starts with the first."""
         with self._lock:
             if self._thread is None:
@@ -124,7 +124,7 @@ class StreamWriter:
         """Look at all streams now, unless that will be done soon."""
         self._wakeup.notify_tokens()
 
-    def give_back(self, loan: Loan) -> None:
+    def give_back(self, loan: LentSocket) -> None:
         with self._lock:
             self._lent.discard(loan)
 

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 from flask import Response, current_app, g, request, stream_with_context
 
-from api.generation import Job
+from api.generation import Generation
 from api.http import errors
 from api.http.errors import ApiError
 from api.service import Service
-from api.stream_writer import INTERVAL, Loan
+from api.stream_writer import INTERVAL, LentSocket
 from batching import Inference, InferenceError
 from observe.feed import dumps
 from serving.inference import CHECK_SECONDS, Wakeup
@@ -32,7 +32,7 @@ SILENCE = 10.0  # seconds after which a comment shows that the server is there
 PING = b": ping\n\n"
 
 
-class Growth(NamedTuple):
+class Delta(NamedTuple):
     """What one answer has more than before: text, tokens start..stop of it, and whether it has ended."""
 
     index: int
@@ -42,7 +42,7 @@ class Growth(NamedTuple):
     ended: bool
 
 
-class Follower:
+class StreamReader:
     """Reads one answer; with `every_token` it also tells of tokens that add no text."""
 
     def __init__(self, index: int, inference: Inference, *, scored: bool, every_token: bool) -> None:
@@ -64,7 +64,7 @@ class Follower:
     def is_fresh(self) -> bool:
         return not self._read
 
-    def look(self) -> Growth | None:
+    def look(self) -> Delta | None:
         """Return what there is to tell now; InferenceError when the answer has failed."""
         inference = self.inference
         if inference.is_finished:
@@ -77,20 +77,20 @@ class Follower:
             return None
         stop = self._text.shown_tokens if self._scored and not self._every else self._read
         start, self._told = self._told, stop
-        return Growth(self.index, text, start, stop, False)
+        return Delta(self.index, text, start, stop, False)
 
-    def _end(self) -> Growth:
+    def _end(self) -> Delta:
         if self.inference.error is not None:
             raise self.inference.error
         self.done = True
         count = len(self.inference.output_ids)
-        return Growth(self.index, self._text.rest(self.inference.answer), self._told, count, True)
+        return Delta(self.index, self._text.rest(self.inference.answer), self._told, count, True)
 
 
 class Answers:
     """The answers of a stream that have not ended, and the events of what they have grown by."""
 
-    def __init__(self, followers: list[Follower], encode: Callable[[Growth], bytes]) -> None:
+    def __init__(self, followers: list[StreamReader], encode: Callable[[Delta], bytes]) -> None:
         self.live = followers
         self._encode = encode
 
@@ -116,7 +116,7 @@ class Answers:
             follower.inference.end_if_lost()
 
 
-class Pace:
+class Coalescer:
     """When a handler last sent something, and whether more will be there before it may send again."""
 
     def __init__(self, wakeup: Wakeup) -> None:
@@ -136,7 +136,9 @@ class Pace:
             self._wakeup.wait(left)
 
 
-def pieces(job: Job, answers: Answers, tokens_together: int | None = None, loan: Loan | None = None) -> Iterator[bytes]:
+def pieces(
+    job: Generation, answers: Answers, tokens_together: int | None = None, loan: LentSocket | None = None
+) -> Iterator[bytes]:
     """Yield the events of what has grown, until all have ended, and a comment after `SILENCE` seconds without any.
 
     With `tokens_together` so many tokens make a piece, instead of those of `INTERVAL`. With a `loan`, what is between
@@ -144,7 +146,7 @@ def pieces(job: Job, answers: Answers, tokens_together: int | None = None, loan:
     """
     wakeup = job.wakeup
     assert wakeup is not None
-    pace, pinged_at, begun = Pace(wakeup), time.perf_counter(), False
+    pace, pinged_at, begun = Coalescer(wakeup), time.perf_counter(), False
     while answers.live:
         lends = loan if begun else None
         if lends is None and tokens_together is None:
@@ -173,9 +175,9 @@ def pieces(job: Job, answers: Answers, tokens_together: int | None = None, loan:
 
 
 def respond(
-    job: Job,
-    followers: list[Follower],
-    encode: Callable[[Growth], bytes],
+    job: Generation,
+    followers: list[StreamReader],
+    encode: Callable[[Delta], bytes],
     end: Callable[[], bytes],
     *,
     space: bytes = b" ",
@@ -204,19 +206,19 @@ def respond(
     response = Response(stream_with_context(events()), content_type="text/event-stream; charset=utf-8")
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Accel-Buffering"] = "no"
-    if g.get("visit") is None:  # else the visit ends what is open, whether the generator began or not
+    if g.get("context") is None:  # otherwise the request context ends it, even if the generator never starts
         response.call_on_close(job.cancel)
     return response
 
 
-def _loan(job: Job, answers: Answers) -> Loan | None:
+def _loan(job: Generation, answers: Answers) -> LentSocket | None:
     """Return what lets the writer write this answer; None where only its handler can."""
     sock = bare_socket()
     if sock is None:
         return None
     service: Service = current_app.extensions["service"]
     assert job.wakeup is not None
-    return Loan(service.stream_writer, sock, job.wakeup, answers)
+    return LentSocket(service.stream_writer, sock, job.wakeup, answers)
 
 
 def bare_socket() -> socket.socket | None:

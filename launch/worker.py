@@ -153,10 +153,10 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     def _drain(self, service: Any, sig: int) -> None:
         """Wait until all requests are answered; a second before gunicorn would kill, answer the rest with an error."""
         end = time.monotonic() + self.cfg.graceful_timeout - 1.0
-        while service.visits.open and time.monotonic() < end:
+        while service.requests.open and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
         service.stop()
-        while service.visits.open and time.monotonic() < end + 0.5:
+        while service.requests.open and time.monotonic() < end + 0.5:
             time.sleep(POLL_SECONDS)
         super().handle_exit(sig, None)
 

@@ -1,7 +1,7 @@
 """One request as its handler sees it: it waits for an `Inference`, or reads its tokens as they arrive.
 
-The loop never waits for a reader: once per step it publishes the number of tokens, and rings a `Wakeup` only for a
-reader that asked for it. This module must not know HTTP, tensors, or how requests are scheduled.
+The loop never waits for a reader: once per step it publishes the number of tokens, and wakes a reader only if the
+reader asked for it. This module must not know HTTP, tensors, or how requests are scheduled.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ class Text(Protocol):
 
 
 class Wakeup:
-    """Wakes the one reader of some streams; ringing never blocks, and twice is as good as once.
+    """Wakes the one reader of some streams. Notifying never blocks, and twice has the same effect as once.
 
-    A reader sets `wants_tokens`, looks whether there are any, and only then waits; else only an ending rings.
+    A reader sets `wants_tokens`, checks for new tokens, and only then waits. Without `wants_tokens` only the end of an
+    inference wakes it.
     """
 
     __slots__ = ("_lock", "wants_tokens")
@@ -53,17 +54,17 @@ class Wakeup:
     def notify(self) -> None:
         try:
             self._lock.release()
-        except RuntimeError:  # it has been rung and nobody has listened yet
+        except RuntimeError:  # already notified, and the reader has not waited since
             return
 
     def notify_tokens(self) -> None:
-        """Ring, once, if the reader waits for tokens."""
+        """Wake the reader, once, if it waits for tokens."""
         if self.wants_tokens:
             self.wants_tokens = False
             self.notify()
 
     def wait(self, seconds: float) -> bool:
-        """Return when the wakeup rings, or after the timeout."""
+        """Wait for a notification; return whether one came before the timeout."""
         return self._lock.acquire(timeout=max(0.0, min(seconds, 3600.0)))
 
 

@@ -14,14 +14,14 @@ from flask import Blueprint, Response, g, jsonify
 from api import generation, streaming
 from api.dialects.openai import USAGE, Kind, answer, limit, options_of, too_many_at_least
 from api.dialects.openai_writer import choose, stream_options, usage, usage_so_far
-from api.generation import Ask, Job, Prompt
+from api.generation import Generation, GenerationRequest, Prompt
 from api.http.deferral import Deferred
 from api.http.errors import ApiError
 from api.http.openapi import Operation
 from api.schemas import ChatRequest
 from api.schemas.openai import UNSUPPORTED_CHAT, Message
 from api.service import Engine, Service
-from api.streaming import Follower, Growth
+from api.streaming import Delta, StreamReader
 from observe.feed import dumps
 from serving.inference import Inference
 
@@ -58,7 +58,7 @@ def plain(messages: list[Message]) -> str:
     return "\n".join([*lines, "Assistant:"])
 
 
-def ask_of(engine: Engine, asked: ChatRequest) -> Ask:
+def ask_of(engine: Engine, asked: ChatRequest) -> GenerationRequest:
     given = [n for n in (asked.max_completion_tokens, asked.max_tokens) if n is not None]
     if len(set(given)) > 1:
         raise ApiError(
@@ -74,7 +74,7 @@ def ask_of(engine: Engine, asked: ChatRequest) -> Ask:
     ids = generation.encode(
         engine, text, special=engine.special_end, keep=asked.truncate_prompt_tokens, param="messages"
     )
-    return Ask(
+    return GenerationRequest(
         [Prompt(text, ids)], most, "max_tokens", options,
         n=asked.n, best_of=asked.n, seed=asked.seed, timeout_s=asked.timeout_s,
     )  # fmt: skip
@@ -85,7 +85,7 @@ class ChatWriter:
 
     is_large = False  # 16 texts, each within the context
 
-    def __init__(self, engine: Engine, job: Job, asked: ChatRequest) -> None:
+    def __init__(self, engine: Engine, job: Generation, asked: ChatRequest) -> None:
         self.job = job
         self.asked = asked
         self.head = {
@@ -118,14 +118,14 @@ class ChatWriter:
     def stream(self) -> Response:
         self.head["object"] = "chat.completion.chunk"
         followers = [
-            Follower(i, inference, scored=self.asked.return_token_ids, every_token=False)
+            StreamReader(i, inference, scored=self.asked.return_token_ids, every_token=False)
             for i, inference in enumerate(self.job.inferences)
         ]
         return streaming.respond(
             self.job, followers, self._chunk, self._end, tokens_together=self.asked.stream_interval
         )
 
-    def _chunk(self, growth: Growth) -> bytes:
+    def _chunk(self, growth: Delta) -> bytes:
         """Return one choice's event; the first has the role and text too, so that it tells the first token's time."""
         inference = self.job.inferences[growth.index]
         delta: dict[str, Any] = {"content": growth.text}

@@ -7,13 +7,13 @@ from typing import Any
 from flask import Blueprint, Response, jsonify, request
 
 from api import generation, policy, streaming
-from api.generation import Ask, Job, Prompt
+from api.generation import Generation, GenerationRequest, Prompt
 from api.http import body
 from api.http.deferral import Deferred
 from api.http.openapi import Operation
 from api.schemas import InferenceRequest
 from api.service import Engine, Service
-from api.streaming import Follower, Growth
+from api.streaming import Delta, StreamReader
 
 EXAMPLE = '{"prompt": "ROMEO:", "num_tokens": 40}'
 NUMBER = {"type": ["number", "null"]}
@@ -73,24 +73,26 @@ def blueprint(service: Service) -> Blueprint:
     return routes
 
 
-def ask_of(engine: Engine, asked: InferenceRequest) -> Ask:
+def ask_of(engine: Engine, asked: InferenceRequest) -> GenerationRequest:
     """Return what a request asks for; in a prompt end-of-text is plain text, as nothing is special here."""
     ids = generation.encode(engine, asked.prompt, special=False)
     options = {
         "temperature": asked.temperature, "top_k": max(asked.top_k, 0), "top_p": asked.top_p,
-        "stops": asked.stop, "ignore_eos": asked.ignore_eos, **asked.standing(),
+        "stops": asked.stop, "ignore_eos": asked.ignore_eos, **asked.scheduling_options(),
     }  # fmt: skip
     prompt = Prompt(asked.prompt, ids)
-    return Ask([prompt], asked.num_tokens, "num_tokens", options, seed=asked.seed, timeout_s=asked.timeout_s)
+    return GenerationRequest(
+        [prompt], asked.num_tokens, "num_tokens", options, seed=asked.seed, timeout_s=asked.timeout_s
+    )
 
 
-def answer(job: Job) -> dict[str, Any]:
+def answer(job: Generation) -> dict[str, Any]:
     """Wait for one completion; return the body of its answer."""
     job.wait()
     return {"completion": job.inferences[0].completion} | ending(job)
 
 
-def ending(job: Job) -> dict[str, Any]:
+def ending(job: Generation) -> dict[str, Any]:
     """Return what is said of an answer beside its text."""
     inference = job.inferences[0]
     return {
@@ -104,14 +106,14 @@ def ending(job: Job) -> dict[str, Any]:
     }
 
 
-def stream(job: Job) -> Response:
+def stream(job: Generation) -> Response:
     """Return the completion in pieces: events with `text`, the last with all else too; then [DONE]."""
 
-    def chunk(growth: Growth) -> bytes:
+    def chunk(growth: Delta) -> bytes:
         last = ending(job) if growth.ended else {}
         return streaming.event({"text": growth.text} | last)
 
-    follower = Follower(0, job.inferences[0], scored=False, every_token=False)
+    follower = StreamReader(0, job.inferences[0], scored=False, every_token=False)
     return streaming.respond(job, [follower], chunk, lambda: b"data: [DONE]\n\n")
 
 

@@ -10,7 +10,7 @@ from flask import Blueprint, Response, g, jsonify, request
 
 from api import generation
 from api.dialects.openai_writer import CompletionWriter
-from api.generation import Ask, Job, Prompt
+from api.generation import Generation, GenerationRequest, Prompt
 from api.http import admission, body
 from api.http.deferral import Deferred
 from api.http.errors import ApiError
@@ -64,8 +64,8 @@ class Kind(Generic[Asked]):
     example: str
     unsupported: dict[str, tuple[Any, ...]]
     places: Callable[[Asked], int]
-    ask: Callable[[Engine, Asked], Ask]
-    writer: Callable[[Engine, Job, Asked], Writer]
+    ask: Callable[[Engine, Asked], GenerationRequest]
+    writer: Callable[[Engine, Generation, Asked], Writer]
 
 
 def answer(service: Service, kind: Kind[Asked]) -> Response | Deferred:
@@ -133,7 +133,7 @@ def check_sampled(service: Service, asked: Sampled) -> None:
         )
     if asked.request_id is not None and "X-Request-Id" not in request.headers:
         g.request_id = asked.request_id
-        service.visits.rename(g.visit, asked.request_id)
+        service.requests.rename(g.context, asked.request_id)
 
 
 def completion_places(asked: CompletionRequest) -> int:
@@ -189,11 +189,11 @@ def options_of(engine: Engine, asked: Sampled) -> dict[str, Any]:
         "min_tokens": asked.min_tokens,
         "keep_stop": asked.include_stop_str_in_output,
         "hide_special": asked.skip_special_tokens,
-        **asked.standing(),
+        **asked.scheduling_options(),
     }
 
 
-def completion_ask(engine: Engine, asked: CompletionRequest) -> Ask:
+def completion_ask(engine: Engine, asked: CompletionRequest) -> GenerationRequest:
     options = options_of(engine, asked)
     best_of = asked.best_of or asked.n
     if asked.logprobs is not None or best_of > asked.n:
@@ -202,7 +202,7 @@ def completion_ask(engine: Engine, asked: CompletionRequest) -> Ask:
     scores = max((n for n in wanted if n is not None), default=None)
     if scores is not None or asked.max_tokens == 0:
         options |= {"scores_prompt": True, "prompt_logprobs": scores}
-    return Ask(
+    return GenerationRequest(
         prompts_of(engine, asked), limit(asked.max_tokens), "max_tokens", options,
         n=asked.n, best_of=best_of, seed=asked.seed, timeout_s=asked.timeout_s,
     )  # fmt: skip

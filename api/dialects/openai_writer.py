@@ -13,19 +13,19 @@ from flask import Response, g, jsonify
 
 from api import generation, streaming
 from api.dialects.logprobs import Logprobs, Scored, join, prompt_logprobs, prompt_scores
-from api.generation import Job
+from api.generation import Generation
 from api.http import parts
 from api.schemas import CompletionRequest
 from api.schemas.openai import Sampled
 from api.service import Engine
-from api.streaming import Follower, Growth
+from api.streaming import Delta, StreamReader
 from observe.feed import dumps
 from serving.inference import Inference
 
 MOST_SCORED, MOST_TOKENS = 2048, 1 << 15  # of an answer that is written at once
 
 
-def usage(job: Job, chosen: list[Inference]) -> dict[str, Any]:
+def usage(job: Generation, chosen: list[Inference]) -> dict[str, Any]:
     """Return what a request used: each prompt once, and the tokens of all choices."""
     firsts = [group[0].sequence for group in job.groups]
     prompt = sum(len(seq.prompt_ids) for seq in firsts)
@@ -38,13 +38,13 @@ def usage(job: Job, chosen: list[Inference]) -> dict[str, Any]:
     }
 
 
-def usage_so_far(job: Job, growth: Growth) -> dict[str, int]:
+def usage_so_far(job: Generation, growth: Delta) -> dict[str, int]:
     """Return what one choice has used up to the end of a chunk, as vLLM counts: its own prompt, its own tokens."""
     prompt = len(job.inferences[growth.index].sequence.prompt_ids)
     return {"prompt_tokens": prompt, "completion_tokens": growth.stop, "total_tokens": prompt + growth.stop}
 
 
-def choose(job: Job) -> list[Inference]:
+def choose(job: Generation) -> list[Inference]:
     """Return the `n` best answers to each prompt, by the sum of their log probabilities."""
     if job.ask.best_of == job.ask.n:
         return job.inferences
@@ -63,7 +63,7 @@ def stream_options(asked: Sampled) -> tuple[bool, bool]:
 class CompletionWriter:
     """Writes the answer to one completions request, whole or in chunks."""
 
-    def __init__(self, engine: Engine, job: Job, asked: CompletionRequest) -> None:
+    def __init__(self, engine: Engine, job: Generation, asked: CompletionRequest) -> None:
         self.engine = engine
         self.job = job
         self.asked = asked
@@ -144,13 +144,14 @@ class CompletionWriter:
     def stream(self) -> Response:
         scored = self.asked.logprobs is not None or self.asked.return_token_ids
         followers = [
-            Follower(i, inference, scored=scored, every_token=False) for i, inference in enumerate(self.job.inferences)
+            StreamReader(i, inference, scored=scored, every_token=False)
+            for i, inference in enumerate(self.job.inferences)
         ]
         return streaming.respond(
             self.job, followers, self._chunk, self._end, tokens_together=self.asked.stream_interval
         )
 
-    def _chunk(self, growth: Growth) -> bytes:
+    def _chunk(self, growth: Delta) -> bytes:
         """Return one choice's event; put together by hand, since there is one for each step of each stream."""
         inference = self.job.inferences[growth.index]
         text, logprobs, more = growth.text, "null", ""
@@ -176,7 +177,7 @@ class CompletionWriter:
             f'"finish_reason":{reason},"stop_reason":{stop_reason}{more}}}]{self._usage(growth)}}}\n\n'
         ).encode()
 
-    def _usage(self, growth: Growth) -> str:
+    def _usage(self, growth: Delta) -> str:
         if self._usage_always:
             return f',"usage":{dumps(usage_so_far(self.job, growth))}'
         return ',"usage":null' if self._usage_last else ""

@@ -10,7 +10,7 @@ from flask import Blueprint, Response, g, jsonify, request
 import config as settings
 from api import generation
 from api.dialects.tgi_writer import Writer, samples
-from api.generation import Ask, Prompt
+from api.generation import GenerationRequest, Prompt
 from api.http import admission, body
 from api.http.deferral import Deferred
 from api.http.errors import ApiError
@@ -129,7 +129,7 @@ def check(p: GenerateParameters | None, streams: bool) -> None:
             raise ApiError(f"best_of is {p.best_of}, but {reason}. {remedy}", param="best_of")
 
 
-def ask_of(engine: Engine, asked: GenerateRequest, streams: bool) -> Ask:
+def ask_of(engine: Engine, asked: GenerateRequest, streams: bool) -> GenerationRequest:
     p = asked.parameters or GenerateParameters()
     heat = (1.0 if p.temperature is None else p.temperature) if samples(asked.parameters) else 0.0
     best_of = p.best_of or 1
@@ -144,14 +144,16 @@ def ask_of(engine: Engine, asked: GenerateRequest, streams: bool) -> Ask:
         "ignore_eos": False,
         "keep_stop": True,
         "hide_special": True,
-        **p.standing(),
+        **p.scheduling_options(),
     }
     if streams or p.details or p.decoder_input_details or best_of > 1:
         options["logprobs"] = p.top_n_tokens or 0
     if p.decoder_input_details:
         options |= {"scores_prompt": True, "prompt_logprobs": 0}
     ids = generation.encode(engine, asked.inputs, special=engine.special_end, keep=p.truncate, param="inputs")
-    return Ask([Prompt(asked.inputs, ids)], p.max_new_tokens, "max_new_tokens", options, best_of=best_of, seed=p.seed)
+    return GenerationRequest(
+        [Prompt(asked.inputs, ids)], p.max_new_tokens, "max_new_tokens", options, best_of=best_of, seed=p.seed
+    )
 
 
 def information(service: Service, engine: Engine) -> dict[str, Any]:

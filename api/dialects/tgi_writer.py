@@ -12,10 +12,10 @@ from flask import Response, jsonify
 
 from api import generation, streaming
 from api.dialects.logprobs import Pieces, prompt_scores
-from api.generation import Job
+from api.generation import Generation
 from api.schemas import GenerateParameters, GenerateRequest
 from api.service import Engine
-from api.streaming import Follower, Growth
+from api.streaming import Delta, StreamReader
 from serving.inference import Inference
 
 
@@ -29,7 +29,7 @@ def samples(p: GenerateParameters | None) -> bool:
 class Writer:
     """Writes the answer to one request, whole or one event for each token."""
 
-    def __init__(self, engine: Engine, job: Job, asked: GenerateRequest, began: float) -> None:
+    def __init__(self, engine: Engine, job: Generation, asked: GenerateRequest, began: float) -> None:
         self.tokenizer = engine.tokenizer
         self.device = engine.device
         self.job = job
@@ -127,13 +127,13 @@ class Writer:
         }
 
     def stream(self) -> Response:
-        follower = Follower(0, self.job.inferences[0], scored=False, every_token=True)
+        follower = StreamReader(0, self.job.inferences[0], scored=False, every_token=True)
         response = streaming.respond(self.job, [follower], self._events, lambda: b"", space=b"", tokens_together=None)
         response.headers["x-compute-type"] = self.device
         response.headers["x-compute-characters"] = str(len(self.inputs))
         return response
 
-    def _events(self, growth: Growth) -> bytes:
+    def _events(self, growth: Delta) -> bytes:
         """Return an event for each new token; together they say `growth.text`."""
         seq = self.job.inferences[0].sequence
         events, left = [], growth.text
@@ -156,7 +156,7 @@ class Writer:
             events[-1] |= self._ending(growth)
         return b"".join(streaming.event(one, b"") for one in events)
 
-    def _ending(self, growth: Growth) -> dict[str, Any]:
+    def _ending(self, growth: Delta) -> dict[str, Any]:
         inference = self.job.inferences[0]
         details = {
             "finish_reason": finish_reason(inference),

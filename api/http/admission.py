@@ -12,7 +12,7 @@ from collections.abc import Callable
 from flask import g, request
 
 from api.http.errors import ApiError, shown
-from api.http.registry import Visit
+from api.http.registry import RequestContext
 from api.service import Service
 
 HAS_PLACE = "effective_batching.has_place"  # in the WSGI environment: the server took a place for this request
@@ -28,26 +28,26 @@ def check(service: Service, generating: frozenset[tuple[str, str]]) -> Callable[
             return
         g.generates = True
         service.meters.arrived()
-        visit = enter(service)
+        context = enter(service)
         if "HTTP_X_QUEUE_TIMEOUT" in environ:
-            visit.may_wait = _seconds("X-Queue-Timeout")
+            context.may_wait = _seconds("X-Queue-Timeout")
         if "HTTP_X_REQUEST_TIMEOUT" in environ:
-            visit.may_take = _seconds("X-Request-Timeout")
+            context.may_take = _seconds("X-Request-Timeout")
 
     return before_request
 
 
-def enter(service: Service) -> Visit:
+def enter(service: Service) -> RequestContext:
     """Take a place for the current request, which keeps it until its last byte is sent."""
     if service.draining:
         raise ApiError("the server is shutting down. Try again later, or use another server", type="unavailable_error")
     if request.environ.get(HAS_PLACE):
-        request.environ[HAS_PLACE] = False  # it is the visit's now
+        request.environ[HAS_PLACE] = False  # the context releases it from now on
     else:
         take(service, 1)
-    visit = service.visits.enter(g.request_id, request.path, service.places.give_back)
-    g.visit = visit
-    return visit
+    context = service.requests.enter(g.request_id, request.path, service.places.give_back)
+    g.context = context
+    return context
 
 
 def take(service: Service, n: int) -> None:
@@ -63,10 +63,10 @@ def take(service: Service, n: int) -> None:
 
 def take_more(service: Service, n: int) -> None:
     """Take `n` more places for the other prompts and choices of the current request, all or none."""
-    visit = g.get("visit")
-    if visit is not None and n > 0:
+    context = g.get("context")
+    if context is not None and n > 0:
         take(service, n)
-        visit.places += n
+        context.places += n
 
 
 def _seconds(header: str) -> float:

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 DEFERS = "effective_batching.defers"  # in the WSGI environment of a server that takes a Deferred
 
 
-class Job(Protocol):
+class Work(Protocol):
     """Work that must end before the response can be made."""
 
     ticket: Ticket | None
@@ -43,7 +43,7 @@ class Job(Protocol):
 class Deferred(NamedTuple):
     """A running job, and the function that makes the response after it has ended."""
 
-    job: Job
+    job: Work
     complete: Callable[[], Response]
 
 
@@ -80,7 +80,7 @@ class Exchange:
         """Call a function in the context of this request."""
         return self._context.run(function, *args)
 
-    def begin(self) -> Job | None:
+    def begin(self) -> Work | None:
         """Call the handler; return the job that must end before `answer` is called, if any."""
         app = self._app
         self._flask = app.request_context(self._environ)
@@ -119,10 +119,10 @@ class Ticket:
 
     def __init__(self, over: queue.SimpleQueue[Ticket]) -> None:
         self._over = over
-        self.job: Job | None = None
+        self.job: Work | None = None
         self.resume: Callable[[], None] | None = None
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         if self.resume is not None:
             self._over.put(self)
 
@@ -153,7 +153,7 @@ class Completer:
         """Return a ticket whose `ring` the inferences of a job call when they end."""
         return Ticket(self._over)
 
-    def wait(self, job: Job, resume: Callable[[], None]) -> None:
+    def wait(self, job: Work, resume: Callable[[], None]) -> None:
         """Call `resume` in this object's thread when the job has ended."""
         ticket = job.ticket
         assert ticket is not None

@@ -20,7 +20,7 @@ from werkzeug.exceptions import NotFound, SecurityError
 from api.http import cors
 from api.http.auth import OPEN
 from api.http.errors import ApiError, shown
-from api.http.registry import Visit
+from api.http.registry import RequestContext
 from api.service import Service
 
 ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -59,7 +59,7 @@ def leave(service: Service) -> Callable[[Response], Response]:
 
     def after_request(response: Response) -> Response:
         state, asked = g._get_current_object(), request._get_current_object()
-        visit: Visit | None = state.get("visit")
+        context: RequestContext | None = state.get("context")
         response.headers["X-Request-Id"] = state.request_id
         ignored = response.headers.get("X-Ignored-Params", "")
         state.n_ignored = ignored.count(",") + 1 if ignored else 0
@@ -68,8 +68,8 @@ def leave(service: Service) -> Callable[[Response], Response]:
         see_off = partial(_see_off, service, asked, response.status_code, length, state)
         state.departs = True
         if response.is_streamed:  # its generator may never start: this is called all the same
-            if visit is not None:
-                visit.streams = True
+            if context is not None:
+                context.streams = True
             response.call_on_close(see_off)
         else:
             see_off()
@@ -82,24 +82,24 @@ def abandon(service: Service) -> Callable[[BaseException | None], None]:
     """Return a teardown hook that ends a request unless its response does."""
 
     def teardown_request(error: BaseException | None) -> None:
-        visit: Visit | None = g.get("visit")
-        if visit is not None and not g.get("departs"):
-            service.visits.leave(visit)
+        context: RequestContext | None = g.get("context")
+        if context is not None and not g.get("departs"):
+            service.requests.leave(context)
 
     return teardown_request
 
 
 def _see_off(service: Service, asked: Request, status: int, length: int | None, state: Any) -> None:
     """End a request: give back its places, count it and log it. Its context may be gone by then."""
-    visit: Visit | None = state.get("visit")
-    if visit is not None and not service.visits.leave(visit):
+    context: RequestContext | None = state.get("context")
+    if context is not None and not service.requests.leave(context):
         return
-    gone = visit is not None and visit.gone
+    gone = context is not None and context.gone
     status = 499 if gone else status
     route = asked.url_rule.rule if asked.url_rule is not None else "other"
     error: ApiError | None = state.get("refusal")
     rejected = None if error is None else REJECTED_TYPES.get(error.type, REJECTIONS.get(status))
-    outputs = [] if visit is None else [len(i.output_ids) for i in visit.inferences]
+    outputs = [] if context is None else [len(i.output_ids) for i in context.inferences]
     service.meters.answered(route, status, rejected, state.n_ignored, outputs, state.get("generates", False))
     if not (service.config.access_log and service.serves) or (route in OPEN and status == 200):
         return
@@ -116,26 +116,26 @@ def _see_off(service: Service, asked: Request, status: int, length: int | None, 
     }
     if error is not None:
         record["error"] = error.type
-    if visit is not None:
-        record.update(_lengths(visit))
+    if context is not None:
+        record.update(_lengths(context))
     service.access_log.write(record)
 
 
-def _lengths(visit: Visit) -> dict[str, Any]:
+def _lengths(context: RequestContext) -> dict[str, Any]:
     """Return the log fields about a request's inferences."""
-    if not visit.inferences:
+    if not context.inferences:
         return {}
-    seqs = [inference.sequence for inference in visit.inferences]
+    seqs = [inference.sequence for inference in context.inferences]
     first = min((s.first_token_at for s in seqs if s.first_token_at is not None), default=None)
     began = min((s.scheduled_at for s in seqs if s.scheduled_at is not None), default=None)
     arrived = seqs[0].arrived_at
-    reasons = [i.finish_reason or (i.error.kind if i.error else None) for i in visit.inferences]
+    reasons = [i.finish_reason or (i.error.kind if i.error else None) for i in context.inferences]
     return {
         "prompt_tokens": len(seqs[0].prompt_ids),
-        "output_tokens": sum(len(i.output_ids) for i in visit.inferences),
+        "output_tokens": sum(len(i.output_ids) for i in context.inferences),
         "choices": len(seqs),
         "finish_reason": reasons[0],
         "queue_s": None if began is None else round(began - arrived, 6),
         "ttft_s": None if first is None else round(first - arrived, 6),
-        "streams": visit.streams,
+        "streams": context.streams,
     }

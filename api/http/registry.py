@@ -1,6 +1,6 @@
 """The registry of generating HTTP requests, from admission to the last byte, and the records of `/requests/<id>`.
 
-A visit owns its places in the queue, its inferences, and the watch on its client, and releases all of them exactly
+A request context owns its places in the queue, its inferences, and the watch on its client, and releases all of them exactly
 once. This module must not know how a request is computed, and keeps no text.
 """
 
@@ -45,7 +45,7 @@ class Places:
             self.taken -= n
 
 
-class Visit:
+class RequestContext:
     """One request: `name` is its id, made unique if another request has the same id."""
 
     def __init__(self, id: str, name: str, path: str, give_back: Callable[[int], None]) -> None:
@@ -85,16 +85,16 @@ class Visit:
         return True
 
 
-class Visits:
+class RequestRegistry:
     """The open requests, and the last finished ones."""
 
     def __init__(self, watcher: Watcher, clock: Callable[[], float] = time.perf_counter) -> None:
         self._watcher = watcher
         self._lock = threading.Lock()
-        self._open: dict[str, Visit] = {}
-        self._of: dict[str, Visit] = {}  # by the id of an inference that the loop has
+        self._open: dict[str, RequestContext] = {}
+        self._of: dict[str, RequestContext] = {}  # by the id of an inference that the loop has
         self._done: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._latest: dict[str, str] = {}  # the name of the last visit that sent an id
+        self._latest: dict[str, str] = {}  # the name of the latest request with this id
         self._numbers = count(2)
         self._epoch = time.time() - clock()
         # What says for which reasons an inference has waited until now: the loop, once there is one.
@@ -105,48 +105,48 @@ class Visits:
         """The number of open requests."""
         return len(self._open)
 
-    def enter(self, id: str, path: str, give_back: Callable[[int], None]) -> Visit:
-        """Register a request that has its place, and return its visit."""
+    def enter(self, id: str, path: str, give_back: Callable[[int], None]) -> RequestContext:
+        """Register a request that has taken its place, and return its context."""
         with self._lock:
             taken = id in self._open or id in self._done
             name = f"{id}~{next(self._numbers)}" if taken else id  # no client's id has a tilde
-            visit = self._open[name] = Visit(id, name, path, give_back)
+            context = self._open[name] = RequestContext(id, name, path, give_back)
             self._latest[id] = name
-        return visit
+        return context
 
-    def rename(self, visit: Visit, id: str) -> None:
-        """Give a visit the id from its body."""
+    def rename(self, context: RequestContext, id: str) -> None:
+        """Change the id of a request to the one in its body."""
         with self._lock:
-            self._forget(visit.id, visit.name)
-            visit.id = id
-            self._latest[id] = visit.name
+            self._forget(context.id, context.name)
+            context.id = id
+            self._latest[id] = context.name
 
     def on_arrival(self, inference: Inference) -> None:
-        """Record the visit of an accepted inference; called in the handler's thread."""
-        visit: Visit | None = g.get("visit") if has_request_context() else None
-        if visit is None:
+        """Assign an accepted inference to the current request; called in the handler's thread."""
+        context: RequestContext | None = g.get("context") if has_request_context() else None
+        if context is None:
             return
-        n = len(visit.inferences)
-        inference.id = inference.sequence.id = visit.name if n == 0 else f"{visit.name}/{n}"
-        inference.may_wait, inference.may_take = visit.may_wait, visit.may_take
+        n = len(context.inferences)
+        inference.id = inference.sequence.id = context.name if n == 0 else f"{context.name}/{n}"
+        inference.may_wait, inference.may_take = context.may_wait, context.may_take
         with self._lock:
-            self._of[inference.id] = visit
-            visit.running += 1
-        visit.inferences.append(inference)
+            self._of[inference.id] = context
+            context.running += 1
+        context.inferences.append(inference)
         sock = request.environ.get("gunicorn.socket")
         if n == 0 and sock is not None:
-            visit.watched = self._watcher.add(sock, self._hang_up, visit)
+            context.watched = self._watcher.add(sock, self._hang_up, context)
 
     @staticmethod
-    def _hang_up(visits: list[Visit]) -> None:
+    def _hang_up(contexts: list[RequestContext]) -> None:
         """Cancel the requests of clients that have disconnected."""
-        left = [visit for visit in visits if visit.is_open]
-        for visit in left:
-            visit.gone = True
+        left = [context for context in contexts if context.is_open]
+        for context in left:
+            context.gone = True
         cancel_all(
             (inference, InferenceError("cancelled", "the client disconnected"))
-            for visit in left
-            for inference in visit.inferences
+            for context in left
+            for inference in context.inferences
         )
 
     def observe(self, iteration: Any, left: list[Inference]) -> None:
@@ -155,37 +155,37 @@ class Visits:
             return
         with self._lock:
             for inference in left:
-                visit = self._of.pop(inference.id, None)
-                if visit is None:
+                context = self._of.pop(inference.id, None)
+                if context is None:
                     continue
-                visit.running -= 1
-                if visit.running == 0:
-                    self._keep(visit)
+                context.running -= 1
+                if context.running == 0:
+                    self._keep(context)
 
-    def leave(self, visit: Visit) -> bool:
-        """End a visit; return False if it has already ended."""
-        if visit.watched is not None:
-            self._watcher.remove(visit.watched)
-        if not visit.leave():
+    def leave(self, context: RequestContext) -> bool:
+        """End a request; return False if it has already ended."""
+        if context.watched is not None:
+            self._watcher.remove(context.watched)
+        if not context.leave():
             return False
         with self._lock:
-            if visit.running == 0:
-                self._open.pop(visit.name, None)
-                if visit.name not in self._done:  # it was refused, so there is nothing to look up
-                    self._forget(visit.id, visit.name)
+            if context.running == 0:
+                self._open.pop(context.name, None)
+                if context.name not in self._done:  # it was refused, so there is nothing to look up
+                    self._forget(context.id, context.name)
         return True
 
-    def _keep(self, visit: Visit) -> None:
-        self._done[visit.name] = self._describe(visit)
-        self._done.move_to_end(visit.name)
-        if visit.left:
-            self._open.pop(visit.name, None)
+    def _keep(self, context: RequestContext) -> None:
+        self._done[context.name] = self._describe(context)
+        self._done.move_to_end(context.name)
+        if context.left:
+            self._open.pop(context.name, None)
         while len(self._done) > KEPT:
             old, record = self._done.popitem(last=False)
             self._forget(record["id"], old)
 
     def _forget(self, id: str, name: str) -> None:
-        """Remove the entry of an id if it refers to this visit."""
+        """Remove the entry of an id if it refers to this request."""
         if self._latest.get(id) == name:
             del self._latest[id]
 
@@ -194,10 +194,10 @@ class Visits:
         for known in (id, *(id.removeprefix(p) for p in PREFIXES if id.startswith(p))):
             with self._lock:
                 name = self._latest.get(known, known)
-                visit = self._open.get(name)
+                context = self._open.get(name)
                 done = self._done.get(name)
-            if visit is not None and (visit.running or done is None):
-                return self._describe(visit)
+            if context is not None and (context.running or done is None):
+                return self._describe(context)
             if done is not None:
                 return done
         return None
@@ -208,20 +208,20 @@ class Visits:
         if found is None:
             return None
         with self._lock:
-            visits = [visit for visit in self._open.values() if visit.id == found["id"]]
-        for visit in visits:
-            visit.end(InferenceError("cancelled", "the request was cancelled by DELETE /requests/<id>"))
+            contexts = [context for context in self._open.values() if context.id == found["id"]]
+        for context in contexts:
+            context.end(InferenceError("cancelled", "the request was cancelled by DELETE /requests/<id>"))
         found = self.find(id) or found
         return "cancelled" if found["finish_reason"] == "cancelled" else found["state"]
 
-    def _describe(self, visit: Visit) -> dict[str, Any]:
-        choices = [self._timeline(inference) for inference in visit.inferences]
+    def _describe(self, context: RequestContext) -> dict[str, Any]:
+        choices = [self._timeline(inference) for inference in context.inferences]
         if len(choices) == 1:
-            return {"id": visit.id, **choices[0]}
+            return {"id": context.id, **choices[0]}
         states = [choice["state"] for choice in choices]
         order = ("running", "held", "waiting", "finished")
         return {
-            "id": visit.id,
+            "id": context.id,
             "state": next((state for state in order if state in states), "waiting"),
             "finish_reason": choices[0]["finish_reason"] if choices else None,
             "choices": choices,

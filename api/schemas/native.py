@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import ConfigDict, Field
 
 from api.schemas import fields as f
-from api.schemas.standing import Standing
+from api.schemas.scheduling_hints import SchedulingHints
 
 
-class InferenceRequest(Standing):
+class InferenceRequest(SchedulingHints):
     """The original project's request with its two fields, and optional extensions."""
 
     model_config = ConfigDict(extra="ignore")

@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 
 from api.schemas import fields as f
-from api.schemas.standing import Standing
+from api.schemas.scheduling_hints import SchedulingHints
 
 MOST_MESSAGES = 64
 UNLIMITED = -1  # as max_tokens: all the room that the context leaves
@@ -56,7 +56,7 @@ ZERO_NEEDS_ECHO = {
 }
 
 
-class Sampled(Standing):
+class Sampled(SchedulingHints):
     """The fields that completions and chat share."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra=NEEDS_STREAM)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.schemas import fields as f
-from api.schemas.standing import Standing
+from api.schemas.scheduling_hints import SchedulingHints
 
 Fraction = f.number(gt=0, lt=1)
 FRACTION = "a number above 0 and below 1; leave it out for no limit"
@@ -25,7 +25,7 @@ BEST_OF_DRAWS = {
 STREAMS = {"properties": {"best_of": ONE, "decoder_input_details": {"enum": [None, False]}}}
 
 
-class GenerateParameters(Standing):
+class GenerateParameters(SchedulingHints):
     """Generation parameters."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra={"allOf": [BEST_OF_DRAWS]})

@@ -394,7 +394,7 @@ def test_who_is_refused_gives_its_place_back(model: FakeModel, body: bytes) -> N
     app = small(model)
     for path in ("/inference", "/v1/completions", "/generate", "/generate_stream", "/"):
         app.test_client().post(path, data=body, content_type="application/json").close()
-    assert (service(app).places.taken, service(app).visits.open) == (0, 0)
+    assert (service(app).places.taken, service(app).requests.open) == (0, 0)
     stop(app)
 
 
@@ -411,7 +411,7 @@ def test_a_handler_that_fails_leaves_nothing_running(model: FakeModel, monkeypat
     monkeypatch.setattr(engine.manager, "enqueue_all", fail)
     model.before = lambda plan: time.sleep(0.005)
     assert ask(app, num_tokens=900).status_code == 500
-    wait_until(lambda: service(app).visits.open == 0)
+    wait_until(lambda: service(app).requests.open == 0)
     assert (service(app).places.taken, engine.manager.running) == (0, 0)
     stop(app)
 
@@ -424,7 +424,7 @@ def test_a_stream_that_is_never_read_gives_everything_back(model: FakeModel) -> 
     reply.close()
     engine = service(app).engine
     assert engine is not None
-    wait_until(lambda: service(app).visits.open == 0)
+    wait_until(lambda: service(app).requests.open == 0)
     assert (service(app).places.taken, engine.manager.running) == (0, 0)
     stop(app)
 

@@ -25,7 +25,7 @@ class FakeJob:
 
     def end(self) -> None:
         self.is_over = True
-        self.ticket.ring()
+        self.ticket.notify()
 
     def end_if_late(self, now: float) -> bool:
         if now < self.ends_at:
@@ -45,7 +45,7 @@ def completer() -> Completer:
 def test_a_job_is_resumed_once_when_it_ends(completer: Completer) -> None:
     job, resumed = FakeJob(completer), []
     completer.wait(job, lambda: resumed.append(threading.current_thread().name))
-    job.ticket.ring()  # one of several inferences has ended
+    job.ticket.notify()  # one of several inferences has ended
     job.end()
     job.end()
     wait_until(lambda: resumed)
@@ -70,7 +70,7 @@ def test_a_job_ends_at_its_own_limit(completer: Completer) -> None:
     completer.wait(job, done.set)
     assert not done.is_set()
     now[0] = 0.02
-    job.ticket.ring()
+    job.ticket.notify()
     assert done.wait(20)
 
 

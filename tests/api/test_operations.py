@@ -20,7 +20,7 @@ from support import FakeModel, fake_engine, in_background, wait_until
 from api.http import registry as visiting
 from api.http.admission import take_more
 from api.http.errors import ApiError
-from api.http.registry import Places, Visits
+from api.http.registry import Places, RequestRegistry
 from api.http.watcher import Watcher
 from api.service import GPU_STALL_SECONDS, STALL_SECONDS, Service
 from app import create_app
@@ -150,7 +150,7 @@ def test_who_waits_is_told_so_and_then_why(
         jobs = [pool.submit(ask, app, f"r{i}", num_tokens=4) for i in range(2)]
         wait_until(lambda: service(app).engine.manager._count == 2 and model.plans)  # type: ignore[union-attr]
         jobs.append(pool.submit(ask, app, "late"))
-        wait_until(lambda: (service(app).visits.find("late") or {}).get("arrived_at"))
+        wait_until(lambda: (service(app).requests.find("late") or {}).get("arrived_at"))
         assert client.get("/requests/late").get_json()["state"] == "waiting"
         assert client.get("/requests/r0").get_json()["state"] in ("running", "waiting")
         gate.set()
@@ -210,7 +210,7 @@ def test_only_the_last_thousand_are_kept(app: Flask, client: FlaskClient, monkey
         ask(app, f"r{i}")
     known = [client.get(f"/requests/r{i}").status_code for i in range(6)]
     assert known == [404, 404, 404, 200, 200, 200]
-    kept = service(app).visits
+    kept = service(app).requests
     assert (len(kept._done), len(kept._latest), len(kept._of), kept.open) == (3, 3, 0, 0)
 
 
@@ -261,31 +261,31 @@ def test_further_places_belong_to_the_same_request(app: Flask) -> None:
         assert service(app).places.taken == 6
         with pytest.raises(ApiError, match="6 requests queued or running, this one adds 2, limit 6"):
             take_more(service(app), 2)
-    assert (service(app).places.taken, service(app).visits.open) == (0, 0)
+    assert (service(app).places.taken, service(app).requests.open) == (0, 0)
 
 
 def test_a_visit_leaves_once() -> None:
     given: list[int] = []
-    visits = Visits(Watcher())
-    visit = visits.enter("a", "/x", given.append)
-    assert [visits.leave(visit) for _ in range(3)] == [True, False, False]
-    assert (given, visits.open) == ([1], 0)
+    registry = RequestRegistry(Watcher())
+    context = registry.enter("a", "/x", given.append)
+    assert [registry.leave(context) for _ in range(3)] == [True, False, False]
+    assert (given, registry.open) == ([1], 0)
 
 
 def test_a_hundred_thousand_refused_requests_leave_nothing_behind() -> None:
-    visits = Visits(Watcher())
+    registry = RequestRegistry(Watcher())
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
         for n in range(100_000):
-            visit = visits.enter(f"request-{n}", "/inference", lambda n: None)
-            visits.rename(visit, f"renamed-{n}")
-            visits.leave(visit)
+            context = registry.enter(f"request-{n}", "/inference", lambda n: None)
+            registry.rename(context, f"renamed-{n}")
+            registry.leave(context)
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert after - before < 100_000  # bytes: less than one for each
-    assert visits.find("renamed-99999") is None
+    assert registry.find("renamed-99999") is None
 
 
 def test_a_refused_request_does_not_hide_a_finished_one_with_its_id(app: Flask, client: FlaskClient) -> None:

@@ -14,7 +14,7 @@ import pytest
 from support import FakeModel, fake_engine, in_background, unchunked, wait_until
 from test_streaming import ALL, joined
 
-from api.stream_writer import Loan, StreamWriter
+from api.stream_writer import LentSocket, StreamWriter
 from app import create_app
 from config import Config
 from serving.inference import Wakeup
@@ -48,7 +48,7 @@ class Handler:
         self.writer, self.source, self.wakeup = writer, Source(*ready), Wakeup()
         self.sock, self.client = socket.socketpair()
         self.client.settimeout(20)
-        self.loan = Loan(writer, self.sock, self.wakeup, self.source)
+        self.loan = LentSocket(writer, self.sock, self.wakeup, self.source)
         self.raised: list[Exception] = []
         self.thread = threading.Thread(target=self._sleep, daemon=True)
         self.thread.start()

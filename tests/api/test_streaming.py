@@ -281,7 +281,7 @@ def test_a_request_may_say_how_many_tokens_make_a_chunk(client: FlaskClient, mod
     assert lengths[1] >= 10
 
 
-def test_a_bell_rung_twice_rings_once_and_never_blocks() -> None:
+def test_notifying_twice_wakes_once_and_never_blocks() -> None:
     wakeup = Wakeup()
     assert not wakeup.wait(0)
     wakeup.notify()

@@ -57,7 +57,7 @@ def test_the_first_steps_are_counted_nowhere(loaded: Loaded) -> None:
     assert not any(engine["slot_steps"].values())
     kv = engine["kv"]
     assert kv["pages_used"] == kv["pages_cached"] == kv["query_tokens"] == 0
-    assert not service.visits.open
+    assert not service.requests.open
     # The first request is the first in every book.
     id = client.post("/inference", json={"prompt": "hi", "num_tokens": 2}).get_json()["id"]
     assert client.get(f"/requests/{id}").get_json()["iterations"] == [1, 2]

@@ -9,13 +9,13 @@ from pydantic import BaseModel, Field
 from api.schemas import fields as f
 
 
-class Standing(BaseModel):
+class SchedulingHints(BaseModel):
     """The client, priority and deadline of a request, which orders such as vtc, priority and edf use."""
 
     user: f.Name = Field("", description=f.USER)
     priority: f.Int64 = Field(0, description=f"{f.SEED}; lower values are served first")
     slo_s: f.Seconds | None = Field(None, description=f.SECONDS)
 
-    def standing(self) -> dict[str, Any]:
+    def scheduling_options(self) -> dict[str, Any]:
         """Return the options of `make_inference` that these fields mean."""
         return {"client": self.user, "priority": self.priority, "slo_s": self.slo_s}
