@@ -34,7 +34,7 @@ from api.service import Engine, Service
 from config import Config
 from launch import banner, doctor, faults, preflight
 from launch.engine import RESOLVED, engine_stack, load_engine
-from models import weights
+from models import catalog
 from observe import shadow
 from serving.watchdog import Watchdog
 from simulate import mock
@@ -173,11 +173,11 @@ def _resolve(config: Config) -> str:
     if mock.is_mock(config.model):
         mock.load(config.model)  # the worker does so again; what is wrong with it is said here
         return ""
-    name = config.model or weights.DEFAULT
+    name = config.model or catalog.DEFAULT
     timer = threading.Timer(1.0, lambda: banner.note(f"looking for {name} on the model hub ..."))
     timer.start()
     try:
-        return weights.resolve(config.model or None, config.load_format).to_json()
+        return catalog.resolve(config.model or None, config.load_format).to_json()
     finally:
         timer.cancel()
 

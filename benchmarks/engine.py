@@ -24,7 +24,7 @@ from benchmarks import machine as measured
 from generate import machine
 from generate.params import SamplingParams
 from generate.runner import ModelRunner
-from models import weights
+from models import catalog, weights
 from policies import get_policy
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
@@ -34,7 +34,7 @@ from scheduling.sequence import Sequence
 
 def make_runner(args: argparse.Namespace, tokens: int) -> tuple[ModelRunner, str]:
     """Load the model with room for `tokens` tokens of KV."""
-    resolved = weights.resolve(args.model, args.load_format)
+    resolved = catalog.resolve(args.model, args.load_format)
     dtype = machine.choose_dtype(args.dtype, torch.device("cpu"))
     model = weights.load(resolved, dtype)
     runner = ModelRunner(model, tokens // machine.PAGE_SIZE + 2, machine.PAGE_SIZE)

@@ -40,7 +40,7 @@ from benchmarks import machine as measured
 from generate import machine
 from generate.gpu.runner import GpuRunner, make_runner
 from generate.params import SamplingParams
-from models import weights
+from models import catalog, weights
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
 
@@ -80,7 +80,7 @@ class Loader:
     """Makes runners of one model; one at a time fills the card."""
 
     def __init__(self, args: argparse.Namespace, sizes: Sizes) -> None:
-        self.resolved = weights.resolve(sizes.model, args.load_format)
+        self.resolved = catalog.resolve(sizes.model, args.load_format)
         self.device = machine.choose_device(args.device)
         self.dtype = machine.choose_dtype(args.dtype, self.device)
         self.page_size = machine.page_size(self.device)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from config import Config
 from launch import preflight
-from models import hub, weights
+from models import catalog, hub
 from simulate import mock
 
 GIB = 1 << 30
@@ -95,7 +95,7 @@ def _weights(config: Config) -> str:
     resolved = _resolved(config)
     where = f"{resolved.name}: {resolved.folder or 'random weights'}"
     if resolved.name == "bard" and not config.model:
-        where += f"; {weights.DEFAULT} is not in the cache: the first start downloads it, or serves bard if the download fails"
+        where += f"; {catalog.DEFAULT} is not in the cache: the first start downloads it, or serves bard if the download fails"
     return where
 
 
@@ -109,14 +109,14 @@ def _tokenizer(config: Config) -> str:
     return f"{tokenizer.vocab_size:,} ids" + (f"; {tokenizer.warning}" if tokenizer.warning else "")
 
 
-def _resolved(config: Config) -> weights.ResolvedModel:
+def _resolved(config: Config) -> catalog.ResolvedModel:
     """Find the model as the server would, but without downloads."""
-    name = config.model or weights.DEFAULT
+    name = config.model or catalog.DEFAULT
     here = name not in hub.PUBLISHED or config.load_format == "dummy" or hub.cached(name)
     if here:
-        return weights.resolve(config.model or None, config.load_format)
+        return catalog.resolve(config.model or None, config.load_format)
     if not config.model:
-        return weights.resolve("bard", config.load_format)
+        return catalog.resolve("bard", config.load_format)
     raise Lacking(
         f"{name} is not in the cache. The first start downloads it if the model hub can be reached. Otherwise set "
         "HF_HOME to a cache that has it, or use --model bard"

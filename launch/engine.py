@@ -21,7 +21,7 @@ from api.service import Engine, Tokenizer
 from batching import BatchingManager, Inference, Model, outcome
 from config import Config
 from launch import faults
-from models import weights
+from models import catalog
 from observe.shadow import Shadow
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
@@ -120,11 +120,12 @@ def _shadow_of(config: Config, manager: BatchingManager) -> Shadow:
 def _load_model(config: Config, slots: int) -> Parts:
     """Load a GPT-2 model with room for the contexts of `slots` sequences, if the memory has it."""
     from generate import machine
+    from models import weights
     from models.tokenizer import load_tokenizer
 
     text = os.environ.get(RESOLVED)
     resolved = (
-        weights.ResolvedModel.from_json(text) if text else weights.resolve(config.model or None, config.load_format)
+        catalog.ResolvedModel.from_json(text) if text else catalog.resolve(config.model or None, config.load_format)
     )
     device = machine.choose_device(config.device)
     dtype = machine.choose_dtype(config.dtype, device)

@@ -1,22 +1,21 @@
-"""A folder with a GPT2LMHeadModel checkpoint: what its files say, before a weight is read.
+"""A folder with a GPT2LMHeadModel checkpoint: its shape and its files, checked before a weight is read.
 
-Everything here reads JSON and safetensors headers with the standard library, so that a wrong folder
-is refused at once, by name and with the remedy. It must not import torch; `models/weights.py` reads the
-tensors.
+It reads JSON and safetensors headers only, so that a wrong folder is refused at once, by name and with the remedy. It
+must not import torch; `models/weights.py` reads the tensors.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
-import struct
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# GPT2Config's own defaults, by which transformers reads a config.json that leaves something out.
+from safetensors import SafetensorError, safe_open
+
+# GPT2Config's own defaults, which transformers takes for what config.json leaves out.
 DEFAULTS: dict[str, Any] = {
     "block_size": 1024,
     "vocab_size": 50257,
@@ -30,7 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "scale_attn_by_inverse_layer_idx": False,
     "tie_word_embeddings": True,
 }
-# Names that config.json has for a setting of ours; the first that is there counts.
+# Names in config.json for a setting of ours; the first one present counts.
 ALIASES = {
     "block_size": ("n_positions", "max_position_embeddings", "n_ctx"),
     "n_layer": ("n_layer", "num_hidden_layers"),
@@ -39,18 +38,18 @@ ALIASES = {
     "activation": ("activation_function",),
 }
 SIZES = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd")
-# model.py's ACTIVATIONS, which cannot be asked without torch; a test holds the two together.
+# Those of models/gpt2.py, which cannot be imported without torch; a test compares the two.
 ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu", "swish", "tanh")
 UNSUPPORTED = ("add_cross_attention", "quantization_config", "pruned_heads", "rope_scaling")
 
 IGNORED = re.compile(r"h\.\d+\.attn\.(masked_)?bias$")  # causal masks stored by old versions
 FLOATS = ("F64", "F32", "F16", "BF16")
 
-Shapes = Mapping[str, tuple[int, ...]]
+Shapes = dict[str, tuple[int, ...]]
 
 
 class CheckpointError(ValueError):
-    """A folder is not a GPT-2 checkpoint that can be served; the text says why and what to do."""
+    """A folder does not hold a GPT-2 checkpoint that can be served; the message gives the reason and the remedy."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -107,28 +106,30 @@ def _check_values(config: Mapping[str, Any], path: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files with the weights, safetensors before pytorch_model.bin."""
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        suffix = Path(name).suffix
-        index = folder / f"{name}.index.json"
-        if (folder / name).is_file():
-            return [folder / name]
-        if index.is_file():
-            return _shards(index)
-        loose = sorted(folder.glob(f"*{suffix}")) if suffix == ".safetensors" else []
-        if loose:
-            return loose
+    """Return the safetensors files with the weights: model.safetensors, or the shards that its index names."""
+    single = folder / "model.safetensors"
+    if single.is_file():
+        return [single]
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return _shards(index)
+    pickles = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
+    if pickles:
+        raise CheckpointError(
+            f"{folder} has its weights in {pickles[0]}, a pickle, which can run any code when it is read. Convert it: "
+            "load it with transformers' GPT2LMHeadModel and use save_pretrained, which writes model.safetensors"
+        )
     raise CheckpointError(
-        f"{folder} has no weights: neither *.safetensors nor pytorch_model.bin. "
+        f"{folder} has neither model.safetensors nor model.safetensors.index.json. "
         "Use a complete checkpoint, or --load-format dummy for random weights of this shape"
     )
 
 
 def _shards(index: Path) -> list[Path]:
-    places = _read_json(index).get("weight_map")
-    if not isinstance(places, dict) or not places:
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index} has no weight_map. Use a complete checkpoint")
-    names = sorted({str(name) for name in places.values()})
+    names = sorted({str(name) for name in weight_map.values()})
     for name in names:
         if Path(name).name != name or not (index.parent / name).is_file():
             raise CheckpointError(
@@ -137,43 +138,37 @@ def _shards(index: Path) -> list[Path]:
     return [index.parent / name for name in names]
 
 
-def safetensors_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of each tensor in `path`, read from its header."""
-    broken = f"{path} is broken or truncated: {{}}. Use a complete file: copy or download it again"
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
-        if not 0 < length <= size - 8:
-            raise CheckpointError(broken.format(f"{size:,} bytes are too few for a safetensors header"))
-        try:
-            header = json.loads(file.read(length))
-            header.pop("__metadata__", None)
-            tensors = {
-                name: (str(entry["dtype"]), tuple(entry["shape"]), int(entry["data_offsets"][1]))
-                for name, entry in header.items()
-            }
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise CheckpointError(broken.format("its header is invalid")) from error
-    needed = 8 + length + max((end for _, _, end in tensors.values()), default=0)
-    if needed != size:
-        raise CheckpointError(broken.format(f"it has {size:,} bytes but should have {needed:,}"))
-    for name, (dtype, _, _) in tensors.items():
-        if dtype not in FLOATS and not IGNORED.search(name):
-            raise CheckpointError(
-                f"{path} stores {name} as {dtype}, which is not supported. "
-                f"Use a checkpoint in one of {', '.join(FLOATS)}"
-            )
-    return {name: shape for name, (_, shape, _) in tensors.items()}
+def safetensors_shapes(path: Path) -> Shapes:
+    """Return stored name and shape of each weight in `path`, without the causal masks of old versions."""
+    shapes: Shapes = {}
+    try:
+        with safe_open(path, framework="np") as file:  # numpy, because torch takes a second to import
+            for name in file.keys():  # noqa: SIM118  a safetensors file is no dict
+                tensor = file.get_slice(name)
+                if IGNORED.search(name):
+                    continue
+                if tensor.get_dtype() not in FLOATS:
+                    raise CheckpointError(
+                        f"{path} stores {name} as {tensor.get_dtype()}, which is not supported. "
+                        f"Use a checkpoint in one of {', '.join(FLOATS)}"
+                    )
+                shapes[name] = tuple(tensor.get_shape())
+    except (SafetensorError, OSError) as error:
+        raise broken(path, error) from error
+    return shapes
 
 
-def plain_name(name: str) -> str | None:
-    """Return the name of a stored tensor without its prefix, or None for a buffer to ignore."""
-    name = name.removeprefix("transformer.")
-    return None if IGNORED.match(name) else name
+def broken(path: Path, error: Exception) -> CheckpointError:
+    """Return the refusal of a file that safetensors cannot read."""
+    return CheckpointError(f"{path} is broken or truncated: {error}. Use a complete file: copy or download it again")
 
 
-def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def plain_name(name: str) -> str:
+    """Return the name of a stored tensor without its prefix."""
+    return name.removeprefix("transformer.")
+
+
+def expected_shapes(config: Mapping[str, Any]) -> Shapes:
     """Return name and shape of all tensors of a checkpoint of this shape, weights (in, out)."""
     C, inner = config["n_embd"], config["n_inner"] or 4 * config["n_embd"]
     norm = {"weight": (C,), "bias": (C,)}
@@ -185,10 +180,7 @@ def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         "mlp.c_fc": {"weight": (C, inner), "bias": (inner,)},
         "mlp.c_proj": {"weight": (inner, C), "bias": (C,)},
     }
-    shapes: dict[str, tuple[int, ...]] = {
-        "wte.weight": (config["vocab_size"], C),
-        "wpe.weight": (config["block_size"], C),
-    }
+    shapes: Shapes = {"wte.weight": (config["vocab_size"], C), "wpe.weight": (config["block_size"], C)}
     for layer in range(config["n_layer"]):
         for part, tensors in block.items():
             shapes |= {f"h.{layer}.{part}.{leaf}": shape for leaf, shape in tensors.items()}
@@ -198,39 +190,34 @@ def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_shapes(found: Shapes, config: Mapping[str, Any], folder: Path) -> None:
+def check_shapes(stored: Shapes, config: Mapping[str, Any], folder: Path) -> None:
     """Raise CheckpointError, naming every missing, unexpected and mis-shaped tensor.
 
-    `found` has plain names. A tied model may store `lm_head.weight` as well, or in the place of
-    `wte.weight`.
+    A tied model may also store `lm_head.weight`, or store it in place of `wte.weight`.
     """
+    stored = {plain_name(name): shape for name, shape in stored.items()}
     expected = expected_shapes(config)
-    if config["tie_word_embeddings"] and "lm_head.weight" in found:
+    if config["tie_word_embeddings"] and "lm_head.weight" in stored:
         expected["lm_head.weight"] = expected["wte.weight"]
-        if "wte.weight" not in found:
+        if "wte.weight" not in stored:
             del expected["wte.weight"]
     problems = []
-    missing = [name for name in expected if name not in found]
-    unexpected = [name for name in found if name not in expected]
+    missing = [name for name in expected if name not in stored]
+    unexpected = [name for name in stored if name not in expected]
     if missing:
         problems.append(f"missing {_grouped(missing)}")
     if unexpected:
         problems.append(f"unexpected {_grouped(unexpected)}")
-    odd: dict[str, list[str]] = defaultdict(list)
+    wrong: dict[str, list[str]] = defaultdict(list)
     for name, shape in expected.items():
-        if name in found and tuple(found[name]) != shape:
-            odd[f"is {list(found[name])} but should be {list(shape)}"].append(name)
-    problems += [f"{_grouped(names)} {what}" for what, names in odd.items()]
+        if name in stored and stored[name] != shape:
+            wrong[f"is {list(stored[name])} but should be {list(shape)}"].append(name)
+    problems += [f"{_grouped(names)} {difference}" for difference, names in wrong.items()]
     if problems:
         raise CheckpointError(
             f"the weights in {folder} do not fit its config.json: {'; '.join(problems)}. "
             "Use a complete GPT2LMHeadModel checkpoint with its own config.json"
         )
-
-
-def parameters(config: Mapping[str, Any]) -> int:
-    """Return the number of parameters of a model of this shape."""
-    return sum(math.prod(shape) for shape in expected_shapes(config).values())
 
 
 def _grouped(names: list[str]) -> str:

@@ -1,9 +1,8 @@
 """GPT-2 as nanoGPT writes it.
 
-`GPT` reads top to bottom and computes whole sequences with plain PyTorch: it is what
-`tools/train_bard.py` trains and what the tests trust. The serving engine (`generate/runner.py`)
-takes its weights and computes the same function over packed rows and KV pages. Where weights come
-from is the business of `models/weights.py`.
+`GPT` reads top to bottom and computes whole sequences with plain PyTorch. `tools/train_bard.py` trains it, and the
+tests trust it. The serving engine (`generate/runner.py`) takes its weights and computes the same function over packed
+rows and KV pages. `models/weights.py` loads the weights.
 
 It must not know HTTP, batching or scheduling.
 """
@@ -11,15 +10,23 @@ It must not know HTTP, batching or scheduling.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-ACTIVATIONS = {
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),  # GPT-2's own; nanoGPT's erf form differs
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Return GPT-2's own GELU; nanoGPT uses the erf form, which differs in the third digit."""
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu_new": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
     "gelu": F.gelu,
     "relu": F.relu,
     "silu": F.silu,
@@ -52,6 +59,10 @@ class GPTConfig:
             raise ValueError(f"activation {self.activation!r} is not known. Use one of {', '.join(ACTIVATIONS)}")
 
     @property
+    def n_kv_head(self) -> int:
+        return self.n_head  # each query head has keys and values of its own
+
+    @property
     def head_size(self) -> int:
         return self.n_embd // self.n_head
 
@@ -60,7 +71,7 @@ class GPTConfig:
         return self.n_inner or 4 * self.n_embd
 
     def attention_scale(self, layer: int) -> float:
-        """What the dot products of `layer` are multiplied with before the softmax."""
+        """Return the factor of the dot products of `layer` before the softmax."""
         scale = 1 / math.sqrt(self.head_size) if self.scale_attn_weights else 1.0
         return scale / (layer + 1) if self.scale_attn_by_inverse_layer_idx else scale
 
@@ -68,7 +79,7 @@ class GPTConfig:
 class CausalSelfAttention(nn.Module):
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)  # query, key and value of all heads in one product
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
         self.resid_dropout = nn.Dropout(config.dropout)
         self.n_head = config.n_head
@@ -77,11 +88,13 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         B, T, C = x.shape
         q, k, v = (
-            part.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)  # (B, H, T, D)
+            part.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)  # (B, T, C) -> (B, H, T, D)
             for part in self.c_attn(x).split(C, dim=2)
         )
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
-        return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(B, T, C)))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)  # (B, H, T, D)
+        y = y.transpose(1, 2).reshape(B, T, C)  # all heads side by side again
+        out: Tensor = self.resid_dropout(self.c_proj(y))
+        return out
 
 
 class MLP(nn.Module):
@@ -93,7 +106,10 @@ class MLP(nn.Module):
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.c_proj(self.activation(self.c_fc(x))))
+        out: Tensor = self.dropout(
+            self.c_proj(self.activation(self.c_fc(x)))
+        )  # (B, T, C) -> (B, T, inner) -> (B, T, C)
+        return out
 
 
 class Block(nn.Module):
@@ -106,12 +122,30 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
+        out: Tensor = x + self.mlp(self.ln_2(x))
+        return out
 
 
 def _table(rows: int, width: int) -> nn.Embedding:
-    """Return a table of zeros: filling one as nn.Embedding does, without memory, loads PyTorch's compiler for a second."""
-    return nn.Embedding.from_pretrained(torch.zeros(rows, width), freeze=False)
+    # Given zeros, nn.Embedding draws no numbers. Drawing them on the meta device imports PyTorch's compiler for a second.
+    return nn.Embedding(rows, width, _weight=torch.zeros(rows, width))
+
+
+class Transformer(nn.Module):
+    """Everything below the head, under the names of GPT-2's checkpoints."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.wte = _table(config.vocab_size, config.n_embd)  # of tokens
+        self.wpe = _table(config.block_size, config.n_embd)  # of positions
+        self.drop = nn.Dropout(config.dropout)
+        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+
+    @property
+    def blocks(self) -> Iterator[Block]:
+        """Iterate over the blocks of `h`, whose type nn.ModuleList does not know."""
+        return cast("Iterator[Block]", iter(self.h))
 
 
 class GPT(nn.Module):
@@ -120,15 +154,7 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
-        self.transformer = nn.ModuleDict(
-            {
-                "wte": _table(config.vocab_size, config.n_embd),
-                "wpe": _table(config.block_size, config.n_embd),
-                "drop": nn.Dropout(config.dropout),
-                "h": nn.ModuleList(Block(config, layer) for layer in range(config.n_layer)),
-                "ln_f": nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon),
-            }
-        )
+        self.transformer = Transformer(config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.transformer.wte.weight
@@ -150,21 +176,23 @@ class GPT(nn.Module):
         T = idx.shape[1]
         if position + T > self.config.block_size:
             raise ValueError(f"{position + T} tokens exceed the context of {self.config.block_size}. Shorten the text")
-        places = torch.arange(position, position + T, device=idx.device)
-        x = self.transformer.drop(self.transformer.wte(idx) + self.transformer.wpe(places))
-        for block in self.transformer.h:
+        body = self.transformer
+        positions = torch.arange(position, position + T, device=idx.device)  # (T)
+        x: Tensor = body.drop(body.wte(idx) + body.wpe(positions))  # (B, T, C) + (T, C)
+        for block in body.h:
             x = block(x)
-        return self.transformer.ln_f(x)
+        x = body.ln_f(x)
+        return x
 
     def forward(self, idx: Tensor, targets: Tensor | None = None, position: int = 0) -> tuple[Tensor, Tensor | None]:
         """Return logits and loss of token ids (B, T).
 
-        Without targets: logits (B, 1, V) of the last place, loss None. With targets (B, T), of
-        which -1 is not counted: logits (B, T, V) and the mean cross entropy in nats a token.
+        Without targets: logits (B, 1, V) of the last position, loss None. With targets (B, T), in which -1 is
+        ignored: logits (B, T, V) and the mean cross entropy in nats per token.
         """
         x = self.hidden(idx, position)
         if targets is None:
-            return self.lm_head(x[:, [-1], :]), None
-        logits = self.lm_head(x)
-        flat = logits.float().view(-1, logits.shape[-1])
+            return self.lm_head(x[:, [-1], :]), None  # (B, 1, V): a list as index keeps the dimension
+        logits = self.lm_head(x)  # (B, T, V)
+        flat = logits.float().view(-1, logits.shape[-1])  # (B * T, V)
         return logits, F.cross_entropy(flat, targets.reshape(-1), ignore_index=-1)

@@ -15,8 +15,8 @@ from typing import Literal
 import tiktoken
 
 from models import ranks
+from models.catalog import BARD, ResolvedModel
 from models.ranks import TokenizerError
-from models.weights import BARD, ResolvedModel
 
 EOT = ranks.EOT
 LONGEST_RUN = 400_000  # white space in one go; from some 700,000 on tiktoken's stack overflows

@@ -44,7 +44,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from models import weights
+from models import catalog, weights
 from models.gpt2 import GPT, CausalSelfAttention, GPTConfig
 
 EOT = "<|endoftext|>"
@@ -353,7 +353,7 @@ def weights_of(folder: Path, tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
     """Return the state of the bard in `folder`. Raises ValueError if its tokens are not those of `tokenizer`."""
     if Tokenizer.from_file(str(folder / "tokenizer.json")).to_str() != tokenizer.to_str():
         raise ValueError(f"{folder} has other tokens. Give bards that go back to the same one")
-    return weights.load(weights.resolve(str(folder))).state_dict()
+    return weights.load(catalog.resolve(str(folder))).state_dict()
 
 
 def average(model: GPT, others: list[dict[str, torch.Tensor]]) -> None:

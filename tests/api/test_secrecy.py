@@ -31,20 +31,18 @@ def sources() -> Iterator[Path]:
             yield path
 
 
-def test_nothing_is_pickled_and_torch_loads_tensors_alone() -> None:
-    found = 0
+def test_no_pickle_is_read() -> None:
     for path in sources():
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not UNSAFE & {name.partition(".")[0] for name in names}, path
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "np.load", "numpy.load"):
-                found += 1
-                given = {k.arg: ast.unparse(k.value) for k in node.keywords}
-                assert given.get("weights_only") == "True" or given.get("allow_pickle") == "False", path
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("np.load", "numpy.load"):
+                assert "allow_pickle=False" in ast.unparse(node), path
+            if isinstance(node, ast.Call):
+                assert ast.unparse(node.func) != "torch.load", path
             if isinstance(node, ast.keyword):
                 assert (node.arg, ast.unparse(node.value)) != ("trust_remote_code", "True"), path
-    assert found == 1  # a pytorch_model.bin
 
 
 def test_published_models_are_pinned_to_a_commit() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from models import ranks, weights
+from models import catalog, ranks
 from models import tokenizer as loading
 from models.ranks import TokenizerError
 from models.tokenizer import Detokenizer, TextError, Tokenizer, load_tokenizer
@@ -65,8 +65,8 @@ def small(folder: Path) -> Tokenizer:
     return Tokenizer(ranks.from_folder(folder))
 
 
-def resolved(**changes: Any) -> weights.ResolvedModel:
-    return weights.replace(weights.resolve("gpt2-medium", "dummy"), **changes)
+def resolved(**changes: Any) -> catalog.ResolvedModel:
+    return catalog.replace(catalog.resolve("gpt2-medium", "dummy"), **changes)
 
 
 def test_gpt2_has_its_known_ids(gpt2: Tokenizer) -> None:

@@ -14,7 +14,7 @@ import torch
 from support import ROOT
 from torch.nn import functional as F
 
-from models import weights
+from models import catalog, weights
 from models.gpt2 import GPT, GPTConfig
 
 pytest.importorskip("tokenizers", reason="the trainer needs tokenizers, of requirements-dev.txt")
@@ -96,7 +96,7 @@ def test_what_is_trained_can_be_served_and_resumed(
         monkeypatch.setattr(sys, "argv", argv)
         trainer["main"]()
         losses.append(json.loads(capsys.readouterr().out)["bits_per_byte"])
-        loaded = weights.load(weights.resolve(str(tmp_path / out)))
+        loaded = weights.load(catalog.resolve(str(tmp_path / out)))
         assert loaded.config.n_layer == 2
     assert losses[1] < losses[0]
     card = (tmp_path / "second" / "README.md").read_text()
@@ -108,7 +108,7 @@ def test_what_is_trained_can_be_served_and_resumed(
     monkeypatch.setattr(sys, "argv", argv)
     trainer["main"]()
     first, second, mean = (
-        weights.load(weights.resolve(str(tmp_path / name))).state_dict() for name in ("first", "second", "mean")
+        weights.load(catalog.resolve(str(tmp_path / name))).state_dict() for name in ("first", "second", "mean")
     )
     for name, tensor in mean.items():
         torch.testing.assert_close(tensor, (first[name] + second[name]) / 2, atol=1e-5, rtol=1e-3)
