@@ -114,7 +114,7 @@ def start(
     def load() -> None:
         began = time.perf_counter()
         try:
-            service.engine = load_engine(service.config, service.stats, on_death)
+            service.engine = load_engine(service.config, on_death)
         except Exception as error:  # whatever it is, the server must report it and not load forever
             if not isinstance(error, (ValueError, OSError, MemoryError, RuntimeError)):
                 log.exception("loading the model failed with an unexpected error")

@@ -17,8 +17,6 @@ from prometheus_client.registry import Collector
 from api.service import Service
 from observe.meters import Histogram
 
-ENDINGS = {"stop": ("stop",), "length": ("length",), "abort": ()}  # abort is all the rest
-SLOT_STEPS = ("useful", "padding", "held", "idle", "recomputed")
 Values = Mapping[str, float]
 
 
@@ -105,7 +103,7 @@ class Exposition(Collector):
             ("vllm:request_inference_time_seconds", "Seconds from first step to last token.", m.inference),
             ("vllm:request_prompt_tokens", "Tokens per prompt.", m.prompt_length),
             ("vllm:request_generation_tokens", "Tokens per answer.", m.output_length),
-            ("vllm:request_params_max_tokens", "Requested tokens per request.", m.asked),
+            ("vllm:request_params_max_tokens", "Requested tokens per request.", m.max_tokens),
             ("vllm:request_params_n", "Choices per HTTP request.", m.choices),
             (
                 "vllm:request_max_num_generation_tokens",
@@ -120,10 +118,10 @@ class Exposition(Collector):
         m = self.service.meters
         help = "Seconds per step, by phase."
         yield histograms("eb_iteration_seconds", help, "phase", m.iteration_seconds)
-        yield histograms("eb_batch_size", "Requests per step.", None, {"": m.batch})
+        yield histograms("eb_batch_size", "Requests per step.", None, {"": m.batch_sizes})
         help = "Seconds that requests waited, by reason."
         yield histograms("eb_queue_wait_seconds", help, "reason", m.waited)
-        spent = {kind: m.slot_steps[kind] for kind in SLOT_STEPS}
+        spent = m.slot_steps.copy()
         yield counters("eb_slot_steps", "Slots times steps, by use.", "kind", spent)
         where = {place: m.cancelled[place] for place in ("queued", "prefill", "decode")}
         yield counters("eb_cancelled", "Cancelled requests, by state at that time.", "where", where)

@@ -89,15 +89,9 @@ class Service:
     """The state of the server: `engine` is None while it loads; `failure` is the reason when loading failed."""
 
     def __init__(
-        self,
-        config: Config,
-        stats: ServerStats | None = None,
-        engine: Engine | None = None,
-        failure: str | None = None,
-        policies: Policies | None = None,
+        self, config: Config, engine: Engine | None = None, failure: str | None = None, policies: Policies | None = None
     ) -> None:
         self.config = config
-        self.stats = stats or ServerStats()
         self.failure = failure
         self.policies = policies  # to switch to
         self.draining = False
@@ -111,6 +105,7 @@ class Service:
         self.watcher = Watcher()
         self.requests = RequestRegistry(self.watcher)
         self.meters = Meters()
+        self.stats = ServerStats(self.meters)
         self.completer = Completer()
         self.stream_writer = StreamWriter()
         self.view_writer = ViewWriter(config.send_timeout)

@@ -29,7 +29,6 @@ from scheduling.pages import PagePool
 from simulate import mock
 from simulate.mock import MockModel
 from simulate.published import Constant
-from stats import ServerStats
 
 
 def measure(policy: str, slots: int, tokens: int) -> dict[str, Any]:
@@ -41,13 +40,8 @@ def measure(policy: str, slots: int, tokens: int) -> dict[str, Any]:
         max_batch_size=slots,
         max_queue=slots,
     )
-    stats, feed, meters = ServerStats(), Feed(), Meters()
-    manager.observers += [
-        lambda iteration, left: stats.record(iteration) if iteration is not None else None,
-        feed.observe,
-        meters.observe,
-        lambda iteration, left: ends.append(time.perf_counter()),
-    ]
+    feed, meters = Feed(), Meters()
+    manager.observers += [feed.observe, meters.observe, lambda iteration, left: ends.append(time.perf_counter())]
     manager.listeners += [feed.on_arrival, meters.on_arrival]
     manager.start(policies.get_policy(policy, slots))
     asked = [Inference("", tokens, [i, *range(100)], id=str(i)) for i in range(slots)]

@@ -43,13 +43,12 @@ def offline(args: argparse.Namespace) -> dict[str, float]:
     """Serve the burst with no HTTP; return tokens a second for each policy."""
     import app
     from generate.params import SamplingParams
-    from stats import ServerStats
 
     config = Config(
         policy="dynamic", model=args.model, load_format=args.load_format, dtype=args.dtype,
         max_batch_size=args.numsamples,
     )  # fmt: skip
-    engine = app.load_engine(config, ServerStats())
+    engine = app.load_engine(config)
     engine.manager.stop()
     trace = plan(args.numsamples, None, "normal", Arrivals("burst"), args.seed)
     prompts = [(engine.tokenizer.encode(p.prompt), p.num_tokens) for p in trace]

@@ -29,7 +29,6 @@ from batching import BatchingManager
 from benchmarks import closed_loop
 from config import Config
 from launch.engine import load_engine
-from stats import ServerStats
 
 BODY = json.dumps({"prompt": "ROMEO:", "num_tokens": 1}).encode()
 ROUNDS, CALLS = 7, 300
@@ -74,7 +73,7 @@ def parse() -> Callable[[], object]:
 def measure(model: str) -> dict[str, float]:
     """Return microseconds by stage."""
     config = Config(policy="dynamic", model=model, compute_threads=1)
-    engine = load_engine(config, ServerStats())
+    engine = load_engine(config)
     engine.manager.stop()
     silent = BatchingManager(engine.manager.model, max_queue=1 << 30)  # takes, and never computes
     app = application.create_app(config, replace(engine, manager=silent))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import policies
 from api.service import Engine, Tokenizer
-from batching import BatchingManager, Inference, Model, outcome
+from batching import BatchingManager, Inference, Model
 from config import Config
 from launch import faults
 from models import catalog
@@ -27,7 +27,6 @@ from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.sequence import Sequence
 from simulate import mock
-from stats import ServerStats
 
 if TYPE_CHECKING:
     from generate.runner import ModelRunner
@@ -64,7 +63,7 @@ def engine_stack() -> Iterator[None]:
         threading.stack_size(before)
 
 
-def load_engine(config: Config, stats: ServerStats, on_death: Callable[[str], None] = lambda reason: None) -> Engine:
+def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason: None) -> Engine:
     """Load the model that the settings name, make its pages, and start the loop; `on_death` is told why it failed."""
     armed = faults.read(os.environ)
     armed.load()
@@ -86,14 +85,7 @@ def load_engine(config: Config, stats: ServerStats, on_death: Callable[[str], No
         make_inference=make_inference,
         on_death=on_death,
     )
-
-    def observe(iteration: Any, left: list[Inference]) -> None:
-        if iteration is not None:
-            stats.record(iteration)
-        for inference in left:
-            stats.finish(inference.sequence, outcome(inference))
-
-    manager.observers += [*armed.observers(), observe]
+    manager.observers += armed.observers()
     with engine_stack():
         manager.start(policy)
     return Engine(

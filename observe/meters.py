@@ -1,16 +1,19 @@
-"""What /metrics counts: folded in the loop's thread from each step and each request that leaves, without a lock.
+"""The one aggregator: it folds steps, finished requests and HTTP answers into what `/stats` and `/metrics` show.
 
-A histogram is a list of numbers, and all tokens of a step that came after the same gap are one act, so that a step of
-64 costs some microseconds. What HTTP threads count has a lock. It must not know Prometheus, HTTP or tensors.
+The loop's thread writes without a lock, and readers copy. All tokens of a step that follow the same gap are one
+update, so that a step of 64 requests costs microseconds. Counters that HTTP threads write have a lock. This module must
+not know Prometheus, HTTP or tensors.
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections import Counter
-from typing import Any
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass, field
 
+from scheduling.iteration import Iteration, SlotSteps
+from scheduling.sequence import Sequence
 from serving.inference import Inference, outcome
 
 TTFT = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)  # fmt: skip
@@ -21,12 +24,13 @@ ITERATION_TOKENS = (1, 8, *(16 << i for i in range(11)))
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 1024)
 CHOICES = (1, 2, 5, 10, 20)
 BATCH = tuple(1 << i for i in range(13))
-HUNDREDS = ("2xx", "4xx", "5xx", "cancelled")
+STATUS_CLASSES = ("2xx", "4xx", "5xx", "cancelled")
 REASONS = ("slots_full", "token_budget", "kv_full", "policy_order", "window")
+RECENT = 10_000  # values of each latency that are kept for percentiles
 
 
 class Histogram:
-    """Counts values by the bucket they fall into; one thread writes, any may read."""
+    """Counts values by bucket; one thread writes, any may read."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -41,14 +45,49 @@ class Histogram:
 
 
 class Progress:
-    """A sequence that is open, and how much of it has been counted."""
+    """An open sequence, and how much of it has been counted."""
 
     __slots__ = ("counted", "last", "seq")
 
-    def __init__(self, seq: Any) -> None:
+    def __init__(self, seq: Sequence) -> None:
         self.seq = seq
         self.counted = 0
         self.last: float | None = None
+
+
+@dataclass(slots=True)
+class Totals:
+    """A number of things and the seconds they took together."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.seconds += seconds
+
+
+@dataclass(slots=True)
+class Completed:
+    """Totals of the requests that were answered; `add` and readers that need several fields take the lock."""
+
+    latency: Totals = field(default_factory=Totals)
+    tokens: int = 0
+    seconds_per_token: float = 0.0  # summed over requests
+    by_max_tokens: defaultdict[int, Totals] = field(default_factory=lambda: defaultdict(Totals))
+    first_arrival: float | None = None
+    last_finish: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, arrived: float, finished: float, tokens: int, max_tokens: int) -> None:
+        elapsed = finished - arrived
+        with self.lock:
+            self.latency.add(elapsed)
+            self.by_max_tokens[max_tokens].add(elapsed)
+            self.tokens += tokens
+            self.seconds_per_token += elapsed / tokens
+            self.first_arrival = arrived if self.first_arrival is None else min(arrived, self.first_arrival)
+            self.last_finish = max(self.last_finish, finished)
 
 
 class Meters:
@@ -60,16 +99,20 @@ class Meters:
         self.preemptions = 0
         self.finished: Counter[str] = Counter()  # by stop, length, or the kind of error
         self.cancelled: Counter[str] = Counter()  # by queued, prefill, decode
-        self.slot_steps: Counter[str] = Counter()
+        self.completed = Completed()
+        self.batches: defaultdict[int, Totals] = defaultdict(Totals)  # steps by batch size
+        self.slot_steps = dict.fromkeys(SlotSteps._fields, 0.0)
+        self.recent_latency, self.recent_ttft, self.recent_tpot, self.recent_itl = (
+            deque[float](maxlen=RECENT) for _ in range(4)
+        )
         self.ttft = Histogram(TTFT)
         self.itl = Histogram(PER_TOKEN)
         self.tpot = Histogram(PER_TOKEN)
         self.e2e, self.queue, self.prefill, self.decode, self.inference = (Histogram(LATENCY) for _ in range(5))
-        self.prompt_length, self.output_length, self.asked = (Histogram(TOKENS) for _ in range(3))
+        self.prompt_length, self.output_length, self.max_tokens = (Histogram(TOKENS) for _ in range(3))
         self.longest_choice, self.choices = Histogram(TOKENS), Histogram(CHOICES)
         self.iteration_tokens = Histogram(ITERATION_TOKENS)
         self.iteration_seconds = {p: Histogram(PER_TOKEN) for p in ("prefill", "decode", "mixed")}
-        self.batch = Histogram(BATCH)
         self.waited = {reason: Histogram(LATENCY) for reason in REASONS}
         self.received = 0  # requests to generate, answered or not
         self.totals: Counter[str] = Counter()  # of their answers
@@ -79,25 +122,32 @@ class Meters:
         self._lock = threading.Lock()
         self._open: dict[str, Progress] = {}
 
+    @property
+    def batch_sizes(self) -> Histogram:
+        """The number of steps by batch size."""
+        histogram = Histogram(BATCH)
+        for size, steps in self.batches.copy().items():
+            histogram.observe(size, steps.count)
+        return histogram
+
     def on_arrival(self, inference: Inference) -> None:
         self._open[inference.id] = Progress(inference.sequence)
 
-    def observe(self, iteration: Any, left: list[Inference]) -> None:
-        """Take in a step, if there was one, and those who left."""
+    def observe(self, iteration: Iteration | None, left: list[Inference]) -> None:
+        """Count a step, if there was one, and the requests that left."""
         if iteration is not None:
-            self._step(iteration)
+            self._count_tokens(iteration)
+            self._count_step(iteration)
         for inference in left:
-            self._leave(inference)
+            self._count_departure(inference)
 
-    def _step(self, iteration: Any) -> None:
-        end = iteration.t + iteration.seconds
-        phases, made = set(), 0
-        since, per_step, alike = 0.0, 0, 0  # requests whose last tokens came together have one gap
+    def _count_tokens(self, iteration: Iteration) -> None:
+        end, new_tokens = iteration.t + iteration.seconds, 0
+        since, per_step, alike = 0.0, 0, 0  # requests whose last tokens came together have the same gap
         for member in iteration.members:
             phase = member.phase
             if phase != "decode" and phase != "prefill":
                 continue
-            phases.add(phase)
             progress = self._open.get(member.id)
             if progress is None:
                 continue
@@ -106,35 +156,37 @@ class Meters:
             if new <= 0:
                 continue
             progress.counted, progress.last = counted, end
-            made += new
+            new_tokens += new
             if last is None:
-                self._first_token(progress.seq, end)
+                self.prompt_tokens += len(progress.seq.prompt_ids)
+                self.ttft.observe(end - progress.seq.arrived_at)
                 last, new = end, 0
             if last == since and new == per_step:
                 alike += 1
             else:
-                self._gaps(end - since, per_step, alike)
+                self._count_gaps(end - since, per_step, alike)
                 since, per_step, alike = last, new, 1
-        self._gaps(end - since, per_step, alike)
-        self.generation_tokens += made
-        self.preemptions += len(getattr(iteration, "displaced", ()))
+        self._count_gaps(end - since, per_step, alike)
+        self.generation_tokens += new_tokens
+
+    def _count_gaps(self, seconds: float, tokens: int, requests: int) -> None:
+        """Count `tokens` tokens for each of some requests, `seconds` after the tokens before them."""
+        if tokens:
+            gap, times = seconds / tokens, tokens * requests
+            self.itl.observe(gap, times)
+            self.recent_itl.extend([gap] * times)
+
+    def _count_step(self, iteration: Iteration) -> None:
+        phases = {member.phase for member in iteration.members} & {"prefill", "decode"}
+        phase = phases.pop() if len(phases) == 1 else "mixed"
+        self.preemptions += len(iteration.displaced)
         self.iteration_tokens.observe(iteration.tokens)
-        phase = next(iter(phases)) if len(phases) == 1 else "mixed"
         self.iteration_seconds[phase].observe(iteration.seconds)
-        self.batch.observe(iteration.batch_size)
-        for kind, spent in iteration.slot_steps._asdict().items():
+        self.batches[iteration.batch_size].add(iteration.seconds)
+        for kind, spent in zip(SlotSteps._fields, iteration.slot_steps):
             self.slot_steps[kind] += spent
 
-    def _gaps(self, seconds: float, tokens: int, times: int) -> None:
-        """Take in `tokens` tokens so long after the one before them, of so many requests."""
-        if tokens:
-            self.itl.observe(seconds / tokens, tokens * times)
-
-    def _first_token(self, seq: Any, now: float) -> None:
-        self.prompt_tokens += len(seq.prompt_ids)
-        self.ttft.observe(now - seq.arrived_at)
-
-    def _leave(self, inference: Inference) -> None:
+    def _count_departure(self, inference: Inference) -> None:
         self._open.pop(inference.id, None)
         seq = inference.sequence
         end = outcome(inference)
@@ -142,33 +194,42 @@ class Meters:
         for reason, (_, seconds) in seq.waited.items():
             self.waited[reason].observe(seconds)
         if end == "cancelled":
-            begun = seq.scheduled_at is not None
-            self.cancelled["decode" if seq.output_ids else "prefill" if begun else "queued"] += 1
-        if end not in ("stop", "length") or seq.scheduled_at is None or seq.finished_at is None:
+            started = seq.scheduled_at is not None
+            self.cancelled["decode" if seq.output_ids else "prefill" if started else "queued"] += 1
+        elif end in ("stop", "length"):
+            self._count_completion(seq)
+
+    def _count_completion(self, seq: Sequence) -> None:
+        if seq.scheduled_at is None or seq.finished_at is None:
             return
         first = seq.finished_at if seq.first_token_at is None else seq.first_token_at
         last = seq.finished_at if seq.last_token_at is None else seq.last_token_at
-        tokens = len(seq.output_ids)
-        self.e2e.observe(seq.finished_at - seq.arrived_at)
+        latency, tokens = seq.finished_at - seq.arrived_at, len(seq.output_ids)
+        self.e2e.observe(latency)
         self.queue.observe(seq.scheduled_at - seq.arrived_at)
         self.prefill.observe(first - seq.scheduled_at)
         self.decode.observe(last - first)
         self.inference.observe(last - seq.scheduled_at)
-        if tokens > 1:
-            self.tpot.observe((last - first) / (tokens - 1))
         self.prompt_length.observe(len(seq.prompt_ids))
         self.output_length.observe(tokens)
-        self.asked.observe(seq.max_tokens)
+        self.max_tokens.observe(seq.max_tokens)
+        if tokens:
+            self.completed.add(seq.arrived_at, seq.finished_at, tokens, seq.max_tokens)
+            self.recent_latency.append(latency)
+            self.recent_ttft.append(first - seq.arrived_at)
+        if tokens > 1:
+            self.tpot.observe((last - first) / (tokens - 1))
+            self.recent_tpot.append((last - first) / (tokens - 1))
 
     def arrived(self) -> None:
-        """Take in that a request to generate is here; `answered` once for each makes the books balance."""
+        """Count a request to generate; `answered` follows once for each."""
         with self._lock:
             self.received += 1
 
     def answered(
         self, route: str, status: int, rejected: str | None, ignored: int, outputs: list[int], generates: bool = False
     ) -> None:
-        """Take in an HTTP request that has its answer, with the tokens of each of its choices."""
+        """Count an answered HTTP request, with the number of tokens of each of its choices."""
         with self._lock:
             if generates:
                 self.totals["cancelled" if status == 499 else f"{status // 100}xx"] += 1
@@ -181,6 +242,6 @@ class Meters:
                 self.longest_choice.observe(max(outputs))
 
     def http_totals(self) -> dict[str, int]:
-        """Return how many requests to generate came, and how many were answered by the hundreds of their status."""
+        """Return the number of requests to generate, and of their answers by class of status."""
         with self._lock:
-            return {"received": self.received, **{name: self.totals[name] for name in HUNDREDS}}
+            return {"received": self.received, **{name: self.totals[name] for name in STATUS_CLASSES}}

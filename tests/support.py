@@ -25,11 +25,10 @@ from safetensors.numpy import save_file
 
 import policies
 from api.service import Engine
-from batching import BatchingManager, Inference, outcome
+from batching import BatchingManager, Inference
 from generate.text import AnswerText
 from scheduling.iteration import Plan
 from scheduling.scheduler import Token
-from stats import ServerStats
 
 ROOT = Path(__file__).resolve().parent.parent
 EOT = "<|endoftext|>"
@@ -149,7 +148,6 @@ def detail(token: int, wanted: int) -> FakeDetail:
 
 def fake_engine(
     model: FakeModel | None = None,
-    stats: ServerStats | None = None,
     *,
     policy: str = "dynamic",
     context: int = 1024,
@@ -173,15 +171,6 @@ def fake_engine(
     manager = BatchingManager(
         model or FakeModel(), max_batch_size=max_batch_size, max_queue=max_queue, make_inference=make_inference
     )
-    if stats is not None:
-
-        def observe(iteration: Any, left: list[Inference]) -> None:
-            if iteration is not None:
-                stats.record(iteration)
-            for inference in left:
-                stats.finish(inference.sequence, outcome(inference))
-
-        manager.observers.append(observe)
     manager.start(policies.get_policy(policy, max_batch_size=max_batch_size))
     wait_until(lambda: manager.is_alive)
     return Engine(manager, tokenizer, make_inference, "fake", "cpu", "float32", context, page_size=16)

@@ -26,7 +26,7 @@ LAW: dict[str, set[str]] = {
     "serving": {"scheduling"},
     "batching": {"scheduling", "serving"},
     "observe": {"scheduling", "serving"},
-    "stats": {"observe", "scheduling"},
+    "stats": {"numpy", "observe"},
     "config": {"dotenv"},
     "api": {"batching", "config", "observe", "serving", "stats"} | WEB,
     "client": {"aiohttp", "dotenv", "matplotlib", "numpy", "requests", "rich"},

@@ -113,7 +113,7 @@ def test_every_route_is_documented_and_no_other() -> None:
 def test_every_metric_is_documented_with_its_type_and_no_other() -> None:
     app = create_app(Config(policy="dynamic", tgi_metrics=True))
     service = app.extensions["service"]
-    service.engine = fake_engine(stats=service.stats)
+    service.engine = fake_engine()
     text = app.test_client().get("/metrics").text
     service.engine.manager.stop()
     exported = {

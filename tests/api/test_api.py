@@ -34,7 +34,7 @@ def service(app: Flask) -> Service:
 @pytest.fixture
 def app(model: FakeModel) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic"))
-    engine = fake_engine(model, service(app).stats)
+    engine = fake_engine(model)
     service(app).engine = engine
     yield app
     engine.manager.stop()
@@ -663,7 +663,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FlaskClient
     folder = write_checkpoint(tmp_path_factory.mktemp("tiny"))
     config = Config(policy="dynamic", model=str(folder), compute_threads=1, kv_memory=64 << 20)
     app = create_app(config)
-    engine = load_engine(config, service(app).stats)
+    engine = load_engine(config)
     wait_until(lambda: engine.manager.is_alive)
     service(app).engine = engine
     yield app.test_client(), engine

@@ -309,7 +309,7 @@ def small(model: FakeModel, max_batch_size: int = 1, **options: Any) -> Flask:
     """Return an app whose engine has few slots."""
     app = create_app(Config(policy="dynamic", max_batch_size=max_batch_size, **options))
     queue = service(app).config.max_queue
-    engine = fake_engine(model, service(app).stats, max_batch_size=max_batch_size, max_queue=queue)
+    engine = fake_engine(model, max_batch_size=max_batch_size, max_queue=queue)
     service(app).engine = engine
     return app
 

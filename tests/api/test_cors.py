@@ -36,7 +36,7 @@ def start() -> Iterator[Start]:
         def made(**settings: Any) -> FlaskClient:
             app = create_app(Config(access_log=False, **settings))
             service: Service = app.extensions["service"]
-            service.engine = engine = fake_engine(stats=service.stats)
+            service.engine = engine = fake_engine()
             engines.callback(engine.manager.stop)
             return app.test_client()
 

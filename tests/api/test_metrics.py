@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,10 +16,9 @@ from support import FakeModel, fake_engine, in_background, wait_until
 
 from api.service import Service
 from app import create_app
-from batching import Inference, InferenceError
 from config import Config
-from observe.meters import PER_TOKEN, TTFT, Histogram, Meters
-from scheduling.iteration import Iteration, Member, SlotSteps
+from observe.meters import PER_TOKEN, TTFT
+from scheduling.iteration import SlotSteps
 
 ONE = {"engine", "model_name"}
 NAMES = {
@@ -68,7 +66,7 @@ def service(app: Flask) -> Service:
 @pytest.fixture
 def app(model: FakeModel) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic", tgi_metrics=True))
-    engine = fake_engine(model, service(app).stats)
+    engine = fake_engine(model)
     service(app).engine = engine
     yield app
     engine.manager.stop()
@@ -89,19 +87,6 @@ def value(client: FlaskClient, name: str, **labels: str) -> float:
             if sample.name == name and labels.items() <= sample.labels.items():
                 return float(sample.value)
     return 0.0
-
-
-def step(n: int, end: float, *members: tuple[str, str], seconds: float = 1.0) -> Iteration:
-    rows = [Member(id, i, phase, 1, 1, 9) for i, (id, phase) in enumerate(members)]
-    spent = SlotSteps(useful=len(rows), idle=8 - len(rows))
-    record: dict[str, Any] = {
-        "n": n, "t": end - seconds, "seconds": seconds, "policy": "dynamic", "queue": 0, "members": rows,
-        "joined": [], "left": [], "slot_steps": spent, "pages_used": 0, "pages_total": 0,
-    }  # fmt: skip
-    return Iteration(**record)
-
-
-# ---------------------------------------------------------------- the frozen list
 
 
 def test_names_kinds_and_labels_are_frozen(client: FlaskClient) -> None:
@@ -162,9 +147,6 @@ def test_buckets_are_wires(client: FlaskClient) -> None:
     assert list(PER_TOKEN) == sorted(PER_TOKEN)
 
 
-# ---------------------------------------------------------------- the form
-
-
 def test_the_text_is_prometheus_and_openmetrics_if_asked_for(client: FlaskClient) -> None:
     ask(client)
     plain = client.get("/metrics")
@@ -196,9 +178,6 @@ def test_no_label_takes_a_clients_words(client: FlaskClient) -> None:
     assert "secret" not in text.lower()
     assert "mine-alone" not in text
     assert value(client, "eb_http_requests_total", route="other", status="404") == 1
-
-
-# ---------------------------------------------------------------- the figures
 
 
 def test_requests_and_tokens_are_counted(client: FlaskClient) -> None:
@@ -258,95 +237,6 @@ def test_refusals_failures_and_ignored_fields_are_counted(model: FakeModel, clie
     assert totals["5xx"] == 1
     assert totals["4xx"] == 2  # the page of another site was not even asked what it wanted
     assert totals["received"] == sum(totals[k] for k in ("2xx", "4xx", "5xx", "cancelled"))
-
-
-def meters(*ids: str) -> tuple[Meters, dict[str, Inference]]:
-    """Return meters that have seen an inference of each id, which arrived at 0."""
-    result = Meters()
-    inferences = {id: Inference("", 9, [1, 2], id=id) for id in ids}
-    for inference in inferences.values():
-        result.on_arrival(inference)
-    return result, inferences
-
-
-def give(inference: Inference, tokens: int = 1) -> None:
-    inference.sequence.output_ids.extend([7] * tokens)
-
-
-def test_gaps_are_counted_by_hand() -> None:
-    m, asked = meters("a", "b")
-    a, b = asked["a"], asked["b"]
-    m.observe(step(1, 1.0, ("a", "prefill")), [])  # the first half of its prompt
-    give(a)
-    m.observe(step(2, 2.0, ("a", "prefill")), [])
-    give(a)
-    give(b)
-    m.observe(step(3, 5.0, ("a", "decode"), ("b", "prefill")), [])
-    give(a)
-    give(b, tokens=2)  # two in one step are two gaps of half the time
-    m.observe(step(4, 6.0, ("a", "decode"), ("b", "decode")), [])
-    m.observe(step(5, 9.0, ("a", "held"), ("b", "held")), [])
-    assert (m.generation_tokens, m.prompt_tokens) == (6, 4)
-    assert (sum(m.ttft.counts), m.ttft.sum) == (2, 2.0 + 5.0)
-    assert (sum(m.itl.counts), m.itl.sum) == (1 + 1 + 2, 3.0 + 1.0 + 1.0)
-    assert sum(m.iteration_seconds["mixed"].counts) == 2  # held alone is neither
-
-
-def test_intervals_are_wires() -> None:
-    m, asked = meters("a")
-    a = asked["a"]
-    seq = a.sequence
-    give(a, 5)
-    seq.arrived_at, seq.scheduled_at, seq.first_token_at = 1.0, 2.0, 4.0
-    seq.last_token_at, seq.finished_at, seq.finish_reason = 12.0, 13.0, "length"
-    seq.waited = {"slots_full": (3, 0.75), "kv_full": (1, 0.25)}
-    m.observe(None, [a])
-    sums = {name: getattr(m, name).sum for name in ("e2e", "queue", "prefill", "decode", "inference", "tpot")}
-    assert sums == {"e2e": 12, "queue": 1, "prefill": 2, "decode": 8, "inference": 10, "tpot": 2}
-    assert (m.waited["slots_full"].sum, m.waited["kv_full"].sum) == (0.75, 0.25)
-    assert m._open == {}
-
-
-@pytest.mark.parametrize(
-    ("scheduled", "tokens", "where"), [(None, 0, "queued"), (1.0, 0, "prefill"), (1.0, 1, "decode")]
-)
-def test_it_is_told_where_a_client_went(scheduled: float | None, tokens: int, where: str) -> None:
-    m, asked = meters("a")
-    a = asked["a"]
-    a.sequence.scheduled_at, a.error = scheduled, InferenceError("cancelled", "gone")
-    give(a, tokens)
-    m.observe(None, [a])
-    assert m.cancelled == {where: 1}
-    assert sum(m.e2e.counts) == 0
-
-
-def test_a_value_on_a_bound_belongs_below_it() -> None:
-    histogram = Histogram((1.0, 2.0))
-    for x in (0.5, 1.0, 1.5, 2.0, 2.5):
-        histogram.observe(x)
-    assert (histogram.counts, histogram.sum) == ([2, 2, 1], 7.5)
-
-
-def test_a_step_of_64_costs_the_loop_little() -> None:
-    ids = [f"r{i}" for i in range(64)]
-    m, asked = meters(*ids)
-    steps = [step(n, n / 100, *((id, "decode") for id in ids)) for n in range(1, 101)]
-    began = time.process_time()
-    for record in steps:
-        for inference in asked.values():
-            inference.sequence.output_ids.append(7)
-        m.observe(record, [])
-    assert (time.process_time() - began) / 100 < 1e-3  # 40 us on a machine of 2024
-    assert m.generation_tokens == 6400
-
-
-def test_an_unknown_inference_is_no_error() -> None:
-    m = Meters()
-    m.observe(step(1, 1.0, ("who", "decode")), [Inference("", 1, [1])])
-    assert m.generation_tokens == 0
-
-
-# ---------------------------------------------------------------- sinks that fail
 
 
 def test_meters_that_raise_harm_nobody(app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:

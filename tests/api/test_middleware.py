@@ -20,7 +20,7 @@ from config import Config
 def app() -> Iterator[Flask]:
     app = create_app(Config(trusted_hosts="llm.example.org, .inside.example", api_key="k"))
     service: Service = app.extensions["service"]
-    service.engine = engine = fake_engine(stats=service.stats)
+    service.engine = engine = fake_engine()
     yield app
     engine.manager.stop()
 

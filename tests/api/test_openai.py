@@ -26,7 +26,7 @@ EOT_ID = 256
 def app(model: FakeModel) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic", max_batch_size=8, max_queue=12, access_log=False))
     service: Service = app.extensions["service"]
-    service.engine = engine = fake_engine(model, service.stats, max_queue=12)
+    service.engine = engine = fake_engine(model, max_queue=12)
     yield app
     engine.manager.stop()
 
@@ -605,7 +605,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
     config = Config(policy="dynamic", model=str(folder), compute_threads=1, kv_memory=64 << 20, access_log=False)
     app = create_app(config)
     service: Service = app.extensions["service"]
-    service.engine = engine = load_engine(config, service.stats)
+    service.engine = engine = load_engine(config)
     yield app.test_client(), engine
     engine.manager.stop()
 

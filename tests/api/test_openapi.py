@@ -31,7 +31,7 @@ def service(app: Flask) -> Service:
 @pytest.fixture(scope="module")
 def app() -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic"))
-    engine = fake_engine(stats=service(app).stats)
+    engine = fake_engine()
     service(app).engine = engine
     yield app
     engine.manager.stop()

@@ -23,7 +23,6 @@ from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from simulate.mock import MockModel
 from simulate.published import Constant
-from stats import ServerStats
 
 ALL = [*policies.names(), *(f"dynamic+{order}" for order in policies.order_names() if order != "rpm")]
 
@@ -37,7 +36,7 @@ def model() -> FakeModel:
 def service(model: FakeModel) -> Iterator[Service]:
     app = create_app(Config(policy="dynamic", max_batch_size=8, max_queue=8))
     found: Service = app.extensions["service"]
-    found.engine = fake_engine(model, found.stats)
+    found.engine = fake_engine(model)
     found.app = app  # type: ignore[attr-defined]
     yield found
     found.engine.manager.stop()
@@ -229,7 +228,7 @@ def test_a_real_model_says_the_same_under_whatever_policy(tmp_path: Path) -> Non
         policy="dynamic", model=str(write_checkpoint(tmp_path / "m", 128)), device="cpu",
         dtype="float32", max_batch_size=4, max_tokens_per_step=16, compute_threads=1,
     )  # fmt: skip
-    engine = load_engine(config, ServerStats())
+    engine = load_engine(config)
     manager, prompts = (engine.manager, [f"the house {'of the king ' * (i % 4)}{i}" for i in range(12)])
 
     def enqueue(prompt: str) -> Inference:

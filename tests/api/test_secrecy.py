@@ -58,7 +58,7 @@ def test_no_prompt_and_no_answer_reaches_a_log(
     model = FakeModel(says=b"answer-to-nobody ")
     app = create_app(Config())
     service: Service = app.extensions["service"]
-    service.engine = engine = fake_engine(model, service.stats)
+    service.engine = engine = fake_engine(model)
     service.serves, lines = True, io.StringIO()
     service.access_log = AccessLog(lines)
     if breaks:

@@ -31,7 +31,7 @@ ALL = ["/v1/completions", "/v1/chat/completions", "/inference", "/generate_strea
 def app(model: FakeModel) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic", access_log=False))
     service: Service = app.extensions["service"]
-    service.engine = engine = fake_engine(model, service.stats)
+    service.engine = engine = fake_engine(model)
     yield app
     engine.manager.stop()
 

@@ -23,7 +23,7 @@ EOT_ID = 256
 def app(model: FakeModel) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic", max_batch_size=8, max_queue=8, access_log=False))
     service: Service = app.extensions["service"]
-    service.engine = engine = fake_engine(model, service.stats)
+    service.engine = engine = fake_engine(model)
     yield app
     engine.manager.stop()
 
@@ -293,7 +293,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
     config = Config(policy="dynamic", model=str(folder), compute_threads=1, kv_memory=64 << 20, access_log=False)
     app = create_app(config)
     service: Service = app.extensions["service"]
-    service.engine = engine = load_engine(config, service.stats)
+    service.engine = engine = load_engine(config)
     yield app.test_client()
     engine.manager.stop()
 

@@ -27,7 +27,6 @@ from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
-from stats import ServerStats
 
 CONFIG = SHAPES["heads of 64"]
 DRAWS = {
@@ -352,7 +351,7 @@ def test_the_thread_that_computes_has_a_whole_stack(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(threading.Thread, "start", note)
     before = threading.stack_size(512 * 1024)  # as gunicorn_conf.py has it for handlers
     try:
-        made = engine.load_engine(Config(policy="dynamic", model="mock:llm-mock"), ServerStats())
+        made = engine.load_engine(Config(policy="dynamic", model="mock:llm-mock"))
         made.manager.stop(1)
     finally:
         after = threading.stack_size(before)

@@ -35,7 +35,7 @@ def model() -> FakeModel:
 def app(model: FakeModel) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic", max_batch_size=4, max_queue=8))
     service: Service = app.extensions["service"]
-    service.engine = fake_engine(model, service.stats, max_batch_size=4, max_queue=8)
+    service.engine = fake_engine(model, max_batch_size=4, max_queue=8)
     yield app
     service.stop()
 
