@@ -1,9 +1,9 @@
-"""GET /events: the loop's steps as server-sent events, each a record as trace files have it.
+"""GET /events: the steps of the loop as server-sent events, each a record as in trace files.
 
-`id` is the number of the step, so that a client that comes again with Last-Event-ID goes on where it was; what it
-missed is an `event: gap`. With `detail=1`, which the live page asks for, there are also `state` (first, what the
-server is), `policy` (when it is changed), `shadow` (what another would have made of it), `arrival` and
-`departure`. A viewer that does not read costs the loop nothing.
+The `id` of an event is the number of the step. A client that reconnects with Last-Event-ID continues where it was, and
+`event: gap` reports what it missed. With `detail=1`, which the live page sends, there are also `state` (first, the
+server's configuration), `policy` (a switch), `shadow` (another policy's simulated results), `arrival` and `departure`.
+A viewer that does not read costs the loop nothing.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from urllib.parse import urlsplit
 from flask import Blueprint, Response, request
 
 from api import generation
+from api.feed_reader import FeedReader, ViewerLeft
 from api.http.errors import ApiError, shown
 from api.http.openapi import Operation
 from api.service import Engine, Service
-from api.streaming import bare_socket
-from api.viewing import Reader, View, follow
+from api.socket_writer import LentSocket
+from api.streaming import bare_socket, event_stream
 from config import VERSION
-from observe.feed import KEPT, Viewer, event
+from observe.feed import KEPT, Feed, Viewer, event
+from serving.inference import Wakeup
 
 RUN = uuid.uuid4().hex[:12]  # another process counts its steps from 1 again
+LEND_SECONDS = 60.0
 SWITCH = {"type": "string", "enum": ["0", "1"]}
 OPERATIONS = [
     Operation(
@@ -42,18 +45,19 @@ OPERATIONS = [
 
 
 def blueprint(service: Service) -> Blueprint:
+    """Return the route."""
     routes = Blueprint("events", __name__)
 
     @routes.get("/events")
     def events() -> Response:
-        engine = service.engine or generation.ready_engine(service)  # a stalled one may be watched
+        engine = service.engine or generation.ready_engine(service)  # a stalled engine can be watched
         after = _number(request.headers.get("Last-Event-ID"), "the header Last-Event-ID")
         if after is None:
             after = _number(request.args.get("after"), "after")
         last = min(_number(request.args.get("last"), "last") or 0, KEPT)
         detail = _number(request.args.get("detail"), "detail") == 1
         response = _stream(service, engine, after, last, detail)
-        if origin := _neighbour(request.headers.get("Origin", "")):
+        if origin := _same_host(request.headers.get("Origin", "")):
             response.headers["Access-Control-Allow-Origin"] = origin
             response.headers["Vary"] = "Origin"
         return response
@@ -69,16 +73,16 @@ def _number(text: str | None, name: str) -> int | None:
     return int(text)
 
 
-def _neighbour(origin: str) -> str:
-    """Return the origin if it is this host at another port: a race of two servers is watched on one page."""
+def _same_host(origin: str) -> str:
+    """Return the origin if it is this host on any port, so that one page can watch a race of two servers."""
     with contextlib.suppress(ValueError):
         if urlsplit(origin).hostname == urlsplit(f"//{request.host}").hostname:
             return origin
     return ""
 
 
-def _note_gone(viewers: list[Viewer]) -> None:
-    """Let viewers end whose clients have gone."""
+def _mark_gone(viewers: list[Viewer]) -> None:
+    """Note that the clients of these viewers have disconnected."""
     for viewer in viewers:
         viewer.gone = True
 
@@ -99,33 +103,44 @@ def _stream(service: Service, engine: Engine, after: int | None, last: int, deta
             type="unavailable_error",
             retry_after=5,
         )
-
-    watched = service.watcher.add(sock, _note_gone, viewer) if sock is not None else None
+    watched = service.watcher.add(sock, _mark_gone, viewer) if sock is not None else None
 
     def leave() -> None:
         if watched is not None:
             service.watcher.remove(watched)
         feed.leave(viewer)
 
-    reader = Reader(feed, after, last, detail=detail)
-    lent = bare_socket()
+    reader = FeedReader(feed, viewer, after, last, detail=detail)
+    bare = bare_socket()
 
     def frames() -> Iterator[bytes]:
         yield b"retry: 1000\n\n" + (event("state", state(service, engine)) if detail else b"")
-        if lent is None:
-            yield from follow(viewer, reader)
+        if bare is None:
+            yield from reader.frames()
         else:
-            service.view_writer.show(View(viewer, reader, lent))
+            _lend(LentSocket(service.socket_writer, bare, Wakeup(), reader, paced=True), feed, viewer)
 
-    response = Response(frames(), content_type="text/event-stream; charset=utf-8")
-    response.headers["Cache-Control"] = "no-cache"
-    response.headers["X-Accel-Buffering"] = "no"
+    response = event_stream(frames())
     response.call_on_close(leave)
     return response
 
 
+def _lend(lent: LentSocket, feed: Feed, viewer: Viewer) -> None:
+    """Let the writer write until the viewer has left; hang up on one that takes nothing for too long."""
+    try:
+        while True:
+            lent.lend(LEND_SECONDS)
+            viewer.begun = feed.clock()
+            lent.finish()
+            viewer.begun = None
+    except ViewerLeft:
+        return
+    except BlockingIOError:  # after --send-timeout
+        viewer.hang_up()
+
+
 def state(service: Service, engine: Engine) -> dict[str, Any]:
-    """Return what a page must know to show the steps; `epoch` is the wall clock's time at 0 of the loop's."""
+    """Return what a page needs to show the steps; `epoch` is the wall-clock time at 0 of the loop's clock."""
     manager = engine.manager
     pages = manager.pages
     return {

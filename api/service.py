@@ -11,8 +11,7 @@ from api.http.deferral import Completer
 from api.http.openapi import Operation
 from api.http.registry import Places, RequestRegistry
 from api.http.watcher import Watcher
-from api.stream_writer import StreamWriter
-from api.viewing import ViewWriter
+from api.socket_writer import SocketWriter
 from batching import BatchingManager, Inference
 from config import Config
 from observe.access_log import AccessLog
@@ -107,8 +106,7 @@ class Service:
         self.meters = Meters()
         self.stats = ServerStats(self.meters)
         self.completer = Completer()
-        self.stream_writer = StreamWriter()
-        self.view_writer = ViewWriter(config.send_timeout)
+        self.socket_writer = SocketWriter()
         self._engine: Engine | None = None
         if engine is not None:
             self.engine = engine
@@ -125,7 +123,7 @@ class Service:
         for noting in filter(None, watching):
             manager.listeners.append(noting.on_arrival)
             manager.observers.append(noting.observe)
-        manager.observers.append(self.stream_writer.observe)
+        manager.observers.append(self.socket_writer.observe)
         if engine.shadow is not None:
             engine.shadow.start(lambda report: self.feed.announce("shadow", report))
         self.requests.waited = manager.waited

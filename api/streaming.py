@@ -1,10 +1,9 @@
-"""Answers that are read while they grow: who has new text, and the frames of server-sent events.
+"""Answers that are read while they grow: which of them have new text, and the frames of server-sent events.
 
-A handler sends what it yields, and between the first piece and the last lends its stream to the one thread that
-writes for all. Where that cannot be (another framing than chunks in the clear, pieces of so many tokens), the loop
-notifies the job's wakeup at most once a step, and a reader that has just sent something sleeps out the time in which
-tokens are put together before it listens again, if there will be some by then.
-It must not know what a dialect's events look like.
+A handler sends the first and the last frames itself, and lends its socket in between to the one thread that writes for
+all (`api/socket_writer.py`). Where that is impossible (a framing other than plain chunks, a fixed number of tokens per
+frame), the loop notifies the generation's wakeup at most once a step, and a handler that has just sent something sleeps
+while tokens are put together. This module must not know what a dialect's events look like.
 """
 
 from __future__ import annotations
@@ -21,19 +20,20 @@ from api.generation import Generation
 from api.http import errors
 from api.http.errors import ApiError
 from api.service import Service
-from api.stream_writer import INTERVAL, LentSocket
+from api.socket_writer import INTERVAL, LentSocket
 from batching import Inference, InferenceError
 from observe.feed import dumps
 from serving.inference import CHECK_SECONDS, Wakeup
 
 log = logging.getLogger(__name__)
 
-SILENCE = 10.0  # seconds after which a comment shows that the server is there
+SILENCE = 10.0  # seconds after which a comment shows that the server is alive
 PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
 
 
 class Delta(NamedTuple):
-    """What one answer has more than before: text, tokens start..stop of it, and whether it has ended."""
+    """What is new in one answer: its text, its tokens start..stop, and whether the answer has ended."""
 
     index: int
     text: str
@@ -43,7 +43,10 @@ class Delta(NamedTuple):
 
 
 class StreamReader:
-    """Reads one answer; with `every_token` it also tells of tokens that add no text."""
+    """Reads one answer as it grows.
+
+    With `every_token` a delta may have tokens without text. With `scored` its tokens are exactly those of its text.
+    """
 
     def __init__(self, index: int, inference: Inference, *, scored: bool, every_token: bool) -> None:
         assert inference.text is not None
@@ -53,19 +56,21 @@ class StreamReader:
         self._text = inference.text.growing(follows_tokens=scored)
         self._scored = scored
         self._every = every_token
-        self._read = 0  # tokens fed
-        self._told = 0  # tokens told of
+        self._read = 0  # tokens converted to text
+        self._sent = 0  # tokens in the deltas so far
 
     @property
     def unread(self) -> int:
+        """The number of tokens that have not been read."""
         return self.inference.ready - self._read
 
     @property
     def is_fresh(self) -> bool:
+        """Whether no token has been read yet."""
         return not self._read
 
-    def look(self) -> Delta | None:
-        """Return what there is to tell now; InferenceError when the answer has failed."""
+    def read(self) -> Delta | None:
+        """Return what is new, if anything; raise InferenceError when the answer has failed."""
         inference = self.inference
         if inference.is_finished:
             return self._end()
@@ -76,7 +81,7 @@ class StreamReader:
         if not text and not self._every:
             return None
         stop = self._text.shown_tokens if self._scored and not self._every else self._read
-        start, self._told = self._told, stop
+        start, self._sent = self._sent, stop
         return Delta(self.index, text, start, stop, False)
 
     def _end(self) -> Delta:
@@ -84,145 +89,154 @@ class StreamReader:
             raise self.inference.error
         self.done = True
         count = len(self.inference.output_ids)
-        return Delta(self.index, self._text.rest(self.inference.answer), self._told, count, True)
+        return Delta(self.index, self._text.rest(self.inference.answer), self._sent, count, True)
 
 
 class Answers:
-    """The answers of a stream that have not ended, and the events of what they have grown by."""
+    """The unfinished answers of a stream, and the events for what is new in them."""
 
-    def __init__(self, followers: list[StreamReader], encode: Callable[[Delta], bytes]) -> None:
-        self.live = followers
+    def __init__(self, readers: list[StreamReader], encode: Callable[[Delta], bytes]) -> None:
+        self.live = readers
         self._encode = encode
 
     @property
     def unread(self) -> int:
-        """How many tokens wait to be read, of the answer that has most."""
-        return max([follower.unread for follower in self.live], default=0)
+        """The number of unread tokens of the answer that has most."""
+        return max([reader.unread for reader in self.live], default=0)
 
     def read(self) -> bytes:
-        """Return the events that there are by now; InferenceError when an answer has failed."""
-        grown = [g for follower in self.live if (g := follower.look()) is not None]
-        self.live = [follower for follower in self.live if not follower.done]
-        return b"".join(map(self._encode, grown))
+        """Return the events that are ready; raise InferenceError when an answer has failed."""
+        deltas = [delta for reader in self.live if (delta := reader.read()) is not None]
+        self.live = [reader for reader in self.live if not reader.done]
+        return b"".join(map(self._encode, deltas))
 
-    def too_few(self, together: int | None) -> bool:
-        """Whether to wait for more tokens; the first of an answer and its end wait for nothing."""
-        if together is None:
+    def has_fewer_than(self, tokens: int | None) -> bool:
+        """Return whether to wait for more tokens; the first token of an answer and its end never wait."""
+        if tokens is None:
             return False
-        return not any(f.inference.is_finished or f.unread >= together or (f.is_fresh and f.unread) for f in self.live)
+        return not any(r.inference.is_finished or r.unread >= tokens or (r.is_fresh and r.unread) for r in self.live)
 
     def end_if_lost(self) -> None:
-        for follower in self.live:
-            follower.inference.end_if_lost()
+        """End answers that the loop has lost."""
+        for reader in self.live:
+            reader.inference.end_if_lost()
 
 
 class Coalescer:
-    """When a handler last sent something, and whether more will be there before it may send again."""
+    """Puts tokens together that come within `INTERVAL` of the last send."""
 
     def __init__(self, wakeup: Wakeup) -> None:
         self.sent_at = time.perf_counter() - INTERVAL
         self._wakeup = wakeup
-        self._gap = INTERVAL  # seconds between tokens, as far as is known
+        self._gap = INTERVAL  # seconds between the last tokens
 
     def sent(self, tokens: int) -> None:
+        """Note that so many tokens have been sent now."""
         now = time.perf_counter()
         self._gap, self.sent_at = (now - self.sent_at) / (tokens or 1), now
 
-    def sleep_out(self, unread: int) -> None:
-        """Sleep while tokens are put together; an ending rings all the same."""
+    def wait(self, unread: int) -> None:
+        """Sleep until the interval is over if tokens will come within it; the end of an answer wakes it."""
         left = INTERVAL - (time.perf_counter() - self.sent_at)
         if left > 0 and (self._gap < INTERVAL or unread):
             self._wakeup.wants_tokens = False
             self._wakeup.wait(left)
 
 
-def pieces(
-    job: Generation, answers: Answers, tokens_together: int | None = None, loan: LentSocket | None = None
+def frames(
+    generation: Generation, answers: Answers, tokens_together: int | None = None, lent: LentSocket | None = None
 ) -> Iterator[bytes]:
-    """Yield the events of what has grown, until all have ended, and a comment after `SILENCE` seconds without any.
+    """Yield events until all answers have ended, and a comment after `SILENCE` seconds without any.
 
-    With `tokens_together` so many tokens make a piece, instead of those of `INTERVAL`. With a `loan`, what is between
-    the first piece and the last is written by whom it is lent to.
+    With `tokens_together` a frame has that many tokens, otherwise those of `INTERVAL`. With a `lent` socket, the writer
+    sends what comes between the first frame and the last.
     """
-    wakeup = job.wakeup
+    wakeup = generation.wakeup
     assert wakeup is not None
-    pace, pinged_at, begun = Coalescer(wakeup), time.perf_counter(), False
+    coalescer, pinged_at, begun = Coalescer(wakeup), time.perf_counter(), False
     while answers.live:
-        lends = loan if begun else None
+        lends = lent if begun else None
         if lends is None and tokens_together is None:
-            pace.sleep_out(answers.unread)
+            coalescer.wait(answers.unread)
         wakeup.wants_tokens = lends is None
         tokens = answers.unread
-        data = b"" if answers.too_few(tokens_together) else answers.read()
+        data = b"" if answers.has_fewer_than(tokens_together) else answers.read()
         now = time.perf_counter()
         if data:
             wakeup.wants_tokens, begun = False, True
             yield data
-            pace.sent(tokens)
-            pinged_at = pace.sent_at
-        elif job.end_if_late(now):
+            coalescer.sent(tokens)
+            pinged_at = coalescer.sent_at
+        elif generation.end_if_late(now):
             continue
         elif now - pinged_at >= SILENCE:
             pinged_at = now
             yield PING
         else:
-            seconds = min(pinged_at + SILENCE - now, job.ends_at - now, CHECK_SECONDS)
+            seconds = min(pinged_at + SILENCE - now, generation.ends_at - now, CHECK_SECONDS)
             if lends is None:
                 wakeup.wait(seconds)
             else:
-                pinged_at = max(pinged_at, lends.sleep(seconds))
+                pinged_at = max(pinged_at, lends.lend(seconds))
+                lends.finish()
             answers.end_if_lost()
 
 
 def respond(
-    job: Generation,
-    followers: list[StreamReader],
+    generation: Generation,
+    readers: list[StreamReader],
     encode: Callable[[Delta], bytes],
     end: Callable[[], bytes],
     *,
     space: bytes = b" ",
     tokens_together: int | None = None,
 ) -> Response:
-    """Return the response that streams a job's events; leaving it early cancels what has not ended."""
-    answers = Answers(followers, encode)
-    loan = _loan(job, answers) if tokens_together is None else None
+    """Return the response that streams a generation's events; closing it early cancels what has not ended."""
+    answers = Answers(readers, encode)
+    lent = _lent_socket(generation, answers) if tokens_together is None else None
 
     def events() -> Iterator[bytes]:
         try:
-            yield from pieces(job, answers, tokens_together, loan)
+            yield from frames(generation, answers, tokens_together, lent)
             yield end()
         except InferenceError as error:
-            error.__traceback__ = None  # it would keep these frames, and they it, until the next GC
-            job.cancel(error)
+            error.__traceback__ = None  # its frames refer to it, so both would live until the next GC
+            generation.cancel(error)
             yield event(errors.content(errors.from_inference(error)), space)
-        except OSError:  # of the client's socket: whoever serves it knows what to do
+        except OSError:  # of the client's socket: the HTTP server handles it
             raise
         except Exception:
             log.exception("a stream failed")
-            job.cancel()
+            generation.cancel()
             failed = ApiError("internal error on this request. Try another request", type="server_error")
             yield event(errors.content(failed), space)
 
-    response = Response(stream_with_context(events()), content_type="text/event-stream; charset=utf-8")
-    response.headers["Cache-Control"] = "no-cache"
-    response.headers["X-Accel-Buffering"] = "no"
+    response = event_stream(stream_with_context(events()))
     if g.get("context") is None:  # otherwise the request context ends it, even if the generator never starts
-        response.call_on_close(job.cancel)
+        response.call_on_close(generation.cancel)
     return response
 
 
-def _loan(job: Generation, answers: Answers) -> LentSocket | None:
-    """Return what lets the writer write this answer; None where only its handler can."""
+def event_stream(frames: Iterator[bytes]) -> Response:
+    """Return a response of server-sent events, which no proxy may cache or collect."""
+    response = Response(frames, content_type="text/event-stream; charset=utf-8")
+    response.headers["Cache-Control"] = "no-cache"
+    response.headers["X-Accel-Buffering"] = "no"
+    return response
+
+
+def _lent_socket(generation: Generation, answers: Answers) -> LentSocket | None:
+    """Return the socket to lend to the writer, or None where only the handler can write."""
     sock = bare_socket()
     if sock is None:
         return None
     service: Service = current_app.extensions["service"]
-    assert job.wakeup is not None
-    return LentSocket(service.stream_writer, sock, job.wakeup, answers)
+    assert generation.wakeup is not None
+    return LentSocket(service.socket_writer, sock, generation.wakeup, answers)
 
 
 def bare_socket() -> socket.socket | None:
-    """Return the socket of this request, if what gunicorn writes to it is chunks in the clear: HTTP/1.1 without TLS."""
+    """Return the socket of this request if gunicorn writes plain chunks to it (HTTP/1.1 without TLS)."""
     sock = request.environ.get("gunicorn.socket")
     if type(sock) is not socket.socket or request.environ["SERVER_PROTOCOL"] != "HTTP/1.1":
         return None

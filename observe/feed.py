@@ -1,6 +1,6 @@
 """A ring of what the loop did, for viewers who read it by number; the loop appends and waits for nobody.
 
-How they read is the business of `viewing.py`.
+They read it by `api/feed_reader.py`.
 
 An entry is a step, or (for the live page) an arrival, a departure that belongs to no step, or a change of policy.
 Nobody holds a lock: a writer takes the next number and puts its entry into that place, a reader looks at the place of

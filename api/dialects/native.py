@@ -114,7 +114,7 @@ def stream(job: Generation) -> Response:
         return streaming.event({"text": growth.text} | last)
 
     follower = StreamReader(0, job.inferences[0], scored=False, every_token=False)
-    return streaming.respond(job, [follower], chunk, lambda: b"data: [DONE]\n\n")
+    return streaming.respond(job, [follower], chunk, lambda: streaming.DONE)
 
 
 def statistics(service: Service) -> dict[str, Any]:

@@ -184,6 +184,6 @@ class CompletionWriter:
 
     def _end(self) -> bytes:
         if not self._usage_last:
-            return b"data: [DONE]\n\n"
+            return streaming.DONE
         total = {**self.head, "choices": [], "usage": usage(self.job, self.job.inferences)}
-        return streaming.event(total) + b"data: [DONE]\n\n"
+        return streaming.event(total) + streaming.DONE

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 from flask import Flask
-from support import FakeModel, Server, fake_engine, unchunked, wait_until
+from support import FakeModel, Server, fake_engine, wait_until
 
+from api.feed_reader import PING, PING_SECONDS, FeedReader, ViewerLeft
 from api.service import Service
-from api.viewing import PING, PING_SECONDS, Reader, View, ViewWriter, follow
 from app import create_app
 from config import Config
 from observe.feed import FROZEN_SECONDS, Feed, Viewer, dumps, pack, text
@@ -44,7 +44,7 @@ def read(feed: Feed, at_least: int, **options: Any) -> list[dict[str, Any]]:
     viewer = feed.enter(lambda: None)
     assert viewer is not None
     found: list[dict[str, Any]] = []
-    with contextlib.closing(follow(viewer, Reader(feed, **options))) as frames:  # type: ignore[type-var]
+    with contextlib.closing(FeedReader(feed, viewer, **options).frames()) as frames:  # type: ignore[type-var]
         while len(found) < at_least:
             news = parse(next(frames))
             assert news, f"nothing more came after {found}"
@@ -109,7 +109,7 @@ def test_a_viewer_of_an_earlier_run_gets_all_that_is_kept() -> None:
 def test_a_slow_viewer_is_told_what_it_missed() -> None:
     feed = filled(4, kept=16)
     viewer = Viewer(lambda: None)
-    frames = follow(viewer, Reader(feed, last=2))
+    frames = FeedReader(feed, viewer, last=2).frames()
     assert ids(parse(next(frames))) == [3, 4]
     for n in range(5, 105):
         feed.observe(step(n), [])
@@ -162,7 +162,7 @@ def test_readers_and_a_writer_at_once_lose_nothing_unseen() -> None:
 
     def watch() -> None:
         found: list[dict[str, Any]] = []
-        frames = follow(Viewer(lambda: None), Reader(feed, after=0))
+        frames = FeedReader(feed, Viewer(lambda: None), after=0).frames()
         while not found or found[-1].get("id") != "3000":
             found += parse(next(frames))
         results.append(found)
@@ -205,107 +205,25 @@ def test_seventeen_viewers_are_one_too_many_unless_one_is_frozen() -> None:
     assert len(feed.viewers) == 16
 
 
-class Sink:
-    """A socket that takes so many bytes, then none until it is told to."""
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self.hung_up = 0
-        self.taken = b""
-
-    def send(self, data: bytes, flags: int) -> int:
-        assert flags == socket.MSG_DONTWAIT
-        if not self.room:
-            raise BlockingIOError
-        part = data[: self.room]
-        self.room -= len(part)
-        self.taken += part
-        return len(part)
-
-
-def view_of(feed: Feed, sink: Any, **options: Any) -> View:
-    def hang_up() -> None:
-        sink.hung_up += 1
-
-    viewer = feed.enter(hang_up)
-    assert viewer is not None
-    return View(viewer, Reader(feed, **options), sink)
-
-
-def test_a_view_writes_chunks_however_little_the_socket_takes() -> None:
-    feed, sink = filled(3), Sink(0)
-    view = view_of(feed, sink, last=3)
-    for _ in range(2000):
-        sink.room = 7
-        view.turn(30)
-    assert ids(parse(unchunked(sink.taken))) == [1, 2, 3]
-    feed.observe(step(4), [])
-    sink.room = 1 << 20
-    view.turn(30)
-    assert ids(parse(unchunked(sink.taken))) == [1, 2, 3, 4]
-    assert view.viewer.begun is None
-
-
-def test_a_quiet_view_is_pinged() -> None:
+def test_a_quiet_viewer_is_pinged() -> None:
     now = [0.0]
     feed = Feed(8, clock=lambda: now[0])
-    sink = Sink(1 << 20)
-    view = view_of(feed, sink)
-    view.turn(30)
-    assert sink.taken == b""
+    reader = FeedReader(feed, Viewer(lambda: None))
+    assert reader.read() == b""
     now[0] = PING_SECONDS + 1
-    view.turn(30)
-    view.turn(30)
-    assert unchunked(sink.taken) == PING
+    assert [reader.read(), reader.read()] == [PING, b""]
 
 
-def test_who_takes_nothing_for_too_long_is_hung_up_on() -> None:
-    now = [0.0]
-    feed = Feed(8, clock=lambda: now[0])
-    feed.observe(step(1), [])
-    sink = Sink(5)
-    view = view_of(feed, sink, last=1)
-    view.turn(30)
-    now[0] = 29.0
-    view.turn(30)
-    assert not view.is_over.is_set()
-    assert view.viewer.begun == 0.0
-    now[0] = 31.0
-    view.turn(30)
-    assert view.is_over.is_set()
-    assert sink.hung_up == 1
-
-
-def test_one_writer_writes_for_all_who_watch_and_lets_them_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    feed = Feed(256)
-    writer = ViewWriter(patience=30)
-    ours, theirs = zip(*(socket.socketpair() for _ in range(4)), strict=True)
-    views = [view_of(feed, sock) for sock in ours]
-    broken = view_of(feed, sink := Sink(0))
-    monkeypatch.delattr(Sink, "send")
-    threads = [threading.Thread(target=writer.show, args=(view,), daemon=True) for view in (*views, broken)]
-    for thread in threads:
-        thread.start()
-    for n in range(1, 201):
-        feed.observe(step(n), [])
-        if n % 20 == 0:
-            time.sleep(0.01)
-    for sock in theirs:
-        sock.settimeout(10)
-        got = b""
-        while b"id: 200\n" not in got or not got.endswith(b"\n\n\r\n"):
-            got += sock.recv(1 << 16)
-        assert ids(parse(unchunked(got))) == list(range(1, 201))
-    threads[-1].join(10)
-    assert sink.hung_up == 1
-    views[0].viewer.gone = True
-    threads[0].join(10)
-    feed.close()
-    for thread in threads:
-        thread.join(10)
-        assert not thread.is_alive()
-    for sock in (*ours, *theirs):
-        sock.close()
+@pytest.mark.parametrize("end", [lambda feed, viewer: feed.close(), lambda feed, viewer: feed.leave(viewer)])
+def test_reading_ends_with_the_viewer_and_with_the_feed(end: Any) -> None:
+    feed = filled(3)
+    viewer = feed.enter(lambda: None)
+    assert viewer is not None
+    reader = FeedReader(feed, viewer, last=3)
+    assert ids(parse(reader.read())) == [1, 2, 3]
+    end(feed, viewer)
+    with pytest.raises(ViewerLeft):
+        reader.read()
 
 
 @pytest.fixture

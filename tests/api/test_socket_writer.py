@@ -1,4 +1,4 @@
-"""The thread that writes for all streams: it waits for nobody, and what it cannot do, the stream's handler does."""
+"""The thread that writes to all lent sockets: it never waits, and leaves to a handler what it cannot do at once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 from support import FakeModel, fake_engine, in_background, unchunked, wait_until
 from test_streaming import ALL, joined
 
-from api.stream_writer import LentSocket, StreamWriter
+from api.socket_writer import TURN_SECONDS, LentSocket, SocketWriter
 from app import create_app
 from config import Config
 from serving.inference import Wakeup
 
 
 class Source:
-    """Bytes that are there, and what has been read of them."""
+    """Bytes to send, and how many of them have been read."""
 
     def __init__(self, *ready: bytes) -> None:
         self.ready = list(ready)
@@ -42,20 +42,21 @@ class Source:
 
 
 class Handler:
-    """One who lends a stream and sleeps, and the client at the other end."""
+    """A handler that lends its socket and sleeps, and the client at the other end."""
 
-    def __init__(self, writer: StreamWriter, *ready: bytes) -> None:
+    def __init__(self, writer: SocketWriter, *ready: bytes, paced: bool = False) -> None:
         self.writer, self.source, self.wakeup = writer, Source(*ready), Wakeup()
         self.sock, self.client = socket.socketpair()
         self.client.settimeout(20)
-        self.loan = LentSocket(writer, self.sock, self.wakeup, self.source)
+        self.lent = LentSocket(writer, self.sock, self.wakeup, self.source, paced)
         self.raised: list[Exception] = []
         self.thread = threading.Thread(target=self._sleep, daemon=True)
         self.thread.start()
 
     def _sleep(self) -> None:
         try:
-            self.loan.sleep(20)
+            self.lent.lend(20)
+            self.lent.finish()
         except Exception as error:
             self.raised.append(error)
 
@@ -77,20 +78,20 @@ class Handler:
 
 @pytest.fixture
 def handlers() -> Iterator[Any]:
-    made: list[Handler] = []
+    started: list[Handler] = []
 
-    def make(writer: StreamWriter, *ready: bytes) -> Handler:
-        made.append(Handler(writer, *ready))
-        return made[-1]
+    def start(writer: SocketWriter, *ready: bytes, paced: bool = False) -> Handler:
+        started.append(Handler(writer, *ready, paced=paced))
+        return started[-1]
 
-    yield make
-    for handler in made:
+    yield start
+    for handler in started:
         handler.close()
 
 
 def test_each_slow_step_is_written_at_once_as_a_chunk(handlers: Any) -> None:
     hours = iter(range(10**6))
-    handler = handlers(StreamWriter(clock=lambda: float(next(hours))))
+    handler = handlers(SocketWriter(clock=lambda: float(next(hours))))
     for word in (b"one", b"two", b"three"):
         handler.step(word)
         assert unchunked(handler.client.recv(100)) == word
@@ -98,7 +99,7 @@ def test_each_slow_step_is_written_at_once_as_a_chunk(handlers: Any) -> None:
 
 
 def test_steps_too_fast_for_the_cost_of_writing_are_written_together(handlers: Any) -> None:
-    handler = handlers(StreamWriter(interval=0.05, share=0.0, clock=lambda: 0.0))
+    handler = handlers(SocketWriter(interval=0.05, share=0.0))
     got = b""
     for _ in range(100):
         handler.step(b"x")
@@ -109,7 +110,7 @@ def test_steps_too_fast_for_the_cost_of_writing_are_written_together(handlers: A
 
 
 def test_what_was_there_before_the_stream_was_lent_waits_for_no_step(handlers: Any) -> None:
-    writer = StreamWriter()
+    writer = SocketWriter()
     other = handlers(writer)
     handler = handlers(writer, b"early")
     assert unchunked(handler.client.recv(100)) == b"early"
@@ -117,7 +118,7 @@ def test_what_was_there_before_the_stream_was_lent_waits_for_no_step(handlers: A
 
 
 def test_a_reader_who_is_slow_gets_all_of_it_and_holds_up_nobody(handlers: Any) -> None:
-    writer = StreamWriter()
+    writer = SocketWriter()
     slow, quick = handlers(writer), handlers(writer)
     much = bytes(range(256)) * 40_000
     slow.step(much)
@@ -133,7 +134,7 @@ def test_a_reader_who_is_slow_gets_all_of_it_and_holds_up_nobody(handlers: Any) 
 
 
 def test_a_client_who_has_gone_is_the_handlers_to_deal_with(handlers: Any) -> None:
-    handler = handlers(StreamWriter())
+    handler = handlers(SocketWriter())
     linger = struct.pack("ii", 1, 0)
     handler.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     handler.client.close()
@@ -143,7 +144,7 @@ def test_a_client_who_has_gone_is_the_handlers_to_deal_with(handlers: Any) -> No
 
 
 def test_what_reading_raises_is_raised_in_the_handler(handlers: Any) -> None:
-    writer = StreamWriter()
+    writer = SocketWriter()
     broken, fine = handlers(writer), handlers(writer)
     broken.source.error = ValueError("broken")
     broken.step(b"")
@@ -154,7 +155,7 @@ def test_what_reading_raises_is_raised_in_the_handler(handlers: Any) -> None:
 
 
 def test_a_stream_that_is_no_longer_lent_is_not_touched(handlers: Any) -> None:
-    writer = StreamWriter()
+    writer = SocketWriter()
     awake, asleep = handlers(writer), handlers(writer)
     awake.wake()
     reads = awake.source.reads
@@ -166,7 +167,7 @@ def test_a_stream_that_is_no_longer_lent_is_not_touched(handlers: Any) -> None:
 
 def test_writing_and_waking_at_once_lose_nothing(handlers: Any) -> None:
     """A handler that lends again and again, beside a writer that never rests, sees each byte once and in order."""
-    writer = StreamWriter(interval=0.0)  # after each step
+    writer = SocketWriter(interval=0.0)  # after each step
     handler = handlers(writer)
     words = [b"%d," % i for i in range(2000)]
     got = bytearray()
@@ -187,6 +188,35 @@ def test_writing_and_waking_at_once_lose_nothing(handlers: Any) -> None:
         handler.sock.shutdown(socket.SHUT_WR)
     assert unchunked(bytes(got)) == b"".join(words)
     assert not handler.raised
+
+
+def test_viewers_have_a_bounded_number_of_turns_and_streams_do_not_wait_for_them(handlers: Any) -> None:
+    writer = SocketWriter()
+    viewers = [handlers(writer, paced=True) for _ in range(16)]
+    stream = handlers(writer)
+    began = time.perf_counter()
+    for n in range(50):
+        for viewer in viewers:
+            viewer.source.ready.append(b"%d," % n)
+        stream.step(b"%d," % n)
+        assert unchunked(stream.client.recv(100)) == b"%d," % n
+        time.sleep(0.004)
+    reads = sum(viewer.source.reads for viewer in viewers)
+    assert reads <= 2 * (time.perf_counter() - began) / TURN_SECONDS + 2, "80 a second; 16 viewers x 50 steps are 800"
+    wait_until(lambda: not any(viewer.source.unread for viewer in viewers))
+    for viewer in viewers:
+        assert unchunked(viewer.client.recv(10_000)) == b"".join(b"%d," % n for n in range(50))
+
+
+def test_a_viewer_that_does_not_read_loses_its_turn_and_the_others_keep_theirs(handlers: Any) -> None:
+    writer = SocketWriter()
+    frozen, reading = handlers(writer, bytes(10_000_000), paced=True), handlers(writer, paced=True)
+    wait_until(lambda: frozen.source.reads == 1)
+    for n in range(5):
+        reading.source.ready.append(b"%d" % n)
+        assert unchunked(reading.client.recv(100)) == b"%d" % n
+    assert frozen.source.reads == 1
+    assert frozen.thread.is_alive(), "its handler waits for it"
 
 
 def ask(path: str, n: int) -> dict[str, Any]:

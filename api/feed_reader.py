@@ -1,0 +1,92 @@
+"""How a viewer reads the feed: from its own position in the ring buffer, as frames of server-sent events.
+
+This module must not know what an entry means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from observe.feed import Feed, Viewer, event
+
+PING_SECONDS = 10.0
+POLL_SECONDS = 0.04
+BATCH = 64  # entries of one send
+PING = b": ping\n\n"
+
+
+class ViewerLeft(Exception):
+    """The viewer has disconnected, or the feed is closed."""
+
+
+class FeedReader:
+    """A viewer's position in the feed: after step `after`, its last one, otherwise at the `last` steps.
+
+    Without `detail` it reads only steps and gaps.
+    """
+
+    def __init__(
+        self, feed: Feed, viewer: Viewer, after: int | None = None, last: int = 0, *, detail: bool = False
+    ) -> None:
+        self._feed = feed
+        self._viewer = viewer
+        self._detail = detail
+        self.unread = 0  # 1 if there was more than one send takes
+        self._wanted, self._known, self._missed = self._begin(after, last)
+        self._read_at = feed.clock()
+
+    def _begin(self, after: int | None, last: int) -> tuple[int, int | None, bool]:
+        """Return the number to read from, the last step that the viewer has, and whether it may have missed some.
+
+        A viewer that has a step from the future has it from another run of the server, and none of this run.
+        """
+        entries = self._feed.entries()
+        oldest = entries[0].number if entries else 0
+        end = entries[-1].number + 1 if entries else 0
+        if after is not None and after <= self._feed.steps:
+            begin = next((e.number for e in entries if e.n > after), end)
+            return begin, after, begin == oldest > 0
+        if after is not None:
+            return oldest, None, False
+        if not last:
+            return end, None, False
+        steps = [entry.number for entry in entries if entry.kind == "step"]
+        return (steps[-last] if len(steps) >= last else oldest), None, False
+
+    def read(self) -> bytes:
+        """Return the new events, a comment after a long silence, or nothing; raise ViewerLeft at the end."""
+        if self._viewer.gone or self._feed.closed:
+            raise ViewerLeft
+        frames: list[bytes] = []
+        count = 0
+        for entry in self._feed.since(self._wanted, BATCH):
+            count += 1
+            self._missed = self._missed or entry.number > self._wanted
+            self._wanted = entry.number + 1
+            if entry.kind == "step":
+                known = self._known
+                if self._missed and known is not None and entry.n > known + 1:
+                    frames.append(event("gap", {"from": known + 1, "to": entry.n - 1}))
+                self._known, self._missed = entry.n, False
+            if self._detail or entry.kind == "step":
+                frames.append(entry.frame)
+        self.unread = int(count == BATCH)
+        now = self._feed.clock()
+        if not frames and now - self._read_at < PING_SECONDS:
+            return b""
+        self._read_at = now
+        return b"".join(frames) or PING
+
+    def frames(self) -> Iterator[bytes]:
+        """Yield frames until the viewer has left, for a handler that must write them itself."""
+        with contextlib.suppress(ViewerLeft):
+            while True:
+                data = self.read()
+                if not data:
+                    time.sleep(POLL_SECONDS)
+                    continue
+                self._viewer.begun = self._feed.clock()
+                yield data
+                self._viewer.begun = None
