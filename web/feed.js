@@ -1,8 +1,8 @@
-// Server-sent events read by fetch, since EventSource can send no key. It comes again where it was, and says how it
-// stands with the connection. What arrives is data: nothing of it is ever made into HTML.
+// Server-sent events read with fetch, because EventSource cannot send a key. After a disconnect it resumes where it was,
+// and it reports the state of the connection. What arrives is data and never becomes HTML.
 "use strict";
 (function (root) {
-  const SILENCE = 25000; // ms; the server says something every 10 s
+  const SILENCE = 25000; // ms; the server sends a comment at least every 10 s
 
   class Feed {
     // handlers: state, step, policy, arrival, departure, gap (data), status (name, text)
@@ -28,20 +28,20 @@
       while (!this.stopped) {
         try {
           await this.read();
-          this.tell("reconnecting", "The server closed the connection. Reconnecting…");
+          this.report("reconnecting", "The server closed the connection. Reconnecting…");
         } catch (error) {
           if (this.stopped) return;
           const text = error.status
             ? error.message
             : "The server cannot be reached. Reconnecting…";
-          this.tell(error.status === 401 ? "locked" : "reconnecting", text);
+          this.report(error.status === 401 ? "locked" : "reconnecting", text);
         }
         await new Promise((done) => (this.wake = setTimeout(done, this.delay)));
         this.delay = Math.min(this.delay * 1.7, 3000);
       }
     }
 
-    tell(name, text) {
+    report(name, text) {
       this.handlers.status?.(name, text);
     }
 
@@ -84,9 +84,9 @@
       const value = JSON.parse(data);
       if (id !== null) this.id = id;
       if (name === "state") {
-        this.tell("live", "");
+        this.report("live", "");
         if (this.run !== null && this.run !== value.run && this.id !== null) {
-          // Another process: our number means nothing to it, so begin anew.
+          // A new server process does not know our event number, so start over.
           this.id = null;
           this.run = value.run;
           this.handlers.state?.(value, true);
@@ -108,12 +108,12 @@
       const body = await answer.json();
       message = body.error.message || message;
     } catch {
-      // no JSON: the status says enough
+      // not JSON: the status is enough
     }
     return Object.assign(new Error(message), { status: answer.status });
   }
 
-  // The events of a streamed answer, one after the other.
+  // Yield the events of a streamed answer.
   async function* events(answer) {
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";

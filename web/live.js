@@ -1,25 +1,25 @@
-// The live page: what comes from /events goes into the model; a cursor says up to which step it is shown. Live, the
-// cursor is the last step; paused, stepped, slowed or replayed, it is another. All that is shown follows from it.
+// The live page. Records from /events go into the model, and a cursor marks the last step shown. Live, the cursor is the
+// newest step; when paused, stepped, slowed or replayed, it is an earlier one. Everything on the page follows from it.
 "use strict";
 (function () {
   const EB = globalThis.EB;
   const $ = (id) => document.getElementById(id);
   const ZOOMS = [1, 1.5, 2, 3, 4, 6, 8, 12, 18, 26];
-  const TIMES = [10, 20, 40, 80, 160, 320, 640, 1280, 2560]; // pixels a second
+  const TIMES = [10, 20, 40, 80, 160, 320, 640, 1280, 2560]; // pixels per second
   const MINUTE = 60;
 
   const live = new EB.Model();
-  let model = live; // or that of a replayed file
+  let model = live; // or the model of a replayed file
   let facts = {}, shadow = null;
   let key = sessionStorage.getItem("eb-key") || "";
   let zoom = innerWidth < 600 ? 3 : 4, time = 3;
   let axis = "steps";
-  let cursor = -1; // the number of the step shown, -1: the last
+  let cursor = -1; // the number of the step shown; -1 is the newest
   let playing = true, speed = 1, playhead = 0; // the moment of the run shown while it is slowed or replayed
   let chosen = 0, hover = null, wanted = null;
-  let clockOffset = 0; // the loop's clock less ours, in seconds
+  let clockOffset = 0; // the loop's clock minus ours, in seconds
   let connection = "connecting";
-  let drawn = null, budget = 0, told = 0, charted = 0;
+  let drawn = null, budget = 0, refreshed = 0, charted = 0;
 
   const picture = new EB.Picture($("picture"));
   const waste = new EB.WasteBar($("waste"), $("waste-legend"));
@@ -46,7 +46,7 @@
     step(record) {
       live.add(record);
       if (record.policy === facts.policy) return;
-      facts = { ...facts, policy: record.policy }; // the event that said so was missed
+      facts = { ...facts, policy: record.policy }; // the policy event was missed
       if (model === live) showFacts();
     },
     shadow(report) {
@@ -100,13 +100,11 @@
     $("status").className = ["live", "paused"].includes(name) ? name : "lost";
     const word = !playing ? "paused" : replayed ? "replay" : speed < 1 ? "slowed" : connection;
     EB.put("status-text", word);
-    EB.put("pause", playing ? "Pause" : "Go on");
+    EB.put("pause", playing ? "Pause" : "Resume");
     $("pause").setAttribute("aria-pressed", String(!playing));
   }
 
-  // ---- the cursor
-
-  function follows() {
+    function follows() {
     return model === live && cursor < 0;
   }
 
@@ -151,16 +149,14 @@
     }
   }
 
-  // ---- drawing
-
-  let before = performance.now();
+    let before = performance.now();
 
   function frame(now) {
     requestAnimationFrame(frame);
     const elapsed = Math.min(0.25, (now - before) / 1000);
     before = now;
     advance(elapsed);
-    // When drawing is dear the frames are thinned: never more than half of the time goes into it.
+    // When drawing is slow, skip frames: it may take at most half of the time.
     if (now < budget) return;
     const index = shownIndex();
     const at = follows() ? now / 1000 + clockOffset : null;
@@ -178,9 +174,9 @@
       frames.push(spent);
       if (frames.length > 240) frames.shift();
     }
-    if (now - told > 250) {
-      told = now;
-      tell(index, at);
+    if (now - refreshed > 250) {
+      refreshed = now;
+      refresh(index, at);
     }
     if (now - charted > 1000) {
       charted = now;
@@ -189,33 +185,33 @@
   }
   const frames = [];
 
-  // Times are told from the first step of the run that is known.
+  // Times are relative to the first known step of the run.
   function origin() {
     if (model.origin === undefined || model.origin > model.columns[0].t) model.origin = model.columns[0].t;
     return model.origin;
   }
 
-  function tell(index, at) {
-    const some = model.columns.length > 0 || (model === live && live.requests.size > 0);
-    $("empty").hidden = some;
-    const people = model.people(index, { live: follows() });
+  function refresh(index, at) {
+    const any = model.columns.length > 0 || (model === live && live.requests.size > 0);
+    $("empty").hidden = any;
+    const requests = model.requestsAt(index, { live: follows() });
     const tiles = model.tiles(index, 10, at);
-    const waiting = model === live && follows() ? people.waits : tiles?.waiting ?? 0;
+    const waiting = model === live && follows() ? requests.waitingCount : tiles?.waiting ?? 0;
     EB.showTiles(tiles, waiting, facts);
     waste.show(tiles?.waste);
-    table.show(people, at ?? model.columns[index]?.end, chosen);
+    table.show(requests, at ?? model.columns[index]?.end, chosen);
     if (model !== live && model.columns.length) {
       if (document.activeElement !== $("seek")) $("seek").value = String(index);
     }
     const label = tiles
       ? `Slots by iterations: ${tiles.running} of ${tiles.slots} slots taken, ${waiting} waiting, iteration ${model.columns[index].n}`
-      : "Slots by iterations: nothing yet";
+      : "Slots by iterations: no steps yet";
     if ($("picture").getAttribute("aria-label") !== label) $("picture").setAttribute("aria-label", label);
     const rate = tiles && tiles.span ? tiles.steps / tiles.span : 0;
     if (!hover) {
       EB.put("inspect", follows() && rate > 100
-        ? `${Math.round(rate).toLocaleString("en")} iterations a second: choose speed 1/50 to follow them.`
-        : "Point at a cell, or use the arrow keys, to see what it is.");
+        ? `${Math.round(rate).toLocaleString("en")} iterations per second: choose speed 1/50 to follow them.`
+        : "Point at a cell or use the arrow keys to inspect it.");
     }
     refreshDetail();
   }
@@ -226,15 +222,15 @@
     const side = { stroke: ink("--soft"), grid: { stroke: ink("--line"), width: 0.5 }, ticks: { show: false }, font: "10px system-ui", size: 32 };
     return new uPlot({
       width: 300, height: 120, legend: { show: false }, cursor: { show: false }, padding: [6, 2, 0, 0],
-      scales: { x: { time: false }, tokens: { range: (u, low, high) => [0, Math.max(10, high * 1.1)] }, people: { range: (u, low, high) => [0, Math.max(4, high * 1.1)] } },
+      scales: { x: { time: false }, tokens: { range: (u, low, high) => [0, Math.max(10, high * 1.1)] }, requests: { range: (u, low, high) => [0, Math.max(4, high * 1.1)] } },
       axes: [
         { ...side, size: 18, values: (u, ticks) => ticks.map((t) => (t ? `${t} s` : "now")) },
         { ...side, scale: "tokens" },
-        { ...side, scale: "people", side: 1, grid: { show: false } },
+        { ...side, scale: "requests", side: 1, grid: { show: false } },
       ],
       series: [{}, line("tokens/s", "tokens", "--useful", { fill: () => `${ink("--useful")()}33` }),
-        line("running", "people", "--good", { paths: uPlot.paths.stepped({ align: 1 }) }),
-        line("waiting", "people", "--held", { dash: [4, 3], paths: uPlot.paths.stepped({ align: 1 }) })],
+        line("running", "requests", "--good", { paths: uPlot.paths.stepped({ align: 1 }) }),
+        line("waiting", "requests", "--held", { dash: [4, 3], paths: uPlot.paths.stepped({ align: 1 }) })],
     }, [[-MINUTE, 0], [0, 0], [0, 0], [0, 0]], $("chart"));
   }
 
@@ -254,13 +250,11 @@
       running[place] = Math.max(running[place], model.running(column));
       waiting[place] = Math.max(waiting[place], column.queue);
     }
-    tokens[MINUTE] = tokens[MINUTE - 1]; // the second under way is not whole yet
+    tokens[MINUTE] = tokens[MINUTE - 1]; // the current second is incomplete
     chart.setData([seconds, tokens, running, waiting]);
   }
 
-  // ---- one request
-
-  let detailOf = 0, detailAt = 0, detail = null, problem = "";
+    let detailOf = 0, detailAt = 0, detail = null, problem = "";
 
   function choose(number) {
     chosen = chosen === number ? 0 : number;
@@ -281,28 +275,26 @@
     }
     if (detailOf === chosen && (detail?.state === "finished" || performance.now() - detailAt < 1000)) return;
     const now = follows() ? performance.now() / 1000 + clockOffset : model.columns[shownIndex()]?.end ?? 0;
-    if (detailOf !== chosen) EB.showDetail($("detail"), request, null, "", close, now); // at once what is known here
-    const asked = (detailOf = chosen);
+    if (detailOf !== chosen) EB.showDetail($("detail"), request, null, "", close, now); // show immediately what this page knows
+    const requested = (detailOf = chosen);
     detailAt = performance.now();
     if (model === live) {
       try {
         const id = encodeURIComponent(request.id.split("/")[0]);
         const reply = await fetch(`requests/${id}`, { headers: headers({}) });
-        if (chosen !== asked) return;
+        if (chosen !== requested) return;
         detail = reply.ok ? await reply.json() : null;
-        problem = reply.ok ? "" : "The server keeps the last 1,000 requests, this one no more.";
+        problem = reply.ok ? "" : "The server keeps only the last 1,000 requests, and this one is older.";
       } catch {
-        problem = "The server cannot be asked now.";
+        problem = "The server cannot be reached.";
       }
     }
-    if (chosen === asked && !$("detail").contains(document.activeElement)) {
+    if (chosen === requested && !$("detail").contains(document.activeElement)) {
       EB.showDetail($("detail"), request, detail, problem, close, now);
     }
   }
 
-  // ---- what the reader does
-
-  $("pause").addEventListener("click", () => play(!playing));
+    $("pause").addEventListener("click", () => play(!playing));
   $("back").addEventListener("click", () => step(-1));
   $("forward").addEventListener("click", () => step(1));
   $("in").addEventListener("click", () => magnify(1));
@@ -384,7 +376,7 @@
     try {
       localStorage.setItem("eb-theme", theme);
     } catch {
-      // storage is forbidden: it holds for this page
+      // storage is blocked, so the choice lasts only for this page
     }
     repaint();
   });
@@ -412,13 +404,11 @@
     }
   });
 
-  // ---- replay
-
-  async function replay(file) {
+    async function replay(file) {
     const runs = EB.parseRuns(await file.text());
     if (!runs.length) {
       $("banner").hidden = false;
-      EB.put("banner", `${file.name} holds no record of a step. Drop an iterations.jsonl, a record on each line.`);
+      EB.put("banner", `${file.name} contains no step records. Drop an iterations.jsonl file.`);
       return;
     }
     const choice = $("replay-run");
@@ -456,7 +446,7 @@
 
   showFacts();
   requestAnimationFrame(frame);
-  // For tests, and for whoever looks at the page in a debugger.
+  // For tests and debugging.
   EB.page = {
     get model() { return model; }, live, feed, frames, picture, show,
     get cursor() { return cursor; }, get index() { return shownIndex(); },

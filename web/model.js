@@ -1,5 +1,5 @@
-// Records of steps in, cells and counts out. It draws nothing, asks no network and reads no clock, so that it is
-// the same in the live page, in a report, and in node, where a test holds its cells against the records.
+// Turns step records into cells and counts. It draws nothing and uses no network or clock, so that it is the same on the
+// live page, in a report, and in Node, where a test compares its cells with the records.
 "use strict";
 (function (root) {
   const KIND = { IDLE: 0, PREFILL: 1, DECODE: 2, HELD: 3, PAUSED: 4 };
@@ -8,7 +8,7 @@
   const PHASE = { prefill: KIND.PREFILL, decode: KIND.DECODE, held: KIND.HELD, idle: KIND.PAUSED };
   const JOINED = 8, HIT = 16, LEFT = 32;
   const HUES = 8;
-  // What client.compare writes before a record. The record has a policy too, so that JSON.parse would lose this one.
+  // The prefix that client.compare writes before a record. JSON.parse would lose its policy, since the record has one too.
   const TEXT = String.raw`"(?:[^"\\]|\\.)*"`;
   const LABELS = new RegExp(`^\\{"policy": (${TEXT}), "load": (${TEXT}), "repeat": (\\d+), `);
 
@@ -26,7 +26,7 @@
       this.steps = STEPS.map((name) => record.slot_steps[name] || 0);
       this.bits = new Uint8Array(slots); // the kind, and the flags above it
       this.parts = null; // shares of the rows that are padding, of 255, where there is any
-      this.who = new Int32Array(slots); // the request's number, 0: nobody
+      this.who = new Int32Array(slots); // the request's number; 0 is an empty slot
       this.done = new Uint16Array(slots);
       this.tokens = 0; // computed
       this.output = 0; // tokens of answers
@@ -83,7 +83,7 @@
       return request;
     }
 
-    // Somebody waits from now on.
+    // A request entered the queue.
     arrival(event) {
       const request = this.request(event.id);
       request.arrived = event.t;
@@ -94,7 +94,7 @@
       this.version++;
     }
 
-    // Somebody went without a step: cancelled, timed out.
+    // A request left outside a step: it was cancelled or timed out.
     departure(event) {
       const request = this.request(event.id);
       request.left = event.t;
@@ -107,7 +107,7 @@
       this.lastGap = true;
     }
 
-    // The hue that the fewest of those who run have, so that neighbours differ.
+    // Choose the hue that the fewest running requests have, so that neighbors differ.
     pickHue(request, members) {
       const used = new Array(HUES).fill(0);
       for (const member of members) {
@@ -168,12 +168,12 @@
       if (this.columns.length > this.keep + 256) this.forget();
     }
 
-    // How many steps to keep: fewer of many slots.
+    // The number of steps to keep: fewer when there are many slots.
     get keep() {
       return Math.max(this.least, Math.min(6000, Math.floor(150000 / Math.max(1, this.slots))));
     }
 
-    // Note the tokens that a request has got: they come with the last step of its prompt, and with each decode.
+    // Record a request's new tokens: one with the last step of its prompt, then those of each decode.
     advance(request, member, kind, column) {
       column.tokens += member.tokens;
       if (kind === KIND.DECODE) {
@@ -195,7 +195,7 @@
       }
     }
 
-    // That a prompt was done is seen when the first decode follows it, or when the request leaves.
+    // A prompt is known to be finished when the first decode follows it, or when the request leaves.
     firstToken(request, column) {
       request.phase = KIND.DECODE;
       request.first = request.last = request.prefilled;
@@ -215,7 +215,7 @@
       }
     }
 
-    // Let go of the oldest steps, and of the requests that only they showed.
+    // Drop the oldest steps, and the requests that only they showed.
     forget() {
       this.dropped += this.columns.length - this.keep;
       this.columns.splice(0, this.columns.length - this.keep);
@@ -228,7 +228,7 @@
       }
     }
 
-    // The place of the step with number n, or of the last one before it.
+    // The index of the step with number n, or of the last one before it.
     indexOf(n) {
       let low = 0, high = this.columns.length - 1;
       while (low < high) {
@@ -239,7 +239,7 @@
       return high < 0 ? -1 : low;
     }
 
-    // The place of the last step that had begun at time t.
+    // The index of the last step that had begun at time t.
     indexAt(t) {
       let low = 0, high = this.columns.length - 1;
       while (low < high) {
@@ -250,7 +250,7 @@
       return high < 0 ? -1 : low;
     }
 
-    // How many cells there are of each kind, and the slot-steps of the five, over columns from..to.
+    // Count the cells of each kind and the slot-steps of the five kinds over columns from..to.
     count(from = 0, to = this.columns.length) {
       const cells = { idle: 0, prefill: 0, decode: 0, held: 0, paused: 0, hits: 0, joined: 0, left: 0 };
       const steps = { useful: 0, padding: 0, held: 0, idle: 0, recomputed: 0 };
@@ -267,8 +267,8 @@
       return { cells, steps };
     }
 
-    // What the tiles say at the end of the step at `index`, over the `seconds` before it. Live, `at` is the time now:
-    // while nothing is computed, rates fall and nobody runs.
+    // The values of the tiles at the end of the step at `index`, over the `seconds` before it. Live, `at` is the current
+    // time: while nothing is computed, rates fall and nothing runs.
     tiles(index, seconds = 10, at = null) {
       const now = this.columns[index];
       if (!now) return null;
@@ -311,7 +311,7 @@
       };
     }
 
-    // How many sit in slots in a step, or have stayed there after it.
+    // The number of requests in slots during a step, or still there after it.
     running(column, after = false) {
       let running = 0;
       for (let slot = 0; slot < column.slots; slot++) {
@@ -322,8 +322,8 @@
       return running;
     }
 
-    // Who runs, waits and has left when the step at `index` ends; `beyond` takes in arrivals after it, too.
-    people(index, { most = 60, live = false } = {}) {
+    // The requests that run, wait and have left when the step at `index` ends; `live` includes later arrivals.
+    requestsAt(index, { most = 60, live = false } = {}) {
       const now = this.columns[index];
       const running = [], waiting = [], left = [];
       const seen = new Set();
@@ -348,11 +348,11 @@
       }
       left.sort((a, b) => b.request.left - a.request.left);
       waiting.sort((a, b) => a.request.arrived - b.request.arrived);
-      return { running, waiting: waiting.slice(0, most), left: left.slice(0, most), waits: waiting.length };
+      return { running, waiting: waiting.slice(0, most), left: left.slice(0, most), waitingCount: waiting.length };
     }
   }
 
-  // Linear interpolation, as NumPy has it; null of nothing.
+  // Linear interpolation, as in NumPy; null for no values.
   function percentile(values, q) {
     if (!values.length) return null;
     const ordered = Float64Array.from(values).sort();
@@ -362,9 +362,9 @@
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low);
   }
 
-  // The recorded runs in a file: a line for each record, arrival or departure, as /events or a trace file has them.
-  // A file of several runs names policy, load and repeat in its lines; else a run ends where the numbers begin again.
-  // Only runs of one `load` have had the same requests; it is empty where the file names none.
+  // The recorded runs in a file with one record, arrival or departure per line, as in /events or a trace file. In a file of
+  // several runs each line names policy, load and repeat; otherwise a new run starts where the step numbers restart.
+  // Only runs with the same `load` had the same requests; it is empty if the file names none.
   function parseRuns(text) {
     const runs = new Map();
     let state = null, label = "", part = 0, before = -1, waiting = { arrivals: [], departures: [] };

@@ -1,19 +1,20 @@
-// What pages share: the tiles, the waste bar, the table of requests and the story of one of them, files that are dropped. Text of users is set as text only.
+// What the pages share: tiles, the waste bar, the table of requests, the details of one request, and dropped files.
+// Users' text is only ever set as text, never as HTML.
 "use strict";
 (function (root) {
   const EB = (root.EB = root.EB || {});
   const $ = (id) => document.getElementById(id);
   const REASONS = {
-    slots_full: "every slot was taken",
-    token_budget: "the step's token budget was spent on others",
+    slots_full: "all slots were taken",
+    token_budget: "other requests used up the step's token budget",
     kv_full: "no KV pages were free",
-    policy_order: "the policy let it wait: for its turn, or for the batch to end",
-    window: "the policy waited for more company",
+    policy_order: "the policy made it wait: for its turn, or for the batch to end",
+    window: "the policy waited for more requests",
   };
   const WASTE = ["useful", "padding", "held", "idle", "recomputed"];
   const STATES = { prefill: "▮ prefill", decode: "▶ decode", held: "▨ held", paused: "‖ paused", waiting: "… waiting" };
 
-  // Seconds in three digits and a unit.
+  // Format seconds with three digits and a unit.
   function seconds(value) {
     if (value === null || value === undefined || !Number.isFinite(value)) return "–";
     if (value >= 100) return `${value.toFixed(0)} s`;
@@ -24,10 +25,10 @@
   }
 
   function element(tag, name, text) {
-    const made = document.createElement(tag);
-    if (name) made.className = name;
-    if (text !== undefined) made.textContent = text;
-    return made;
+    const node = document.createElement(tag);
+    if (name) node.className = name;
+    if (text !== undefined) node.textContent = text;
+    return node;
   }
 
   function put(id, text) {
@@ -35,7 +36,7 @@
     if (at.textContent !== text) at.textContent = text;
   }
 
-  // A stacked bar of the five kinds, and its legend; `waste` has shares that sum to 1.
+  // A stacked bar of the five kinds with its legend; the shares in `waste` sum to 1.
   class WasteBar {
     constructor(bar, legend) {
       this.bar = bar;
@@ -59,12 +60,12 @@
         if (this.texts[name]) put(this.texts[name], waste ? `${shares[name]} %` : "–");
         words.push(`${name} ${waste ? shares[name] : 0} %`);
       }
-      const label = waste ? `Slot-steps: ${words.join(", ")}` : "Nothing was computed lately";
+      const label = waste ? `Slot-steps: ${words.join(", ")}` : "No recent steps";
       if (this.bar.getAttribute("aria-label") !== label) this.bar.setAttribute("aria-label", label);
     }
   }
 
-  // Whole per cents that sum to 100: the largest remainders are rounded up.
+  // Integer percentages that sum to 100: the largest remainders are rounded up.
   function rounded(waste) {
     if (!waste) return {};
     const exact = WASTE.map((name) => waste[name] * 100);
@@ -80,9 +81,9 @@
     const slots = tiles?.slots ?? facts.slots;
     put("t-slots", slots ? `of ${slots} slots` : "");
     put("t-waiting", String(waiting));
-    put("t-waiting-sub", facts.maxQueue ? `of ${facts.maxQueue} places` : "in the queue");
+    put("t-waiting-sub", facts.maxQueue ? `limit ${facts.maxQueue.toLocaleString("en")}` : "in the queue");
     put("t-tokens", tiles ? figure(tiles.tokensPerSecond) : "0");
-    put("t-step", tiles && tiles.stepSeconds ? `${seconds(tiles.stepSeconds)} a step` : "nothing to do");
+    put("t-step", tiles && tiles.stepSeconds ? `${seconds(tiles.stepSeconds)} per step` : "idle");
     put("t-fill", tiles && tiles.steps ? `${Math.round(tiles.fill * 100)} %` : "–");
     put("t-ttft", seconds(tiles?.ttft50));
     put("t-ttft99", tiles?.ttft99 != null ? `p99 ${seconds(tiles.ttft99)}` : "to the first token");
@@ -90,7 +91,7 @@
     put("t-itl99", tiles?.itl99 != null ? `p99 ${seconds(tiles.itl99)}` : "between tokens");
     put("waste-span", tiles && tiles.steps ? `last ${tiles.steps.toLocaleString("en")} steps` : "");
     const total = tiles ? tiles.pages.total : facts.pages || 0;
-    const used = tiles?.running ? tiles.pages.used : 0; // the last step was recorded before its pages were free
+    const used = tiles?.running ? tiles.pages.used : 0; // the last step was recorded before its pages were freed
     put("t-pages", total ? `${used.toLocaleString("en")} of ${total.toLocaleString("en")}` : "none");
     $("pages").style.transform = `scaleX(${total ? used / total : 0})`;
   }
@@ -98,7 +99,7 @@
   const FAR_OFF = 0.25;
   const FIGURES = [["latency-p50", "p50"], ["latency-p99", "p99"], ["latency-per-token", "per token"]];
 
-  // What another policy would have made of the same requests, beside what the served one did, real and simulated.
+  // Show how another policy would have served the same requests, next to the active policy, measured and simulated.
   function showShadow(report) {
     $("shadow").hidden = !report;
     if (!report) return;
@@ -107,7 +108,7 @@
     put("shadow-other", report.policy);
     $("shadow-table").hidden = !ready;
     put("shadow-span", ready ? `last ${report.requests.toLocaleString("en")} requests` : "");
-    put("shadow-says", ready ? verdict(report) : report.reason || "The simulation begins when ten requests are done.");
+    put("shadow-says", ready ? verdict(report) : report.reason || "The simulation starts after ten finished requests.");
     put("shadow-basis", ready ? basis(report) : "");
     if (!ready) return;
     $("shadow-rows").replaceChildren(...FIGURES.map(([name, text]) => {
@@ -120,19 +121,19 @@
   }
 
   function verdict({ policy, served, real, "served-simulated": simulated, ...other }) {
-    const [would, was, says] = [other, real, simulated].map((of) => seconds(of["latency-p99"]));
+    const [would, measured, predicted] = [other, real, simulated].map((of) => seconds(of["latency-p99"]));
     if (Math.abs(other.error["latency-p99"]) > FAR_OFF) {
-      return `The simulator says p99 ${would} with ${policy} and ${says} with ${served}; that was ${was}, so compare `
-        + "the two simulated only.";
+      return `Simulated p99: ${would} with ${policy}, ${predicted} with ${served}. Measured with ${served}: ${measured}. `
+        + "The simulator is far off, so compare only the two simulated values.";
     }
-    return `With ${policy} the p99 would have been ${would}; with ${served} it was ${was} (the simulator says ${says}).`;
+    return `Estimated p99 with ${policy}: ${would}. Measured with ${served}: ${measured} (simulated: ${predicted}).`;
   }
 
   function basis({ cost, error, extrapolates, from_idle }) {
     const off = Math.round(100 * Math.abs(error["latency-p99"]));
-    const words = [`The simulator is ${off} % off for what is served; its costs are from ${cost.from}`];
-    if (extrapolates) words.push("it needs steps larger than any seen here, so take it as a guess");
-    if (!from_idle) words.push("the server was busy when these requests began, the simulated one was not");
+    const words = [`The simulator is ${off} % off for the active policy; its costs come from ${cost.from}`];
+    if (extrapolates) words.push("the estimate needs larger steps than any measured here, so it is a guess");
+    if (!from_idle) words.push("the server was busy when these requests began, the simulation starts idle");
     return `${words.join("; ")}.`;
   }
 
@@ -140,7 +141,7 @@
     return value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(value ? 1 : 0);
   }
 
-  // The table: rows keep their element while the request is shown, so that the focus stays where it is.
+  // The table of requests. A row keeps its element while its request is shown, so that keyboard focus stays.
   class Requests {
     constructor(body, choose) {
       this.body = body;
@@ -148,8 +149,8 @@
       this.rows = new Map();
     }
 
-    show(people, at, chosen) {
-      const listed = [...people.running, ...people.waiting.slice(0, 30), ...people.left.slice(0, 30)];
+    show({ running, waiting, left, waitingCount }, at, chosen) {
+      const listed = [...running, ...waiting.slice(0, 30), ...left.slice(0, 30)];
       const kept = new Set();
       let place = this.body.firstElementChild;
       for (const entry of listed) {
@@ -166,8 +167,8 @@
         row.element.remove();
         this.rows.delete(number);
       }
-      const more = people.waits - Math.min(people.waits, 30);
-      put("rows-more", more ? `and ${more} more that wait` : listed.length ? "" : "None yet.");
+      const more = waitingCount - Math.min(waitingCount, 30);
+      put("rows-more", more ? `and ${more} more waiting` : listed.length ? "" : "None yet.");
     }
 
     make(request) {
@@ -212,8 +213,8 @@
     return id.length > 12 ? `${id.slice(0, 8)}…` : id;
   }
 
-  // The story of one request: what the server tells of it, or in a replay what the records do.
-  function showDetail(box, request, told, problem, close, at) {
+  // Show the details of one request: the server's record of it or, in a replay, what the step records contain.
+  function showDetail(box, request, record, problem, close, at) {
     box.hidden = !request;
     box.replaceChildren();
     if (!request) return;
@@ -224,10 +225,10 @@
     shut.addEventListener("click", close);
     box.append(title, shut);
     if (request.text) box.append(element("p", "", `“${request.text}”`));
-    const choice = told?.choices?.[0] ?? told;
+    const choice = record?.choices?.[0] ?? record;
     let parts = choice ? partsOf(choice) : partsOfRecords(request);
     if (!parts.length && request.arrived !== null && at > request.arrived) {
-      parts = [["waited", "waiting so far:", at - request.arrived]];
+      parts = [["waited", "waiting so far", at - request.arrived]];
     }
     box.append(timeline(parts));
     box.append(element("p", "", sentence(request, choice)));
@@ -236,7 +237,7 @@
     if (waits.length) {
       const table = element("table");
       const head = table.appendChild(element("tr"));
-      for (const text of ["waited because", "iterations", "time"]) head.append(element("th", "", text));
+      for (const text of ["waiting reason", "iterations", "time"]) head.append(element("th", "", text));
       for (const { reason, iterations, seconds: time } of waits) {
         const row = table.appendChild(element("tr"));
         row.append(
@@ -249,9 +250,9 @@
     }
   }
 
-  function partsOf(told) {
-    const parts = (told.waited || []).map((w) => ["waited", w.reason, w.seconds]);
-    const { arrived_at: came, scheduled_at: began, first_token_at: first, finished_at: end } = told;
+  function partsOf(record) {
+    const parts = (record.waited || []).map((w) => ["waited", w.reason, w.seconds]);
+    const { arrived_at: came, scheduled_at: began, first_token_at: first, finished_at: end } = record;
     if (!parts.length && came && began && began - came > 1e-4) parts.push(["waited", "waited", began - came]);
     if (began && (first || end)) parts.push(["prefill", "prefill", (first || end) - began]);
     if (first && end) parts.push(["decode", "decode", end - first]);
@@ -280,19 +281,19 @@
     return bar;
   }
 
-  function sentence(request, told) {
-    if (!told) return request.joinedAt ? `Joined at iteration ${request.joinedAt}.` : "It waits in the queue.";
-    const words = [`${told.prompt_tokens} tokens of prompt, ${told.output_tokens} of answer`];
-    if (told.cached_tokens) words.push(`${told.cached_tokens} of the prompt lay in the cache`);
-    if (told.iterations) {
-      words.push(`iterations ${told.iterations[0]} to ${told.iterations[1]}`);
-      words.push(`in batches of ${told.batch.mean.toFixed(1)} on average, ${told.batch.max} at most`);
+  function sentence(request, record) {
+    if (!record) return request.joinedAt ? `Joined at iteration ${request.joinedAt}.` : "Waiting in the queue.";
+    const words = [`${record.prompt_tokens} prompt tokens, ${record.output_tokens} output tokens`];
+    if (record.cached_tokens) words.push(`${record.cached_tokens} prompt tokens cached`);
+    if (record.iterations) {
+      words.push(`iterations ${record.iterations[0]} to ${record.iterations[1]}`);
+      words.push(`batch size ${record.batch.mean.toFixed(1)} on average, ${record.batch.max} at most`);
     }
-    words.push(told.state === "finished" ? `finished: ${told.finish_reason}` : told.state);
+    words.push(record.state === "finished" ? `finished: ${record.finish_reason}` : record.state);
     return `${words.join("; ")}.`;
   }
 
-  // What a cell is, in words.
+  // Describe a cell in words.
   function describe(model, hit) {
     const column = model.columns[hit.index];
     const rows = column.slots - Math.round(column.steps[3]);
@@ -305,13 +306,13 @@
     const words = [`slot ${hit.slot}: #${column.who[hit.slot]} ${kind}`];
     if (request) words.push(`${column.done[hit.slot]} of ${request.total} tokens computed`);
     if (column.part(hit.slot)) words.push(`${Math.round(column.part(hit.slot) * 100)} % of the row is padding`);
-    if (column.has(hit.slot, EB.HIT) && request) words.push(`${request.hit} tokens found in the cache`);
+    if (column.has(hit.slot, EB.HIT) && request) words.push(`${request.hit} tokens from the prefix cache`);
     if (column.has(hit.slot, EB.JOINED)) words.push("joins");
     if (column.has(hit.slot, EB.LEFT)) words.push("leaves");
     return `${words.join(", ")} · ${step}`;
   }
 
-  // Calls `open` with the files that are dropped anywhere on the page; #drop shows that they may be.
+  // Call `open` with files dropped anywhere on the page; #drop shows while files are dragged over it.
   function onDrop(open) {
     const shown = (event, is) => {
       event.preventDefault();

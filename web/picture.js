@@ -1,5 +1,5 @@
-// Draws a model: a row is a slot, a column a step or a slice of time, a colour a request; beneath it the queue. What
-// a cell is shows in its shape, too, so that nobody needs to tell colours apart.
+// Draws a model: a row is a slot, a column a step or a slice of time, a color a request; the queue is below. A cell's
+// kind also shows in its shape, so that the picture does not depend on color.
 "use strict";
 (function (root) {
   const EB = (root.EB = root.EB || {});
@@ -25,7 +25,7 @@
       this.restyle();
     }
 
-    // Read the colours of the page again: it may have turned dark.
+    // Read the page's colors again: the theme may have changed.
     restyle() {
       const style = getComputedStyle(this.canvas);
       const value = (name, fallback) => style.getPropertyValue(name).trim() || fallback;
@@ -89,7 +89,7 @@
       });
     }
 
-    // How many rows to show: those that are used and a few more, growing only.
+    // The number of rows to show: those in use and a few more; it only grows.
     fitRows(model, from, to) {
       let used = 0;
       for (let i = Math.max(0, from); i <= to; i++) {
@@ -125,7 +125,7 @@
       this.bottom = TOP + tall * this.rows;
     }
 
-    // Where the columns are: view = {index, zoom (pixels a step), time (pixels a second, 0: by steps), at, selected}
+    // Position the columns. view = {index, zoom (pixels per step), time (pixels per second, 0: by steps), at, selected}
     place(model, view) {
       const right = this.width - RIGHT;
       const left = GUTTER;
@@ -144,7 +144,7 @@
       } else {
         const zoom = view.zoom;
         const count = Math.floor((right - left) / zoom);
-        // Until the picture is full it grows from the left, as one writes.
+        // Until the picture is full it grows from the left.
         const base = index + 1 >= count ? right - (index + 1) * zoom : left;
         this.from = Math.max(0, index - count + 1);
         this.x0 = (i) => base + i * zoom;
@@ -208,7 +208,7 @@
       }
     }
 
-    // A row in runs of equal cells: a decode of 40 steps is one rectangle.
+    // Draw a row as runs of equal cells: a decode of 40 steps is one rectangle.
     drawRow(model, slot, view) {
       const { columns } = model;
       let start = -1;
@@ -227,7 +227,7 @@
     continues(columns, start, i, slot, kind) {
       const a = columns[start], b = columns[i];
       if (kind === KIND.IDLE || kind !== a.kind(slot) || b.who[slot] !== a.who[slot]) return false;
-      // Between two steps it sits there, too: time that the engine spends on other things is no gap.
+      // A request also stays in its slot between steps, so the engine's overhead is not drawn as a gap.
       return b.part(slot) === a.part(slot) && !b.has(slot, JOINED);
     }
 
@@ -281,7 +281,7 @@
       context.globalAlpha = 1;
     }
 
-    // A diamond: a part of the prompt lay in the cache.
+    // A diamond: a part of the prompt came from the prefix cache.
     drawHit(x, y, size) {
       const { context } = this;
       context.beginPath();
@@ -322,7 +322,7 @@
         const { queue } = model.columns[i];
         const x0 = this.x0(i), next = i < this.to && model.columns[i + 1].queue > 0;
         const x1 = next ? this.x0(i + 1) : this.x1(i);
-        if (x1 - x < 0.7 && queue <= tallest) continue; // thinned: columns finer than a pixel
+        if (x1 - x < 0.7 && queue <= tallest) continue; // skip columns narrower than a pixel
         tallest = queue;
         x = x1;
         const height = (queue / most) * (QUEUE - 3);
@@ -344,7 +344,7 @@
       }
     }
 
-    // Where another policy began to decide, and which.
+    // Mark where the policy changed, and to which.
     drawSwitches(model) {
       const { context } = this;
       for (let i = Math.max(this.from, 1); i <= this.to; i++) {
@@ -428,7 +428,7 @@
       }
     }
 
-    // The cell under a point of the canvas, null where there is none.
+    // The cell under a point of the canvas, or null.
     hit(x, y) {
       const { model } = this;
       if (!model || !model.columns.length || x < this.left || x > this.right) return null;
@@ -444,7 +444,7 @@
     }
   }
 
-  // The next of 1, 2, 5, 10, 20 ... that is not below.
+  // The smallest of 1, 2, 5, 10, 20, ... that is not below the value.
   function nice(value, fractions = false) {
     const least = Math.max(value, fractions ? 0.01 : 1);
     const power = 10 ** Math.floor(Math.log10(least));

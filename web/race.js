@@ -1,14 +1,14 @@
-// Runs side by side, in step: each lane has a model of its own, and one clock says how far all of them are shown.
-// A lane is a recording, or a live server of this machine; live ones scroll.
+// Runs side by side on one clock; each lane has its own model. A lane shows a recording or a live server on this
+// machine; live lanes scroll.
 "use strict";
 (function () {
   const EB = globalThis.EB;
   const $ = (id) => document.getElementById(id);
   const WINDOW = 8; // seconds of a live lane
-  const SHOWN_FOR = 14; // seconds that a race of recordings lasts, about
+  const SHOWN_FOR = 14; // approximate seconds that a race of recordings lasts
   const DEMO = ["web/demo/static.jsonl", "web/demo/dynamic.jsonl"];
 
-  let races = new Map(); // what makes lanes, by the load that the runs were under
+  let races = new Map(); // functions that create lanes, by load
   let lanes = [];
   let clock = 0, length = 1, speed = 1, playing = true, dirty = true;
 
@@ -40,7 +40,7 @@
       box.setAttribute("aria-label", `${this.badge.textContent}: ${name}`);
     }
 
-    // Sums up to each step, so that any moment can be shown at once.
+    // Running totals up to each step, so that any moment can be shown immediately.
     prepare() {
       const { columns } = this.model;
       const steps = [0, 0, 0, 0, 0];
@@ -56,7 +56,7 @@
         .filter((request) => request.left !== null && request.arrived !== null)
         .map((request) => [request.left, request.left - request.arrived])
         .sort((a, b) => a[0] - b[0]);
-      this.latency.hidden = !this.ends.length && !this.live; // a recording may not tell when they came
+      this.latency.hidden = !this.ends.length && !this.live; // a recording may lack arrival times
       this.seconds = columns.length ? this.model.last.end - this.origin : 0;
       EB.put(this.badge, this.model.last?.policy ?? "…");
     }
@@ -70,40 +70,40 @@
       } else {
         this.picture.draw(this.model, { index, time: this.scale(span), at: this.origin + span, origin: this.origin });
       }
-      this.tell(index, now);
+      this.showFigures(index, now);
     }
 
     scale(span) {
       return (Math.max(200, this.canvas.clientWidth) - 52) / span;
     }
 
-    tell(index, now) {
+    showFigures(index, now) {
       const sum = this.sums[index];
       if (!sum) return;
       const at = this.origin + now;
       const gone = this.ends.filter(([end]) => end <= at);
-      const over = now >= this.seconds;
+      const ended = now >= this.seconds;
       EB.put(this.texts.answered, `${sum.finished} of ${this.total}`);
       EB.put(this.texts["tokens/s"], EB.figure(sum.output / Math.max(Math.min(now, this.seconds), 1e-6)));
       EB.put(this.texts["mean latency"], gone.length ? EB.seconds(gone.reduce((all, [, took]) => all + took, 0) / gone.length) : "–");
-      EB.put(this.texts.waiting, String(over ? 0 : this.model.columns[index].queue));
+      EB.put(this.texts.waiting, String(ended ? 0 : this.model.columns[index].queue));
       const all = sum.steps.reduce((a, b) => a + b, 0) || 1;
       const waste = Object.fromEntries(EB.STEPS.map((name, k) => [name, sum.steps[k] / all]));
       EB.put(this.texts.useful, `${EB.rounded(waste).useful} %`);
       this.waste.show(waste);
-      EB.put(this.end, !over ? "" : this.cut ? "the recording is cut here" : `✓ done in ${EB.seconds(this.seconds)}`);
+      EB.put(this.end, !ended ? "" : this.cut ? "the recording ends here" : `✓ finished in ${EB.seconds(this.seconds)}`);
       const label = `${this.badge.textContent}: ${sum.finished} of ${this.total} answered after ${EB.seconds(Math.min(now, this.seconds))}`;
       if (this.canvas.getAttribute("aria-label") !== label) this.canvas.setAttribute("aria-label", label);
     }
   }
 
-  // Show the runs of the first load, and let the others be chosen; a run makes its lane when it is shown.
-  function show(found) {
+  // Show the runs of the first load and offer the others; a run creates its lane when it is shown.
+  function show(runs) {
     races = new Map();
-    for (const [load, make] of found) races.set(load, [...(races.get(load) ?? []), make]);
+    for (const [load, make] of runs) races.set(load, [...(races.get(load) ?? []), make]);
     for (const control of document.querySelectorAll(".recorded")) control.hidden = false;
     $("loads").hidden = races.size < 2;
-    $("load").replaceChildren(...[...races.keys()].map((load) => new Option(load || "not named", load)));
+    $("load").replaceChildren(...[...races.keys()].map((load) => new Option(load || "unnamed", load)));
     begin(races.keys().next().value);
   }
 
@@ -125,29 +125,30 @@
     play(true);
   }
 
-  // What the lanes have in common, as far as the records tell, and who was faster.
+  // Say what the lanes have in common, as far as the records show, and which was faster.
   function lead() {
     if (lanes.length < 2) return "";
     const { cut } = lanes[0];
     if (cut) return `The first ${EB.seconds(cut)} of each run.`;
     const requests = lanes.map((lane) => [...lane.model.requests.values()]);
-    const agree = (tell) => new Set(requests.map((all) => all.map(tell).sort().join())).size === 1;
+    const agree = (value) => new Set(requests.map((all) => all.map(value).sort().join())).size === 1;
     if (!agree(({ total }) => total)) {
       const counts = lanes.map((lane) => `${lane.total} in ${lane.badge.textContent}`).join(", ");
-      return `These are not the same requests: ${counts}, and their lengths differ. Do not compare the times.`;
+      return `The lanes served different requests (${counts}), so their times cannot be compared.`;
     }
-    const same = agree(({ id, total }) => `${id} ${total}`) ? ", the same" : " of the same lengths";
+    const same = agree(({ id, total }) => `${id} ${total}`);
     const held = lanes.some((lane) => lane.sums[lane.sums.length - 1].steps[EB.STEPS.indexOf("held")] > 0);
     const ordered = [...lanes].sort((a, b) => b.seconds - a.seconds);
     const [slow, fast] = [ordered[0], ordered[ordered.length - 1]];
-    return `${lanes[0].total} requests${same} in each lane. `
-      + (held ? "Hatched slots are done and wait for the longest of their batch. " : "")
-      + `${slow.badge.textContent} needs ${EB.seconds(slow.seconds)}, ${fast.badge.textContent} ${EB.seconds(fast.seconds)}.`;
+    const { total } = lanes[0];
+    return (same ? `Each lane serves the same ${total} requests. ` : `Each lane serves ${total} requests of the same lengths. `)
+      + (held ? "Hatched slots are finished and wait for the longest request of their batch. " : "")
+      + `${slow.badge.textContent} took ${EB.seconds(slow.seconds)}, ${fast.badge.textContent} ${EB.seconds(fast.seconds)}.`;
   }
 
   function runsOf(file, text) {
     const runs = EB.parseRuns(text);
-    if (!runs.length) throw new Error(`${file} holds no record of a step. Choose an iterations.jsonl`);
+    if (!runs.length) throw new Error(`${file} contains no step records. Choose an iterations.jsonl file`);
     return runs.map((run) => {
       const first = Math.min(run.records[0].t, ...run.arrivals.map((arrival) => arrival.t));
       const name = run.name || file.replace(/\.[a-z]+$/, "");
@@ -185,27 +186,27 @@
       if (urls.some((url) => !/\.(jsonl|json|txt)$/.test(url))) {
         for (const lane of lanes) lane.box.remove();
         lanes = urls.map(laneOfServer);
-        for (const control of document.querySelectorAll(".recorded")) control.hidden = true; // time goes by itself
+        for (const control of document.querySelectorAll(".recorded")) control.hidden = true; // live lanes cannot be paused or moved
         EB.put("lead", "Live servers, side by side. Send them the same load.");
         return;
       }
       const texts = await Promise.all(urls.map(async (url) => {
         const answer = await fetch(url);
-        if (!answer.ok) throw new Error(`${url} cannot be read: ${answer.status}`);
+        if (!answer.ok) throw new Error(`cannot read ${url}: HTTP ${answer.status}`);
         return answer.text();
       }));
       race(urls.map((url) => url.split("/").pop()), texts);
     } catch (error) {
-      complain(error);
+      showError(error);
     }
   }
 
-  // The runs that a report holds within itself, packed.
+  // Show the compressed runs that a report contains.
   async function openRecorded(text) {
     const packed = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
     const plain = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-    const told = await new Response(plain).json();
-    show(told.flatMap(({ load, cut, runs }) => Object.entries(runs).map(([name, records]) => [load, () => {
+    const loads = await new Response(plain).json();
+    show(loads.flatMap(({ load, cut, runs }) => Object.entries(runs).map(([name, records]) => [load, () => {
       const lane = new Lane(name, EB.modelOf({ records, arrivals: [], departures: [] }), records[0].t);
       lane.cut = cut;
       return lane;
@@ -220,11 +221,11 @@
       $("banner").hidden = true;
       race([...files].map((file) => file.name), texts);
     } catch (error) {
-      complain(error);
+      showError(error);
     }
   }
 
-  function complain(error) {
+  function showError(error) {
     $("banner").hidden = false;
     EB.put("banner", `${error.message}.`);
   }
@@ -233,7 +234,7 @@
     if (on && clock >= length) clock = 0;
     playing = on;
     dirty = true;
-    EB.put("pause", on ? "Pause" : "Go on");
+    EB.put("pause", on ? "Pause" : "Resume");
   }
 
   let before = performance.now(), drawn = "";
@@ -261,15 +262,15 @@
 
   function drawLive(now) {
     for (const lane of lanes) {
-      EB.put(lane.end, lane.problem || (lane.model.columns.length ? "" : "no request yet"));
+      EB.put(lane.end, lane.problem || (lane.model.columns.length ? "" : "no requests yet"));
       if (!lane.model.columns.length) continue;
       const at = now / 1000 + lane.offset;
       lane.origin = lane.model.columns[0].t;
       lane.picture.draw(lane.model, {
         index: lane.model.columns.length - 1, time: lane.scale(WINDOW), at, origin: lane.origin,
       });
-      if (now - (lane.told ?? 0) < 300) continue;
-      lane.told = now;
+      if (now - (lane.refreshed ?? 0) < 300) continue;
+      lane.refreshed = now;
       const tiles = lane.model.tiles(lane.model.columns.length - 1, 10, at);
       EB.put(lane.texts["tokens/s"], EB.figure(tiles.tokensPerSecond));
       EB.put(lane.texts.waiting, String(tiles.waiting));

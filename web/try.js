@@ -1,10 +1,10 @@
-// The prompt box, and the buttons that fire a load.
+// The prompt box, and the buttons that send a load.
 "use strict";
 (function (root) {
   const EB = (root.EB = root.EB || {});
   const $ = (id) => document.getElementById(id);
 
-  // headers(more): the headers of a request, with the key; sent(id): a request of this page goes out
+  // headers(more) returns a request's headers with the API key; sent(id) is called when this page sends a request.
   function setUp({ headers, sent }) {
     const answer = $("answer");
     answer.classList.add("none");
@@ -38,8 +38,8 @@
           answer.scrollTop = answer.scrollHeight;
         }
       } catch (error) {
-        const why = control.signal.aborted ? "stopped" : error.message;
-        answer.append(`\n[${why}]`);
+        const reason = control.signal.aborted ? "stopped" : error.message;
+        answer.append(`\n[${reason}]`);
       } finally {
         $("send").disabled = false;
         $("cancel").disabled = true;
@@ -48,20 +48,20 @@
 
     $("load-form").addEventListener("submit", (event) => {
       event.preventDefault();
-      fire(Number($("load-rate").value));
+      sendLoad(Number($("load-rate").value));
     });
-    $("burst").addEventListener("click", () => fire(0));
+    $("burst").addEventListener("click", () => sendLoad(0));
     $("first-burst").addEventListener("click", () => {
       $("load-count").value = "40";
-      fire(0);
+      sendLoad(0);
     });
     $("load-stop").addEventListener("click", () => fetch("load", { method: "DELETE", headers: headers({}) }));
 
     let watching = null;
 
-    async function fire(rate) {
+    async function sendLoad(rate) {
       const number = (id, fallback) => Number($(id).value) || fallback;
-      const wanted = {
+      const load = {
         count: number("load-count", 200), rate, min_tokens: number("load-min", 8),
         max_tokens: number("load-max", 80), seed: Math.trunc(number("load-seed", 0)),
       };
@@ -69,10 +69,10 @@
         const reply = await fetch("load", {
           method: "POST",
           headers: headers({ "Content-Type": "application/json" }),
-          body: JSON.stringify(wanted),
+          body: JSON.stringify(load),
         });
         if (!reply.ok) throw await EB.refusal(reply);
-        tell(await reply.json());
+        showLoad(await reply.json());
         clearInterval(watching);
         watching = setInterval(watch, 500);
       } catch (error) {
@@ -83,14 +83,14 @@
     async function watch() {
       try {
         const reply = await fetch("load", { headers: headers({}) });
-        if (reply.ok) tell(await reply.json());
+        if (reply.ok) showLoad(await reply.json());
       } catch {
-        clearInterval(watching); // the banner says that the server is gone
+        clearInterval(watching); // the banner reports that the server is gone
       }
     }
 
-    function tell(load) {
-      const failed = load.failed ? `, ${load.failed} refused or failed` : "";
+    function showLoad(load) {
+      const failed = load.failed ? `, ${load.failed} rejected or failed` : "";
       EB.put("load-state", `${load.done} of ${load.total} answered${failed}`);
       $("load-stop").disabled = !load.active;
       $("poisson").disabled = $("burst").disabled = load.active;
