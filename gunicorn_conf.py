@@ -20,7 +20,7 @@ import config as settings
 from api.service import Service
 from launch import banner, faults
 from launch.worker import QUICK_SECONDS, limit_waiting, write_refusal
-from observe.access_log import AccessLog, QueuedHandler
+from observe.queued_log import QueuedHandler, QueuedLog
 from serving.watchdog import FAILURE_SECONDS, MAX_FAILURES, RestartLimiter
 
 ANSWER_SECONDS = 1.0  # to answer the open requests of a failed engine
@@ -118,32 +118,34 @@ def post_worker_init(worker: Any) -> None:
     service.deaths = lambda: _restart_limiter.count
     # A reader that does not drain stderr must not block the loop when it logs.
     armed = faults.read(os.environ)
-    said = AccessLog(armed.stream(sys.stderr)).start()
-    service.access_log = AccessLog(armed.stream(sys.stdout)).start()
+    errors = QueuedLog(armed.stream(sys.stderr))
+    errors.start()
+    service.access_log = QueuedLog(armed.stream(sys.stdout))
+    service.access_log.start()
     service.completer.start()
-    logging.basicConfig(handlers=[QueuedHandler(said)], level=logging.WARNING)
+    logging.basicConfig(handlers=[QueuedHandler(errors)], level=logging.WARNING)
 
     def give_up() -> None:
-        said.flush()
+        errors.flush()
         os._exit(3)  # gunicorn does not retry: a model that cannot be loaded will not load the next time either
 
-    application.start(worker.app.callable, on_failure=give_up, on_death=lambda reason: _end(service, said, reason))
+    application.start(worker.app.callable, on_failure=give_up, on_death=lambda reason: _end(service, errors, reason))
 
 
-def _end(service: Service, said: AccessLog, reason: str) -> None:
+def _end(service: Service, errors: QueuedLog, reason: str) -> None:
     """Exit after the engine has failed: gunicorn restarts the worker, unless there were too many failures."""
     too_often = _restart_limiter.add()
-    said.write_text(f"error: the engine failed: {reason}")  # in its own thread, because stderr may block
+    errors.write(f"error: the engine failed: {reason}")  # in its own thread, because stderr may block
     end = time.monotonic() + ANSWER_SECONDS
     time.sleep(ANSWER_SECONDS / 3)  # handlers need a moment to write the errors
     while service.requests.open and time.monotonic() < end:
         time.sleep(0.02)
     if too_often:
-        said.write_text(
+        errors.write(
             f"error: the engine failed {MAX_FAILURES} times within {FAILURE_SECONDS:g} s, so it is not restarted. "
             "See the errors above"
         )
-    said.flush()
+    errors.flush()
     os._exit(3 if too_often else 70)
 
 

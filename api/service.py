@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,9 +15,9 @@ from api.http.watcher import Watcher
 from api.socket_writer import SocketWriter
 from batching import BatchingManager, Inference
 from config import Config
-from observe.access_log import AccessLog
 from observe.feed import Feed
 from observe.meters import Meters
+from observe.queued_log import QueuedLog
 from stats import ServerStats
 
 
@@ -97,7 +98,7 @@ class Service:
         self.serves = False  # under gunicorn: only then there is a log to write
         self.deaths: Callable[[], int] = lambda: 0  # of engines in this server's worker processes
         self.feed = Feed(show_text=config.dashboard_show_text)
-        self.access_log = AccessLog()
+        self.access_log = QueuedLog(sys.stdout)
         self.operations: list[Operation] = []
         self.generating: frozenset[bytes] = frozenset()  # "POST /path" of what generates text
         self.places = Places(config.max_open_requests)

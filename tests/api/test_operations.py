@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import threading
 import time
 import tracemalloc
@@ -25,7 +24,7 @@ from api.http.watcher import Watcher
 from api.service import GPU_STALL_SECONDS, STALL_SECONDS, Service
 from app import create_app
 from config import Config
-from observe.access_log import AccessLog, QueuedHandler
+from observe.queued_log import QueuedLog
 
 
 def service(app: Flask) -> Service:
@@ -301,7 +300,8 @@ def logged(app: Flask) -> io.StringIO:
     """Let the app write its log into what is returned."""
     stream = io.StringIO()
     service(app).serves = True
-    service(app).access_log = AccessLog(stream)
+    service(app).access_log = QueuedLog(stream)
+    service(app).access_log.start()
     return stream
 
 
@@ -337,66 +337,3 @@ def test_a_stream_is_logged_when_it_ends(app: Flask) -> None:
     reply.close()
     (line,) = lines(app, stream)
     assert (line["status"], line["streams"], line["output_tokens"]) == (200, True, 5)
-
-
-class Stuck(io.StringIO):
-    """A pipe that nobody reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.go = threading.Event()
-
-    def write(self, text: str) -> int:
-        self.go.wait(20)
-        return super().write(text)
-
-
-class Full(io.StringIO):
-    """A full disk."""
-
-    def write(self, text: str) -> int:
-        raise OSError(28, "No space left on device")
-
-
-def test_a_log_that_nobody_reads_stops_nobody(app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("observe.access_log.ROOM", 4)
-    logged(app)
-    stuck = Stuck()
-    service(app).access_log = AccessLog(stuck)
-    for _ in range(20):
-        assert ask(app).get_json()["completion"] == "hiabc"
-    assert service(app).dropped() >= 10
-    assert f"eb_events_dropped_total {float(service(app).dropped())}" in client.get("/metrics").text
-    stuck.go.set()
-
-
-def test_a_log_on_a_full_disk_stops_nobody(app: Flask) -> None:
-    logged(app)
-    service(app).access_log = log = AccessLog(Full())
-    for _ in range(3):
-        assert ask(app).status_code == 200
-    log.flush()
-    assert log.dropped == 3
-
-
-def test_a_log_without_a_thread_counts_its_lines_and_writes_when_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    stream = io.StringIO()
-    log = AccessLog(stream)
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", fail)
-        log.write_text("lost")
-    log.write_text("kept")
-    log.flush()
-    assert (stream.getvalue(), log.dropped) == ("kept\n", 1)
-
-
-def test_what_the_server_says_goes_through_a_thread_too() -> None:
-    stream = io.StringIO()
-    log = AccessLog(stream)
-    handler = QueuedHandler(log)
-    handler.emit(logging.makeLogRecord({"msg": "step %d", "args": (3,)}))
-    log.flush()
-    assert stream.getvalue() == "step 3\n"

@@ -16,7 +16,7 @@ from api.service import Service
 from app import create_app
 from config import Config
 from models import hub
-from observe.access_log import AccessLog
+from observe.queued_log import QueuedLog
 
 SECRET = "the-secret-of-the-prompt"
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
@@ -60,7 +60,8 @@ def test_no_prompt_and_no_answer_reaches_a_log(
     service: Service = app.extensions["service"]
     service.engine = engine = fake_engine(model)
     service.serves, lines = True, io.StringIO()
-    service.access_log = AccessLog(lines)
+    service.access_log = QueuedLog(lines)
+    service.access_log.start()
     if breaks:
         model.before = lambda plan: (_ for _ in ()).throw(RuntimeError("the step broke"))
     client = app.test_client()
