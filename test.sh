@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# ./test.sh [--all | --soak MINUTES] [pytest arguments]: sets itself up like server.sh, then lint, types and tests.
-# --all also runs what takes too long for every change, --soak nothing but the random mix of clients. At the end it says
-# which tests were skipped and what they need; with --no-skips that is an error.
+# ./test.sh [--all | --soak MINUTES] [pytest arguments]: set up like server.sh, then run lint, types and tests.
+# --all also runs what takes too long for every change, and draws more examples. --soak runs only the random mix of
+# clients. The end of the output says which tests were skipped and what they need; with --no-skips that is an error.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 tools/setup.sh requirements-dev.txt
@@ -9,13 +9,27 @@ if [ "${1:-}" = --soak ]; then
   minutes="${2:?error: --soak needs a number of minutes. Use ./test.sh --soak 10}"
   exec .venv/bin/python -m pytest -s -m soak tests/faults/test_soak.py --soak-minutes "$minutes" "${@:3}"
 fi
-.venv/bin/ruff check .
-.venv/bin/ruff format --check .
-.venv/bin/mypy
 chosen=()
 if [ "${1:-}" = --all ]; then
   shift
-  chosen=(-m "not soak")
+  chosen=(-m "not soak" --hypothesis-profile full)
 fi
-# A worker for each core.
-exec .venv/bin/python -m pytest -n auto --dist worksteal "${chosen[@]}" "$@"
+
+# Lint and types run beside the tests, and their output follows that of the tests.
+check() { .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy; }
+output="$(mktemp)"
+check > "$output" 2>&1 &
+checks=$!
+trap 'rm -f "$output"' EXIT
+
+# A worker for each core, and a file's tests in one worker. tests/conftest.py puts the longest files first.
+status=0
+.venv/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder "${chosen[@]}" "$@" || status=$?
+checked=0
+wait "$checks" || checked=$?
+echo "lint and types:"
+cat "$output"
+if [ "$checked" != 0 ]; then
+  echo "error: lint or types failed with status $checked, the reason is above" >&2
+fi
+exit "$((status != 0 ? status : checked))"

@@ -1,6 +1,7 @@
-"""What all tests share: properties that run the same way everywhere, one thread for tiny tensors, how skips are told."""
+"""What all tests share: hypothesis profiles, one thread for tiny tensors, the order of the files, and common fixtures."""
 
 import os
+import signal
 
 # Two compute threads on two busy cores wait for each other through whole scheduler quanta.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -18,15 +19,31 @@ from support import FakeModel
 
 pytest_plugins = ["skips"]
 
+# The default is quick; ./test.sh --all passes --hypothesis-profile full. A property that needs more examples than others
+# takes a multiple of `settings.default.max_examples`.
 settings.register_profile(
-    "same-everywhere",
+    "full",
     max_examples=60,
     deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile("same-everywhere")
+settings.register_profile("quick", settings.get_profile("full"), max_examples=20)
+settings.load_profile("quick")
+
+
+def pytest_configure() -> None:
+    """Accept Ctrl-C again where a shell started the tests in the background: the children inherit what is ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that start servers first, so that no worker is left with one at the end."""
+    starts_servers = {item.path for item in items if item.get_closest_marker("process")}
+    items.sort(key=lambda item: item.path not in starts_servers)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import FakeModel, fake_engine, in_background, wait_until, write_checkpoint
 
@@ -246,7 +246,6 @@ def test_a_real_model_says_the_same_under_whatever_policy(tmp_path: Path) -> Non
 QUICK: dict[str, dict[str, object]] = {name: {"flush": 0.01} for name in ("fixed", "multibin", "static-global")}
 
 
-@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.sampled_from(ALL), st.integers(1, 6)), min_size=1, max_size=6),
     st.lists(st.tuples(st.integers(1, 12), st.integers(1, 10)), min_size=1, max_size=20),

@@ -15,12 +15,19 @@ import pytest
 from mock_server import MockServer, mock_server
 
 from client import compare, graph, sweep
-from client.report import store, summary, verdict
+from client.report import figures, simulated, store, summary, verdict
 from client.send.servers import ServerFailed, free_port, started
 from client.send.target import Target
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--workload", "fixed:8:4", "--numsamples", "12", "--load", "poisson:200", "burst", "--seed", "3"]
+
+
+@pytest.fixture(autouse=True)
+def _quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw few resamples, and ask no simulator: tests/simulate/test_predict.py does."""
+    monkeypatch.setattr(figures, "RESAMPLES", 100)
+    monkeypatch.setattr(simulated, "is_here", lambda: False)
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ def test_all_of_shakespeare_comes_back(gpt2: Tokenizer) -> None:
 
 
 @given(text=st.text() | st.text(alphabet=" \n\t'sdtlévre1२.,東🙂<|endoftext>"))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=5 * settings.default.max_examples)
 def test_a_folders_tokenizer_is_that_of_the_tokenizers_library(folder: Path, small: Tokenizer, text: str) -> None:
     reference = Reference.from_file(str(folder / "tokenizer.json"))
     assert small.encode(text, end_of_text="special") == reference.encode(text).ids
@@ -111,7 +111,7 @@ def test_tokenizer_json_alone_gives_the_same_tokenizer(tmp_path: Path) -> None:
 
 
 @given(ids=st.lists(st.integers(0, 430)), cuts=st.lists(st.integers(0, 30)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=5 * settings.default.max_examples)
 def test_pieces_joined_are_the_whole_text(small: Tokenizer, ids: list[int], cuts: list[int]) -> None:
     stream, pieces, place = Detokenizer(small), [], 0
     for cut in [*cuts, len(ids)]:
@@ -121,7 +121,7 @@ def test_pieces_joined_are_the_whole_text(small: Tokenizer, ids: list[int], cuts
 
 
 @given(raw=st.lists(st.sampled_from([0x24, 0x80, 0xA0, 0xBF, 0xC0, 0xC3, 0xE0, 0xE6, 0xED, 0xF0, 0xF4, 0xFF])))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=5 * settings.default.max_examples)
 def test_broken_bytes_stream_as_they_decode_at_once(small: Tokenizer, raw: list[int]) -> None:
     ids = [small.encoding.encode_single_token(bytes([byte])) for byte in raw]
     stream = Detokenizer(small)

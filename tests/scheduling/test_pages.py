@@ -128,7 +128,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
 
 
 class TestPoolAgainstModel(PoolAgainstModel.TestCase):
-    settings = settings(max_examples=80, stateful_step_count=40)
+    settings = settings(stateful_step_count=40)
 
 
 def fill(pool: PagePool, prompt: list[int], answer: int = 1) -> list[int]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from driver import Request, drive, next_tokens, pools, requests, scheduler, toy_cost, traces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import policies
@@ -53,7 +53,6 @@ def test_everybody_gets_exactly_their_tokens(
 
 
 @pytest.mark.parametrize("policy", [*ALL, *MORE])
-@settings(max_examples=50)
 @given(traces(), slots, pools(), budgets, faults, faults)
 def test_nobody_is_lost_when_rows_fail_and_callers_go(
     policy: str,
@@ -72,7 +71,6 @@ def test_nobody_is_lost_when_rows_fail_and_callers_go(
 
 
 @pytest.mark.parametrize("policy", [*ALL, *MORE])
-@settings(max_examples=50)
 @given(traces(), slots, pools(), budgets, st.sets(st.integers(1, 25), max_size=5), faults)
 def test_who_is_put_back_for_want_of_memory_gets_exactly_its_tokens(
     policy: str, trace: list[Request], slots: int, pool: Pool, budget: int, shed: set[int], cancel: dict[int, list[int]]
@@ -381,7 +379,6 @@ def test_a_live_switch_to_any_policy_loses_nobody(old: str) -> None:
             assert run.iterations[-1].policy == new
 
 
-@settings(max_examples=60)
 @given(
     traces(),
     st.lists(st.tuples(st.sampled_from(SWITCHED), slots), min_size=1, max_size=6),
