@@ -16,6 +16,7 @@ from flask import g
 
 from api.http import errors, large
 from api.http.errors import ApiError
+from api.http.registry import RequestContext
 from api.schemas.scheduling_hints import SchedulingHints
 from api.service import Engine, Service
 from batching import Inference, InferenceError
@@ -238,7 +239,7 @@ def start(service: Service, engine: Engine, ask: GenerationRequest, *, streams: 
     if wakeup is not None:
         options["wakeup"] = wakeup
     inferences, seeds = [], []
-    id = g.request_id
+    context: RequestContext = g.context
     for prompt, length in zip(ask.prompts, lengths):
         seed = secrets.randbits(SEED_BITS) if ask.seed is None else ask.seed
         for j in range(ask.best_of):
@@ -246,7 +247,7 @@ def start(service: Service, engine: Engine, ask: GenerationRequest, *, streams: 
             inferences.append(
                 engine.make_inference(
                     prompt.text, length, prompt.ids, seed=seeds[-1],
-                    id=f"{id}-{len(inferences)}" if inferences else id, **options,
+                    **context.inference_options(len(inferences)), **options,
                 )
             )  # fmt: skip
     try:

@@ -24,8 +24,8 @@ class Deadlines:
 
     def add(self, inference: Inference, queue_seconds: float, seconds: float) -> None:
         """Add a request; its own limit applies if it is shorter than the server's."""
-        queue_seconds = min(queue_seconds, inference.may_wait or math.inf)
-        seconds = min(seconds, inference.may_take or math.inf)
+        queue_seconds = min(queue_seconds, inference.queue_timeout)
+        seconds = min(seconds, inference.request_timeout)
         if queue_seconds < seconds:
             self._push(inference, queue_seconds, True)
         if seconds < math.inf:

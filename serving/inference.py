@@ -88,6 +88,8 @@ class Inference:
         client: str = "",
         priority: int = 0,
         slo_s: float | None = None,
+        queue_timeout: float = math.inf,
+        request_timeout: float = math.inf,
         wakeup: Wakeup | None = None,
         scores_prompt: bool = False,
         on_end: Callable[[], None] | None = None,
@@ -101,8 +103,8 @@ class Inference:
         self.ready = 0
         self.slo_s = slo_s  # seconds from its arrival in which the whole answer is wanted
         self.scores_prompt = scores_prompt
-        self.may_wait: float | None = None  # seconds to its first step, if it asks for less than is granted
-        self.may_take: float | None = None  # seconds in all
+        self.queue_timeout = queue_timeout  # seconds, where the client asks for less than the server grants
+        self.request_timeout = request_timeout
         self.error: InferenceError | None = None
         self.event_obj = threading.Event()
         self.sequence = Sequence(

@@ -30,9 +30,9 @@ def check(service: Service, generating: frozenset[tuple[str, str]]) -> Callable[
         service.meters.arrived()
         context = enter(service)
         if "HTTP_X_QUEUE_TIMEOUT" in environ:
-            context.may_wait = _seconds("X-Queue-Timeout")
+            context.queue_timeout = _seconds("X-Queue-Timeout")
         if "HTTP_X_REQUEST_TIMEOUT" in environ:
-            context.may_take = _seconds("X-Request-Timeout")
+            context.request_timeout = _seconds("X-Request-Timeout")
 
     return before_request
 

@@ -6,6 +6,7 @@ once. This module must not know how a request is computed, and keeps no text.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -55,8 +56,8 @@ class RequestContext:
         self.places = 1
         self.inferences: list[Inference] = []
         self.running = 0  # inferences that the loop still has
-        self.may_wait: float | None = None
-        self.may_take: float | None = None
+        self.queue_timeout = math.inf  # seconds, where the client asks for less than the server grants
+        self.request_timeout = math.inf
         self.gone = False
         self.left = False
         self.streams = False
@@ -67,6 +68,14 @@ class RequestContext:
     @property
     def is_open(self) -> bool:
         return any(not inference.is_finished for inference in self.inferences)
+
+    def inference_options(self, index: int) -> dict[str, Any]:
+        """Return the id and the time limits of this request's inference `index`."""
+        return {
+            "id": self.name if index == 0 else f"{self.name}/{index}",
+            "queue_timeout": self.queue_timeout,
+            "request_timeout": self.request_timeout,
+        }
 
     def end(self, error: InferenceError) -> None:
         cancel_all((inference, error) for inference in self.inferences)
@@ -126,15 +135,12 @@ class RequestRegistry:
         context: RequestContext | None = g.get("context") if has_request_context() else None
         if context is None:
             return
-        n = len(context.inferences)
-        inference.id = inference.sequence.id = context.name if n == 0 else f"{context.name}/{n}"
-        inference.may_wait, inference.may_take = context.may_wait, context.may_take
         with self._lock:
             self._of[inference.id] = context
             context.running += 1
         context.inferences.append(inference)
         sock = request.environ.get("gunicorn.socket")
-        if n == 0 and sock is not None:
+        if context.watched is None and sock is not None:
             context.watched = self._watcher.add(sock, self._hang_up, context)
 
     @staticmethod
