@@ -61,8 +61,10 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     app.config["TRUSTED_HOSTS"] = config.hosts
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is a method of CORS alone
     app.json = Json(app)
-    service = Service(config, engine=engine, policies=policies)
+    service = Service(config, policies)
     app.extensions["service"] = service
+    if engine is not None:
+        connect(service, engine)
     rooms = (native, openai, chat, tgi, tokens, operations, policy, events, dashboard, docs)
     service.operations = [operation for room in rooms for operation in room.OPERATIONS]
     generating = frozenset((op.method, op.path) for op in service.operations if op.generates)
@@ -80,6 +82,26 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     app.register_error_handler(HTTPException, lambda e: errors.response(errors.from_http(e)))
     app.register_error_handler(Exception, _unexpected)
     return app
+
+
+def connect(service: Service, engine: Engine) -> None:
+    """Serve with this engine: set its time limits, and connect its loop to all that records requests and steps."""
+    manager = engine.manager
+    manager.queue_timeout = service.config.queue_limit
+    manager.request_timeout = service.config.request_timeout
+    manager.listeners += [service.requests.on_arrival, service.meters.on_arrival, service.feed.on_arrival]
+    manager.observers += [
+        service.requests.observe,
+        service.meters.observe,
+        service.feed.observe,
+        service.socket_writer.observe,
+    ]
+    if engine.shadow is not None:
+        manager.listeners.append(engine.shadow.on_arrival)
+        manager.observers.append(engine.shadow.observe)
+        engine.shadow.start(lambda report: service.feed.announce("shadow", report))
+    service.requests.waited = manager.waited
+    service.engine = engine
 
 
 class Json(DefaultJSONProvider):
@@ -114,7 +136,8 @@ def start(
     def load() -> None:
         began = time.perf_counter()
         try:
-            service.engine = load_engine(service.config, on_death)
+            engine = load_engine(service.config, on_death)
+            connect(service, engine)
         except Exception as error:  # whatever it is, the server must report it and not load forever
             if not isinstance(error, (ValueError, OSError, MemoryError, RuntimeError)):
                 log.exception("loading the model failed with an unexpected error")
@@ -122,10 +145,10 @@ def start(
             banner.fail(service.failure)
             on_failure()
             return
-        Watchdog(service.engine.manager, service.stall_seconds).start()
+        Watchdog(engine.manager, service.stall_seconds).start()
         gc.collect()
         gc.freeze()  # the model never becomes garbage: exclude it from collection
-        banner.show(service.config, service.engine, time.perf_counter() - began)
+        banner.show(service.config, engine, time.perf_counter() - began)
 
     thread = threading.Thread(target=load, name="load-model", daemon=True)
     started = app.extensions.setdefault("load-model", thread)  # atomic: the first caller's stays

@@ -38,6 +38,10 @@ MAX_BATCH_SIZE = 64
 CLOSE_SECONDS = 1.0  # to end all requests after the loop has failed
 
 
+Observer = Callable[[Iteration | None, list[Inference]], None]
+Listener = Callable[[Inference], None]
+
+
 class BatchingManager:
     """Queue, loop thread and answers for one model.
 
@@ -72,8 +76,8 @@ class BatchingManager:
         self.max_tokens_per_step = max_tokens_per_step
         self.queue_timeout = queue_timeout
         self.request_timeout = request_timeout
-        self.observers: list[Callable[[Iteration | None, list[Inference]], None]] = []
-        self.listeners: list[Callable[[Inference], None]] = []
+        self.observers: list[Observer] = []
+        self.listeners: list[Listener] = []
         self.scheduler: Scheduler | None = None
         self.policy: Policy | None = None  # the active policy
         self.heartbeat = clock()  # time of the loop's last iteration

@@ -88,11 +88,10 @@ STEP_SECONDS = 0.2  # for which the last step is waited for
 class Service:
     """The state of the server: `engine` is None while it loads; `failure` is the reason when loading failed."""
 
-    def __init__(
-        self, config: Config, engine: Engine | None = None, failure: str | None = None, policies: Policies | None = None
-    ) -> None:
+    def __init__(self, config: Config, policies: Policies | None = None) -> None:
         self.config = config
-        self.failure = failure
+        self.engine: Engine | None = None  # set by the composition root, which connects its loop to this object
+        self.failure: str | None = None
         self.policies = policies  # to switch to
         self.draining = False
         self.serves = False  # under gunicorn: only then there is a log to write
@@ -108,29 +107,6 @@ class Service:
         self.stats = ServerStats(self.meters)
         self.completer = Completer()
         self.socket_writer = SocketWriter()
-        self._engine: Engine | None = None
-        if engine is not None:
-            self.engine = engine
-
-    @property
-    def engine(self) -> Engine | None:
-        return self._engine
-
-    @engine.setter
-    def engine(self, engine: Engine) -> None:
-        """Serve with this engine, and record its requests from now on."""
-        manager = engine.manager
-        watching = [self.requests, self.meters, self.feed, engine.shadow]
-        for noting in filter(None, watching):
-            manager.listeners.append(noting.on_arrival)
-            manager.observers.append(noting.observe)
-        manager.observers.append(self.socket_writer.observe)
-        if engine.shadow is not None:
-            engine.shadow.start(lambda report: self.feed.announce("shadow", report))
-        self.requests.waited = manager.waited
-        manager.queue_timeout = self.config.queue_limit
-        manager.request_timeout = self.config.request_timeout
-        self._engine = engine
 
     def status(self) -> tuple[str, str | None]:
         """Return ok, loading, stalled or dead, and the reason."""

@@ -64,7 +64,10 @@ def engine_stack() -> Iterator[None]:
 
 
 def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason: None) -> Engine:
-    """Load the model that the settings name, make its pages, and start the loop; `on_death` is told why it failed."""
+    """Load the model that the settings name, make its pages, and start the loop.
+
+    `on_death` is called with the reason when the loop fails.
+    """
     armed = faults.read(os.environ)
     armed.load()
     policy = policies.get_policy(config.policy, config.max_batch_size, config.policy_options)

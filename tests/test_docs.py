@@ -14,7 +14,7 @@ from support import ROOT, fake_engine
 
 import config
 import policies
-from app import create_app
+from app import connect, create_app
 from config import Config
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "weights/bard/README.md"]
@@ -113,7 +113,7 @@ def test_every_route_is_documented_and_no_other() -> None:
 def test_every_metric_is_documented_with_its_type_and_no_other() -> None:
     app = create_app(Config(policy="dynamic", tgi_metrics=True))
     service = app.extensions["service"]
-    service.engine = fake_engine()
+    connect(service, fake_engine())
     text = app.test_client().get("/metrics").text
     service.engine.manager.stop()
     exported = {

@@ -19,7 +19,7 @@ from werkzeug.test import TestResponse
 
 from api.dialects import native
 from api.service import STALL_SECONDS, Engine, Service
-from app import create_app, load_engine, start
+from app import connect, create_app, load_engine, start
 from config import Config
 
 KEY = "s3cret"
@@ -35,7 +35,7 @@ def service(app: Flask) -> Service:
 def app(model: FakeModel) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic"))
     engine = fake_engine(model)
-    service(app).engine = engine
+    connect(service(app), engine)
     yield app
     engine.manager.stop()
 
@@ -665,7 +665,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FlaskClient
     app = create_app(config)
     engine = load_engine(config)
     wait_until(lambda: engine.manager.is_alive)
-    service(app).engine = engine
+    connect(service(app), engine)
     yield app.test_client(), engine
     engine.manager.stop()
 

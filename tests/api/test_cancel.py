@@ -18,7 +18,7 @@ from support import FakeModel, Server, fake_engine, in_background, wait_until, w
 
 from api.http.watcher import Watcher
 from api.service import Service
-from app import create_app
+from app import connect, create_app
 from config import Config
 
 POLICIES = ("nobatch", "static", "dynamic")
@@ -310,7 +310,7 @@ def small(model: FakeModel, max_batch_size: int = 1, **options: Any) -> Flask:
     app = create_app(Config(policy="dynamic", max_batch_size=max_batch_size, **options))
     queue = service(app).config.max_queue
     engine = fake_engine(model, max_batch_size=max_batch_size, max_queue=queue)
-    service(app).engine = engine
+    connect(service(app), engine)
     return app
 
 

@@ -17,7 +17,7 @@ from support import Server, fake_engine
 from werkzeug.test import TestResponse
 
 from api.service import Service
-from app import create_app
+from app import connect, create_app
 from config import Config, ConfigError
 from launch import banner
 
@@ -36,7 +36,8 @@ def start() -> Iterator[Start]:
         def made(**settings: Any) -> FlaskClient:
             app = create_app(Config(access_log=False, **settings))
             service: Service = app.extensions["service"]
-            service.engine = engine = fake_engine()
+            engine = fake_engine()
+            connect(service, engine)
             engines.callback(engine.manager.stop)
             return app.test_client()
 

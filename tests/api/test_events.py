@@ -18,7 +18,7 @@ from support import FakeModel, Server, fake_engine, wait_until
 
 from api.feed_reader import PING, PING_SECONDS, FeedReader, ViewerLeft
 from api.service import Service
-from app import create_app
+from app import connect, create_app
 from config import Config
 from observe.feed import FROZEN_SECONDS, Feed, Viewer, dumps, pack, text
 from scheduling.iteration import Iteration, Member, SlotSteps
@@ -230,7 +230,7 @@ def test_reading_ends_with_the_viewer_and_with_the_feed(end: Any) -> None:
 def app() -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic"))
     service: Service = app.extensions["service"]
-    service.engine = fake_engine(FakeModel())
+    connect(service, fake_engine(FakeModel()))
     yield app
     service.stop()
 

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from support import FakeModel, fake_engine, in_background, wait_until
 
 from api.service import Service
-from app import create_app
+from app import connect, create_app
 from config import Config
 from observe.meters import PER_TOKEN, TTFT
 from scheduling.iteration import SlotSteps
@@ -67,7 +67,7 @@ def service(app: Flask) -> Service:
 def app(model: FakeModel) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic", tgi_metrics=True))
     engine = fake_engine(model)
-    service(app).engine = engine
+    connect(service(app), engine)
     yield app
     engine.manager.stop()
 

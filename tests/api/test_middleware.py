@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 from support import fake_engine
 
 from api.service import Service
-from app import create_app
+from app import connect, create_app
 from config import Config
 
 
@@ -20,7 +20,8 @@ from config import Config
 def app() -> Iterator[Flask]:
     app = create_app(Config(trusted_hosts="llm.example.org, .inside.example", api_key="k"))
     service: Service = app.extensions["service"]
-    service.engine = engine = fake_engine()
+    engine = fake_engine()
+    connect(service, engine)
     yield app
     engine.manager.stop()
 

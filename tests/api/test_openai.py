@@ -16,7 +16,7 @@ from support import EOT, FakeModel, fake_engine, write_checkpoint
 from werkzeug.test import TestResponse
 
 from api.service import Engine, Service
-from app import create_app, load_engine
+from app import connect, create_app, load_engine
 from config import VERSION, Config
 
 EOT_ID = 256
@@ -26,7 +26,8 @@ EOT_ID = 256
 def app(model: FakeModel) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic", max_batch_size=8, max_queue=12, access_log=False))
     service: Service = app.extensions["service"]
-    service.engine = engine = fake_engine(model, max_queue=12)
+    engine = fake_engine(model, max_queue=12)
+    connect(service, engine)
     yield app
     engine.manager.stop()
 
@@ -99,7 +100,7 @@ def test_end_of_text_in_a_prompt_is_the_token_unless_the_server_says_no(client: 
     assert done(client, prompt=f"a{EOT}b")["usage"]["prompt_tokens"] == 3
     plain = create_app(Config(end_of_text="text", access_log=False))
     engine = app.extensions["service"].engine
-    plain.extensions["service"].engine = dataclasses.replace(engine, special_end=False)
+    connect(plain.extensions["service"], dataclasses.replace(engine, special_end=False))
     answer = done(plain.test_client(), prompt=f"a{EOT}b")
     assert answer["usage"]["prompt_tokens"] == 2 + len(EOT)
 
@@ -605,7 +606,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
     config = Config(policy="dynamic", model=str(folder), compute_threads=1, kv_memory=64 << 20, access_log=False)
     app = create_app(config)
     service: Service = app.extensions["service"]
-    service.engine = engine = load_engine(config)
+    engine = load_engine(config)
+    connect(service, engine)
     yield app.test_client(), engine
     engine.manager.stop()
 

@@ -17,7 +17,7 @@ from support import fake_engine
 from api.http.auth import OPEN
 from api.http.openapi import Operation, document
 from api.service import Service
-from app import create_app
+from app import connect, create_app
 from config import Config
 
 OURS = ("operations", "docs")
@@ -32,7 +32,7 @@ def service(app: Flask) -> Service:
 def app() -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic"))
     engine = fake_engine()
-    service(app).engine = engine
+    connect(service(app), engine)
     yield app
     engine.manager.stop()
 

@@ -22,7 +22,7 @@ from api.http.errors import ApiError
 from api.http.registry import Places, RequestRegistry
 from api.http.watcher import Watcher
 from api.service import GPU_STALL_SECONDS, STALL_SECONDS, Service
-from app import create_app
+from app import connect, create_app
 from config import Config
 from observe.queued_log import QueuedLog
 
@@ -36,7 +36,7 @@ def service(app: Flask) -> Service:
 def app(model: FakeModel) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic", max_batch_size=2, max_queue=4))
     engine = fake_engine(model, max_batch_size=2, max_queue=4)
-    service(app).engine = engine
+    connect(service(app), engine)
     yield app
     engine.manager.stop()
 

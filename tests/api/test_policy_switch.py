@@ -16,7 +16,7 @@ from support import FakeModel, fake_engine, in_background, wait_until, write_che
 
 import policies
 from api.service import Service
-from app import create_app, load_engine
+from app import connect, create_app, load_engine
 from batching import BatchingManager, Inference, InferenceError
 from config import Config
 from scheduling.pages import PagePool
@@ -36,7 +36,7 @@ def model() -> FakeModel:
 def service(model: FakeModel) -> Iterator[Service]:
     app = create_app(Config(policy="dynamic", max_batch_size=8, max_queue=8))
     found: Service = app.extensions["service"]
-    found.engine = fake_engine(model)
+    connect(found, fake_engine(model))
     found.app = app  # type: ignore[attr-defined]
     yield found
     found.engine.manager.stop()

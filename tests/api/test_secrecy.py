@@ -13,7 +13,7 @@ import pytest
 from support import ROOT, FakeModel, fake_engine
 
 from api.service import Service
-from app import create_app
+from app import connect, create_app
 from config import Config
 from models import hub
 from observe.queued_log import QueuedLog
@@ -58,7 +58,8 @@ def test_no_prompt_and_no_answer_reaches_a_log(
     model = FakeModel(says=b"answer-to-nobody ")
     app = create_app(Config())
     service: Service = app.extensions["service"]
-    service.engine = engine = fake_engine(model)
+    engine = fake_engine(model)
+    connect(service, engine)
     service.serves, lines = True, io.StringIO()
     service.access_log = QueuedLog(lines)
     service.access_log.start()

@@ -18,7 +18,7 @@ from werkzeug.test import TestResponse
 
 from api import streaming
 from api.service import Service
-from app import create_app
+from app import connect, create_app
 from config import Config
 from generate.text import AnswerText
 from serving.inference import Wakeup
@@ -31,7 +31,8 @@ ALL = ["/v1/completions", "/v1/chat/completions", "/inference", "/generate_strea
 def app(model: FakeModel) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic", access_log=False))
     service: Service = app.extensions["service"]
-    service.engine = engine = fake_engine(model)
+    engine = fake_engine(model)
+    connect(service, engine)
     yield app
     engine.manager.stop()
 

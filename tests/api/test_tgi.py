@@ -13,7 +13,7 @@ from support import EOT, FakeModel, fake_engine, write_checkpoint
 from werkzeug.test import TestResponse
 
 from api.service import Service
-from app import create_app, load_engine
+from app import connect, create_app, load_engine
 from config import Config
 
 EOT_ID = 256
@@ -23,7 +23,8 @@ EOT_ID = 256
 def app(model: FakeModel) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic", max_batch_size=8, max_queue=8, access_log=False))
     service: Service = app.extensions["service"]
-    service.engine = engine = fake_engine(model)
+    engine = fake_engine(model)
+    connect(service, engine)
     yield app
     engine.manager.stop()
 
@@ -293,7 +294,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
     config = Config(policy="dynamic", model=str(folder), compute_threads=1, kv_memory=64 << 20, access_log=False)
     app = create_app(config)
     service: Service = app.extensions["service"]
-    service.engine = engine = load_engine(config)
+    engine = load_engine(config)
+    connect(service, engine)
     yield app.test_client()
     engine.manager.stop()
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from support import ROOT, FakeModel, fake_engine
 from werkzeug.serving import make_server
 
-from app import create_app
+from app import connect, create_app
 from client import top
 from config import Config
 
@@ -89,7 +89,7 @@ def test_the_terminal_follows_a_change_of_policy_and_the_shadow() -> None:
 def url() -> Iterator[str]:
     app = create_app(Config(policy="dynamic"))
     service = app.extensions["service"]
-    service.engine = fake_engine(FakeModel())
+    connect(service, fake_engine(FakeModel()))
     app.test_client().post("/inference", json={"prompt": "hi", "num_tokens": 9})
     server = make_server("127.0.0.1", 0, app, threaded=True)
     thread = threading.Thread(target=server.serve_forever)

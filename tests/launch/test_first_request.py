@@ -10,7 +10,7 @@ from flask.testing import FlaskClient
 from support import write_checkpoint
 
 from api.service import Service
-from app import create_app, load_engine
+from app import connect, create_app, load_engine
 from config import Config
 from generate.runner import ModelRunner
 from scheduling.iteration import Plan
@@ -33,7 +33,8 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loaded]:
     model = str(write_checkpoint(tmp_path))
     app = create_app(Config(policy="dynamic", model=model, compute_threads=1, kv_memory=64 << 20))
     service: Service = app.extensions["service"]
-    service.engine = engine = load_engine(service.config)
+    engine = load_engine(service.config)
+    connect(service, engine)
     yield app.test_client(), service, phases
     engine.manager.stop()
 
@@ -71,7 +72,7 @@ def test_the_first_steps_change_no_text(loaded: Loaded, monkeypatch: pytest.Monk
     monkeypatch.setattr("launch.engine.warm_up", lambda model: None)
     app = create_app(service.config)
     cold: Service = app.extensions["service"]
-    cold.engine = load_engine(cold.config)
+    connect(cold, load_engine(cold.config))
     texts.append(app.test_client().post("/inference", json=ask).get_json()["completion"])
     cold.engine.manager.stop()
     assert texts[0] == texts[1]

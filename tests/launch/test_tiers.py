@@ -13,7 +13,7 @@ from flask.testing import FlaskClient
 from support import FakeModel, fake_engine, wait_until
 
 from api.service import Service
-from app import create_app
+from app import connect, create_app
 from config import Config
 from launch.faults import Faults
 from scheduling.iteration import Plan
@@ -35,7 +35,7 @@ def model() -> FakeModel:
 def app(model: FakeModel) -> Iterator[Flask]:
     app = create_app(Config(policy="dynamic", max_batch_size=4, max_queue=8))
     service: Service = app.extensions["service"]
-    service.engine = fake_engine(model, max_batch_size=4, max_queue=8)
+    connect(service, fake_engine(model, max_batch_size=4, max_queue=8))
     yield app
     service.stop()
 
