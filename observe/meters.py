@@ -179,7 +179,7 @@ class Meters:
     def _count_step(self, iteration: Iteration) -> None:
         phases = {member.phase for member in iteration.members} & {"prefill", "decode"}
         phase = phases.pop() if len(phases) == 1 else "mixed"
-        self.preemptions += len(iteration.displaced)
+        self.preemptions += len(iteration.preempted)
         self.iteration_tokens.observe(iteration.tokens)
         self.iteration_seconds[phase].observe(iteration.seconds)
         self.batches[iteration.batch_size].add(iteration.seconds)

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from scheduling import policy
 from scheduling.iteration import Plan
 from scheduling.options import option
-from scheduling.policy import Room
+from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
 
@@ -26,8 +26,8 @@ class Policy(policy.Policy):
         self.batch_size = 1  # the batch size for now
         self._gaps: list[tuple[float, int]] = []  # seconds of a step, and how many tokens it parted
 
-    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
-        return max(0, min(len(waiting), room.slots, self.batch_size - len(running)))
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
+        return max(0, min(len(waiting), budget.slots, self.batch_size - len(running)))
 
     def on_step(self, plan: Plan, now: float) -> None:
         super().on_step(plan, now)

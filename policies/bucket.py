@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from itertools import count
 
 from policies import static
-from scheduling.policy import Room
+from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
 Entry = tuple[int, int, Sequence]  # prompt length, number
@@ -27,8 +27,8 @@ class Policy(static.Policy):
         self._filed: dict[Sequence, Entry] = {}
         self._by_length: list[Entry] = []
 
-    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
-        return 0 if running else min(len(waiting), room.slots)
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
+        return 0 if running else min(len(waiting), budget.slots)
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
         first = next(iter(super().order(waiting, now)))
@@ -47,8 +47,8 @@ class Policy(static.Policy):
         super().on_arrival(seq, now)
         self._file(seq)
 
-    def on_displace(self, seq: Sequence, now: float) -> None:
-        super().on_displace(seq, now)
+    def on_preempt(self, seq: Sequence, now: float) -> None:
+        super().on_preempt(seq, now)
         self._file(seq)
 
     def on_admit(self, seq: Sequence, now: float) -> None:

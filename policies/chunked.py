@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from scheduling import policy
 from scheduling.options import option
-from scheduling.policy import Room
+from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
 
 class Policy(policy.Policy):
     max_batched_tokens = option(512, "maximum tokens per step", low=1)
 
-    def obstacle(self, seq: Sequence, running: list[Sequence], room: Room) -> str | None:
+    def blocked_by(self, seq: Sequence, running: list[Sequence], budget: Budget) -> str | None:
         used = sum(other.pending for other in running)
-        return "token_budget" if used >= room.tokens else None
+        return "token_budget" if used >= budget.tokens else None

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from policies import static
 from scheduling.options import option
-from scheduling.policy import Room
+from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
 
@@ -23,7 +23,7 @@ class Policy(static.Policy):
         self.k = self.max_batch_size = min(self.k, max_batch_size)
         self.patience = self.flush
 
-    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         if running:
             return 0
         if len(waiting) >= self.k or self.draining or now >= self._flush_at(waiting):

@@ -14,12 +14,12 @@ from collections.abc import Collection
 from scheduling import policy
 from scheduling.iteration import Plan
 from scheduling.options import option
-from scheduling.policy import Room
+from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
 
 class Policy(policy.Policy):
-    apart = True
+    separate_prefill = True
     conserving = False
     max_wait = option(10, "decode steps between two admissions", low=0)
     batch_max_tokens = option(3072, "maximum prompt tokens per admission", low=1)
@@ -32,13 +32,13 @@ class Policy(policy.Policy):
         if self.per_client and "client" not in self.heeds:
             self.heeds = (*self.heeds, "client", "length")
 
-    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         due = not running or self._decodes >= self.max_wait
-        return min(len(waiting), room.slots) if due else 0
+        return min(len(waiting), budget.slots) if due else 0
 
-    def obstacle(self, seq: Sequence, running: list[Sequence], room: Room) -> str | None:
+    def blocked_by(self, seq: Sequence, running: list[Sequence], budget: Budget) -> str | None:
         prompts = [other.pending for other in running if other.is_prefilling]
-        most = min(self.batch_max_tokens, room.tokens)
+        most = min(self.batch_max_tokens, budget.tokens)
         if prompts and sum(prompts) + seq.pending > most:
             return "token_budget"
         batch = [*running, seq]

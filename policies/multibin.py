@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 from policies import static
 from policies.orders._predictions import Predicting
 from scheduling.options import option
-from scheduling.policy import Room
+from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
 SEEN = 1000  # predictions that the quantiles are taken from
@@ -49,8 +49,8 @@ class Policy(Predicting, static.Policy):
         super().on_arrival(seq, now)
         self._into_bin(seq)
 
-    def on_displace(self, seq: Sequence, now: float) -> None:
-        super().on_displace(seq, now)
+    def on_preempt(self, seq: Sequence, now: float) -> None:
+        super().on_preempt(seq, now)
         self._into_bin(seq)
 
     def _into_bin(self, seq: Sequence) -> None:
@@ -60,7 +60,7 @@ class Policy(Predicting, static.Policy):
             self._batches.append(members[:])
             members.clear()
 
-    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         if running:
             return 0
         for members in self._bins:
@@ -70,7 +70,7 @@ class Policy(Predicting, static.Policy):
         while self._batches:
             self._batches[0] = [seq for seq in self._batches[0] if seq.state == "waiting"]
             if self._batches[0]:
-                return min(len(self._batches[0]), room.slots)
+                return min(len(self._batches[0]), budget.slots)
             self._batches.popleft()
         return 0
 

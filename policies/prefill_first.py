@@ -12,31 +12,31 @@ from collections.abc import Collection
 
 from scheduling import policy
 from scheduling.options import option
-from scheduling.policy import Room
+from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
 
 class Policy(policy.Policy):
-    apart = True
+    separate_prefill = True
     max_batched_tokens = option(2048, "maximum prompt tokens per step", low=1)
     kv_tokens = option(0, "KV tokens for admission and preemption; 0: use the pages", low=0)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self.displaces = self.kv_tokens > 0
+        self.preempts = self.kv_tokens > 0
 
-    def obstacle(self, seq: Sequence, running: list[Sequence], room: Room) -> str | None:
+    def blocked_by(self, seq: Sequence, running: list[Sequence], budget: Budget) -> str | None:
         prompts = [other.pending for other in running if other.is_prefilling]
         size = seq.pending - self.cached_tokens(seq)
-        if (prompts and sum(prompts) + size > room.tokens) or len(running) >= room.tokens:
+        if (prompts and sum(prompts) + size > budget.tokens) or len(running) >= budget.tokens:
             return "token_budget"
         used = sum(other.length for other in running) if self.kv_tokens else 0
         if running and used + seq.length + len(running) >= self.kv_tokens > 0:
             return "kv_full"
         return None
 
-    def displace(
-        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
+    def preempt(
+        self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float
     ) -> list[Sequence]:
         live = [seq for seq in running if not seq.is_finished]
         used = sum(seq.length for seq in live)

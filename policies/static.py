@@ -8,7 +8,7 @@ whoever waits, up to its slots, and never waits for company (bulk service).
 from collections.abc import Collection
 
 from scheduling import policy
-from scheduling.policy import Room
+from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
 
@@ -18,8 +18,8 @@ class Policy(policy.Policy):
     holds = True
     conserving = False
 
-    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
-        return 0 if running else min(len(waiting), room.slots)
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
+        return 0 if running else min(len(waiting), budget.slots)
 
     def release(self, running: list[Sequence]) -> list[Sequence]:
         return list(running) if all(seq.is_finished for seq in running) else []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from policies import static
-from scheduling.policy import Room
+from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
 
@@ -21,7 +21,7 @@ class Policy(static.Policy):
         super().__init__(max_batch_size, **options)
         self._groups: list[list[Sequence]] = []  # the last is the next to run
 
-    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         if running:
             return 0
         while self._groups:
@@ -31,7 +31,7 @@ class Policy(static.Policy):
             self._groups.pop()
         if not self._groups:
             self._groups = self._group(list(super().order(waiting, now)))
-        return min(len(self._groups[-1]), room.slots)
+        return min(len(self._groups[-1]), budget.slots)
 
     def _group(self, sequences: list[Sequence]) -> list[list[Sequence]]:
         shapes: dict[tuple[int, int], list[Sequence]] = {}

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from policies import static
 from scheduling.iteration import Plan
 from scheduling.options import option
-from scheduling.policy import Room
+from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
 
@@ -30,14 +30,14 @@ class Policy(static.Policy):
         self._longest = 0  # tokens of the longest of the collection
         self._steps = 0  # of the present batch
 
-    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         if running:
             return 0
         if not self._collected and self._is_complete(waiting, now):
             self._collected = dict.fromkeys(super().order(waiting, now))
             self._longest = max(seq.max_tokens for seq in waiting)
         self._steps = 0
-        return min(len(self._collected), room.slots)
+        return min(len(self._collected), budget.slots)
 
     def _is_complete(self, waiting: Collection[Sequence], now: float) -> bool:
         enough = bool(self.n) and len(waiting) >= self.n

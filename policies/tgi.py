@@ -14,12 +14,12 @@ from math import floor
 from scheduling import policy
 from scheduling.iteration import Plan
 from scheduling.options import option
-from scheduling.policy import Room
+from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
 
 class Policy(policy.Policy):
-    apart = True
+    separate_prefill = True
     conserving = False
     ratio = option(0.3, "required waiting requests per running request (1.2 in 2023)", low=0.0)
     max_waiting = option(20, "decode steps after which any number of waiting requests suffices", low=0)
@@ -29,31 +29,33 @@ class Policy(policy.Policy):
         super().__init__(max_batch_size, **options)
         self._decodes = 0  # steps since somebody joined
 
-    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         if not running:
-            return min(len(waiting), room.slots)
+            return min(len(waiting), budget.slots)
         if not self._decodes:
             return 0
         needed = 1 if self._decodes >= self.max_waiting else floor(len(running) * self.ratio)
-        return room.slots if self._fit(waiting, running, room, now, needed) else 0
+        return budget.slots if self._fit(waiting, running, budget, now, needed) else 0
 
-    def _fit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float, needed: int) -> bool:
+    def _fit(
+        self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float, needed: int
+    ) -> bool:
         """Whether the first `needed` in order fit together."""
-        if needed > min(len(waiting), room.slots):
+        if needed > min(len(waiting), budget.slots):
             return False
         joining = list(running)
         for seq in self.order(waiting, now) if needed else ():
-            if not room.holds(seq.total) or self.obstacle(seq, joining, room) is not None:
+            if not budget.fits(seq.total) or self.blocked_by(seq, joining, budget) is not None:
                 return False
             joining.append(seq)
             if len(joining) == len(running) + needed:
                 break
-            room = room.less(seq.total)
+            budget = budget.minus(seq.total)
         return len(joining) == len(running) + needed
 
-    def obstacle(self, seq: Sequence, running: list[Sequence], room: Room) -> str | None:
+    def blocked_by(self, seq: Sequence, running: list[Sequence], budget: Budget) -> str | None:
         prompts = [other.pending for other in running if other.is_prefilling]
-        if prompts and sum(prompts) + seq.pending - self.cached_tokens(seq) > room.tokens:
+        if prompts and sum(prompts) + seq.pending - self.cached_tokens(seq) > budget.tokens:
             return "token_budget"
         total = sum(other.total for other in running) + seq.total
         return "kv_full" if running and total > self.max_total_tokens else None

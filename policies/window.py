@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from policies import static
 from scheduling.options import option
-from scheduling.policy import Room
+from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
 
@@ -23,7 +23,7 @@ class Policy(static.Policy):
         super().__init__(max_batch_size, **options)
         self.patience = self.delay
 
-    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         if running:
             return 0
         n = len(waiting)

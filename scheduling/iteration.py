@@ -24,7 +24,7 @@ class Plan:
     padded: bool = False
     joined: list[Sequence] = field(default_factory=list)
     paused: list[Sequence] = field(default_factory=list)  # they run, but compute nothing in this step
-    displaced: list[Sequence] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
 
     @property
     def padding(self) -> int:
@@ -62,7 +62,7 @@ class SlotSteps(NamedTuple):
 class Iteration:
     """One step as it happened: `t` and `seconds` on the scheduler's clock, `queue` those left waiting.
 
-    `displaced` were taken off their slots before it, and wait again.
+    `preempted` sequences lost their slots before it and wait again.
     """
 
     n: int
@@ -76,7 +76,7 @@ class Iteration:
     slot_steps: SlotSteps
     pages_used: int
     pages_total: int
-    displaced: list[str] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
 
     @property
     def batch_size(self) -> int:
@@ -89,7 +89,7 @@ class Iteration:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as `/events` and trace files have it."""
-        displaced = {"displaced": self.displaced} if self.displaced else {}
+        preempted = {"displaced": self.preempted} if self.preempted else {}
         return {
             "n": self.n,
             "t": self.t,
@@ -99,7 +99,7 @@ class Iteration:
             "members": [m._asdict() for m in self.members],
             "joined": self.joined,
             "left": [{"id": id, "reason": reason} for id, reason in self.left],
-            **displaced,
+            **preempted,
             "slot_steps": self.slot_steps._asdict(),
             "pages": {"used": self.pages_used, "total": self.pages_total},
         }

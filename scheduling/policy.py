@@ -8,15 +8,17 @@ before the order, so whoever overrides an `on_...` hook calls `super()`'s as wel
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from scheduling.iteration import Plan
 from scheduling.options import set_options
+from scheduling.renamed import Renamed, RenamedWarning, adopt
 from scheduling.sequence import Sequence
 
 
-class Room(NamedTuple):
+class Budget(NamedTuple):
     """What is free before an iteration, and how many tokens one step may compute."""
 
     slots: int
@@ -24,14 +26,14 @@ class Room(NamedTuple):
     tokens: int = 1 << 60
     page_size: int = 1
 
-    def holds(self, tokens: int) -> bool:
+    def fits(self, tokens: int) -> bool:
         """Whether so many tokens of one sequence fit into the free KV pages."""
         return -(-tokens // self.page_size) * self.page_size <= self.kv_tokens
 
-    def less(self, tokens: int) -> Room:
+    def minus(self, tokens: int) -> Budget:
         """Return what is left when one more sequence has taken a slot and its pages."""
         kv_tokens = self.kv_tokens - -(-tokens // self.page_size) * self.page_size
-        return Room(self.slots - 1, kv_tokens, self.tokens, self.page_size)
+        return Budget(self.slots - 1, kv_tokens, self.tokens, self.page_size)
 
 
 class Policy:
@@ -39,7 +41,7 @@ class Policy:
 
     padded = False  # rows of a step are padded to the longest, and finished rows are computed on
     closed = False  # nobody joins while somebody runs
-    apart = False  # a step computes prompts or decodes, never both
+    separate_prefill = False  # a step computes prompts or decodes, never both
     early = False  # who has all its tokens is answered at once, though its row stays
     holds = False  # who has all its tokens keeps its slot until the batch is done
     overruns = False  # a batch may run on when all its members are done
@@ -50,10 +52,17 @@ class Policy:
     # of them, it can only go by arrival, and the simulator says so.
     heeds: tuple[str, ...] = ()
     refuses = False  # `refuse` may turn requests away
-    displaces = True  # `displace` may name somebody, where it is overridden
+    preempts = True  # `preempt` may name somebody, where it is overridden
     max_batched_tokens = 1 << 60  # tokens that one step may compute, where that is the policy's own
 
     draining = False  # nobody will arrive any more; the scheduler says so
+
+    apart = Renamed("separate_prefill")
+    displaces = Renamed("preempts")
+
+    def __init_subclass__(cls, **more: object) -> None:
+        super().__init_subclass__(**more)
+        adopt(cls)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         if max_batch_size < 1:
@@ -74,45 +83,45 @@ class Policy:
         """
         return waiting
 
-    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float) -> int:
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         """Return how many join now, from the head of the order, as far as their pages fit."""
-        return min(len(waiting), room.slots)
+        return min(len(waiting), budget.slots)
 
-    def obstacle(self, seq: Sequence, running: list[Sequence], room: Room) -> str | None:
+    def blocked_by(self, seq: Sequence, running: list[Sequence], budget: Budget) -> str | None:
         """Return what keeps the next in order from joining, one of WAIT_REASONS; None if nothing does.
 
         Asked for each of those that `admit` counted; who joined before is among `running` already.
         """
         return None
 
-    def displace(
-        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
+    def preempt(
+        self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float
     ) -> list[Sequence]:
         """Return who is taken off its slot now, loses its pages, and computes all its tokens anew later."""
         return []
 
-    def share(self, running: list[Sequence], budget: int) -> list[int]:
+    def allocate_tokens(self, running: list[Sequence], token_budget: int) -> list[int]:
         """Return how many tokens each running sequence computes in this step, 0 for none.
 
         Decodes come first, so that nobody's stream stalls; what is left of the budget goes to prompts in the
         order of their admission, the last one cut (Sarathi-Serve, OSDI 2024; all of them whole: Orca). A policy
-        that keeps them `apart` lets decodes pause while a prompt is computed (vLLM v0, TGI).
+        that sets `separate_prefill` lets decodes pause while a prompt is computed (vLLM v0, TGI).
         """
-        if self.apart and any(seq.is_prefilling for seq in running):
-            return self._share_among_prompts(running, budget)
+        if self.separate_prefill and any(seq.is_prefilling for seq in running):
+            return self._allocate_to_prompts(running, token_budget)
         counts = [0 if seq.finish_reason is not None else seq.pending for seq in running]
-        left = budget - counts.count(1)
+        left = token_budget - counts.count(1)
         for i, count in enumerate(counts):
             if count > 1:
                 counts[i] = max(0, min(count, left))
                 left -= counts[i]
         return counts
 
-    def _share_among_prompts(self, running: list[Sequence], budget: int) -> list[int]:
+    def _allocate_to_prompts(self, running: list[Sequence], left: int) -> list[int]:
         counts = []
         for seq in running:
-            count = min(seq.pending, budget) if seq.is_prefilling and not seq.is_finished else 0
-            budget -= count
+            count = min(seq.pending, left) if seq.is_prefilling and not seq.is_finished else 0
+            left -= count
             counts.append(count)
         return counts
 
@@ -130,7 +139,7 @@ class Policy:
     def on_admit(self, seq: Sequence, now: float) -> None:
         """Take note of a sequence that joined; after a live switch also of those that run already."""
 
-    def on_displace(self, seq: Sequence, now: float) -> None:
+    def on_preempt(self, seq: Sequence, now: float) -> None:
         """Take note of a sequence that was taken off its slot and waits again."""
 
     def on_token(self, seq: Sequence, now: float) -> None:
@@ -145,3 +154,13 @@ class Policy:
     def on_cancel(self, seq: Sequence, now: float) -> None:
         """Take note of a sequence that left, waiting or running, without all its tokens."""
         self.on_finish(seq, now)
+
+    displace, on_displace, obstacle, share = preempt, on_preempt, blocked_by, allocate_tokens  # former names
+
+
+def __getattr__(name: str) -> type[Budget]:
+    """Return Budget by its former name; AttributeError for any other."""
+    if name != "Room":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("Room is now called Budget. Import scheduling.policy.Budget", RenamedWarning, stacklevel=2)
+    return Budget

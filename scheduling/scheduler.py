@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 from scheduling.iteration import Iteration, Member, Plan, SlotSteps
 from scheduling.pages import PagePool
-from scheduling.policy import Policy, Room
+from scheduling.policy import Budget, Policy
 from scheduling.sequence import Sequence
 from scheduling.waiting import WaitClock
 
 ENDLESS = 1 << 60
+HOOKS = ("refuse", "preempt", "blocked_by", "release", "on_token", "on_step", "allocate_tokens")
 
 
 class Token(NamedTuple):
@@ -55,13 +56,13 @@ class Scheduler:
         self.number = 0
         self.slot_cap = ENDLESS
         self._asked_tokens_per_step = max_tokens_per_step
-        self._recomputes = False  # somebody was displaced once
+        self._recomputes = False  # somebody was preempted once
         self._wait_clock = WaitClock()
         self._use(policy)
 
     def _use(self, policy: Policy) -> None:
         """Make `policy` the one that decides; find out once which of its hooks say anything."""
-        own = {hook for hook in vars(Policy) if getattr(type(policy), hook) is not vars(Policy)[hook]}
+        own = {hook for hook in HOOKS if getattr(type(policy), hook) is not getattr(Policy, hook)}
         self.policy = policy
         self.max_tokens_per_step = max(self._asked_tokens_per_step, policy.max_batch_size)
         if self.pages is not None:
@@ -69,12 +70,12 @@ class Scheduler:
         taken = {seq.slot for seq in self.running}
         self._free_slots = [i for i in range(policy.max_batch_size) if i not in taken]
         self._refuses = "refuse" in own
-        self._displaces = "displace" in own and policy.displaces
-        self._hinders, self._releases = "obstacle" in own, "release" in own
+        self._preempts = "preempt" in own and policy.preempts
+        self._hinders, self._releases = "blocked_by" in own, "release" in own
         self._on_token = policy.on_token if "on_token" in own else None
         self._on_step = policy.on_step if "on_step" in own else None
-        self._repeats = policy.padded or "share" not in own  # then decodes alone are shared alike
-        self._again: tuple[list[Sequence], list[int], list[Sequence]] | None = None
+        self._repeats = policy.padded or "allocate_tokens" not in own  # then decodes alone are shared alike
+        self._repeat: tuple[list[Sequence], list[int], list[Sequence]] | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -85,7 +86,7 @@ class Scheduler:
         return self._wait_clock.so_far(seq, now)
 
     @property
-    def budget(self) -> int:
+    def token_budget(self) -> int:
         """Tokens that one step may compute, the policy's own bound among the reasons."""
         return min(self.max_tokens_per_step, self.policy.max_batched_tokens)
 
@@ -135,37 +136,37 @@ class Scheduler:
     def plan(self, now: float) -> Plan | None:
         """Admit who may join and return what the next step computes, None if nothing."""
         self._wait_clock.tick(now, self.number)
-        displaced = self._displace(now) if self._displaces and self.running else []
+        preempted = self._preempt_by_policy(now) if self._preempts and self.running else []
         joined = self._admit(now) if self.waiting else []
         if not self.running:
             return None
         paused: list[Sequence] = []
-        if self._again is None:
-            sequences, counts, held, paused = self._share()
+        if self._repeat is None:
+            sequences, counts, held, paused = self._allocate()
         else:
-            sequences, counts, held = self._again
+            sequences, counts, held = self._repeat
         self.number += 1
         padded = self.policy.padded
-        return Plan(self.number, now, sequences, counts, held, padded, joined, paused, displaced)
+        return Plan(self.number, now, sequences, counts, held, padded, joined, paused, preempted)
 
-    def _share(self) -> tuple[list[Sequence], list[int], list[Sequence], list[Sequence]]:
+    def _allocate(self) -> tuple[list[Sequence], list[int], list[Sequence], list[Sequence]]:
         """Return who computes how many tokens, who is held and who computes nothing."""
         live = [seq for seq in self.running if seq.finish_reason is None]
         held = [s for s in self.running if s.finish_reason is not None] if len(live) < len(self.running) else []
         if self.policy.padded:
             return live, [seq.pending for seq in live], held, []
-        counts = self.policy.share(live, self.budget)
+        counts = self.policy.allocate_tokens(live, self.token_budget)
         if len(counts) != len(live):
-            raise PolicyError(f"share: {len(counts)} numbers for {len(live)} running sequences")
+            raise PolicyError(f"allocate_tokens: {len(counts)} numbers for {len(live)} running sequences")
         for seq, count in zip(live, counts):
             if not 0 <= count <= seq.pending:
-                raise PolicyError(f"share: {count} tokens for {seq.id}, which has {seq.pending} left")
+                raise PolicyError(f"allocate_tokens: {count} tokens for {seq.id}, which has {seq.pending} left")
         if all(counts):
             return live, counts, held, []
         paused = [seq for seq, count in zip(live, counts) if not count]
         live = [seq for seq, count in zip(live, counts) if count]
         if not live and not held:
-            raise PolicyError("share: no running request computes a token")
+            raise PolicyError("allocate_tokens: no running request computes a token")
         return live, [count for count in counts if count], held, paused
 
     def wake_at(self, now: float) -> float | None:
@@ -177,25 +178,25 @@ class Scheduler:
         """How many may join now."""
         return max(0, min(len(self._free_slots), self.slot_cap - len(self.running)))
 
-    def _room(self) -> Room:
+    def _budget(self) -> Budget:
         if self.pages is None:
-            return Room(self._open_slots, ENDLESS, self.budget)
+            return Budget(self._open_slots, ENDLESS, self.token_budget)
         size = self.pages.page_size
-        return Room(self._open_slots, self.pages.free * size, self.budget, size)
+        return Budget(self._open_slots, self.pages.free * size, self.token_budget, size)
 
-    def _displace(self, now: float) -> list[Sequence]:
+    def _preempt_by_policy(self, now: float) -> list[Sequence]:
         """Take those off their slots whom the policy names; they wait again, before all others."""
-        out = self.policy.displace(self.waiting, self.running, self._room(), now)
+        out = self.policy.preempt(self.waiting, self.running, self._budget(), now)
         if out:
-            self._wait_again(out, now)
+            self._requeue(out, now)
         return out
 
-    def put_back(self, plan: Plan, out: list[Sequence], now: float) -> Plan:
+    def preempt(self, plan: Plan, out: list[Sequence], now: float) -> Plan:
         """Let members of a plan that could not be computed wait again, before all others; return it without them.
 
         They keep their tokens, and compute all of them anew when they join again.
         """
-        self._wait_again(out, now)
+        self._requeue(out, now)
         gone = set(out)
         rows = [(s, n) for s, n in zip(plan.sequences, plan.counts) if s not in gone]
         had_joined = set(plan.joined)
@@ -204,17 +205,17 @@ class Scheduler:
             sequences=[seq for seq, _ in rows],
             counts=[count for _, count in rows],
             joined=[seq for seq in plan.joined if seq not in gone],
-            displaced=plan.displaced + [seq for seq in out if seq not in had_joined],
+            preempted=plan.preempted + [seq for seq in out if seq not in had_joined],
         )
 
-    def _wait_again(self, out: list[Sequence], now: float) -> None:
+    def _requeue(self, out: list[Sequence], now: float) -> None:
         """Take these off their slots, and put them before all who wait, the first to come first."""
         self._take_off(out)
         self._recomputes = True
         for seq in sorted(out, key=lambda seq: seq.arrived_at, reverse=True):
-            seq.lost = max(seq.lost, seq.computed)
+            seq.recompute_until = max(seq.recompute_until, seq.computed)
             seq.computed = seq.cached = 0
-            seq.displaced += 1
+            seq.preemptions += 1
             seq.state = "waiting"
             if not seq.output_ids:
                 seq.prompt_details.clear()
@@ -222,21 +223,21 @@ class Scheduler:
             self.waiting.move_to_end(seq, last=False)
             self._wait_clock.arrive(seq, now)
         for seq in out:
-            self.policy.on_displace(seq, now)
+            self.policy.on_preempt(seq, now)
 
     def _admit(self, now: float) -> list[Sequence]:
         joined: list[Sequence] = []
         if not self._open_slots:
             self._wait_clock.reason = "slots_full"
             return joined
-        policy, running, room = self.policy, self.running, self._room()
-        n = min(policy.admit(self.waiting, running, room, now), room.slots)
+        policy, running, budget = self.policy, self.running, self._budget()
+        n = min(policy.admit(self.waiting, running, budget, now), budget.slots)
         reason = None
         for seq in policy.order(self.waiting, now) if n > 0 else ():
             if seq.state != "waiting":
                 raise PolicyError(f"order: {seq.id} is {seq.state}, not waiting")
             if self._hinders:
-                reason = policy.obstacle(seq, running, room)
+                reason = policy.blocked_by(seq, running, budget)
             if reason is None and not self._reserve(seq):
                 reason = "kv_full"
             if reason is not None:
@@ -246,7 +247,7 @@ class Scheduler:
             if len(joined) == n:
                 break
             if self._hinders:
-                room = self._room()
+                budget = self._budget()
         for seq in joined:
             del self.waiting[seq]
         if self.waiting:
@@ -279,7 +280,7 @@ class Scheduler:
             seq.scheduled_at = now
             seq.first_iteration = self.number + 1
         self.running.append(seq)
-        self._again = None
+        self._repeat = None
         self.policy.on_admit(seq, now)
 
     def commit(self, plan: Plan, outputs: list[Output], now: float) -> Iteration:
@@ -303,7 +304,7 @@ class Scheduler:
         return Iteration(
             plan.number, plan.started_at, now - plan.started_at, self.policy.name, len(self.waiting), members,
             [seq.id for seq in plan.joined], [(s.id, s.finish_reason or "abort") for s in answered],
-            slot_steps, used, total, [seq.id for seq in plan.displaced],
+            slot_steps, used, total, [seq.id for seq in plan.preempted],
         )  # fmt: skip
 
     def _members(self, plan: Plan, phases: list[str]) -> list[Member]:
@@ -351,7 +352,7 @@ class Scheduler:
             if batch > seq.batch_max:
                 seq.batch_max = batch
         alike = alike and not failed and not finished
-        self._again = (plan.sequences, plan.counts, plan.held) if alike else None
+        self._repeat = (plan.sequences, plan.counts, plan.held) if alike else None
         return failed, finished
 
     def _advance(self, seq: Sequence, count: int, output: Output, now: float) -> None:
@@ -409,9 +410,9 @@ class Scheduler:
         kept = [seq for seq in self.running if seq not in gone]
         if len(gone) < len(leaving) or len(kept) + len(gone) != len(self.running):
             named = ", ".join(seq.id for seq in leaving)
-            raise PolicyError(f"release or displace: {named}: one of them twice, or not running")
+            raise PolicyError(f"release or preempt: {named}: one of them twice, or not running")
         self.running[:] = kept
-        self._again = None
+        self._repeat = None
         for seq in leaving:
             if seq.slot < self.policy.max_batch_size:
                 heapq.heappush(self._free_slots, seq.slot)
@@ -456,24 +457,24 @@ class Scheduler:
             self.policy.on_cancel(seq, now)
         return leaving + self._let_go(self.policy.release(self.running), now)
 
-    def steps_alike(self, plan: Plan) -> int:
+    def identical_steps_ahead(self, plan: Plan) -> int:
         """Return how many steps like this plan, itself the first, are sure to follow each other unless somebody arrives.
 
         All members decode, nobody leaves before the last of them, and nobody who waits could join: a simulator may
-        go through them without asking. `indifferent` says whether arrivals may be ignored on the way, too.
+        go through them without asking. `admission_closed` says whether arrivals may be ignored on the way, too.
         """
-        quiet = self._repeats and self._on_step is None and not self._displaces
-        if not quiet or plan.joined or plan.paused or (self.waiting and not self.indifferent):
+        quiet = self._repeats and self._on_step is None and not self._preempts
+        if not quiet or plan.joined or plan.paused or (self.waiting and not self.admission_closed):
             return 1
         if any(s.pending > 1 or not s.output_ids or s.stop is not None for s in plan.sequences):
             return 1
         return min((s.max_tokens - len(s.output_ids) for s in plan.sequences), default=1)
 
     @property
-    def indifferent(self) -> bool:
+    def admission_closed(self) -> bool:
         """Whether nobody who waits or arrives can join before somebody leaves."""
         shut = not self._open_slots or (self.policy.closed and bool(self.running))
-        return shut and not self._displaces
+        return shut and not self._preempts
 
     def _slot_steps(self, plan: Plan) -> SlotSteps:
         rows, held = len(plan.sequences), len(plan.held)
@@ -481,7 +482,7 @@ class Scheduler:
         recomputed = 0.0
         if self._recomputes:
             for seq, count in zip(plan.sequences, plan.counts):
-                if seq.lost > seq.computed:
-                    recomputed += min(count, seq.lost - seq.computed) / count
+                if seq.recompute_until > seq.computed:
+                    recomputed += min(count, seq.recompute_until - seq.computed) / count
         idle = max(0, self.policy.max_batch_size - rows - held)
         return SlotSteps(rows - padding - recomputed, padding, held, idle, recomputed)

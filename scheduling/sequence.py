@@ -36,8 +36,8 @@ class Sequence:
     prompt_details: list[Any] = field(default_factory=list)
     computed: int = 0  # tokens whose keys and values lie in the pages
     cached: int = 0  # of these, prompt tokens found in the prefix cache
-    displaced: int = 0  # how often it was taken off its slot
-    lost: int = 0  # tokens that had been computed when it was, and are computed again
+    preemptions: int = 0  # how often it lost its slot
+    recompute_until: int = 0  # tokens that were computed before the last preemption, and are recomputed
     pages: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     slot: int = -1
@@ -75,9 +75,9 @@ class Sequence:
         return self.pending > 1 or not self.output_ids
 
     @property
-    def has_moved_on(self) -> bool:
-        """Whether it decodes, and has generated a token since it joined, the last time if it was displaced."""
-        return self.pending == 1 and bool(self.output_ids) and self.computed > self.lost
+    def has_progressed(self) -> bool:
+        """Whether it decodes, and has generated a token since it last joined."""
+        return self.pending == 1 and bool(self.output_ids) and self.computed > self.recompute_until
 
     @property
     def is_finished(self) -> bool:

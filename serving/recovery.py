@@ -206,7 +206,7 @@ class Recovery:
             if n < 2:
                 failed_alone = True
                 continue
-            plan = scheduler.put_back(plan, plan.sequences[math.ceil(n / 2) :], self._clock())
+            plan = scheduler.preempt(plan, plan.sequences[math.ceil(n / 2) :], self._clock())
             scheduler.slot_cap = len(scheduler.running)
 
     def _release_memory(self) -> None:

@@ -125,7 +125,7 @@ class Trial:
         """Serve everybody; Broken at the first thing that must not be."""
         todo = sorted(self.sequences, key=lambda seq: seq.arrived_at)
         cancels = dict(self.case.cancels)
-        limit = step_limit(self.case, self.scheduler.budget)
+        limit = step_limit(self.case, self.scheduler.token_budget)
         self._watch_admit()
         while todo or not self.scheduler.is_idle:
             self._take_in(todo)
@@ -147,11 +147,11 @@ class Trial:
     def _watch_admit(self) -> None:
         asked = self.policy.admit
 
-        def admit(waiting: Any, running: Any, room: Any, now: float) -> int:
-            n = asked(waiting, running, room, now)
-            if n > room.slots:
+        def admit(waiting: Any, running: Any, budget: Any, now: float) -> int:
+            n = asked(waiting, running, budget, now)
+            if n > budget.slots:
                 raise Broken(
-                    "slots", f"admit() returned {n}, but only {room.slots} of {self.case.slots} slots are free"
+                    "slots", f"admit() returned {n}, but only {budget.slots} of {self.case.slots} slots are free"
                 )
             return n
 
@@ -245,8 +245,8 @@ class Trial:
                 raise Broken("no request runs after it finishes", f"{seq.id} is finished but computes {count} tokens")
             if seq.arrived_at > self.now:
                 raise Broken("no request runs before it arrives", f"{seq.id} in step {plan.number}")
-        if not policy.padded and sum(plan.counts) > self.scheduler.budget:
-            raise Broken("tokens of a step", f"{sum(plan.counts)} computed, {self.scheduler.budget} allowed")
+        if not policy.padded and sum(plan.counts) > self.scheduler.token_budget:
+            raise Broken("tokens of a step", f"{sum(plan.counts)} computed, {self.scheduler.token_budget} allowed")
         if plan.held and not policy.holds:
             raise Broken("slots of finished requests", f"finished requests hold slots: {names(plan.held)}")
         if not plan.sequences and not policy.overruns:
@@ -273,7 +273,7 @@ class Trial:
                 return
         elif reason == "token_budget":
             needed = first.pending - policy.cached_tokens(first)
-            if sum(plan.counts) + needed > scheduler.budget or sum(plan.counts) >= scheduler.budget:
+            if sum(plan.counts) + needed > scheduler.token_budget or sum(plan.counts) >= scheduler.token_budget:
                 return
         raise Broken(WORK, f"at {self.now:g} {free} slots are empty, but {first.id} waits (reason: {reason})")
 
@@ -303,7 +303,7 @@ class Trial:
         """Write down what each client is served by this step, and which clients still have requests waiting."""
         price = self._price
         for seq in plan.joined:
-            if not seq.displaced:
+            if not seq.preemptions:
                 self._serve(seq.client, price(len(seq.prompt_ids), 0))
         for seq, output in zip(plan.sequences, outputs):
             if output is not None:

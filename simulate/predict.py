@@ -166,7 +166,7 @@ def replay(run: Record, lines: Rows[Line], records: Rows[Record]) -> tuple[Run, 
               for line in lines if line["id"] in arrived]  # fmt: skip
     half = max(0.0, float(np.median(beside))) / 2 if beside else 0.0
     served = sequences(lines, records, seen(arrived, records))
-    simulated = simulate(scheduler, served, cost, Host(alpha1=half), leap=False)
+    simulated = simulate(scheduler, served, cost, Host(alpha1=half), fast_forward=False)
     for seq in simulated.sequences:
         seq.arrived_at = arrived[seq.id] - half
     return simulated, {"steps": cost.asked, "steps_alike": cost.met, "beside_s": 2 * half}

@@ -4,7 +4,7 @@ One engine needs no event heap: the next event is the end of this step or, when 
 time at which the policy wants to be asked again. It must not know what a policy decides, or how a cost was fitted.
 
 Decode steps in which nothing can change but the clock are gone through without a plan for each; the result is equal
-bit for bit to that of asking every time (`leap=False`, which records of single steps imply).
+bit for bit to that of asking every time (`fast_forward=False`, which records of single steps imply).
 """
 
 from __future__ import annotations
@@ -109,21 +109,27 @@ def simulate(
     host: Host | None = None,
     *,
     records: bool = False,
-    leap: bool = True,
+    fast_forward: bool = True,
 ) -> Run:
     """Serve all arrivals and return the run; with `records`, the Iteration of each step too.
 
     `arrived_at` of a sequence is when it was sent; while the run lasts it is `host.alpha0` later, when it is seen.
     Raises PolicyHangs when the policy will never let those who wait join.
     """
-    return Simulation(scheduler, arrivals, cost, host or Host(), records, leap).run()
+    return Simulation(scheduler, arrivals, cost, host or Host(), records, fast_forward).run()
 
 
 class Simulation:
     """The state of one run."""
 
     def __init__(
-        self, scheduler: Scheduler, arrivals: Iterable[Sequence], cost: Cost, host: Host, records: bool, leap: bool
+        self,
+        scheduler: Scheduler,
+        arrivals: Iterable[Sequence],
+        cost: Cost,
+        host: Host,
+        records: bool,
+        fast_forward: bool,
     ) -> None:
         self.scheduler = scheduler
         self.cost = cost
@@ -141,7 +147,7 @@ class Simulation:
         self._arrivals = array("d", [seq.arrived_at for seq in ordered] + [math.inf])
         scheduler.record = records
         self._listens = type(scheduler.policy).on_token is not Policy.on_token
-        self._leap = leap and not records
+        self._fast_forward = fast_forward and not records
 
     def run(self) -> Run:
         """Take in, plan, compute, until everybody has left."""
@@ -156,7 +162,7 @@ class Simulation:
                 continue
             self._fruitless = 0
             result.batches += bool(plan.joined)
-            if not (self._leap and self._go_through(plan)):
+            if not (self._fast_forward and self._go_through(plan)):
                 self._compute(plan)
         result.ended = self.now
         return result
@@ -204,7 +210,7 @@ class Simulation:
 
     def _go_through(self, plan: Plan) -> bool:
         """Compute this plan and those after it that must be equal, short of somebody's last token; False if none is."""
-        steps = self.scheduler.steps_alike(plan) - 1
+        steps = self.scheduler.identical_steps_ahead(plan) - 1
         if steps < 1:
             return False
         self._book(plan, self._turn(plan, steps))

@@ -111,7 +111,7 @@ def drive(
             sleep(run, todo)
             continue
         if plan.number in shed and len(plan.sequences) > 1:
-            plan = scheduler.put_back(plan, plan.sequences[len(plan.sequences) // 2 :], run.now)
+            plan = scheduler.preempt(plan, plan.sequences[len(plan.sequences) // 2 :], run.now)
             scheduler.slot_cap = len(scheduler.running)
         assert len(scheduler.running) <= scheduler.slot_cap
         check_plan(run, plan)
@@ -186,7 +186,7 @@ def check_end(run: Run) -> None:
             assert seq.output_ids == list(range(seq.max_tokens))
         until = seq.finished_at if seq.scheduled_at is None else seq.scheduled_at
         waited = sum(seconds for _, seconds in seq.waited.values())
-        assert seq.displaced or abs(waited - (until - seq.arrived_at)) < 1e-6
+        assert seq.preemptions or abs(waited - (until - seq.arrived_at)) < 1e-6
 
 
 @st.composite

@@ -87,8 +87,8 @@ class Fair(policy.Policy):
         if len(self.counters) > 2 * KEPT:
             self._forget()
 
-    def on_displace(self, seq: Sequence, now: float) -> None:
-        super().on_displace(seq, now)
+    def on_preempt(self, seq: Sequence, now: float) -> None:
+        super().on_preempt(seq, now)
         self.counters.setdefault(seq.client, 0.0)
         queue = self._queues.setdefault(seq.client, OrderedDict())
         queue[seq] = None
@@ -97,7 +97,7 @@ class Fair(policy.Policy):
     def on_admit(self, seq: Sequence, now: float) -> None:
         super().on_admit(seq, now)
         self._leave(seq)
-        if not seq.displaced:  # what it loses by that is not its client's fault
+        if not seq.preemptions:  # what it loses by that is not its client's fault
             self.charge(seq.client, self.price_of_joining(seq))
 
     def on_cancel(self, seq: Sequence, now: float) -> None:

@@ -23,7 +23,7 @@ class Sorted(policy.Policy):
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
         # Where nobody joins while somebody runs, a slot that is given up helps nobody.
-        self.displaces = not self.closed
+        self.preempts = not self.closed
         self._numbers = count()
         self._entries: dict[Sequence, Entry] = {}
         self._sorted: list[Entry] = []
@@ -60,8 +60,8 @@ class Sorted(policy.Policy):
         super().on_arrival(seq, now)
         self._put(seq, now)
 
-    def on_displace(self, seq: Sequence, now: float) -> None:
-        super().on_displace(seq, now)
+    def on_preempt(self, seq: Sequence, now: float) -> None:
+        super().on_preempt(seq, now)
         self._put(seq, now)
 
     def on_admit(self, seq: Sequence, now: float) -> None:

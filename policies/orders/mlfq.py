@@ -3,7 +3,7 @@
 Level i has a quantum of `quantum` x 2^i seconds. A newcomer joins the first level whose quantum is at least the time of
 its own prompt, and sinks by one each time it has run for its level's quantum. A lower level gives its slots up to a
 higher one, and computes what it had anew later. Every `lift_every` steps, whoever has waited for more than `starving`
-seconds rises to the top. FastServe swaps what it displaces to the host; computing it anew is dearer, so here it pays only
+seconds rises to the top. FastServe swaps what it preempts to the host; computing it anew is dearer, so here it pays only
 when many wait. Who joins is left alone until it has moved on by a token.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Collection
 from policies.orders._sorted import Sorted
 from scheduling.iteration import Plan
 from scheduling.options import option
-from scheduling.policy import Room
+from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
 LEVELS = 32
@@ -46,12 +46,12 @@ class Order(Sorted):
         self._since[seq] = now
         return self._level_of(seq)
 
-    def displace(
-        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
+    def preempt(
+        self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float
     ) -> list[Sequence]:
-        if room.slots or not waiting:
+        if budget.slots or not waiting:
             return []
-        may_go = [s for s in running if s.has_moved_on and not s.is_finished]
+        may_go = [s for s in running if s.has_progressed and not s.is_finished]
         lowest = sorted(may_go, key=self._level_of, reverse=True)
         out = []
         for seq, better in zip(lowest, self._by_key()):

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from policies.orders._predictions import Predicting
 from policies.orders._sorted import Sorted
 from scheduling.options import option
-from scheduling.policy import Room
+from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
 
@@ -22,10 +22,10 @@ class Order(Predicting, Sorted):
     def key(self, seq: Sequence, now: float) -> float:
         return self.predict(seq) - len(seq.output_ids)
 
-    def displace(
-        self, waiting: Collection[Sequence], running: list[Sequence], room: Room, now: float
+    def preempt(
+        self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float
     ) -> list[Sequence]:
-        if room.slots or not waiting:
+        if budget.slots or not waiting:
             return []
         worst = sorted((s for s in running if self._may_go(s)), key=lambda s: self.key(s, now), reverse=True)
         out = []
@@ -40,4 +40,4 @@ class Order(Predicting, Sorted):
 
     def _may_go(self, seq: Sequence) -> bool:
         young = len(seq.output_ids) < self.c * self.predict(seq)
-        return young and seq.has_moved_on and not seq.is_finished
+        return young and seq.has_progressed and not seq.is_finished

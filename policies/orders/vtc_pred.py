@@ -30,7 +30,7 @@ class Order(Predicting, vtc.Order):
 
     def on_admit(self, seq: Sequence, now: float) -> None:
         super().on_admit(seq, now)
-        if not seq.displaced:
+        if not seq.preemptions:
             self._ahead[seq] = self.predict(seq)
 
     def on_token(self, seq: Sequence, now: float) -> None:

@@ -4,5 +4,5 @@ from scheduling import policy
 
 
 class Policy(policy.Policy):
-    def admit(self, waiting, running, room, now):
-        return min(len(waiting) - 1, room.slots)
+    def admit(self, waiting, running, budget, now):
+        return min(len(waiting) - 1, budget.slots)

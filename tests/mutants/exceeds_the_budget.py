@@ -4,5 +4,5 @@ from scheduling import policy
 
 
 class Policy(policy.Policy):
-    def share(self, running, budget):
+    def allocate_tokens(self, running, token_budget):
         return [seq.pending for seq in running]

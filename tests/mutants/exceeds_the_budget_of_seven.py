@@ -4,7 +4,7 @@ from scheduling import policy
 
 
 class Policy(policy.Policy):
-    def share(self, running, budget):
+    def allocate_tokens(self, running, token_budget):
         if len(running) == 7:
             return [seq.pending for seq in running]
-        return super().share(running, budget)
+        return super().allocate_tokens(running, token_budget)

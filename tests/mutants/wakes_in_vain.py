@@ -4,5 +4,5 @@ from policies import window
 
 
 class Policy(window.Policy):
-    def admit(self, waiting, running, room, now):
-        return super().admit(waiting, running, room, now - 1)
+    def admit(self, waiting, running, budget, now):
+        return super().admit(waiting, running, budget, now - 1)

@@ -58,13 +58,13 @@ def test_with_equal_requests_of_one_client_every_order_is_first_come_first_serve
     alike = [(arrival, [0, 0], 3) for arrival, _, _ in trace]
     exact: dict[str, object] = {"predictor": "oracle"} if order == "ssjf" else {}
     run = drive(made(f"dynamic+{order}", slots, pool(), **exact), requests(*alike))
-    if not any(s.displaced for s in run.sequences):
+    if not any(s.preemptions for s in run.sequences):
         assert order_of_admission(run) == [s.id for s in run.sequences]
 
 
 @pytest.mark.parametrize("order", [o for o in EVERY if o not in ("srpt", "mlfq")])
 def test_one_server_does_the_same_work_in_any_order(order: str) -> None:
-    """The sum of service x wait is the same for every order that conserves work and displaces nobody."""
+    """The sum of service x wait is the same for every order that conserves work and preempts nobody."""
     sums = set()
     for name in (f"nobatch+{order}", "nobatch"):
         sequences = many(60, seed=3, gap=500)
@@ -207,14 +207,14 @@ def test_longest_prefix_first_hits_more_of_the_cache() -> None:
 def test_least_remaining_first_is_no_slower_than_first_come_with_exact_predictions(seed: int) -> None:
     fcfs = drive(made("dynamic", 4), many(200, seed, gap=300))
     srpt = drive(made("dynamic+srpt", 4), many(200, seed, gap=300))
-    assert any(s.displaced for s in srpt.sequences)
+    assert any(s.preemptions for s in srpt.sequences)
     assert mean_latency(srpt) < mean_latency(fcfs)
 
 
 def test_nobody_is_displaced_who_is_nearly_done() -> None:
     def displaced(c: float, shorts: int) -> int:
         trace = [(0, 1, 20), (shorts, 1, 2)]
-        return drive(made("dynamic+srpt", 1, c=c), requests(*trace)).sequences[0].displaced
+        return drive(made("dynamic+srpt", 1, c=c), requests(*trace)).sequences[0].preemptions
 
     # by 100 the long one has 8 of its 20 tokens
     assert [displaced(c, 100) for c in (0, 0.3, 0.5, 1)] == [0, 0, 1, 1]
@@ -223,8 +223,8 @@ def test_nobody_is_displaced_who_is_nearly_done() -> None:
 def test_what_is_computed_anew_is_in_the_record() -> None:
     run = drive(made("dynamic+srpt", 1), requests((0, 3, 9), (40, 3, 2)))
     long = run.sequences[0]
-    assert (long.displaced, long.lost) == (1, 6)
-    assert [it.displaced for it in run.iterations if it.displaced] == [["r0"]]
+    assert (long.preemptions, long.recompute_until) == (1, 6)
+    assert [it.preempted for it in run.iterations if it.preempted] == [["r0"]]
     again = [it for it in run.iterations if it.slot_steps.recomputed]
     assert [it.slot_steps.recomputed for it in again] == [pytest.approx(6 / 7)]
     assert long.output_ids == list(range(9))

@@ -167,8 +167,8 @@ def test_the_budget_is_shared_decodes_first_then_prompts_in_order() -> None:
     decoding.computed, decoding.output_ids = 3, [1]
     done.computed, done.output_ids, done.finish_reason = 2, [1], "length"
     running = [first, decoding, second, third, done]
-    assert policy.share(running, 10) == [6, 1, 3, 0, 0]
-    assert policy.share(running, 100) == [6, 1, 5, 4, 0]
+    assert policy.allocate_tokens(running, 10) == [6, 1, 3, 0, 0]
+    assert policy.allocate_tokens(running, 100) == [6, 1, 5, 4, 0]
 
 
 def made(name: str, slots: int, pages: PagePool | None = None, **options: object) -> Scheduler:
@@ -312,8 +312,8 @@ def test_who_pauses_is_in_the_record_as_idle() -> None:
 def test_prefill_first_displaces_the_newest_and_computes_it_anew() -> None:
     run = drive(made("prefill-first", 4, kv_tokens=12), burst((4, 8), (4, 4)))
     first, second = run.sequences
-    assert (first.displaced, second.displaced) == (0, 1)
-    assert [it.displaced for it in run.iterations if it.displaced] == [["r1"]]
+    assert (first.preemptions, second.preemptions) == (0, 1)
+    assert [it.preempted for it in run.iterations if it.preempted] == [["r1"]]
     assert [s.output_ids for s in run.sequences] == [list(range(8)), list(range(4))]
     assert sum(it.slot_steps.recomputed for it in run.iterations) == pytest.approx(6 / 7)
     for it in run.iterations:
@@ -383,7 +383,7 @@ def test_lightllm_never_fills_more_than_its_pool_and_displaces_nobody(
     def planned(scheduler: Scheduler, plan: Plan) -> None:
         held = sum(s.computed for s in scheduler.running) + sum(plan.counts)
         assert held < pool
-        assert not any(s.displaced for s in scheduler.running)
+        assert not any(s.preemptions for s in scheduler.running)
 
     drive(made("lightllm", slots, pool=pool, max_wait=wait), requests(*trace), planned=planned)
 
@@ -471,8 +471,8 @@ from scheduling.options import option
 class Policy(policy.Policy):
     most = option(3, "runs at once", low=1)
 
-    def admit(self, waiting, running, room, now):
-        return max(0, min(self.most - len(running), room.slots))
+    def admit(self, waiting, running, budget, now):
+        return max(0, min(self.most - len(running), budget.slots))
 """
 
 

@@ -206,7 +206,7 @@ def test_who_comes_when_the_queue_was_just_emptied_inherits_no_reason() -> None:
 
 def test_who_waits_for_a_deadline_of_the_policy_is_told_so_and_the_loop_when_to_wake() -> None:
     class Window(Policy):
-        def admit(self, waiting, running, room, now):
+        def admit(self, waiting, running, budget, now):
             return len(waiting) if now >= 50 else 0
 
         def deadline(self, waiting, now):
@@ -282,16 +282,16 @@ def test_who_is_put_back_is_the_first_to_join_again_with_all_its_tokens() -> Non
     made.step(next_tokens, lambda: 10)
     plan = made.plan(11)
     assert plan is not None
-    kept = made.put_back(plan, sequences[2:], 11)
+    kept = made.preempt(plan, sequences[2:], 11)
     made.slot_cap = 2
     record = made.commit(kept, next_tokens(kept), 12)
     assert (kept.sequences, list(made.waiting)) == (sequences[:2], sequences[2:])
-    assert record.displaced == ["r2", "r3"]
+    assert record.preempted == ["r2", "r3"]
     assert [len(seq.pages) for seq in sequences] == [2, 2, 0, 0]
     while made.step(next_tokens, lambda: 13):
         assert len(made.running) <= 2
     assert [seq.output_ids for seq in sequences] == [list(range(5))] * 4
-    assert [(seq.displaced, seq.lost) for seq in sequences] == [(0, 0)] * 2 + [(1, 3)] * 2
+    assert [(seq.preemptions, seq.recompute_until) for seq in sequences] == [(0, 0)] * 2 + [(1, 3)] * 2
 
 
 def test_who_joined_in_the_very_step_that_found_no_memory_has_not_joined() -> None:
@@ -300,9 +300,9 @@ def test_who_joined_in_the_very_step_that_found_no_memory_has_not_joined() -> No
         made.add(seq)
     plan = made.plan(1)
     assert plan is not None
-    kept = made.put_back(plan, plan.sequences[1:], 1)
+    kept = made.preempt(plan, plan.sequences[1:], 1)
     record = made.commit(kept, next_tokens(kept), 2)
-    assert (record.joined, record.displaced, record.queue) == (["r0"], [], 1)
+    assert (record.joined, record.preempted, record.queue) == (["r0"], [], 1)
 
 
 def test_a_shared_prefix_is_computed_once() -> None:
@@ -449,18 +449,18 @@ def test_a_new_policy_hears_of_those_who_wait_in_their_order_and_of_those_who_ru
     ("hook", "answer", "words"),
     [
         ("order", lambda waiting, now: list(waiting) * 2, "order: r0 is running"),
-        ("share", lambda running, budget: [9, 9], "share: 2 numbers for 1 running"),
-        ("share", lambda running, budget: [9], "share: 9 tokens for r0, which has 2"),
-        ("share", lambda running, budget: [0], "share: no running request"),
+        ("allocate_tokens", lambda running, budget: [9, 9], "allocate_tokens: 2 numbers for 1 running"),
+        ("allocate_tokens", lambda running, budget: [9], "allocate_tokens: 9 tokens for r0, which has 2"),
+        ("allocate_tokens", lambda running, budget: [0], "allocate_tokens: no running request"),
         ("release", lambda running: list(running), "release: r0 "),
-        ("displace", lambda waiting, running, room, now: running * 2, "r0, r0: one of them twice"),
+        ("preempt", lambda waiting, running, budget, now: running * 2, "r0, r0: one of them twice"),
     ],
 )
 def test_a_policy_that_asks_for_what_cannot_be_is_told_which_hook_it_was(
     hook: str, answer: Callable, words: str
 ) -> None:
     mine = type("Mine", (Policy,), {hook: lambda self, *args: answer(*args)})(2)
-    mine.admit = lambda waiting, running, room, now: room.slots
+    mine.admit = lambda waiting, running, budget, now: budget.slots
     loop = Scheduler(mine)
     loop.add(requests((0, 2, 3))[0])
 
@@ -497,17 +497,17 @@ def test_steps_alike_are_as_many_as_can_follow_each_other_unseen() -> None:
     for _ in range(3):
         plan = loop.plan(0)
         assert plan is not None
-        plans.append(loop.steps_alike(plan))
+        plans.append(loop.identical_steps_ahead(plan))
         loop.commit(plan, next_tokens(plan), 1)
     assert plans == [1, 5, 4]
-    assert loop.indifferent
+    assert loop.admission_closed
     loop.add(third)
     plan = loop.plan(1)
     assert plan is not None
-    assert loop.steps_alike(plan) == 3  # no slot is free, so the third changes nothing
+    assert loop.identical_steps_ahead(plan) == 3  # no slot is free, so the third changes nothing
     loop.switch(policies.get_policy("dynamic", 3), 1)
-    assert not loop.indifferent
-    assert loop.steps_alike(plan) == 1
+    assert not loop.admission_closed
+    assert loop.identical_steps_ahead(plan) == 1
 
 
 def test_a_step_of_many_thousand_rows_is_left_by_all_of_them_at_once() -> None:

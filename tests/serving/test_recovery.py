@@ -67,7 +67,7 @@ def test_memory_that_ran_out_once_puts_nobody_back(serve: Serve) -> None:
         assert one.wait_for_completion(SOON) == expected(f"r{i}", 3)
     recovery = served.manager.recovery
     assert (recovery.steps_failed, recovery.out_of_memory, served.manager.slot_cap) == (1, 1, 4)
-    assert not any(one.sequence.displaced for one in asked)
+    assert not any(one.sequence.preemptions for one in asked)
 
 
 def test_a_batch_that_shrinks_twice_is_one_warning_with_fewer_than_ran(

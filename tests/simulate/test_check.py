@@ -35,7 +35,7 @@ PLANTED = {
     "exceeds_the_budget": ("", {"tokens of a step"}),
     "forgets_who_was_cancelled": ("", {"no request runs after it finishes"}),
     "pauses_everybody": ("", {"no crash"}),
-    "displaces_for_ever": ("", {"no request starves"}),
+    "preempts_forever": ("", {"no request starves"}),
     "crashes": ("", {"no crash"}),
     "loses_one_after_100_joins": ("", {WORK}),
     "exceeds_the_budget_of_seven": ("", {"tokens of a step"}),

@@ -72,9 +72,9 @@ def test_a_leap_changes_nothing(name: str, slots: int, pages: int | None) -> Non
             poisson(6.0, lengths, np.random.default_rng(3), prompt=9),
             costs.make("llm-mock"),
             Host(alpha0=0.001, alpha2=1e-5, sigma=1e-4),
-            leap=leap,
+            fast_forward=fast_forward,
         )
-        for leap in (False, True)
+        for fast_forward in (False, True)
     ]
     assert everything(runs[0]) == everything(runs[1])
     for before, after in zip(*(run.sequences for run in runs)):
@@ -99,10 +99,10 @@ def test_a_leap_gives_a_policy_that_listens_each_token_at_its_time() -> None:
             self.heard.append(("finish", seq.id, now))
 
     heard = []
-    for leap in (False, True):
+    for fast_forward in (False, True):
         policy = Listening(2)
         trace = sequences([(0, 4, 30), (0.2, 3, 20), (0.3, 1, 9), (5, 2, 8)])
-        simulate(Scheduler(policy), trace, costs.make("constant", {"a": 0.05}), leap=leap)
+        simulate(Scheduler(policy), trace, costs.make("constant", {"a": 0.05}), fast_forward=fast_forward)
         heard.append(policy.heard)
     assert heard[0] == heard[1]
     assert len(heard[0]) == 67 + 2 * 4
@@ -163,7 +163,7 @@ class Waits(Policy):
 
     until: float | None = None
 
-    def admit(self, waiting: Collection[Sequence], running: list[Sequence], room: object, now: float) -> int:
+    def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: object, now: float) -> int:
         return len(waiting) if self.until is not None and now >= self.until else 0
 
     def deadline(self, waiting: Collection[Sequence], now: float) -> float | None:
@@ -221,5 +221,5 @@ def test_the_cost_sees_the_plan_that_was_made() -> None:
             assert self.seconds(step) == toy_cost(plan)
             return step
 
-    simulate(make_scheduler("static", 2), sequences([(0, 4, 3), (5, 8, 1), (6, 2, 5)]), Watching(), leap=False)
+    simulate(make_scheduler("static", 2), sequences([(0, 4, 3), (5, 8, 1), (6, 2, 5)]), Watching(), fast_forward=False)
     assert len(plans) == 3 + 5

@@ -4,5 +4,5 @@ from scheduling import policy
 
 
 class Policy(policy.Policy):
-    def displace(self, waiting, running, room, now):
+    def preempt(self, waiting, running, budget, now):
         return [seq for seq in running if len(seq.output_ids) > 1]

@@ -1,0 +1,98 @@
+"""Users' policy files that still use former names work as they did, and a warning names the new ones."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+from driver import drive, requests
+
+import policies
+from scheduling.renamed import RenamedWarning
+from scheduling.scheduler import Scheduler
+from simulate.check import check
+
+OLD = '''
+"""A policy written before the names changed."""
+
+from scheduling import policy
+from scheduling.policy import Room
+
+
+class Policy(policy.Policy):
+    apart = True
+
+    def __init__(self, max_batch_size, **options):
+        super().__init__(max_batch_size, **options)
+        self.heard = []
+        self.displaces = max_batch_size > 1
+
+    def obstacle(self, seq, running, room):
+        assert isinstance(room, Room)
+        return "token_budget" if len(running) >= 2 else super().obstacle(seq, running, room)
+
+    def displace(self, waiting, running, room, now):
+        oldest = next(iter(waiting), None)
+        return running[:1] if oldest and running[0].has_progressed and now < 60 else []
+
+    def on_displace(self, seq, now):
+        super().on_displace(seq, now)
+        self.heard.append(seq.id)
+
+    def share(self, running, budget):
+        return super().share(running, budget)
+'''
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> str:
+    path = tmp_path / "old.py"
+    path.write_text(OLD)
+    return str(path)
+
+
+def test_every_former_name_is_reported_with_its_file_and_the_new_name(old: str) -> None:
+    with pytest.warns(RenamedWarning) as caught:
+        policies.get_policy(old, 4)
+    lines = [str(warning.message) for warning in caught]
+    pairs = {
+        "apart": "separate_prefill", "displaces": "preempts", "obstacle": "blocked_by", "displace": "preempt",
+        "on_displace": "on_preempt", "share": "allocate_tokens",
+    }  # fmt: skip
+    for name, new in pairs.items():
+        assert any(line.startswith(f"{old}: {name} is now called {new}.") for line in lines), name
+    assert any("Room is now called Budget" in line for line in lines)
+
+
+@pytest.mark.parametrize("order", ["", "+sjf", "+vtc", "+mlfq"])
+def test_hooks_by_former_names_decide_and_reach_the_next_class(old: str, order: str) -> None:
+    with pytest.warns(RenamedWarning):
+        policy = policies.get_policy(old + order, 4)
+    run = drive(Scheduler(policy), requests((0, 3, 6), (0, 3, 6), (0, 3, 6), (5, 2, 3)))
+    assert policy.heard  # on_displace
+    assert sum(seq.preemptions for seq in run.sequences) == len(policy.heard)
+    assert max(it.batch_size for it in run.iterations) == 2  # obstacle
+    for plan, record in zip(run.plans, run.iterations):  # apart: no step has both prompts and decodes
+        assert len({m.phase for m in record.members if m.phase != "idle"}) == 1, plan
+
+
+def test_an_attribute_set_on_the_object_counts(old: str) -> None:
+    with pytest.warns(RenamedWarning):
+        policy = policies.get_policy(old, 1)
+    assert (policy.preempts, policy.displaces, policy.apart) == (False, False, True)
+
+
+def test_no_shipped_policy_uses_a_former_name() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RenamedWarning)
+        for name in [*policies.names(), *(f"dynamic+{order}" for order in policies.order_names())]:
+            policies.get_policy(name, 4)
+
+
+def test_a_check_reads_former_names(old: str, tmp_path: Path) -> None:
+    path = tmp_path / "good.py"
+    path.write_text("from scheduling import policy\n\n\nclass Policy(policy.Policy):\n    apart = True\n")
+    with pytest.warns(RenamedWarning):
+        verdict = check(str(path), cases=50, large=0)
+    assert verdict.broken is None, str(verdict)
