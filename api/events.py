@@ -26,7 +26,7 @@ from api.service import Engine, Service
 from api.socket_writer import LentSocket
 from api.streaming import bare_socket, event_stream
 from config import VERSION
-from observe.feed import KEPT, Feed, Viewer, event
+from observe.feed import CAPACITY, Feed, Viewer, event
 from serving.inference import Wakeup
 
 RUN = uuid.uuid4().hex[:12]  # another process counts its steps from 1 again
@@ -37,7 +37,7 @@ OPERATIONS = [
         "get", "/events", "the steps of the batching loop, as an endless stream of server-sent events", "operations",
         media="text/event-stream", answer={"type": "string"}, errors=(400, 503), unlisted="it never ends",
         query={
-            "last": {"type": "integer", "minimum": 0, "maximum": KEPT},
+            "last": {"type": "integer", "minimum": 0, "maximum": CAPACITY},
             "after": {"type": "integer", "minimum": 0}, "detail": SWITCH,
         },
     ),
@@ -54,7 +54,7 @@ def blueprint(service: Service) -> Blueprint:
         after = _number(request.headers.get("Last-Event-ID"), "the header Last-Event-ID")
         if after is None:
             after = _number(request.args.get("after"), "after")
-        last = min(_number(request.args.get("last"), "last") or 0, KEPT)
+        last = min(_number(request.args.get("last"), "last") or 0, CAPACITY)
         detail = _number(request.args.get("detail"), "detail") == 1
         response = _stream(service, engine, after, last, detail)
         if origin := _same_host(request.headers.get("Origin", "")):
@@ -99,7 +99,7 @@ def _stream(service: Service, engine: Engine, after: int | None, last: int, deta
     viewer = feed.enter(hang_up)
     if viewer is None:
         raise ApiError(
-            f"too many viewers (limit {feed.most_viewers}). Close one, then try again",
+            f"too many viewers (limit {feed.max_viewers}). Close one, then try again",
             type="unavailable_error",
             retry_after=5,
         )
@@ -130,9 +130,9 @@ def _lend(lent: LentSocket, feed: Feed, viewer: Viewer) -> None:
     try:
         while True:
             lent.lend(LEND_SECONDS)
-            viewer.begun = feed.clock()
+            viewer.sending_since = feed.clock()
             lent.finish()
-            viewer.begun = None
+            viewer.sending_since = None
     except ViewerLeft:
         return
     except BlockingIOError:  # after --send-timeout

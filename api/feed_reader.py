@@ -87,6 +87,6 @@ class FeedReader:
                 if not data:
                     time.sleep(POLL_SECONDS)
                     continue
-                self._viewer.begun = self._feed.clock()
+                self._viewer.sending_since = self._feed.clock()
                 yield data
-                self._viewer.begun = None
+                self._viewer.sending_since = None

@@ -70,9 +70,9 @@ class Exposition(Collector):
             "enable_prefix_caching": str(bool(pages and pages.prefix_cache)),
         }
         yield gauge("vllm:cache_config_info", "Configuration of the KV cache.", one | cache, 1)
-        asked, found = (pages.query_tokens, pages.hit_tokens) if pages else (0, 0)
-        yield counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", one, asked)
-        yield counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", one, found)
+        queries, hits = (pages.query_tokens, pages.hit_tokens) if pages else (0, 0)
+        yield counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", one, queries)
+        yield counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", one, hits)
 
     def _vllm_requests(self) -> Iterator[Metric]:
         m, one = self.service.meters, self._names

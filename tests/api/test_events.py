@@ -32,8 +32,8 @@ def step(n: int, slots: int = 2) -> Iteration:
     )
 
 
-def filled(count: int, kept: int = 64) -> Feed:
-    feed = Feed(kept)
+def filled(count: int, capacity: int = 64) -> Feed:
+    feed = Feed(capacity)
     for n in range(1, count + 1):
         feed.observe(step(n), [])
     return feed
@@ -91,7 +91,7 @@ def test_a_viewer_goes_on_after_the_step_it_had_last() -> None:
 
 
 def test_what_the_ring_has_no_more_is_a_gap() -> None:
-    events = read(filled(100, kept=10), 11, after=17)
+    events = read(filled(100, capacity=10), 11, after=17)
     assert events[0] == {"event": "gap", "data": {"from": 18, "to": 90}}
     assert ids(events) == list(range(91, 101))
 
@@ -107,7 +107,7 @@ def test_a_viewer_of_an_earlier_run_gets_all_that_is_kept() -> None:
 
 
 def test_a_slow_viewer_is_told_what_it_missed() -> None:
-    feed = filled(4, kept=16)
+    feed = filled(4, capacity=16)
     viewer = Viewer(lambda: None)
     frames = FeedReader(feed, viewer, last=2).frames()
     assert ids(parse(next(frames))) == [3, 4]
@@ -197,7 +197,7 @@ def test_seventeen_viewers_are_one_too_many_unless_one_is_frozen() -> None:
     assert feed.enter(lambda: None) is None
     frozen = viewers[5]
     assert frozen is not None
-    frozen.begun = 0.0
+    frozen.sending_since = 0.0
     assert feed.enter(lambda: None) is None
     now[0] = FROZEN_SECONDS + 1
     assert feed.enter(lambda: None) is not None

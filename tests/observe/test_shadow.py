@@ -22,7 +22,7 @@ from support import ROOT, Server, run_app, wait_until
 import policies
 from batching import Inference
 from config import Config, ConfigError
-from observe.shadow import FEWEST, KEPT, KEPT_STEPS, SPAN, Shadow, check
+from observe.shadow import MAX_AGE, MAX_REQUESTS, MINIMUM, STEPS_PER_SIZE, Shadow, check
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
@@ -88,10 +88,9 @@ def watched(policy: str = "dynamic", **options: Any) -> tuple[Shadow, Run]:
 
 def ask(shadow: Shadow) -> dict[str, Any]:
     """Return the answer of the process's code, called here."""
-    rows, hashes, _ = shadow.window()
-    steps = [row for kept in shadow._steps.values() for row in kept]
+    rows, hashes, _ = shadow.recording.window()
     out = io.StringIO()
-    lines = list(shadow._lines(rows, hashes, steps))
+    lines = list(shadow.question(rows, hashes, shadow.recording.steps()))
     simulated.main(io.StringIO("".join(lines)), out)  # type: ignore[arg-type]
     answer: dict[str, Any] = json.loads(out.getvalue())
     return answer
@@ -161,26 +160,26 @@ def test_who_is_asked_about_came_together_and_has_all_left() -> None:
         shadow.on_arrival(one)
     for one in others:
         shadow.observe(None, [one])
-    rows, _, from_idle = shadow.window()
+    rows, _, from_idle = shadow.recording.window()
     assert [row[0] for row in rows] == [s.arrived_at for s in run.sequences[:40]]
     assert from_idle
 
 
 def test_its_memory_is_bounded_and_forgets_what_is_not_whole() -> None:
-    shadow = Shadow("static", manager(), clock=lambda: 500 + SPAN)
+    shadow = Shadow("static", manager(), clock=lambda: 500 + MAX_AGE)
     run = served("dynamic", inferences(1))
-    for k in range(3 * KEPT):
+    for k in range(3 * MAX_REQUESTS):
         (one,) = inferences(1)
         one.sequence.arrived_at, one.sequence.finished_at = k * 0.2, k * 0.2 + 0.1
         one.sequence.output_ids, one.sequence.finish_reason = [1], "length"
         shadow.on_arrival(one)
         shadow.observe(run.iterations[0], [one])
-    rows, _, _ = shadow.window()
-    assert len(shadow._done) == KEPT
-    assert 400 < len(rows) < KEPT
+    rows, _, _ = shadow.recording.window()
+    assert len(shadow.recording._done) == MAX_REQUESTS
+    assert 400 < len(rows) < MAX_REQUESTS
     assert rows[0][0] > 500
-    assert not shadow._open
-    assert all(len(kept) <= KEPT_STEPS for kept in shadow._steps.values())
+    assert not shadow.recording._open
+    assert all(len(kept) <= STEPS_PER_SIZE for kept in shadow.recording._steps.values())
 
 
 def test_another_policy_begins_a_new_window() -> None:
@@ -193,7 +192,7 @@ def test_another_policy_begins_a_new_window() -> None:
     late.sequence.output_ids, late.sequence.finish_reason = [1], "length"
     late.sequence.finished_at = run.ended + 2
     shadow.observe(None, [late])
-    assert shadow.window()[0] == []  # it came while the other policy decided
+    assert shadow.recording.window()[0] == []  # it came while the other policy decided
 
 
 def answers(shadow: Shadow, look: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
@@ -214,12 +213,12 @@ def answers(shadow: Shadow, look: Callable[[], None] = lambda: None) -> list[dic
 
 @pytest.mark.process
 def test_a_process_of_its_own_gives_the_answer() -> None:
-    shadow, run = watched(every=0.01)
+    shadow, run = watched(interval=0.01)
     kinds: list[int] = []
 
     def look() -> None:
-        assert shadow._process is not None
-        kinds.append(os.getpriority(os.PRIO_PROCESS, shadow._process.pid))
+        assert shadow.process._process is not None
+        kinds.append(os.getpriority(os.PRIO_PROCESS, shadow.process._process.pid))
 
     (told, *_) = answers(shadow, look)
     assert told["state"] == "ready"
@@ -233,7 +232,7 @@ def test_a_process_of_its_own_gives_the_answer() -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("code", ["raise SystemExit(3)", "print('no json', flush=True); input(); input()"])
 def test_a_crash_is_told_once_and_ends_it(code: str, caplog: pytest.LogCaptureFixture) -> None:
-    shadow, _ = watched(every=0.01, command=(sys.executable, "-c", code))
+    shadow, _ = watched(interval=0.01, command=(sys.executable, "-c", code))
     with caplog.at_level(logging.WARNING):
         (told,) = answers(shadow)
     assert told["state"] == "failed"
@@ -321,11 +320,11 @@ def test_a_server_says_what_the_other_policy_would_have_made_of_it(tmp_path: Pat
     flags = ("--model", "mock:llm-mock@20", "--max-batch-size", "8", "--shadow", "static")
     with Server(tmp_path / "log", "dynamic", *flags) as server:
         assert server.get("/stats").json["shadow"]["state"] == "waiting"
-        server.burst([{"prompt": "hi", "num_tokens": 3 + 5 * k % 40} for k in range(3 * FEWEST)])
+        server.burst([{"prompt": "hi", "num_tokens": 3 + 5 * k % 40} for k in range(3 * MINIMUM)])
         wait_until(lambda: server.get("/stats").json["shadow"]["state"] == "ready", 60)
         told = server.get("/stats").json["shadow"]
         assert (told["policy"], told["served"]) == ("static", "dynamic")
-        assert FEWEST <= told["requests"] <= 3 * FEWEST
+        assert MINIMUM <= told["requests"] <= 3 * MINIMUM
         assert told["latency-p99"] > 0
         assert told["real"]["latency-p99"] > 0
         assert state_of(server)["shadow"]["requests"] >= told["requests"]
