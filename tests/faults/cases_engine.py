@@ -25,7 +25,7 @@ ARMED = Setting(
     },
     first=(body("/inference", "POISON"), body("/inference", "GARBLED")),
 )
-NO_SINKS = Setting(faults={"sink": {"does": "raise"}})
+NO_SINKS = Setting(faults={"sink": {"does": "raise"}}, mock=True)
 BLOCKED_SINKS = Setting(faults={"sink": {"does": "block"}})
 HANGING = Setting(faults={"hang_loop": {"prompt_contains": "HANG"}, "stall_seconds": 2})
 HOLDING = Setting(

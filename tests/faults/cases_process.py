@@ -17,18 +17,19 @@ from typing import Any
 
 from cases_engine import neighbours
 from cases_http import SLOW
-from cases_queue import IMPATIENT, LONG, reset
-from harness import MB, PATIENCE, SLOTS, Setting, Watched
+from cases_queue import IMPATIENT, reset
+from harness import LONG, MB, PATIENCE, SLOTS, Setting, Watched
 from support import Answer, in_background, read_answer, wait_until
 from table import Act, Case, body
 
 from benchmarks.abuse import Hostile, hostile, send
 
 SLOWLY = {"slow_step": {"ms": 100, "prompt_contains": "SLOWLY"}}
-LASTING = Setting(faults=SLOWLY)
+MOCK = Setting(mock=True)
+LASTING = Setting(faults=SLOWLY, mock=True)
 FLEETING = Setting(faults=SLOWLY, environment={"GUNICORN_CMD_ARGS": "--graceful-timeout 3"})
 CROWDED = Setting(("--max-queue-tokens", str(1 << 21)), queue=1500 - SLOTS)
-ROOMY = Setting(queue=120, environment=IMPATIENT.environment)  # slow bodies have places too
+ROOMY = Setting(queue=120, environment=IMPATIENT.environment, mock=True)  # slow bodies have places too
 NEXT_ANSWER = 6.0  # seconds; half of them where nothing else uses the machine
 A_CROWD = 300 * MB  # may be added by 1,500 who are there at once
 INT, QUIT, TERM = signal.SIGINT, signal.SIGQUIT, signal.SIGTERM
@@ -330,7 +331,7 @@ CASES = [
          setting=LASTING, ends=True, quick=False),
     Case("I2", "TERM with little time", too_long_for_the_end, setting=FLEETING, ends=True, quick=False,
          tests=("tests/api/test_cancel.py::test_who_outlasts_the_drain_is_told",)),
-    Case("I3", "the worker killed three times", kills(3), killed=True),
+    Case("I3", "the worker killed three times", kills(3), setting=MOCK, killed=True),
     Case("I3", "the worker killed twenty times", kills(20), quick=False, killed=True),
     Case("I4", "the master killed", kill_the_master, ends=True, quick=False),
     Case("I5", "a reload under load", reloads(1), quick=False, killed=True),

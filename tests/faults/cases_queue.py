@@ -11,13 +11,12 @@ from functools import partial
 from typing import Any
 
 from cases_http import SLOW
-from harness import PATIENCE, QUEUE, SLOTS, Setting, Watched
+from harness import LONG, PATIENCE, QUEUE, SLOTS, Setting, Watched
 from support import read_answer, wait_until
 from table import Case, body
 
 PLACES = SLOTS + QUEUE
 IMPATIENT = Setting(environment={"EB_SEND_TIMEOUT": "1", "EB_RECEIVE_TIMEOUT": "1"})
-LONG = body("/inference", tokens=900)
 STAGES: dict[str, tuple[bytes, Callable[[dict[str, Any]], bool]]] = {
     "queued": (LONG, lambda told: told["scheduled_at"] is None),
     "prefill": (body("/inference", "y" * 1000, 9), lambda told: told["scheduled_at"] is not None),
@@ -143,7 +142,7 @@ def readers_leave_streams(server: Watched) -> None:
 
 
 def long_and_short_both_finish(server: Watched) -> None:
-    for first, rest in ((300, 5), (5, 300)):
+    for first, rest in ((100, 5), (5, 100)):
         ids = [f"mixed-{first}-{i}" for i in range(6)]
         socks = []
         for i, id in enumerate(ids):
