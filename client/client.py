@@ -251,7 +251,7 @@ def recording(path: Path | None) -> Iterator[Any]:
 
 def show(numbers: Mapping[str, Any], outcomes: Sequence[measure.Outcome], console: Console) -> None:
     """Print warnings and the table."""
-    for warning in tables.warnings(numbers, outcomes):
+    for warning in tables.warnings_of(numbers, outcomes):
         say(console, f"warning: {warning}")
     if numbers["server_after"] is None:
         say(console, "warning: cannot read /stats from the server after the run")

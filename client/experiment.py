@@ -105,7 +105,7 @@ class Experiment:
             events.label(None)
         numbers = measure.result(sent.outcomes, self.facts(labels, target, plan, before, warmed, sent.stalls))
         self.store.add(labels, numbers)
-        for text in tables.warnings(numbers, sent.outcomes):
+        for text in tables.warnings_of(numbers, sent.outcomes):
             self.store.warn(f"{labels['policy']}, {labels['load']}: {text}")
             say(self.console, f"warning: {text}")
         self.failed += numbers["failed"] + numbers["unsent"]

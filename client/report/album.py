@@ -1,4 +1,4 @@
-"""One picture of a comparison: its colours, axes, caption and files. What it shows is `plots`'s business."""
+"""One picture of a comparison: its colors, axes, caption and files. What it shows is decided in `plots`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from matplotlib.figure import Figure
 
 from .store import Results
 
-# Okabe and Ito's colours, which people with colour-blindness can tell apart.
+# Okabe and Ito's colors, which people with color blindness can distinguish.
 KNOWN = {"nobatch": "#D55E00", "static": "#0072B2", "dynamic": "#009E73"}
 OTHERS = ("#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A5195", "#8C6D31", "#999999")
 MARKERS = "osD^vPX*<>"
 STYLES = ("-", "--", "-.", ":")
 WIDTH, HEIGHT = 7.2, 4.2
 DPI = 130
-MOST_ROWS = 20_000
+MAX_ROWS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture that was drawn: its file without ending, and what it shows."""
+    """A drawn picture: the name of its files, and what it shows."""
 
     name: str
     title: str
@@ -45,25 +45,28 @@ class Album:
     pictures: list[Picture]
 
     def look(self, policy: str) -> dict[str, Any]:
-        """Give a policy's colour, marker and line: the same in every picture."""
-        place = self.results.policies.index(policy)
+        """Return a policy's color, marker and line style, the same in every picture."""
         unknown = [p for p in self.results.policies if p not in KNOWN]
-        colour = KNOWN.get(policy) or OTHERS[unknown.index(policy) % len(OTHERS)]
-        style = STYLES[place % len(STYLES)]
-        return {"color": colour, "marker": MARKERS[place % len(MARKERS)], "linestyle": style}
+        look = another(self.results.policies.index(policy))
+        return look | {"color": KNOWN.get(policy) or OTHERS[unknown.index(policy) % len(OTHERS)]}
+
+    def line(self, policy: str) -> dict[str, Any]:
+        """Return a policy's look for a line with too many points for markers."""
+        return self.look(policy) | {"marker": None}
 
     @contextmanager
     def draw(
-        self, name: str, title: str, count: int, across: int = 1, unit: str = "requests"
+        self, name: str, title: str, count: int, columns: list[str], across: int = 1, unit: str = "requests"
     ) -> Iterator[tuple[list[Axes], list[list[Any]]]]:
-        """Give axes to draw on, and rows for the CSV; save the picture at the end."""
+        """Yield axes to draw on, and rows for a CSV with these columns; save the picture at the end."""
         caption = self.caption(f"{count:,} {unit}")
-        with drawn(self.results.folder / "plots", name, title, caption, across) as drawing:
-            yield drawing
+        with drawn(self.results.folder / "plots", name, title, caption, across) as (grid, rows):
+            rows.append(columns)
+            yield grid, rows
         self.pictures.append(Picture(name, title))
 
     def caption(self, count: str) -> str:
-        """Say n, machine and seed."""
+        """Return the line below a picture: n, model, machine, seed and date."""
         s = self.results.summary
         machine = s.get("machine", {})
         where = str(machine.get("processor", "?"))
@@ -71,13 +74,17 @@ class Album:
         model = self.results.runs[0].get("model_id") or "?"
         return f"n = {count} · {model} · {where} · seed {s.get('seed')} · {s.get('date', '')[:10]}"
 
-    def pairs(self, load: str) -> list[str]:
-        """Give the policies that completed something under a load."""
+    def policies(self, load: str) -> list[str]:
+        """Return the policies that completed requests under a load."""
         return [p for p in self.results.policies if self.results.lines(p, load)]
+
+    def requests(self, load: str) -> int:
+        """Return the number of completed requests of all policies under a load."""
+        return sum(len(self.results.lines(p, load)) for p in self.results.policies)
 
 
 def another(place: int) -> dict[str, Any]:
-    """Give the look of the n-th line of a picture that shows no policies."""
+    """Return the look of the n-th line of a picture that shows no policies."""
     return {
         "color": OTHERS[place % len(OTHERS)],
         "marker": MARKERS[place % len(MARKERS)],
@@ -89,7 +96,7 @@ def another(place: int) -> dict[str, Any]:
 def drawn(
     folder: Path, name: str, title: str, caption: str, across: int = 1
 ) -> Iterator[tuple[list[Axes], list[list[Any]]]]:
-    """Give axes to draw on, and rows for the CSV; at the end write PNG, SVG and CSV into the folder."""
+    """Yield axes to draw on, and rows for the CSV; at the end write PNG, SVG and CSV into the folder."""
     wide = WIDTH if across == 1 else 4.2 * across
     figure, grid = plt.subplots(1, across, figsize=(wide, HEIGHT), squeeze=False, sharey=across > 1)
     rows: list[list[Any]] = []
@@ -104,17 +111,17 @@ def drawn(
 
 
 def save(figure: Figure, folder: Path, name: str, rows: list[list[Any]]) -> None:
-    """Write PNG, SVG (the same bytes for the same data) and the CSV."""
+    """Write PNG, SVG (the same bytes for the same data) and CSV."""
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"svg.hashsalt": name}):
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
     figure.savefig(folder / f"{name}.png", dpi=DPI)
     with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows[:MOST_ROWS])
+        csv.writer(file, lineterminator="\n").writerows(rows[:MAX_ROWS])
 
 
 def finish(axes: Axes, x: str, y: str, legend: bool = True, zero: bool = True) -> None:
-    """Name the axes, with units."""
+    """Label the axes, with units, and add grid and legend."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(alpha=0.25)

@@ -1,4 +1,4 @@
-"""Statistics that a run is judged by: fits, fairness, and how sure a figure is. Pure arithmetic."""
+"""Statistics that a run is judged by: fits, fairness, and the uncertainty of a figure. Pure."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-RESAMPLES = 1000
-# Enough resamples of a short run, and no minutes for a long one.
-MOST_DRAWS = 3_000_000
+MAX_RESAMPLES = 1000
+MAX_DRAWS = 3_000_000  # observations drawn in all, so that a long run does not take minutes
 TAILS = (2.5, 97.5)
-FEWEST_REQUESTS = 10
-FEWEST_RUNS = 3
+MIN_REQUESTS = 10
+MIN_RUNS = 3
 
 
 def fit(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float] | None:
-    """Fit y = slope·x + intercept; give slope, intercept and correlation, None when x does not vary."""
+    """Fit y = slope·x + intercept; return slope, intercept and correlation, or None when x does not vary."""
     a, b = np.asarray(x, float), np.asarray(y, float)
     if len(a) < 2 or np.ptp(a) == 0:
         return None
@@ -25,56 +24,51 @@ def fit(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float] | 
 
 
 def jain(values: Sequence[float]) -> float | None:
-    """Give Jain's index (Σx)² / (n·Σx²): 1 when all get the same, 1/n when one gets all."""
+    """Return Jain's index (Σx)² / (n·Σx²): 1 when all are equal, 1/n when one has everything."""
     x = np.asarray(values, float)
     square = float((x * x).sum())
     return float(x.sum()) ** 2 / (len(x) * square) if square else None
 
 
+def mean_p50_p99(values: np.ndarray) -> np.ndarray:
+    return np.array([values.mean(), *np.percentile(values, [50, 99])])
+
+
 def blocks(count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw the places of one resample: runs of neighbours, since neighbours share a queue."""
+    """Draw `count` positions in runs of neighbors, because neighboring requests share a queue."""
     length = max(1, round(count ** (1 / 3)))
     starts = rng.integers(0, count, -(-count // length))
-    return ((starts[:, None] + np.arange(length)).ravel() % count)[:count]
+    positions: np.ndarray = (starts[:, None] + np.arange(length)).ravel() % count
+    return positions[:count]
 
 
-def resamples(count: int) -> int:
-    """Say how often to draw from so many observations."""
-    return max(100, min(RESAMPLES, MOST_DRAWS // count))
+def singles(count: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw `count` positions independently."""
+    return rng.integers(0, count, count)
 
 
-def interval(
-    statistic: Callable[[np.ndarray], float | None], count: int, seed: int = 0, independent: bool = False
-) -> tuple[float, float] | None:
-    """Bootstrap the 95 % interval of a statistic of `count` observations, given the places drawn.
+def bootstrap(
+    statistic: Callable[..., np.ndarray],
+    *counts: int,
+    seed: int = 0,
+    draw: Callable[[int, np.random.Generator], np.ndarray] = blocks,
+) -> list[tuple[float, float]]:
+    """Return the 95 % interval of each value of a statistic.
 
-    Circular block bootstrap over requests, or, when they are `independent` runs, the plain one.
-    None with fewer than 10 requests or 3 runs.
+    The statistic gets one array of drawn positions for each of `counts`, the numbers of observations.
     """
-    if count < (FEWEST_RUNS if independent else FEWEST_REQUESTS):
-        return None
     rng = np.random.default_rng(seed)
-    values = [
-        statistic(rng.integers(0, count, count) if independent else blocks(count, rng)) for _ in range(resamples(count))
-    ]
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    low, high = np.percentile(known, TAILS)
-    return float(low), float(high)
+    times = max(100, min(MAX_RESAMPLES, MAX_DRAWS // max(counts)))
+    values = [statistic(*(draw(count, rng) for count in counts)) for _ in range(times)]
+    low, high = np.percentile(values, TAILS, axis=0)
+    return [(float(a), float(b)) for a, b in zip(low, high)]
 
 
-def intervals(name: str, values: Sequence[float | None], scale: float = 1000) -> dict[str, object]:
-    """Give intervals of mean, p50 and p99 of a measure with one value a request, None left out."""
-    known = np.array([value * scale for value in values if value is not None])
+def intervals(name: str, seconds: Sequence[float | None]) -> dict[str, object]:
+    """Return the intervals in ms of mean, p50 and p99 of a measure with one value per request; None is left out."""
+    known = np.array([1000 * value for value in seconds if value is not None])
     keys = [f"{key}_{name}_ms" for key in ("mean", "p50", "p99")]
-    if len(known) < FEWEST_REQUESTS:
+    if len(known) < MIN_REQUESTS:
         return dict.fromkeys(keys)
-    rng = np.random.default_rng(0)
-    drawn = np.empty((resamples(len(known)), 3))
-    for row in drawn:
-        picked = known[blocks(len(known), rng)]
-        row[0] = picked.mean()
-        row[1:] = np.percentile(picked, [50, 99])
-    low, high = np.percentile(drawn, TAILS, axis=0)
-    return {key: [float(a), float(b)] for key, a, b in zip(keys, low, high)}
+    spans = bootstrap(lambda at: mean_p50_p99(known[at]), len(known))
+    return {key: list(span) for key, span in zip(keys, spans)}

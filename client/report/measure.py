@@ -5,7 +5,7 @@ how requests are sent or where text is printed, and it reads no clock.
 
 Definitions: latency (E2E) counts from the *intended* send time to the last byte, lag is actual
 minus intended send time, percentiles are interpolated linearly. The keys are those of
-`vllm bench serve`, so that others' plotting works, with our own beside them.
+`vllm bench serve`, so that existing plotting scripts work, and more.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _STATISTICS = ("mean", "median", "std", "p50", "p90", "p99")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one request; times are seconds after the start of the run.
+    """The outcome of one request; times are seconds after the start of the run.
 
-    `first`, `gaps` and `chunks` (tokens of each chunk, 0 where untold) are known of streams alone.
+    Only streams have `first`, `gaps` and `chunks` (tokens of each chunk, 0 if unknown).
     """
 
     index: int
@@ -51,30 +51,30 @@ class Outcome:
 
     @property
     def latency(self) -> float:
-        """Give the seconds from the intended send time to the last byte."""
+        """Return the seconds from the intended send time to the last byte."""
         return self.ended - self.intended
 
     @property
     def ttft(self) -> float | None:
-        """Give the seconds from the intended send time to the first token; None without a stream."""
+        """Return the seconds from the intended send time to the first token; None without a stream."""
         return None if self.first is None else self.first - self.intended
 
     @property
     def tpot(self) -> float | None:
-        """Give the seconds for each token after the first; None for a single one."""
+        """Return the seconds for each token after the first; None for a single one."""
         if self.ttft is None or self.tokens < 2:
             return None
         return (self.latency - self.ttft) / (self.tokens - 1)
 
     @property
     def normalized(self) -> float | None:
-        """Give latency / tokens, the original's latency per token."""
+        """Return latency / tokens, the original's latency per token."""
         return self.latency / self.tokens if self.tokens else None
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What is known of a run besides its outcomes; `slos` are limits in ms by measure."""
+    """Facts about a run besides its outcomes; `slos` are limits in ms by measure."""
 
     date: str
     config: Mapping[str, Any]
@@ -96,7 +96,7 @@ class RunFacts:
 
 
 def statistics_ms(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
-    """Give mean, median, std, p50, p90 and p99 in milliseconds; None where nothing was measured."""
+    """Return mean, median, std, p50, p90 and p99 in milliseconds; None if nothing was measured."""
     if len(seconds) == 0:
         return {f"{statistic}_{name}_ms": None for statistic in _STATISTICS}
     values = np.asarray(seconds) * 1000
@@ -106,7 +106,7 @@ def statistics_ms(name: str, seconds: Sequence[float]) -> dict[str, float | None
 
 
 def client_lag(outcomes: Sequence[Outcome], stalls: Sequence[float] = ()) -> dict[str, float | None]:
-    """Give how late requests left and how long the client stood still (ms): p50, p99 and max."""
+    """Return how late requests were sent and how long the client stalled (ms): p50, p99 and max."""
     result: dict[str, float | None] = {}
     for prefix, seconds in (("", [outcome.sent - outcome.intended for outcome in outcomes]), ("stall_", stalls)):
         values = np.asarray(seconds) * 1000
@@ -117,7 +117,7 @@ def client_lag(outcomes: Sequence[Outcome], stalls: Sequence[float] = ()) -> dic
 
 
 def max_concurrent(outcomes: Sequence[Outcome]) -> int:
-    """Count how many requests were under way at once, at most."""
+    """Return the highest number of concurrent requests."""
     changes = [(o.sent, 1) for o in outcomes] + [(o.ended, -1) for o in outcomes]
     running = highest = 0
     for _, change in sorted(changes):
@@ -127,34 +127,34 @@ def max_concurrent(outcomes: Sequence[Outcome]) -> int:
 
 
 def throughput(outcomes: Sequence[Outcome]) -> dict[str, float | int | None]:
-    """Give duration and rates over the wall clock, first arrival to last completion."""
+    """Return duration and rates over the wall clock, first arrival to last completion."""
     done = [outcome for outcome in outcomes if not outcome.error]
     tokens = sum(outcome.tokens for outcome in done)
     duration = max(o.ended for o in done) - min(o.intended for o in outcomes) if done else None
     prompts = [o.prompt_tokens for o in done]
-    told = sum(p for p in prompts if p is not None) if done and None not in prompts else None
+    inputs = sum(p for p in prompts if p is not None) if done and None not in prompts else None
     return {
         "duration": duration,
         "completed": len(done),
         "failed": len(outcomes) - len(done),
-        "total_input_tokens": told,
+        "total_input_tokens": inputs,
         "total_output_tokens": tokens,
         "request_throughput": len(done) / duration if duration else None,
         "request_goodput": None,
         "output_throughput": tokens / duration if duration else None,
-        "total_token_throughput": ((tokens + told) / duration if duration and told is not None else None),
+        "total_token_throughput": (tokens + inputs) / duration if duration and inputs is not None else None,
         "max_output_tokens_per_s": peak(done),
         "max_concurrent_requests": max_concurrent(outcomes),
     }
 
 
 def peak(done: Sequence[Outcome]) -> float | None:
-    """Give the tokens that came in the best whole second; None unless all were streamed."""
+    """Return the tokens of the best whole second; None unless all answers were streamed."""
     if not done or any(o.first is None for o in done):
         return None
     seconds: dict[int, float] = defaultdict(float)
     for o in done:
-        # A chunk of untold size is an equal share of the tokens.
+        # A chunk of unknown size counts as an equal share of the tokens.
         share = o.tokens / max(1, len(o.chunks))
         at = o.first or 0.0
         for gap, tokens in zip((0.0, *o.gaps), o.chunks):
@@ -164,9 +164,9 @@ def peak(done: Sequence[Outcome]) -> float | None:
 
 
 def steady(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
-    """Give the output tokens a second of the middle: after the first tenth of the arrivals, before the last.
+    """Return output tokens per second between the first tenth of the arrivals and the last arrival.
 
-    What fills and what drains the server is left out; tokens count for the request's whole stay.
+    This leaves out the time in which the server fills and drains. A request's tokens count evenly over its stay.
     """
     done = [o for o in outcomes if not o.error]
     arrivals = sorted(o.intended for o in outcomes)
@@ -181,7 +181,7 @@ def steady(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
 
 
 def fairness(done: Sequence[Outcome]) -> dict[str, float | None]:
-    """Tell who waits for whom: latency over tokens asked, Jain's index, short against long requests."""
+    """Return measures of fairness: latency over requested tokens, Jain's index, short against long requests."""
     line = figures.fit([o.asked_tokens for o in done], [o.latency * 1000 for o in done])
     slope, intercept, r = line or (None, None, None)
     users: dict[str, float] = defaultdict(float)
@@ -205,7 +205,7 @@ def fairness(done: Sequence[Outcome]) -> dict[str, float | None]:
 
 
 def meets(outcome: Outcome, slos: Mapping[str, float]) -> bool:
-    """Tell whether a request was answered within all limits; a single token has a TPOT of 0."""
+    """Return whether a request was answered within all limits; the TPOT of a single token is 0."""
     if outcome.error:
         return False
     measures = {"ttft": outcome.ttft, "tpot": outcome.tpot or 0.0, "e2el": outcome.latency}
@@ -214,7 +214,7 @@ def meets(outcome: Outcome, slos: Mapping[str, float]) -> bool:
 
 
 def result(outcomes: Sequence[Outcome], facts: RunFacts) -> dict[str, Any]:
-    """Build the result object; what cannot be known without streaming or a tokenizer is null."""
+    """Return the result object; figures that need streaming or a tokenizer may be null."""
     outcomes = sorted(outcomes, key=lambda outcome: outcome.index)
     done = [outcome for outcome in outcomes if not outcome.error]
     server = facts.server_after or facts.server_before or {}
@@ -263,7 +263,7 @@ def result(outcomes: Sequence[Outcome], facts: RunFacts) -> dict[str, Any]:
 
 
 def distributions(done: Sequence[Outcome]) -> dict[str, float | None]:
-    """Give the statistics of every measure of single requests; ITL is pooled over all gaps."""
+    """Return the statistics of every measure of single requests; ITL is pooled over all gaps."""
     series: dict[str, list[float | None]] = {
         "ttft": [o.ttft for o in done],
         "tpot": [o.tpot for o in done],
@@ -279,7 +279,7 @@ def distributions(done: Sequence[Outcome]) -> dict[str, float | None]:
 
 
 def intervals(done: Sequence[Outcome]) -> dict[str, Any]:
-    """Give 95 % intervals within this run (block bootstrap over requests) of mean, p50 and p99."""
+    """Return 95 % intervals within this run (block bootstrap over requests) of mean, p50 and p99."""
     done = sorted(done, key=lambda o: o.intended)
     return (
         figures.intervals("ttft", [o.ttft for o in done])

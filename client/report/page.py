@@ -1,4 +1,4 @@
-"""The page of a comparison: one file that opens from disk, asks no network, and prints well.
+"""The page of a comparison: one file that opens from disk, needs no network, and prints well.
 
     python -m client.report results/NAME
 
@@ -40,7 +40,7 @@ footer { color: #777; font-size: .9rem; margin-top: 3rem; }
 
 
 def write(folder: Path) -> Path:
-    """Draw the pictures and the page of a comparison; give the page."""
+    """Write the plots and the page of a comparison; return the page's path."""
     results = store.read(folder)
     pictures = plots.draw_all(results)
     path = folder / "report.html"
@@ -49,7 +49,7 @@ def write(folder: Path) -> Path:
 
 
 def page(results: store.Results, pictures: list[Picture]) -> str:
-    """Write the page."""
+    """Return the page as HTML."""
     s = results.summary
     album = Album(results, [])
     warnings = "".join(f'<p class="warning">{text(w)}</p>' for w in s.get("warnings", []))
@@ -66,17 +66,17 @@ def page(results: store.Results, pictures: list[Picture]) -> str:
 
 
 def text(value: Any) -> str:
-    """Write text so that nothing in it is markup."""
+    """Escape a value for HTML."""
     return html.escape(str(value))
 
 
 def table(album: Album, title: str, heads: list[str], lines: list[list[str]]) -> str:
-    """Write a table; what is best beyond doubt is bold."""
+    """Return a table as HTML; the clearly best values are bold."""
     top = "".join(f"<th>{text(head)}</th>" for head in heads)
     body = ""
     for policy, *cells in lines:
-        colour = album.look(policy)["color"]
-        body += f'<tr><td><span class="swatch" style="background:{colour}"></span>{text(policy)}</td>'
+        color = album.look(policy)["color"]
+        body += f'<tr><td><span class="swatch" style="background:{color}"></span>{text(policy)}</td>'
         body += "".join(f"<td>{bold(cell)}</td>" for cell in cells) + "</tr>"
     return (
         f'<h2>{text(title)}</h2><div class="wide"><table>'
@@ -85,12 +85,12 @@ def table(album: Album, title: str, heads: list[str], lines: list[list[str]]) ->
 
 
 def bold(cell: str) -> str:
-    """Turn Markdown's bold into HTML's."""
+    """Return a cell as HTML; Markdown's bold becomes HTML's."""
     return f"<b>{text(cell[2:-2])}</b>" if cell.startswith("**") else text(cell)
 
 
 def figure(results: store.Results, picture: Picture) -> str:
-    """Write a picture into the page itself."""
+    """Return a picture as HTML, with its data embedded."""
     data = (results.folder / "plots" / f"{picture.name}.png").read_bytes()
     source = "data:image/png;base64," + base64.b64encode(data).decode()
     return (
@@ -100,18 +100,19 @@ def figure(results: store.Results, picture: Picture) -> str:
 
 
 def method(results: store.Results) -> str:
-    """Say how it was measured and how to repeat it."""
+    """Return the section on how it was measured and how to repeat it."""
     s = results.summary
-    warmed = max((run.get("warmup_requests") or 0 for run in results.runs), default=0)
+    command = str(s.get("command"))
+    command += "" if "--seed" in command else f" --seed {s.get('seed')}"
+    warmup = max((run.get("warmup_requests") or 0 for run in results.runs), default=0)
     lags = [run["client_lag"]["p99_ms"] for run in results.runs if run["client_lag"]["p99_ms"]]
     facts = [
-        ("command", f"<code>{text(s.get('command'))} --seed {text(s.get('seed'))}</code>"
-         if "--seed" not in str(s.get("command")) else f"<code>{text(s.get('command'))}</code>"),
+        ("command", f"<code>{text(command)}</code>"),
         ("date", text(s.get("date"))),
         ("machine", text(", ".join(f"{v}" for v in s.get("machine", {}).values()))),
         ("versions", text(", ".join(f"{k} {v}" for k, v in s.get("versions", {}).items()))),
         ("load", "open loop, except where marked closed; latency counts from the intended send time"),
-        ("warm-up", f"{warmed} unmeasured requests to each server before the first run"),
+        ("warm-up", f"{warmup} unmeasured requests to each server before the first run"),
         ("client lag", f"p99 {shown(max(lags, default=None))} ms in the worst run"),
         ("intervals", "95 %, block bootstrap over the requests of one run, or over runs with 3 repeats "
          "or more; bold is best where no interval touches another"),
@@ -121,7 +122,7 @@ def method(results: store.Results) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Draw a comparison again."""
+    """Write the page of a comparison again."""
     arguments = sys.argv[1:] if argv is None else argv
 
     def command(console: Console) -> int:

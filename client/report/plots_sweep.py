@@ -1,8 +1,7 @@
-"""Pictures of a sweep: what becomes of throughput and latency as one thing grows."""
+"""Plots of a sweep: throughput and latency over the value that grows."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from .album import Album, finish
@@ -17,10 +16,8 @@ AXES = {
 
 
 def curves(album: Album) -> None:
-    """Throughput, p50 and p99 over what was swept; saturation is marked."""
-    sweep = album.results.summary.get("sweep")
-    if not sweep:
-        return
+    """Draw throughput, p50 and p99 over the swept values; saturation is marked."""
+    sweep = album.results.summary["sweep"]
     axis = AXES[sweep["over"]]
     figures = [("throughput", "output_throughput", "output tokens/s", 1.0),
                ("e2el", "e2el_ms", "latency (s)", 0.001), ("ttft", "ttft_ms", "TTFT (s)", 0.001),
@@ -33,15 +30,14 @@ def curves(album: Album) -> None:
             continue
         count = sum(r["num_prompts"] for r in album.results.runs)
         title = f"{label.capitalize()} over {axis}"
-        with album.draw(f"sweep-{name}", title, count) as ((axes,), rows):
-            rows.append(["policy", sweep["over"], *keys])
+        with album.draw(f"sweep-{name}", title, count, ["policy", sweep["over"], *keys]) as ((axes,), rows):
             for policy, line in points.items():
                 look = album.look(policy)
                 for i, part in enumerate(keys):
                     style = {**look, "linestyle": "-" if i == 0 else "--"}
-                    said = f"{policy} {part[:3]}" if len(keys) > 1 else policy
+                    label_of_line = f"{policy} {part[:3]}" if len(keys) > 1 else policy
                     values = [scale * row[1 + i] for row in line]
-                    axes.plot([row[0] for row in line], values, label=said, markersize=4, **style)
+                    axes.plot([row[0] for row in line], values, label=label_of_line, markersize=4, **style)
                 rows += [[policy, *row] for row in line]
                 limit = sweep.get("saturation", {}).get(policy)
                 if limit is not None:
@@ -54,27 +50,25 @@ def curves(album: Album) -> None:
 
 
 def series(album: Album, policy: str, keys: list[str]) -> list[tuple[float, ...]]:
-    """Give (value, figure ...) of a policy's runs, by value; without those that lack a figure."""
-    found: list[tuple[float, ...]] = []
+    """Return (value, figure ...) of a policy's runs, sorted; runs without one of the figures are left out."""
+    rows: list[tuple[float, ...]] = []
     for run in album.results.runs:
         numbers: list[Any] = [run.get(key) for key in keys]
         if run["policy"] == policy and None not in numbers and run.get("value") is not None:
-            found.append((float(run["value"]), *map(float, numbers)))
-    return sorted(found)
+            rows.append((float(run["value"]), *map(float, numbers)))
+    return sorted(rows)
 
 
 def throughput_latency(album: Album) -> None:
-    """The field's picture: latency over the throughput that was reached."""
-    sweep = album.results.summary.get("sweep")
-    if not sweep:
-        return
+    """Draw latency over throughput, the field's usual plot."""
+    sweep = album.results.summary["sweep"]
     keys = ["output_throughput", "p50_e2el_ms", "p99_e2el_ms"]
     points = {p: series(album, p, keys) for p in album.results.policies}
     if not any(points.values()):
         return
     count = sum(run["num_prompts"] for run in album.results.runs)
-    with album.draw("throughput-latency", "Latency over throughput", count) as ((axes,), rows):
-        rows.append(["policy", sweep["over"], *keys])
+    columns = ["policy", sweep["over"], *keys]
+    with album.draw("throughput-latency", "Latency over throughput", count, columns) as ((axes,), rows):
         for policy, line in points.items():
             look = album.look(policy)
             for i, style in ((2, "-"), (3, "--")):
@@ -84,11 +78,8 @@ def throughput_latency(album: Album) -> None:
                 )  # fmt: skip
             rows += [[policy, *row] for row in line]
             limit = sweep.get("saturation", {}).get(policy)
-            place = [row for row in line if row[0] == limit]
-            if limit is not None and place and math.isfinite(place[0][2]):
-                axes.annotate("saturated", (place[0][1], place[0][2] / 1000), fontsize=7)
+            for row in line:
+                if row[0] == limit:
+                    axes.annotate("saturated", (row[1], row[2] / 1000), fontsize=7)
         axes.set_yscale("log")
         finish(axes, "output tokens/s", "latency (s)", zero=False)
-
-
-ALL = (throughput_latency, curves)

@@ -1,7 +1,7 @@
-"""The race of a comparison within its page: the live page's own race, with the recorded steps of this comparison in it.
+"""The race in the page of a comparison: the live page's race, with the recorded steps of this comparison.
 
-The page of the race, its style and its scripts come from `web/`, so that a report shows what the server would. What it
-holds is packed, and it asks no network.
+The race's page, style and scripts come from `web/`, so that a report shows what the server would. The steps are
+compressed and embedded, and no network is needed.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 from . import store
 
 WEB = Path(__file__).resolve().parents[2] / "web"
-MOST_STEPS = 4000  # of a run; all runs of a load are cut at the same moment then
+MAX_STEPS = 4000  # of a run; beyond that all runs of a load are cut at the same time
 SCRIPT = re.compile(r'\s*<script src="web/([a-z.]+)"[^>]*></script>')
 Runs = dict[str, list[dict[str, Any]]]  # the steps of each policy
 
 
 def embed(results: store.Results) -> str:
-    """Return the race as HTML; nothing where fewer than two policies told of their steps under one load."""
+    """Return the race as HTML; empty unless at least two policies have steps under the same load."""
     races = {}
     for load in results.loads:
-        told = {policy: _steps(results, policy, load) for policy in results.policies}
-        runs = {policy: steps for policy, steps in told.items() if steps}
+        steps_of = {policy: _steps(results, policy, load) for policy in results.policies}
+        runs = {policy: steps for policy, steps in steps_of.items() if steps}
         if len(runs) > 1:
             races[load] = runs
     return section(races) if races and (WEB / "race.html").is_file() else ""
@@ -37,25 +37,25 @@ def _steps(results: store.Results, policy: str, load: str) -> list[dict[str, Any
     steps = [step for step in results.iterations(policy, load) if "slot_steps" in step]
     sent = {r["id"] for r in results.requests if (r["policy"], r["load"]) == (policy, load)}
     measured = [step for step in steps if any(m["id"] in sent for m in step["members"])]
-    return measured or steps  # without what warmed the server up, where it can be told apart
+    return measured or steps  # without the warm-up, if request ids tell it apart
 
 
 def section(races: dict[str, Runs]) -> str:
-    """Return the heading, and the races, a load each, in a frame of its own."""
-    told = []
+    """Return the heading and a frame with the races, one per load."""
+    recorded = []
     for load, runs in races.items():
         kept, seconds = cut(runs)
-        told.append({"load": load, "cut": seconds, "runs": kept})
-    under = html.escape(", ".join(races))
+        recorded.append({"load": load, "cut": seconds, "runs": kept})
+    loads = html.escape(", ".join(races))
     return (
-        f"<h2>Race</h2><p>The slots of each policy, step by step, in its first run under {under}.</p>"
-        f'<iframe class="race" title="Race under {under}" srcdoc="{html.escape(document(told))}"></iframe>'
+        f"<h2>Race</h2><p>The slots of each policy, step by step, in its first run under {loads}.</p>"
+        f'<iframe class="race" title="Race under {loads}" srcdoc="{html.escape(document(recorded))}"></iframe>'
     )
 
 
-def cut(runs: Runs, most: int = MOST_STEPS) -> tuple[Runs, float | None]:
-    """Return as much of all runs as is whole in each, and the seconds after which that ends, None for no end."""
-    ends = [steps[most]["t"] - steps[0]["t"] for steps in runs.values() if len(steps) > most]
+def cut(runs: Runs, limit: int = MAX_STEPS) -> tuple[Runs, float | None]:
+    """Cut all runs at the time when the first of them reaches the limit; return them and that time, None if uncut."""
+    ends = [steps[limit]["t"] - steps[0]["t"] for steps in runs.values() if len(steps) > limit]
     if not ends:
         return runs, None
     end = min(ends)
@@ -63,11 +63,11 @@ def cut(runs: Runs, most: int = MOST_STEPS) -> tuple[Runs, float | None]:
     return kept, end
 
 
-def document(told: list[dict[str, Any]]) -> str:
-    """Return the page of the race with its style, its scripts and what it shows in it."""
+def document(recorded: list[dict[str, Any]]) -> str:
+    """Return the race's page with its style, scripts and recorded steps embedded."""
     page = (WEB / "race.html").read_text("utf-8")
     scripts = [(WEB / name).read_text("utf-8") for name in SCRIPT.findall(page)]
-    packed = gzip.compress(json.dumps(told, separators=(",", ":")).encode(), mtime=0)
+    packed = gzip.compress(json.dumps(recorded, separators=(",", ":")).encode(), mtime=0)
     inside = f'<script type="application/gzip" id="recorded">{base64.b64encode(packed).decode()}</script>'
     inside += "".join(f"<script>{script}</script>" for script in scripts)
     style = (WEB / "style.css").read_text("utf-8")

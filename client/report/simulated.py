@@ -1,6 +1,6 @@
-"""The simulator's word on a comparison, asked for as a user would: `python -m simulate predict FOLDER`.
+"""The simulator's predictions for a comparison, from `python -m simulate predict FOLDER`.
 
-The client knows no more of the simulator; where it is installed alone there is none.
+The client knows nothing else about the simulator, and works without it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def is_here() -> bool:
-    """Tell whether there is a simulator beside this client."""
+    """Return whether the simulator is installed beside this client."""
     return (ROOT / "simulate" / "__main__.py").is_file()
 
 
 def check(cost: str) -> str:
-    """Refuse a file of `calibrate` that is not there; give its whole path."""
+    """Return the absolute path of a cost file, or a cost model's name; raise ValueError for a missing file."""
     if not cost.endswith(".json"):
         return cost
     if not Path(cost).is_file():
@@ -31,7 +31,7 @@ def check(cost: str) -> str:
 
 
 def predict(folder: Path, cost: str | None, console: Console) -> None:
-    """Let the simulator serve the same requests; what it cannot is said, and nothing measured is touched."""
+    """Simulate the same requests beside the measured ones; report what cannot be simulated."""
     if not is_here():
         if cost:
             raise UsageError(f"--cost {cost} needs the simulator, but this client was installed without it")

@@ -1,7 +1,7 @@
-"""The folder of a comparison: what is written as it comes, and how it is read again.
+"""The folder of a comparison: how it is written during the runs, and how it is read again.
 
-summary.json has a run's figures without its arrays; runs/*.json have all; requests.csv has a line for each
-request, arrivals.csv what was to be sent (the same bytes for the same seed), iterations.jsonl the server's steps.
+summary.json has each run's figures without arrays, runs/*.json with them; requests.csv has a line for each request,
+arrivals.*.csv the plan (the same bytes for the same seed), iterations.jsonl the server's steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ARRAYS = ("input_lens", "output_lens", "asked_lens", "ttfts", "itls", "e2els", "
 
 
 class Store:
-    """Writes a comparison while it goes on; whatever ends it, what was measured is there."""
+    """Writes a comparison as it goes on, so that nothing measured is lost if it is interrupted."""
 
     def __init__(self, folder: Path, head: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -37,12 +37,12 @@ class Store:
         self.save()
 
     def record(self, labels: Mapping[str, Any]) -> Callable[[Outcome], None]:
-        """Say that the next outcomes belong to this run; give what is told of them."""
+        """Return the function that writes the outcomes of this run."""
         self._record.before = [labels[name] for name in LABELS]
         return self._record.write
 
     def arrivals(self, load: str, repeat: int, planned: Sequence[Planned]) -> None:
-        """Keep what is to be sent, prompts by their hash."""
+        """Write the plan of a run; prompts are hashed."""
         path = self.folder / f"arrivals.{slug(load)}.{repeat}.csv"
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
@@ -53,28 +53,28 @@ class Store:
                 writer.writerow(row)
 
     def add(self, labels: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
-        """Keep a run's figures."""
+        """Write a run's figures."""
         name = ".".join(slug(str(labels[key])) for key in LABELS)
         (self.folder / "runs" / f"{name}.json").write_text(json.dumps({**numbers, **labels}) + "\n")
         short = {key: value for key, value in numbers.items() if key not in ARRAYS}
         waste, batches = engine(numbers)
-        cache = {"hit_tokens": hits(numbers)}
+        cache = {"hit_tokens": hit_share(numbers)}
         self.summary["runs"].append({**short, **labels, **cache, "slot_steps": waste, "batch_stats": batches})
         self.save()
 
     def warn(self, text: str) -> None:
-        """Keep a warning that belongs above the figures."""
+        """Write a warning, to be shown above the figures."""
         self.summary["warnings"].append(text)
         self.save()
 
     def save(self) -> None:
-        """Write the summary in one go: a reader never sees half of it."""
+        """Replace the summary atomically."""
         temporary = self.folder / "summary.json.part"
         temporary.write_text(json.dumps(self.summary, indent=1) + "\n", encoding="utf-8")
         temporary.replace(self.folder / "summary.json")
 
     def close(self) -> None:
-        """Close the files; an empty iterations.jsonl is taken away."""
+        """Close the files and delete iterations.jsonl if it is empty."""
         self._requests.close()
         self.iterations.close()
         path = self.folder / "iterations.jsonl"
@@ -82,23 +82,23 @@ class Store:
             path.unlink()
 
 
-def hits(numbers: Mapping[str, Any]) -> float | None:
-    """Give the share of prompt tokens that came from the prefix cache between the two looks at `/stats`."""
-    asked, hit = 0.0, 0.0
+def hit_share(numbers: Mapping[str, Any]) -> float | None:
+    """Return the share of prompt tokens from the prefix cache between the two readings of `/stats`."""
+    queries, hits = 0.0, 0.0
     for key, sign in (("server_after", 1), ("server_before", -1)):
         kv = ((numbers.get(key) or {}).get("engine") or {}).get("kv") or {}
-        asked += sign * float(kv.get("query_tokens") or 0)
-        hit += sign * float(kv.get("hit_tokens") or 0)
-    return hit / asked if asked > 0 else None
+        queries += sign * float(kv.get("query_tokens") or 0)
+        hits += sign * float(kv.get("hit_tokens") or 0)
+    return hits / queries if queries > 0 else None
 
 
 def slug(text: str) -> str:
-    """Make a file name of a policy, an address or a load."""
+    """Return a file name for a policy, an address or a load."""
     return re.sub(r"[^A-Za-z0-9_+-]+", "-", text).strip("-") or "x"
 
 
 def engine(numbers: Mapping[str, Any]) -> tuple[dict[str, float] | None, dict[str, int] | None]:
-    """Give how the server spent its slots, and its batch sizes, between the two looks at `/stats`."""
+    """Return the slot-steps by use and the steps by batch size, between the two readings of `/stats`."""
     before, after = ((numbers.get(key) or {}).get("engine") or {} for key in ("server_before", "server_after"))
     steps, earlier = after.get("slot_steps"), before.get("slot_steps") or {}
     spent = None
@@ -106,16 +106,15 @@ def engine(numbers: Mapping[str, Any]) -> tuple[dict[str, float] | None, dict[st
         spent = {kind: float(n) - float(earlier.get(kind, 0)) for kind, n in steps.items()}
     batches = None
     if isinstance(after.get("batch_stats"), list):
-        then = {b["batch_size"]: b["count"] for b in before.get("batch_stats") or []}
-        now = {b["batch_size"]: b["count"] for b in after["batch_stats"]}
-        batches = {str(size): n - then.get(size, 0) for size, n in now.items()}
-        batches = {size: n for size, n in batches.items() if n > 0}
+        first = {b["batch_size"]: b["count"] for b in before.get("batch_stats") or []}
+        counts = {str(b["batch_size"]): b["count"] - first.get(b["batch_size"], 0) for b in after["batch_stats"]}
+        batches = {size: count for size, count in counts.items() if count > 0}
     return spent, batches
 
 
 @dataclass(slots=True)
 class Results:
-    """A comparison read again."""
+    """A comparison read from its folder."""
 
     folder: Path
     summary: dict[str, Any]
@@ -123,49 +122,50 @@ class Results:
 
     @property
     def runs(self) -> list[dict[str, Any]]:
-        """Give the figures of each run."""
-        return self.summary["runs"]
+        """The figures of each run."""
+        runs: list[dict[str, Any]] = self.summary["runs"]
+        return runs
 
     @property
     def policies(self) -> list[str]:
-        """Give the policies in their order."""
+        """The policies in order."""
         return list(dict.fromkeys(run["policy"] for run in self.runs))
 
     @property
     def loads(self) -> list[str]:
-        """Give the loads in their order."""
+        """The loads in order."""
         return list(dict.fromkeys(run["load"] for run in self.runs))
 
     def of(self, policy: str, load: str) -> list[dict[str, Any]]:
-        """Give the repeats of a policy under a load."""
+        """Return the repeats of a policy under a load."""
         return [r for r in self.runs if (r["policy"], r["load"]) == (policy, load)]
 
     def lines(self, policy: str, load: str) -> list[dict[str, str]]:
-        """Give the complete requests of a policy under a load."""
+        """Return the complete requests of a policy under a load."""
         return [r for r in self.requests if (r["policy"], r["load"], r["outcome"]) == (policy, load, "complete")]
 
     def column(self, policy: str, load: str, name: str) -> list[float]:
-        """Give a number of each complete request; those that do not have it are left out."""
+        """Return a number of each complete request that has it."""
         return [float(r[name]) for r in self.lines(policy, load) if r[name]]
 
     def pairs(self, policy: str, load: str, x: str, y: str) -> list[tuple[float, float]]:
-        """Give two numbers of each complete request that has both."""
+        """Return two numbers of each complete request that has both."""
         return [(float(r[x]), float(r[y])) for r in self.lines(policy, load) if r.get(x) and r.get(y)]
 
     def whole(self, run: Mapping[str, Any]) -> dict[str, Any]:
-        """Give a run with its arrays, from its own file; nothing when that is gone."""
+        """Return a run with its arrays from its own file; empty if that is missing."""
         path = self.folder / "runs" / (".".join(slug(str(run[k])) for k in LABELS) + ".json")
         return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
 
     def arrays(self, policy: str, load: str, name: str) -> list[Any]:
-        """Give an array of all repeats, read from their own files."""
+        """Return an array of all repeats together, from their own files."""
         values: list[Any] = []
         for run in self.of(policy, load):
             values += self.whole(run).get(name) or []
         return values
 
     def iterations(self, policy: str, load: str, repeat: int = 0) -> list[dict[str, Any]]:
-        """Give the server's steps of one repeat; none where it did not tell."""
+        """Return the server's steps of one repeat; empty if the server has no /events."""
         return list(self._iterations({"policy": policy, "load": load, "repeat": repeat}))
 
     def _iterations(self, labels: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -179,11 +179,11 @@ class Results:
                     try:
                         yield json.loads(line)
                     except ValueError:
-                        continue  # the last line of a run that was cut
+                        continue  # the last line of an interrupted run
 
     @property
     def simulated(self) -> list[dict[str, str]]:
-        """Give what the simulator said of each request; nothing where it was not asked."""
+        """The simulator's predictions, one per request; empty if there are none."""
         path = self.folder / "simulated.csv"
         if not path.is_file():
             return []
@@ -192,7 +192,7 @@ class Results:
 
 
 def read(folder: Path) -> Results:
-    """Read a comparison; ValueError when there is none."""
+    """Read a comparison; raise ValueError if there is none."""
     try:
         summary = json.loads((folder / "summary.json").read_text("utf-8"))
         with (folder / "requests.csv").open(newline="", encoding="utf-8") as file:

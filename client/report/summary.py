@@ -1,7 +1,7 @@
-"""A comparison in words and in one table, in the README's form. Pure.
+"""A comparison as tables and as one sentence. Pure.
 
-The original's figures stand beside ours only where they are documented, and are marked as theirs: another
-model on another machine, without a KV cache, at most 8 at once.
+The original's figures are shown beside ours only where it documents them, and are marked as theirs: it used another
+model on another machine, without a KV cache, with at most 8 requests at once.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from . import figures
 from .store import Results
 from .tables import shown
 
-# Mean latency (s), seconds a token asked, correlation; 5..145 tokens, about 100 requests, gaps of 0 to 1 s.
+# Mean latency (s), seconds per requested token, correlation; 5..145 tokens, about 100 requests, gaps of 0 to 1 s.
 ORIGINAL = {"dynamic": (7.42, 0.1005, 0.996), "nobatch": (11.02, 0.0148, 0.487)}
 ORIGINAL_NOTE = (
     "The original's: mean latency, latency per requested token and r, as measured by lievan/effective-batching "
-    "(5 to 145 tokens, about 100 requests, 0 to 1 s between two; GPT-2 without a KV cache, at most 8 at "
+    "(5 to 145 tokens, about 100 requests, 0 to 1 s apart; GPT-2 without a KV cache, at most 8 requests at "
     "once, on its own machine). The absolute values are not comparable; it reports none for its static loop."
 )
 NO_ORIGINAL_NOTE = "The original documents no figures for these policies."
@@ -27,7 +27,7 @@ Value = float | None
 
 
 def average(runs: Sequence[Mapping[str, Any]], *path: str) -> Value:
-    """Average a figure over repeats; None where a run has none."""
+    """Return the mean of a figure over repeats; None if one of them lacks it."""
     values = []
     for run in runs:
         value: Any = run
@@ -39,11 +39,11 @@ def average(runs: Sequence[Mapping[str, Any]], *path: str) -> Value:
 
 
 def spread(runs: Sequence[Mapping[str, Any]], key: str) -> tuple[float, float] | None:
-    """Give a figure's interval: over runs with 3 repeats or more, else within the one run there is."""
+    """Return a figure's interval: over runs if there are at least 3 repeats, otherwise within a single run."""
     values = [run.get(key) for run in runs]
-    if len(values) >= figures.FEWEST_RUNS and None not in values:
+    if len(values) >= figures.MIN_RUNS and None not in values:
         known = np.array(values, float)
-        return figures.interval(lambda at: float(known[at].mean()), len(known), independent=True)
+        return figures.bootstrap(lambda at: known[at].mean(keepdims=True), len(known), draw=figures.singles)[0]
     within = (runs[0].get("intervals") or {}).get(key) if len(runs) == 1 else None
     return (within[0], within[1]) if within else None
 
@@ -59,13 +59,13 @@ COLUMNS: list[tuple[str, tuple[str, ...], float, int, str]] = [
     ("TTFT p99, s", ("p99_ttft_ms",), 0.001, 2, "low"),
     ("ITL p99, ms", ("p99_itl_ms",), 1, 1, "low"),
     ("goodput/s", ("request_goodput",), 1, 2, "high"),
-    ("s per token asked", ("fairness", "slope_ms_per_token"), 0.001, 4, ""),
+    ("s per requested token", ("fairness", "slope_ms_per_token"), 0.001, 4, ""),
     ("r", ("fairness", "r"), 1, 3, ""),
 ]
 
 
 def best(results: Results, load: str, key: str, prefer: str) -> str | None:
-    """Name the policy that is best beyond doubt: its interval touches nobody else's."""
+    """Return the policy that is clearly best: its interval touches no other."""
     spans = {p: spread(results.of(p, load), key) for p in results.policies if results.of(p, load)}
     if len(spans) < 2 or any(span is None for span in spans.values()):
         return None
@@ -77,7 +77,7 @@ def best(results: Results, load: str, key: str, prefer: str) -> str | None:
 
 
 def rows(results: Results, loads: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Lay out one table of some loads: heads and a row a policy; columns that nobody has are left out."""
+    """Return heads and rows of a table of some loads, one row per policy; empty columns are left out."""
     pairs = [(p, load) for p in results.policies for load in loads if results.of(p, load)]
     kept = [c for c in COLUMNS if any(average(results.of(*pair), *c[1]) is not None for pair in pairs)]
     many = len(loads) > 1
@@ -96,13 +96,13 @@ def rows(results: Results, loads: Sequence[str]) -> tuple[list[str], list[list[s
 
 
 def tables(results: Results) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Give each table with its title: one a load, or one for all steps of a sweep."""
+    """Return each table with its title: one for each load, or one for all steps of a sweep."""
     sweep = results.summary.get("sweep")
     if sweep and results.loads:
         workload, seed = results.summary.get("workload"), results.summary.get("seed")
         ends = [f"{p} saturated at {v:g}" for p, v in sweep.get("saturation", {}).items()]
-        said = "; ".join([f"{workload} over {sweep['over']}, seed {seed}", *ends])
-        return [(said, *rows(results, results.loads))]
+        heading = "; ".join([f"{workload} over {sweep['over']}, seed {seed}", *ends])
+        return [(heading, *rows(results, results.loads))]
     return [(title(results, load), *rows(results, [load])) for load in results.loads]
 
 
@@ -114,24 +114,24 @@ def _theirs(policy: str) -> str:
 
 
 def note(results: Results) -> str:
-    """Say whose figures stand in the last column."""
+    """Return the note on the original's figures."""
     if results.summary.get("sweep"):
         return ""
     return ORIGINAL_NOTE if any(p in ORIGINAL for p in results.policies) else NO_ORIGINAL_NOTE
 
 
 def markdown(results: Results) -> str:
-    """Write all tables as Markdown."""
+    """Return all tables as Markdown."""
     parts = []
-    for said, heads, lines in tables(results):
+    for heading, heads, lines in tables(results):
         table = [heads, ["---", *["---:"] * (len(heads) - 1)], *lines]
         text = "\n".join("| " + " | ".join(cells) + " |" for cells in table)
-        parts.append(f"{said}\n\n{text}\n")
+        parts.append(f"{heading}\n\n{text}\n")
     return "\n".join([*parts, note(results)]).rstrip() + "\n"
 
 
 def title(results: Results, load: str) -> str:
-    """Say what a table is about."""
+    """Return the title of a load's table."""
     runs = [run for run in results.runs if run["load"] == load]
     count, repeats = runs[0]["num_prompts"], 1 + max(run["repeat"] for run in runs)
     model = runs[0].get("model_id") or "the server's model"
@@ -143,7 +143,7 @@ def title(results: Results, load: str) -> str:
 
 
 def headline(results: Results) -> str:
-    """Answer the question of the comparison in one sentence."""
+    """Return the answer in one sentence: which policy generated the most tokens per second."""
     load = results.loads[-1]
     if results.summary.get("sweep"):
         return _peaks(results)
@@ -160,13 +160,13 @@ def headline(results: Results) -> str:
     factor = f"{rates[ranked[0]] / rates[second]:.2f} times {second}" if rates[second] else second
     if last != second and rates[last]:
         factor += f" and {rates[ranked[0]] / rates[last]:.2f} times {last}"
-    sure = best(results, load, "output_throughput", "high") == ranked[0]
-    doubt = "" if sure else " (from one run each; add --repeats 3 to estimate the uncertainty)"
-    return f"{first}, {factor}{doubt}."
+    is_certain = best(results, load, "output_throughput", "high") == ranked[0]
+    caveat = "" if is_certain else " (from one run each; add --repeats 3 to estimate the uncertainty)"
+    return f"{first}, {factor}{caveat}."
 
 
 def _peaks(results: Results) -> str:
-    """Say the most that each policy reached in a sweep."""
+    """Return the highest throughput of each policy in a sweep."""
     most = []
     for policy in results.policies:
         reached = [run for run in results.runs if run["policy"] == policy and run["completed"]]

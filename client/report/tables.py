@@ -1,4 +1,4 @@
-"""A result for people: the lines of its table, and the warnings that belong above it. Pure."""
+"""A result as text: the lines of its table, and the warnings above it. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from .measure import Outcome
 
 LAG_BOUND_MS = 10.0
 STALL_BOUND_MS = 50.0
-# A lag beyond this share of the median latency is more than a footnote.
+# A lag beyond this share of the median latency is named in the warning.
 LAG_SHARE = 0.05
 
 
 def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Lay out a result as the lines of the final table, in the field's words and order."""
+    """Return the labels and values of the final table, in the usual words and order."""
     lag, stall = (
         [numbers["client_lag"].get(f"{prefix}{key}_ms") for key in ("p50", "p99", "max")] for prefix in ("", "stall_")
     )
@@ -58,53 +58,53 @@ def _four(numbers: Mapping[str, Any], name: str) -> list[float | None]:
 
 
 def joined(values: Sequence[float | None]) -> str:
-    """Write figures side by side."""
+    """Format figures side by side."""
     return " / ".join(shown(value) for value in values)
 
 
 def shown(value: float | None, digits: int = 2) -> str:
-    """Write a figure; "-" where there is none."""
+    """Format a figure; None becomes "-"."""
     if value is None:
         return "-"
     return f"{value:,.{0 if abs(value) >= 1000 else digits}f}"
 
 
 def fitted(fairness: Mapping[str, float | None]) -> str:
-    """Write the line of latency over tokens asked."""
+    """Format the fit of latency over requested tokens."""
     slope, intercept, r = (fairness[k] for k in ("slope_ms_per_token", "intercept_ms", "r"))
     if slope is None or intercept is None or r is None:
         return "-"
     return f"{intercept:,.0f} ms + {slope:,.2f} ms/token, r = {r:.3f}"
 
 
-def warnings(numbers: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[str]:
-    """Say what spoils the figures: failures by kind, a client that sent late, a cut run."""
-    found = []
+def warnings_of(numbers: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[str]:
+    """Return what impairs the figures: failures by kind, a client that sent late, an interrupted run."""
+    warnings = []
     for kind, count in numbers["failures"].items():
         detail = next((o.detail for o in outcomes if o.error == kind and o.detail), "")
-        found.append(f"{count} failed: {kind}" + (f": {detail}" if detail else ""))
-    found += _lateness(numbers)
+        warnings.append(f"{count} failed: {kind}" + (f": {detail}" if detail else ""))
+    warnings += _lateness(numbers)
     if numbers["unsent"]:
-        found.append(f"stopped early: {numbers['unsent']} of {numbers['num_prompts']} were not sent")
-    return found
+        warnings.append(f"stopped early: {numbers['unsent']} of {numbers['num_prompts']} were not sent")
+    return warnings
 
 
 def _lateness(numbers: Mapping[str, Any]) -> list[str]:
-    found = []
+    warnings = []
     lag = numbers["client_lag"]
     if lag["p99_ms"] is not None and lag["p99_ms"] > LAG_BOUND_MS:
         median = numbers["median_e2el_ms"]
         worse = median and lag["p99_ms"] > LAG_SHARE * median
         share = f", and {lag['p99_ms'] / median:.0%} of the median latency" if worse else ""
-        found.append(
+        warnings.append(
             f"this client sent late: lag p99 {lag['p99_ms']:.1f} ms, above {LAG_BOUND_MS:g} ms{share}. "
             "Latencies count from the intended send time, so they include the lag. Use fewer concurrent "
             "requests or a less busy machine for the client"
         )
     stall = lag.get("stall_max_ms")
     if stall is not None and stall > STALL_BOUND_MS:
-        found.append(
+        warnings.append(
             f"this client stalled for up to {stall:.0f} ms, which delayed sends and token arrivals "
             "by as much. Use a less busy machine for the client"
         )
-    return found
+    return warnings

@@ -1,13 +1,13 @@
-"""Two runs of the same arrivals, measure by measure: is the difference more than chance? Pure.
+"""Compare two runs of the same arrivals, measure by measure: is the difference more than chance? Pure.
 
-Requests are paired by their index, since both runs sent the same ones, and drawn again in blocks of neighbours
-(`figures.blocks`); 95 % intervals. One run each says nothing about the spread from run to run: figures of a
+Requests are paired by their index, since both runs sent the same ones, and resampled in blocks of neighbors
+(`figures.blocks`) for 95 % intervals. One run each says nothing about the spread from run to run, so figures of a
 whole run (throughput) have no interval here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ class DifferentArrivals(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One measure of two runs: both values, B - A, its interval, and what follows."""
+    """One measure of two runs: both values, the interval of B - A, and the verdict."""
 
     measure: str
     a: float | None
@@ -39,12 +39,11 @@ class Line:
 
     @property
     def difference(self) -> float | None:
-        """Give B - A."""
         return None if self.a is None or self.b is None else self.b - self.a
 
 
 def columns(run: Mapping[str, Any]) -> dict[str, Column]:
-    """Give each measure's value of each request in ms, None where there is none; of ITL its gaps."""
+    """Return each request's value in ms by measure, None if unknown; for ITL the list of its gaps."""
     e2els = run.get("e2els") or []
     ttfts = run.get("ttfts") or [None] * len(e2els)
     tokens = run.get("output_lens") or [0] * len(e2els)
@@ -60,7 +59,7 @@ def columns(run: Mapping[str, Any]) -> dict[str, Column]:
 
 
 def compare(a: Mapping[str, Any], b: Mapping[str, Any], different: bool = False, seed: int = 0) -> list[Line]:
-    """Compare two results; `DifferentArrivals` unless `different` allows them to be."""
+    """Compare two results; raise DifferentArrivals unless `different` allows them to differ."""
     paired = a.get("trace_sha256") == b.get("trace_sha256")
     if not (paired or different):
         raise DifferentArrivals
@@ -85,46 +84,29 @@ def _known(values: Column) -> Column:
     return [value for value in values if value is not None]
 
 
-STATISTICS: dict[str, Callable[[np.ndarray], float]] = {
-    "mean": lambda v: float(v.mean()),
-    "p50": lambda v: float(np.percentile(v, 50)),
-    "p99": lambda v: float(np.percentile(v, 99)),
-}
-
-
 def _lines(name: str, x: Column, y: Column, paired: bool, seed: int) -> list[Line]:
     if not x or not y:
         return []
-    take = _pooled if isinstance(x[0], list) else _picked
-    everybody = [take(values, range(len(values))) for values in (x, y)]
-    found = {k: (f(everybody[0]), f(everybody[1])) for k, f in STATISTICS.items()}
-    if min(len(x), len(y)) < figures.FEWEST_REQUESTS:
-        few = f"fewer than {figures.FEWEST_REQUESTS} requests"
-        return [Line(f"{k}_{name}_ms", p, q, verdict=few) for k, (p, q) in found.items()]
-    rng = np.random.default_rng(seed)
-    drawn = []
-    for _ in range(figures.resamples(max(len(x), len(y)))):
-        at = figures.blocks(len(x), rng)
-        other = at if paired else figures.blocks(len(y), rng)
-        p, q = take(x, at), take(y, other)
-        drawn.append([f(q) - f(p) for f in STATISTICS.values()])
-    low, high = np.percentile(drawn, figures.TAILS, axis=0)
-    return [
-        Line(f"{k}_{name}_ms", p, q, float(lo), float(hi), _verdict(p, float(lo), float(hi)))
-        for (k, (p, q)), lo, hi in zip(found.items(), low, high)
-    ]
 
+    def statistics(values: Column, at: Iterable[int]) -> np.ndarray:
+        drawn = [values[i] for i in at]
+        return figures.mean_p50_p99(np.concatenate(drawn) if isinstance(drawn[0], list) else np.array(drawn))
 
-def _picked(values: Column, at: Iterable[int]) -> np.ndarray:
-    return np.asarray(values, float)[np.fromiter(at, int)]
+    def change(at: np.ndarray, other: np.ndarray | None = None) -> np.ndarray:
+        difference: np.ndarray = statistics(y, at if other is None else other) - statistics(x, at)
+        return difference
 
-
-def _pooled(values: Column, at: Iterable[int]) -> np.ndarray:
-    return np.concatenate([values[i] for i in at])
+    names = [f"{key}_{name}_ms" for key in ("mean", "p50", "p99")]
+    both = [statistics(values, range(len(values))).tolist() for values in (x, y)]
+    if min(len(x), len(y)) < figures.MIN_REQUESTS:
+        verdict = f"fewer than {figures.MIN_REQUESTS} requests"
+        return [Line(name, a, b, verdict=verdict) for name, a, b in zip(names, *both)]
+    spans = figures.bootstrap(change, *([len(x)] if paired else [len(x), len(y)]), seed=seed)
+    return [Line(name, a, b, low, high, _verdict(a, low, high)) for name, a, b, (low, high) in zip(names, *both, spans)]
 
 
 def _verdict(a: float, low: float, high: float) -> str:
-    """Say who is faster, if the interval of the difference leaves no doubt."""
+    """Return which run is faster, if the interval of the difference does not include 0."""
     if low <= 0 <= high:
         return SAME
     share = f" by {min(abs(low), abs(high)) / a:.0%} or more" if a else ""
@@ -132,7 +114,7 @@ def _verdict(a: float, low: float, high: float) -> str:
 
 
 def as_dict(line: Line) -> dict[str, Any]:
-    """Give a line as JSON has it."""
+    """Return a line for JSON."""
     return {
         "measure": line.measure, "a": line.a, "b": line.b, "difference": line.difference,
         "interval": None if line.low is None else [line.low, line.high], "verdict": line.verdict,
@@ -140,7 +122,7 @@ def as_dict(line: Line) -> dict[str, Any]:
 
 
 def table(lines: Sequence[Line], a: str, b: str) -> Table:
-    """Lay the comparison out for people."""
+    """Return the comparison as a table."""
     result = Table(title=f"A: {a}\nB: {b}", title_justify="left")
     result.add_column("measure")
     for head in ("A", "B", "B - A", "95 % interval"):

@@ -54,7 +54,7 @@ class Dialect:
 
     @property
     def path(self) -> str:
-        """Give the route to post to."""
+        """Return the route to post to."""
         if self.api == "tgi":
             return "/generate_stream" if self.stream else "/generate"
         return "/v1/completions" if self.api == "openai" else "/inference"
@@ -108,7 +108,7 @@ class Dialect:
 
 
 def fault(content: Any) -> tuple[str, str]:
-    """Give the type and the words of an error object of any dialect, "" where there are none."""
+    """Return the type and the words of an error object of any dialect, "" where there are none."""
     if not isinstance(content, dict):
         return "", ""
     error = content.get("error")

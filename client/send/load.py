@@ -81,7 +81,7 @@ class _Reading:
 
 
 def failure(error: BaseException) -> tuple[str, str]:
-    """Give kind and detail of what an exception means for a request."""
+    """Return kind and detail of what an exception means for a request."""
     if isinstance(error, Refused):
         return f"error event ({error.kind or 'no type'})", str(error)
     if isinstance(error, Unreadable):
@@ -142,7 +142,7 @@ class LoadRun:
         self._cancel(self._schedule)
 
     def close(self) -> None:
-        """Give up what is still on its way."""
+        """Return up what is still on its way."""
         self._cancel(self._main)
         if self._thread.is_alive():
             self._thread.join(5)
@@ -160,7 +160,7 @@ class LoadRun:
         return over
 
     def now(self) -> float:
-        """Give the seconds since the start."""
+        """Return the seconds since the start."""
         return time.perf_counter() - self._start
 
     def counts(self) -> Counts:
@@ -170,7 +170,7 @@ class LoadRun:
             return Counts(len(self._trace), self._sent, self._done, failed, self._tokens, self.now())
 
     def outcomes(self) -> list[Outcome]:
-        """Give an outcome for every request sent; those without an answer yet have failed."""
+        """Return an outcome for every request sent; those without an answer yet have failed."""
         now = self.now()
         with self._lock:
             cut = [

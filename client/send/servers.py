@@ -32,7 +32,7 @@ class ServerFailed(ServerUnreachable):
 
 
 def free_port() -> int:
-    """Give a loopback port that nobody uses at the moment."""
+    """Return a loopback port that nobody uses at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -40,13 +40,13 @@ class Target:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Give the headers of every request: the key, and no compression, which would hold chunks back."""
+        """Return the headers of every request: the key, and no compression, which would hold chunks back."""
         key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return {"Accept-Encoding": "identity", **key}
 
     @property
     def proxy(self) -> str | None:
-        """Give the proxy that the environment names for this address."""
+        """Return the proxy that the environment names for this address."""
         return requests.utils.get_environ_proxies(self.url).get(self.url.partition(":")[0])
 
     def session(self) -> requests.Session:

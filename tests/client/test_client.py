@@ -175,12 +175,12 @@ def test_latency_counts_from_the_intended_time_and_holds_the_lag() -> None:
     assert result["mean_latency_per_token_ms"] == pytest.approx(100)
     assert result["duration"] == 3.0
     assert result["output_throughput"] == 10
-    assert any("lag p99 495.0 ms" in warning for warning in tables.warnings(result, outcomes))
+    assert any("lag p99 495.0 ms" in warning for warning in tables.warnings_of(result, outcomes))
 
 
 def test_a_punctual_client_is_not_warned_about() -> None:
     outcomes = [outcome(sent=0.009)]
-    assert tables.warnings(measure.result(outcomes, facts(1)), outcomes) == []
+    assert tables.warnings_of(measure.result(outcomes, facts(1)), outcomes) == []
 
 
 def test_a_run_in_which_nothing_finished_still_has_a_result() -> None:

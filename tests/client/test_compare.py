@@ -26,7 +26,7 @@ SMALL = ["--workload", "fixed:8:4", "--numsamples", "12", "--load", "poisson:200
 @pytest.fixture(autouse=True)
 def _quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw few resamples, and ask no simulator: tests/simulate/test_predict.py does."""
-    monkeypatch.setattr(figures, "RESAMPLES", 100)
+    monkeypatch.setattr(figures, "MAX_RESAMPLES", 100)
     monkeypatch.setattr(simulated, "is_here", lambda: False)
 
 

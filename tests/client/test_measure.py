@@ -144,7 +144,7 @@ def test_a_stalled_client_is_reported_as_lag(server: MockServer) -> None:
     lag = numbers["client_lag"]
     assert lag["max_ms"] > 250
     assert lag["stall_max_ms"] > 250
-    said = " ".join(tables.warnings(numbers, outcomes))
+    said = " ".join(tables.warnings_of(numbers, outcomes))
     assert "this client sent late" in said
     assert "this client stalled" in said
 
@@ -228,11 +228,10 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     covered = 0
     for seed in range(120):
         sample = rng.exponential(2.0, 100)
-        low, high = figures.interval(lambda at, s=sample: float(s[at].mean()), 100, seed) or (0, 0)
+        ((low, high),) = figures.bootstrap(lambda at, s=sample: s[at].mean(keepdims=True), 100, seed=seed)
         covered += low <= 2.0 <= high
     assert covered / 120 > 0.84
-    assert figures.interval(lambda at: 0.0, 9) is None
-    assert figures.interval(lambda at: 0.0, 2, independent=True) is None
+    assert figures.intervals("e2el", [1.0] * 9) == dict.fromkeys(["mean_e2el_ms", "p50_e2el_ms", "p99_e2el_ms"])
 
 
 def test_the_peak_is_the_best_second_of_streams_alone() -> None:

@@ -113,7 +113,7 @@ def test_waste_is_what_was_spent_between_the_two_looks() -> None:
                         "kv": {"query_tokens": 50, "hit_tokens": 20}}}  # fmt: skip
     numbers = {"server_before": before, "server_after": after}
     assert store.engine(numbers) == ({"useful": 15, "idle": 5}, {"2": 3})
-    assert store.hits(numbers) == 0.4
+    assert store.hit_share(numbers) == 0.4
     assert store.engine({"server_before": None, "server_after": None}) == (None, None)
 
 
@@ -130,7 +130,7 @@ def test_a_sweep_has_its_curves_and_the_saturation(folder: Path) -> None:
     for run in results.runs:
         run["value"] = 1 if run["load"] == "burst" else 2
     drawn = Album(results, [])
-    for draw in plots_sweep.ALL:
+    for draw in (plots_sweep.throughput_latency, plots_sweep.curves):
         draw(drawn)
     names = {picture.name for picture in drawn.pictures}
     assert names == {"throughput-latency", "sweep-throughput", "sweep-e2el", "sweep-ttft"}

@@ -531,10 +531,10 @@ class TestInABrowser:
     def test_a_long_recording_is_cut_at_the_same_moment_for_all(self) -> None:
         slow = [{"t": 3 + 0.5 * n} for n in range(10)]
         fast = [{"t": 7 + 0.1 * n} for n in range(10)]
-        kept, end = race.cut({"slow": slow, "fast": fast}, most=6)
+        kept, end = race.cut({"slow": slow, "fast": fast}, limit=6)
         assert end == pytest.approx(0.6)
         assert (len(kept["slow"]), len(kept["fast"])) == (2, 6)
-        assert race.cut({"slow": slow}, most=10) == ({"slow": slow}, None)
+        assert race.cut({"slow": slow}, limit=10) == ({"slow": slow}, None)
 
 
 @pytest.mark.process
