@@ -17,8 +17,8 @@ import numpy as np
 from .workloads.arrivals import Arrivals
 from .workloads.corpus import CONTEXT
 
-# The client has no tokenizer. Its words cost 1 to 2 tokens each in GPT-2's and in bard's
-# vocabulary, so two a word keeps prompt + num_tokens inside the context whatever is drawn.
+# Each of these words is one token for GPT-2's tokenizer and for bard's. Two tokens a word keep prompt + num_tokens
+# inside the context for other tokenizers, too.
 TOKENS_PER_WORD = 2
 MAX_NUM_TOKENS = CONTEXT - TOKENS_PER_WORD
 
@@ -33,15 +33,15 @@ SELECTIONS = ("normal", "buckets", *RANGE_SELECTIONS)
 _WORDS = {
     kind: words.split()
     for kind, words in {
-        "noun": "king queen lord lady father mother brother sister friend soldier captain servant "
-        "night morning winter summer river garden castle crown sword letter candle window "
-        "heart hand eye tongue spirit shadow fortune honour mercy sorrow silence thunder "
-        "city market island forest mountain road harbour ship horse lion bird rose",
-        "adjective": "gentle noble bitter weary merry silent golden hollow honest cruel sweet "
-        "cold bright broken faithful sudden proud humble ancient secret tender wild pale patient",
-        "verb": "loves fears follows forgives remembers betrays commands deceives embraces "
-        "watches answers carries changes destroys defends denies finds keeps leaves mocks seeks",
-        "place": "house field street hall church camp grave tower valley shore court north",
+        "noun": "king queen lord lady father mother brother sister friend soldier servant wife daughter "
+        "night morning winter summer garden castle crown sword letter heart hand eye tongue spirit "
+        "shadow fortune honour mercy sorrow silence thunder city market horse death head world hour "
+        "power battle fire earth heaven voice soul peace truth star sun moon",
+        "adjective": "gentle noble bitter weary merry golden hollow honest cruel sweet cold bright broken "
+        "sudden proud humble ancient secret tender wild pale patient strange young",
+        "verb": "loves follows keeps leaves knows calls gives bears shows needs makes knew saw heard "
+        "found held brought took",
+        "place": "house field grave shore court town land sea gate ground prison",
     }.items()
 }
 # Sentences rather than one fixed text: two prompts hardly ever begin alike, so a prefix cache on
@@ -49,12 +49,12 @@ _WORDS = {
 _SENTENCES = (
     "the {adjective} {noun} {verb} the {noun} of the {place}",
     "my {noun} {verb} thy {adjective} {noun} and the {noun} is {adjective}",
-    "if the {noun} {verb} us then no {adjective} {noun} can reach the {place}",
+    "if the {noun} {verb} us then no {adjective} {noun} can leave the {place}",
     "when {adjective} {noun} and {noun} meet the {place} is {adjective}",
-    "speak to the {noun} for he {verb} every {noun} in the {place}",
+    "come to the {noun} for he {verb} every {noun} in the {place}",
     "what {adjective} {noun} is this that {verb} the {noun} by night",
-    "she {verb} the {noun} as the {adjective} {noun} {verb} the {place}",
-    "no {noun} so {adjective} as the {noun} that {verb} a {noun}",
+    "he {verb} the {noun} as the {adjective} {noun} {verb} the {place}",
+    "is the {noun} so {adjective} as the {noun} that {verb} a {noun}",
 )
 
 

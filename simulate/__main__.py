@@ -86,7 +86,7 @@ def _fleet_flags(parser: Parser) -> None:
     add_workload(parser, num=5000)
     parser.add_argument("--replicas", type=whole(1), default=8, help="(default %(default)s)")
     parser.add_argument(
-        "--router", action="append", help=f"{', '.join(fleet.LENGTH_ROUTERS)}; may be repeated (default: all)"
+        "--router", action="append", help=f"{', '.join(fleet.ROUTERS)}; may be repeated (default: all that fit)"
     )
 
 

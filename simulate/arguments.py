@@ -18,6 +18,7 @@ import numpy as np
 from rich.console import Console
 
 import policies
+from client.workloads import catalog
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
@@ -131,9 +132,15 @@ def add_workload(parser: argparse.ArgumentParser, num: int = 1000) -> None:
     """Add what describes the arrivals."""
     group = parser.add_argument_group("arrivals")
     group.add_argument(
-        "--workload", default="clipped-normal", help=f"{', '.join(workloads.LENGTHS)} (default %(default)s)"
+        "--workload",
+        default="clipped-normal",
+        help=f"one of the client's: {', '.join(form for form, _ in catalog.describe())} (default %(default)s)",
     )
-    group.add_argument("--arrivals", default="poisson", help=f"{', '.join(workloads.ARRIVALS)} (default %(default)s)")
+    group.add_argument(
+        "--arrivals",
+        default="poisson",
+        help=f"{', '.join(workloads.ARRIVALS)}, or an open load of the client's, as gamma:2:0.5 (default %(default)s)",
+    )
     group.add_argument("--rate", type=positive, default=2.0, help="requests a second (default %(default)s)")
     group.add_argument(
         "--num", type=whole(1), default=num, help="requests (default %(default)s; of a trace all, or its first NUM)"
@@ -176,7 +183,7 @@ HINTS = {
     "deadline": Hint("slo", "the time to the deadline", "edf", "Use --slo 2 10"),
     "prefix": Hint(
         "", "the cached part of the prompt", "lpm",
-        "Simulated prompts share none: use python -m simulate prefix --kinds live live+lpm",
+        "Use --workload shared-prefix --kv-tokens 65536",
     ),
 }  # fmt: skip
 
@@ -231,11 +238,12 @@ def check_policies(args: argparse.Namespace, reported: Collection[str] = ()) -> 
     return every
 
 
-def notes(made: Iterable[Policy], rows: workloads.Rows) -> Iterator[str]:
-    """Yield what a user should know of the requests, and of the orders that cannot tell them apart."""
+def notes(args: argparse.Namespace, made: Iterable[Policy], rows: workloads.Rows) -> Iterator[str]:
+    """Yield notes about the requests, and about the orders that cannot tell them apart."""
     yield from rows.notes
+    differ_in = rows.differ_in if args.kv_tokens else rows.differ_in - {"prefix"}
     for policy in {policy.name: policy for policy in made}.values():
-        if policy.heeds and not rows.differ_in & set(policy.heeds):
+        if policy.heeds and not differ_in & set(policy.heeds):
             hint = HINTS[policy.heeds[0]]
             yield f"{policy.name} goes by {hint.words}, which is the same for all these requests. {hint.remedy}"
 
@@ -291,11 +299,21 @@ def _check_cost(name: str, cost: Cost) -> None:
         )
 
 
-def make_scheduler(args: argparse.Namespace, policy: str, slots: int = 0) -> Scheduler:
+def make_scheduler(args: argparse.Namespace, policy: str, slots: int = 0, *, prefix_cache: bool = False) -> Scheduler:
+    """Return a scheduler as the options describe it; `prefix_cache` needs prompts with ids."""
     given = options(args.policy_option, "--policy-option")
     made = policies.get_policy(policy, max_batch_size=slots or args.max_batch_size, options=given)
-    pages = PagePool(args.kv_tokens // PAGE_SIZE + 1, PAGE_SIZE, prefix_cache=False) if args.kv_tokens else None
+    pages = PagePool(args.kv_tokens // PAGE_SIZE + 1, PAGE_SIZE, prefix_cache=prefix_cache) if args.kv_tokens else None
     return Scheduler(made, pages, args.max_tokens_per_step)
+
+
+def has_own_rate(args: argparse.Namespace) -> bool:
+    """Whether the arrivals have a rate of their own, which --rate cannot set."""
+    return bool(args.trace) or _replays_workload(args) or ":" in args.arrivals
+
+
+def _replays_workload(args: argparse.Namespace) -> bool:
+    return args.workload.startswith("trace:") and "arrivals" not in args.given
 
 
 def make_rows(args: argparse.Namespace, *, unit: bool = False, draws_more: bool = False) -> workloads.Rows:
@@ -303,21 +321,25 @@ def make_rows(args: argparse.Namespace, *, unit: bool = False, draws_more: bool 
 
     `draws_more` says that the command has another use for --seed than to draw requests.
     """
+    if has_own_rate(args) and not unit:
+        remedy = "Use --speed" if args.trace else "Leave it out"
+        refuse(args, ("rate",), f"has no effect on arrivals that have their own rate. {remedy}")
     if args.trace:
         refuse(args, ("workload", "arrivals"), "has no effect: --trace has both. Leave one out")
-        if not unit:
-            refuse(args, ("rate",), "has no effect on --trace, which has its own. Use --speed")
         if not (draws_more or args.clients or args.priorities or args.slo):
             refuse(args, ("seed",), "has no effect: nothing of --trace is drawn. Leave it out")
         rows = workloads.read(args.trace)
-        if rows.client:
-            refuse(args, ("clients",), "has no effect: --trace names its clients. Leave it out")
     else:
         refuse(args, ("speed",), "is for --trace alone. Use --rate")
         if args.arrivals == "burst" and not unit:
             refuse(args, ("rate",), "has no effect: in a burst all arrive at once. Leave it out")
-        rate = 1.0 if unit else args.rate
-        rows = workloads.draw(args.workload, rate, args.num, args.seed, args.arrivals)
+        replays = _replays_workload(args)
+        count = None if replays and "num" not in args.given else args.num
+        arrivals = "trace" if replays else args.arrivals
+        rows = workloads.draw(args.workload, 1.0 if unit else args.rate, count, args.seed, arrivals)
+    if rows.client:
+        source = "--trace" if args.trace else f"--workload {args.workload}"
+        refuse(args, ("clients",), f"has no effect: {source} names its clients. Leave it out")
     if args.context:
         rows = rows.fitting(args.context)
     if args.trace:

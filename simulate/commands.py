@@ -39,6 +39,7 @@ from simulate.arguments import (
     check_engine,
     check_policies,
     config_of,
+    has_own_rate,
     make_cost,
     make_rows,
     make_scheduler,
@@ -58,10 +59,10 @@ def run_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if not args.out:
         refuse(args, ("no_plots", "no_records"), "is for --out alone. Use --out DIR")
     cost, host, rows = prepare(args, console, reported=("client", "deadline"))
-    folder = make_store(args) if args.out else None
+    folder = make_store(args, rows) if args.out else None
     told = []
     for policy in args.policies:
-        scheduler = make_scheduler(args, policy)
+        scheduler = make_scheduler(args, policy, prefix_cache=rows.ids is not None)
         began = time.perf_counter()
         records = folder is not None and not args.no_records
         run = simulate(scheduler, rows.sequences(), cost, host, records=records)
@@ -69,8 +70,7 @@ def run_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         limits = {"ttft": args.ttft, "tpot": args.tpot, "e2el": args.e2el}
         numbers = result.result(
             run, config={**config_of(args), "policies": [policy]}, seed=args.seed, limits=limits,
-            request_rate=float("inf") if args.trace or args.arrivals == "burst" else args.rate,
-            date=now(),
+            arrivals=rows.arrivals, trace_sha256=rows.sha256, date=now(),
         )  # fmt: skip
         say(
             console,
@@ -78,7 +78,7 @@ def run_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             + hint_words(numbers["simulation"]),
         )
         if folder:
-            result.keep(folder, load_of(args), run, numbers)
+            result.keep(folder, load_of(args, rows), run, numbers)
         told.append(numbers)
     show_runs(console, told)
     if folder:
@@ -111,26 +111,24 @@ def prepare(
     cost, host = make_cost(args)
     check_engine(args, cost, made)
     rows = make_rows(args, **how)
-    for note in notes(made, rows):
+    for note in notes(args, made, rows):
         say(console, f"note: {note}")
     return cost, host, rows
 
 
-def load_of(args: argparse.Namespace) -> str:
+def load_of(args: argparse.Namespace, rows: workloads.Rows) -> str:
     """Name the arrivals as client.compare does."""
-    if args.trace:
-        return f"trace:{args.speed:g}"
-    return args.arrivals if args.arrivals == "burst" else f"{args.arrivals}:{args.rate:g}"
+    return rows.arrivals.text if rows.arrivals else f"trace:{args.speed:g}"
 
 
-def make_store(args: argparse.Namespace) -> store.Store:
+def make_store(args: argparse.Namespace, rows: workloads.Rows) -> store.Store:
     """Open the folder of the results; what is there already stays."""
     if (args.out / "summary.json").exists():
         raise UsageError(f"{str(args.out)!r} holds results already. Use another --out")
     head = {
         "name": args.out.name, "date": now(), "command": args.command_line, "seed": args.seed,
         "workload": f"trace:{args.trace.name}" if args.trace else args.workload,
-        "loads": [load_of(args)], "policies": args.policies,
+        "loads": [load_of(args, rows)], "policies": args.policies,
         "machine": result.machine({"cost": args.cost}), "versions": {},
     }  # fmt: skip
     return store.Store(args.out, head)
@@ -183,8 +181,9 @@ def plan_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     cost, host, rows = prepare(args, console, unit=True, draws_more=args.shortest_queue > 0)
     if rows.rate == math.inf:
         raise UsageError(f"{len(rows.at):,} requests that arrive at once have no rate. Use more, or others")
-    unit = rows.faster(1 / rows.rate) if args.trace else rows
-    wanted = rows.rate if args.trace and "rate" not in args.given else args.rate
+    own_rate = has_own_rate(args)
+    unit = rows.faster(1 / rows.rate) if own_rate else rows
+    wanted = rows.rate if own_rate and "rate" not in args.given else args.rate
     source = args.trace.name if args.trace else args.workload
     table = Table(title=f"{source}, {args.cost}: " + ", ".join(map(str, limits)))
     table.add_column("policy", overflow="fold")
@@ -194,7 +193,7 @@ def plan_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     found = []
     for policy in args.policies:
         for slots in args.slots or [args.max_batch_size]:
-            make = partial(make_scheduler, args, policy, slots)
+            make = partial(make_scheduler, args, policy, slots, prefix_cache=rows.ids is not None)
             capacity = plan.capacity(make, unit, cost, limits, host)
             replicas = capacity.replicas(wanted)
             shortest = None
@@ -227,7 +226,7 @@ def check_plan(args: argparse.Namespace) -> None:
     """Refuse options of `plan` that contradict each other."""
     if args.slots:
         refuse(args, ("max_batch_size",), "has no effect beside --slots. Leave one out")
-    if args.arrivals in plan.UNSTEADY:
+    if args.arrivals.partition(":")[0] in plan.UNSTEADY:
         steady = ", ".join(name for name in workloads.ARRIVALS if name not in plan.UNSTEADY)
         raise UsageError(f"--arrivals {args.arrivals} has no steady rate to look for. Use {steady}")
     if "rate" in args.given:
@@ -238,9 +237,9 @@ def check_plan(args: argparse.Namespace) -> None:
 
 def fleet_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Serve one workload with many replicas behind each router, once for each policy."""
-    routers = args.router or fleet.LENGTH_ROUTERS
+    routers = args.router or [name for name in fleet.ROUTERS if args.kv_tokens or name not in fleet.NEED_CACHE]
     for name in routers:
-        check_router(name)
+        check_router(args, name)
     draws = any(name not in fleet.CHANCELESS for name in routers)
     cost, host, rows = prepare(args, console, draws_more=draws)
     table = Table(title=f"{args.replicas} replicas")
@@ -253,12 +252,13 @@ def fleet_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         told: list[dict[str, Any]] = []
         for name in routers:
             began = time.perf_counter()
-            replicas = [make_scheduler(args, policy) for _ in range(args.replicas)]
+            cached = rows.ids is not None
+            replicas = [make_scheduler(args, policy, prefix_cache=cached) for _ in range(args.replicas)]
             served = fleet.Fleet(replicas, cost, host, random.Random(args.seed))
             run = served.run(rows.sequences(), fleet.ROUTERS[name]())
             row = {"router": name, "mean_e2el_s": float(run.latency.mean()), "steps": run.steps,
                    "p99_e2el_s": float(np.percentile(run.latency, 99)),
-                   "p99_ttft_s": float(np.percentile(run.ttft, 99)),
+                   "p99_ttft_s": float(np.percentile(run.ttft, 99)), "hit_rate": run.hit_rate,
                    "refused": len(run.sequences) - len(run.done)}  # fmt: skip
             told.append(row)
             if row["refused"]:
@@ -270,18 +270,14 @@ def fleet_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     return runs[0] if len(runs) == 1 else {"runs": runs}
 
 
-def check_router(name: str) -> None:
-    """Raise UsageError for a router that is unknown, or that has nothing to go by."""
-    good = ", ".join(fleet.LENGTH_ROUTERS)
+def check_router(args: argparse.Namespace, name: str) -> None:
+    """Raise UsageError for a router that is unknown, or that needs prefix caches where there are none."""
     if name not in fleet.ROUTERS:
-        near = get_close_matches(name, fleet.LENGTH_ROUTERS, 1)
+        near = get_close_matches(name, fleet.ROUTERS, 1)
         guess = f" Did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"unknown router {name!r}.{guess} Use one of: {good}")
-    if name not in fleet.LENGTH_ROUTERS:
-        raise UsageError(
-            f"router {name!r} goes by how prompts begin, and simulated requests have lengths but no texts. "
-            f"Use one of: {good}"
-        )
+        raise UsageError(f"unknown router {name!r}.{guess} Use one of: {', '.join(fleet.ROUTERS)}")
+    if name in fleet.NEED_CACHE and not args.kv_tokens:
+        raise UsageError(f"router {name!r} has no effect without prefix caches. Use --kv-tokens 65536")
 
 
 def prefix_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:

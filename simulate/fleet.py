@@ -208,6 +208,5 @@ ROUTERS: dict[str, Callable[[], Router]] = {
     "round-robin": round_robin, "random": random_split, "least-loaded": least_loaded,
     "power-of-two": power_of_two, "prefix-aware": prefix_aware,
 }  # fmt: skip
-# A prefix-aware router needs prompts with texts, which a Python caller may have and a workload of lengths has not.
-LENGTH_ROUTERS = [name for name in ROUTERS if name != "prefix-aware"]
+NEED_CACHE = {"prefix-aware"}
 CHANCELESS = {"round-robin"}  # the others break ties, or choose, by chance

@@ -6,7 +6,6 @@ beside the client's keys), requests.csv, iterations.jsonl.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 from collections import Counter
@@ -18,6 +17,7 @@ import numpy as np
 import scipy
 
 from client.report import measure, store
+from client.workloads.arrivals import Arrivals
 from scheduling.sequence import Sequence
 from simulate.simulator import Run
 
@@ -63,14 +63,6 @@ def outcome(index: int, seq: Sequence, run: Run, gaps: Mapping[str, tuple[float,
     )
 
 
-def trace_sha256(run: Run) -> str:
-    """Name the arrivals by their contents: equal exactly when times and lengths are."""
-    rows = [
-        (seq.arrived_at - run.host.alpha0, len(seq.prompt_ids), seq.max_tokens, seq.client) for seq in run.sequences
-    ]
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-
-
 def goodput(run: Run, ttft: float | None, tpot: float | None, e2el: float | None) -> float | None:
     """Return the requests a second that meet all the limits given (seconds); None when none is given."""
     if ttft is None and tpot is None and e2el is None:
@@ -95,19 +87,20 @@ def result(
     run: Run,
     *,
     config: Mapping[str, Any],
+    arrivals: Arrivals | None = None,
+    trace_sha256: str = "",
     seed: int = 0,
-    request_rate: float = float("inf"),
     date: str = "",
     limits: Mapping[str, float | None] | None = None,
 ) -> dict[str, Any]:
-    """Build the result object of a run; `config` is what repeats it."""
+    """Build the result object of a run; `config` repeats it, `arrivals` and `trace_sha256` name its requests."""
     facts = measure.RunFacts(
         date=date,
         config=config,
         seed=seed,
-        trace_sha256=trace_sha256(run),
-        request_rate=request_rate,
-        burstiness=None,
+        trace_sha256=trace_sha256,
+        request_rate=arrivals.rate if arrivals else float("inf"),
+        burstiness=arrivals.burstiness if arrivals else None,
         num_prompts=len(run.sequences),
         server_before=None,
         server_after={"policy": run.policy, "engine": engine(run, config)},

@@ -1,13 +1,13 @@
-"""What arrives: times and lengths by name, drawn from one seed, or read from a trace.
+"""Requests for the simulator: the runs that client.workloads draws, as columns of numbers.
 
-Arrivals are open loop: drawn whole before the run, gaps never cut and never rescaled. What orders go by beside length
-(client, priority, deadline) can be drawn for either. It must not know policies, costs, or what becomes of a request.
+Orders that go by client, priority or deadline need requests that differ in them: `Rows.hinted` draws these. This module
+must not know policies, costs, or what becomes of a request.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -17,19 +17,22 @@ from typing import Any
 
 import numpy as np
 
-from client.workloads import traces
-from client.workloads.corpus import CHARACTERS_PER_TOKEN
+from client import data
+from client.workloads import arrivals, catalog, corpus, traces
+from client.workloads.arrivals import Arrivals
 from scheduling.sequence import Sequence
 
-Lengths = tuple[np.ndarray, np.ndarray]  # prompt tokens, output tokens
-CONTEXT = 1024
+PAGE = 16  # tokens; the beginning that prompts must share to be found in a prefix cache
+TRACE_BLOCK = 512  # tokens of a block of Mooncake's trace
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The columns of a workload: arrival in seconds, prompt tokens, output tokens, and notes about them.
+    """The columns of a run: arrival in seconds, prompt tokens, output tokens, and notes for the user.
 
-    Where requests have them: client, priority (the lower first), and seconds from arrival to deadline.
+    Where requests have them: client, priority (the lower first), and seconds from arrival to deadline. `ids` are the
+    prompts' tokens, equal where the texts are; without them prompts share no beginnings. `texts` and
+    `arrivals` are those of the client's run.
     """
 
     at: np.ndarray
@@ -39,13 +42,16 @@ class Rows:
     notes: tuple[str, ...] = ()
     priority: list[int] | None = None
     slo: list[float] | None = None
+    ids: list[list[int]] | None = None
+    texts: list[str] | None = None
+    arrivals: Arrivals | None = None
 
     def sequences(self) -> list[Sequence]:
-        """Return a fresh sequence for each row; prompts are zeros, equal ones share a list."""
-        prompts = {int(p): [0] * int(p) for p in np.unique(self.prompt)}
+        """Return a fresh sequence for each row; without ids, prompts are zeros, and equally long ones share a list."""
+        zeros = {int(p): [0] * int(p) for p in np.unique(self.prompt)}
         rows = zip(
             self.at.tolist(),
-            self.prompt.tolist(),
+            self.ids or [zeros[p] for p in self.prompt.tolist()],
             self.output.tolist(),
             self.client or repeat(""),
             self.priority or repeat(0),
@@ -53,39 +59,57 @@ class Rows:
         )
         return [
             Sequence(
-                prompts[p], o, id=str(i), arrived_at=at, client=client, priority=priority,
+                prompt, o, id=str(i), arrived_at=at, client=client, priority=priority,
                 deadline=None if slo is None else at + slo,
             )
-            for i, (at, p, o, client, priority, slo) in enumerate(rows)
+            for i, (at, prompt, o, client, priority, slo) in enumerate(rows)
         ]  # fmt: skip
 
     @property
     def rate(self) -> float:
-        """Requests a second between the first and the last; infinite when all come at once."""
+        """Requests per second: what was asked for, or of a trace its own; infinite when all come at once."""
+        if self.arrivals and math.isfinite(self.arrivals.rate):
+            return self.arrivals.rate
         span = float(self.at[-1] - self.at[0])
         return (len(self.at) - 1) / span if span else math.inf
 
     @property
     def differ_in(self) -> set[str]:
-        """What an order can tell these requests apart by, as `Policy.heeds` names it."""
+        """The attributes by which an order can tell these requests apart, as `Policy.heeds` names them."""
         hints = {"client": self.client, "priority": self.priority, "deadline": self.slo}
-        return {"length"} | {name for name, values in hints.items() if len(set(values or ())) > 1}
+        names = {"length"} | {name for name, values in hints.items() if len(set(values or ())) > 1}
+        heads = {tuple(ids[:PAGE]) for ids in self.ids or ()}
+        return names | {"prefix"} if len(heads) < len(self.ids or ()) else names
+
+    @property
+    def sha256(self) -> str:
+        """The name that the client gives a run: equal exactly when prompts, output lengths, users and times are."""
+        prompts = self.texts or map(str, self.prompt.tolist())
+        rows = zip(self.at.tolist(), prompts, self.output.tolist(), self.client or repeat(""))
+        return data.trace_sha256([data.Planned(i, *row) for i, row in enumerate(rows)])
 
     def faster(self, factor: float) -> Rows:
         """Return the same requests at `factor` times the rate."""
-        return replace(self, at=self.at / factor)
+        return replace(self, at=self.at / factor, arrivals=None)
 
     def only(self, chosen: np.ndarray, note: str = "") -> Rows:
-        """Return the requests at these places."""
+        """Return the requests with these indices."""
 
         def pick(column: list[Any] | None) -> list[Any] | None:
             return column and [column[i] for i in chosen]
 
-        notes = (*self.notes, note) if note else self.notes
         return Rows(
-            self.at[chosen], self.prompt[chosen], self.output[chosen],
-            pick(self.client), notes, pick(self.priority), pick(self.slo),
-        )  # fmt: skip
+            self.at[chosen],
+            self.prompt[chosen],
+            self.output[chosen],
+            client=pick(self.client),
+            notes=(*self.notes, note) if note else self.notes,
+            priority=pick(self.priority),
+            slo=pick(self.slo),
+            ids=pick(self.ids),
+            texts=pick(self.texts),
+            arrivals=self.arrivals,
+        )
 
     def fitting(self, context: int) -> Rows:
         """Return the requests that fit a context, with a note about those that do not; ValueError if none fits."""
@@ -120,128 +144,93 @@ class Rows:
         return rows
 
 
-def poisson(rate: float, count: int, rng: np.random.Generator) -> np.ndarray:
-    return np.cumsum(rng.exponential(1 / rate, count))
+# The client's arrival processes at a given rate; gamma gaps have a coefficient of variation of 2.
+ARRIVALS: dict[str, Callable[[float], Arrivals]] = {
+    "poisson": lambda rate: Arrivals("poisson", rate),
+    "gamma": lambda rate: Arrivals("gamma", rate, 0.25),
+    "uniform": lambda rate: Arrivals("constant", rate),
+    "burst": lambda rate: Arrivals("burst"),
+    "onoff": lambda rate: Arrivals("onoff", rate, 10.0),
+    "ramp": lambda rate: Arrivals("ramp", 0.0, 2 * rate),
+}
 
 
-def gamma(rate: float, count: int, rng: np.random.Generator, cv: float = 2.0) -> np.ndarray:
-    """Return arrivals whose gaps have that coefficient of variation."""
-    shape = 1 / cv**2
-    return np.cumsum(rng.gamma(shape, 1 / (rate * shape), count))
+def arrivals_of(name: str, rate: float) -> Arrivals:
+    """Return the arrival process of a name in ARRIVALS at `rate`, or of the client's own form, as in gamma:2:0.5."""
+    if name in ARRIVALS:
+        return ARRIVALS[name](rate)
+    if ":" in name:
+        found = arrivals.parse(name)
+        if found.users is None:
+            return found
+        raise ValueError(
+            f"{name!r} is a closed loop, which the simulator does not have. Use one of: {', '.join(ARRIVALS)}"
+        )
+    near = get_close_matches(name, ARRIVALS, 1)
+    guess = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"unknown arrivals {name!r}.{guess} Use one of: {', '.join(ARRIVALS)}, or a load of the client's")
 
 
-def even(rate: float, count: int, rng: np.random.Generator) -> np.ndarray:
-    return np.arange(count) / rate
+def draw(workload: str, rate: float, count: int | None, seed: int = 0, arrivals: str = "poisson") -> Rows:
+    """Draw the run that the client sends with the same workload, arrivals, number of requests and seed.
 
-
-def burst(rate: float, count: int, rng: np.random.Generator) -> np.ndarray:
-    return np.zeros(count)
-
-
-def onoff(rate: float, count: int, rng: np.random.Generator, on: float = 10.0) -> np.ndarray:
-    """Return a Poisson stream of twice the rate that is silent every other `on` seconds."""
-    at = poisson(2 * rate, count, rng)
-    return at + np.floor(at / on) * on
-
-
-def ramp(rate: float, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Return a Poisson stream whose rate grows evenly from 0 to twice the rate over count / rate seconds."""
-    unit = np.cumsum(rng.exponential(1.0, count))
-    return np.sqrt(unit / count) * count / rate
-
-
-ARRIVALS: dict[str, Callable[..., np.ndarray]] = {
-    "poisson": poisson, "gamma": gamma, "uniform": even, "burst": burst, "onoff": onoff, "ramp": ramp,
-}  # fmt: skip
-
-
-def uniform(n: int, rng: np.random.Generator, low: int = 1, high: int = 128) -> Lengths:
-    """Draw the oracles' answers: U{1..128}, one more each for the token that prefill gives; prompts of 16."""
-    return np.full(n, 16), rng.integers(low, high + 1, n) + 1
-
-
-def clipped_normal(n: int, rng: np.random.Generator) -> Lengths:
-    """Draw N(100.5, 33.2) conditioned on 1..200; prompts of 10 to 80 tokens."""
-    output = np.rint(rng.normal(100.5, 33.2, n)).astype(int)
-    while (outside := (output < 1) | (output > 200)).any():
-        output[outside] = np.rint(rng.normal(100.5, 33.2, int(outside.sum())))
-    return rng.integers(10, 81, n), output
-
-
-def original(n: int, rng: np.random.Generator) -> Lengths:
-    """Draw as the original's client does: short prompts, 1, 25 or 100 tokens."""
-    return np.full(n, 4), rng.choice([1, 25, 100], n)
-
-
-def original_normal(n: int, rng: np.random.Generator) -> Lengths:
-    """Draw max(1, |ceil(N(100, 100))|) tokens after max(1, |ceil(N(10, 10))|) words."""
-    prompt, output = (np.abs(np.ceil(rng.normal(m, m, n))).astype(int) for m in (10, 100))
-    return np.maximum(1, prompt), np.clip(output, 1, CONTEXT - 64)
-
-
-def orca(n: int, rng: np.random.Generator) -> Lengths:
-    """Draw U{32..512} prompt and U{1..128} output tokens (Orca, OSDI 2022)."""
-    return rng.integers(32, 513, n), rng.integers(1, 129, n)
-
-
-def anyscale(n: int, rng: np.random.Generator, most: int = 512) -> Lengths:
-    """Draw 512 prompt tokens and round(Exp(128)) output tokens, redrawn until <= most, 1 at least (Anyscale, 2023)."""
-    output = np.rint(rng.exponential(128, n)).astype(int)
-    while (outside := output > most).any():
-        output[outside] = np.rint(rng.exponential(128, int(outside.sum())))
-    return np.full(n, 512), np.maximum(1, output)
-
-
-def short_long(n: int, rng: np.random.Generator) -> Lengths:
-    """Draw nine short chats (32 in, 16 out) to one long (256 in, 400 out)."""
-    is_long = rng.random(n) < 0.1
-    return np.where(is_long, 256, 32), np.where(is_long, 400, 16)
-
-
-LENGTHS: dict[str, Callable[..., Lengths]] = {
-    "uniform": uniform, "clipped-normal": clipped_normal, "original": original,
-    "original-normal": original_normal, "orca": orca, "anyscale": anyscale, "short-long": short_long,
-}  # fmt: skip
-
-
-def draw(workload: str, rate: float, count: int, seed: int = 0, arrivals: str = "poisson") -> Rows:
-    """Draw a workload; lengths and arrivals have generators of their own, so another rate sends the same requests."""
-    lengths = LENGTHS[_known(workload, LENGTHS, "workload")]
-    times = ARRIVALS[_known(arrivals, ARRIVALS, "arrivals")]
+    `count` None takes all of a trace, and arrivals "trace" are its own.
+    """
     if not (rate > 0 and math.isfinite(rate)):
         raise ValueError(f"the rate is {rate:g} per second, but must be above 0. Use --rate 2")
-    if count < 1:
+    if count is not None and count < 1:
         raise ValueError(f"the number of requests is {count}, but must be at least 1. Use --num 100")
-    first, second = np.random.SeedSequence(seed).spawn(2)
-    prompt, output = lengths(count, np.random.default_rng(first))
-    return Rows(times(rate, count, np.random.default_rng(second)), prompt, output)
+    catalog.check(workload)
+    process = Arrivals("trace", 1.0) if arrivals == "trace" else arrivals_of(arrivals, rate)
+    plan = catalog.draw(workload, count, process, seed, corpus.load())
+    texts = [planned.prompt for planned in plan.planned]
+    ids = _numbered(map(corpus.split, texts))
+    clients = [planned.user for planned in plan.planned]
+    return Rows(
+        np.array([planned.at for planned in plan.planned]),
+        np.array([len(prompt) for prompt in ids]),
+        np.array([planned.num_tokens for planned in plan.planned]),
+        client=clients if any(clients) else None,
+        notes=tuple(plan.notes),
+        ids=ids,
+        texts=texts,
+        arrivals=plan.arrivals,
+    )
 
 
-def _known(name: str, table: Iterable[str], what: str) -> str:
-    if name not in table:
-        near = get_close_matches(name, list(table), 1)
-        guess = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown {what} {name!r}.{guess} Use one of: {', '.join(table)}")
-    return name
+def _numbered(prompts: Iterable[Iterable[Hashable]]) -> list[list[int]]:
+    """Give equal tokens equal numbers."""
+    numbers: dict[Hashable, int] = {}
+    return [[numbers.setdefault(token, len(numbers)) for token in prompt] for prompt in prompts]
 
 
 def read(path: Path) -> Rows:
-    """Read a trace in any form that the client can send; the first request arrives at 0."""
+    """Read a trace in any form that the client reads, with its own lengths; the first request arrives at 0."""
     trace = traces.read(path)
     notes = trace.notes()
-    texts = sum(1 for row in trace.rows if row.prompt)
-    if texts:
+    estimated = sum(1 for row in trace.rows if row.prompt and not corpus.is_exact(row.prompt))
+    if estimated:
         notes.append(
-            f"{texts:,} prompts of the trace are text, counted as one token per {CHARACTERS_PER_TOKEN:g} characters"
+            f"{estimated:,} prompts of the trace are text, counted as one token per {corpus.CHARACTERS_PER_TOKEN:g} "
+            "characters"
         )
-    prompts = [
-        max(1, round(len(row.prompt) / CHARACTERS_PER_TOKEN)) if row.prompt else row.prompt_tokens for row in trace.rows
-    ]
+    ids = None
+    if any(row.prompt or row.blocks for row in trace.rows):
+        ids = _numbered(_tokens(i, row) for i, row in enumerate(trace.rows))
     clients = [row.user for row in trace.rows]
     return Rows(
         np.array([row.at for row in trace.rows]),
-        np.array(prompts),
+        np.array([len(prompt) for prompt in ids] if ids else [row.prompt_tokens for row in trace.rows]),
         np.array([row.num_tokens for row in trace.rows]),
-        clients if any(clients) else None,
-        tuple(notes),
+        client=clients if any(clients) else None,
+        notes=tuple(notes),
+        ids=ids,
     )
+
+
+def _tokens(index: int, row: traces.Row) -> list[Hashable]:
+    """Return the tokens of a trace's prompt: of its text, of its blocks, or of no other request."""
+    if row.prompt:
+        return list(corpus.split(row.prompt))
+    blocks = [block for block in row.blocks for _ in range(TRACE_BLOCK)][: row.prompt_tokens]
+    return [*blocks, *[(index,)] * (row.prompt_tokens - len(blocks))]

@@ -1,7 +1,7 @@
-"""When requests leave: the gaps between them, drawn whole before the first is sent.
+"""Arrival processes: send times, drawn whole before the first request is sent.
 
-Open loop unless it says `closed`: a slow server delays no send. Gaps are never cut and never rescaled.
-It must not know what is sent.
+All but `closed` are open loop: a slow server delays no send. Gaps are never cut and never rescaled. This module must
+not know what is sent.
 """
 
 import difflib
@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# kind: how it is written, what it means, how many numbers follow and the defaults of the last ones.
+# kind: its form, its meaning, the number of its parameters and the defaults of the last ones.
 KINDS: dict[str, tuple[str, str, int, tuple[float, ...]]] = {
     "poisson": ("poisson:RATE", "exponential gaps, RATE requests per second", 1, ()),
     "gamma": ("gamma:RATE:B", "gamma gaps with burstiness B: 1 is Poisson, less is burstier", 2, ()),
     "constant": ("constant:RATE", "equal gaps", 1, ()),
+    "onoff": ("onoff:RATE[:S]", "Poisson at twice RATE, silent every other S (10) seconds", 2, (10.0,)),
     "ramp": ("ramp:A:B", "Poisson with a rate that goes from A to B per second over the run", 2, ()),
     "burst": ("burst", "all at once", 0, ()),
     "wait": ("wait:S", "the original's pace: 0 to S seconds between requests", 1, ()),
@@ -25,7 +26,7 @@ KINDS: dict[str, tuple[str, str, int, tuple[float, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """When requests leave: a kind of `KINDS` with its one or two numbers."""
+    """An arrival process: a kind of `KINDS` with its one or two parameters."""
 
     kind: str
     value: float = 0.0
@@ -33,8 +34,8 @@ class Arrivals:
 
     @property
     def rate(self) -> float:
-        """Give the expected requests a second; infinite when all leave at once or none is set."""
-        if self.kind in ("poisson", "gamma", "constant"):
+        """The expected requests per second; infinite when all leave at once or none is set."""
+        if self.kind in ("poisson", "gamma", "constant", "onoff"):
             return self.value
         if self.kind == "ramp":
             return (self.value + self.second) / 2
@@ -43,19 +44,19 @@ class Arrivals:
 
     @property
     def burstiness(self) -> float | None:
-        """Give the shape of the gaps' gamma distribution (1 is Poisson); None for other gaps."""
+        """The shape of the gaps' gamma distribution (1 is Poisson); None for other gaps."""
         if self.kind == "poisson":
             return 1.0
         return self.second if self.kind == "gamma" else None
 
     @property
     def users(self) -> int | None:
-        """Give the users of a closed loop; None when the loop is open."""
+        """The number of users of a closed loop; None for an open loop."""
         return int(self.value) if self.kind == "closed" else None
 
     @property
     def text(self) -> str:
-        """Write it as `parse` reads it."""
+        """The form that `parse` reads."""
         numbers = [self.value, self.second][: KINDS[self.kind][2]]
         if self.kind == "closed" and not self.second:
             numbers = numbers[:1]
@@ -73,6 +74,10 @@ class Arrivals:
             gaps[1:] = 1 / self.value
         elif self.kind == "wait":
             gaps[1:] = rng.random(later) * self.value
+        elif self.kind == "onoff":
+            gaps[1:] = rng.exponential(0.5 / self.value, later)
+            times = np.cumsum(gaps)
+            return [float(at) for at in times + np.floor(times / self.second) * self.second]
         elif self.kind == "ramp":
             return self._ramp(np.concatenate([[0.0], np.cumsum(rng.exponential(1, later))]))
         return [float(at) for at in np.cumsum(gaps)]
@@ -84,15 +89,16 @@ class Arrivals:
         bend = (b - a) / length
         inside = np.minimum(expected, count)
         root = np.sqrt(a * a + 2 * bend * inside)
-        times = 2 * inside / (a + root) + (expected - inside) / b
+        times = np.divide(2 * inside, a + root, out=np.zeros(count), where=inside > 0) + (expected - inside) / b
         return [float(at) for at in times]
 
     def describe(self) -> str:
-        """Say in words when requests leave."""
+        """Describe the process in words."""
         return {
             "poisson": f"Poisson, {self.value:g} per second",
             "gamma": f"gamma gaps, {self.value:g} per second, burstiness {self.second:g}",
             "constant": f"evenly, {self.value:g} per second",
+            "onoff": f"Poisson, {2 * self.value:g} per second, every other {self.second:g} s",
             "ramp": f"Poisson, from {self.value:g} to {self.second:g} per second",
             "burst": "all at once",
             "wait": f"a random delay of 0 to {self.value:g} s between requests",
@@ -103,7 +109,7 @@ class Arrivals:
 
 
 def parse(text: str) -> Arrivals:
-    """Read `kind:number:number`; ValueError says what is wrong and what would be right."""
+    """Read `kind:number:number`; raise ValueError with the right form."""
     kind, *words = text.split(":")
     if kind == "trace" or kind not in KINDS:
         near = difflib.get_close_matches(kind, KINDS, 1)
@@ -118,7 +124,7 @@ def parse(text: str) -> Arrivals:
     if len(numbers) < wanted:
         numbers += defaults[len(numbers) - wanted :]
     whole = kind != "closed" or (numbers and numbers[0] == int(numbers[0] or 0))
-    zero_is_fine = {"wait": (0,), "closed": (1,)}.get(kind, ())
+    zero_is_fine = {"wait": (0,), "closed": (1,), "ramp": (0,)}.get(kind, ())
     bad = [n for i, n in enumerate(numbers) if not (0 < n < 1e9 or (n == 0 and i in zero_is_fine))]
     if len(numbers) != wanted or bad or not whole:
         raise ValueError(f"{text!r} is not a load. Use {form} with numbers above 0")

@@ -1,7 +1,8 @@
-"""What is sent, by name: prompts and lengths of each workload, drawn from one seed.
+"""The workloads by name: prompts, lengths and arrival times, drawn from one seed.
 
-The same seed gives the same prompts, lengths and times, byte for byte, and another rate sends the same prompts.
-Lengths are in tokens; those of papers with longer contexts are scaled to 1,024, and their line says so.
+The client sends what `draw` returns, and the simulator simulates it. The same seed gives the same prompts, lengths and
+times, byte for byte, and another rate sends the same prompts. Lengths are in tokens (see `corpus`); those of papers
+with longer contexts are scaled to 1,024, and their line says so.
 """
 
 import difflib
@@ -24,7 +25,7 @@ BLOCK_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one request says; `at` only where a trace tells when."""
+    """One request of a workload; only a trace sets `at`, its time in seconds."""
 
     prompt: str
     num_tokens: int
@@ -34,14 +35,14 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What a workload draws with: how many, from what text, by what chance."""
+    """The arguments of a workload: the number of requests, the random generator and the text."""
 
     count: int
     rng: np.random.Generator
     corpus: Corpus
 
     def samples(self, prompts: np.ndarray, outputs: np.ndarray) -> list[Sample]:
-        """Cut a prompt from the text for each pair of lengths."""
+        """Cut a prompt of each length from the text, shorter where it would not fit the context beside its answer."""
         return [Sample(fitted(self.corpus.piece(self.rng, int(p)), int(o)), int(o)) for p, o in zip(prompts, outputs)]
 
 
@@ -56,17 +57,42 @@ def original_buckets(draw: Draw) -> list[Sample]:
 
 
 def original_code(draw: Draw) -> list[Sample]:
-    """The original's code: prompts "Request i", num_tokens 1, 25 or 100."""
-    lengths = draw.rng.choice([1, 25, 100], draw.count)
-    return [Sample(f"Request {i}", int(n)) for i, n in enumerate(lengths)]
+    """The original's code: prompts of 4 tokens (as "Request 17" has), num_tokens 1, 25 or 100."""
+    outputs = draw.rng.choice([1, 25, 100], draw.count)
+    return draw.samples(np.full(draw.count, 4), outputs)
+
+
+def original_normal(draw: Draw) -> list[Sample]:
+    """The original's other normal: outputs |N(100, 100)| rounded up, prompts |N(10, 10)|."""
+    prompts, outputs = (np.abs(np.ceil(draw.rng.normal(m, m, draw.count))) for m in (10, 100))
+    return draw.samples(np.maximum(1, prompts), np.clip(outputs, 1, LONGEST_ANSWER))
+
+
+def clipped_normal(draw: Draw) -> list[Sample]:
+    """Outputs N(100.5, 33.2) conditioned on 1..200, prompts U{10..80} tokens."""
+    outputs = _redrawn(lambda n: draw.rng.normal(100.5, 33.2, n), draw.count, 1, 200)
+    return draw.samples(draw.rng.integers(10, 81, draw.count), outputs)
+
+
+def uniform(draw: Draw) -> list[Sample]:
+    """Outputs U{2..129}, prompts of 16 tokens."""
+    return draw.samples(np.full(draw.count, 16), draw.rng.integers(2, 130, draw.count))
+
+
+def short_long(draw: Draw) -> list[Sample]:
+    """Nine short chats (32 tokens in, 16 out) to one long (256 in, 400 out)."""
+    is_long = draw.rng.random(draw.count) < 0.1
+    return draw.samples(np.where(is_long, 256, 32), np.where(is_long, 400, 16))
 
 
 def anyscale(draw: Draw, cap: int = 512) -> list[Sample]:
     """Anyscale 2023, scaled: prompts of 512 tokens, outputs exponential (mean 128) up to CAP (512)."""
-    lengths = np.rint(draw.rng.exponential(128, draw.count))
-    while (outside := (lengths > cap) | (lengths < 1)).any():
-        lengths[outside] = np.rint(draw.rng.exponential(128, int(outside.sum())))
-    return draw.samples(np.full(draw.count, min(512, CONTEXT - cap)), lengths)
+    return draw.samples(np.full(draw.count, 512), anyscale_outputs(draw.rng, draw.count, cap))
+
+
+def anyscale_outputs(rng: np.random.Generator, count: int, cap: int) -> np.ndarray:
+    """Draw round(Exp(128)), again where it is above the cap, and at least 1."""
+    return np.maximum(1, _redrawn(lambda n: rng.exponential(128, n), count, 0, cap))
 
 
 def orca(draw: Draw) -> list[Sample]:
@@ -89,7 +115,7 @@ def shared_prefix(draw: Draw, prefixes: int = 10, length: int = 256) -> list[Sam
     questions = draw.rng.integers(8, 65, draw.count)
     outputs = draw.rng.integers(1, 129, draw.count)
     return [
-        Sample(fitted(f"{shared[k]}\n\n{draw.corpus.piece(draw.rng, int(q))}", int(n)), int(n), f"prefix-{k}")
+        Sample(fitted(f"{shared[k]} {draw.corpus.piece(draw.rng, int(q))}", int(n)), int(n), f"prefix-{k}")
         for k, q, n in zip(chosen, questions, outputs)
     ]
 
@@ -97,16 +123,16 @@ def shared_prefix(draw: Draw, prefixes: int = 10, length: int = 256) -> list[Sam
 def multi_turn(draw: Draw, turns: int = 5) -> list[Sample]:
     """Chats of T (5) turns: each prompt begins with all before it and a stand-in for the answer."""
     chats = math.ceil(draw.count / turns)
-    words = draw.rng.integers(0, 1 << 30, chats)
-    said = np.zeros(chats, int)
+    places = draw.rng.integers(0, 1 << 30, chats)
+    lengths = np.zeros(chats, int)
     samples = []
     for _ in range(turns):
         for chat in range(chats):
             question, answer = int(draw.rng.integers(10, 41)), int(draw.rng.integers(16, 97))
-            said[chat] += question
-            prompt = draw.corpus.at(int(words[chat]), int(said[chat]))
+            lengths[chat] += question
+            prompt = draw.corpus.at(int(places[chat]), int(lengths[chat]))
             samples.append(Sample(fitted(prompt, answer), answer, f"chat-{chat}"))
-            said[chat] += answer
+            lengths[chat] += answer
     return samples[: draw.count]
 
 
@@ -115,10 +141,26 @@ def fixed(draw: Draw, prompt: int = 128, output: int = 64) -> list[Sample]:
     return draw.samples(np.full(draw.count, prompt), np.full(draw.count, output))
 
 
+def _selected(draw: Draw, selection: str) -> list[Sample]:
+    return [Sample(*s) for s in PromptData(draw.count, None, selection, draw.rng).prompts]
+
+
+def _redrawn(lengths: Callable[[int], np.ndarray], count: int, lowest: int, highest: int) -> np.ndarray:
+    """Draw `count` rounded lengths, again where they are outside the bounds, so that none piles up at a bound."""
+    drawn = np.rint(lengths(count))
+    while (outside := (drawn < lowest) | (drawn > highest)).any():
+        drawn[outside] = np.rint(lengths(int(outside.sum())))
+    return drawn.astype(int)
+
+
 WORKLOADS: dict[str, Callable[..., list[Sample]]] = {
     "original": original,
     "original-buckets": original_buckets,
     "original-code": original_code,
+    "original-normal": original_normal,
+    "clipped-normal": clipped_normal,
+    "uniform": uniform,
+    "short-long": short_long,
     "anyscale": anyscale,
     "orca": orca,
     "fastgen": fastgen,
@@ -133,24 +175,25 @@ FORMS = {
     "multi-turn": "multi-turn[:T]",
     "fixed": "fixed[:P:N]",
 }
-MOST = {"anyscale": (512,), "fastgen": (400,), "shared-prefix": (10_000, 700), "multi-turn": (50,),
-        "fixed": (1000, 1000)}  # fmt: skip
+HIGHEST = {
+    "anyscale": (512,),
+    "fastgen": (400,),
+    "shared-prefix": (10_000, 700),
+    "multi-turn": (50,),
+    "fixed": (1000, 1000),
+}
 TRACE_LINE = "lengths and times of a trace, times F; longer requests than the context are cut"
 
 
 def describe() -> list[tuple[str, str]]:
-    """Give each workload's form and its line of documentation."""
+    """Return each workload's form and its line of documentation."""
     lines = [(FORMS.get(name, name), (f.__doc__ or "").partition("\n")[0]) for name, f in WORKLOADS.items()]
     return [*lines, ("trace:FILE[:F]", TRACE_LINE)]
 
 
-def _selected(draw: Draw, selection: str) -> list[Sample]:
-    return [Sample(*s) for s in PromptData(draw.count, None, selection, draw.rng).prompts]
-
-
 @dataclass(slots=True)
 class Plan:
-    """A run that is drawn: what leaves when, in which way, and what is to be said about it."""
+    """The requests of a run, in order, with their arrival process and notes for the user."""
 
     planned: list[Planned]
     arrivals: Arrivals
@@ -158,7 +201,7 @@ class Plan:
 
 
 def check(spec: str) -> None:
-    """Raise ValueError when there is no such workload or its numbers cannot be."""
+    """Raise ValueError for an unknown workload, or numbers out of bounds."""
     if not spec.startswith("trace:"):
         _parse(spec)
     elif not Path(_trace_file(spec)[0]).is_file():
@@ -171,17 +214,18 @@ def _parse(spec: str) -> tuple[str, list[int]]:
         near = difflib.get_close_matches(name, WORKLOADS, 1)
         guess = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"unknown workload {name!r}.{guess} Use one of {', '.join(WORKLOADS)}, trace:FILE")
-    most = MOST.get(name, ())
+    highest = HIGHEST.get(name, ())
     form = FORMS.get(name, name)
-    if len(words) > len(most):
+    if len(words) > len(highest):
         raise ValueError(f"{spec!r} has too many numbers. Use {form}")
     numbers = []
-    for word, highest in zip(words, most):
-        if not (word.isdecimal() and 1 <= int(word) <= highest):
-            raise ValueError(f"{spec!r} has {word!r}. Use {form}, numbers from 1 to {highest:,}")
+    for word, most in zip(words, highest):
+        if not (word.isdecimal() and 1 <= int(word) <= most):
+            raise ValueError(f"{spec!r} has {word!r}. Use {form}, numbers from 1 to {most:,}")
         numbers.append(int(word))
-    if name == "fixed" and len(numbers) == 2 and sum(numbers) > CONTEXT:
-        raise ValueError(f"{spec!r} has {sum(numbers):,} tokens, but the context holds {CONTEXT:,}. Use fewer")
+    tokens = sum((*numbers, 64)[:2])
+    if name == "fixed" and tokens > CONTEXT:
+        raise ValueError(f"{spec!r} has {tokens:,} tokens, but the context holds {CONTEXT:,}. Use fewer")
     return name, numbers
 
 
@@ -224,16 +268,13 @@ def _replayed(path: Path, draw: Draw) -> tuple[list[Sample], list[str]]:
     samples, cut, blocks = [], 0, 0
     for row in trace.rows:
         output = min(row.num_tokens, LONGEST_ANSWER)
-        asked = BLOCK_TOKENS * len(row.blocks) or row.prompt_tokens
-        prompt = min(asked, CONTEXT - output)
-        cut += (prompt, output) != (asked, row.num_tokens)
-        blocks += bool(row.blocks)
-        if row.blocks:
-            # Equal blocks give equal text, so that a prefix cache finds what it would.
-            text = "\n".join(draw.corpus.at(b * 7919, BLOCK_TOKENS) for b in row.blocks)
-        else:
-            text = row.prompt or draw.corpus.piece(draw.rng, prompt)
-        samples.append(Sample(fitted(text, output), output, row.user, row.at))
+        # Equal blocks give equal text, so that a prefix cache finds the same beginnings.
+        shared = " ".join(draw.corpus.at(block * 7919, BLOCK_TOKENS) for block in row.blocks)
+        text = shared or row.prompt or draw.corpus.piece(draw.rng, row.prompt_tokens)
+        prompt = fitted(text, output)
+        cut += (prompt, output) != (text, row.num_tokens)
+        blocks += bool(shared)
+        samples.append(Sample(prompt, output, row.user, row.at))
     notes = trace.notes()
     if blocks:
         notes.append(f"the trace's blocks of 512 tokens are replayed as {BLOCK_TOKENS} each")
@@ -246,7 +287,7 @@ def _replayed(path: Path, draw: Draw) -> tuple[list[Sample], list[str]]:
 
 
 def trace_lines(planned: Sequence[Planned]) -> list[dict[str, object]]:
-    """Give a run as the lines of a trace file of our own."""
+    """Return a run as the lines of a trace file in this client's own form."""
     return [
         {"at": p.at, "prompt": p.prompt, "num_tokens": p.num_tokens} | ({"user": p.user} if p.user else {})
         for p in planned

@@ -33,7 +33,7 @@ def test_every_prompt_fits_the_context_beside_its_answer(name: str) -> None:
     assert len(planned) == 200
     for p in planned:
         assert p.prompt.strip()
-        assert len(p.prompt) / corpus.FEWEST_CHARACTERS + p.num_tokens <= corpus.CONTEXT + 1
+        assert len(corpus.split(p.prompt)) + p.num_tokens <= corpus.CONTEXT
 
 
 def test_every_workload_is_documented_in_one_line() -> None:
@@ -53,8 +53,7 @@ def test_lengths_are_those_of_the_papers() -> None:
     assert outputs.mean() == pytest.approx(118.5, rel=0.05)
     orca = drawn("orca", 2000).planned
     assert {1, 128} <= {p.num_tokens for p in orca} <= set(range(1, 129))
-    words = [len(p.prompt) / corpus.CHARACTERS_PER_TOKEN for p in orca]
-    assert np.mean(words) == pytest.approx(272, rel=0.05)
+    assert {32, 512} <= {len(p.prompt.split()) for p in orca} <= set(range(32, 513))
     assert {p.num_tokens for p in drawn("original-code").planned} == {1, 25, 100}
     assert {p.num_tokens for p in drawn("fixed:20:9").planned} == {9}
 
@@ -89,6 +88,7 @@ def test_a_text_of_ones_own_is_cut_into_prompts(tmp_path: Path) -> None:
         ("orka", "Did you mean 'orca'"),
         ("fixed:0:3", "numbers from 1"),
         ("fixed:900:900", "1,800 tokens"),
+        ("fixed:1000", "1,064 tokens"),
         ("orca:3", "too many numbers"),
         ("anyscale:x", r"anyscale\[:CAP\]"),
         ("trace:nothing.csv", r"nothing\.csv"),
@@ -100,7 +100,7 @@ def test_an_impossible_workload_is_refused_with_its_form(spec: str, words: str) 
 
 
 @pytest.mark.parametrize(
-    "text", ["poisson:2.5", "gamma:4:0.25", "constant:3", "ramp:1:9", "burst", "wait:2", "closed:8"]
+    "text", ["poisson:2.5", "gamma:4:0.25", "constant:3", "onoff:3:10", "ramp:0:9", "burst", "wait:2", "closed:8"]
 )
 def test_a_pace_is_read_as_it_is_written(text: str) -> None:
     assert arrivals.parse(text).text == text
@@ -134,7 +134,7 @@ def test_gaps_have_the_rate_and_the_burstiness_that_were_asked_for() -> None:
     assert Arrivals("closed", 4).rate == math.inf
 
 
-@pytest.mark.parametrize(("low", "high"), [(2.0, 10.0), (10.0, 2.0), (4.0, 4.0)])
+@pytest.mark.parametrize(("low", "high"), [(2.0, 10.0), (10.0, 2.0), (4.0, 4.0), (0.0, 8.0)])
 def test_a_ramp_goes_from_one_rate_to_the_other(low: float, high: float) -> None:
     times = np.array(Arrivals("ramp", low, high).times(400_000, np.random.default_rng(2)))
     span = 2 * 400_000 / (low + high)
@@ -144,6 +144,12 @@ def test_a_ramp_goes_from_one_rate_to_the_other(low: float, high: float) -> None
     assert (times < tenth).sum() / tenth == pytest.approx(low + (high - low) * 0.05, rel=0.08)
     last = ((times > 9 * tenth) & (times < span)).sum() / tenth
     assert last == pytest.approx(low + (high - low) * 0.95, rel=0.08)
+
+
+def test_an_onoff_stream_is_silent_every_other_stretch() -> None:
+    times = np.array(Arrivals("onoff", 20.0, 5.0).times(4000, np.random.default_rng(3)))
+    assert set(np.floor(times / 5) % 2) == {0}
+    assert len(times) / times[-1] == pytest.approx(20, rel=0.05)
 
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens

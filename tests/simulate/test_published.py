@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support_simulate import make_scheduler, run_poisson, sequences
 
+from client.workloads.catalog import anyscale_outputs
 from simulate import costs, workloads
 from simulate.costs import Affine
 from simulate.simulator import Run, simulate
@@ -26,7 +27,7 @@ LOOPS = ("static-global", "static", "tgi", "prefill-first")
 def anyscale(loop: str, most: int, seed: int) -> tuple[float, Run]:
     """Return tokens a second as Anyscale counts them, prompt + generated, of 1,000 prompts of 512 at once."""
     slots, budget = SETTINGS[most]
-    prompts, outputs = workloads.anyscale(1000, np.random.default_rng(seed), most)
+    prompts, outputs = np.full(1000, 512), anyscale_outputs(np.random.default_rng(seed), 1000, most)
     scheduler = {
         "static-global": lambda: make_scheduler("static-global", slots),
         "static": lambda: make_scheduler("static", slots),
@@ -46,7 +47,7 @@ def mean_rate(loop: str, most: int) -> float:
     [(32, 16, 15.56, 30.32, 32.0), (512, 8, 118.48, 300.79, 505.9), (1536, 4, 127.99, 266.63, 953.8)],
 )
 def test_the_lengths_are_anyscales(most: int, slots: int, mean: float, of_batch: float, of_all: float) -> None:
-    drawn = [workloads.anyscale(1000, np.random.default_rng(s), most)[1] for s in range(60)]
+    drawn = [anyscale_outputs(np.random.default_rng(s), 1000, most) for s in range(60)]
     assert np.mean(drawn) == pytest.approx(mean, rel=0.01)
     batches = [d[: 1000 // slots * slots].reshape(-1, slots).max(axis=1).mean() for d in drawn]
     assert np.mean(batches) == pytest.approx(of_batch, rel=0.01)

@@ -235,7 +235,7 @@ MISTAKES = [
     ("plan dynamic --arrivals burst", "burst", "poisson"),
     ("plan dynamic --out HERE/a.txt", "a.txt", ".png"),
     ("fleet dynamic --router randm", "randm", "Did you mean 'random'?"),
-    ("fleet dynamic --router prefix-aware", "prefix-aware", "least-loaded"),
+    ("fleet dynamic --router prefix-aware", "prefix-aware", "--kv-tokens"),
     ("fleet dynamic --replicas 0", "--replicas", "at least 1"),
     ("prefix --trace HERE/none.jsonl", "none.jsonl", "No such file"),
     ("prefix --trace HERE/good.csv", "good.csv", "hash_ids"),
@@ -276,23 +276,31 @@ def test_a_mistake_is_answered_in_one_line_with_a_remedy(
         ("dynamic+drr", "--clients", ["3"]),
         ("dynamic+priority", "--priorities", ["3"]),
         ("dynamic+edf", "--slo", ["1", "20"]),
-        ("dynamic+lpm", "python -m simulate prefix", []),
+        ("dynamic+lpm", "--workload", ["shared-prefix:20:500", "--kv-tokens", "6400"]),
     ],
 )
 def test_an_order_without_anything_to_go_by_is_noted(
     policy: str, hint: str, values: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With what the note asks for the order decides otherwise than arrival, and there is no note."""
+    """With the options that the note names, the order differs from arrival, and there is no note."""
     few = ["--num", "120", "--rate", "9", "--max-batch-size", "4"]
     plain, _ = run(capsys, "run", "dynamic", *few)
     blind, words = run(capsys, "run", policy, *few)
     assert f"note: {policy} " in words
     assert hint in words
     assert blind["mean_ttft_ms"] == plain["mean_ttft_ms"]
-    if values:
-        sees, words = run(capsys, "run", policy, *few, hint, *values)
-        assert "note:" not in words
-        assert sees["mean_ttft_ms"] != plain["mean_ttft_ms"]
+    sees, words = run(capsys, "run", policy, *few, hint, *values)
+    assert "note:" not in words
+    assert sees["mean_ttft_ms"] != plain["mean_ttft_ms"]
+
+
+def test_prompts_that_share_a_beginning_are_found_in_the_pages(capsys: pytest.CaptureFixture[str]) -> None:
+    shared = ["--num", "150", "--rate", "30", "--workload", "shared-prefix:20:300", "--cost", "affine"]
+    without, _ = run(capsys, "run", "dynamic", *shared)
+    arrival, _ = run(capsys, "run", "dynamic", *shared, "--kv-tokens", "6400")
+    longest_hit, _ = run(capsys, "run", "dynamic+lpm", *shared, "--kv-tokens", "6400")
+    assert arrival["mean_ttft_ms"] < without["mean_ttft_ms"]
+    assert longest_hit["mean_ttft_ms"] != arrival["mean_ttft_ms"]
 
 
 @pytest.mark.parametrize(
