@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         prefill.append({"tokens": tokens, "ms": seconds * 1e3, "tokens_per_s": tokens / seconds})
     return {
         "benchmark": "engine", "model": name, "load_format": args.load_format,
-        "dtype": str(runner.dtype).removeprefix("torch."), "attention": runner.attend.name,
+        "dtype": str(runner.dtype).removeprefix("torch."), "attention": runner.attention,
         "temperature": args.temperature, "decode": rows, "prefix": time_prefix(runner, 512, args.chunk), "prefill": prefill, "chunk": args.chunk, "machine": measured.describe(),
         "command": "python -m benchmarks.engine " + " ".join(sys.argv[1:]),
     }  # fmt: skip

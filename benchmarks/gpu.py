@@ -160,7 +160,7 @@ def measure_decode(loader: Loader, sizes: Sizes, keep: Keep) -> list[dict[str, A
             rows.append({"batch": batch, "context": context, "step_ms": step * 1e3,
                          "tokens_per_s": batch / step, "fraction": limit / step,
                          "bandwidth_gb_s": bandwidth / 1e9, "rate_gflop_s": rate / 1e9,
-                         "attention": runner.attend.name, "layers": runner.network.math.name,
+                         "attention": runner.attention, "layers": runner.network.math.name,
                          "graphs": hasattr(runner.decoder.replayer, "graphs")})  # fmt: skip
             keep(rows)
     return rows

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from benchmarks import machine as measured
 from generate.gpu import choose
-from generate.gpu.attention import TorchDecode
+from generate.gpu.attention import DecodeRows, TorchDecode
 from generate.params import GREEDY, SamplingParams
-from generate.runner import ModelRunner
+from generate.runner import ModelRunner, Runner
 from policies import get_policy
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
@@ -91,17 +91,17 @@ def attention(loader: Loader) -> dict[str, Any]:
     pages = -(-max(lengths) // size)
     pools = [choose.noise(1 + n * pages, heads, size, width, seed=i).to(loader.device, dtype) for i in (1, 2)]
     qkv = choose.noise(n, 3 * heads * width).to(loader.device, dtype)
-    tables = (torch.arange(n * pages).view(n, pages) + 1).to(loader.device)
-    counts = torch.tensor(lengths, device=loader.device)
+    block_tables = (torch.arange(n * pages).view(n, pages) + 1).to(loader.device)
+    rows = DecodeRows(torch.tensor(lengths, device=loader.device), block_tables)
     try:
         from generate.gpu.triton_attention import TritonDecode
 
         way: Any = TritonDecode(n, pages, heads, width, loader.device)
     except ImportError:
         way = TorchDecode()
-    out = way(qkv, *pools, counts, tables, width**-0.5)
-    alone = [way(qkv[i : i + 1], *pools, counts[i : i + 1], tables[i : i + 1], width**-0.5)[0] for i in range(n)]
-    exact = [_exact(qkv[i], pools, tables[i], lengths[i]) for i in range(n)]
+    out = way(qkv, *pools, rows, width**-0.5)
+    alone = [way(qkv[[i]], *pools, DecodeRows(*(x[[i]] for x in rows)), width**-0.5)[0] for i in range(n)]
+    exact = [_exact(qkv[i], pools, block_tables[i], lengths[i]) for i in range(n)]
     error = max(float((row.double() - e).abs().max()) for row, e in zip(out, exact))
     same = all(torch.equal(a, b) for a, b in zip(out, alone))
     return {"kernel": way.name, "error": error, "same_bits_alone": same}
@@ -116,7 +116,7 @@ def _exact(qkv: Tensor, pools: list[Tensor], table: Tensor, length: int) -> Tens
     return torch.einsum("ht,htd->hd", weights, v).flatten()
 
 
-def texts(runner: ModelRunner, prompts: list[list[int]], tokens: int, policy: str) -> list[list[int]]:
+def texts(runner: Runner, prompts: list[list[int]], tokens: int, policy: str) -> list[list[int]]:
     """Return the greedy texts of the prompts, served by a policy."""
     pool = PagePool(runner.keys.shape[1], runner.page_size, prefix_cache=False)
     scheduler = Scheduler(get_policy(policy, max_batch_size=SLOTS), pool, 2048)
@@ -128,7 +128,7 @@ def texts(runner: ModelRunner, prompts: list[list[int]], tokens: int, policy: st
     return [seq.output_ids for seq in sequences]
 
 
-def first_logprobs(runner: ModelRunner, prompts: list[list[int]]) -> Tensor:
+def first_logprobs(runner: Runner, prompts: list[list[int]]) -> Tensor:
     """Return the log probabilities (prompts, V) of every token after each prompt."""
     vocabulary = runner.config.vocab_size
     params = SamplingParams(temperature=0, logprobs=vocabulary)

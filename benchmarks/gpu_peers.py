@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from generate.params import GREEDY
-from generate.runner import ModelRunner
+from generate.runner import Runner
 from policies import get_policy
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
@@ -64,7 +64,7 @@ def run(loader: Loader, sizes: Sizes, keep: Keep) -> dict[str, Any]:
     return result
 
 
-def ours(runner: ModelRunner, asked: Requests) -> float:
+def ours(runner: Runner, asked: Requests) -> float:
     """Return tokens a second of the dynamic policy, all requests there at once."""
     rates = []
     for _ in range(2):

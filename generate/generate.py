@@ -1,12 +1,11 @@
 """Generation as the original wrote it: one plain call each, no cache, no loop, no thread.
 
-Slow and easy to trust: the tests hold the serving engine against these three. They draw tokens by
-the engine's own rule (`sampling.sample`), so the same seed gives the same text. They must not know
-HTTP, policies or pages.
+They are slow and easy to trust: the tests compare the serving engine with them. They draw tokens by the engine's own
+rule (`sampling.sample`), so the same seed gives the same text. They must not know HTTP, policies or pages.
 
-An inference is anything with `.prompt` and `.num_tokens`; where it has `.data` (token ids) that
-counts instead of the prompt's text. How it draws its tokens is its `.sampling`, or its
-`.temperature`, `.top_k`, `.top_p` and `.seed`; with none of these it is greedy.
+An inference is any object with `.prompt` and `.num_tokens`; if it has `.data` (token ids), that replaces the prompt's
+text. Its `.sampling`, or its `.temperature`, `.top_k`, `.top_p` and `.seed`, say how its tokens are drawn; with none of
+these it is greedy.
 """
 
 from __future__ import annotations
@@ -43,11 +42,10 @@ def generate(inference: Any, model: ServerModel, pick: Pick = sample) -> str:
 
 @torch.no_grad()
 def static_batch_generate(batch: Sequence[Any], model: ServerModel, pick: Pick = sample) -> list[tuple[str, Any]]:
-    """Return (prompt and completion, inference) of all of a batch, when the longest is done.
+    """Return (prompt and completion, inference) for all of a batch, when the longest is done.
 
-    Prompts of different lengths are padded on the right. Causal attention never looks there, so the
-    padding costs time and changes nothing; a row that is done keeps its place and its cost, without
-    growing.
+    Prompts of different lengths are padded on the right. Causal attention never looks there, so the padding costs time
+    and changes nothing; a row that is done keeps its place and its cost, without growing.
     """
     if not batch:
         return []
@@ -80,7 +78,8 @@ def dynamic_batch_generate(
     rows = [prompt_ids(inference, model) for inference in next_batch]
     lengths = [len(row) for row in rows]
     logits = model.batch_inference_forward(rows, lengths)  # (n, 1, V)
-    finished, in_progress = [], []
+    finished: list[Any] = []
+    in_progress: list[Any] = []
     for inference, token in zip(next_batch, _draw(logits[:, -1], next_batch, lengths, pick)):
         (finished if inference.add_token(token) else in_progress).append(inference)
     return finished, in_progress
@@ -96,9 +95,9 @@ def prompt_ids(inference: Any, model: ServerModel) -> list[int]:
 
 def sampling_of(inference: Any) -> SamplingParams:
     """Return how an inference wants its tokens drawn."""
-    given = getattr(getattr(inference, "sequence", inference), "sampling", None)
-    if given is not None:
-        return given
+    params: SamplingParams | None = getattr(getattr(inference, "sequence", inference), "sampling", None)
+    if params is not None:
+        return params
     if getattr(inference, "temperature", None) is None:
         return GREEDY
     return SamplingParams(
@@ -110,7 +109,7 @@ def sampling_of(inference: Any) -> SamplingParams:
 
 
 def _draw(logits: Tensor, batch: Sequence[Any], positions: Sequence[int], pick: Pick) -> list[int]:
-    """Return a token for each row of logits (R, V); raise what is wrong with a row."""
+    """Return a token for each row of logits (R, V); raise the error of a row that has one."""
     tokens = pick(logits.float(), [sampling_of(inference) for inference in batch], positions)
     for token in tokens:
         if isinstance(token, Exception):

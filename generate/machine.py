@@ -1,6 +1,6 @@
-"""What this machine has: device, number format, threads, memory for KV pages.
+"""This machine's device, number format, threads, and memory for KV pages.
 
-It must not know models beyond their shape, nor who asks.
+It must not know models beyond their shape.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from pathlib import Path
 
 import torch
 
-from models.gpt2 import GPTConfig
+from models.architecture import ModelShape
 
 PAGE_SIZE = 64
-GPU_PAGE_SIZE = 128  # a page is what one program of the decode kernel reads
-CPU_SHARE, CPU_MOST = (0.3, 2 << 30)  # of the free memory, and at most, unless --kv-memory says otherwise
+GPU_PAGE_SIZE = 128  # one program of the decode kernel reads one page
+CPU_SHARE, CPU_MOST = 0.3, 2 << 30  # share of the free memory, and the most bytes, without --kv-memory
 GPU_SHARE = 0.8
 
 
 class MachineError(ValueError):
-    """This machine cannot do what a setting asks for."""
+    """This machine does not support a setting; the message names the remedy."""
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -34,14 +34,15 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
-    """Return the number format; auto is the fastest the device computes in well."""
+    """Return the number format; auto is the fastest one that the device computes in hardware."""
     if wanted == "auto":
         if device.type == "cuda":
             return torch.float16
         return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
     if wanted == "float16" and device.type == "cpu":
         raise MachineError("--dtype float16 is for GPUs. Use bfloat16 or float32 on a CPU")
-    return getattr(torch, wanted)
+    dtype: torch.dtype = getattr(torch, wanted)
+    return dtype
 
 
 def cpu_has_bfloat16() -> bool:
@@ -54,7 +55,7 @@ def cpu_has_bfloat16() -> bool:
 
 
 def cores() -> int:
-    """Return the processors this process may use."""
+    """Return the number of processors that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:
@@ -62,14 +63,14 @@ def cores() -> int:
 
 
 def use_threads(count: int) -> int:
-    """Let PyTorch compute with `count` threads, 0 for one a core; return the number."""
+    """Let PyTorch compute with `count` threads, 0 for one per core; return the number."""
     count = count or cores()
     torch.set_num_threads(count)
     return count
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes that are free on `device`, within the limit of a container."""
+    """Return the free bytes on `device`, within the limit of a container."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
@@ -90,16 +91,17 @@ def page_size(device: torch.device) -> int:
     return GPU_PAGE_SIZE if device.type == "cuda" else PAGE_SIZE
 
 
-def bytes_per_token(shape: GPTConfig, dtype: torch.dtype) -> int:
+def bytes_per_token(shape: ModelShape, dtype: torch.dtype) -> int:
     """Return the size of one token's keys and values in all layers."""
-    return 2 * shape.n_layer * shape.n_embd * dtype.itemsize
+    return 2 * shape.n_layer * shape.n_kv_head * shape.head_size * dtype.itemsize
 
 
-def kv_pages(shape: GPTConfig, dtype: torch.dtype, device: torch.device, kv_memory: int, slots: int) -> int:
-    """Return how many pages to make: what `kv_memory` bytes hold, or for 0 a share of the free memory.
+def kv_pages(shape: ModelShape, dtype: torch.dtype, device: torch.device, kv_memory: int, slots: int) -> int:
+    """Return the number of pages: as many as `kv_memory` bytes hold, or for 0 a share of the free memory.
 
-    More than all slots with a whole context each are of no use but to the prefix cache. On a CPU it gets as many
-    again; a GPU's memory has no other use, so there it gets the rest of the share. Raises MachineError when not even one whole context fits.
+    Pages beyond a whole context for each slot serve only the prefix cache. On a CPU it gets as many pages again as the
+    slots; a GPU's memory has no other use, so there it gets the rest of the share. Raises MachineError if not even one
+    whole context fits.
     """
     size = page_size(device)
     page = bytes_per_token(shape, dtype) * size

@@ -1,7 +1,7 @@
-"""Memory for what is read from end to end in every step: in huge pages where the system has them.
+"""Memory for weights and KV pages, in huge pages where the system has them.
 
-Weights and KV pages are gigabytes that are streamed; with pages of 4 KiB the processor looks up an address every
-4 KiB, and its own prefetching stops there. It must not know what lies in the memory.
+Every step streams gigabytes of them. With pages of 4 KiB the processor looks up an address every 4 KiB, and its own
+prefetching stops there. It must not know what lies in the memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HUGE = 2 << 20  # bytes; smaller tensors gain nothing
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """Return a tensor of any content, in huge pages if it is large, on the CPU, and the system can."""
+    """Return an uninitialized tensor, in huge pages if it is large, on the CPU, and the system has them."""
     count = math.prod(shape)
     size = count * dtype.itemsize
     on_cpu = device is None or device.type == "cpu"

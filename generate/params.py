@@ -1,6 +1,6 @@
-"""How one request draws its tokens: numbers alone, for a model that computes as for one that only takes its time.
+"""The sampling parameters of one request, for real models and mock models alike.
 
-It must not know tensors, and imports none.
+It must not know tensors.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 class SamplingParams:
     """How one request draws its tokens. Temperature 0 is greedy; every other default changes nothing.
 
-    `banned_ids` cannot come before `min_tokens` tokens are there. `logprobs` asks for the log probability of each
-    token and of so many alternatives, None for none at all; `prompt_logprobs` asks the same for the prompt's tokens.
+    `banned_ids` are excluded from the first `min_tokens` tokens. `logprobs` is the number of alternatives whose log
+    probabilities are returned beside each token's, None for no log probabilities at all; `prompt_logprobs` is the same
+    for the prompt's tokens.
     """
 
     temperature: float = 1.0

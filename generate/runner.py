@@ -1,16 +1,16 @@
-"""The model at work: one plan in, one token for each sequence due out.
+"""The model at work: one plan in, one token for each sequence whose prompt is complete out.
 
 All tokens of a step, decodes and pieces of prompts alike, lie in one row and go through every linear layer together;
-attention alone looks at each sequence's own pages. The numbers of a token depend on its own sequence only, never on
-its neighbours. It must not know HTTP, queues or policies.
+only attention looks at each sequence's own pages. The numbers of a token depend on its own sequence alone, never on
+its neighbors. It must not know HTTP, queues or policies, nor the layers of an architecture.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Many
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,40 +19,58 @@ from generate import memory
 from generate.cpu.attention import PackedRows, make_attention
 from generate.cpu.blocks import make_blocks
 from generate.cpu.linear import make_head
-from generate.sampling import Draws, History, logprobs, sample
-from models.gpt2 import GPT
+from generate.packing import pack, sample_outputs
+from generate.sampling import Draws, History
+from models.architecture import LanguageModel, ModelShape
 from scheduling.iteration import Plan
-from scheduling.scheduler import Output, Token
+from scheduling.scheduler import Output
 from scheduling.sequence import Sequence
 
 
-def rows_due(seq: Sequence, count: int) -> int:
-    """Return how many of the last rows of a piece give logits: one at its end, all when the prompt is scored."""
-    if seq.sampling.prompt_logprobs is not None and seq.computed < len(seq.prompt_ids):
-        return count
-    return int(count == seq.pending)
+class Runner(Protocol):
+    """Computes plans for one model over one pool of KV pages.
+
+    keys and values: (layers, pages, KV heads, page size, head size) of `dtype`. attention: the implementation's name.
+    """
+
+    config: ModelShape
+    page_size: int
+    dtype: torch.dtype
+    device: torch.device
+    keys: Tensor
+    values: Tensor
+
+    @property
+    def attention(self) -> str: ...
+
+    def forward(self, plan: Plan) -> list[Output]:
+        """Compute one step; return the next token of each sequence of the plan, None while its prompt lasts."""
+        ...
+
+    def release_memory(self) -> None:
+        """Free cached memory, so that a step that ran out of memory can be tried again."""
+        ...
 
 
 class _Decoded(NamedTuple):
-    """What of a step in which everybody decoded holds for the next one."""
+    """The layout of a step in which every sequence decoded, for the next step if it has the same sequences."""
 
     number: int
     sequences: list[Sequence]
     counts: list[int]
     rows: PackedRows
-    drawn: Draws
+    draws: Draws
 
     @classmethod
     def of(cls, plan: Plan, rows: PackedRows) -> _Decoded | None:
-        """Return what is kept of a step whose every row gave a token; None where more than tokens was asked for."""
+        """Return the layout of a step that sampled every row; None where log probabilities are requested."""
         params = [seq.sampling for seq in plan.sequences]
         if any(p.logprobs is not None or p.prompt_logprobs is not None for p in params):
             return None
-        drawn = Draws(params, rows.lengths.device)
-        return cls(plan.number, plan.sequences, plan.counts, rows, drawn)
+        return cls(plan.number, plan.sequences, plan.counts, rows, Draws(params, rows.context_lens.device))
 
     def is_followed_by(self, plan: Plan) -> bool:
-        """Whether the same sequences each compute their one new token: the scheduler says so by the same lists."""
+        """Return whether the same sequences decode one token each: the scheduler then repeats the same list objects."""
         return (
             plan.number == self.number + 1
             and plan.sequences is self.sequences
@@ -62,152 +80,98 @@ class _Decoded(NamedTuple):
 
 
 class ModelRunner:
-    """Computes plans for one model over one pool of KV pages.
+    """The runner for CPUs, and in plain PyTorch for any device."""
 
-    keys and values: (layers, pages, heads, page size, head size) of the model's dtype.
-    """
-
-    def __init__(self, model: GPT, n_pages: int, page_size: int) -> None:
-        self.config = model.config
+    def __init__(self, model: LanguageModel, n_pages: int, page_size: int) -> None:
+        self.config: ModelShape = model.config
         self.page_size = page_size
-        body, weight = model.transformer, model.lm_head.weight
+        weight = model.lm_head.weight
         self.device, self.dtype = weight.device, weight.dtype
         self.attend = make_attention(self.dtype, self.device)
         self.head = make_head(weight)
         c = self.config
-        shape = (c.n_layer, n_pages, c.n_head, page_size, c.head_size)
+        shape = (c.n_layer, n_pages, c.n_kv_head, page_size, c.head_size)
         self.keys = memory.empty(shape, self.dtype, self.device)
         self.values = memory.empty(shape, self.dtype, self.device)
-        self.blocks = make_blocks(body, self.attend, self.keys, self.values, c)
+        self.blocks = make_blocks(model, self.attend, self.keys, self.values)
         self._last: _Decoded | None = None
 
+    @property
+    def attention(self) -> str:
+        return self.attend.name
+
     def release_memory(self) -> None:
-        """Give back what former steps were computed in, so that a step that found none can be tried again."""
+        """See `Runner.release_memory`."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> list[Output]:
-        """Compute one step; return for each sequence of the plan its next token, None while its prompt lasts."""
+        """See `Runner.forward`."""
         if self._last is not None and self._last.is_followed_by(plan):
             return self._decode_again(plan, self._last)
         held = [seq for seq in plan.held if seq.pages] if plan.padded else []
-        ids, places, rows, due = self._pack(plan, held)
-        outputs = self._sample(plan, self.logits(ids, places, rows, due))
-        self._last = _Decoded.of(plan, rows) if len(due) == len(ids) and not held else None
+        ids, positions, rows, sample_rows = self._pack(plan, held)
+        outputs = sample_outputs(plan.sequences, plan.counts, self.logits(ids, positions, rows, sample_rows))
+        self._last = _Decoded.of(plan, rows) if len(sample_rows) == len(ids) and not held else None
         return outputs
 
     def _decode_again(self, plan: Plan, last: _Decoded) -> list[Output]:
-        """Compute the next token of who decoded in the last step too: what was laid out then holds but for the places."""
+        """Compute the next tokens of the sequences of the last step, in the layout of that step.
+
+        The layout may be reused because nothing in it depends on the step but the positions: each sequence has one
+        row again, its parameters never change, and its pages were all allocated when it joined, so the block tables
+        already have the page of the new token.
+        """
         sequences = plan.sequences
-        ids = torch.tensor([seq.output_ids[-1] for seq in sequences], device=self.device)
-        places = torch.tensor([seq.computed for seq in sequences], device=self.device)
-        next_places = places + 1
-        rows = replace(last.rows, lengths=next_places.int())
-        logits = self.logits(ids, places, rows, range(len(sequences)))
+        ids = torch.tensor([seq.output_ids[-1] for seq in sequences], device=self.device)  # (M)
+        positions = torch.tensor([seq.computed for seq in sequences], device=self.device)  # (M)
+        next_positions = positions + 1
+        rows = replace(last.rows, context_lens=next_positions.int())
+        logits = self.logits(ids, positions, rows, range(len(sequences)))  # (M, V)
 
         def history(i: int) -> History:
             return History(sequences[i].prompt_ids, sequences[i].output_ids)
 
-        outputs: list[Output] = [*last.drawn.draw(logits, next_places, history)]
+        outputs: list[Output] = [*last.draws.draw(logits, next_positions, history)]
         self._last = last._replace(number=plan.number)
         return outputs
 
-    def _sample(self, plan: Plan, logits: Tensor) -> list[Output]:
-        """Return the plan's outputs from the logits of the rows due, in their order."""
-        spans = [rows_due(s, n) for s, n in zip(plan.sequences, plan.counts)]
-        last = [end - 1 for end in itertools.accumulate(spans)]
-        due = [i for i, s in enumerate(plan.sequences) if plan.counts[i] == s.pending]
-        if not any(spans):
-            return [None] * len(spans)
-        members = [plan.sequences[i] for i in due]
-        rows = logits[: last[-1] + 1]
-        if len(due) < len(rows):
-            rows = logits[[last[i] for i in due]]
-        tokens = sample(
-            rows,
-            [s.sampling for s in members],
-            [s.length for s in members],
-            [History(s.prompt_ids, s.output_ids) for s in members],
-        )
-        outputs: list[Output] = [None] * len(spans)
-        for i, token in zip(due, tokens):
-            outputs[i] = token
-        self._add_logprobs(plan, outputs, rows, due)
-        for i, seq in enumerate(plan.sequences):
-            if seq.sampling.prompt_logprobs is not None and spans[i]:
-                first = last[i] - spans[i] + 1
-                outputs[i] = self._score_prompt(seq, outputs[i], logits[first : last[i] + 1])
-        return outputs
+    def logits(self, ids: Tensor, positions: Tensor, rows: PackedRows, sample_rows: Many[int]) -> Tensor:
+        """Return float32 logits (R, V) of the R rows to sample, after all M rows' keys and values are written.
 
-    def _add_logprobs(self, plan: Plan, outputs: list[Output], rows: Tensor, due: list[int]) -> None:
-        wanted = [
-            (row, i)
-            for row, i in enumerate(due)
-            if plan.sequences[i].sampling.logprobs is not None and isinstance(outputs[i], int)
-        ]
-        if wanted:
-            found = logprobs(
-                rows[[row for row, _ in wanted]],
-                [outputs[i] for _, i in wanted],
-                [plan.sequences[i].sampling.logprobs for _, i in wanted],
-            )
-            for (_, i), detail in zip(wanted, found):
-                outputs[i] = Token(detail.token, detail)
-
-    def _score_prompt(self, seq: Sequence, output: Output, logits: Tensor) -> Output:
-        """Add the log probabilities of the prompt tokens that this piece's rows predict."""
-        targets = seq.prompt_ids[seq.computed + 1 : seq.computed + 1 + len(logits)]
-        n = seq.sampling.prompt_logprobs or 0
-        scores = logprobs(logits[: len(targets)], targets, [n] * len(targets), ranks=True)
-        if isinstance(output, BaseException):
-            return output
-        id, detail = output[:2] if isinstance(output, Token) else (output, None)
-        return Token(id, detail, scores)
-
-    def logits(self, ids: Tensor, places: Tensor, rows: PackedRows, due: Rows[int]) -> Tensor:
-        """Return float32 logits of the rows that are `due`, after all rows' keys and values are written."""
-        some = None
-        if len(due) < len(ids):
-            some = torch.tensor(due, dtype=torch.long, device=self.device)
-        x = self.blocks(ids, places, rows, some)
-        return self.head(x) if due else x
-
-    def _pack(self, plan: Plan, held: Rows[Sequence]) -> tuple[Tensor, Tensor, PackedRows, list[int]]:
-        """Lay the plan's tokens in one row; held sequences compute their last token once more.
-
-        The rows due are those whose logits give a token, and the held ones, which pay for theirs in vain.
+        ids, positions: int64 (M).
         """
-        ids: list[int] = []
-        places: list[int] = []
-        starts, lengths, due, wasted = [0], [], [], []
-        for seq, count in zip(plan.sequences, plan.counts):
-            ids += seq.tokens(seq.computed, count)
-            places += range(seq.computed, seq.computed + count)
-            lengths.append(seq.computed + count)
-            starts.append(len(ids))
-            due += range(len(ids) - rows_due(seq, count), len(ids))
-        for seq in held:
-            ids += seq.tokens(seq.computed - 1, 1)
-            places.append(seq.computed - 1)
-            lengths.append(seq.computed)
-            starts.append(len(ids))
-            wasted.append(len(ids) - 1)
-        ids += [0] * plan.padding
-        places += [0] * plan.padding
-        members = itertools.chain(plan.sequences, held)
-        return (
-            torch.tensor(ids, device=self.device),
-            torch.tensor(places, device=self.device),
-            PackedRows(
-                starts=torch.tensor(starts, dtype=torch.int32, device=self.device),
-                lengths=torch.tensor(lengths, dtype=torch.int32, device=self.device),
-                tables=self._tables([seq.pages for seq in members]),
-            ),
-            due + wasted,
-        )
+        some = None
+        if len(sample_rows) < len(ids):
+            some = torch.tensor(sample_rows, dtype=torch.long, device=self.device)
+        x = self.blocks(ids, positions, rows, some)  # (R, C)
+        return self.head(x) if sample_rows else x
 
-    def _tables(self, pages: list[list[int]]) -> Tensor:
-        width = max(len(p) for p in pages)
-        padded = [p + [0] * (width - len(p)) for p in pages]
-        return torch.tensor(padded, dtype=torch.int32, device=self.device)
+    def _pack(self, plan: Plan, held: Many[Sequence]) -> tuple[Tensor, Tensor, PackedRows, list[int]]:
+        """Return ids, positions, rows and sample rows of the plan, its held sequences and its padding.
+
+        A held sequence computes and samples its last token again, the dead weight of a padded batch; its rows come
+        behind the plan's, and their logits are dropped.
+        """
+        ids, positions, sample_rows = pack(plan.sequences, plan.counts)
+        context_lens = [seq.computed + count for seq, count in zip(plan.sequences, plan.counts)]
+        for seq in held:
+            sample_rows.append(len(ids))
+            ids += seq.tokens(seq.computed - 1, 1)
+            positions.append(seq.computed - 1)
+            context_lens.append(seq.computed)
+        counts = (0, *plan.counts, *itertools.repeat(1, len(held)))
+        ids += [0] * plan.padding
+        positions += [0] * plan.padding
+        pages = [seq.pages for seq in (*plan.sequences, *held)]
+        width = max(map(len, pages))
+        rows = PackedRows(
+            cu_seqlens=self._int32([*itertools.accumulate(counts)]),  # (n + 1)
+            context_lens=self._int32(context_lens),  # (n)
+            block_tables=self._int32([p + [0] * (width - len(p)) for p in pages]),  # (n, width)
+        )
+        return torch.tensor(ids, device=self.device), torch.tensor(positions, device=self.device), rows, sample_rows
+
+    def _int32(self, numbers: list[int] | list[list[int]]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int32, device=self.device)

@@ -1,9 +1,9 @@
 """From logits to tokens: one rule on every device and for every policy.
 
-Penalties and bias, temperature, top-k, top-p, typical-p, min-p, draw; in this order. A token is
-drawn by inverting the distribution's cumulative sum at one uniform number that is keyed by the request's seed and the
-token's position. So a request's text depends on the request alone: not on its neighbours, not on the policy, not on
-the order of steps. It must not know batches beyond "these rows".
+The order is: penalties and bias, temperature, top-k, top-p, typical-p, min-p, draw. A token is drawn by inverting the
+distribution's cumulative sum at one uniform number, which is keyed by the request's seed and the token's position. So a
+request's text depends on the request alone: not on its neighbors, the policy or the order of steps. It must not know
+batches beyond the rows that it gets.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from generate.cpu.declarations import declarations
 from generate.cpu.kernels import KernelError, load_library
 from generate.cpu.team import team
 from generate.params import SamplingParams
 
 log = logging.getLogger(__name__)
 
-MOST_LOGITS = 1 << 20  # sampler.c's
 MASK = (1 << 64) - 1
-CANDIDATES = 256  # top-k and top-p look at so many largest logits before they sort a whole row
+CANDIDATES = 256  # largest logits that top-k and top-p look at before they sort a whole row
 
 
 class NotFinite(ValueError):
@@ -42,7 +42,7 @@ class NotFinite(ValueError):
 class TokenLogprobs(NamedTuple):
     """The natural log of a token's probability under the model alone, and the likeliest (id, log) pairs.
 
-    `rank` is 1 for the likeliest token, and the same for tokens that are equally likely; None where nobody asked.
+    `rank` is 1 for the likeliest token, and equal for equally likely tokens; None unless it was requested.
     """
 
     token: int
@@ -52,7 +52,7 @@ class TokenLogprobs(NamedTuple):
 
 
 class History(NamedTuple):
-    """What penalties look at."""
+    """The tokens that penalties depend on."""
 
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]
@@ -67,58 +67,64 @@ def uniform(seed: int, position: int) -> float:
 
 
 class Draws:
-    """How some rows are drawn, laid out once for as many steps as the same requests stay together."""
+    """The drawing parameters of some rows, laid out once for as many steps as the same requests stay together."""
 
     def __init__(self, params: Sequence[SamplingParams], device: torch.device | str = "cpu") -> None:
         self.params = params
-        own = [p.is_processed or p.is_filtered for p in params]
-        self._own = [i for i, is_own in enumerate(own) if is_own]  # rows that Python looks at
-        self._heat = [1 / p.temperature if p.temperature > 0 and not is_own else 0.0 for p, is_own in zip(params, own)]
-        self._heats = torch.tensor(self._heat, device=device)
+        special = [p.is_processed or p.is_filtered for p in params]
+        self._special = [i for i, is_special in enumerate(special) if is_special]  # rows that Python draws
+        # A special row is first drawn greedily with the others, which also finds rows that are not finite.
+        inverse = [0.0 if is_special else inverse_temperature(p) for p, is_special in zip(params, special)]
+        self._max_logits = declarations().constants["MAX_LOGITS"]
+        self._warm = [i for i, factor in enumerate(inverse) if factor]
+        self._inverse_temperatures = torch.tensor(inverse, device=device)
         self._seeds = torch.tensor([_signed(p.seed) for p in params], device=device)
 
-    def draw(self, logits: Tensor, places: Tensor, history: Callable[[int], History]) -> list[int | NotFinite]:
-        """Return a token for each row of float32 logits (R, V), or what is wrong with the row.
+    def draw(self, logits: Tensor, positions: Tensor, history: Callable[[int], History]) -> Sequence[int | NotFinite]:
+        """Return a token for each row of float32 logits (R, V), or an error for a row that is not finite.
 
-        `places` (R), int64, are those in the context that the new tokens take; `history(i)` is asked for where row i is
+        `positions` (R), int64, are those of the new tokens in their contexts; `history(i)` is called where row i is
         processed (penalties, bias, minimum).
         """
-        result: list[int | NotFinite] = self._draw_plain(logits, places)
-        for i in self._own:
+        tokens = self._draw_plain(logits, positions)
+        for i in self._special:
             p = self.params[i]
-            if result[i] < 0:
+            if tokens[i] < 0:
                 continue
             row = _process(logits[i], p, history(i)) if p.is_processed else logits[i]
             if p.temperature > 0:
-                result[i] = _draw(row, p, uniform(p.seed, int(places[i])))
+                tokens[i] = _draw(row, p, uniform(p.seed, int(positions[i])))
             else:
-                result[i] = int(row.argmax())
-        if min(result, default=0) < 0:
-            result = [NotFinite() if token < 0 else token for token in result]
-        return result
+                tokens[i] = int(row.argmax())
+        if min(tokens, default=0) < 0:
+            return [NotFinite() if token < 0 else token for token in tokens]
+        return tokens
 
-    def _draw_plain(self, logits: Tensor, places: Tensor) -> list[int]:
+    def _draw_plain(self, logits: Tensor, positions: Tensor) -> list[int]:
         """Return each row's token as if nothing were processed or filtered, -1 where the row is not finite."""
         library = _library() if logits.device.type == "cpu" else None
-        if library is not None and logits.shape[1] <= MOST_LOGITS:
+        if library is not None and logits.shape[1] <= self._max_logits:
             logits = logits.contiguous()
             out = torch.empty(len(logits), dtype=torch.int64)
-            library.sample_rows(
-                logits.data_ptr(), *logits.shape, self._heats.data_ptr(), self._seeds.data_ptr(), places.data_ptr(),
-                out.data_ptr(),
+            library.sample_tokens(
+                logits.data_ptr(), *logits.shape, self._inverse_temperatures.data_ptr(), self._seeds.data_ptr(),
+                positions.data_ptr(), out.data_ptr(),
             )  # fmt: skip
             return out.tolist()
-        best, tokens = logits.max(dim=1)
-        drawn = tokens.tolist()
-        warm = [i for i, heat in enumerate(self._heat) if heat]
+        best, greedy = logits.max(dim=1)
+        tokens: list[int] = greedy.tolist()
+        warm = self._warm
         if warm:
-            chosen = _invert(
-                torch.softmax(logits[warm] * self._heats[warm][:, None], dim=1),
-                [uniform(self.params[i].seed, int(places[i])) for i in warm],
-            )
-            for i, token in zip(warm, chosen):
-                drawn[i] = token
-        return [t if math.isfinite(b) else -1 for t, b in zip(drawn, best.tolist())]
+            probabilities = torch.softmax(logits[warm] * self._inverse_temperatures[warm][:, None], dim=1)  # (W, V)
+            uniforms = [uniform(self.params[i].seed, int(positions[i])) for i in warm]
+            for i, token in zip(warm, _invert(probabilities, uniforms)):
+                tokens[i] = token
+        return [t if math.isfinite(b) else -1 for t, b in zip(tokens, best.tolist())]
+
+
+def inverse_temperature(params: SamplingParams) -> float:
+    """Return the factor of the logits before the draw, 0 for greedy."""
+    return 1 / params.temperature if params.temperature > 0 else 0.0
 
 
 def _signed(seed: int) -> int:
@@ -131,30 +137,26 @@ def sample(
     params: Sequence[SamplingParams],
     positions: Sequence[int],
     histories: Sequence[History] | None = None,
-) -> list[int | NotFinite]:
-    """Return `Draws.draw` of rows that are drawn together once."""
-    places = torch.tensor(positions, dtype=torch.int64)
+) -> Sequence[int | NotFinite]:
+    """Return `Draws.draw` for rows that are drawn together once."""
     history = histories.__getitem__ if histories else lambda i: History((), ())
-    return Draws(params, logits.device).draw(logits, places, history)
+    return Draws(params, logits.device).draw(logits, torch.tensor(positions, dtype=torch.int64), history)
 
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """Return sampler.c compiled, or None where it cannot be."""
+    """Return sampler.c compiled, or None where it cannot be compiled."""
     if os.environ.get("EB_KERNELS") == "off":
         return None
     try:
-        library = team().join(load_library(Path(__file__).parent / "cpu" / "sampler.c"))
+        return team().join(load_library(Path(__file__).parent / "cpu" / "sampler.c"))
     except (KernelError, OSError) as error:
         log.warning("the C sampler does not run; using PyTorch instead: %s", error)
         return None
-    pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    library.sample_rows.argtypes = [pointer, integer, integer, *[pointer] * 4]
-    return library
 
 
 def _process(row: Tensor, p: SamplingParams, history: History) -> Tensor:
-    """Return the row after penalties, bias, and the ban on endings that come too early."""
+    """Return the row after penalties, bias, and the ban on early endings."""
     row = row.clone()
     if p.repetition_penalty != 1:
         seen = torch.tensor(sorted({*history.prompt_ids, *history.output_ids}), device=row.device)
@@ -186,7 +188,7 @@ def _draw(row: Tensor, p: SamplingParams, u: float) -> int:
 
 
 def _candidates(scaled: Tensor, p: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Return values and ids of the top-k and top-p part, largest first, without sorting more than it takes."""
+    """Return values and ids of the top-k and top-p part, largest first, without sorting more than necessary."""
     vocabulary = len(scaled)
     k = min(p.top_k or vocabulary, vocabulary)
     if p.top_p >= 1 and k == vocabulary:
@@ -197,7 +199,7 @@ def _candidates(scaled: Tensor, p: SamplingParams) -> tuple[Tensor, Tensor]:
         return values, ids
     whole = scaled.logsumexp(0) if k == vocabulary else values.logsumexp(0)
     sums = (values - whole).exp().cumsum(0)
-    if float(sums[-1]) < p.top_p and size < k:  # a flat row: few candidates do not do
+    if float(sums[-1]) < p.top_p and size < k:  # a flat row: the candidates are too few
         values, ids = scaled.topk(k)
         sums = (values - whole).exp().cumsum(0)
     keep = int((sums < p.top_p).sum()) + 1  # the token that crosses the threshold is kept
@@ -215,30 +217,30 @@ def _typical(values: Tensor, ids: Tensor, mass: float) -> tuple[Tensor, Tensor]:
 
 
 def _invert(probabilities: Tensor, where: Sequence[float]) -> list[int]:
-    """Return for each row the first index at which the cumulative sum exceeds `where` of the whole."""
-    sums = probabilities.cumsum(dim=1)
-    goal = torch.tensor(where, device=sums.device, dtype=sums.dtype)[:, None] * sums[:, -1:]
-    found = torch.searchsorted(sums, goal, right=True)[:, 0]
-    return found.clamp_(max=sums.shape[1] - 1).tolist()
+    """Return for each row the first index at which the cumulative sum exceeds its share `where` of the total."""
+    sums = probabilities.cumsum(dim=1)  # (R, V)
+    goal = torch.tensor(where, device=sums.device, dtype=sums.dtype)[:, None] * sums[:, -1:]  # (R, 1)
+    indices = torch.searchsorted(sums, goal, right=True)[:, 0]
+    return indices.clamp_(max=sums.shape[1] - 1).tolist()
 
 
 def logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int], ranks: bool = False) -> list[TokenLogprobs]:
     """Return for each row of float32 logits (R, V) the log probability of its token and of the likeliest ones.
 
-    For a token that is the likeliest, its value is the same number, bit for bit, as the first alternative's.
+    For the likeliest token, its value is the same number, bit for bit, as the first alternative's.
     """
     if not len(logits):
         return []
-    whole = logits.logsumexp(dim=1, keepdim=True)
-    chosen = logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None])
-    places: list[int | None] = [None] * len(tokens)
-    if ranks:  # row by row: a sum over a matrix of truth values takes three times as long
-        places = [1 + int((row > own).count_nonzero()) for row, own in zip(logits, chosen)]
+    whole = logits.logsumexp(dim=1, keepdim=True)  # (R, 1)
+    chosen = logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None])  # (R, 1)
+    rank_of: list[int | None] = [None] * len(tokens)
+    if ranks:  # row by row: summing a matrix of booleans takes three times as long
+        rank_of = [1 + int((row > own).count_nonzero()) for row, own in zip(logits, chosen)]
     values, ids = logits.topk(max(1, *counts), dim=1)
     values = values - whole
     return [
         TokenLogprobs(token, own, tuple(zip(row_ids[:n], row[:n])), rank)
         for token, own, row, row_ids, n, rank in zip(
-            tokens, (chosen - whole)[:, 0].tolist(), values.tolist(), ids.tolist(), counts, places
+            tokens, (chosen - whole)[:, 0].tolist(), values.tolist(), ids.tolist(), counts, rank_of
         )
     ]

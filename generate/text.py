@@ -1,7 +1,7 @@
 """The text of one answer: bytes to characters, cut at the first stop string, whole or as it grows.
 
-The loop feeds it token by token only for requests that have something to watch for; all others are decoded once, at
-the end, in the handler's thread. It must not know HTTP or batching.
+The loop feeds it token by token only for requests that can stop early; all others are decoded once, at the end, in the
+handler's thread. It must not know HTTP or batching.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ class AnswerText:
     """Follows the generated tokens of one request.
 
     The answer ends where the first of `stops` begins, at the first of `stop_ids`, and at `eot_id`; with `keep_stop`
-    what ended it stays in the text. None of them counts among the first `min_tokens` tokens. `hidden` ids give no
-    text anywhere.
+    the stop stays in the text. None of them counts among the first `min_tokens` tokens. `hidden` ids never give text.
     """
 
     def __init__(
@@ -43,15 +42,15 @@ class AnswerText:
         self._longest = max(map(len, self.stops), default=0)
         self._text = ""
         self._fed = 0
-        self._ends_at = 0  # tokens there were when the end was found
+        self._ends_at = 0  # tokens at which the stop was found
 
     @property
     def watches(self) -> bool:
-        """Whether each token must be fed as it comes."""
+        """Whether each token must be fed as it comes, to find the end."""
         return bool(self.stops or self.stop_ids or self.eot_id is not None)
 
     def feed(self, token: int) -> str | None:
-        """Take in a token; return "stop" when the answer ends with it."""
+        """Add a token; return "stop" if the answer ends with it."""
         self._fed += 1
         counts = self._fed > self.min_tokens
         if counts and token == self.eot_id:
@@ -64,12 +63,12 @@ class AnswerText:
         self._text += self._detokenizer.feed([token])
         if not counts:
             return None
-        found = [(self._text.find(stop, start), stop) for stop in self.stops]
-        found = [(place, stop) for place, stop in found if place >= 0]
-        if not found:
+        hits = [(self._text.find(stop, start), stop) for stop in self.stops]
+        hits = [(position, stop) for position, stop in hits if position >= 0]
+        if not hits:
             return None
-        place, stop = min(found, key=lambda hit: hit[0])
-        self._text = self._text[: place + (len(stop) if self.keep_stop else 0)]
+        position, stop = min(hits, key=lambda hit: hit[0])
+        self._text = self._text[: position + (len(stop) if self.keep_stop else 0)]
         return self._end(stop)
 
     def _end(self, reason: str | int | None) -> str:
@@ -89,7 +88,7 @@ class AnswerText:
         return self._tokenizer.decode(output_ids)
 
     def growing(self, follows_tokens: bool = False) -> GrowingText:
-        """Return what a reader of this answer may see while it grows."""
+        """Return the part of this answer that a reader may see while it grows."""
         stops = () if self.keep_stop else self.stops
         return GrowingText(self._tokenizer, stops, self.hidden, follows_tokens)
 
@@ -97,8 +96,8 @@ class AnswerText:
 class GrowingText:
     """The part of an answer that is certain: whole characters, and nothing that may be the beginning of a stop.
 
-    What `feed` gave and `rest` gives at the end join to the answer's whole text. With `follows_tokens`,
-    `shown_tokens` counts the tokens whose text has been given in full.
+    The results of `feed`, and of `rest` at the end, join to the answer's whole text. With `follows_tokens`,
+    `shown_tokens` counts the tokens whose text has been returned in full.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class GrowingText:
         self._ends: deque[int] = deque()  # of the tokens not shown yet, in characters
 
     def feed(self, tokens: list[int]) -> str:
-        """Take in further tokens, none of which ends the answer; return the text that became certain."""
+        """Add tokens, none of which ends the answer; return the text that became certain."""
         if self._hidden:
             tokens = [t for t in tokens if t not in self._hidden] if not self._follows else tokens
         if self._follows:
@@ -148,5 +147,5 @@ class GrowingText:
         return longest
 
     def rest(self, whole: str) -> str:
-        """Return what is left to show of the answer's `whole` text."""
+        """Return the part of the answer's `whole` text that has not been shown."""
         return whole[self._shown :]

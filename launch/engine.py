@@ -29,8 +29,8 @@ from scheduling.sequence import Sequence
 from simulate import mock
 
 if TYPE_CHECKING:
-    from generate.runner import ModelRunner
-    from models.gpt2 import GPT
+    from generate.runner import Runner
+    from models.architecture import LanguageModel
 
 ENGINE_STACK = 8 << 20
 RESOLVED = "EB_INTERNAL_RESOLVED"  # the launcher finds the model, its worker loads it
@@ -146,7 +146,7 @@ def _load_model(config: Config, slots: int) -> Parts:
         facts={
             "parameters": parameters,
             "revision": resolved.revision,
-            "attention": runner.attend.name,
+            "attention": runner.attention,
             "compute_threads": threads,
             "kv_bytes": runner.keys.nbytes * 2,
             "warnings": [w for w in (resolved.warning, tokenizer.warning) if w],
@@ -154,7 +154,7 @@ def _load_model(config: Config, slots: int) -> Parts:
     )
 
 
-def _make_runner(model: GPT, n_pages: int, slots: int, config: Config) -> ModelRunner:
+def _make_runner(model: LanguageModel, n_pages: int, slots: int, config: Config) -> Runner:
     """Return what computes steps on the model's device."""
     from generate import machine
     from generate.runner import ModelRunner

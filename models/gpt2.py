@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.architecture import LanguageModel
+
 
 def gelu_tanh(x: Tensor) -> Tensor:
     """Return GPT-2's own GELU; nanoGPT uses the erf form, which differs in the third digit."""
@@ -148,8 +150,10 @@ class Transformer(nn.Module):
         return cast("Iterator[Block]", iter(self.h))
 
 
-class GPT(nn.Module):
+class GPT(LanguageModel):
     """A GPT-2 language model with nanoGPT's names; `tie_word_embeddings` ties its head to `wte`."""
+
+    config: GPTConfig
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ def kernels(dtype: str) -> dict[str, tuple[Any, dict[str, str], dict[str, Any]]]
     """Return each kernel, the types of its arguments, and its constants for gpt2-medium."""
     x = f"*{dtype}"
     attend = dict.fromkeys(("QKV", "KEYS", "VALUES", "OUT"), x)
-    attend |= {"TABLES": "*i64", "LENGTHS": "*i64", "PARTS": "*fp32", "ARRIVED": "*i32"}
+    attend |= {"BLOCK_TABLES": "*i64", "CONTEXT_LENS": "*i64", "PARTS": "*fp32", "ARRIVED": "*i32"}
     attend |= {"scale": "fp32", "MAX_PAGES": "i32"}
     norm = {"R": "*fp32", "X": x, "W": "*fp32", "B": "*fp32", "Y": x, "eps": "fp32"}
     product = {"X": x, "W": x, "B": x, "Y": x, "M": "i32", "N": "i32"}

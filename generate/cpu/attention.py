@@ -1,14 +1,14 @@
 """Attention of one step over KV pages: append the new keys and values, then let each new token see its past.
 
-Two implementations of one interface. `CAttention` calls paged_attention.c and serves on a CPU. `TorchAttention`
-is plain PyTorch on any device: the oracle of the tests, and what serves where the C file cannot be compiled.
+There are two implementations of one interface. `CAttention` calls paged_attention.c and serves on a CPU.
+`TorchAttention` is plain PyTorch on any device: it is the oracle of the tests, and serves where the C file cannot be
+compiled.
 
-It must not know layers, requests, or who owns a page: it is told page numbers and trusts them.
+It must not know layers, requests, or who owns a page: it trusts the page numbers that it gets.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import math
 import os
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from generate.cpu.declarations import declarations
 from generate.cpu.kernels import KernelError, load_library
 from generate.cpu.team import team
 
@@ -27,34 +28,32 @@ log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("paged_attention.c")
 ENTRIES = {torch.float32: "paged_attention_f32", torch.bfloat16: "paged_attention_bf16"}
-MAX_HEAD_SIZE = 256  # of paged_attention.c's buffers
-PAGE_MULTIPLE = 16  # keys stand in blocks of 16
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Who owns which rows of a packed step: n sequences, their new tokens one after the other.
+    """The rows of a packed step: n sequences, their new tokens one after the other.
 
-    starts: int32 [n+1], sequence i owns rows starts[i]:starts[i+1], at least one. Rows behind starts[n] are
-        padding.
-    lengths: int32 [n], tokens of i's context, its new ones included.
-    tables: int32 [n, max_pages], i's pages in order; entries behind its length are never read.
+    cu_seqlens: int32 [n+1], sequence i has rows cu_seqlens[i]:cu_seqlens[i+1], at least one. Rows behind cu_seqlens[n]
+        are padding.
+    context_lens: int32 [n], tokens of i's context, its new ones included.
+    block_tables: int32 [n, max_pages], i's pages in order; entries behind its context are never read.
     """
 
-    starts: Tensor
-    lengths: Tensor
-    tables: Tensor
+    cu_seqlens: Tensor
+    context_lens: Tensor
+    block_tables: Tensor
 
     def __post_init__(self) -> None:
-        for name in ("starts", "lengths", "tables"):
+        for name in ("cu_seqlens", "context_lens", "block_tables"):
             tensor = getattr(self, name)
             if tensor.dtype != torch.int32 or not tensor.is_contiguous():
                 raise ValueError(f"{name} is {tensor.dtype}. Pass a contiguous int32 tensor")
-        n = self.lengths.shape[0]
-        if self.starts.shape != (n + 1,) or self.tables.dim() != 2 or self.tables.shape[0] != n:
+        n = self.context_lens.shape[0]
+        if self.cu_seqlens.shape != (n + 1,) or self.block_tables.dim() != 2 or self.block_tables.shape[0] != n:
             raise ValueError(
-                f"starts {tuple(self.starts.shape)}, lengths {tuple(self.lengths.shape)} and tables "
-                f"{tuple(self.tables.shape)} do not fit. Pass [n+1], [n] and [n, max_pages]"
+                f"cu_seqlens {tuple(self.cu_seqlens.shape)}, context_lens {tuple(self.context_lens.shape)} and "
+                f"block_tables {tuple(self.block_tables.shape)} do not fit. Pass [n+1], [n] and [n, max_pages]"
             )
 
 
@@ -67,58 +66,53 @@ class Attention(Protocol):
 
     name: str
 
-    def __call__(
-        self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float, out: Tensor | None = None
-    ) -> Tensor:
-        """Write the new tokens' keys and values into their pages, return the new tokens' attention.
+    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float) -> Tensor:
+        """Write the new tokens' keys and values into their pages; return the new tokens' attention.
 
         qkv: [M, 3C], queries, keys and values of the packed row, C = H * D. keys, values: one layer's pools
-        [pages, H, P, D]. Returns [M, C] (`out`, where given) with finite values in padding rows. A token at
+        [pages, H, P, D]. Returns [M, C] with finite values in padding rows. A token at
         position p sees keys 0..p. Its result depends on its own sequence alone.
         """
         ...
 
 
 class TorchAttention:
-    """The plain way: for each sequence, gather its pages and call float32 SDPA.
+    """The plain implementation: for each sequence, gather its pages and call float32 SDPA.
 
-    Always float32 and never padded to a common length: bfloat16 SDPA on a CPU is several times slower, and
-    a padded length would let a neighbour change a sequence's sums.
+    It always computes in float32 and never pads to a common length: bfloat16 SDPA on a CPU is several times slower,
+    and with padding a neighbor could change a sequence's sums.
     """
 
     name = "torch"
 
-    def __call__(
-        self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float, out: Tensor | None = None
-    ) -> Tensor:
+    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float) -> Tensor:
         _, H, P, D = keys.shape
-        starts, lengths = rows.starts.tolist(), rows.lengths.tolist()
-        q, k, v = qkv.view(-1, 3, H, D).unbind(1)  # (M, H, D) each
-        if out is None:
-            out = torch.empty(len(qkv), H * D, dtype=qkv.dtype, device=qkv.device)
-        out[starts[-1] :] = 0
-        for i, length in enumerate(lengths):
-            first, last = starts[i], starts[i + 1]
-            table = rows.tables[i, : math.ceil(length / P)].long()
+        cu_seqlens, context_lens = rows.cu_seqlens.tolist(), rows.context_lens.tolist()
+        q, k, v = qkv.view(-1, 3, H, D).unbind(1)  # (M, 3C) -> 3 of (M, H, D)
+        out = torch.empty(len(qkv), H * D, dtype=qkv.dtype, device=qkv.device)
+        out[cu_seqlens[-1] :] = 0
+        for i, length in enumerate(context_lens):
+            first, last = cu_seqlens[i], cu_seqlens[i + 1]
+            table = rows.block_tables[i, : math.ceil(length / P)].long()
             position = length - (last - first)
-            places = torch.arange(position, length, device=qkv.device)
-            keys[table[places // P], :, places % P] = k[first:last]
-            values[table[places // P], :, places % P] = v[first:last]
-            past, content = (
+            positions = torch.arange(position, length, device=qkv.device)  # (T)
+            keys[table[positions // P], :, positions % P] = k[first:last]
+            values[table[positions // P], :, positions % P] = v[first:last]
+            past_k, past_v = (  # (pages, H, P, D) -> (1, H, length, D)
                 pool[table].transpose(0, 1).reshape(H, -1, D)[None, :, :length].float() for pool in (keys, values)
-            )  # (1, H, length, D)
+            )
             mask = None
             if last - first > 1 and position:
-                mask = torch.arange(length, device=qkv.device) <= places[:, None]  # (T, length)
+                mask = torch.arange(length, device=qkv.device) <= positions[:, None]  # (T, length)
             y = F.scaled_dot_product_attention(
                 q[first:last].transpose(0, 1)[None].float(),  # (1, H, T, D)
-                past,
-                content,
+                past_k,
+                past_v,
                 attn_mask=mask,
                 is_causal=last - first > 1 and not position,
                 scale=scale,
             )
-            out[first:last] = y[0].transpose(0, 1).reshape(last - first, H * D)
+            out[first:last] = y[0].transpose(0, 1).reshape(last - first, H * D)  # (1, H, T, D) -> (T, C)
         return out
 
 
@@ -131,62 +125,62 @@ class CAttention:
 
     def __init__(self, dtype: torch.dtype, source: Path = SOURCE) -> None:
         library = team().join(load_library(source))
+        self.constants = declarations().constants
+        self.page_multiple, self.max_head_size = self.constants["PAGE_MULTIPLE"], self.constants["MAX_HEAD_SIZE"]
         self.dtype = dtype
         self.name = "c"
         if dtype == torch.bfloat16 and library.paged_attention_has_bf16():
             self.name = "c-avx512bf16"
         self.entry = getattr(library, ENTRIES[dtype])
-        self.entry.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int] * 7 + [ctypes.c_float]
 
-    def __call__(
-        self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float, out: Tensor | None = None
-    ) -> Tensor:
+    def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float) -> Tensor:
         M, pages, H, P, D = len(qkv), *keys.shape
-        if out is None:
-            out = torch.empty(M, H * D, dtype=self.dtype)
-        self._check(qkv, keys, values, out)
-        wrong = self.entry(
+        self._check(qkv, keys, values)
+        out = torch.empty(M, H * D, dtype=self.dtype)
+        code = self.entry(
             qkv.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
-            rows.starts.data_ptr(), rows.lengths.data_ptr(), rows.tables.data_ptr(),
-            len(rows.lengths), M, H, D, P, rows.tables.shape[1], pages, scale,
+            rows.cu_seqlens.data_ptr(), rows.context_lens.data_ptr(), rows.block_tables.data_ptr(),
+            len(rows.context_lens), M, H, D, P, rows.block_tables.shape[1], pages, scale,
         )  # fmt: skip
-        if wrong:
-            raise self.error(wrong, rows, M, P, pages)
+        if code:
+            raise self.error(code, rows, M, P, pages)
         return out
 
-    def _check(self, qkv: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
-        """Refuse what would make the C code touch memory that is not its own."""
+    def _check(self, qkv: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Refuse tensors with which the C code would read or write outside their memory."""
         _, H, P, D = keys.shape
-        if P % PAGE_MULTIPLE:
-            raise ValueError(f"pages of {P} tokens. Use a multiple of {PAGE_MULTIPLE}")
-        if D > MAX_HEAD_SIZE:
-            raise ValueError(f"heads of {D} values. At most {MAX_HEAD_SIZE} fit")
-        if values.shape != keys.shape or qkv.shape[1] != 3 * H * D or out.shape != (len(qkv), H * D):
+        if P % self.page_multiple:
+            raise ValueError(f"the pages hold {P} tokens. Use a multiple of {self.page_multiple}")
+        if self.max_head_size < D:
             raise ValueError(
-                f"qkv {tuple(qkv.shape)}, keys {tuple(keys.shape)}, values {tuple(values.shape)} and out "
-                f"{tuple(out.shape)} do not fit. Pass [M, 3*H*D], [pages, H, P, D] twice and [M, H*D]"
+                f"the heads have {D} values, at most {self.max_head_size} fit. Set EB_KERNELS=off to use PyTorch"
             )
-        for tensor in (qkv, keys, values, out):
+        if values.shape != keys.shape or qkv.shape[1] != 3 * H * D:
+            raise ValueError(
+                f"qkv {tuple(qkv.shape)}, keys {tuple(keys.shape)} and values {tuple(values.shape)} do not fit. "
+                "Pass [M, 3*H*D] and [pages, H, P, D] twice"
+            )
+        for tensor in (qkv, keys, values):
             if tensor.dtype != self.dtype or not tensor.is_contiguous() or not tensor.is_cpu:
                 raise ValueError(f"a {tensor.dtype} tensor on {tensor.device}. Pass contiguous {self.dtype} on the CPU")
 
-    def error(self, wrong: int, rows: PackedRows, M: int, P: int, pages: int) -> Exception:
-        """Return what the C code's refusal `wrong` means."""
-        if wrong == 1:
+    def error(self, code: int, rows: PackedRows, M: int, P: int, pages: int) -> Exception:
+        """Return the exception for a code of the C function."""
+        if code == self.constants["BAD_ROWS"]:
             return ValueError(
-                f"starts {rows.starts.tolist()} and lengths {rows.lengths.tolist()} do not fit {M} rows and "
-                f"tables of {rows.tables.shape[1]} pages of {P} tokens"
+                f"cu_seqlens {rows.cu_seqlens.tolist()} and context_lens {rows.context_lens.tolist()} do not fit {M} "
+                f"rows and block_tables of {rows.block_tables.shape[1]} pages of {P} tokens"
             )
-        if wrong == 2:
-            return ValueError(f"a page table names a page outside 0..{pages - 1}")
+        if code == self.constants["BAD_PAGE"]:
+            return ValueError(f"a block table names a page outside 0..{pages - 1}")
         return MemoryError("no memory for the scores of a step")
 
 
 def make_attention(dtype: torch.dtype, device: torch.device | str = "cpu") -> Attention:
     """Return the fastest attention that works here for qkv of `dtype` on `device`.
 
-    The C kernel has to agree with TorchAttention on a small step first. Where it cannot be used, one warning
-    says why. `EB_KERNELS=off` in the environment asks for TorchAttention.
+    The C kernel must agree with TorchAttention on a small step first. Where it cannot be used, one warning gives the
+    reason. `EB_KERNELS=off` in the environment selects TorchAttention.
     """
     if torch.device(device).type != "cpu" or dtype not in ENTRIES:
         return TorchAttention()
@@ -220,11 +214,11 @@ def self_test(attention: Attention, dtype: torch.dtype) -> None:
             (step, torch.randn(M, 3 * H * D, generator=generator).to(dtype)) for step, M in ((past, 32), (rows, 23))
         ]
         results = []
-        for one in (attention, TorchAttention()):
+        for implementation in (attention, TorchAttention()):
             keys, values = (torch.full((6, H, P, D), math.nan, dtype=dtype) for _ in range(2))
-            results.append([one(qkv, keys, values, step, D**-0.5).float() for step, qkv in steps])
+            results.append([implementation(qkv, keys, values, step, D**-0.5).float() for step, qkv in steps])
         tolerance = 0.03 if dtype == torch.bfloat16 else 1e-4
-        for got, expected in zip(*results):
-            error = (got - expected).abs().max().item()
+        for outputs, expected in zip(*results):
+            error = (outputs - expected).abs().max().item()
             if not error < tolerance:  # NaN fails too
                 raise KernelError(f"{attention.name} is off by {error:.2g} from PyTorch at D={D}")

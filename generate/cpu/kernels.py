@@ -1,8 +1,8 @@
 """C files of the engine: compiled at the first start with the system's compiler, kept, and loaded.
 
 A library is kept under a hash of its source with the headers beside it, the flags, the compiler and the processor, so
-a changed file or a moved home directory compiles anew. Compiling and linking are two steps: a link with -ffast-math would put code
-into the library that switches denormals off in the whole process, and a caller may pass that flag to compile.
+that a changed file or another processor compiles it again. Compiling and linking are two steps: a link with -ffast-math
+would add code that turns off denormals in the whole process, and a caller may pass that flag to the compiler.
 
 It must not know what the functions in a file compute.
 """
@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch  # noqa: F401  its OpenMP must be in the process first: a library then joins the same pool of threads
+import torch  # noqa: F401  its OpenMP must be loaded first, so that a library joins the same pool of threads
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ COMPILE_SECONDS = 120.0
 
 
 class KernelError(RuntimeError):
-    """A C file could not be compiled or loaded; the text holds the compiler's first lines."""
+    """A C file could not be compiled or loaded; the message holds the compiler's first lines."""
 
 
 def load_library(source: Path, extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
@@ -51,7 +51,7 @@ def load_library(source: Path, extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
     if folder and (folder / name).exists():
         try:
             return ctypes.CDLL(str(folder / name))
-        except OSError as error:  # cut short by a full disk, or built against libraries that have gone
+        except OSError as error:  # truncated by a full disk, or built against libraries that are gone
             log.info("cannot load %s (%s), so it is compiled again", folder / name, error)
     with _workshop(folder) as workshop:
         library = _build(compiler, flags, source, Path(workshop) / name)
@@ -64,7 +64,7 @@ def load_library(source: Path, extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
 
 
 def _workshop(folder: Path | None) -> tempfile.TemporaryDirectory[str]:
-    """Make a directory to build in: inside `folder`, so that the result can be renamed, if that can be written."""
+    """Make a directory to build in: inside `folder`, so that the result can be renamed, where that is writable."""
     try:
         if folder:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -75,15 +75,15 @@ def _workshop(folder: Path | None) -> tempfile.TemporaryDirectory[str]:
 
 
 def cache_directory() -> Path | None:
-    """Return where libraries are kept: $EB_CACHE_DIR, or effective-batching in the user's cache directory, if any."""
+    """Return the directory of compiled libraries: $EB_CACHE_DIR, or effective-batching in the user's cache, if any."""
     if chosen := os.environ.get("EB_CACHE_DIR"):
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "effective-batching"
     except RuntimeError:
-        # A user without a home, as in some containers. Not a fixed name in the temporary directory: whoever
-        # made it first would choose what is loaded.
+        # A user without a home, as in some containers. A fixed name in the temporary directory is no alternative:
+        # another user could create it first and choose the code that is loaded.
         return None
 
 
@@ -106,7 +106,7 @@ def _build(compiler: list[str], flags: list[str], source: Path, library: Path) -
         _run([*compiler, *flags, OPENMP, "-c", str(source), "-o", str(compiled)])
         openmp = [OPENMP]
     except KernelError as first:
-        try:  # Apple's clang comes without OpenMP: one thread is still far faster than the way without C
+        try:  # Apple's clang has no OpenMP: one thread of C is still far faster than none
             _run([*compiler, *flags, "-fopenmp-simd", "-c", str(source), "-o", str(compiled)])
         except KernelError:
             raise first from None
@@ -129,7 +129,7 @@ def _run(command: list[str]) -> None:
 def _machine_flags() -> list[str]:
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
-        # gcc takes 256 bits by itself even where 512 are faster
+        # gcc's own choice is 256 bits even where 512 are faster
         return ["-march=native", "-mprefer-vector-width=512"]
     return ["-mcpu=native"] if machine in ("aarch64", "arm64") else []
 
@@ -145,7 +145,7 @@ def _version(compiler: tuple[str, ...]) -> str:
 
 @functools.cache
 def _processor() -> str:
-    """Return what -march=native depends on, as far as the system tells."""
+    """Return what -march=native depends on, as far as the system knows."""
     wanted = ("flags", "Features", "model name", "CPU part")
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()

@@ -1,11 +1,11 @@
-"""Linear layers at the speed of the machine, and so that a row's numbers do not depend on how many rows there are.
+"""Linear layers at the speed of the machine, in which a row's numbers do not depend on the number of rows.
 
-Three ways, tried in this order. `KernelLinear` is our own bfloat16 kernel for processors that multiply bfloat16
-(packed_linear.c): it reads weights at the speed of memory for few rows and computes near the peak for many, in AMX's
-tiles where the processor has them (`EB_KERNELS=vectors` in the environment does without).
-`PackedLinear` is oneDNN with prepacked weights, for float32 and for bfloat16 elsewhere. `Linear` is PyTorch's plain
-one, for GPUs and where nothing else runs; in float32 on a CPU it calls MKL, which on some processors has a third of
-oneDNN's speed, so the two are timed once and the faster one serves.
+There are three implementations, tried in this order. `KernelLinear` is our own bfloat16 kernel for processors that
+multiply bfloat16 (packed_linear.c): it reads weights at the speed of memory for few rows and computes near the peak for
+many, in AMX's tiles where the processor has them (`EB_KERNELS=vectors` in the environment turns them off).
+`PackedLinear` is oneDNN with prepacked weights, for float32, and for bfloat16 on other processors. `Linear` is plain
+PyTorch, for GPUs and where nothing else runs; in float32 on a CPU it calls MKL, which on some processors has a third
+of oneDNN's speed, so the two are timed once and the faster one serves.
 
 It must not know layers, pages or requests.
 """
@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from generate import memory
+from generate.cpu.declarations import declarations
 from generate.cpu.kernels import KernelError, load_library
 from generate.cpu.team import team
 from models.gpt2 import ACTIVATIONS
@@ -33,7 +34,6 @@ from models.gpt2 import ACTIVATIONS
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("packed_linear.c")
-PLAIN, GELU_TANH, FLOAT32 = 0, 1, 2  # the modes of packed_linear.c
 GELU_TANH_NAMES = ("gelu_new", "gelu_pytorch_tanh")
 
 
@@ -61,7 +61,7 @@ class Linear:
 
 
 def round_rows(rows: int) -> int:
-    """Return how many rows are computed for so many: few different numbers, since oneDNN keeps code for each."""
+    """Return the padded number of rows: few different numbers, since oneDNN keeps code for each."""
     bands = ((2, 2), (4, 4), (64, 8), (256, 16), (512, 64))
     step = next((step for most, step in bands if rows <= most), 128)
     return -(-rows // step) * step
@@ -70,8 +70,8 @@ def round_rows(rows: int) -> int:
 class PackedLinear:
     """oneDNN with the weight packed once, activation and residual fused.
 
-    For every number of rows that it meets, oneDNN generates code and keeps half a megabyte, up to a thousand times;
-    so rows of zeros fill up to some round number. Never a single one: its float32 kernels for that differ in the last
+    For every new number of rows, oneDNN generates code and keeps half a megabyte, up to a thousand times; so rows of
+    zeros pad to a round number. A single row is padded too: oneDNN's float32 kernels for one row differ in the last
     bits from those for more.
     """
 
@@ -85,16 +85,16 @@ class PackedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         name, form = self.fused
-        y = torch.ops.mkldnn._linear_pointwise(_rounded(x), self.packed, self.bias, name, [], form)[: len(x)]
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(_pad(x), self.packed, self.bias, name, [], form)
+        y = y[: len(x)]
         return self.activate(y) if self.activate else y
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise.binary(
-            _rounded(x), _rounded(residual), self.packed, self.bias, "add"
-        )[: len(x)]
+        y: Tensor = torch.ops.mkldnn._linear_pointwise.binary(_pad(x), _pad(residual), self.packed, self.bias, "add")
+        return y[: len(x)]
 
 
-def _rounded(x: Tensor) -> Tensor:
+def _pad(x: Tensor) -> Tensor:
     more = round_rows(len(x)) - len(x)
     return F.pad(x, (0, 0, 0, more)) if more else x
 
@@ -108,9 +108,11 @@ class KernelLinear:
         self.packed = memory.empty((self.library.packed_linear_size(self.n, self.k),), weight.dtype)
         self.library.packed_linear_pack(weight.contiguous().data_ptr(), self.packed.data_ptr(), self.n, self.k)
         self.bias = bias.float().contiguous() if bias is not None else None
-        self.bias_at = self.bias.data_ptr() if self.bias is not None else None
+        self.bias_ptr = self.bias.data_ptr() if self.bias is not None else None
         fused = activation in GELU_TANH_NAMES
-        self.mode = FLOAT32 if wide else GELU_TANH if fused else PLAIN
+        modes = declarations().constants
+        self.plain = modes["PLAIN"]
+        self.mode = modes["FLOAT32"] if wide else modes["GELU_TANH"] if fused else self.plain
         self.dtype = torch.float32 if wide else weight.dtype
         self.activate = ACTIVATIONS[activation] if activation and not fused else None
 
@@ -119,13 +121,13 @@ class KernelLinear:
         return self.activate(y) if self.activate else y
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self._run(x, residual.data_ptr(), PLAIN)
+        return self._run(x, residual.data_ptr(), self.plain)
 
     def _run(self, x: Tensor, residual: int | None, mode: int) -> Tensor:
         m = len(x)
         out = torch.empty((m, self.n), dtype=self.dtype)
         self.library.packed_linear(
-            x.data_ptr(), self.packed.data_ptr(), self.bias_at, residual, out.data_ptr(),
+            x.data_ptr(), self.packed.data_ptr(), self.bias_ptr, residual, out.data_ptr(),
             m, self.n, self.k, mode, None, 0, 0,
         )  # fmt: skip
         return out
@@ -189,12 +191,6 @@ def kernel_runs() -> bool:
 @functools.cache
 def _library() -> ctypes.CDLL:
     library = team().join(load_library(SOURCE))
-    pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    library.packed_linear_size.argtypes = [integer, integer]
-    library.packed_linear_size.restype = integer
-    library.packed_linear_pack.argtypes = [pointer, pointer, integer, integer]
-    library.packed_linear.argtypes = [pointer] * 5 + [integer] * 3 + [ctypes.c_int]
-    library.packed_linear.argtypes += [pointer, integer, integer]  # what comes next
     library.packed_linear_use_tiles(os.environ.get("EB_KERNELS") != "vectors")
     return library
 
@@ -204,7 +200,7 @@ def packed_is_faster(dtype: torch.dtype) -> bool:
     """Time oneDNN's packed linear against PyTorch's plain one on this machine, at 1 and 16 rows."""
     try:
         weight = torch.randn(2048, 1024).to(dtype)
-        layers = PackedLinear(weight, None), Linear(weight, None)
+        layers: tuple[LinearLayer, ...] = PackedLinear(weight, None), Linear(weight, None)
         seconds = [0.0, 0.0]
         for rows in (1, 16):
             x = torch.randn(rows, 1024).to(dtype)

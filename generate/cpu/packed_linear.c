@@ -1,27 +1,23 @@
-// Linear layers of the CPU engine in bfloat16: y = activation(x W^T + bias) or x W^T + bias + residual, for any
-// number of rows, from one that is bound by memory to hundreds that are bound by arithmetic. Sums are float32.
+// Linear layers of the CPU engine in bfloat16: y = activation(x W^T + bias) or x W^T + bias + residual, for any number
+// of rows, from one, which memory limits, to hundreds, which arithmetic limits. Sums are float32.
 //
-// Two ways: processors with AMX (Sapphire Rapids and later) multiply tiles of 16 rows, 32 inputs and 16 outputs, ten times
-// the arithmetic of AVX-512; others multiply pairs of inputs in vectors. A process takes one way for all numbers of rows,
-// and the order in which an output is summed depends on nothing but that and K: not on the number of rows, not on
-// threads. So a token's numbers are the same alone and in any batch, bit for bit.
+// There are two ways. Processors with AMX (Sapphire Rapids and later) multiply tiles of 16 rows, 32 inputs and 16
+// outputs, at ten times the arithmetic rate of AVX-512; others multiply pairs of inputs in vectors. A process takes one
+// way for all numbers of rows, and the order in which an output is summed depends on that and K alone: not on the
+// number of rows, not on threads. So a token's numbers are the same alone and in any batch, bit for bit.
 //
 // Weights W [N, K] are packed once into panels of 64 outputs: [N/64][K/2][64][2], so that a panel is read straight
 // through and a pair of inputs meets 64 outputs in four registers, 16 pairs in four tiles. Each panel serves all rows
 // while it lies in the second-level cache, and the next one is fetched meanwhile.
-//
-// By hand: cc -O3 -march=native -fPIC -c packed_linear.c && cc -shared packed_linear.o -o packed_linear.so -lm
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels.h"
 #include "team.h"
 
-typedef uint16_t bf;
+enum { PANEL = 64, ALONE = 1 << 18 };  // multiplications not worth another thread
 
-enum { PANEL = 64, PLAIN = 0, GELU_TANH = 1, FLOAT32 = 2, ALONE = 1 << 18 };  // multiplications not worth another thread
-
-// 1 where packed_linear can run, else 0: the caller then uses another way.
 int packed_linear_supported(void) {
 #ifdef __AVX512BF16__
   return 1;
@@ -39,7 +35,6 @@ enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };  // of arch_prctl
 
 static int tiles;
 
-// Lets tiles be used, or not, from here on; returns 1 where they are. The system must permit a process to have them.
 int packed_linear_use_tiles(int wanted) {
 #ifdef HAS_TILES
   tiles = wanted && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
@@ -47,12 +42,11 @@ int packed_linear_use_tiles(int wanted) {
   return tiles;
 }
 
-// Elements that packed_linear_pack writes.
 int64_t packed_linear_size(int64_t n, int64_t k) { return (n + PANEL - 1) / PANEL * PANEL * k; }
 
 typedef struct {
-  const bf *w;
-  bf *packed;
+  const bf16 *w;
+  bf16 *packed;
   int64_t n, k;
 } Packing;
 
@@ -62,14 +56,13 @@ static void pack_panels(void *job, int64_t first, int64_t last, int worker) {
     for (int64_t i = 0; i < t->k / 2; i++)
       for (int64_t j = 0; j < PANEL; j++) {
         int64_t row = p * PANEL + j;
-        bf *to = t->packed + ((p * (t->k / 2) + i) * PANEL + j) * 2;
+        bf16 *to = t->packed + ((p * (t->k / 2) + i) * PANEL + j) * 2;
         to[0] = row < t->n ? t->w[row * t->k + 2 * i] : 0;
         to[1] = row < t->n ? t->w[row * t->k + 2 * i + 1] : 0;
       }
 }
 
-// w [n, k] to panels; k even. Outputs that fill the last panel are zero.
-void packed_linear_pack(const bf *w, bf *packed, int64_t n, int64_t k) {
+void packed_linear_pack(const bf16 *w, bf16 *packed, int64_t n, int64_t k) {
   Packing t = {w, packed, n, k};
   share_out(pack_panels, &t, (n + PANEL - 1) / PANEL, 1);
 }
@@ -77,7 +70,7 @@ void packed_linear_pack(const bf *w, bf *packed, int64_t n, int64_t k) {
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 
-static inline __m512 widen(const bf *p, __mmask16 m) {
+static inline __m512 widen(const bf16 *p, __mmask16 m) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(m, p)), 16));
 }
 
@@ -107,12 +100,12 @@ static inline __m512 gelu16(__m512 x) {
 }
 
 typedef struct {
-  const bf *x, *packed, *residual;
+  const bf16 *x, *packed, *residual;
   const float *bias;
   void *out;
   int64_t m, n, k;
   int mode;
-  const bf *next;  // what will be read after this: a packed weight, or null
+  const bf16 *next;  // what will be read after this: a packed weight, or null
   int64_t next_panels, next_k;
   int64_t panels, band;
   int tiles;
@@ -129,7 +122,7 @@ static inline __attribute__((always_inline)) void put(const Task *t, int64_t row
   }
   if (t->mode == GELU_TANH) y = gelu16(y);
   if (t->residual) y = _mm512_add_ps(y, widen(t->residual + at, mask));
-  _mm256_mask_storeu_epi16((bf *)t->out + at, mask, (__m256i)_mm512_cvtneps_pbh(y));
+  _mm256_mask_storeu_epi16((bf16 *)t->out + at, mask, (__m256i)_mm512_cvtneps_pbh(y));
 }
 
 static inline const char *fetch(const char *from, int lines) {
@@ -137,10 +130,11 @@ static inline const char *fetch(const char *from, int lines) {
   return from + 64 * lines;
 }
 
-// R rows from row on times one panel. `next` is a stretch of the next panel to fetch, `lines` of it at each pair of inputs.
-static inline __attribute__((always_inline)) void vector_block(const Task *t, int64_t row, int64_t p, int R, const char *next, int lines) {
+// R rows from `row` on times one panel. `next` is a stretch of the next panel to fetch, `lines` of it at each pair.
+static inline __attribute__((always_inline)) void vector_block(const Task *t, int64_t row, int64_t p, int R,
+                                                               const char *next, int lines) {
   const int64_t k = t->k;
-  const bf *x = t->x + row * k;
+  const bf16 *x = t->x + row * k;
   const char *w = (const char *)(t->packed + p * PANEL * k);
   __m512 acc[6][4];
   for (int r = 0; r < R; r++)
@@ -197,16 +191,16 @@ static void configure_tiles(int64_t m) {
   _tile_loadconfig(&config);
 }
 
-// As vector_panel. What is fetched is spread between the tiles, which else would wait for it. All blocks have 16 rows if
-// there are so many: the last begins within the one before it.
+// As vector_panel. Fetches are spread between the tiles, which would otherwise wait for them. All blocks have 16 rows
+// if there are that many: the last begins within the one before it.
 static void tile_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
   const int64_t k = t->k, blocks = (last - first + ROWS - 1) / ROWS;
-  const int lines = (int)((4 + blocks - 1) / blocks);  // at each pair of inputs, as there: 4 times that for each of 4 tiles
+  const int lines = (int)((4 + blocks - 1) / blocks);  // at each pair, as in vector_panel: 4 times that for each tile
   const int64_t stretch = k / 2 * 64 * lines;
   float sums[ROWS][PANEL] __attribute__((aligned(64)));
   for (int64_t row = first; row < last; row += ROWS, next += stretch, bytes -= stretch) {
     int64_t top = t->m < ROWS ? 0 : row < t->m - ROWS ? row : t->m - ROWS, end = row + ROWS < last ? row + ROWS : last;
-    const bf *x = t->x + top * k;
+    const bf16 *x = t->x + top * k;
     const char *w = (const char *)(t->packed + p * PANEL * k), *ahead = next;
     int n = bytes >= stretch ? 4 * lines : 0;
     _tile_zero(0);
@@ -248,7 +242,7 @@ static void panels_of_bands(void *job, int64_t from, int64_t to, int worker) {
   if (t->tiles) configure_tiles(t->m);
   for (int64_t i = from; i < to; i++) {
     int64_t p = i % t->panels, first = i / t->panels * t->band, last = first + t->band < t->m ? first + t->band : t->m;
-    const bf *next = t->packed + (p + 1) * PANEL * t->k;
+    const bf16 *next = t->packed + (p + 1) * PANEL * t->k;
     int64_t bytes = p + 1 < t->panels ? PANEL * t->k * 2 : 0;
     if (i + 1 == end) {  // the worker's share is done: on to where its share of the next weight begins
       next = t->next + share_end(t->next_panels, worker - 1, workers) * PANEL * t->next_k;
@@ -256,14 +250,12 @@ static void panels_of_bands(void *job, int64_t from, int64_t to, int worker) {
     }
     (t->tiles ? tile_panel : vector_panel)(t, p, first, last, (const char *)next, bytes);
   }
-  if (t->tiles) _tile_release();  // what is in use is saved at every switch of tasks
+  if (t->tiles) _tile_release();  // tiles in use are saved at every task switch
 }
 
-// x [m, k], packed from packed_linear_pack, bias [n] or null, residual [m, n] or null, out [m, n] bfloat16, or
-// float32 in mode FLOAT32. Rows beyond some hundreds are cut into bands, so that many cores find work in few panels.
-// next, of [next_n, next_k], or null: the packed weight that is needed after this one.
-void packed_linear(const bf *x, const bf *packed, const float *bias, const bf *residual, void *out, int64_t m, int64_t n,
-                   int64_t k, int mode, const bf *next, int64_t next_n, int64_t next_k) {
+// Rows beyond some hundreds are cut into bands, so that many cores find work in few panels.
+void packed_linear(const bf16 *x, const bf16 *packed, const float *bias, const bf16 *residual, void *out, int64_t m,
+                   int64_t n, int64_t k, int mode, const bf16 *next, int64_t next_n, int64_t next_k) {
   Task t = {x, packed, residual, bias, out, m, n, k, mode, next, (next_n + PANEL - 1) / PANEL, next_k,
             (n + PANEL - 1) / PANEL, 192, tiles && k % 32 == 0};
   int64_t items = t.panels * ((m + t.band - 1) / t.band), each = items / (2 * workers);
@@ -271,6 +263,6 @@ void packed_linear(const bf *x, const bf *packed, const float *bias, const bf *r
   else share_out(panels_of_bands, &t, items, each < 1 ? 1 : each > 4 ? 4 : each);
 }
 #else
-void packed_linear(const bf *x, const bf *packed, const float *bias, const bf *residual, void *out, int64_t m, int64_t n,
-                   int64_t k, int mode, const bf *next, int64_t next_n, int64_t next_k) {}
+void packed_linear(const bf16 *x, const bf16 *packed, const float *bias, const bf16 *residual, void *out, int64_t m,
+                   int64_t n, int64_t k, int mode, const bf16 *next, int64_t next_n, int64_t next_k) {}
 #endif

@@ -29,6 +29,7 @@
 #include <immintrin.h>
 #endif
 
+#include "kernels.h"
 #include "team.h"
 
 #define INLINE static inline __attribute__((always_inline))
@@ -55,31 +56,28 @@
 #define GROUP 1
 #define COLUMNS 4
 #endif
-#define BLOCK 16             // keys
+#define BLOCK PAGE_MULTIPLE  // keys
 #define PARTS (BLOCK / LANES)  // vectors of a block's scores
 #define HALF 4               // queries weighed together: their sums fill the registers
 #define AHEAD 4              // blocks scored together for one query
 #define APPENDED 4           // (sequence, head)s of decode rows whose new keys are written before they are read
 #define FAR 4                // blocks that memory is asked for ahead of their use by one query
-#define MAX_D 256
 #define ALONE (1 << 18)      // bytes of keys and values below which waking other threads costs more than it saves
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES)));
 
-enum { OK, BAD_ROWS, BAD_PAGE, NO_MEMORY };
-
 typedef struct {
   const char *qkv;  // [M, 3, H, D]
   char *keys, *values, *out;
-  const int32_t *starts, *lengths, *tables;
+  const int32_t *cu_seqlens, *context_lens, *block_tables;
   int n, M, H, D, P, max_pages, pages;
   float scale;
   long block, tile, stride;  // bytes of 16 keys, bytes of a (page, head), floats of a row of scores
   int half;                  // bfloat16, else float32
   int *items;                // [n + 1]: where each sequence's (head, block of queries) begin
-  float *scratch;            // scores, a room of stride * QUERIES for each worker
+  float *scratch;            // scores, stride * QUERIES for each worker
 } Call;
 
 // ---------------------------------------------------------------------------------------------- elements
@@ -224,7 +222,7 @@ INLINE void weigh_columns(const Call *c, const int32_t *row, int h, const float 
     }
   }
   UNROLL for (int i = 0; i < nq; i++) {
-    UNROLL for (int j = 0; j < nc; j++) memcpy(o + i * MAX_D + d0 + j * LANES, &acc[i][j], sizeof(vec));
+    UNROLL for (int j = 0; j < nc; j++) memcpy(o + i * MAX_HEAD_SIZE + d0 + j * LANES, &acc[i][j], sizeof(vec));
   }
 }
 
@@ -241,7 +239,7 @@ INLINE void weigh(const Call *c, const int32_t *row, int h, const float *w, int 
         UNROLL for (int i = 0; i < nq; i++) acc[i] = fused(v, w[i * c->stride + b * BLOCK + t], acc[i]);
       }
     }
-    for (int i = 0; i < nq; i++) o[i * MAX_D + d] = acc[i];
+    for (int i = 0; i < nq; i++) o[i * MAX_HEAD_SIZE + d] = acc[i];
   }
 }
 
@@ -266,20 +264,20 @@ INLINE void attend(const Call *c, const int32_t *row, int h, int first, int posi
   int D = c->D, n = position + count, blocks = (n + BLOCK - 1) / BLOCK, nk = nq == 1 ? AHEAD / PARTS : GROUP;
   long C = (long)c->H * D;
   if (nk < 1) nk = 1;
-  float q[MAX_D * QUERIES] __attribute__((aligned(64)));
-  for (int i = 0; i < nq; i++) {  // places behind `count` repeat the last query and are not stored
+  float q[MAX_HEAD_SIZE * QUERIES] __attribute__((aligned(64)));
+  for (int i = 0; i < nq; i++) {  // queries behind `count` repeat the last one and are not stored
     const char *from = c->qkv + ((first + (i < count ? i : count - 1)) * 3 * C + (long)h * D) * (half ? 2 : 4);
     for (int d = 0; d < D; d++) q[d * nq + i] = load1(from, d, half);
   }
   for (int b = 0; b < blocks; b += nk) {
     const char *key[AHEAD], *ahead[AHEAD];
-    UNROLL for (int j = 0; j < nk; j++) {  // places behind the last block repeat it: no memory is read for them
+    UNROLL for (int j = 0; j < nk; j++) {  // entries behind the last block repeat it: no memory is read for them
       key[j] = block_at(c, c->keys, row, h, b + j < blocks ? b + j : blocks - 1);
       if (nq == 1) ahead[j] = stream_at(c, row, h, blocks, b + j + FAR);
     }
     score(q, key, nq == 1 ? ahead : 0, scores + b * BLOCK, c->stride, D, half, nq, nk);
   }
-  float sums[QUERIES], o[HALF * MAX_D];
+  float sums[QUERIES], o[HALF * MAX_HEAD_SIZE];
   for (int i = 0; i < count; i++) {
     int own = position + i + 1;
     sums[i] = softmax(scores + i * c->stride, own, blocks * BLOCK, c->scale);
@@ -289,7 +287,7 @@ INLINE void attend(const Call *c, const int32_t *row, int h, int first, int posi
     else weigh(c, row, h, scores + i0 * c->stride, n, o, half, HALF);
     for (int i = i0; i < count && i < i0 + HALF; i++) {
       float inverse = 1.f / sums[i];
-      const float *from = o + (i - i0) * MAX_D;
+      const float *from = o + (i - i0) * MAX_HEAD_SIZE;
       char *to = c->out + ((long)(first + i) * C + (long)h * D) * (half ? 2 : 4);
       for (int d = 0; d < D; d++) {
         if (half) ((uint16_t *)to)[d] = narrow(from[d] * inverse);
@@ -405,13 +403,13 @@ INLINE void attend64(const Call *c, const int32_t *row, int h, int first, int po
   int n = position + count, blocks = (n + BLOCK - 1) / BLOCK, nk = nq == 1 ? AHEAD : GROUP;
   long C = (long)c->H * 64;
   uint32_t q[32 * QUERIES] __attribute__((aligned(64)));
-  for (int i = 0; i < nq; i++) {  // places behind `count` repeat the last query and are not stored
+  for (int i = 0; i < nq; i++) {  // queries behind `count` repeat the last one and are not stored
     const uint16_t *from = (const uint16_t *)c->qkv + (first + (i < count ? i : count - 1)) * 3 * C + h * 64;
     for (int d = 0; d < 32; d++) memcpy(q + d * nq + i, from + 2 * d, 4);
   }
   for (int b = 0; b < blocks; b += nk) {
     const char *key[AHEAD], *ahead[AHEAD];
-    UNROLL for (int j = 0; j < nk; j++) {  // places behind the last block repeat it: no memory is read for them
+    UNROLL for (int j = 0; j < nk; j++) {  // entries behind the last block repeat it: no memory is read for them
       key[j] = block_at(c, c->keys, row, h, b + j < blocks ? b + j : blocks - 1);
       if (nq == 1) ahead[j] = stream_at(c, row, h, blocks, b + j + FAR);
     }
@@ -452,7 +450,7 @@ static Item item_at(const Call *c, const int *items, int number) {
     if (items[middle] <= number) low = middle;
     else high = middle;
   }
-  int rows = c->starts[low + 1] - c->starts[low], pieces = (rows + QUERIES - 1) / QUERIES;
+  int rows = c->cu_seqlens[low + 1] - c->cu_seqlens[low], pieces = (rows + QUERIES - 1) / QUERIES;
   return (Item){low, rows, (number - items[low]) / pieces, (number - items[low]) % pieces * QUERIES};
 }
 
@@ -462,13 +460,13 @@ static Item next_item(const Call *c, Item item) {
   item.skip = 0;
   if (++item.head < c->H) return item;
   item.head = 0;
-  if (++item.sequence < c->n) item.rows = c->starts[item.sequence + 1] - c->starts[item.sequence];
+  if (++item.sequence < c->n) item.rows = c->cu_seqlens[item.sequence + 1] - c->cu_seqlens[item.sequence];
   return item;
 }
 
 static void append_any(const Call *c, int half, int i, int h) {
-  const int32_t *row = c->tables + (long)i * c->max_pages;
-  int first = c->starts[i], count = c->starts[i + 1] - first, position = c->lengths[i] - count;
+  const int32_t *row = c->block_tables + (long)i * c->max_pages;
+  int first = c->cu_seqlens[i], count = c->cu_seqlens[i + 1] - first, position = c->context_lens[i] - count;
 #ifdef __AVX512BF16__
   if (half && c->D == 64) {
     append64(c, row, h, first, position, count);
@@ -481,8 +479,8 @@ static void append_any(const Call *c, int half, int i, int h) {
 
 static void attend_any(const Call *c, int half, Item item, float *scores) {
   int i = item.sequence, h = item.head, count = item.rows - item.skip;
-  const int32_t *row = c->tables + (long)i * c->max_pages;
-  int first = c->starts[i] + item.skip, position = c->lengths[i] - count;
+  const int32_t *row = c->block_tables + (long)i * c->max_pages;
+  int first = c->cu_seqlens[i] + item.skip, position = c->context_lens[i] - count;
   if (count > QUERIES) count = QUERIES;
 #ifdef __AVX512BF16__
   if (half && c->D == 64) {
@@ -499,18 +497,18 @@ static void attend_any(const Call *c, int half, Item item, float *scores) {
 
 // Check what would make the loops read or write outside their memory; entries behind a length are not looked at.
 static int check(const Call *c, int *longest, double *read) {
-  if (c->n < 0 || c->starts[0] != 0) return BAD_ROWS;
+  if (c->n < 0 || c->cu_seqlens[0] != 0) return BAD_ROWS;
   for (int i = 0; i < c->n; i++) {
-    int count = c->starts[i + 1] - c->starts[i], length = c->lengths[i];
+    int count = c->cu_seqlens[i + 1] - c->cu_seqlens[i], length = c->context_lens[i];
     if (count < 1 || length < count || (long)length > (long)c->max_pages * c->P) return BAD_ROWS;
     for (int j = 0; j < (length + c->P - 1) / c->P; j++) {
-      int page = c->tables[(long)i * c->max_pages + j];
+      int page = c->block_tables[(long)i * c->max_pages + j];
       if (page < 0 || page >= c->pages) return BAD_PAGE;
     }
     if (length > *longest) *longest = length;
     *read += (double)count * length;
   }
-  return c->starts[c->n] > c->M ? BAD_ROWS : OK;
+  return c->cu_seqlens[c->n] > c->M ? BAD_ROWS : OK;
 }
 
 // All blocks of a chunk's queries read its keys: they are written first.
@@ -518,7 +516,7 @@ static void append_chunks(void *job, int64_t from, int64_t to, int worker) {
   Call *c = job;
   for (int a = (int)from; a < to; a++) {
     int i = a / c->H;
-    if (c->starts[i + 1] - c->starts[i] > 1) append_any(c, c->half, i, a % c->H);
+    if (c->cu_seqlens[i + 1] - c->cu_seqlens[i] > 1) append_any(c, c->half, i, a % c->H);
   }
 }
 
@@ -553,34 +551,32 @@ static int step(Call *c) {
   }
   c->items[0] = 0;
   for (int i = 0; i < c->n; i++) {
-    int count = c->starts[i + 1] - c->starts[i];
+    int count = c->cu_seqlens[i + 1] - c->cu_seqlens[i];
     chunks += count > 1;
     c->items[i + 1] = c->items[i] + (count + QUERIES - 1) / QUERIES * c->H;
   }
   int total = c->items[c->n], share = total / (4 * workers);
   if (chunks) each(append_chunks, c, (int64_t)c->n * c->H, 1);
   each(attend_some, c, total, share < 1 ? 1 : share > APPENDED ? APPENDED : share);
-  long C = (long)c->H * c->D, used = c->n ? c->starts[c->n] : 0;
+  long C = (long)c->H * c->D, used = c->n ? c->cu_seqlens[c->n] : 0;
   memset(c->out + used * C * bytes, 0, (size_t)(c->M - used) * C * bytes);
   free(c->items);
   free(c->scratch);
   return OK;
 }
 
-// qkv [M, 3*H*D] and out [M, H*D] contiguous, pools [pages, H, P, D] contiguous, starts [n+1], lengths [n],
-// tables [n, max_pages]. Rows behind starts[n] are padding: zeros come out. Returns OK or one of the codes above.
-#define ENTRY(NAME, HALF_WIDTH)                                                                                   \
-  int NAME(const void *qkv, void *keys, void *values, void *out, const int32_t *starts, const int32_t *lengths,   \
-           const int32_t *tables, int n, int M, int H, int D, int P, int max_pages, int pages, float scale) {     \
-    Call c = {.qkv = qkv, .keys = keys, .values = values, .out = out, .starts = starts, .lengths = lengths,       \
-              .tables = tables, .n = n, .M = M, .H = H, .D = D, .P = P, .max_pages = max_pages, .pages = pages,   \
-              .scale = scale, .half = HALF_WIDTH};                                                                \
-    return step(&c);                                                                                              \
+#define ENTRY(NAME, HALF_WIDTH)                                                                                       \
+  int NAME(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,                           \
+           const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int D, int P, int max_pages, \
+           int pages, float scale) {                                                                                  \
+    Call c = {.qkv = qkv, .keys = keys, .values = values, .out = out, .cu_seqlens = cu_seqlens,                       \
+              .context_lens = context_lens, .block_tables = block_tables, .n = n, .M = M, .H = H, .D = D, .P = P,     \
+              .max_pages = max_pages, .pages = pages, .scale = scale, .half = HALF_WIDTH};                            \
+    return step(&c);                                                                                                  \
   }
 ENTRY(paged_attention_f32, 0)
 ENTRY(paged_attention_bf16, 1)
 
-// Whether bfloat16 heads of 64 take the AVX-512-BF16 path.
 int paged_attention_has_bf16(void) {
 #ifdef __AVX512BF16__
   return 1;

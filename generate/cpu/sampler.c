@@ -1,11 +1,10 @@
 // Greedy and temperature sampling of whole rows of logits without sorting and without writing: three passes over a row
 // that lies in the cache. Each row is computed by itself, in one order, so its token does not depend on the others.
-//
-// By hand: cc -O3 -march=native -fno-math-errno -fno-trapping-math -fPIC -c sampler.c && cc -shared sampler.o -o sampler.so -lm
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels.h"
 #include "team.h"
 
 enum { LANES = 16, BLOCK = 1024 };
@@ -44,30 +43,30 @@ static float largest(const float *x, int64_t n) {
   return m[0] + bad[0];
 }
 
-static double block_sum(const float *x, int64_t n, float m, float heat) {
+static double block_sum(const float *x, int64_t n, float m, float inverse_temperature) {
   float s[LANES] = {0};
   int64_t i = 0;
   for (; i + LANES <= n; i += LANES)
-    for (int j = 0; j < LANES; j++) s[j] += exp_negative((x[i + j] - m) * heat);
-  for (; i < n; i++) s[0] += exp_negative((x[i] - m) * heat);
+    for (int j = 0; j < LANES; j++) s[j] += exp_negative((x[i + j] - m) * inverse_temperature);
+  for (; i < n; i++) s[0] += exp_negative((x[i] - m) * inverse_temperature);
   double sum = 0;
   for (int j = 0; j < LANES; j++) sum += s[j];
   return sum;
 }
 
-static int64_t draw(const float *x, int64_t n, float m, float heat, double u) {
-  double sums[(1 << 20) / BLOCK], total = 0;
+static int64_t draw(const float *x, int64_t n, float m, float inverse_temperature, double u) {
+  double sums[MAX_LOGITS / BLOCK], total = 0;
   int64_t blocks = (n + BLOCK - 1) / BLOCK, b = 0;
   for (int64_t i = 0; i < blocks; i++) {
     int64_t size = n - i * BLOCK < BLOCK ? n - i * BLOCK : BLOCK;
-    sums[i] = block_sum(x + i * BLOCK, size, m, heat);
+    sums[i] = block_sum(x + i * BLOCK, size, m, inverse_temperature);
     total += sums[i];
   }
   double goal = u * total, below = 0;
   while (b + 1 < blocks && below + sums[b] <= goal) below += sums[b++];
   int64_t last = -1;
   for (int64_t i = b * BLOCK; i < n && i < (b + 1) * BLOCK; i++) {
-    float e = exp_negative((x[i] - m) * heat);
+    float e = exp_negative((x[i] - m) * inverse_temperature);
     if (e > 0) last = i;
     below += e;
     if (below > goal) return i;
@@ -78,18 +77,18 @@ static int64_t draw(const float *x, int64_t n, float m, float heat, double u) {
   return 0;
 }
 
-// The number in [0, 1) that draws the token at a place: sampling.py's uniform, splitmix64.
-static double uniform(uint64_t seed, int64_t place) {
-  uint64_t z = seed * 0xD1342543DE82EF95u + ((uint64_t)place + 1) * 0x9E3779B97F4A7C15u;
+// The number in [0, 1) that draws the token at a position: splitmix64, as uniform() in sampling.py.
+static double uniform(uint64_t seed, int64_t position) {
+  uint64_t z = seed * 0xD1342543DE82EF95u + ((uint64_t)position + 1) * 0x9E3779B97F4A7C15u;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
   z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
   return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
 }
 
 typedef struct {
-  const float *logits, *heat;
+  const float *logits, *inverse_temperature;
   const uint64_t *seeds;
-  const int64_t *places;
+  const int64_t *positions;
   int64_t n, *out;
 } Rows;
 
@@ -100,8 +99,8 @@ static void sample_some(void *job, int64_t first, int64_t last, int worker) {
     float m = largest(x, t->n);
     if (!isfinite(m)) {
       t->out[r] = -1;
-    } else if (t->heat[r] > 0) {
-      t->out[r] = draw(x, t->n, m, t->heat[r], uniform(t->seeds[r], t->places[r]));
+    } else if (t->inverse_temperature[r] > 0) {
+      t->out[r] = draw(x, t->n, m, t->inverse_temperature[r], uniform(t->seeds[r], t->positions[r]));
     } else {
       int64_t i = 0;
       while (x[i] != m) i++;
@@ -110,11 +109,9 @@ static void sample_some(void *job, int64_t first, int64_t last, int worker) {
   }
 }
 
-// logits [rows, n], n at most 2^20; heat[i] is 1 / temperature, 0 for greedy; places[i] is that of the token in its
-// context. out[i] is the token, or -1 where the row is not finite. Equal logits: the lowest id is the greedy one.
-void sample_rows(const float *logits, int64_t rows, int64_t n, const float *heat, const uint64_t *seeds,
-                 const int64_t *places, int64_t *out) {
-  Rows t = {logits, heat, seeds, places, n, out};
+void sample_tokens(const float *logits, int64_t rows, int64_t n, const float *inverse_temperature,
+                   const uint64_t *seeds, const int64_t *positions, int64_t *out) {
+  Rows t = {logits, inverse_temperature, seeds, positions, n, out};
   int64_t grain = 50000 / (n + 1) + 1;  // fewer are not worth another thread
   share_out(sample_some, &t, rows, grain);
 }

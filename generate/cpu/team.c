@@ -1,13 +1,25 @@
-// The engine's threads. OpenMP's wait for each other at the end of every loop: on cores that others use too, a thread
-// that has to wait for its turn stops all of them for whole scheduler quanta. Here nobody waits for a helper that has not
-// begun: each worker takes the items of its own share of a job, a few at a time, then what the others have not come to,
-// and the caller goes on when the last is done. So on busy cores the caller does most by itself, and on free ones each
-// worker reads its share of the memory from one end to the other.
+// The engine's threads. OpenMP's threads wait for each other at the end of every loop: on cores that other programs use
+// too, a thread that has lost its core stops all others for whole scheduler quanta. Here no thread waits for a helper
+// that has not begun. Each worker takes the items of its own share of a job, a few at a time, then those that the
+// others have not reached, and the caller continues when the last item is done. So on busy cores the caller does most
+// items itself, and on free cores each worker reads its share of the memory from one end to the other.
 //
-// A helper looks out for the next job for a few microseconds, since they follow each other closely within a step, and
-// sleeps between steps. One job at a time: a second caller does its own alone.
+// A helper spins for the next job for some microseconds, since jobs follow each other closely within a step, and sleeps
+// between steps. There is one job at a time: a second caller does its own job alone.
 //
-// By hand: cc -std=gnu11 -O3 -fPIC -fopenmp -pthread -shared team.c -o team.so
+// Memory order. The job's fields and the tickets are a seqlock, with the tickets as its sequence numbers:
+// * The caller writes the fields (relaxed) and then opens the tickets (a release store). A helper loads a ticket with
+//   acquire, so a helper that sees a ticket of job J sees fields of J or later, and the caller's data behind `job`.
+// * A helper must not mix the fields of J with those of a later job. The caller shuts all tickets, then a release
+//   fence, then the next fields; the helper loads the fields, then an acquire fence, then the compare-and-swap of its
+//   ticket. If any field came from a later job, the fences pair, the swap sees the shut or a later ticket, and fails.
+//   A job's number comes back after 2^32 jobs, far later than a helper between two of its instructions.
+// * A helper adds to `done` with release after its items; the caller's acquire load of n reads the last of these
+//   additions, which continue each other's release sequences, so it sees the results of all workers. No addition of an
+//   old job can come later: the caller left that job when `done` was complete.
+// * Sleeping is a store and a load on each side: a helper counts itself in `asleep` and then looks for open tickets,
+//   the caller opens tickets and then looks at `asleep`. All four are sequentially consistent, the default of
+//   stdatomic.h, so at least one of the two sees the other; release and acquire would let both miss.
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -17,6 +29,7 @@
 #include <stdint.h>
 #include <time.h>
 
+#include "kernels.h"
 #include "team.h"
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -29,7 +42,7 @@
 
 enum { MOST = 256, PATIENCE = 64 };  // helpers; looks between two looks at the clock
 
-// A worker's ticket is (job's number << 32 | next item of its share); SHUT in place of an item means that the fields are
+// A worker's ticket is (job number << 32 | next item of its share); SHUT instead of an item means that the fields are
 // being written.
 #define SHUT 0xffffffffu
 
@@ -47,8 +60,8 @@ static struct {
   _Alignas(64) _Atomic int asleep;
 } team;
 
-static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER, bed = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t bell = PTHREAD_COND_INITIALIZER;
+static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER, sleep_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t wakeup = PTHREAD_COND_INITIALIZER;
 static int helpers;
 static uint64_t jobs;
 static _Atomic int64_t spin_ns;
@@ -59,8 +72,8 @@ static int64_t now_ns(void) {
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-// Take a few items of a share and do them; 0 when there are none. The fields are read between two looks at the ticket,
-// and are written only while it is shut, so what is taken belongs to the job whose fields were read.
+// Takes a few items of a share and does them; returns 0 when there are none. The fields are read between the load of
+// the ticket and its swap, and written only while it is shut, so the items belong to the job whose fields were read.
 static int take_from(int share, int worker) {
   _Atomic uint64_t *at = &team.shares[share].ticket;
   uint64_t ticket = atomic_load_explicit(at, memory_order_acquire);
@@ -75,13 +88,13 @@ static int take_from(int share, int worker) {
   int64_t last = first + grain < end ? first + grain : end;
   uint64_t next = (ticket & ~(uint64_t)0xffffffffu) | (uint64_t)last;
   atomic_thread_fence(memory_order_acquire);
-  if (!atomic_compare_exchange_strong(at, &ticket, next)) return 1;  // another was quicker: look again
+  if (!atomic_compare_exchange_strong(at, &ticket, next)) return 1;  // another worker took it: look again
   work(job, first, last, worker);
   atomic_fetch_add_explicit(&team.done, last - first, memory_order_release);
   return 1;
 }
 
-// The same from the worker's own share, else from the next that has any.
+// Takes items from the worker's own share, else from the next share that has any.
 static int take(int worker) {
   int size = atomic_load_explicit(&team.size, memory_order_relaxed);
   for (int i = 0; i < size; i++)
@@ -99,11 +112,11 @@ static int is_open(void) {
 }
 
 static void sleep_until_open(void) {
-  pthread_mutex_lock(&bed);
+  pthread_mutex_lock(&sleep_lock);
   atomic_fetch_add(&team.asleep, 1);
-  while (!is_open()) pthread_cond_wait(&bell, &bed);
+  while (!is_open()) pthread_cond_wait(&wakeup, &sleep_lock);
   atomic_fetch_sub(&team.asleep, 1);
-  pthread_mutex_unlock(&bed);
+  pthread_mutex_unlock(&sleep_lock);
 }
 
 static void *help(void *number) {
@@ -126,12 +139,12 @@ static void *help(void *number) {
 
 static void wake_helpers(void) {
   if (!atomic_load(&team.asleep)) return;
-  pthread_mutex_lock(&bed);
-  pthread_cond_broadcast(&bell);
-  pthread_mutex_unlock(&bed);
+  pthread_mutex_lock(&sleep_lock);
+  pthread_cond_broadcast(&wakeup);
+  pthread_mutex_unlock(&sleep_lock);
 }
 
-// A helper that lost its core in the middle of an item gets this one, if the caller sleeps.
+// Waits for all items. A helper that lost its core in the middle of an item gets the caller's core once that sleeps.
 static void wait_for(int64_t n) {
   struct timespec moment = {0, 20000};
   int64_t until = 0;
@@ -148,7 +161,7 @@ void team_run(job_fn work, void *job, int64_t n, int64_t grain) {
     if (n > 0) work(job, 0, n, 0);
     return;
   }
-  atomic_thread_fence(memory_order_release);  // who sees a field that follows sees that the tickets were shut
+  atomic_thread_fence(memory_order_release);  // a helper that sees a field below sees that the tickets were shut
   int size = helpers + 1;
   atomic_store_explicit(&team.work, work, memory_order_relaxed);
   atomic_store_explicit(&team.job, job, memory_order_relaxed);
@@ -167,8 +180,6 @@ void team_run(job_fn work, void *job, int64_t n, int64_t grain) {
   pthread_mutex_unlock(&busy);
 }
 
-// Have `size` workers, the caller of team_run among them; helpers look out for `patience_us` before they sleep. Returns
-// how many there are: less where the system gives no more threads, more where more were asked for before.
 int team_start(int size, int patience_us) {
   sigset_t all, before;
   sigfillset(&all);
@@ -176,7 +187,7 @@ int team_start(int size, int patience_us) {
   if (!helpers)
     for (int share = 0; share <= MOST; share++) atomic_store(&team.shares[share].ticket, SHUT);
   spin_ns = (int64_t)patience_us * 1000;
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads that know what to do
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // Python's threads handle signals
   while (helpers + 1 < size && helpers < MOST) {
     pthread_t thread;
     if (pthread_create(&thread, 0, help, (void *)(intptr_t)(helpers + 1))) break;
@@ -188,7 +199,7 @@ int team_start(int size, int patience_us) {
   return helpers + 1;
 }
 
-// The same with OpenMP, for steps in which PyTorch's own loops use its threads too: one pool then serves both.
+// The same with OpenMP, for steps in which PyTorch's own loops use its threads too: one pool serves both.
 static int openmp_size = 1;
 
 void openmp_run(job_fn work, void *job, int64_t n, int64_t grain) {

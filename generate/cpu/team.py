@@ -1,7 +1,7 @@
-"""The threads that the C kernels compute with: a team of our own (team.c), or OpenMP's.
+"""The threads of the C kernels: a team of our own (team.c), or OpenMP's.
 
-Our own serves where a step is C from end to end. Where PyTorch computes a part of it the kernels take PyTorch's OpenMP
-threads, since two pools on the same cores are in each other's way. It must not know what the kernels compute.
+Our own team serves where a step is C from end to end. Where PyTorch computes a part of it, the kernels use PyTorch's
+OpenMP threads, since two pools on the same cores get in each other's way. It must not know what the kernels compute.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import logging
 from pathlib import Path
 
 from generate.cpu import kernels
+from generate.cpu.declarations import declarations
 
 log = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("team.c")
-PATIENCE_US = 50  # a helper looks out for more so long, then sleeps: longer than the gaps within a step
+PATIENCE_US = 50  # how long a helper spins before it sleeps: longer than the gaps within a step
 
 
 class Team:
-    """Who shares the work of all kernels that have joined; one thread until it is told otherwise."""
+    """The threads that share the work of all kernels that have joined; one thread until `use` is called."""
 
     def __init__(self) -> None:
         self._kernels: list[ctypes.CDLL] = []
@@ -27,15 +28,14 @@ class Team:
         self.size = 1
 
     def join(self, library: ctypes.CDLL) -> ctypes.CDLL:
-        """Let a library that includes team.h share its work out; return it."""
-        library.use_team.argtypes = [ctypes.c_void_p, ctypes.c_int]
-        library.use_team.restype = None
+        """Let a library that includes team.h share out its work; return it."""
+        declarations().apply(library)
         self._kernels.append(library)
         library.use_team(self._run, self.size)
         return library
 
     def use(self, threads: int, own: bool) -> None:
-        """Compute with `threads` threads, of our own or OpenMP's; with one where there are no others to be had."""
+        """Compute with `threads` threads, our own or OpenMP's; with one where no others can be started."""
         self._run, self.size = None, 1
         if threads > 1:
             try:
@@ -54,10 +54,10 @@ class Team:
 
 @functools.cache
 def team() -> Team:
-    """Return the team of this process: cores are shared by all that computes on them."""
+    """Return the team of this process: all kernels share its cores."""
     return Team()
 
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    return kernels.load_library(SOURCE)
+    return declarations().apply(kernels.load_library(SOURCE))

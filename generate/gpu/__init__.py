@@ -1,5 +1,5 @@
-"""The engine on a GPU: the same seam, pages and sampling rule as on a CPU, and no Python between two kernels.
+"""The engine on a GPU: the same interface, pages and sampling rule as on a CPU, and no Python between two kernels.
 
-Importing this package loads no Triton; `triton_attention.py` and `triton_layers.py` do, and they are asked for by
+Importing this package does not load Triton. Only `triton_attention.py` and `triton_layers.py` do; they are imported by
 name, on a GPU or in Triton's interpreter.
 """

@@ -1,7 +1,7 @@
-"""GPT-2 between token ids and logits, with the residual in float32 and attention left to whoever calls.
+"""GPT-2 between token ids and logits, with the residual in float32 and attention as an argument.
 
-`PlainMath` is PyTorch's on any device, the oracle; `FusedMath` joins what a GPU can do in one kernel. Decodes and
-prompts go through the same layers, and nothing here reads a number back, so that a graph can hold all of it.
+`PlainMath` is plain PyTorch on any device, the oracle; `FusedMath` uses fewer kernels on a GPU. Decodes and prompts go
+through the same layers, and nothing here reads a number back, so that a graph can hold all of it.
 
 It must not know pages, requests or sampling.
 """
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from generate.cpu.linear import GELU_TANH_NAMES
+from models.architecture import LanguageModel
 from models.gpt2 import ACTIVATIONS, GPT
 
 VOCABULARY_MULTIPLE = 64  # a product whose width is odd takes a slower kernel
@@ -23,10 +24,10 @@ Attend = Callable[[int, Tensor, float], Tensor]  # layer, qkv [n, 3C], scale: at
 
 
 class Layer(NamedTuple):
-    """A linear layer and what follows it: weight (out, in)."""
+    """A linear layer and its activation; weight (out, in)."""
 
     weight: Tensor
-    bias: Tensor
+    bias: Tensor | None
     activation: str = ""
 
 
@@ -55,7 +56,7 @@ class PlainMath:
         return ACTIVATIONS[layer.activation](y) if layer.activation else y
 
     def prepare_head(self, weight: Tensor) -> Tensor:
-        """Return the head's weight as `head` wants it."""
+        """Return the head's weight in the layout of `head`."""
         return weight.float()
 
     def head(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ class PlainMath:
 
 
 class FusedMath(PlainMath):
-    """What a GPU does in fewer kernels: residual and norm, the activation with its product, a wide head."""
+    """Fewer kernels on a GPU: residual and norm in one, the activation with its product, a padded head."""
 
     name = "fused"
 
@@ -78,7 +79,9 @@ class FusedMath(PlainMath):
 
     def linear(self, x: Tensor, layer: Layer) -> Tensor:
         if layer.activation in GELU_TANH_NAMES:
-            return torch._addmm_activation(layer.bias, x, layer.weight.t(), use_gelu=True)
+            assert layer.bias is not None
+            y: Tensor = torch._addmm_activation(layer.bias, x, layer.weight.t(), use_gelu=True)
+            return y
         return super().linear(x, layer)
 
     def prepare_head(self, weight: Tensor) -> Tensor:
@@ -87,13 +90,14 @@ class FusedMath(PlainMath):
     def head(self, x: Tensor, weight: Tensor) -> Tensor:
         if x.dtype == torch.float32:
             return x @ weight.t()
-        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+        logits: Tensor = torch.mm(x, weight.t(), out_dtype=torch.float32)
+        return logits
 
 
 class StrictMath(FusedMath):
-    """One kernel with one order of sums for any number of rows: a row's numbers are its own to the bit.
+    """One kernel with one order of sums for any number of rows: a row's bits do not depend on the other rows.
 
-    cuBLAS takes other kernels for other numbers of rows, and its bits change with them.
+    cuBLAS chooses kernels by the number of rows, and its bits change with them.
     """
 
     name = "strict"
@@ -107,7 +111,8 @@ class StrictMath(FusedMath):
         return weight.contiguous()
 
     def head(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self.kernels.linear(x, weight, None, out_dtype=torch.float32)
+        logits: Tensor = self.kernels.linear(x, weight, None, out_dtype=torch.float32)
+        return logits
 
 
 class Block(NamedTuple):
@@ -121,11 +126,13 @@ class Block(NamedTuple):
 
 
 class Network:
-    """The layers of a GPT in the order of a step."""
+    """The layers of a model in the order of a step. Raises ValueError for an architecture other than GPT-2."""
 
-    def __init__(self, model: GPT, math: PlainMath) -> None:
+    def __init__(self, model: LanguageModel, make_math: Callable[[str], PlainMath]) -> None:
+        if not isinstance(model, GPT):
+            raise ValueError(f"the engine cannot compute {type(model).__name__}. Use a GPT-2 model")
         body, config = model.transformer, model.config
-        self.math = math
+        self.math = math = make_math(config.activation)
         self.vocabulary = config.vocab_size
         self.wte, self.wpe = body.wte.weight, body.wpe.weight
         self.dtype = self.wte.dtype
@@ -135,32 +142,32 @@ class Network:
                 _layer(block.attn.c_proj), _norm(block.ln_2),
                 _layer(block.mlp.c_fc, config.activation), _layer(block.mlp.c_proj),
             )
-            for i, block in enumerate(body.h)
+            for i, block in enumerate(body.blocks)
         ]  # fmt: skip
         self.ln_f = _norm(body.ln_f)
         self.lm_head = math.prepare_head(model.lm_head.weight)
 
-    def logits(self, ids: Tensor, places: Tensor, attend: Attend, due: Tensor | None = None) -> Tensor:
-        """Return float32 logits [n, V] of tokens `ids` at `places`, or of the rows that are `due` alone."""
+    def logits(self, ids: Tensor, positions: Tensor, attend: Attend, sample_rows: Tensor | None = None) -> Tensor:
+        """Return float32 logits [n, V] of tokens `ids` at `positions`, or only those of `sample_rows`."""
         math, dtype = self.math, self.dtype
-        residual = F.embedding(ids, self.wte).float() + F.embedding(places, self.wpe)
-        x = None
+        residual = F.embedding(ids, self.wte).float() + F.embedding(positions, self.wpe)  # [n, C]
+        x = None  # each add_norm adds the layer before it to the residual
         for i, block in enumerate(self.blocks):
-            qkv = math.linear(math.add_norm(residual, x, block.ln_1, dtype), block.c_attn)
-            x = math.linear(attend(i, qkv, block.scale), block.attn_proj)
-            x = math.linear(math.add_norm(residual, x, block.ln_2, dtype), block.c_fc)
-            x = math.linear(x, block.mlp_proj)
-        if due is not None and x is not None:
-            if not len(due):  # a launch for no rows is an error
+            qkv = math.linear(math.add_norm(residual, x, block.ln_1, dtype), block.c_attn)  # [n, 3C]
+            x = math.linear(attend(i, qkv, block.scale), block.attn_proj)  # [n, C]
+            x = math.linear(math.add_norm(residual, x, block.ln_2, dtype), block.c_fc)  # [n, inner]
+            x = math.linear(x, block.mlp_proj)  # [n, C]
+        if sample_rows is not None and x is not None:
+            if not len(sample_rows):  # a launch for no rows is an error
                 return residual.new_empty(0, self.vocabulary)
-            residual, x = residual[due], x[due]
+            residual, x = residual[sample_rows], x[sample_rows]
         x = math.add_norm(residual, x, self.ln_f, dtype)
         return math.head(x, self.lm_head)[:, : self.vocabulary]
 
 
-def _norm(module: nn.Module) -> Norm:
+def _norm(module: nn.LayerNorm) -> Norm:
     return Norm(module.weight.float(), module.bias.float(), module.eps)
 
 
-def _layer(module: nn.Module, activation: str = "") -> Layer:
+def _layer(module: nn.Linear, activation: str = "") -> Layer:
     return Layer(module.weight.contiguous(), module.bias, activation)

@@ -1,6 +1,6 @@
-"""The state of decoding rows on the device: a step reads and moves it without asking the host.
+"""The state of decoding rows on the device, which a step reads and advances without the host.
 
-All of it lies in one buffer, so that new members come by one copy. It must not know the model or when steps run.
+All of it lies in one buffer, so that new members need one copy. It must not know the model or when steps run.
 """
 
 from __future__ import annotations
@@ -10,65 +10,66 @@ from collections.abc import Sequence as Many
 import torch
 from torch import Tensor
 
-from generate.gpu.sampling import heat_of, key_of
+from generate.gpu.sampling import key_of
+from generate.sampling import inverse_temperature
 from scheduling.sequence import Sequence
 
 INTEGERS, FLOATS = 5, 2  # fields of a row beside its page table
 
 
 def upload(numbers: Tensor, device: torch.device) -> Tensor:
-    """Return a copy on the device; from pinned memory it does not wait for what the device is doing."""
+    """Return a copy on the device; from pinned memory the copy does not wait for the device."""
     if device.type != "cuda" or not numbers.numel():
         return numbers.to(device)
-    # PyTorch hands the pinned block out again only when the copy is done.
+    # PyTorch reuses the pinned block only when the copy is done.
     return numbers.pin_memory().to(device, non_blocking=True)
 
 
 class Rows:
-    """`capacity` rows of a page table of `pages` each; a row of length 0 is nobody's.
+    """`capacity` rows with a block table of `pages` each; an unused row has context length 0.
 
-    token: the token to decode. length: tokens with it. moves: 1, or 0 for a row that computes its token in vain
-    and stays, and for nobody's. key: of the seed. heat: 1 / temperature, 0 for greedy. All int64, heat and top_p
-    float64.
+    token: the token to decode. context_lens: tokens, with that one. moves: 1, or 0 for unused rows and for rows that
+    compute their token again and stay. key: of the seed. inverse_temperature: 0 for greedy. All are int64;
+    inverse_temperature and top_p are float64.
     """
 
     def __init__(self, capacity: int, pages: int, device: torch.device) -> None:
         self.capacity, self.pages, self.device = capacity, pages, device
         self.buffer = torch.zeros(capacity * (INTEGERS + FLOATS + pages), dtype=torch.int64, device=device)
         cut = INTEGERS * capacity, FLOATS * capacity
-        integers, floats, tables = self.buffer.split((*cut, capacity * pages))
-        self.token, self.length, self.moves, self.key, self.top_k = integers.view(-1, capacity)
-        self.heat, self.top_p = floats.view(torch.float64).view(-1, capacity)
-        self.tables = tables.view(capacity, pages)
+        integers, floats, tables = torch.split(self.buffer, [*cut, capacity * pages])
+        self.token, self.context_lens, self.moves, self.key, self.top_k = integers.view(-1, capacity)
+        self.inverse_temperature, self.top_p = floats.view(torch.float64).view(-1, capacity)
+        self.block_tables = tables.view(capacity, pages)
 
     def write(self, sequences: Many[Sequence], held: Many[Sequence] = ()) -> None:
-        """Put these into the first rows, each to decode its last token; `held` ones compute theirs again, in vain."""
+        """Put these into the first rows, each to decode its last token; `held` ones compute theirs again."""
         members = [*sequences, *held]
-        idle = [0] * (self.capacity - len(members))
+        unused = [0] * (self.capacity - len(members))
         live = len(sequences)
         params = [seq.sampling for seq in members]
-        places = [s.computed - (i >= live) for i, s in enumerate(members)]
+        positions = [s.computed - (i >= live) for i, s in enumerate(members)]
         integers = [
-            [s.tokens(place, 1)[0] for s, place in zip(members, places)],
-            [place + 1 for place in places],
+            [s.tokens(position, 1)[0] for s, position in zip(members, positions)],
+            [position + 1 for position in positions],
             [int(i < live) for i in range(len(members))],
             [key_of(p.seed) for p in params],
             [p.top_k for p in params],
         ]
-        floats = [[heat_of(p) for p in params], [p.top_p for p in params]]
+        floats = [[inverse_temperature(p) for p in params], [p.top_p for p in params]]
         tables = [s.pages + [0] * (self.pages - len(s.pages)) for s in members]
         parts = (
-            torch.tensor([numbers + idle for numbers in integers]),
-            torch.tensor([numbers + idle for numbers in floats], dtype=torch.float64).view(torch.int64),
-            torch.tensor(tables + [[0] * self.pages] * len(idle)),
+            torch.tensor([numbers + unused for numbers in integers]),
+            torch.tensor([numbers + unused for numbers in floats], dtype=torch.float64).view(torch.int64),
+            torch.tensor(tables + [[0] * self.pages] * len(unused)),
         )
         self.buffer.copy_(upload(torch.cat([part.view(-1) for part in parts]), self.device))
 
     def keep(self, rows: Many[int]) -> None:
-        """Make every other row nobody's."""
+        """Make every other row unused."""
         kept = torch.zeros(self.capacity, dtype=torch.int64)
         kept[list(rows)] = 1
         here = upload(kept, self.device)
-        self.length.mul_(here)
+        self.context_lens.mul_(here)
         self.moves.mul_(here)
-        self.tables.mul_(here[:, None])
+        self.block_tables.mul_(here[:, None])

@@ -1,33 +1,33 @@
-"""The model at work on a GPU: one plan in, one token for each sequence due out, as `generate/runner.py` has it.
+"""The model at work on a GPU: the same plans and outputs as `generate/runner.py`.
 
-Decodes are one replayed graph over state that lies on the device; pieces of prompts are one packed row of tokens,
-launched kernel by kernel. What the device cannot draw is drawn by the host from copied logits, by the same rule.
-Nothing but speed depends on there being a GPU: on a CPU the same steps run with plain PyTorch, which is how they are
-tested. It must not know HTTP, queues or policies.
+Decodes are one replayed graph over state on the device; pieces of prompts are one packed row of tokens, launched kernel
+by kernel. The host draws, by the same rule, the tokens that the device cannot draw. Only the speed depends on a GPU: on
+a CPU the same steps run in plain PyTorch, which is how they are tested. It must not know HTTP, queues or policies.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import logging
+from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from generate.gpu import choose, sampling
-from generate.gpu.attention import Prompts
+from generate.gpu.attention import DecodeRows, Prompts
 from generate.gpu.decoder import Decoder
 from generate.gpu.graphs import BUCKETS
 from generate.gpu.layers import Network
 from generate.gpu.rows import Rows, upload
+from generate.packing import pack, sample_outputs
 from generate.params import GREEDY
-from generate.runner import ModelRunner, rows_due
 from generate.sampling import NotFinite
-from models.gpt2 import GPT
+from models.architecture import LanguageModel, ModelShape
 from scheduling.iteration import Plan
 from scheduling.scheduler import Output
 from scheduling.sequence import Sequence
@@ -38,74 +38,86 @@ CAPACITY = 64
 WARM_UP_TOKENS = 64
 
 
-class GpuRunner(ModelRunner):
-    """Computes plans for one model over one pool of KV pages, at most `capacity` decodes in one launch.
+class GpuRunner:
+    """The runner for GPUs, with at most `capacity` decodes in one launch.
 
-    `strict` makes every number of a row independent of its company, at some cost in speed. keys and values: (layers, pages, heads, page size, head size) of the model's dtype.
+    `strict` makes every number of a row independent of the batch, at some cost in speed.
     """
 
     def __init__(
-        self, model: GPT, n_pages: int, page_size: int, capacity: int = CAPACITY, strict: bool = False
+        self, model: LanguageModel, n_pages: int, page_size: int, capacity: int = CAPACITY, strict: bool = False
     ) -> None:
-        self.config = c = model.config
+        self.config: ModelShape = model.config
         self.page_size = page_size
         weight = model.lm_head.weight
         self.device, self.dtype = weight.device, weight.dtype
-        shape = (c.n_layer, n_pages, c.n_head, page_size, c.head_size)
+        c = self.config
+        shape = (c.n_layer, n_pages, c.n_kv_head, page_size, c.head_size)
         self.keys = torch.empty(shape, dtype=self.dtype, device=self.device)
         self.values = torch.empty_like(self.keys)
-        self._stream = None
+        self._stream: torch.cuda.Stream | None = None
         if self.device.type == "cuda":  # the default stream cannot be recorded
-            self._stream = torch.cuda.Stream(self.device)
+            new_stream: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
+            self._stream = new_stream(self.device)
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._on_stream():
             self._choose(model, max(capacity, BUCKETS[0]), strict)
 
     @torch.inference_mode()
-    def _choose(self, model: GPT, capacity: int, strict: bool) -> None:
-        """Take what serves here, each part tried once against plain PyTorch."""
+    def _choose(self, model: LanguageModel, capacity: int, strict: bool) -> None:
+        """Choose the implementation of each part, after one comparison with plain PyTorch."""
         pages = -(-self.config.block_size // self.page_size)
-        pool, where = self.keys.shape[1:], (self.dtype, self.device)
-        self.attend = choose.make_decode(capacity, pages, pool, *where)
+        pool, target = self.keys.shape[1:], (self.dtype, self.device)
+        self.attend = choose.make_decode(capacity, pages, pool, *target)
         if strict and self.attend.name == "torch" and self.device.type == "cuda":
             raise RuntimeError(
                 "--batch-invariant needs Triton's kernels, but they do not run on this machine; see the log. "
                 "Leave it out"
             )
-        self.attend_prompts = choose.make_prompts(pool, *where)
-        self.network = Network(model, choose.make_math(strict, self.config.activation, *where))
+        self.attend_prompts = choose.make_prompts(pool, *target)
+        self.network = Network(model, lambda activation: choose.make_math(strict, activation, *target))
         rows = Rows(capacity, pages, self.device)
         self.decoder = Decoder(rows, self._row_logits, self.config.block_size)
 
+    @property
+    def attention(self) -> str:
+        return self.attend.name
+
+    def release_memory(self) -> None:
+        """See `Runner.release_memory`."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     @torch.inference_mode()
     def warm_up(self) -> bool:
-        """Record the steps and run a prompt; return whether its logits are finite, as 16 bits may not be."""
+        """Record the steps and compute a prompt; return whether its logits are finite, as 16 bits may overflow."""
         with self._on_stream():
             self.decoder.warm_up()
             count = min(WARM_UP_TOKENS, self.config.block_size, self.page_size)
             step = self.config.vocab_size // count or 1
             ids = [i * step % self.config.vocab_size for i in range(count)]
             seq = Sequence(ids, 1, sampling=GREEDY, pages=[0])
-            return bool(self._prompt_logits(Plan(0, 0.0, [seq], [count]), 0).isfinite().all())
+            return bool(self._prompt_logits([seq], [count], padding=0).isfinite().all())
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> list[Output]:
-        """Compute one step; return for each sequence of the plan its next token, None while its prompt lasts."""
+        """See `Runner.forward`."""
         decodes = [i for i, seq in enumerate(plan.sequences) if _decodes(seq)]
         pieces = [i for i, seq in enumerate(plan.sequences) if not _decodes(seq)]
-        prompts = replace(plan, sequences=[plan.sequences[i] for i in pieces], counts=[plan.counts[i] for i in pieces])
+        prompts, counts = [plan.sequences[i] for i in pieces], [plan.counts[i] for i in pieces]
         held = [seq for seq in plan.held if seq.pages] if plan.padded else []
-        alike = all(count < seq.pending for seq, count in zip(prompts.sequences, prompts.counts))
+        # A prompt that is complete after this step decodes in the next one, whose members are then others.
+        same_next = all(count < seq.pending for seq, count in zip(prompts, counts))
         outputs: list[Output] = [None] * len(plan.sequences)
         try:
             with self._on_stream():
-                # Launched before anybody waits for the decodes, so that the device has work until the end.
-                logits = self._prompt_logits(prompts, plan.padding) if pieces else None
+                # Launched before the host waits for the decodes, so that the device has work until the end.
+                logits = self._prompt_logits(prompts, counts, plan.padding) if pieces else None
                 members = [plan.sequences[i] for i in decodes]
-                for i, output in zip(decodes, self._decode(members, held, alike)):
+                for i, output in zip(decodes, self._decode(members, held, same_next)):
                     outputs[i] = output
                 if logits is not None:
-                    for i, output in zip(pieces, self._draw_after(prompts, logits)):
+                    for i, output in zip(pieces, self._sample_prompts(prompts, counts, logits)):
                         outputs[i] = output
         except BaseException:
             self.decoder.forget()
@@ -115,101 +127,98 @@ class GpuRunner(ModelRunner):
     def _on_stream(self) -> contextlib.AbstractContextManager[object]:
         return torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()
 
-    def _decode(self, sequences: list[Sequence], held: list[Sequence], alike: bool) -> list[Output]:
-        """Return the outputs of decodes; `alike`: the next step's will be the same, but for who is done."""
+    def _decode(self, sequences: list[Sequence], held: list[Sequence], same_next: bool) -> list[Output]:
+        """Return the outputs of decodes; `same_next`: no sequence joins them in the next step."""
         capacity, members = self.decoder.rows.capacity, [*sequences, *held]
-        # A policy with more slots may have come while the server runs: then in turns, none of them ahead.
-        alike = alike and len(members) <= capacity
+        # After a switch to a policy with more slots, members exceed the capacity: they take turns, none of them ahead.
+        same_next = same_next and len(members) <= capacity
         outputs: list[Output] = []
         for first in range(0, len(members), capacity):
             part = sequences[first : first + capacity]
-            dead = members[first + len(part) : first + capacity]
-            outputs += self._decode_part(part, dead, alike)
+            held_part = members[first + len(part) : first + capacity]
+            outputs += self._decode_part(part, held_part, same_next)
         return outputs
 
-    def _decode_part(self, sequences: list[Sequence], held: list[Sequence], alike: bool) -> list[Output]:
+    def _decode_part(self, sequences: list[Sequence], held: list[Sequence], same_next: bool) -> list[Output]:
         if not all(sampling.draws(seq.sampling) for seq in sequences):
             return self._draw_on_host(sequences, held)
         goes_on = any(seq.max_tokens - len(seq.output_ids) > 1 for seq in sequences)
-        tokens = self.decoder.decode(sequences, held, go_ahead=alike and goes_on)
+        tokens = self.decoder.decode(sequences, held, go_ahead=same_next and goes_on)
         if sampling.TOO_FLAT in tokens:
             return self._draw_on_host(sequences, held)
         return [NotFinite() if token < 0 else token for token in tokens]
 
     def _draw_on_host(self, sequences: list[Sequence], held: list[Sequence]) -> list[Output]:
-        """Compute a step and draw all its tokens by the rule's own code; nothing has moved, so it may be a repeat."""
+        """Compute a step and draw all its tokens on the host.
+
+        The step may repeat one that was just computed: no sequence has advanced, so it writes the same keys and values.
+        """
         logits = self.decoder.logits(sequences, held).cpu()
-        return self._sample(Plan(0, 0.0, sequences, [1] * len(sequences)), logits)
+        return sample_outputs(sequences, [1] * len(sequences), logits)
 
     def _row_logits(self, rows: Rows, size: int) -> Tensor:
-        """Return the logits of the first rows, each of which decodes its token."""
-        length, tables = rows.length[:size], rows.tables[:size]
+        """Return the logits [size, V] of the first rows, each of which decodes its token."""
+        context_lens = rows.context_lens[:size]
+        attend = functools.partial(self._attend_rows, DecodeRows(context_lens, rows.block_tables[:size]))
+        return self.network.logits(rows.token[:size], (context_lens - 1).clamp(min=0), attend)
 
-        def attend(layer: int, qkv: Tensor, scale: float) -> Tensor:
-            return self.attend(qkv, self.keys[layer], self.values[layer], length, tables, scale)
+    def _attend_rows(self, rows: DecodeRows, layer: int, qkv: Tensor, scale: float) -> Tensor:
+        return self.attend(qkv, self.keys[layer], self.values[layer], rows, scale)
 
-        return self.network.logits(rows.token[:size], (length - 1).clamp(min=0), attend)
-
-    def _draw_after(self, prompts: Plan, logits: Tensor) -> list[Output]:
-        """Return the outputs of pieces of prompts from the logits of their rows due."""
-        due = [i for i, s in enumerate(prompts.sequences) if prompts.counts[i] == s.pending]
-        members = [prompts.sequences[i] for i in due]
+    def _sample_prompts(self, prompts: list[Sequence], counts: list[int], logits: Tensor) -> list[Output]:
+        """Return the outputs of pieces of prompts from the logits of their sample rows."""
+        ready = [i for i, s in enumerate(prompts) if counts[i] == s.pending]
+        members = [prompts[i] for i in ready]
         params = [seq.sampling for seq in members]
-        on_device = len(due) == len(logits) and all(map(sampling.draws, params))
+        on_device = len(ready) == len(logits) and all(map(sampling.draws, params))
         tokens = []
-        if on_device and due:
+        if on_device and ready:
             tokens = sampling.draw_now(logits, params, [seq.length for seq in members])
         if not on_device or sampling.TOO_FLAT in tokens:
-            return self._sample(prompts, logits.cpu())
-        outputs: list[Output] = [None] * len(prompts.sequences)
-        for i, token in zip(due, tokens):
+            return sample_outputs(prompts, counts, logits.cpu())
+        outputs: list[Output] = [None] * len(prompts)
+        for i, token in zip(ready, tokens):
             outputs[i] = NotFinite() if token < 0 else token
         return outputs
 
-    def _prompt_logits(self, prompts: Plan, padding: int) -> Tensor:
-        """Return the logits of the rows due, after the pieces' keys and values are written."""
-        sequences, counts = prompts.sequences, prompts.counts
-        ids: list[int] = []
-        places: list[int] = []
-        due: list[int] = []
-        for seq, count in zip(sequences, counts):
-            ids += seq.tokens(seq.computed, count)
-            places += range(seq.computed, seq.computed + count)
-            due += range(len(ids) - rows_due(seq, count), len(ids))
-        pieces = self._prompts(sequences, counts)
-        numbers = torch.tensor([ids + [0] * padding, places + [0] * padding])
-        tokens, where = upload(numbers, self.device)
+    def _prompt_logits(self, prompts: list[Sequence], counts: list[int], padding: int) -> Tensor:
+        """Return the logits of the sample rows, after the pieces' keys and values are written."""
+        packed = pack(prompts, counts)
+        filler = [0] * padding
+        ids, positions = upload(torch.tensor([packed.ids + filler, packed.positions + filler]), self.device)
+        attend = functools.partial(self._attend_pieces, self._prompts(prompts, counts))
+        sample_rows = upload(torch.tensor(packed.sample_rows, dtype=torch.long), self.device)
+        return self.network.logits(ids, positions, attend, sample_rows)
 
-        def attend(layer: int, qkv: Tensor, scale: float) -> Tensor:
-            return self.attend_prompts(qkv, self.keys[layer], self.values[layer], pieces, scale)
-
-        chosen = upload(torch.tensor(due, dtype=torch.long), self.device)
-        return self.network.logits(tokens, where, attend, chosen)
+    def _attend_pieces(self, prompts: Prompts, layer: int, qkv: Tensor, scale: float) -> Tensor:
+        return self.attend_prompts(qkv, self.keys[layer], self.values[layer], prompts, scale)
 
     def _prompts(self, sequences: Many[Sequence], counts: Many[int]) -> Prompts:
-        """Say where the tokens of pieces lie, new and past."""
+        """Return the slots of the pieces' tokens, new and past."""
         size = self.page_size
-        lengths = [seq.computed + count for seq, count in zip(sequences, counts)]
-        whole = [
-            [seq.pages[place // size] * size + place % size for place in range(length)]
-            for seq, length in zip(sequences, lengths)
+        context_lens = [seq.computed + count for seq, count in zip(sequences, counts)]
+        slots = [  # of each piece: page * size + offset of all its tokens
+            [seq.pages[position // size] * size + position % size for position in range(length)]
+            for seq, length in zip(sequences, context_lens)
         ]
-        new = [slots[len(slots) - count :] for slots, count in zip(whole, counts)]
+        new = [own[len(own) - count :] for own, count in zip(slots, counts)]
         fresh = upload(torch.tensor([*itertools.chain(*new)]), self.device)
         past = None
         if any(seq.computed for seq in sequences):
-            slots = upload(torch.tensor([*itertools.chain(*whole)]), self.device)
-            past = torch.stack((slots // size, slots % size))
-        queries = [0, *itertools.accumulate(counts)]
-        contexts = [0, *itertools.accumulate(lengths)]
-        cuts = upload(torch.tensor([queries, contexts], dtype=torch.int32), self.device)
-        return Prompts(queries, contexts, cuts, fresh // size, fresh % size, past)
+            every = upload(torch.tensor([*itertools.chain(*slots)]), self.device)
+            past = torch.stack((every // size, every % size))
+        cu_seqlens_q = [0, *itertools.accumulate(counts)]
+        cu_seqlens_k = [0, *itertools.accumulate(context_lens)]
+        cu_seqlens = upload(torch.tensor([cu_seqlens_q, cu_seqlens_k], dtype=torch.int32), self.device)
+        return Prompts(cu_seqlens_q, cu_seqlens_k, cu_seqlens, fresh // size, fresh % size, past)
 
 
-def make_runner(model: GPT, n_pages: int, page_size: int, capacity: int, strict: bool, any_format: bool) -> GpuRunner:
-    """Return a runner that is warm: kernels compiled, graphs recorded, a prompt computed.
+def make_runner(
+    model: LanguageModel, n_pages: int, page_size: int, capacity: int, strict: bool, any_format: bool
+) -> GpuRunner:
+    """Return a warm runner: kernels compiled, graphs recorded, a prompt computed.
 
-    With `any_format`, a model whose numbers are too large for float16 goes on in bfloat16. The model is used up.
+    With `any_format`, a model whose values are too large for float16 runs in bfloat16. The model cannot be used again.
     """
     runner = GpuRunner(model, n_pages, page_size, capacity, strict)
     if runner.warm_up():
@@ -217,12 +226,12 @@ def make_runner(model: GPT, n_pages: int, page_size: int, capacity: int, strict:
     if any_format and runner.dtype == torch.float16:
         log.warning("this model's values are too large for float16; using bfloat16")
         del runner
-        gc.collect()  # it is part of circles, and its pages make room for the next one's
+        gc.collect()  # the runner is part of reference cycles, and the next one needs the memory of its pages
         return make_runner(model.to(torch.bfloat16), n_pages, page_size, capacity, strict, False)
     log.warning("this model's logits are not finite in %s. Use another --dtype, or check the checkpoint", runner.dtype)
     return runner
 
 
 def _decodes(seq: Sequence) -> bool:
-    """Whether a sequence has one token to compute, and that one was generated."""
+    """Return whether the one token that a sequence has to compute was generated."""
     return seq.pending == 1 and bool(seq.output_ids)

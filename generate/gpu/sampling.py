@@ -1,8 +1,8 @@
-"""Tokens drawn on the device by the rule of `generate/sampling.py`, for a graph to hold: nothing is read back.
+"""Tokens drawn on the device by the rule of `generate/sampling.py`; nothing is read back, so that a graph can hold it.
 
-Greedy, temperature, top-k and top-p are drawn here, the last two among the largest `CANDIDATES` logits. What needs
-more (penalties, bias, log probabilities, min-p, typical-p, a wide top-k) is drawn by the host from copied logits, and
-so is a row whose candidates turn out to be too few for its top-p.
+Greedy, temperature, top-k and top-p are drawn here, the last two among the largest `CANDIDATES` logits. The host draws
+from copied logits what needs more (penalties, bias, log probabilities, min-p, typical-p, a wide top-k), and rows whose
+candidates turn out to be too few for their top-p.
 
 It must not know requests, pages or batches.
 """
@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from generate.params import SamplingParams
-from generate.sampling import CANDIDATES, MASK
+from generate.sampling import CANDIDATES, MASK, inverse_temperature
 
 Drawing = Literal["greedy", "plain", "filtered"]
 DRAWINGS: tuple[Drawing, ...] = ("greedy", "plain", "filtered")
-NOT_FINITE, TOO_FLAT = -1, -2  # in the place of a token
-BLOCK = 256  # columns that are summed at once
+NOT_FINITE, TOO_FLAT = -1, -2  # instead of a token
+BLOCK = 256  # columns per partial sum
 
 
 def draws(params: SamplingParams) -> bool:
@@ -34,14 +34,14 @@ def draws(params: SamplingParams) -> bool:
 
 
 def drawing_for(params: Sequence[SamplingParams]) -> Drawing:
-    """Return the least that draws for all of them."""
+    """Return the cheapest kind of drawing that serves all of them."""
     if any(p.is_filtered for p in params):
         return "filtered"
     return "plain" if any(p.temperature > 0 for p in params) else "greedy"
 
 
 def key_of(seed: int) -> int:
-    """Return what of a seed goes into every `uniforms`, as a signed 64-bit number."""
+    """Return the term of a seed in `uniforms`, as a signed 64-bit number."""
     return _signed(seed * 0xD1342543DE82EF95 & MASK)
 
 
@@ -58,65 +58,63 @@ def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
 
 
 def _shift(z: Tensor, count: int) -> Tensor:
-    """Return z >> count with zeros from above."""
+    """Return the logical shift z >> count; torch's own copies the sign."""
     return (z >> count) & ((1 << (64 - count)) - 1)
-
-
-def heat_of(params: SamplingParams) -> float:
-    """Return what logits are multiplied with before the draw, 0 for greedy."""
-    return 1 / params.temperature if params.temperature > 0 else 0.0
 
 
 def draw_now(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
     """Return a token for each row, as `draw` does, for parameters and positions that are on the host."""
     columns = torch.tensor([[key_of(p.seed) for p in params], positions, [p.top_k for p in params]]).to(logits.device)
-    floats = torch.tensor([[heat_of(p) for p in params], [p.top_p for p in params]]).double()
-    heat, top_p = floats.to(logits.device)
+    floats = torch.tensor([[inverse_temperature(p) for p in params], [p.top_p for p in params]]).double()
+    inverse, top_p = floats.to(logits.device)
     where = uniforms(columns[0], columns[1])
-    return draw(logits, where, heat, columns[2], top_p, drawing_for(params)).tolist()
+    tokens: list[int] = draw(logits, where, inverse, columns[2], top_p, drawing_for(params)).tolist()
+    return tokens
 
 
-def draw(logits: Tensor, where: Tensor | None, heat: Tensor, top_k: Tensor, top_p: Tensor, drawing: Drawing) -> Tensor:
+def draw(
+    logits: Tensor, where: Tensor | None, inverse: Tensor, top_k: Tensor, top_p: Tensor, drawing: Drawing
+) -> Tensor:
     """Return int64 tokens of float32 logits [n, V], NOT_FINITE or TOO_FLAT.
 
-    where: float64 [n] in [0, 1), the draw; None when all are greedy. heat: float64 [n], 1 / temperature, 0 for greedy
-    rows. top_k: int64 [n], 0 for all. top_p: float64 [n]. `drawing` says what of it may be there.
+    where: float64 [n] in [0, 1), the draw; None when all are greedy. inverse: float64 [n], the inverse temperature, 0
+    for greedy rows. top_k: int64 [n], 0 for all. top_p: float64 [n]. `drawing` covers all rows, see `drawing_for`.
     """
-    best, tokens = logits.max(dim=1)
+    best, tokens = logits.max(dim=1)  # [n]
     if drawing != "greedy":
         assert where is not None
-        warmth = heat[:, None].float()
-        drawn = _invert(((logits - best[:, None]) * warmth).exp(), where)
-        tokens = torch.where(heat > 0, drawn, tokens)
+        factor = inverse[:, None].float()  # [n, 1]
+        plain = _invert(((logits - best[:, None]) * factor).exp(), where)
+        tokens = torch.where(inverse > 0, plain, tokens)
         if drawing == "filtered":
-            filtered = (heat > 0) & ((top_k > 0) | (top_p < 1))
-            chosen = _draw_filtered(logits * warmth, where, top_k, top_p)
-            tokens = torch.where(filtered, chosen, tokens)
-    return torch.where(best.abs() < torch.inf, tokens, NOT_FINITE)  # NaN is not, either
+            is_filtered = (inverse > 0) & ((top_k > 0) | (top_p < 1))
+            filtered = _draw_filtered(logits * factor, where, top_k, top_p)
+            tokens = torch.where(is_filtered, filtered, tokens)
+    return torch.where(best.abs() < torch.inf, tokens, NOT_FINITE)  # false for NaN, too
 
 
 def _invert(weights: Tensor, where: Tensor) -> Tensor:
-    """Return for each row the first index at which the cumulative sum exceeds `where` of the whole.
+    """Return for each row the first index at which the cumulative sum exceeds its share `where` of the total.
 
-    In blocks, and the sums of blocks in float64, so that 50,000 small numbers lose nothing and only one block of
-    a row is looked at number by number.
+    The sums of blocks are in float64, so that 50,000 small numbers lose nothing, and only one block of each row is
+    summed number by number.
     """
     n, V = weights.shape
-    blocks = F.pad(weights, (0, -V % BLOCK)).view(n, -1, BLOCK)
-    sums = blocks.sum(2, dtype=torch.float64).cumsum(1)
-    goal = where[:, None] * sums[:, -1:]
-    block = (sums <= goal).sum(1, keepdim=True).clamp(max=sums.shape[1] - 1)
-    before = F.pad(sums, (1, 0)).gather(1, block)
-    chosen = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0]
+    blocks = F.pad(weights, (0, -V % BLOCK)).view(n, -1, BLOCK)  # [n, V] -> [n, blocks, BLOCK]
+    sums = blocks.sum(2, dtype=torch.float64).cumsum(1)  # [n, blocks]
+    goal = where[:, None] * sums[:, -1:]  # [n, 1]
+    block = (sums <= goal).sum(1, keepdim=True).clamp(max=sums.shape[1] - 1)  # [n, 1]
+    before = F.pad(sums, (1, 0)).gather(1, block)  # [n, 1]: the sum of all earlier blocks
+    chosen = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0]  # [n, BLOCK]
     inside = before + chosen.cumsum(1, dtype=torch.float64)
-    index = (inside <= goal).sum(1).clamp(max=BLOCK - 1)
+    index = (inside <= goal).sum(1).clamp(max=BLOCK - 1)  # [n]
     return (block[:, 0] * BLOCK + index).clamp(max=V - 1)
 
 
 def _draw_filtered(scaled: Tensor, where: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Draw among the top-k and top-p part of each row, by id, so that ties cannot reorder the draw."""
     V = scaled.shape[1]
-    values, ids = scaled.topk(min(CANDIDATES, V))
+    values, ids = scaled.topk(min(CANDIDATES, V))  # [n, candidates]
     n = values.shape[1]
     whole_row = top_k == 0
     k = torch.where(whole_row, V, top_k)

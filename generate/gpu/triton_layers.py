@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Never chosen by the number of rows: the order of a row's sums hangs on them.
+# The same for any number of rows: the order of a row's sums depends on them.
 BLOCK_M, BLOCK_N, BLOCK_K = 64, 64, 64
 
 
@@ -18,21 +18,21 @@ BLOCK_M, BLOCK_N, BLOCK_K = 64, 64, 64
 def _add_norm(R, X, W, B, Y, eps, C: tl.constexpr, BC: tl.constexpr, ADD: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BC)
-    there = c < C
-    x = tl.load(R + row * C + c, mask=there, other=0.0)
+    inside = c < C
+    x = tl.load(R + row * C + c, mask=inside, other=0.0)
     if ADD:
-        x += tl.load(X + row * C + c, mask=there, other=0.0).to(tl.float32)
-        tl.store(R + row * C + c, x, mask=there)
-    z = tl.where(there, x - tl.sum(x, 0) / C, 0.0)
+        x += tl.load(X + row * C + c, mask=inside, other=0.0).to(tl.float32)
+        tl.store(R + row * C + c, x, mask=inside)
+    z = tl.where(inside, x - tl.sum(x, 0) / C, 0.0)
     y = z * tl.rsqrt(tl.sum(z * z, 0) / C + eps)
-    y = y * tl.load(W + c, mask=there, other=0.0) + tl.load(B + c, mask=there, other=0.0)
-    tl.store(Y + row * C + c, y.to(Y.dtype.element_ty), mask=there)
+    y = y * tl.load(W + c, mask=inside, other=0.0) + tl.load(B + c, mask=inside, other=0.0)
+    tl.store(Y + row * C + c, y.to(Y.dtype.element_ty), mask=inside)
 
 
 def add_norm(
     residual: Tensor, x: Tensor | None, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype
 ) -> Tensor:
-    """Add x [n, C] to the float32 residual in place, if there is one; return the sum's layer norm as `dtype`."""
+    """Add x [n, C] to the float32 residual in place, if inside is one; return the sum's layer norm as `dtype`."""
     n, C = residual.shape
     y = torch.empty(n, C, dtype=dtype, device=residual.device)
     _add_norm[(n,)](

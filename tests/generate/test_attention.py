@@ -15,7 +15,7 @@ from torch import Tensor
 
 from generate.cpu import kernels
 from generate.cpu.attention import CAttention, PackedRows, TorchAttention, make_attention
-from generate.cpu.kernels import KernelError, load_library
+from generate.cpu.kernels import KernelError
 from generate.cpu.team import team
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -62,9 +62,9 @@ class World:
         self.H, self.D, self.P, self.dtype = H, D, P, dtype
         counts = [math.ceil(length / P) for length in lengths]
         order = torch.randperm(sum(counts) + 2, generator=self.generator).tolist()
-        self.tables = torch.full((len(lengths), max(counts) + 1), -7, dtype=torch.int32)
+        self.block_tables = torch.full((len(lengths), max(counts) + 1), -7, dtype=torch.int32)
         for i, count in enumerate(counts):
-            self.tables[i, :count] = torch.tensor([order.pop() for _ in range(count)])
+            self.block_tables[i, :count] = torch.tensor([order.pop() for _ in range(count)])
         self.pages = sum(counts) + 2
         self.tokens = [torch.randn(length, 3 * H * D, generator=self.generator).to(dtype) for length in lengths]
         self.clear()
@@ -76,24 +76,24 @@ class World:
 
     def step(self, attention, new: dict[int, int], padding: int = 0) -> dict[int, Tensor]:
         """Feed new[i] further tokens of sequence i in one call and return its rows [new[i], C]."""
-        parts, starts, lengths = [], [0], []
+        parts, cu_seqlens, context_lens = [], [0], []
         for i, count in new.items():
             parts.append(self.tokens[i][self.done[i] : self.done[i] + count])
             self.done[i] += count
-            starts.append(starts[-1] + count)
-            lengths.append(self.done[i])
+            cu_seqlens.append(cu_seqlens[-1] + count)
+            context_lens.append(self.done[i])
         parts.append(torch.full((padding, 3 * self.H * self.D), NAN, dtype=self.dtype))
         rows = PackedRows(
-            torch.tensor(starts, dtype=torch.int32),
-            torch.tensor(lengths, dtype=torch.int32),
-            self.tables[list(new)].contiguous(),
+            torch.tensor(cu_seqlens, dtype=torch.int32),
+            torch.tensor(context_lens, dtype=torch.int32),
+            self.block_tables[list(new)].contiguous(),
         )
         qkv, scale = torch.cat(parts), self.D**-0.5
         out = attention(qkv, self.keys, self.values, rows, scale)
         assert out.shape == (len(qkv), self.H * self.D)
         assert out.dtype == self.dtype
-        assert out[starts[-1] :].isfinite().all()
-        return {i: out[a:b] for i, a, b in zip(new, starts, starts[1:])}
+        assert out[cu_seqlens[-1] :].isfinite().all()
+        return {i: out[a:b] for i, a, b in zip(new, cu_seqlens, cu_seqlens[1:])}
 
     def run(self, attention, steps: list[dict[int, int]], padding: int = 0) -> list[Tensor]:
         """Start anew, take all steps, return each sequence's rows together."""
@@ -195,10 +195,10 @@ def test_a_shared_prefix_is_read_and_not_written(kernel: CAttention, dtype: torc
     world = World([100, 100], 2, 64, 16, dtype)
     world.tokens[1][:64] = world.tokens[0][:64]
     own = world.run(kernel, [{0: 100, 1: 100}])
-    world.tables[1, :4] = world.tables[0, :4]
+    world.block_tables[1, :4] = world.block_tables[0, :4]
     world.clear()
     world.step(kernel, {0: 64})
-    shared = world.tables[0, :4].long()
+    shared = world.block_tables[0, :4].long()
     before = world.keys[shared].clone(), world.values[shared].clone()
     world.done[1] = 64
     rows = world.step(kernel, {0: 36, 1: 36})
@@ -217,33 +217,23 @@ def test_the_oracle_is_plain_causal_attention() -> None:
         torch.testing.assert_close(world.run(TorchAttention(), steps, padding=2)[0], expected)
 
 
-@BOTH
-def test_a_given_out_is_filled_and_returned(kernel: CAttention, dtype: torch.dtype) -> None:
-    rows = PackedRows(*(torch.tensor(x, dtype=torch.int32) for x in ([0, 1], [1], [[0]])))
-    for attention in (kernel, TorchAttention()):
-        qkv, pools = torch.ones(2, 48, dtype=dtype), torch.zeros(2, 1, 2, 16, 8, dtype=dtype)
-        out = torch.full((2, 16), NAN, dtype=dtype)
-        assert attention(qkv, pools[0], pools[1], rows, 1.0, out) is out
-        assert out.tolist() == [[1.0] * 16, [0.0] * 16]
-
-
 @pytest.mark.parametrize(
-    ("starts", "lengths", "table", "word"),
+    ("cu_seqlens", "context_lens", "table", "word"),
     [
-        ([0, 1], [0], [0, 1], "lengths"),
-        ([0, 3], [2], [0, 1], "lengths"),
-        ([0, 0], [1], [0, 1], "starts"),
+        ([0, 1], [0], [0, 1], "context_lens"),
+        ([0, 3], [2], [0, 1], "context_lens"),
+        ([0, 0], [1], [0, 1], "cu_seqlens"),
         ([0, 9], [9], [0, 1], "rows"),
-        ([0, 1], [33], [0, 1], "tables"),
+        ([0, 1], [33], [0, 1], "block_tables"),
         ([0, 1], [17], [0, 2], "page"),
         ([0, 1], [1], [-1, 0], "page"),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32])
 def test_rows_that_would_leave_memory_are_refused(
-    kernel: CAttention, starts: list[int], lengths: list[int], table: list[int], word: str
+    kernel: CAttention, cu_seqlens: list[int], context_lens: list[int], table: list[int], word: str
 ) -> None:
-    rows = PackedRows(*(torch.tensor(x, dtype=torch.int32) for x in (starts, lengths, [table])))
+    rows = PackedRows(*(torch.tensor(x, dtype=torch.int32) for x in (cu_seqlens, context_lens, [table])))
     pools = torch.zeros(2, 2, 2, 16, 8)
     with pytest.raises(ValueError, match=word):
         kernel(torch.zeros(4, 48), pools[0], pools[1], rows, 1.0)
@@ -263,7 +253,7 @@ def test_tensors_of_another_kind_are_refused(kernel: CAttention) -> None:
         with pytest.raises(ValueError, match=r"Pass|Use"):
             kernel(qkv, keys, keys, rows, 1.0)
     with pytest.raises(ValueError, match="int32"):
-        PackedRows(torch.tensor([0, 1]), rows.lengths, rows.tables)
+        PackedRows(torch.tensor([0, 1]), rows.context_lens, rows.block_tables)
 
 
 @BOTH
@@ -285,44 +275,6 @@ def test_loading_leaves_denormals_on(kernel: CAttention) -> None:
 def test_a_second_load_compiles_nothing(kernel: CAttention, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_build", lambda *_: pytest.fail("compiled again"))
     assert make_attention(torch.float32).name == kernel.name
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    source = tmp_path / "small.c"
-    source.write_text("int answer(void) { return ANSWER; }\n")
-    return source
-
-
-@pytest.mark.parametrize("dtype", [torch.float32])
-@pytest.mark.usefixtures("kernel")
-class TestLoadLibrary:
-    def test_flags_and_source_make_another_library(self, small: Path) -> None:
-        assert load_library(small, ["-DANSWER=1"]).answer() == 1
-        assert load_library(small, ["-DANSWER=2"]).answer() == 2
-        small.write_text("int answer(void) { return -ANSWER; }\n")
-        assert load_library(small, ["-DANSWER=2"]).answer() == -2
-
-    def test_a_damaged_library_is_built_again(
-        self, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("EB_CACHE_DIR", str(tmp_path / "kept"))
-        load_library(small, ["-DANSWER=3"])
-        (kept,) = (tmp_path / "kept").iterdir()
-        kept.unlink()
-        kept.write_bytes(b"\x7fELF cut short")
-        assert load_library(small, ["-DANSWER=3"]).answer() == 3
-
-    def test_a_cache_that_cannot_be_written_is_done_without(
-        self, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (tmp_path / "file").write_text("not a directory")
-        monkeypatch.setenv("EB_CACHE_DIR", str(tmp_path / "file" / "kept"))
-        assert load_library(small, ["-DANSWER=4"]).answer() == 4
-
-    def test_a_failed_compilation_tells_the_compilers_words(self, small: Path) -> None:
-        with pytest.raises(KernelError, match="ANSWER"):
-            load_library(small)
 
 
 @pytest.mark.parametrize("how", ["none", "missing", "failing", "wrong"])

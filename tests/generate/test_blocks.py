@@ -5,26 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 from support import why_no_kernel
-from torch import nn
 
 from generate.cpu.attention import CAttention, PackedRows
 from generate.cpu.blocks import CBlocks, LayeredBlocks, make_blocks
 from generate.cpu.linear import kernel_runs
-from models.gpt2 import GPT, GPTConfig
+from models.gpt2 import GPT, GPTConfig, Transformer
 
 CONFIG = GPTConfig(block_size=256, vocab_size=99, n_layer=3, n_head=2, n_embd=128)
 
 needs_kernel = pytest.mark.skipif(not kernel_runs(), reason=why_no_kernel())
 
 
-def make(config: GPTConfig) -> tuple[CBlocks | LayeredBlocks, nn.ModuleDict, torch.Tensor, torch.Tensor]:
+def make(config: GPTConfig) -> tuple[CBlocks | LayeredBlocks, Transformer, torch.Tensor, torch.Tensor]:
     model = GPT(config)
     model.init_weights(torch.Generator().manual_seed(1))
     model = model.bfloat16().eval().requires_grad_(False)
     shape = (config.n_layer, 8, config.n_head, 64, config.head_size)
     keys, values = torch.zeros(shape).bfloat16(), torch.zeros(shape).bfloat16()
     body = model.transformer
-    blocks = make_blocks(body, CAttention(torch.bfloat16), keys, values, config)
+    blocks = make_blocks(model, CAttention(torch.bfloat16), keys, values)
     return blocks, body, keys, values  # type: ignore[return-value]
 
 
@@ -34,9 +33,9 @@ def tokens(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def rows(counts: list[int], lengths: list[int]) -> PackedRows:
-    starts = [sum(counts[:i]) for i in range(len(counts) + 1)]
-    tables = [[1 + 2 * i, 2 + 2 * i] for i in range(len(counts))]
-    return PackedRows(*(torch.tensor(x, dtype=torch.int32) for x in (starts, lengths, tables)))
+    cu_seqlens = [sum(counts[:i]) for i in range(len(counts) + 1)]
+    block_tables = [[1 + 2 * i, 2 + 2 * i] for i in range(len(counts))]
+    return PackedRows(*(torch.tensor(x, dtype=torch.int32) for x in (cu_seqlens, lengths, block_tables)))
 
 
 @needs_kernel
@@ -45,13 +44,13 @@ def test_one_call_gives_what_the_layers_give() -> None:
     assert isinstance(together, CBlocks)
     blocks = together.keep[0]
     step = rows([5, 70], [5, 70])
-    ids, places = tokens(75, seed=2)
-    for due in (None, torch.tensor([4, 74])):
-        found = together(ids, places, step, due)
+    ids, positions = tokens(75, seed=2)
+    for sample_rows in (None, torch.tensor([4, 74])):
+        found = together(ids, positions, step, sample_rows)
         first_keys = keys.clone()
         one_by_one = LayeredBlocks(body, blocks, together.attend, keys, values)
-        expected = one_by_one(ids, places, step, due)
-        assert found.shape == (75 if due is None else 2, 128)
+        expected = one_by_one(ids, positions, step, sample_rows)
+        assert found.shape == (75 if sample_rows is None else 2, 128)
         assert torch.allclose(found.float(), expected.float(), atol=0.05, rtol=0.02)
         assert torch.allclose(first_keys.float(), keys.float(), atol=0.05, rtol=0.02)
 
@@ -59,11 +58,11 @@ def test_one_call_gives_what_the_layers_give() -> None:
 @needs_kernel
 def test_a_row_is_the_same_alone_and_among_others() -> None:
     together, _, keys, values = make(CONFIG)
-    ids, places = tokens(90, seed=3)
-    whole = together(ids, places, rows([20, 70], [20, 70]), None)
+    ids, positions = tokens(90, seed=3)
+    whole = together(ids, positions, rows([20, 70], [20, 70]), None)
     keys.zero_()
     values.zero_()
-    alone = together(ids[:20], places[:20], rows([20], [20]), None)
+    alone = together(ids[:20], positions[:20], rows([20], [20]), None)
     assert torch.equal(alone, whole[:20])
 
 
@@ -71,7 +70,7 @@ def test_a_row_is_the_same_alone_and_among_others() -> None:
 def test_a_page_that_is_not_there_is_refused() -> None:
     together, *_ = make(CONFIG)
     step = rows([3], [3])
-    step.tables[0, 0] = 800
+    step.block_tables[0, 0] = 800
     with pytest.raises(ValueError, match="page"):
         together(*tokens(3, seed=4), step, None)
 

@@ -15,7 +15,7 @@ from support import ROOT, clean_environment, multiply_in_one_order
 from torch import Tensor
 
 from generate.gpu import choose
-from generate.gpu.attention import FlashPrompts, PlainPrompts, TorchDecode, causal
+from generate.gpu.attention import DecodeRows, FlashPrompts, PlainPrompts, TorchDecode, causal
 from generate.gpu.layers import FusedMath, Layer, Norm, PlainMath, StrictMath
 
 pytest.importorskip("triton", reason="Triton is not there: pip install triton")
@@ -26,7 +26,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 class Case:
-    """Rows of given lengths over a shuffled pool whose unused places hold NaN."""
+    """Rows of given lengths over a shuffled pool whose unused slots hold NaN."""
 
     def __init__(
         self, lengths: list[int], heads: int = 2, width: int = 64, size: int = 16, seed: int = 1,
@@ -37,26 +37,26 @@ class Case:
         n = len(lengths)
         numbers = list(range(1, 1 + n * self.pages))
         random.Random(seed).shuffle(numbers)
-        self.lengths = torch.tensor(lengths)
-        self.tables = torch.tensor(numbers).view(n, self.pages)
+        block_tables = torch.tensor(numbers).view(n, self.pages)
+        self.rows = DecodeRows(torch.tensor(lengths), block_tables)
         for row, length in enumerate(lengths):
-            self.tables[row, -(-length // size) :] = 0
+            block_tables[row, -(-length // size) :] = 0
         shape = (1 + n * self.pages, heads, size, width)
         self.keys, self.values = (torch.full(shape, math.nan, dtype=dtype) for _ in range(2))
         self.past = []
         for row, length in enumerate(lengths):
             k, v = (choose.noise(max(0, length - 1), heads, width, seed=9 * row + i) for i in (1, 2))
             self.past.append((k.to(dtype), v.to(dtype)))
-            for place in range(length - 1):
-                at = self.tables[row, place // size], slice(None), place % size
-                self.keys[at], self.values[at] = self.past[row][0][place], self.past[row][1][place]
+            for t in range(length - 1):
+                at = block_tables[row, t // size], slice(None), t % size
+                self.keys[at], self.values[at] = self.past[row][0][t], self.past[row][1][t]
         self.qkv = choose.noise(n, 3 * heads * width, seed=99).to(dtype)
 
     def triton(self) -> TritonDecode:
-        return TritonDecode(len(self.lengths), self.pages, self.heads, self.width, CPU)
+        return TritonDecode(len(self.qkv), self.pages, self.heads, self.width, CPU)
 
     def run(self, way: TorchDecode | TritonDecode) -> Tensor:
-        return way(self.qkv, self.keys, self.values, self.lengths, self.tables, self.width**-0.5)
+        return way(self.qkv, self.keys, self.values, self.rows, self.width**-0.5)
 
     def exact(self, row: int) -> Tensor:
         """Return the row's attention in float64."""
@@ -88,7 +88,7 @@ def test_the_new_token_is_appended_where_it_belongs_and_nothing_else_is_written(
     case = Case([17, 0])
     before = case.keys.clone()
     case.run(case.triton())
-    page = case.tables[0, 1]
+    page = case.rows.block_tables[0, 1]
     assert torch.equal(case.keys[page, :, 0].flatten(), case.qkv[0, 128:256])
     assert torch.equal(case.values[page, :, 0].flatten(), case.qkv[0, 256:])
     case.keys[page, :, 0] = math.nan
@@ -100,7 +100,7 @@ def test_a_rows_attention_is_the_same_to_the_bit_alone_and_in_a_batch() -> None:
     whole = together.run(together.triton())
     for row in (0, 1, 2, 4):
         alone = Case([33, 5, 48, 0, 20])
-        alone.lengths, alone.tables, alone.qkv = (x[[row]] for x in (alone.lengths, alone.tables, alone.qkv))
+        alone.rows, alone.qkv = DecodeRows(*(x[[row]] for x in alone.rows)), alone.qkv[[row]]
         assert torch.equal(alone.run(alone.triton())[0], whole[row])
 
 

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -145,7 +146,7 @@ def test_no_step_is_launched_ahead_for_a_place_behind_the_context() -> None:
     context = CONFIG.block_size
     lengths: list[int] = []
     runner.decoder.row_logits = lambda rows, size: (
-        lengths.append(int(rows.length.max())),
+        lengths.append(int(rows.context_lens.max())),
         runner._row_logits(rows, size),
     )[1]
     seq = Sequence([1] * (context - 3), 1 << 20, sampling=GREEDY)  # who asks for more than there is
@@ -318,11 +319,15 @@ def test_strict_logits_do_not_depend_on_the_batch_and_their_texts_are_the_cpus(m
     runner = GpuRunner(make_model(config), 120, 64, capacity=4, strict=True)
     runner.attend = TritonDecode(4, 2, config.n_head, config.head_size, runner.device)
     seen: list[dict[tuple[str, int], torch.Tensor]] = []
-    sampled = runner._sample
+    logits_of = runner.decoder.logits, runner._prompt_logits
 
-    def watch(plan: Plan, logits: torch.Tensor) -> list[Output]:
-        seen[-1].update({(s.id, s.length): row.clone() for s, row in zip(plan.sequences, logits)})
-        return sampled(plan, logits)
+    def watch(i: int) -> Callable[..., torch.Tensor]:
+        def logits(sequences: list[Sequence], *args: Any, **options: Any) -> torch.Tensor:
+            result = logits_of[i](sequences, *args, **options)
+            seen[-1].update({(s.id, s.length): row.clone() for s, row in zip(sequences, result)})
+            return result
+
+        return logits
 
     def texts(policy: str) -> list[list[int]]:
         seen.append({})
@@ -330,7 +335,8 @@ def test_strict_logits_do_not_depend_on_the_batch_and_their_texts_are_the_cpus(m
         requests = [Sequence([9, 8, i] * 21, 3, id=str(i), sampling=asks) for i in range(2)]
         return run(None, requests, policy, runner=runner)
 
-    monkeypatch.setattr(runner, "_sample", watch)
+    monkeypatch.setattr(runner.decoder, "logits", watch(0))
+    monkeypatch.setattr(runner, "_prompt_logits", watch(1))
     greedy = [Sequence([9, 8, i] * 21, 3, sampling=GREEDY) for i in range(2)]
     assert texts("dynamic") == texts("nobatch") == run(make_model(config), greedy)
     together, alone = seen

@@ -18,10 +18,10 @@ from generate.sampling import sample, uniform
 
 def test_the_devices_uniforms_are_the_hosts_to_the_bit() -> None:
     seeds = [0, 1, 2**63 - 1, 2**64 - 1, 12345678901234567]
-    places = [0, 1, 7, 1000, 1023]
+    positions = [0, 1, 7, 1000, 1023]
     keys = torch.tensor([sampling.key_of(seed) for seed in seeds])
-    got = sampling.uniforms(keys, torch.tensor(places)).tolist()
-    assert got == [uniform(seed, place) for seed, place in zip(seeds, places)]
+    got = sampling.uniforms(keys, torch.tensor(positions)).tolist()
+    assert got == [uniform(seed, position) for seed, position in zip(seeds, positions)]
 
 
 def test_the_devices_draws_are_the_hosts() -> None:
@@ -32,12 +32,12 @@ def test_the_devices_draws_are_the_hosts() -> None:
                        top_p=rng.choice([1.0, 0.3, 0.9]), seed=i)
         for i in range(400)
     ]  # fmt: skip
-    places = list(range(400))
-    where = sampling.uniforms(torch.tensor([sampling.key_of(p.seed) for p in params]), torch.tensor(places))
-    heat = torch.tensor([1 / p.temperature if p.temperature else 0.0 for p in params]).double()
+    positions = list(range(400))
+    where = sampling.uniforms(torch.tensor([sampling.key_of(p.seed) for p in params]), torch.tensor(positions))
+    inverse = torch.tensor([1 / p.temperature if p.temperature else 0.0 for p in params]).double()
     columns = (torch.tensor([p.top_k for p in params]), torch.tensor([p.top_p for p in params]).double())
-    got = sampling.draw(logits, where, heat, *columns, "filtered").tolist()
-    expected = sample(logits, params, places)
+    got = sampling.draw(logits, where, inverse, *columns, "filtered").tolist()
+    expected = sample(logits, params, positions)
     flat = [i for i, token in enumerate(got) if token == sampling.TOO_FLAT]
     assert 0 < len(flat) < 100
     assert all(params[i].top_p < 1 and not params[i].top_k for i in flat)

@@ -10,16 +10,7 @@ from support import why_no_kernel
 from torch.nn import functional as F
 
 from generate.cpu import linear
-from generate.cpu.linear import (
-    PLAIN,
-    KernelLinear,
-    Linear,
-    PackedLinear,
-    WideLinear,
-    make_head,
-    make_linear,
-    round_rows,
-)
+from generate.cpu.linear import KernelLinear, Linear, PackedLinear, WideLinear, make_head, make_linear, round_rows
 
 ROWS = (1, 2, 3, 5, 6, 7, 12, 13, 15, 16, 17, 31, 64, 191, 192, 193, 400)
 
@@ -76,8 +67,8 @@ def test_a_residual_is_added_once_where_it_lies(rows: int) -> None:
     x, residual = numbers(rows, 96, seed=4).bfloat16(), numbers(rows, 70, seed=5).bfloat16()
     expected = layer.add(x, residual)
     layer.library.packed_linear(
-        x.data_ptr(), layer.packed.data_ptr(), layer.bias_at, residual.data_ptr(), residual.data_ptr(),
-        rows, 70, 96, PLAIN, None, 0, 0,
+        x.data_ptr(), layer.packed.data_ptr(), layer.bias_ptr, residual.data_ptr(), residual.data_ptr(),
+        rows, 70, 96, layer.plain, None, 0, 0,
     )  # fmt: skip
     assert torch.equal(residual, expected)
 

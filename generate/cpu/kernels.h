@@ -1,0 +1,89 @@
+// The functions that Python calls and the structs that it fills, each declared once. The C files include this header,
+// so the compiler compares their definitions with it, and generate/cpu/declarations.py reads it for ctypes. That reader
+// knows prototypes, structs, and enums with numbers, in the form that they have here.
+#pragma once
+#include <stdint.h>
+
+typedef uint16_t bf16;
+
+// paged_attention.c
+
+enum { MAX_HEAD_SIZE = 256, PAGE_MULTIPLE = 16 };
+enum { OK = 0, BAD_ROWS = 1, BAD_PAGE = 2, NO_MEMORY = 3 };
+
+// qkv [M, 3*H*D] and out [M, H*D] contiguous, pools [pages, H, P, D] contiguous, cu_seqlens [n+1], context_lens [n],
+// block_tables [n, max_pages]. Rows behind cu_seqlens[n] are padding and come out as zeros. Returns OK or a code above.
+int paged_attention_f32(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
+                        const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int D, int P,
+                        int max_pages, int pages, float scale);
+int paged_attention_bf16(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
+                         const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int D, int P,
+                         int max_pages, int pages, float scale);
+// Returns whether bfloat16 heads of 64 take the AVX-512-BF16 path.
+int paged_attention_has_bf16(void);
+
+// packed_linear.c
+
+enum { PLAIN = 0, GELU_TANH = 1, FLOAT32 = 2 };  // modes: what becomes of a sum
+
+// Returns 1 where packed_linear can run, else 0: the caller then uses another way.
+int packed_linear_supported(void);
+// Turns tiles on or off from here on; returns 1 where they are used. The system must permit a process to have them.
+int packed_linear_use_tiles(int wanted);
+// Returns the number of elements that packed_linear_pack writes.
+int64_t packed_linear_size(int64_t n, int64_t k);
+// Packs w [n, k] into panels; k is even. Outputs that fill the last panel are zero.
+void packed_linear_pack(const bf16 *w, bf16 *packed, int64_t n, int64_t k);
+// x [m, k], packed from packed_linear_pack, bias [n] or null, residual [m, n] or null, out [m, n] bfloat16, or float32
+// in mode FLOAT32. next, of [next_n, next_k], or null: the packed weight that is needed after this one.
+void packed_linear(const bf16 *x, const bf16 *packed, const float *bias, const bf16 *residual, void *out, int64_t m,
+                   int64_t n, int64_t k, int mode, const bf16 *next, int64_t next_n, int64_t next_k);
+
+// blocks.c
+
+typedef struct {
+  const bf16 *packed;
+  const float *bias;
+} Linear;
+
+typedef struct {
+  const float *ln_1, *ln_2;  // weight [C], then bias [C]
+  Linear c_attn, attn_proj, c_fc, mlp_proj;
+  bf16 *keys, *values;
+  float scale, eps;
+} Block;
+
+typedef struct {
+  __typeof__(packed_linear) *linear;
+  __typeof__(paged_attention_bf16) *attention;
+  const bf16 *wte, *wpe;
+  const float *ln_f;
+  float eps;
+  int64_t width, inner;
+  int heads, head_size, page_size, pages;
+} Model;
+
+// ids, positions [m]; sample_rows [n_samples]: the rows to norm into out [n_samples, width], null for all in order.
+// work has m * (2 * width + max(3 * width, inner)) elements. Returns attention's code; unless that is OK, out is
+// undefined.
+int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int64_t *ids, const int64_t *positions,
+               int64_t m, const int64_t *sample_rows, int64_t n_samples, bf16 *out, bf16 *work,
+               const int32_t *cu_seqlens, const int32_t *context_lens, const int32_t *block_tables, int n,
+               int max_pages);
+
+// sampler.c
+
+enum { MAX_LOGITS = 1048576 };
+
+// logits [rows, n], n at most MAX_LOGITS; inverse_temperature [rows], 0 for greedy; positions [rows], that of the new
+// token in its context. out[i] is the token, or -1 where the row is not finite. Of equal logits, greedy takes the
+// lowest id.
+void sample_tokens(const float *logits, int64_t rows, int64_t n, const float *inverse_temperature,
+                   const uint64_t *seeds, const int64_t *positions, int64_t *out);
+
+// team.c
+
+// Starts a team of `size` workers, the caller of team_run among them; helpers spin for `patience_us` before they sleep.
+// Returns how many there are: fewer where the system gives no more threads, more where more were started before.
+int team_start(int size, int patience_us);
+int openmp_start(int size);
