@@ -478,11 +478,12 @@ class Scheduler:
 
     def _slot_steps(self, plan: Plan) -> SlotSteps:
         rows, held = len(plan.sequences), len(plan.held)
-        padding = plan.padding / max(plan.counts) if plan.padded and plan.padding else 0.0
+        longest = max(plan.counts) if plan.padded and plan.counts else 0  # the width of each padded row
+        padding = plan.padding / longest if longest else 0.0
         recomputed = 0.0
         if self._recomputes:
             for seq, count in zip(plan.sequences, plan.counts):
                 if seq.recompute_until > seq.computed:
-                    recomputed += min(count, seq.recompute_until - seq.computed) / count
+                    recomputed += min(count, seq.recompute_until - seq.computed) / (longest or count)
         idle = max(0, self.policy.max_batch_size - rows - held)
         return SlotSteps(rows - padding - recomputed, padding, held, idle, recomputed)
