@@ -6,12 +6,22 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+import pytest
 
 import policies
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.costs import Cost
 from simulate.simulator import Run, simulate
+
+
+def points(quick: int, *rows: Any) -> list[Any]:
+    """Return the values of a parametrized test, of which only the first `quick` are no part of `full` alone."""
+    return [*rows[:quick], *(pytest.param(*_row(row), marks=pytest.mark.full) for row in rows[quick:])]
+
+
+def _row(row: Any) -> tuple[Any, ...]:
+    return row if type(row) is tuple else (row,)  # a named tuple is one value
 
 
 def make_scheduler(policy: str, slots: int, budget: int = 1 << 30, **options: Any) -> Scheduler:

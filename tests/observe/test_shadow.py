@@ -232,13 +232,14 @@ def test_a_process_of_its_own_gives_the_answer() -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("code", ["raise SystemExit(3)", "print('no json', flush=True); input(); input()"])
 def test_a_crash_is_told_once_and_ends_it(code: str, caplog: pytest.LogCaptureFixture) -> None:
+    before = threading.active_count()
     shadow, _ = watched(interval=0.01, command=(sys.executable, "-c", code))
     with caplog.at_level(logging.WARNING):
         (told,) = answers(shadow)
     assert told["state"] == "failed"
     assert told["reason"]
     assert len(caplog.records) == 1
-    assert threading.active_count() < 20
+    wait_until(lambda: threading.active_count() <= before)
     shadow.observe(None, [])
 
 

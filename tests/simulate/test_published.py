@@ -68,6 +68,7 @@ def test_fastertransformer_is_static_with_a_second_of_sleep_before_each_batch() 
     assert 3 < np.mean(ratios) < 4.5
 
 
+@pytest.mark.full
 def test_the_loops_keep_their_order_and_the_gap_widens_with_the_spread_of_lengths() -> None:
     gaps = []
     for most in SETTINGS:
@@ -138,6 +139,7 @@ def test_chunks_bound_the_stall_and_hybrid_steps_bound_the_wait_as_sarathi_measu
     assert found["prefill-first"][0] < found["chunked"][0]
 
 
+@pytest.mark.full
 def test_the_window_is_far_behind_dynamic_at_equal_latency_as_friendliai_measured() -> None:
     """At 11 ms a token of GPT-2's size: rates that both hold, apart by a factor of 5 to 30."""
     cost = Affine(base=0.004, token=5e-6, row=2e-5)

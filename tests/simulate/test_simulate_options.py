@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support_simulate import points
 
 from config import flag
 from simulate import calibrate, check, validate
@@ -101,7 +102,7 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--sizes": ("prefix --train 60 --sizes 640 --batches 4 --share 40", "320"),
         "--batches": ("prefix --train 60 --sizes 640 --share 40", "3"),
         "--share": ("prefix --train 60 --sizes 640 --batches 4", "80"),
-        "--train": ("prefix --sizes 640 --batches 4 --share 40", "30"),
+        "--train": ("prefix --train 60 --sizes 640 --batches 4 --share 40", "30"),
         "--trace": (PREFIX, "BLOCKS"),
         "--out": (PREFIX, "OUT/p"),
     },
@@ -238,7 +239,7 @@ def test_an_option_that_is_accepted_changes_the_result(
     assert before[0] == after[0]
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "fleet"])
+@pytest.mark.parametrize("command", points(1, "run", "plan", "fleet"))
 @pytest.mark.parametrize(
     ("option", "value"),
     [

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support_simulate import make_scheduler
+from support_simulate import make_scheduler, points
 
 from simulate import costs, workloads
 from simulate.costs import Host
@@ -24,7 +24,7 @@ from simulate.simulator import Run, simulate
 
 VTC = Path(__file__).parents[2].parent / "shared" / "data" / "vtc"
 SUITES = ("overload", "overload-multi", "proportional", "poisson_short_long", "real")
-RUNS = [f"{order}__{suite}" for order in ("FCFS", "VTC") for suite in SUITES]
+RUNS = points(2, *(f"{order}__{suite}" for suite in SUITES for order in ("FCFS", "VTC")))
 TOKEN, PREFILL = 0.14e-3, 20e-3
 PARTICULARS = {"pool": 10_000, "per_client": 32, "batch_max_tokens": 3072, "max_wait": 10}
 
@@ -97,21 +97,21 @@ def test_mean_and_p99_latency_are_met(name: str) -> None:
     assert abs(p99) <= bound, p99
 
 
-@pytest.mark.parametrize("name", ["FCFS__overload", "VTC__overload", "FCFS__real"])
+@pytest.mark.parametrize("name", points(1, "FCFS__overload", "VTC__overload", "FCFS__real"))
 def test_without_the_overheads_of_the_host_a_run_looks_too_fast(name: str) -> None:
     span, mean, _, _ = errors(name, fitted=False)
     assert span < errors(name)[0] - 0.03
     assert mean < errors(name)[1] - 0.08
 
 
-@pytest.mark.parametrize("name", ["FCFS__overload", "FCFS__poisson_short_long", "VTC__overload"])
+@pytest.mark.parametrize("name", points(2, "FCFS__overload", "VTC__overload", "FCFS__poisson_short_long"))
 def test_the_shares_of_two_clients_are_met(name: str) -> None:
     ours, theirs = service(name, simulated=True)[0], service(name, simulated=False)[0]
     assert ours == pytest.approx(theirs, abs=0.02)
     assert abs(theirs[0] - theirs[1]) < 0.02 or np.argmax(ours) == np.argmax(theirs)
 
 
-@pytest.mark.parametrize("name", ["VTC__overload", "VTC__overload-multi", "VTC__poisson_short_long"])
+@pytest.mark.parametrize("name", points(1, "VTC__overload", "VTC__overload-multi", "VTC__poisson_short_long"))
 def test_the_largest_gap_in_service_under_vtc_is_that_of_the_server(name: str) -> None:
     ours, theirs = service(name, simulated=True)[1], service(name, simulated=False)[1]
     assert ours == pytest.approx(theirs, rel=0.3)
