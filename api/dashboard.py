@@ -1,19 +1,19 @@
-"""The live page: its files, and the button that fires a load at this server.
+"""The live page: its files, and the button that sends a load to this server.
 
-A browser that asks for `/` gets the page, everybody else the answer of /health. Scripts and styles come from `/web/`
-under a policy that lets the page run nothing else and speak to nobody else.
+A browser that requests `/` gets the page, every other client the answer of /health. Scripts and styles come from `/web/`
+under a content policy that lets the page run nothing else and connect to no other host.
 """
 
 from __future__ import annotations
 
 import mimetypes
-import socket
 from pathlib import Path
 
 from flask import Blueprint, Response, jsonify, request
 from werkzeug.exceptions import NotFound
 from werkzeug.utils import safe_join
 
+from api import generation
 from api.demo import Load
 from api.http import body
 from api.http.errors import ApiError
@@ -27,7 +27,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'{others}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-NEIGHBOURS = " http://127.0.0.1:* http://localhost:*"  # servers that race on one machine
+NEIGHBORS = " http://127.0.0.1:* http://localhost:*"  # servers that race on one machine
 EXAMPLE = '{"count": 40, "rate": 4}'
 NUMBER = {"type": "integer"}
 PROGRESS = {
@@ -51,31 +51,29 @@ OPERATIONS = [
 
 
 def blueprint(service: Service) -> Blueprint:
+    """Return the routes of the page and of its load."""
     routes = Blueprint("dashboard", __name__)
     load = Load()
 
     @routes.get("/race")
     def race() -> Response:
-        return page("race.html", NEIGHBOURS)
+        return page("race.html", NEIGHBORS)
 
     @routes.get("/web/<path:name>")
     def asset(name: str) -> Response:
         return _file(name, "")
 
     @routes.post("/load")
-    def fire() -> Response:
-        asked, ignored = body.validate(LoadRequest, body.take(request, EXAMPLE))
-        sock: socket.socket | None = request.environ.get("gunicorn.socket")
-        if sock is None or service.draining:
+    def start() -> Response:
+        params, ignored = body.validate(LoadRequest, body.take(request, EXAMPLE))
+        engine = generation.ready_engine(service)
+        if service.draining:
+            raise ApiError("the server is shutting down, so it starts no load", type="unavailable_error")
+        if not load.start(engine, params):
             raise ApiError(
-                "this server cannot run a load now. Start it with ./server.sh, then try again", type="unavailable_error"
-            )
-        if not load.start(sock.getsockname(), request.headers.get("Authorization"), asked):
-            raise ApiError(
-                f"a load of {load.total} requests is already running. Wait until it ends, or send DELETE /load",
-                type="overloaded",
-                retry_after=5,
-            )
+                f"a load of {load.progress()['total']} requests is already running. Wait until it ends, or send "
+                "DELETE /load", type="overloaded", retry_after=5,
+            )  # fmt: skip
         return body.name_ignored(jsonify(load.progress()), ignored)
 
     @routes.get("/load")
@@ -90,8 +88,8 @@ def blueprint(service: Service) -> Blueprint:
     return routes
 
 
-def is_wanted() -> bool:
-    """Return whether who asks for `/` is a browser."""
+def wants_page() -> bool:
+    """Return whether the client of the current request is a browser that wants a page."""
     return request.method in ("GET", "HEAD") and "text/html" in request.headers.get("Accept", "")
 
 
@@ -106,10 +104,10 @@ def _file(name: str, others: str) -> Response:
     path = safe_join(str(WEB), name)
     if path is None or not Path(path).is_file():
         raise NotFound
-    kind = mimetypes.guess_type(name)[0] or "text/plain"
-    response = Response(Path(path).read_bytes(), mimetype=kind)
+    media = mimetypes.guess_type(name)[0] or "text/plain"
+    response = Response(Path(path).read_bytes(), mimetype=media)
     headers = response.headers
-    headers["Cache-Control"] = "no-cache"  # ask each time: another version may be served
+    headers["Cache-Control"] = "no-cache"  # revalidate each time: another version may be served
     headers["Content-Security-Policy"] = POLICY.format(others=others)
     headers["X-Content-Type-Options"] = "nosniff"
     headers["Referrer-Policy"] = "no-referrer"

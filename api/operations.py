@@ -73,7 +73,7 @@ def blueprint(service: Service) -> Blueprint:
         return _state(service, *service.readiness())
 
     def home() -> Response:
-        return dashboard.page() if dashboard.is_wanted() else health()
+        return dashboard.page() if dashboard.wants_page() else health()
 
     for paths, view in ((HEALTH, health), (READY, ready), (("/",), home)):
         for path in paths:

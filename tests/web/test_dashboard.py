@@ -19,7 +19,7 @@ import pytest
 from driver import drive, requests, scheduler
 from support import ROOT, FakeModel, Server, clean_environment, fake_engine, wait_until
 
-from api.demo import planned
+from api.demo import arrivals
 from api.schemas.demo import LoadRequest
 from app import create_app
 from client.report import race, store
@@ -84,22 +84,43 @@ def test_the_page_names_no_other_host() -> None:
 
 
 def test_a_load_is_the_same_for_the_same_seed_and_poisson() -> None:
-    asked = LoadRequest(count=400, rate=50, min_tokens=5, max_tokens=9, seed=3)
-    plan = planned(asked)
-    assert plan == planned(asked)
-    gaps = [b[0] - a[0] for a, b in itertools.pairwise(plan)]
+    params = LoadRequest(count=400, rate=50, min_tokens=5, max_tokens=9, seed=3)
+    plan = arrivals(params)
+    assert plan == arrivals(params)
+    gaps = [b.at - a.at for a, b in itertools.pairwise(plan)]
     assert 0.8 / 50 < sum(gaps) / len(gaps) < 1.2 / 50
-    assert {json.loads(body)["num_tokens"] for _, body in plan} == {5, 6, 7, 8, 9}
-    assert {at for at, _ in planned(LoadRequest(count=7))} == {0.0}
+    assert {arrival.num_tokens for arrival in plan} == {5, 6, 7, 8, 9}
+    assert {arrival.at for arrival in arrivals(LoadRequest(count=7))} == {0.0}
 
 
 @pytest.mark.parametrize("fields", [{"count": 401}, {"rate": -1}, {"count": True}, {"max_tokens": 0}])
 def test_a_load_is_bounded(fields: dict[str, Any]) -> None:
     client = create_app(Config(), fake_engine(FakeModel())).test_client()
     assert client.post("/load", json=fields).status_code == 400
-    assert client.post("/load", json={}).status_code == 503  # no socket to send it over
     assert client.get("/load").get_json()["active"] is False
+
+
+def test_a_load_counts_its_answers_and_rejections() -> None:
+    app = create_app(Config(), fake_engine(FakeModel(), max_batch_size=2, max_queue=6))
+    client = app.test_client()
+    fields = {"count": 20, "min_tokens": 3, "max_tokens": 6, "seed": 7}
+    first = client.post("/load", json=fields).get_json()
+    assert (first["total"], first["seed"]) == (20, 7)
+    wait_until(lambda: not client.get("/load").get_json()["active"])
+    last = client.get("/load").get_json()
+    assert last["sent"] == last["done"] + last["failed"] == 20
+    assert last["done"] >= 6
+
+
+def test_a_load_that_is_stopped_sends_no_more_and_lets_another_start() -> None:
+    client = create_app(Config(), fake_engine(FakeModel())).test_client()
+    slow = {"count": 400, "rate": 0.001}
+    assert client.post("/load", json=slow).get_json()["active"] is True
+    assert client.post("/load", json=slow).status_code == 429
     assert client.delete("/load").status_code == 200
+    wait_until(lambda: not client.get("/load").get_json()["active"])
+    assert client.get("/load").get_json()["sent"] == 0
+    assert client.post("/load", json={"count": 1, "max_tokens": 8}).status_code == 200
 
 
 # The page itself
