@@ -10,8 +10,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from api import generation
-from api.generation import Prompt
+from api.generation import Prompt, encode, resolve_max_tokens
 from api.http.errors import ApiError
 from api.schemas.demo import LoadRequest
 from api.service import Engine
@@ -85,8 +84,8 @@ class Load:
 
 
 def _enqueue(engine: Engine, arrival: Arrival) -> Inference:
-    prompt = Prompt(arrival.prompt, generation.encode(engine, arrival.prompt, special=False))
-    length = generation.fit(engine, prompt, arrival.num_tokens, "num_tokens")
+    prompt = Prompt(arrival.prompt, encode(engine, arrival.prompt, special=False))
+    length = resolve_max_tokens(engine, prompt, arrival.num_tokens, "num_tokens")
     inference = engine.make_inference(prompt.text, length, prompt.ids, seed=arrival.seed, temperature=1.0)
     return engine.manager.enqueue(inference)
 

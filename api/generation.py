@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from flask import g
 
 from api.http import errors, large
+from api.http.deferral import Ticket
 from api.http.errors import ApiError
 from api.http.registry import RequestContext
 from api.schemas.scheduling_hints import SchedulingHints
@@ -22,8 +23,8 @@ from api.service import Engine, Service
 from batching import Inference, InferenceError
 from serving.inference import Wakeup, too_late
 
-GREEDY_BELOW = 1e-5  # a temperature that differs from 0 by less is 0
-HOTTEST = 1e6  # beyond it all tokens are as likely as they get
+GREEDY_BELOW = 1e-5  # a temperature below this is 0
+HIGHEST_TEMPERATURE = 1e6  # above it all tokens are practically equally likely
 SEED_BITS = 63
 
 
@@ -38,13 +39,13 @@ class Prompt(NamedTuple):
 class GenerationRequest:
     """A request in terms common to all dialects; `options` are those of `make_inference`.
 
-    `name` is the dialect's field for the number of tokens; a number of None means all that the context leaves.
+    `limit_name` is the dialect's field for `max_tokens`, where None means all tokens that the context leaves.
     Of the `best_of` answers to each prompt, the `n` with the highest scores are kept.
     """
 
     prompts: list[Prompt]
     max_tokens: int | None
-    name: str
+    limit_name: str
     options: dict[str, Any] = field(default_factory=dict)
     n: int = 1
     best_of: int = 1
@@ -56,27 +57,28 @@ class GenerationRequest:
 class Generation:
     """A request whose inferences are in the queue: `best_of` for each prompt, in order."""
 
-    ask: GenerationRequest
+    request: GenerationRequest
     inferences: list[Inference]
-    wakeup: Wakeup | None
-    limit: float  # seconds that the server grants
+    wakeup: Wakeup | None  # of a stream
+    limit: float  # seconds that the server allows
     seeds: list[int]
-    ticket: Any = None  # of whoever is to be told when an inference ends
+    ticket: Ticket | None = None  # of a request that does not stream
 
     @property
     def groups(self) -> list[list[Inference]]:
         """The inferences of each prompt."""
-        size = self.ask.best_of
+        size = self.request.best_of
         return [self.inferences[i : i + size] for i in range(0, len(self.inferences), size)]
 
     @property
     def arrived_at(self) -> float:
+        """The time at which it entered the queue."""
         return self.inferences[0].sequence.arrived_at
 
     @property
     def own_limit(self) -> float | None:
         """The seconds after which it ends with a partial answer, if that is before the server's limit."""
-        own = self.ask.timeout_s
+        own = self.request.timeout_s
         return own if own is not None and own < self.limit else None
 
     @property
@@ -95,7 +97,7 @@ class Generation:
         return all(i.is_finished for i in self.inferences) or self.error is not None
 
     def end_if_late(self, now: float) -> bool:
-        """End a job whose time is over: well by its own limit, with an error by the server's."""
+        """End it if its time is over: with what it has by its own limit, with an error by the server's."""
         if now < self.ends_at:
             return False
         if self.own_limit is not None:
@@ -105,23 +107,23 @@ class Generation:
         return True
 
     def end_if_lost(self) -> None:
-        """Let inferences end that should have ended and that the loop has lost."""
+        """End inferences that the loop has lost."""
         for inference in self.inferences:
             inference.end_if_lost()
 
     def cancel(self, error: InferenceError | None = None) -> None:
-        """End what has not ended."""
+        """Cancel what has not ended."""
         for inference in self.inferences:
             if not inference.is_finished:
                 inference.cancel(error)
 
     def end_early(self) -> None:
-        """Let what has not ended end with what it has."""
+        """End what has not ended, with the tokens it has."""
         for inference in self.inferences:
             inference.end_early()
 
     def wait(self) -> None:
-        """Return when all have ended well; ApiError when one has not, and the others are cancelled."""
+        """Wait until all inferences have succeeded. If one fails, cancel the others and raise ApiError."""
         own = self.own_limit
         if own is not None and not self.is_over:
             end = self.arrived_at + own
@@ -133,7 +135,7 @@ class Generation:
                 inference.cancel(too_late(self.limit))
             error = self.error
             if error is not None:
-                # Raised itself it would keep these frames, and they it, until the next GC.
+                # Not raised itself: it refers to the inferences, and a traceback would keep these frames until the GC.
                 self.cancel(error)
                 raise errors.from_inference(error)
 
@@ -146,28 +148,28 @@ def ready_engine(service: Service) -> Engine:
     return service.engine
 
 
-def check_model(engine: Engine, asked: str | None) -> None:
-    """Raise 404 when the request names another model than the served one."""
-    if asked is not None and asked != engine.served_name:
+def check_model(engine: Engine, model: str | None) -> None:
+    """Raise 404 if the request names a model other than the served one."""
+    if model is not None and model != engine.served_name:
         raise ApiError(
-            f"model {errors.shown(asked)} is not served here. Use {engine.served_name!r}, or leave model out",
+            f"model {errors.shown(model)} is not served here. Use {engine.served_name!r}, or leave model out",
             type="not_found_error", param="model", code="model_not_found",
         )  # fmt: skip
 
 
-def unheeded(engine: Engine, asked: SchedulingHints, path: str = "") -> list[str]:
+def ignored_hints(engine: Engine, hints: SchedulingHints, path: str = "") -> list[str]:
     """Return the scheduling fields of a request that the active policy does not use."""
     policy = engine.manager.policy
     heeds = policy.heeds if policy is not None else ()
     return [
         path + name
-        for name, what in (("priority", "priority"), ("slo_s", "deadline"))
-        if name in asked.model_fields_set and what not in heeds
+        for name, hint in (("priority", "priority"), ("slo_s", "deadline"))
+        if name in hints.model_fields_set and hint not in heeds
     ]
 
 
 def encode(engine: Engine, text: str, *, special: bool, keep: int | None = None, param: str = "prompt") -> list[int]:
-    """Return the token ids of a text, or the last `keep` of them; a text too long for the context is not tokenized.
+    """Return the token ids of a text, or the last `keep` of them; raise ApiError if it is too long for the context.
 
     With `special`, <|endoftext|> becomes the special token.
     """
@@ -179,12 +181,11 @@ def encode(engine: Engine, text: str, *, special: bool, keep: int | None = None,
             f"Shorten the {'prompt' if param == 'prompt' else param}",
             param=param, code="context_length_exceeded",
         )  # fmt: skip
-    ids = tokenize(engine, text, special=special, param=param)
+    ids = _tokenize(engine, text, special, param)
     return ids if keep is None else ids[-keep:]
 
 
-def tokenize(engine: Engine, text: str, *, special: bool, param: str) -> list[int]:
-    """Return all token ids of a text; raise ApiError when it cannot be tokenized."""
+def _tokenize(engine: Engine, text: str, special: bool, param: str) -> list[int]:
     try:
         text.encode("utf-8")
         with large.alone(len(text)):
@@ -204,45 +205,47 @@ def check_ids(engine: Engine, ids: Sequence[int], param: str) -> None:
         )  # fmt: skip
 
 
-def fit(engine: Engine, prompt: Prompt, asked: int | None, name: str, param: str = "prompt") -> int:
-    """Return the number of tokens to generate; raise ApiError when prompt and answer exceed the context."""
+def resolve_max_tokens(engine: Engine, prompt: Prompt, max_tokens: int | None, name: str) -> int:
+    """Return the number of tokens to generate; raise ApiError if prompt and answer exceed the context."""
     room = engine.context - len(prompt.ids)
-    if asked is None and room > 0:
+    if max_tokens is None and room > 0:
         return room
-    asked = 1 if asked is None else asked
-    if asked <= room and (room > 0 or asked == 0):
-        return asked
+    tokens = 1 if max_tokens is None else max_tokens
+    if tokens <= room and (room > 0 or tokens == 0):
+        return tokens
     remedy = (
         f"Shorten the prompt or request at most {room:,} tokens"
         if room > 0
         else f"Shorten the prompt to at most {engine.context - 1:,} tokens"
     )
-    number = f"{asked:,}" if asked < 10**18 else errors.shown(asked)
+    number = f"{tokens:,}" if tokens < 10**18 else errors.shown(tokens)
     raise ApiError(
-        f"{param} has {len(prompt.ids):,} tokens and {name} is {number}; their sum must be "
+        f"prompt has {len(prompt.ids):,} tokens and {name} is {number}; their sum must be "
         f"at most {engine.context:,}. {remedy}",
-        param=name if room > 0 else param, code="context_length_exceeded",
+        param=name if room > 0 else "prompt", code="context_length_exceeded",
     )  # fmt: skip
 
 
-def start(service: Service, engine: Engine, ask: GenerationRequest, *, streams: bool = False) -> Generation:
+def start_generation(
+    service: Service, engine: Engine, request: GenerationRequest, *, streams: bool = False
+) -> Generation:
     """Put a request's inferences into the queue, all or none."""
-    lengths = [fit(engine, prompt, ask.max_tokens, ask.name) for prompt in ask.prompts]
+    lengths = [resolve_max_tokens(engine, p, request.max_tokens, request.limit_name) for p in request.prompts]
     wakeup = Wakeup() if streams else None
     ticket = None if streams else service.completer.ticket()
-    options = dict(ask.options)
+    options = dict(request.options)
     if ticket is not None:
         options["on_end"] = ticket.notify
-    if "temperature" in options:
-        heat = options["temperature"]
-        options["temperature"] = 0.0 if heat < GREEDY_BELOW else min(heat, HOTTEST)
     if wakeup is not None:
         options["wakeup"] = wakeup
-    inferences, seeds = [], []
+    temperature = options.get("temperature", 1.0)
+    options["temperature"] = 0.0 if temperature < GREEDY_BELOW else min(temperature, HIGHEST_TEMPERATURE)
+    inferences: list[Inference] = []
+    seeds: list[int] = []
     context: RequestContext = g.context
-    for prompt, length in zip(ask.prompts, lengths):
-        seed = secrets.randbits(SEED_BITS) if ask.seed is None else ask.seed
-        for j in range(ask.best_of):
+    for prompt, length in zip(request.prompts, lengths):
+        seed = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
+        for j in range(request.best_of):
             seeds.append(seed_of(seed, j))
             inferences.append(
                 engine.make_inference(
@@ -254,11 +257,11 @@ def start(service: Service, engine: Engine, ask: GenerationRequest, *, streams: 
         engine.manager.enqueue_all(inferences)
     except InferenceError as error:
         raise errors.from_inference(error) from None
-    return Generation(ask, inferences, wakeup, service.config.request_timeout, seeds, ticket)
+    return Generation(request, inferences, wakeup, service.config.request_timeout, seeds, ticket)
 
 
 def seed_of(seed: int, j: int) -> int:
-    """Return the seed of answer j: the request's seed for the first, and a distant one for each other."""
+    """Return the seed of answer j: the request's own for the first, a hash of it and j for the others."""
     if j == 0:
         return seed
     return int.from_bytes(hashlib.sha256(f"{seed} {j}".encode()).digest()[:8], "little") >> 1
@@ -289,4 +292,4 @@ def mean_score(inference: Inference) -> float:
 
 def total_score(inference: Inference) -> float:
     """Return the sum of the log probabilities of an answer's tokens, by which vLLM ranks."""
-    return sum(detail.logprob for detail in inference.details)
+    return sum((detail.logprob for detail in inference.details), 0.0)

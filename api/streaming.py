@@ -33,9 +33,9 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Delta(NamedTuple):
-    """What is new in one answer: its text, its tokens start..stop, and whether the answer has ended."""
+    """What is new in one choice: its text, its tokens start..stop, and whether it has ended."""
 
-    index: int
+    choice: int
     text: str
     start: int
     stop: int
@@ -48,9 +48,9 @@ class StreamReader:
     With `every_token` a delta may have tokens without text. With `scored` its tokens are exactly those of its text.
     """
 
-    def __init__(self, index: int, inference: Inference, *, scored: bool, every_token: bool) -> None:
+    def __init__(self, choice: int, inference: Inference, *, scored: bool, every_token: bool) -> None:
         assert inference.text is not None
-        self.index = index
+        self.choice = choice
         self.inference = inference
         self.done = False
         self._text = inference.text.growing(follows_tokens=scored)
@@ -82,14 +82,14 @@ class StreamReader:
             return None
         stop = self._text.shown_tokens if self._scored and not self._every else self._read
         start, self._sent = self._sent, stop
-        return Delta(self.index, text, start, stop, False)
+        return Delta(self.choice, text, start, stop, False)
 
     def _end(self) -> Delta:
         if self.inference.error is not None:
             raise self.inference.error
         self.done = True
         count = len(self.inference.output_ids)
-        return Delta(self.index, self._text.rest(self.inference.answer), self._sent, count, True)
+        return Delta(self.choice, self._text.rest(self.inference.answer), self._sent, count, True)
 
 
 class Answers:

@@ -1,28 +1,26 @@
-"""POST /v1/chat/completions: a conversation as plain text, since GPT-2 has no format for one.
+"""POST /v1/chat/completions: a conversation as plain text, because GPT-2 has no chat format.
 
 The template is fixed and never comes from a request: a line `System: ...`, `User: ...` or `Assistant: ...` for each
-message, then `Assistant:`; the answer ends before a line that begins with `User:`. A developer speaks as the system.
+message, then `Assistant:`. The answer ends before a line that begins with `User:`. The role `developer` counts as
+`system`.
 """
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-from flask import Blueprint, Response, g, jsonify
+from flask import Blueprint, Response, jsonify
 
-from api import generation, streaming
-from api.dialects.openai import USAGE, Kind, answer, limit, options_of, too_many_at_least
-from api.dialects.openai_writer import choose, stream_options, usage, usage_so_far
-from api.generation import Generation, GenerationRequest, Prompt
-from api.http.deferral import Deferred
+from api.dialects.openai import USAGE, Kind, answer, min_tokens_error, options_of, token_limit
+from api.dialects.openai_writer import Writer, choose, usage
+from api.generation import GenerationRequest, Prompt, encode
 from api.http.errors import ApiError
 from api.http.openapi import Operation
 from api.schemas import ChatRequest
-from api.schemas.openai import UNSUPPORTED_CHAT, Message
+from api.schemas.openai import Message
 from api.service import Engine, Service
-from api.streaming import Delta, StreamReader
-from observe.feed import dumps
+from api.streaming import Delta
+from observe.feed import data
 from serving.inference import Inference
 
 EXAMPLE = '{"messages": [{"role": "user", "content": "Who are you?"}]}'
@@ -42,11 +40,12 @@ OPERATIONS = [
 
 
 def blueprint(service: Service) -> Blueprint:
+    """Return the route."""
     routes = Blueprint("chat", __name__)
-    kind = Kind(ChatRequest, EXAMPLE, UNSUPPORTED_CHAT, lambda asked: asked.n, ask_of, ChatWriter)
+    kind = Kind(ChatRequest, EXAMPLE, lambda params: params.n, generation_request, ChatWriter)
 
     @routes.post("/v1/chat/completions")
-    def chat() -> Response | Deferred:
+    def chat() -> Any:
         return answer(service, kind)
 
     return routes
@@ -58,49 +57,38 @@ def plain(messages: list[Message]) -> str:
     return "\n".join([*lines, "Assistant:"])
 
 
-def ask_of(engine: Engine, asked: ChatRequest) -> GenerationRequest:
-    given = [n for n in (asked.max_completion_tokens, asked.max_tokens) if n is not None]
-    if len(set(given)) > 1:
+def generation_request(engine: Engine, params: ChatRequest) -> GenerationRequest:
+    """Return the request in common terms."""
+    limits = [n for n in (params.max_completion_tokens, params.max_tokens) if n is not None]
+    if len(set(limits)) > 1:
         raise ApiError(
-            f"max_tokens is {str(asked.max_tokens)[:40]} and max_completion_tokens is "
-            f"{str(asked.max_completion_tokens)[:40]}, but both set the same limit. Send only one of them", param="max_tokens",
+            f"max_tokens is {str(params.max_tokens)[:40]} and max_completion_tokens is "
+            f"{str(params.max_completion_tokens)[:40]}, but both set the same limit. Send only one of them", param="max_tokens",
         )  # fmt: skip
-    most = limit(given[0]) if given else None
-    if most is not None and asked.min_tokens > most:
-        raise too_many_at_least(asked.min_tokens, most)
-    options = options_of(engine, asked)
-    options["stops"] = [*asked.stop, STOP]
-    text = plain(asked.messages)
-    ids = generation.encode(
-        engine, text, special=engine.special_end, keep=asked.truncate_prompt_tokens, param="messages"
-    )
+    most = token_limit(limits[0]) if limits else None
+    if most is not None and params.min_tokens > most:
+        raise min_tokens_error(params.min_tokens, most)
+    options = options_of(engine, params)
+    options["stops"] = [*params.stop, STOP]
+    text = plain(params.messages)
+    ids = encode(engine, text, special=engine.special_end, keep=params.truncate_prompt_tokens, param="messages")
     return GenerationRequest(
         [Prompt(text, ids)], most, "max_tokens", options,
-        n=asked.n, best_of=asked.n, seed=asked.seed, timeout_s=asked.timeout_s,
+        n=params.n, best_of=params.n, seed=params.seed, timeout_s=params.timeout_s,
     )  # fmt: skip
 
 
-class ChatWriter:
-    """Writes the answer to one chat request, whole or in chunks."""
+class ChatWriter(Writer[ChatRequest]):
+    """Writes the answer to a chat request, whole or in chunks."""
 
-    is_large = False  # 16 texts, each within the context
-
-    def __init__(self, engine: Engine, job: Generation, asked: ChatRequest) -> None:
-        self.job = job
-        self.asked = asked
-        self.head = {
-            "id": f"chatcmpl-{g.request_id}",
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": engine.served_name,
-        }
-        self._usage_last, self._usage_always = stream_options(asked)
-        self._begun: set[int] = set()
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    prefix = "chatcmpl-"
 
     def whole(self) -> Response:
-        self.job.wait()
-        choices = [self._choice(i, inference) for i, inference in enumerate(choose(self.job))]
-        total = usage(self.job, self.job.inferences)
+        self.generation.wait()
+        choices = [self._choice(i, inference) for i, inference in enumerate(choose(self.generation))]
+        total = usage(self.generation, self.generation.inferences)
         return jsonify({**self.head, "system_fingerprint": None, "choices": choices, "usage": total})
 
     def _choice(self, index: int, inference: Inference) -> dict[str, Any]:
@@ -111,43 +99,26 @@ class ChatWriter:
             "finish_reason": inference.finish_reason,
             "stop_reason": inference.stop_reason,
         }
-        if self.asked.return_token_ids:
+        if self.params.return_token_ids:
             choice["token_ids"] = inference.output_ids
         return choice
 
-    def stream(self) -> Response:
-        self.head["object"] = "chat.completion.chunk"
-        followers = [
-            StreamReader(i, inference, scored=self.asked.return_token_ids, every_token=False)
-            for i, inference in enumerate(self.job.inferences)
-        ]
-        return streaming.respond(
-            self.job, followers, self._chunk, self._end, tokens_together=self.asked.stream_interval
-        )
-
-    def _chunk(self, growth: Delta) -> bytes:
-        """Return one choice's event; the first has the role and text too, so that it tells the first token's time."""
-        inference = self.job.inferences[growth.index]
-        delta: dict[str, Any] = {"content": growth.text}
-        if growth.index not in self._begun:
-            self._begun.add(growth.index)
-            delta = {"role": "assistant"} | delta
+    def _chunk(self, delta: Delta) -> bytes:
+        """Return the event of one choice. The first has role and text, so that it shows the time of the first token."""
+        inference = self.generation.inferences[delta.choice]
+        message: dict[str, Any] = {"content": delta.text}
+        if self.is_first(delta.choice):
+            message = {"role": "assistant"} | message
         choice = {
-            "index": growth.index,
-            "delta": delta,
+            "index": delta.choice,
+            "delta": message,
             "logprobs": None,
-            "finish_reason": inference.finish_reason if growth.ended else None,
-            "stop_reason": inference.stop_reason if growth.ended else None,
+            "finish_reason": inference.finish_reason if delta.ended else None,
+            "stop_reason": inference.stop_reason if delta.ended else None,
         }
-        if self.asked.return_token_ids:
-            choice["token_ids"] = inference.sequence.output_ids[growth.start : growth.stop]
+        if self.params.return_token_ids:
+            choice["token_ids"] = inference.sequence.output_ids[delta.start : delta.stop]
         chunk: dict[str, Any] = {**self.head, "choices": [choice]}
-        if self._usage_last:
-            chunk["usage"] = usage_so_far(self.job, growth) if self._usage_always else None
-        return f"data: {dumps(chunk)}\n\n".encode()
-
-    def _end(self) -> bytes:
-        if not self._usage_last:
-            return streaming.DONE
-        total = {**self.head, "choices": [], "usage": usage(self.job, self.job.inferences)}
-        return streaming.event(total) + streaming.DONE
+        if self.usage_last:
+            chunk["usage"] = self.usage_so_far(delta) if self.usage_always else None
+        return data(chunk)

@@ -1,7 +1,7 @@
 """Tokens and their log probabilities as the dialects write them.
 
-A token's text is what it adds to the text before it: nothing while a character is unfinished. It must not know how
-an answer travels.
+A token's text is what it adds to the text before it: nothing while a character is unfinished. This module must not know
+how an answer is sent.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from api.service import Tokenizer
 
 
 class Pieces:
-    """What each token adds to a text; the pieces join to it, but for a character that is never finished."""
+    """Finds what each token adds to a text; the pieces join to it, except for a character that is never finished."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def add(self, token: int) -> str:
+        """Return what the next token adds."""
         return self._decoder.decode(self._tokenizer.token_bytes(token))
 
 
 def token_name(tokenizer: Tokenizer, token: int) -> str:
-    """Return a token's own text, or `bytes:\\xNN` for one that is no text by itself."""
+    """Return a token's own text, or `bytes:\\xNN` for one that is not valid UTF-8 by itself."""
     data = tokenizer.token_bytes(token)
     try:
         return data.decode("utf-8")
@@ -34,7 +35,7 @@ def token_name(tokenizer: Tokenizer, token: int) -> str:
 
 
 class Scored(NamedTuple):
-    """One token with what the model told of it; nothing is told of a prompt's first."""
+    """A token and its score, which is None for the first token of a prompt."""
 
     token: int
     detail: Any
@@ -43,8 +44,8 @@ class Scored(NamedTuple):
 class Logprobs:
     """Builds OpenAI's logprobs object of one answer, in one piece or in several that continue each other.
 
-    `offset` is the place of the first token in characters, `most` the number of alternatives to a token; `hidden`
-    ids are left out.
+    `offset` is the position of the first token in characters, and `most` the number of alternatives to a token.
+    `hidden` ids are left out.
     """
 
     def __init__(self, tokenizer: Tokenizer, offset: int, most: int, hidden: Sequence[int] = ()) -> None:
@@ -55,16 +56,16 @@ class Logprobs:
         self._pieces = Pieces(tokenizer)
 
     def write(self, scored: Sequence[Scored]) -> dict[str, list[Any]]:
-        """Return the object of some tokens."""
-        written = [s for s in scored if s.token not in self._hidden]
+        """Return the object for the next tokens."""
+        shown = [s for s in scored if s.token not in self._hidden]
         offsets = []
-        for token, _ in written:
+        for token, _ in shown:
             offsets.append(self._offset)
             self._offset += len(self._pieces.add(token))
         return {
-            "tokens": [token_name(self._tokenizer, token) for token, _ in written],
-            "token_logprobs": [d and d.logprob for _, d in written],
-            "top_logprobs": [self._top(token, d) for token, d in written],
+            "tokens": [token_name(self._tokenizer, token) for token, _ in shown],
+            "token_logprobs": [d and d.logprob for _, d in shown],
+            "top_logprobs": [self._top(token, d) for token, d in shown],
             "text_offset": offsets,
         }
 
@@ -91,14 +92,14 @@ def prompt_logprobs(
         return {"logprob": logprob, "rank": rank, "decoded_token": tokenizer.decode([token])}
 
     def scores(token: int, detail: Any) -> dict[str, dict[str, Any]]:
-        found = {str(token): score(token, detail.logprob, detail.rank)}
+        by_id = {str(token): score(token, detail.logprob, detail.rank)}
         for rank, (id, logprob) in enumerate(detail.top[:most], 1):
-            found[str(id)] = score(id, logprob, rank)
-        return found
+            by_id[str(id)] = score(id, logprob, rank)
+        return by_id
 
     return [detail and scores(token, detail) for token, detail in prompt_scores(ids, details)]
 
 
 def prompt_scores(ids: Sequence[int], details: Sequence[Any]) -> list[Scored]:
-    """Return a prompt's tokens with what the model told of them: nothing of the first."""
+    """Return a prompt's tokens with their scores; the first has none."""
     return [Scored(token, detail) for token, detail in zip(ids, (None, *details))]

@@ -1,4 +1,4 @@
-"""The original's dialect: POST /inference, GET /stats, and the per-length table it used to write to disk."""
+"""The original's dialect: POST /inference, GET /stats, and the table of latencies by length."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ from typing import Any
 
 from flask import Blueprint, Response, jsonify, request
 
-from api import generation, policy, streaming
-from api.generation import Generation, GenerationRequest, Prompt
+from api import policy, streaming
+from api.generation import (
+    Generation,
+    GenerationRequest,
+    Prompt,
+    encode,
+    ignored_hints,
+    ready_engine,
+    start_generation,
+    timings,
+)
 from api.http import body
 from api.http.deferral import Deferred
 from api.http.openapi import Operation
@@ -48,18 +57,19 @@ OPERATIONS = [
 
 
 def blueprint(service: Service) -> Blueprint:
+    """Return the routes of this dialect."""
     routes = Blueprint("native", __name__)
 
     @routes.post("/inference")
-    def inference() -> Response | Deferred:
-        engine = generation.ready_engine(service)
+    def inference() -> Any:
+        engine = ready_engine(service)
         fields = body.take(request, EXAMPLE, any_type=True)
-        asked, ignored = body.validate(InferenceRequest, fields)
-        job = generation.start(service, engine, ask_of(engine, asked), streams=asked.stream)
-        ignored += generation.unheeded(engine, asked)
-        if asked.stream:
-            return body.name_ignored(stream(job), ignored)
-        return Deferred(job, lambda: body.name_ignored(jsonify(answer(job)), ignored))
+        params, ignored = body.validate(InferenceRequest, fields)
+        generation = start_generation(service, engine, generation_request(engine, params), streams=params.stream)
+        ignored += ignored_hints(engine, params)
+        if params.stream:
+            return body.name_ignored(stream(generation), ignored)
+        return Deferred(generation, lambda: body.name_ignored(jsonify(answer(generation)), ignored))
 
     @routes.get("/stats")
     def stats() -> Response:
@@ -73,28 +83,28 @@ def blueprint(service: Service) -> Blueprint:
     return routes
 
 
-def ask_of(engine: Engine, asked: InferenceRequest) -> GenerationRequest:
-    """Return what a request asks for; in a prompt end-of-text is plain text, as nothing is special here."""
-    ids = generation.encode(engine, asked.prompt, special=False)
+def generation_request(engine: Engine, params: InferenceRequest) -> GenerationRequest:
+    """Return the request in common terms. In the prompt, <|endoftext|> is plain text, as nothing is special here."""
+    ids = encode(engine, params.prompt, special=False)
     options = {
-        "temperature": asked.temperature, "top_k": max(asked.top_k, 0), "top_p": asked.top_p,
-        "stops": asked.stop, "ignore_eos": asked.ignore_eos, **asked.scheduling_options(),
+        "temperature": params.temperature, "top_k": max(params.top_k, 0), "top_p": params.top_p,
+        "stops": params.stop, "ignore_eos": params.ignore_eos, **params.scheduling_options(),
     }  # fmt: skip
-    prompt = Prompt(asked.prompt, ids)
     return GenerationRequest(
-        [prompt], asked.num_tokens, "num_tokens", options, seed=asked.seed, timeout_s=asked.timeout_s
-    )
+        [Prompt(params.prompt, ids)], params.num_tokens, "num_tokens", options,
+        seed=params.seed, timeout_s=params.timeout_s,
+    )  # fmt: skip
 
 
-def answer(job: Generation) -> dict[str, Any]:
-    """Wait for one completion; return the body of its answer."""
-    job.wait()
-    return {"completion": job.inferences[0].completion} | ending(job)
+def answer(generation: Generation) -> dict[str, Any]:
+    """Wait for the completion and return the body of the answer."""
+    generation.wait()
+    return {"completion": generation.inferences[0].completion} | ending(generation)
 
 
-def ending(job: Generation) -> dict[str, Any]:
-    """Return what is said of an answer beside its text."""
-    inference = job.inferences[0]
+def ending(generation: Generation) -> dict[str, Any]:
+    """Return the fields of an answer beside its text."""
+    inference = generation.inferences[0]
     return {
         "id": inference.id,
         "num_tokens": len(inference.output_ids),
@@ -102,19 +112,19 @@ def ending(job: Generation) -> dict[str, Any]:
         "cached_tokens": inference.sequence.cached,
         "finish_reason": inference.finish_reason,
         "stop_reason": inference.stop_reason,
-        "timings": generation.timings(inference),
+        "timings": timings(inference),
     }
 
 
-def stream(job: Generation) -> Response:
-    """Return the completion in pieces: events with `text`, the last with all else too; then [DONE]."""
+def stream(generation: Generation) -> Response:
+    """Return a stream of events with `text`, the last of which has all other fields too; then [DONE]."""
 
-    def chunk(growth: Delta) -> bytes:
-        last = ending(job) if growth.ended else {}
-        return streaming.event({"text": growth.text} | last)
+    def encode_delta(delta: Delta) -> bytes:
+        last = ending(generation) if delta.ended else {}
+        return streaming.event({"text": delta.text} | last)
 
-    follower = StreamReader(0, job.inferences[0], scored=False, every_token=False)
-    return streaming.respond(job, [follower], chunk, lambda: streaming.DONE)
+    reader = StreamReader(0, generation.inferences[0], scored=False, every_token=False)
+    return streaming.respond(generation, [reader], encode_delta, lambda: streaming.DONE)
 
 
 def statistics(service: Service) -> dict[str, Any]:

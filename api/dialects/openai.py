@@ -1,26 +1,34 @@
-"""OpenAI's dialect: completions, with vLLM's extras, the list of the one model, and vLLM's /version."""
+"""OpenAI's dialect: completions with vLLM's extra fields, the list of the one model, and vLLM's /version."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic
 
 from flask import Blueprint, Response, g, jsonify, request
 
-from api import generation
-from api.dialects.openai_writer import CompletionWriter
-from api.generation import Generation, GenerationRequest, Prompt
+from api.dialects.openai_writer import CompletionWriter, Params, Writer
+from api.generation import (
+    Generation,
+    GenerationRequest,
+    Prompt,
+    check_ids,
+    check_model,
+    encode,
+    ignored_hints,
+    ready_engine,
+    start_generation,
+)
 from api.http import admission, body
 from api.http.deferral import Deferred
 from api.http.errors import ApiError
 from api.http.openapi import Operation
 from api.schemas import CompletionRequest
-from api.schemas.openai import UNLIMITED, UNSUPPORTED_COMPLETION, Sampled
+from api.schemas.openai import UNLIMITED, Sampled
 from api.service import Engine, Service
 from config import VERSION
 
-Asked = TypeVar("Asked", bound=Sampled)
 EXAMPLE = '{"prompt": "ROMEO:", "max_tokens": 40}'
 USAGE = {"type": "object", "required": ["prompt_tokens", "completion_tokens", "total_tokens"]}
 OPERATIONS = [
@@ -47,63 +55,54 @@ OPERATIONS = [
 ]  # fmt: skip
 
 
-class Writer(Protocol):
-    """What writes an answer, in one piece or as it grows."""
-
-    @property
-    def is_large(self) -> bool: ...
-    def whole(self) -> Response: ...
-    def stream(self) -> Response: ...
-
-
 @dataclass(frozen=True)
-class Kind(Generic[Asked]):
-    """What makes one of OpenAI's requests for text: `places` may refuse fields that do not go together."""
+class Kind(Generic[Params]):
+    """One of OpenAI's two kinds of generating requests.
 
-    schema: type[Asked]
+    `count` returns the number of answers to compute, and raises ApiError for fields that contradict each other.
+    """
+
+    schema: type[Params]
     example: str
-    unsupported: dict[str, tuple[Any, ...]]
-    places: Callable[[Asked], int]
-    ask: Callable[[Engine, Asked], GenerationRequest]
-    writer: Callable[[Engine, Generation, Asked], Writer]
+    count: Callable[[Params], int]
+    to_request: Callable[[Engine, Params], GenerationRequest]
+    writer: Callable[[Engine, Generation, Params], Writer[Params]]
 
 
-def answer(service: Service, kind: Kind[Asked]) -> Response | Deferred:
-    """Check the present request, start what it asks for, and return its answer."""
-    engine = generation.ready_engine(service)
-    fields = body.take(request, kind.example)
-    harmless = body.refuse_unsupported(fields, kind.unsupported)
-    asked, ignored = body.validate(kind.schema, fields)
-    generation.check_model(engine, asked.model)
-    check_sampled(service, asked)
-    admission.take_more(service, kind.places(asked) - 1)
-    job = generation.start(service, engine, kind.ask(engine, asked), streams=asked.stream)
-    writer = kind.writer(engine, job, asked)
-    names = [n for n in ignored if n not in harmless] + asked.unread()
-    names += generation.unheeded(engine, asked)
-    if asked.stream:
-        return body.name_ignored(writer.stream(), names)
-    if writer.is_large:  # not in the thread that answers everybody
-        return body.name_ignored(writer.whole(), names)
-    return Deferred(job, lambda: body.name_ignored(writer.whole(), names))
+def answer(service: Service, kind: Kind[Params]) -> Response | Deferred:
+    """Check the current request, start its generation, and return its answer."""
+    engine = ready_engine(service)
+    params, ignored = body.validate(kind.schema, body.take(request, kind.example))
+    check_model(engine, params.model)
+    check_sampled(service, params)
+    admission.take_more(service, kind.count(params) - 1)
+    generation = start_generation(service, engine, kind.to_request(engine, params), streams=params.stream)
+    writer = kind.writer(engine, generation, params)
+    ignored += params.ignored() + ignored_hints(engine, params)
+    if params.stream:
+        return body.name_ignored(writer.stream(), ignored)
+    if writer.is_large:  # not in the thread that writes all other answers
+        return body.name_ignored(writer.whole(), ignored)
+    return Deferred(generation, lambda: body.name_ignored(writer.whole(), ignored))
 
 
 def blueprint(service: Service) -> Blueprint:
+    """Return the routes of this dialect, except chat."""
     routes = Blueprint("openai", __name__)
-    kind = Kind(CompletionRequest, EXAMPLE, UNSUPPORTED_COMPLETION, completion_places, completion_ask, CompletionWriter)
+    kind = Kind(CompletionRequest, EXAMPLE, completion_count, completion_request, CompletionWriter)
 
     @routes.post("/v1/completions")
-    def completions() -> Response | Deferred:
+    def completions() -> Any:
         return answer(service, kind)
 
     @routes.get("/v1/models")
     def models() -> Response:
-        return jsonify(object="list", data=[model_card(generation.ready_engine(service))])
+        return jsonify(object="list", data=[model_card(ready_engine(service))])
 
     @routes.get("/v1/models/<path:model>")
     def model(model: str) -> Response:
-        engine = generation.ready_engine(service)
-        generation.check_model(engine, model)
+        engine = ready_engine(service)
+        check_model(engine, model)
         return jsonify(model_card(engine))
 
     @routes.get("/version")
@@ -114,6 +113,7 @@ def blueprint(service: Service) -> Blueprint:
 
 
 def model_card(engine: Engine) -> dict[str, Any]:
+    """Return the entry of the served model in /v1/models."""
     return {
         "id": engine.served_name,
         "object": "model",
@@ -125,100 +125,102 @@ def model_card(engine: Engine) -> dict[str, Any]:
     }
 
 
-def check_sampled(service: Service, asked: Sampled) -> None:
-    """Raise ApiError for fields that do not go together; take the id that the body asks for."""
-    if asked.stream_options is not None and not asked.stream:
+def check_sampled(service: Service, params: Sampled) -> None:
+    """Raise ApiError for fields that contradict each other; adopt the request id of the body."""
+    if params.stream_options is not None and not params.stream:
         raise ApiError(
             'stream_options requires a stream. Send "stream": true, or remove stream_options', param="stream_options"
         )
-    if asked.request_id is not None and "X-Request-Id" not in request.headers:
-        g.request_id = asked.request_id
-        service.requests.rename(g.context, asked.request_id)
+    if params.request_id is not None and "X-Request-Id" not in request.headers:
+        g.request_id = params.request_id
+        service.requests.rename(g.context, params.request_id)
 
 
-def completion_places(asked: CompletionRequest) -> int:
-    """Return how many places the prompts and choices take; ApiError for fields that do not go together."""
-    if asked.best_of is not None and asked.best_of < asked.n:
+def completion_count(params: CompletionRequest) -> int:
+    """Return the number of answers to compute; raise ApiError for fields that contradict each other."""
+    if params.best_of is not None and params.best_of < params.n:
         raise ApiError(
-            f"best_of is {asked.best_of} and n is {asked.n}, but best_of must be at least n. Raise best_of",
+            f"best_of is {params.best_of} and n is {params.n}, but best_of must be at least n. Raise best_of",
             param="best_of",
         )
-    if asked.stream and asked.best_of is not None and asked.best_of > asked.n:
+    if params.stream and params.best_of is not None and params.best_of > params.n:
         raise ApiError(
-            f"best_of is {asked.best_of} and n is {asked.n}, but a stream cannot choose among answers. "
+            f"best_of is {params.best_of} and n is {params.n}, but a stream cannot choose among answers. "
             "Remove best_of, or do not stream", param="best_of",
         )  # fmt: skip
-    if asked.max_tokens == 0 and not asked.echo:
+    if params.max_tokens == 0 and not params.echo:
         raise ApiError(
             "max_tokens is 0, but must be at least 1 without echo. Raise max_tokens, or send echo: true",
             param="max_tokens",
         )
-    if asked.max_tokens != UNLIMITED and asked.min_tokens > asked.max_tokens:
-        raise too_many_at_least(asked.min_tokens, asked.max_tokens)
-    return len(asked.prompt) * (asked.best_of or asked.n)
+    if params.max_tokens != UNLIMITED and params.min_tokens > params.max_tokens:
+        raise min_tokens_error(params.min_tokens, params.max_tokens)
+    return len(params.prompt) * (params.best_of or params.n)
 
 
-def too_many_at_least(fewest: int, most: int) -> ApiError:
+def min_tokens_error(min_tokens: int, max_tokens: int) -> ApiError:
+    """Return the error for a `min_tokens` above `max_tokens`."""
     return ApiError(
-        f"min_tokens is {str(fewest)[:40]} and max_tokens is {str(most)[:40]}, but min_tokens must be at most "
+        f"min_tokens is {str(min_tokens)[:40]} and max_tokens is {str(max_tokens)[:40]}, but min_tokens must be at most "
         "max_tokens. Lower min_tokens", param="min_tokens",
     )  # fmt: skip
 
 
-def limit(asked: int | None) -> int | None:
-    """Return how many tokens a request limits its answer to; None for all the room there is."""
-    return None if asked == UNLIMITED else asked
+def token_limit(max_tokens: int) -> int | None:
+    """Return the limit that a request sets, or None for all tokens that the context leaves."""
+    return None if max_tokens == UNLIMITED else max_tokens
 
 
-def options_of(engine: Engine, asked: Sampled) -> dict[str, Any]:
-    """Return the options of `make_inference` that the dialect's common fields mean."""
-    generation.check_ids(engine, asked.stop_token_ids, "stop_token_ids")
-    generation.check_ids(engine, list(asked.logit_bias), "logit_bias")
+def options_of(engine: Engine, params: Sampled) -> dict[str, Any]:
+    """Return the common fields of the dialect as options of `make_inference`."""
+    check_ids(engine, params.stop_token_ids, "stop_token_ids")
+    check_ids(engine, list(params.logit_bias), "logit_bias")
     return {
-        "temperature": asked.temperature,
-        "top_k": max(asked.top_k, 0),
-        "top_p": asked.top_p,
-        "min_p": asked.min_p,
-        "presence_penalty": asked.presence_penalty,
-        "frequency_penalty": asked.frequency_penalty,
-        "repetition_penalty": asked.repetition_penalty,
-        "logit_bias": tuple(asked.logit_bias.items()),
-        "stops": asked.stop,
-        "stop_ids": asked.stop_token_ids,
-        "ignore_eos": asked.ignore_eos,
-        "min_tokens": asked.min_tokens,
-        "keep_stop": asked.include_stop_str_in_output,
-        "hide_special": asked.skip_special_tokens,
-        **asked.scheduling_options(),
+        "temperature": params.temperature,
+        "top_k": max(params.top_k, 0),
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "repetition_penalty": params.repetition_penalty,
+        "logit_bias": tuple(params.logit_bias.items()),
+        "stops": params.stop,
+        "stop_ids": params.stop_token_ids,
+        "ignore_eos": params.ignore_eos,
+        "min_tokens": params.min_tokens,
+        "keep_stop": params.include_stop_str_in_output,
+        "hide_special": params.skip_special_tokens,
+        **params.scheduling_options(),
     }
 
 
-def completion_ask(engine: Engine, asked: CompletionRequest) -> GenerationRequest:
-    options = options_of(engine, asked)
-    best_of = asked.best_of or asked.n
-    if asked.logprobs is not None or best_of > asked.n:
-        options["logprobs"] = asked.logprobs or 0
-    wanted = [asked.prompt_logprobs, asked.logprobs if asked.echo else None]
-    scores = max((n for n in wanted if n is not None), default=None)
-    if scores is not None or asked.max_tokens == 0:
-        options |= {"scores_prompt": True, "prompt_logprobs": scores}
+def completion_request(engine: Engine, params: CompletionRequest) -> GenerationRequest:
+    """Return a completions request in common terms."""
+    options = options_of(engine, params)
+    best_of = params.best_of or params.n
+    if params.logprobs is not None or best_of > params.n:
+        options["logprobs"] = params.logprobs or 0
+    scores = [params.prompt_logprobs, params.logprobs if params.echo else None]
+    most = max((n for n in scores if n is not None), default=None)
+    if most is not None or params.max_tokens == 0:
+        options |= {"scores_prompt": True, "prompt_logprobs": most}
     return GenerationRequest(
-        prompts_of(engine, asked), limit(asked.max_tokens), "max_tokens", options,
-        n=asked.n, best_of=best_of, seed=asked.seed, timeout_s=asked.timeout_s,
+        prompts_of(engine, params), token_limit(params.max_tokens), "max_tokens", options,
+        n=params.n, best_of=best_of, seed=params.seed, timeout_s=params.timeout_s,
     )  # fmt: skip
 
 
-def prompts_of(engine: Engine, asked: CompletionRequest) -> list[Prompt]:
-    """Return the prompts as text and ids, cut to their last tokens if that is asked for."""
-    keep = asked.truncate_prompt_tokens
+def prompts_of(engine: Engine, params: CompletionRequest) -> list[Prompt]:
+    """Return the prompts as text and ids, truncated to their last tokens if requested."""
+    keep = params.truncate_prompt_tokens
     prompts = []
-    for given in asked.prompt:
-        if isinstance(given, str):
-            ids = generation.encode(engine, given, special=engine.special_end, keep=keep)
-            text = given if keep is None else engine.tokenizer.decode(ids)
+    for prompt in params.prompt:
+        if isinstance(prompt, str):
+            ids = encode(engine, prompt, special=engine.special_end, keep=keep)
+            text = prompt if keep is None else engine.tokenizer.decode(ids)
         else:
-            generation.check_ids(engine, given, "prompt")
-            ids = given if keep is None else given[-keep:]
+            check_ids(engine, prompt, "prompt")
+            ids = prompt if keep is None else prompt[-keep:]
             text = engine.tokenizer.decode(ids)
         prompts.append(Prompt(text, ids))
     return prompts

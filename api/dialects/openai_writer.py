@@ -1,33 +1,34 @@
-"""How OpenAI's dialect writes the answer to a completions request, whole or in chunks, and what it used.
+"""How OpenAI's dialect writes the answer to a request, whole or in chunks, and its token usage.
 
-It must not know how a request is checked or computed.
+This module must not know how a request is checked or computed.
 """
 
 from __future__ import annotations
 
 import time
 from itertools import chain
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from flask import Response, g, jsonify
 
-from api import generation, streaming
+from api import streaming
 from api.dialects.logprobs import Logprobs, Scored, join, prompt_logprobs, prompt_scores
-from api.generation import Generation
+from api.generation import Generation, total_score
 from api.http import parts
 from api.schemas import CompletionRequest
 from api.schemas.openai import Sampled
 from api.service import Engine
 from api.streaming import Delta, StreamReader
-from observe.feed import dumps
+from observe.feed import data, dumps
 from serving.inference import Inference
 
 MOST_SCORED, MOST_TOKENS = 2048, 1 << 15  # of an answer that is written at once
+Params = TypeVar("Params", bound=Sampled)
 
 
-def usage(job: Generation, chosen: list[Inference]) -> dict[str, Any]:
-    """Return what a request used: each prompt once, and the tokens of all choices."""
-    firsts = [group[0].sequence for group in job.groups]
+def usage(generation: Generation, chosen: list[Inference]) -> dict[str, Any]:
+    """Return the token usage of a request: each prompt once, and the tokens of all choices."""
+    firsts = [group[0].sequence for group in generation.groups]
     prompt = sum(len(seq.prompt_ids) for seq in firsts)
     completion = sum(len(inference.output_ids) for inference in chosen)
     return {
@@ -38,72 +39,112 @@ def usage(job: Generation, chosen: list[Inference]) -> dict[str, Any]:
     }
 
 
-def usage_so_far(job: Generation, growth: Delta) -> dict[str, int]:
-    """Return what one choice has used up to the end of a chunk, as vLLM counts: its own prompt, its own tokens."""
-    prompt = len(job.inferences[growth.index].sequence.prompt_ids)
-    return {"prompt_tokens": prompt, "completion_tokens": growth.stop, "total_tokens": prompt + growth.stop}
-
-
-def choose(job: Generation) -> list[Inference]:
+def choose(generation: Generation) -> list[Inference]:
     """Return the `n` best answers to each prompt, by the sum of their log probabilities."""
-    if job.ask.best_of == job.ask.n:
-        return job.inferences
-    ranked = [sorted(group, key=generation.total_score, reverse=True) for group in job.groups]
-    return [inference for group in ranked for inference in group[: job.ask.n]]
+    request = generation.request
+    if request.best_of == request.n:
+        return generation.inferences
+    ranked = [sorted(group, key=total_score, reverse=True) for group in generation.groups]
+    return [inference for group in ranked for inference in group[: request.n]]
 
 
-def stream_options(asked: Sampled) -> tuple[bool, bool]:
-    """Return whether a stream ends with its usage, and whether each chunk has it."""
-    options = asked.stream_options
-    if options is None:
-        return False, False
-    return options.include_usage, options.include_usage and options.continuous_usage_stats
+class Writer(Generic[Params]):
+    """Writes the answer to one request, whole or in chunks; a subclass knows the form of a choice."""
 
+    kind = chunk_kind = prefix = ""
+    is_large = False  # whether writing it at once would hold the interpreter for long
 
-class CompletionWriter:
-    """Writes the answer to one completions request, whole or in chunks."""
-
-    def __init__(self, engine: Engine, job: Generation, asked: CompletionRequest) -> None:
+    def __init__(self, engine: Engine, generation: Generation, params: Params) -> None:
         self.engine = engine
-        self.job = job
-        self.asked = asked
+        self.generation = generation
+        self.params = params
         self.head = {
-            "id": f"cmpl-{g.request_id}",
-            "object": "text_completion",
+            "id": f"{self.prefix}{g.request_id}",
+            "object": self.chunk_kind if params.stream else self.kind,
             "created": int(time.time()),
             "model": engine.served_name,
         }
-        self._hidden = [engine.tokenizer.eot_id] if asked.skip_special_tokens else []
-        self._usage_last, self._usage_always = stream_options(asked)
-        self._start = dumps(self.head)[:-1] + ',"choices":[{"index":'
-        self._logprobs: dict[int, Logprobs] = {}
+        options = params.stream_options
+        self.usage_last = options is not None and options.include_usage
+        self.usage_always = self.usage_last and options is not None and options.continuous_usage_stats
         self._begun: set[int] = set()
 
-    @property
-    def is_large(self) -> bool:
-        """Whether the answer may have thousands of tokens with their scores, or many prompts."""
-        asked, sequences = self.asked, [i.sequence for i in self.job.inferences]
+    def whole(self) -> Response:
+        """Wait for the answer and return it in one piece."""
+        raise NotImplementedError
+
+    def stream(self) -> Response:
+        """Return the answer as a stream."""
+        readers = [
+            StreamReader(i, inference, scored=self._needs_tokens(), every_token=False)
+            for i, inference in enumerate(self.generation.inferences)
+        ]
+        interval = self.params.stream_interval
+        return streaming.respond(self.generation, readers, self._chunk, self._end, tokens_together=interval)
+
+    def is_first(self, choice: int) -> bool:
+        """Return whether this is the first chunk of a choice."""
+        if choice in self._begun:
+            return False
+        self._begun.add(choice)
+        return True
+
+    def usage_so_far(self, delta: Delta) -> dict[str, int]:
+        """Return the usage of one choice up to the end of a chunk, as in vLLM: its own prompt and its own tokens."""
+        prompt = len(self.generation.inferences[delta.choice].sequence.prompt_ids)
+        return {"prompt_tokens": prompt, "completion_tokens": delta.stop, "total_tokens": prompt + delta.stop}
+
+    def _needs_tokens(self) -> bool:
+        """Return whether a chunk lists the tokens of its text."""
+        return self.params.return_token_ids
+
+    def _chunk(self, delta: Delta) -> bytes:
+        raise NotImplementedError
+
+    def _end(self) -> bytes:
+        if not self.usage_last:
+            return streaming.DONE
+        total = {**self.head, "choices": [], "usage": usage(self.generation, self.generation.inferences)}
+        return data(total) + streaming.DONE
+
+
+class CompletionWriter(Writer[CompletionRequest]):
+    """Writes the answer to a completions request, whole or in chunks."""
+
+    kind = chunk_kind = "text_completion"
+    prefix = "cmpl-"
+
+    def __init__(self, engine: Engine, generation: Generation, params: CompletionRequest) -> None:
+        super().__init__(engine, generation, params)
+        self._hidden = [engine.tokenizer.eot_id] if params.skip_special_tokens else []
+        self._start = dumps(self.head)[:-1] + ',"choices":[{"index":'
+        self._logprobs: dict[int, Logprobs] = {}
+        self.is_large = self._is_large()
+
+    def _is_large(self) -> bool:
+        """Return whether the answer may have thousands of tokens with their scores, or many prompts."""
+        params, sequences = self.params, [i.sequence for i in self.generation.inferences]
         tokens = sum(seq.max_tokens for seq in sequences)
-        if asked.echo or asked.return_token_ids or asked.prompt_logprobs is not None:
+        if params.echo or params.return_token_ids or params.prompt_logprobs is not None:
             tokens += sum(len(seq.prompt_ids) for seq in sequences)
-        is_scored = asked.logprobs is not None or asked.prompt_logprobs is not None
+        is_scored = params.logprobs is not None or params.prompt_logprobs is not None
         return tokens > (MOST_SCORED if is_scored else MOST_TOKENS)
 
     def whole(self) -> Response:
-        self.job.wait()
-        chosen = choose(self.job)
+        self.generation.wait()
+        chosen = choose(self.generation)
         choices = (self._choice(i, inference) for i, inference in enumerate(chosen))
-        head, total = {**self.head, "system_fingerprint": None}, usage(self.job, chosen)
+        head, total = {**self.head, "system_fingerprint": None}, usage(self.generation, chosen)
         if not self.is_large:
             return jsonify({**head, "choices": list(choices), "usage": total})
         start, end = dumps(head)[:-1] + ',"choices":[', f'],"usage":{dumps(total)}}}\n'
-        return parts.response(chain([start], parts.listed(choices, 1), [end]), is_large=True)
+        return parts.response(chain([start], parts.items(choices, 1), [end]), is_large=True)
 
     def _choice(self, index: int, inference: Inference) -> dict[str, Any]:
         text, logprobs = inference.answer, None
-        if self.asked.logprobs is not None:
+        if self.params.logprobs is not None:
             logprobs = self._scores(index, inference, 0, len(inference.output_ids))
-        if self.asked.echo:
+        if self.params.echo:
             text = inference.prompt + text
         choice = {
             "index": index,
@@ -112,9 +153,9 @@ class CompletionWriter:
             "finish_reason": inference.finish_reason,
             "stop_reason": inference.stop_reason,
         }
-        if self.asked.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = self._prompt_logprobs(inference, self.asked.prompt_logprobs)
-        if self.asked.return_token_ids:
+        if self.params.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = self._prompt_logprobs(inference, self.params.prompt_logprobs)
+        if self.params.return_token_ids:
             choice["prompt_token_ids"] = inference.sequence.prompt_ids
             choice["token_ids"] = inference.output_ids
         return choice
@@ -124,66 +165,52 @@ class CompletionWriter:
         return prompt_logprobs(self.engine.tokenizer, seq.prompt_ids, seq.prompt_details, most)
 
     def _scores(self, index: int, inference: Inference, start: int, stop: int) -> dict[str, Any]:
-        """Return the logprobs object of tokens start..stop, with the prompt's before the first if it is echoed."""
-        seq, most = inference.sequence, self.asked.logprobs or 0
+        """Return the logprobs object of tokens start..stop; the first of an echoed answer begins with the prompt's."""
+        seq, most = inference.sequence, self.params.logprobs or 0
         first = index not in self._logprobs
         if first:
             offset = len(inference.prompt)
-            self._logprobs[index] = Logprobs(self.engine.tokenizer, offset, most, self._endings(inference))
+            self._logprobs[index] = Logprobs(self.engine.tokenizer, offset, most, self._endings())
         scored = [Scored(*pair) for pair in zip(seq.output_ids[start:stop], seq.details[start:stop])]
-        written = self._logprobs[index].write(scored)
-        if first and self.asked.echo:
+        scores = self._logprobs[index].write(scored)
+        if first and self.params.echo:
             before = Logprobs(self.engine.tokenizer, 0, most)
-            written = join(before.write(prompt_scores(seq.prompt_ids, seq.prompt_details)), written)
-        return written
+            scores = join(before.write(prompt_scores(seq.prompt_ids, seq.prompt_details)), scores)
+        return scores
 
-    def _endings(self, inference: Inference) -> list[int]:
+    def _endings(self) -> list[int]:
         """Return the ids that logprobs leave out: end-of-text, unless it is shown."""
-        return [] if self.asked.ignore_eos and not self._hidden else [self.engine.tokenizer.eot_id]
+        return [] if self.params.ignore_eos and not self._hidden else [self.engine.tokenizer.eot_id]
 
-    def stream(self) -> Response:
-        scored = self.asked.logprobs is not None or self.asked.return_token_ids
-        followers = [
-            StreamReader(i, inference, scored=scored, every_token=False)
-            for i, inference in enumerate(self.job.inferences)
-        ]
-        return streaming.respond(
-            self.job, followers, self._chunk, self._end, tokens_together=self.asked.stream_interval
-        )
+    def _needs_tokens(self) -> bool:
+        return self.params.logprobs is not None or self.params.return_token_ids
 
-    def _chunk(self, growth: Delta) -> bytes:
-        """Return one choice's event; put together by hand, since there is one for each step of each stream."""
-        inference = self.job.inferences[growth.index]
-        text, logprobs, more = growth.text, "null", ""
-        if self.asked.logprobs is not None:
-            logprobs = dumps(self._scores(growth.index, inference, growth.start, growth.stop))
-        if growth.index not in self._begun:
-            self._begun.add(growth.index)
-            if self.asked.echo:
+    def _chunk(self, delta: Delta) -> bytes:
+        """Return the event of one choice, formatted by hand because there is one for each step of each stream."""
+        inference = self.generation.inferences[delta.choice]
+        text, logprobs, more = delta.text, "null", ""
+        if self.params.logprobs is not None:
+            logprobs = dumps(self._scores(delta.choice, inference, delta.start, delta.stop))
+        if self.is_first(delta.choice):
+            if self.params.echo:
                 text = inference.prompt + text
-            if self.asked.prompt_logprobs is not None:
-                scores = self._prompt_logprobs(inference, self.asked.prompt_logprobs)
+            if self.params.prompt_logprobs is not None:
+                scores = self._prompt_logprobs(inference, self.params.prompt_logprobs)
                 more = f',"prompt_logprobs":{dumps(scores)}'
-            if self.asked.return_token_ids:
+            if self.params.return_token_ids:
                 more += f',"prompt_token_ids":{dumps(inference.sequence.prompt_ids)}'
-        if self.asked.return_token_ids:
-            ids = inference.sequence.output_ids[growth.start : growth.stop]
+        if self.params.return_token_ids:
+            ids = inference.sequence.output_ids[delta.start : delta.stop]
             more += f',"token_ids":{dumps(ids)}'
         reason, stop_reason = "null", "null"
-        if growth.ended:
+        if delta.ended:
             reason, stop_reason = dumps(inference.finish_reason), dumps(inference.stop_reason)
         return (
-            f'data: {self._start}{growth.index},"text":{dumps(text)},"logprobs":{logprobs},'
-            f'"finish_reason":{reason},"stop_reason":{stop_reason}{more}}}]{self._usage(growth)}}}\n\n'
+            f'data: {self._start}{delta.choice},"text":{dumps(text)},"logprobs":{logprobs},'
+            f'"finish_reason":{reason},"stop_reason":{stop_reason}{more}}}]{self._usage(delta)}}}\n\n'
         ).encode()
 
-    def _usage(self, growth: Delta) -> str:
-        if self._usage_always:
-            return f',"usage":{dumps(usage_so_far(self.job, growth))}'
-        return ',"usage":null' if self._usage_last else ""
-
-    def _end(self) -> bytes:
-        if not self._usage_last:
-            return streaming.DONE
-        total = {**self.head, "choices": [], "usage": usage(self.job, self.job.inferences)}
-        return streaming.event(total) + streaming.DONE
+    def _usage(self, delta: Delta) -> str:
+        if self.usage_always:
+            return f',"usage":{dumps(self.usage_so_far(delta))}'
+        return ',"usage":null' if self.usage_last else ""

@@ -7,18 +7,17 @@ from typing import Any
 
 from flask import Blueprint, Response, g, jsonify, request
 
-import config as settings
-from api import generation
-from api.dialects.tgi_writer import Writer, samples
-from api.generation import GenerationRequest, Prompt
+from api.dialects.tgi_writer import TgiWriter, samples
+from api.generation import GenerationRequest, Prompt, encode, ignored_hints, ready_engine, start_generation
 from api.http import admission, body
 from api.http.deferral import Deferred
 from api.http.errors import ApiError
 from api.http.openapi import Operation
 from api.schemas import CompatRequest, GenerateParameters, GenerateRequest, StreamRequest
 from api.schemas.fields import MOST_STOPS
-from api.schemas.tgi import UNSUPPORTED_PARAMETERS
+from api.schemas.tgi import MOST_ANSWERS
 from api.service import Engine, Service
+from config import VERSION
 
 EXAMPLE = '{"inputs": "ROMEO:", "parameters": {"max_new_tokens": 40}}'
 SENT = {"inputs": "ROMEO:", "parameters": {"max_new_tokens": 8}}
@@ -42,18 +41,19 @@ OPERATIONS = [
 
 
 def blueprint(service: Service) -> Blueprint:
+    """Return the routes of this dialect."""
     routes = Blueprint("tgi", __name__)
 
     @routes.post("/generate")
-    def generate() -> Response | Deferred:
+    def generate() -> Any:
         return _answer(service, body.take(request, EXAMPLE), GenerateRequest, False)
 
     @routes.post("/generate_stream")
-    def generate_stream() -> Response | Deferred:
+    def generate_stream() -> Any:
         return _answer(service, body.take(request, EXAMPLE), StreamRequest, True)
 
     @routes.post("/")
-    def compatible() -> Response | Deferred:
+    def compatible() -> Any:
         g.tgi = True
         try:
             fields = body.parse(body.read(request), EXAMPLE)
@@ -67,7 +67,7 @@ def blueprint(service: Service) -> Blueprint:
 
     @routes.get("/info")
     def info() -> Response:
-        return jsonify(information(service, generation.ready_engine(service)))
+        return jsonify(information(service, ready_engine(service)))
 
     return routes
 
@@ -75,32 +75,29 @@ def blueprint(service: Service) -> Blueprint:
 def _answer(
     service: Service, fields: dict[str, Any], schema: type[GenerateRequest], streams: bool | None
 ) -> Response | Deferred:
-    """Answer a request that streams or not, or for None says so itself."""
+    """Answer a request; if `streams` is None, its body says whether to stream, and the answer is a list."""
     began = time.perf_counter()
-    engine = generation.ready_engine(service)
-    given = fields.get("parameters")
-    harmless = body.refuse_unsupported(given, UNSUPPORTED_PARAMETERS) if isinstance(given, dict) else []
-    asked, ignored = body.validate(schema, fields)
+    engine = ready_engine(service)
+    params, ignored = body.validate(schema, fields)
     in_list = streams is None
-    streams = asked.stream if isinstance(asked, CompatRequest) else bool(streams)
-    says_nothing = {f"parameters.{name}" for name in harmless}
-    if fields.get("stream") in (None, streams):
-        says_nothing.add("stream")
-    ignored = [name for name in ignored if name not in says_nothing]
-    check(asked.parameters, streams)
-    admission.take_more(service, ((asked.parameters and asked.parameters.best_of) or 1) - 1)
-    job = generation.start(service, engine, ask_of(engine, asked, streams), streams=streams)
-    writer = Writer(engine, job, asked, began)
-    if asked.parameters is not None:
-        ignored += unread(asked.parameters, streams)
-        ignored += generation.unheeded(engine, asked.parameters, "parameters.")
+    streams = params.stream if isinstance(params, CompatRequest) else bool(streams)
+    if "stream" in ignored and fields["stream"] in (None, streams):  # it changes nothing
+        ignored.remove("stream")
+    parameters = params.parameters
+    if parameters is not None:
+        check(parameters, streams)
+        admission.take_more(service, (parameters.best_of or 1) - 1)
+        ignored += without_effect(parameters, streams)
+        ignored += ignored_hints(engine, parameters, "parameters.")
+    generation = start_generation(service, engine, generation_request(engine, params, streams), streams=streams)
+    writer = TgiWriter(engine, generation, params, began)
     if streams:
         return body.name_ignored(writer.stream(), ignored)
-    return Deferred(job, lambda: body.name_ignored(writer.whole(in_list), ignored))
+    return Deferred(generation, lambda: body.name_ignored(writer.whole(in_list), ignored))
 
 
-def unread(p: GenerateParameters, streams: bool) -> list[str]:
-    """Return the parameters that others leave without effect."""
+def without_effect(p: GenerateParameters, streams: bool) -> list[str]:
+    """Return the parameters that have no effect because of other parameters."""
     names = []
     if p.stop and p.stop_sequences:
         names.append("parameters.stop_sequences")
@@ -109,10 +106,8 @@ def unread(p: GenerateParameters, streams: bool) -> list[str]:
     return names
 
 
-def check(p: GenerateParameters | None, streams: bool) -> None:
-    """Raise ApiError for parameters that do not go together."""
-    if p is None:
-        return
+def check(p: GenerateParameters, streams: bool) -> None:
+    """Raise ApiError for parameters that contradict each other."""
     if streams and p.decoder_input_details:
         raise ApiError(
             "decoder_input_details is true, but a stream cannot carry them. Remove it, or use /generate",
@@ -120,21 +115,22 @@ def check(p: GenerateParameters | None, streams: bool) -> None:
         )
     if p.best_of is None or p.best_of == 1:
         return
-    for wrong, reason, remedy in (
+    for is_wrong, reason, remedy in (
         (streams, "a stream cannot choose among answers", "Remove it, or use /generate"),
         (not samples(p), "greedy answers are identical", "Send do_sample: true, or remove best_of"),
         (p.seed is not None, "answers with one seed are identical", "Remove seed or best_of"),
     ):
-        if wrong:
+        if is_wrong:
             raise ApiError(f"best_of is {p.best_of}, but {reason}. {remedy}", param="best_of")
 
 
-def ask_of(engine: Engine, asked: GenerateRequest, streams: bool) -> GenerationRequest:
-    p = asked.parameters or GenerateParameters()
-    heat = (1.0 if p.temperature is None else p.temperature) if samples(asked.parameters) else 0.0
+def generation_request(engine: Engine, params: GenerateRequest, streams: bool) -> GenerationRequest:
+    """Return the request in common terms."""
+    p = params.parameters or GenerateParameters()
+    temperature = (1.0 if p.temperature is None else p.temperature) if samples(params.parameters) else 0.0
     best_of = p.best_of or 1
     options: dict[str, Any] = {
-        "temperature": heat,
+        "temperature": temperature,
         "top_k": p.top_k or 0,
         "top_p": p.top_p or 1.0,
         "typical_p": p.typical_p or 1.0,
@@ -150,9 +146,9 @@ def ask_of(engine: Engine, asked: GenerateRequest, streams: bool) -> GenerationR
         options["logprobs"] = p.top_n_tokens or 0
     if p.decoder_input_details:
         options |= {"scores_prompt": True, "prompt_logprobs": 0}
-    ids = generation.encode(engine, asked.inputs, special=engine.special_end, keep=p.truncate, param="inputs")
+    ids = encode(engine, params.inputs, special=engine.special_end, keep=p.truncate, param="inputs")
     return GenerationRequest(
-        [Prompt(asked.inputs, ids)], p.max_new_tokens, "max_new_tokens", options, best_of=best_of, seed=p.seed
+        [Prompt(params.inputs, ids)], p.max_new_tokens, "max_new_tokens", options, best_of=best_of, seed=p.seed
     )
 
 
@@ -165,14 +161,14 @@ def information(service: Service, engine: Engine) -> dict[str, Any]:
         "model_sha": engine.facts.get("revision"),
         "model_pipeline_tag": "text-generation",
         "max_concurrent_requests": service.config.max_open_requests,
-        "max_best_of": 4,
+        "max_best_of": MOST_ANSWERS,
         "max_stop_sequences": MOST_STOPS,
         "max_input_tokens": engine.context - 1,
         "max_total_tokens": engine.context,
         "validation_workers": 1,
         "max_client_batch_size": 1,
         "router": "effective-batching",
-        "version": settings.VERSION,
+        "version": VERSION,
         "sha": None,
         "docker_label": None,
         "policy": engine.policy,

@@ -1,6 +1,6 @@
 """How TGI's dialect writes an answer: whole, with details and headers, or one event for each token.
 
-It must not know how a request is checked or computed.
+This module must not know how a request is checked or computed.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 
 from flask import Response, jsonify
 
-from api import generation, streaming
+from api import streaming
 from api.dialects.logprobs import Pieces, prompt_scores
-from api.generation import Generation
+from api.generation import Generation, mean_score, timings
 from api.schemas import GenerateParameters, GenerateRequest
 from api.service import Engine
 from api.streaming import Delta, StreamReader
@@ -20,49 +20,50 @@ from serving.inference import Inference
 
 
 def samples(p: GenerateParameters | None) -> bool:
-    """Whether tokens are drawn: by default without parameters, else if one of them means it."""
+    """Return whether tokens are sampled: without parameters they are, otherwise if one of them implies it."""
     if p is None or p.do_sample:
         return True
     return any(v is not None for v in (p.temperature, p.top_k, p.top_p, p.typical_p))
 
 
-class Writer:
+class TgiWriter:
     """Writes the answer to one request, whole or one event for each token."""
 
-    def __init__(self, engine: Engine, job: Generation, asked: GenerateRequest, began: float) -> None:
+    def __init__(self, engine: Engine, generation: Generation, params: GenerateRequest, began: float) -> None:
         self.tokenizer = engine.tokenizer
         self.device = engine.device
-        self.job = job
-        self.inputs = asked.inputs
-        self.parameters = asked.parameters or GenerateParameters()
-        self.sampled = samples(asked.parameters)
+        self.generation = generation
+        self.inputs = params.inputs
+        self.parameters = params.parameters or GenerateParameters()
+        self.sampled = samples(params.parameters)
         self.began = began
         self._pieces = Pieces(self.tokenizer)
 
     def whole(self, in_list: bool) -> Response:
-        self.job.wait()
-        order = range(len(self.job.inferences))
-        ranked = sorted(order, key=lambda i: generation.mean_score(self.job.inferences[i]), reverse=True)
+        """Wait for the answer and return it in one piece, in a list for `POST /`."""
+        self.generation.wait()
+        order = range(len(self.generation.inferences))
+        ranked = sorted(order, key=lambda i: mean_score(self.generation.inferences[i]), reverse=True)
         best, *others = ranked if len(ranked) > 1 else order
-        result: dict[str, Any] = {"generated_text": self._text(self.job.inferences[best])}
+        result: dict[str, Any] = {"generated_text": self._text(self.generation.inferences[best])}
         if self.parameters.details or self.parameters.decoder_input_details:
             result["details"] = self._details(best)
             if others:
                 result["details"]["best_of_sequences"] = [
-                    {"generated_text": self._text(self.job.inferences[i]), **self._details(i)} for i in others
+                    {"generated_text": self._text(self.generation.inferences[i]), **self._details(i)} for i in others
                 ]
         response = jsonify([result] if in_list else result)
-        response.headers.update(self._headers(self.job.inferences[best]))
+        response.headers.update(self._headers(self.generation.inferences[best]))
         return response
 
     def _text(self, inference: Inference) -> str:
         return (self.inputs if self.parameters.return_full_text else "") + inference.answer
 
     def _seed(self, index: int) -> int | None:
-        return self.job.seeds[index] if self.sampled else None
+        return self.generation.seeds[index] if self.sampled else None
 
     def _details(self, index: int) -> dict[str, Any]:
-        inference = self.job.inferences[index]
+        inference = self.generation.inferences[index]
         details = inference.details
         result = {
             "finish_reason": finish_reason(inference),
@@ -79,7 +80,7 @@ class Writer:
         return result
 
     def _texts(self, inference: Inference) -> list[str]:
-        """Return what each token adds; the last one whatever is left of the answer."""
+        """Return the text that each token adds; the last one has the rest of the answer."""
         pieces, ids = Pieces(self.tokenizer), inference.output_ids
         texts = ["" if self._is_special(token) else pieces.add(token) for token in ids]
         last = max((i for i, token in enumerate(ids) if not self._is_special(token)), default=None)
@@ -106,8 +107,8 @@ class Writer:
         return [self._token(id, self.tokenizer.decode([id]), value) for id, value in detail.top]
 
     def _headers(self, inference: Inference) -> dict[str, str]:
-        """Return TGI's response headers; times in whole milliseconds, as there."""
-        times, tokens = generation.timings(inference), len(inference.output_ids)
+        """Return TGI's response headers, with times in whole milliseconds."""
+        times, tokens = timings(inference), len(inference.output_ids)
         arrived = inference.sequence.arrived_at
         queue, total = times["queue_s"] or 0.0, times["total_s"] or 0.0
         seconds = {
@@ -127,40 +128,41 @@ class Writer:
         }
 
     def stream(self) -> Response:
-        follower = StreamReader(0, self.job.inferences[0], scored=False, every_token=True)
-        response = streaming.respond(self.job, [follower], self._events, lambda: b"", space=b"", tokens_together=None)
+        """Return the answer as a stream."""
+        reader = StreamReader(0, self.generation.inferences[0], scored=False, every_token=True)
+        response = streaming.respond(self.generation, [reader], self._events, lambda: b"", space=b"")
         response.headers["x-compute-type"] = self.device
         response.headers["x-compute-characters"] = str(len(self.inputs))
         return response
 
-    def _events(self, growth: Delta) -> bytes:
-        """Return an event for each new token; together they say `growth.text`."""
-        seq = self.job.inferences[0].sequence
-        events, left = [], growth.text
-        for at in range(growth.start, growth.stop):
+    def _events(self, delta: Delta) -> bytes:
+        """Return an event for each new token; their texts join to `delta.text`."""
+        seq = self.generation.inferences[0].sequence
+        events, left = [], delta.text
+        for at in range(delta.start, delta.stop):
             token, detail = seq.output_ids[at], seq.details[at]
             text = "" if self._is_special(token) else self._pieces.add(token)
-            if growth.ended and all(map(self._is_special, seq.output_ids[at + 1 : growth.stop])):
+            if delta.ended and all(map(self._is_special, seq.output_ids[at + 1 : delta.stop])):
                 text = left
             left = left[len(text) :]
-            one: dict[str, Any] = {
+            event: dict[str, Any] = {
                 "index": at + 1,
                 "token": self._token(token, text, detail.logprob),
                 "generated_text": None,
                 "details": None,
             }
             if self.parameters.top_n_tokens:
-                one["top_tokens"] = self._top(detail)
-            events.append(one)
-        if growth.ended and events:
-            events[-1] |= self._ending(growth)
-        return b"".join(streaming.event(one, b"") for one in events)
+                event["top_tokens"] = self._top(detail)
+            events.append(event)
+        if delta.ended and events:
+            events[-1] |= self._ending(delta)
+        return b"".join(streaming.event(event, b"") for event in events)
 
-    def _ending(self, growth: Delta) -> dict[str, Any]:
-        inference = self.job.inferences[0]
+    def _ending(self, delta: Delta) -> dict[str, Any]:
+        inference = self.generation.inferences[0]
         details = {
             "finish_reason": finish_reason(inference),
-            "generated_tokens": growth.stop,
+            "generated_tokens": delta.stop,
             "seed": self._seed(0),
             "input_length": len(inference.sequence.prompt_ids),
         }

@@ -1,7 +1,7 @@
 """Text to token ids and back: POST /tokenize in vLLM's and TGI's form, POST /detokenize.
 
-A large body takes a place in the queue, as a request that generates does, and a large answer is written in parts, so
-that neither keeps the interpreter from the streams that run.
+A large body takes a place in the queue, as a generating request does, and a large answer is written in parts, so that
+neither keeps the interpreter from running streams.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from api import generation
+from api.generation import check_ids, check_model, encode, ready_engine
 from api.http import admission, body, parts
 from api.http.errors import ApiError
 from api.http.openapi import Operation
@@ -21,8 +21,8 @@ from api.service import Service, Tokenizer
 from observe.feed import dumps
 
 EXAMPLE = '{"prompt": "ROMEO:"}'
-SMALL = 1 << 14  # bytes of a body that needs no place
-TOKENS, LETTERS = 256, 1 << 14  # that are written at once
+SMALL = 1 << 14  # bytes of a body that needs no place in the queue
+TOKENS, CHARACTERS = 256, 1 << 14  # written at once
 OPERATIONS = [
     Operation(
         "post", "/tokenize", "the token ids of a string: prompt for vLLM's API, inputs for TGI's", "tokens",
@@ -38,56 +38,57 @@ OPERATIONS = [
 
 
 def blueprint(service: Service) -> Blueprint:
+    """Return the routes."""
     routes = Blueprint("tokens", __name__)
 
     @routes.post("/tokenize")
     def tokenize() -> Response:
-        engine = generation.ready_engine(service)
+        engine = ready_engine(service)
         admit(service)
-        asked, ignored = body.validate(TokenizeRequest, body.take(request, EXAMPLE))
-        generation.check_model(engine, asked.model)
-        if asked.prompt is None and asked.inputs is None:
+        params, ignored = body.validate(TokenizeRequest, body.take(request, EXAMPLE))
+        check_model(engine, params.model)
+        if params.prompt is None and params.inputs is None:
             raise ApiError(
                 "either prompt or inputs is required. Send prompt for vLLM's answer format, or inputs for TGI's",
                 param="prompt",
             )
-        name = "inputs" if asked.prompt is None else "prompt"
-        text = asked.inputs if asked.prompt is None else asked.prompt
+        name = "inputs" if params.prompt is None else "prompt"
+        text = params.inputs if params.prompt is None else params.prompt
         assert text is not None
-        ids = generation.encode(engine, text, special=engine.special_end, param=name)
+        ids = encode(engine, text, special=engine.special_end, param=name)
         if name == "inputs":
-            written = chain("[", parts.listed(pieces(engine.tokenizer, text, ids), TOKENS), "]")
+            content = chain("[", parts.items(pieces(engine.tokenizer, text, ids), TOKENS), "]")
         else:
             head = f'{{"count":{len(ids)},"max_model_len":{engine.context},"tokens":['
-            written = chain([head], parts.listed(ids, TOKENS), ["]}"])
-            if asked.inputs is not None:
+            content = chain([head], parts.items(ids, TOKENS), ["]}"])
+            if params.inputs is not None:
                 ignored.append("inputs")
-        return body.name_ignored(parts.response(written, len(ids) > TOKENS), ignored)
+        return body.name_ignored(parts.response(content, len(ids) > TOKENS), ignored)
 
     @routes.post("/detokenize")
     def detokenize() -> Response:
-        engine = generation.ready_engine(service)
+        engine = ready_engine(service)
         admit(service)
-        asked, ignored = body.validate(DetokenizeRequest, body.take(request, '{"tokens": [1, 2]}'))
-        generation.check_model(engine, asked.model)
-        generation.check_ids(engine, asked.tokens, "tokens")
-        text = engine.tokenizer.decode(asked.tokens)
-        cuts = range(0, len(text), LETTERS)
-        written = chain(['{"prompt":"'], (dumps(text[i : i + LETTERS])[1:-1] for i in cuts), ['"}'])
-        return body.name_ignored(parts.response(written, len(text) > LETTERS), ignored)
+        params, ignored = body.validate(DetokenizeRequest, body.take(request, '{"tokens": [1, 2]}'))
+        check_model(engine, params.model)
+        check_ids(engine, params.tokens, "tokens")
+        text = engine.tokenizer.decode(params.tokens)
+        cuts = range(0, len(text), CHARACTERS)
+        content = chain(['{"prompt":"'], (dumps(text[i : i + CHARACTERS])[1:-1] for i in cuts), ['"}'])
+        return body.name_ignored(parts.response(content, len(text) > CHARACTERS), ignored)
 
     return routes
 
 
 def admit(service: Service) -> None:
-    """Take a place for a request whose body is large, or of a length that it does not say."""
+    """Take a place in the queue for a request whose body is large or has no Content-Length."""
     length = request.content_length
     if length is None or length > SMALL:
         admission.enter(service)
 
 
 def pieces(tokenizer: Tokenizer, text: str, ids: list[int]) -> Iterator[dict[str, Any]]:
-    """Yield TGI's form: each token with the characters start..stop that it touches."""
+    """Yield TGI's form: each token with the characters start..stop that contain it."""
     ends = accumulate(len(character.encode()) for character in text)  # in bytes
     character, character_end, end = -1, 0, 0
     for token in ids:

@@ -169,20 +169,6 @@ def take(request: Request, example: str, any_type: bool = False) -> dict[str, An
     return parse(read(request), example)
 
 
-def refuse_unsupported(fields: dict[str, Any], table: dict[str, tuple[Any, ...]]) -> list[str]:
-    """Refuse known fields that would change the output and are not supported; return those that ask for nothing.
-
-    The table has for each name the values that change nothing.
-    """
-    harmless = [name for name in fields if name in table]
-    for name in harmless:
-        value = fields[name]
-        if value is None or any(type(value) is type(same) and value == same for same in table[name]):
-            continue
-        raise ApiError(f"{name} is {shown(value)}, which is not supported. Leave it out", param=name)
-    return harmless
-
-
 def name_ignored(response: Response, names: Iterable[str]) -> Response:
     """Name in a header what was ignored, in characters that a header can carry."""
     if text := ", ".join(islice(names, MOST_NAMES)):

@@ -28,8 +28,8 @@ DEFERS = "effective_batching.defers"  # in the WSGI environment of a server that
 class Work(Protocol):
     """Work that must end before the response can be made."""
 
-    ticket: Ticket | None
-
+    @property
+    def ticket(self) -> Ticket | None: ...
     @property
     def is_over(self) -> bool: ...
     @property

@@ -85,7 +85,8 @@ class HandlerPool:
 
     def _run(self) -> None:
         while True:
-            turn, task = self._begun.get()
+            turn, begun = self._begun.get()
+            task: Task | None = begun
             while task is not None:
                 function, args = task
                 try:

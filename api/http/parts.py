@@ -1,4 +1,4 @@
-"""Large answers of JSON, written part by part: encoding one at once would hold the interpreter for all that time."""
+"""Large JSON answers, written part by part: encoding one at once would hold the interpreter for all that time."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from api.http import large
 from observe.feed import dumps
 
 
-def listed(items: Iterable[Any], together: int) -> Iterator[str]:
-    """Yield what is between the brackets of a JSON list, so many items at a time."""
-    items, comma = iter(items), ""
-    while part := list(islice(items, together)):
+def items(values: Iterable[Any], together: int) -> Iterator[str]:
+    """Yield the items of a JSON list without its brackets, `together` items at a time."""
+    remaining, comma = iter(values), ""
+    while part := list(islice(remaining, together)):
         yield comma + dumps(part)[1:-1]
         comma = ","
 
 
 def response(parts: Iterable[str], is_large: bool) -> Response:
-    """Return an answer that `parts` join to: with its length, or if it is large, sent as they are made."""
+    """Return the answer that joins `parts`: with its length, or as a stream if it is large."""
     content = _in_turn(iter(parts)) if is_large else "".join(parts)
     return Response(content, mimetype="application/json")
 
 
 def _in_turn(parts: Iterator[str]) -> Iterator[str]:
-    """Yield parts, none of which is made while another thread does large work."""
+    """Yield parts, and make none of them while another thread does large work."""
     while True:
         with large.turn:
             part = next(parts, None)

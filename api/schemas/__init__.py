@@ -1,4 +1,4 @@
-"""What a request may say in each dialect, checked before it takes a place in the queue."""
+"""The schemas of requests in each dialect."""
 
 from api.schemas.native import InferenceRequest
 from api.schemas.openai import ChatRequest, CompletionRequest

@@ -1,17 +1,17 @@
-"""What a request to /load may say: how the button of the live page fires."""
+"""The schema of requests to /load, which the button of the live page sends."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic import BaseModel, ConfigDict, Field
 
 from api.schemas import fields as f
 
 MOST = 400  # requests of one load
-Count = Annotated[int, Strict(), BeforeValidator(f.whole), Field(ge=1, le=MOST)]
-Tokens = Annotated[int, Strict(), BeforeValidator(f.whole), Field(ge=1, le=512)]
-Rate = Annotated[float, Strict(), Field(ge=0, le=1000, allow_inf_nan=False)]
+Count = Annotated[int, Field(strict=True, ge=1, le=MOST), f.INTEGER]
+Tokens = Annotated[int, Field(strict=True, ge=1, le=512), f.INTEGER]
+Rate = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1000), f.NUMBER]
 
 
 class LoadRequest(BaseModel):

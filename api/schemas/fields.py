@@ -6,10 +6,9 @@ A description completes the sentence "Send ..." in an error message.
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, StrictBool, StrictStr, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictStr, WithJsonSchema
 
 from api.http.errors import shown
 
@@ -19,7 +18,7 @@ MOST_STOPS = 16
 LONGEST_STOP = 256
 MOST_BIASES = 300
 MOST_IDS = 1 << 16
-LONGEST_DIGITS = 64  # of a number in a string, with white space
+LONGEST_DIGITS = 64  # characters of a number in a string, with white space
 
 
 def whole(value: Any) -> Any:
@@ -54,7 +53,7 @@ def _biases(value: Any) -> Any:
         raise ValueError("must be an object")
     if len(value) > MOST_BIASES:
         raise ValueError(f"must have at most {MOST_BIASES} ids, but has {len(value):,}")
-    biases = {}
+    biases: dict[int, float] = {}
     for key, bias in value.items():
         if not re.fullmatch(r"\d{1,18}", key):
             raise ValueError(f"must have token ids as keys, but has {shown(key)}")
@@ -130,31 +129,31 @@ def within_vocabulary(schema: Any, size: int) -> Any:
     return result
 
 
-def integer(**bounds: Any) -> Any:
-    """Return the type of a bounded integer (bounds come first, so that the OpenAPI document has them)."""
-    return Annotated[int, Field(strict=True, **bounds), BeforeValidator(whole)]
+def at_most(most: int) -> BeforeValidator:
+    """Return the check of the length of a list or object, before its items are checked."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list | dict) and len(value) > most:
+            raise ValueError(f"must have at most {most:,} items, but has {len(value):,}")
+        return value
+
+    return BeforeValidator(check)
 
 
-def number(**bounds: Any) -> Any:
-    """Return the type of a bounded finite number."""
-    return Annotated[float, Field(allow_inf_nan=False, **bounds), BeforeValidator(_number)]
-
-
-def several(kind: Any, most: int, least: int = 0) -> Any:
-    """Return the type of a list; its length is checked first, and the check stops at the first invalid item."""
-    bounds = Field(fail_fast=True, max_length=most, **({"min_length": least} if least else {}))
-    return Annotated[list[kind], bounds, BeforeValidator(partial(_at_most, most))]
-
-
-def _at_most(most: int, value: Any) -> Any:
-    if isinstance(value, list) and len(value) > most:
-        raise ValueError(f"must have at most {most:,} items, but has {len(value):,}")
+def _off(value: bool) -> bool:
+    if value:
+        raise ValueError("must be false")
     return value
 
 
+# Bounds come before these, so that the OpenAPI document has them. With `fail_fast`, a list ends at its first fault.
+INTEGER = BeforeValidator(whole)
+NUMBER = BeforeValidator(_number)
+
 Flag = StrictBool
-Seconds = number(gt=0)
-Int64 = integer(ge=-INT64, lt=INT64)
+Off = Annotated[StrictBool, AfterValidator(_off), WithJsonSchema({"const": False})]  # 0 == False is for Python only
+Seconds = Annotated[float, Field(allow_inf_nan=False, gt=0), NUMBER]
+Int64 = Annotated[int, Field(strict=True, ge=-INT64, lt=INT64), INTEGER]
 Text = Annotated[StrictStr, Field(min_length=1)]
 Name = Annotated[StrictStr, Field(max_length=256)]
 RequestId = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
@@ -163,7 +162,7 @@ Biases = Annotated[dict[int, float], BeforeValidator(_biases), WithJsonSchema(BI
 Digits = Annotated[int, Field(strict=True, ge=1), BeforeValidator(_digits)]
 
 StopText = Annotated[StrictStr, Field(min_length=1, max_length=LONGEST_STOP)]
-StopList = several(StopText, MOST_STOPS)
+StopList = Annotated[list[StopText], Field(fail_fast=True, max_length=MOST_STOPS), at_most(MOST_STOPS)]
 Stops = Annotated[
     StopList,
     BeforeValidator(_list),
@@ -180,15 +179,17 @@ Stops = Annotated[
         }
     ),
 ]
-Token = Annotated[int, Field(strict=True, ge=0, lt=INT64), BeforeValidator(whole), WithJsonSchema(_TOKEN)]
-Ids = several(Token, MOST_IDS)
+Token = Annotated[int, Field(strict=True, ge=0, lt=INT64), INTEGER, WithJsonSchema(_TOKEN)]
+Ids = Annotated[list[Token], Field(fail_fast=True, max_length=MOST_IDS), at_most(MOST_IDS)]
 
-Temperature = number(ge=0, le=2)
-TopP = number(gt=0, le=1)
-TopK = integer(ge=-1, lt=1 << 31)
-MinP = number(ge=0, le=1)
-Penalty = number(ge=-2, le=2)
-Above0 = number(gt=0, le=1e6)
+Temperature = Annotated[float, Field(allow_inf_nan=False, ge=0, le=2), NUMBER]
+TopP = Annotated[float, Field(allow_inf_nan=False, gt=0, le=1), NUMBER]
+TopK = Annotated[int, Field(strict=True, ge=-1, lt=1 << 31), INTEGER]
+MinP = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1), NUMBER]
+Penalty = Annotated[float, Field(allow_inf_nan=False, ge=-2, le=2), NUMBER]
+Above0 = Annotated[float, Field(allow_inf_nan=False, gt=0, le=1e6), NUMBER]
+Count = Annotated[int, Field(strict=True, ge=1, lt=1 << 31), INTEGER]
+Scores = Annotated[int, Field(strict=True, ge=0, le=5), INTEGER]
 
 TEMPERATURE = "a number from 0 (greedy) to 2"
 TOP_P = "a number above 0 and at most 1"
@@ -200,3 +201,6 @@ USER = "a string of at most 256 characters"
 SECONDS = "a number of seconds above 0"
 PROMPT = "a non-empty string"
 PENALTY = "a number from -2 to 2"
+MODEL = "the name of the served model, or leave it out"
+KEPT_TOKENS = "a whole number of tokens to keep, at least 1"
+UNSUPPORTED = "null, or leave it out; it is not supported"

@@ -1,4 +1,4 @@
-"""What a request to /inference may say."""
+"""The schema of requests to /inference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests in OpenAI's dialect may say, vLLM's extras among it."""
+"""The schemas of requests in OpenAI's dialect, with vLLM's extra fields."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from pydantic import (
     WithJsonSchema,
     field_validator,
 )
+from pydantic.config import JsonDict
 from pydantic.json_schema import SkipJsonSchema
 
 from api.schemas import fields as f
 from api.schemas.scheduling_hints import SchedulingHints
 
 MOST_MESSAGES = 64
-UNLIMITED = -1  # as max_tokens: all the room that the context leaves
+UNLIMITED = -1  # as max_tokens: all tokens that the context leaves
 
 
 def _not_zero(value: int) -> int:
@@ -30,8 +31,10 @@ def _not_zero(value: int) -> int:
     return value
 
 
-Limit = Annotated[f.integer(ge=UNLIMITED), AfterValidator(_not_zero), Field(json_schema_extra={"not": {"const": 0}})]
-ALL_THE_ROOM = f"{UNLIMITED} for all that the context leaves"
+Limit = Annotated[
+    int, Field(strict=True, ge=UNLIMITED, json_schema_extra={"not": {"const": 0}}), f.INTEGER, AfterValidator(_not_zero)
+]
+MOST_TOKENS = f"{UNLIMITED} for all that the context leaves"
 
 
 class StreamOptions(BaseModel):
@@ -41,14 +44,14 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: f.Flag = Field(False, description=f.FLAG)
 
 
-# What one schema cannot say of two fields without naming every pair is left out of it, and told in words.
-NEEDS_STREAM = {
+# Rules between two fields that a schema could only state by listing every pair are left to the error messages.
+NEEDS_STREAM: JsonDict = {
     "anyOf": [
         {"required": ["stream"], "properties": {"stream": {"const": True}}},
         {"properties": {"stream_options": {"type": "null"}}},
     ]
 }
-ZERO_NEEDS_ECHO = {
+ZERO_NEEDS_ECHO: JsonDict = {
     "anyOf": [
         {"required": ["echo"], "properties": {"echo": {"const": True}}},
         {"properties": {"max_tokens": {"not": {"const": 0}}}},
@@ -61,10 +64,10 @@ class Sampled(SchedulingHints):
 
     model_config = ConfigDict(extra="ignore", json_schema_extra=NEEDS_STREAM)
 
-    model: f.Name | None = Field(None, description="the name of the served model, or leave it out")
+    model: f.Name | None = Field(None, description=f.MODEL)
     temperature: f.Temperature = Field(1.0, description=f.TEMPERATURE)
     top_p: f.TopP = Field(1.0, description=f.TOP_P)
-    n: f.integer(ge=1, le=16) = Field(1, description="a whole number from 1 to 16")
+    n: Annotated[int, Field(strict=True, ge=1, le=16), f.INTEGER] = Field(1, description="a whole number from 1 to 16")
     stream: f.Flag = Field(False, description=f.FLAG)
     stream_options: StreamOptions | None = Field(
         None,
@@ -80,22 +83,27 @@ class Sampled(SchedulingHints):
     min_p: f.MinP = Field(0.0, description="a number from 0 to 1")
     repetition_penalty: f.Above0 = Field(1.0, description="a number above 0")
     ignore_eos: f.Flag = Field(False, description=f.FLAG)
-    min_tokens: SkipJsonSchema[f.integer(ge=0)] = Field(0, description="a whole number from 0 to max_tokens")
-    stop_token_ids: f.several(f.Token, 64) = Field([], description="a list of at most 64 token ids")
+    min_tokens: SkipJsonSchema[Annotated[int, Field(strict=True, ge=0), f.INTEGER]] = Field(
+        0, description="a whole number from 0 to max_tokens"
+    )
+    stop_token_ids: Annotated[list[f.Token], Field(fail_fast=True, max_length=64), f.at_most(64)] = Field(
+        [], description="a list of at most 64 token ids"
+    )
     include_stop_str_in_output: f.Flag = Field(False, description=f.FLAG)
     skip_special_tokens: f.Flag = Field(True, description=f.FLAG)
     request_id: f.RequestId | None = Field(None, description="1 to 128 characters: letters, digits and . _ : -")
-    truncate_prompt_tokens: f.integer(ge=1, lt=1 << 31) | None = Field(
-        None, description="a whole number of tokens to keep, at least 1"
-    )
+    truncate_prompt_tokens: f.Count | None = Field(None, description=f.KEPT_TOKENS)
     return_token_ids: f.Flag = Field(False, description=f.FLAG)
-    stream_interval: f.integer(ge=1, le=1024) | None = Field(
+    stream_interval: Annotated[int, Field(strict=True, ge=1, le=1024), f.INTEGER] | None = Field(
         None, description="a whole number of tokens per chunk, 1 to 1024; by default a chunk has the tokens of 20 ms"
     )
     timeout_s: f.Seconds | None = Field(None, description=f.SECONDS)
+    response_format: Annotated[dict[Literal["type"], Literal["text"]], Field(min_length=1), f.at_most(1)] | None = (
+        Field(None, description=f.UNSUPPORTED)
+    )
 
-    def unread(self) -> list[str]:
-        """Return the fields of objects in lists that say something and that nobody reads."""
+    def ignored(self) -> list[str]:
+        """Return the fields with a value, within lists, that have no effect."""
         return []
 
 
@@ -107,17 +115,20 @@ class CompletionRequest(Sampled):
     prompt: f.Prompts = Field(
         description="a non-empty string, a list of at most 64 strings, a list of token ids, or a list of at most 64 such lists"
     )
-    max_tokens: f.integer(ge=UNLIMITED) = Field(
-        16, description=f"a whole number of tokens to generate, at least 1 (0 with echo), or {ALL_THE_ROOM}"
+    max_tokens: Annotated[int, Field(strict=True, ge=UNLIMITED), f.INTEGER] = Field(
+        16, description=f"a whole number of tokens to generate, at least 1 (0 with echo), or {MOST_TOKENS}"
     )
-    best_of: SkipJsonSchema[f.integer(ge=1, le=20) | None] = Field(None, description="a whole number from n to 20")
-    logprobs: f.integer(ge=0, le=5) | None = Field(None, description="a whole number from 0 to 5")
-    prompt_logprobs: f.integer(ge=0, le=5) | None = Field(None, description="a whole number from 0 to 5")
+    best_of: SkipJsonSchema[Annotated[int, Field(strict=True, ge=1, le=20), f.INTEGER] | None] = Field(
+        None, description="a whole number from n to 20"
+    )
+    logprobs: f.Scores | None = Field(None, description="a whole number from 0 to 5")
+    prompt_logprobs: f.Scores | None = Field(None, description="a whole number from 0 to 5")
     echo: f.Flag = Field(False, description=f.FLAG)
+    suffix: Literal[""] | None = Field(None, description=f.UNSUPPORTED)
 
 
 def _content(value: Any) -> Any:
-    """Return the text of a message: a string, or the parts of one."""
+    """Return the text of a message, which is a string or a list of text parts."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or not value or len(value) > MOST_MESSAGES:
@@ -148,13 +159,17 @@ CONTENT_SCHEMA = {
 }
 
 
-# Only the assistant may have said nothing, as it does where it called a tool.
-SILENT_ASSISTANT = {
+# Only a message of the assistant may have no content, as it does after a tool call.
+SILENT_ASSISTANT: JsonDict = {
     "anyOf": [
         {"required": ["role"], "properties": {"role": {"const": "assistant"}}},
         {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
     ]
 }
+
+
+def _without_default(schema: JsonDict) -> None:
+    del schema["default"]
 
 
 class Message(BaseModel):
@@ -166,15 +181,15 @@ class Message(BaseModel):
         description="system, developer, user or assistant"
     )
     content: Annotated[StrictStr | None, BeforeValidator(_content), WithJsonSchema(CONTENT_SCHEMA)] = Field(
-        None,
+        default=None,
         validate_default=True,
-        json_schema_extra=lambda schema: schema.pop("default"),
+        json_schema_extra=_without_default,
         description="a string, or a list of text parts; null only for the assistant",
     )
 
     @field_validator("content")
     @classmethod
-    def _is_said(cls, value: str | None, info: ValidationInfo) -> str:
+    def _has_content(cls, value: str | None, info: ValidationInfo) -> str:
         if value is None and info.data.get("role") != "assistant":
             raise ValueError("must be a string or a list of text parts")
         return value or ""
@@ -183,42 +198,34 @@ class Message(BaseModel):
 class ChatRequest(Sampled):
     """POST /v1/chat/completions. `max_completion_tokens` is another name of max_tokens; `min_tokens` is at most max_tokens."""
 
-    messages: f.several(Message, MOST_MESSAGES, least=1) = Field(
-        description='a list such as [{"role": "user", "content": "..."}]'
-    )
+    messages: Annotated[
+        list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES), f.at_most(MOST_MESSAGES)
+    ] = Field(description='a list such as [{"role": "user", "content": "..."}]')
     max_tokens: Limit | None = Field(
         None,
-        description=f"a whole number of tokens to generate, at least 1, or (the default) {ALL_THE_ROOM}",
+        description=f"a whole number of tokens to generate, at least 1, or (the default) {MOST_TOKENS}",
         examples=[8],
-        json_schema_extra=lambda schema: schema.pop("default"),
+        json_schema_extra=_without_default,
     )
     max_completion_tokens: SkipJsonSchema[Limit | None] = Field(
-        None, description=f"a whole number of tokens to generate, at least 1, or {ALL_THE_ROOM}"
+        None, description=f"a whole number of tokens to generate, at least 1, or {MOST_TOKENS}"
     )
 
-    def unread(self) -> list[str]:
+    tools: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description=f.UNSUPPORTED)
+    tool_choice: Literal["none", "auto"] | None = Field(None, description=f.UNSUPPORTED)
+    functions: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description=f.UNSUPPORTED)
+    function_call: Literal["none", "auto"] | None = Field(None, description=f.UNSUPPORTED)
+    logprobs: f.Off | None = Field(None, description=f.UNSUPPORTED)
+    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=0), f.INTEGER] | None = Field(
+        None, description=f.UNSUPPORTED
+    )
+    chat_template: None = Field(None, description=f.UNSUPPORTED)
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=0)] | None = Field(None, description=f.UNSUPPORTED)
+
+    def ignored(self) -> list[str]:
         return [
             f"messages.{i}.{name}"
             for i, message in enumerate(self.messages)
             for name, value in (message.model_extra or {}).items()
             if value not in (None, [], {})
         ]
-
-
-# Known fields that would change the output and are not supported, each with the values that change nothing.
-_OFF = (False, [], {}, "", 0)
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "use_beam_search": _OFF, "length_penalty": (1, 1.0), "early_stopping": _OFF, "logits_processors": _OFF,
-    "bad_words": _OFF, "allowed_token_ids": (), "prompt_embeds": (), "guided_json": (),
-    "guided_regex": (), "guided_choice": (), "guided_grammar": (), "structured_outputs": (),
-    "response_format": ({"type": "text"},), "typical_p": (1, 1.0), "watermark": _OFF, "logits_bias_type": (),
-    "continue_final_message": _OFF, "kv_transfer_params": ({},), "thinking_token_budget": (), "repetition_detection": (),
-}  # fmt: skip
-UNSUPPORTED_COMPLETION = UNSUPPORTED | {"suffix": ("",)}
-UNSUPPORTED_CHAT = UNSUPPORTED | {
-    "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
-    "logprobs": (False,), "top_logprobs": (0,), "chat_template": (), "chat_template_kwargs": ({},),
-    "documents": ([],), "echo": (False,), "modalities": (["text"],), "audio": (), "prediction": (), "best_of": (1,),
-    "reasoning_effort": ("none",), "media_io_kwargs": ({},), "mm_processor_kwargs": ({},),
-    "include_reasoning": (True, False), "add_generation_prompt": (True,), "prompt_logprobs": (),
-}  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a request to change the policy may say."""
+"""The schema of requests that switch the policy."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def _options(value: Any) -> Any:
         raise ValueError("must be an object")
     if len(value) > MOST_OPTIONS:
         raise ValueError(f"must have at most {MOST_OPTIONS} options, but has {len(value):,}")
-    for name, given in value.items():
-        is_text = isinstance(given, str) and len(given) <= LONGEST_VALUE
-        if len(name) > LONGEST_VALUE or not (is_text or _is_number(given)):
+    for name, option in value.items():
+        is_text = isinstance(option, str) and len(option) <= LONGEST_VALUE
+        if len(name) > LONGEST_VALUE or not (is_text or _is_number(option)):
             raise ValueError(
                 f"must have numbers, true, false, or strings of at most {LONGEST_VALUE} characters, but has "
-                f"{shown(given)} for {shown(name)}"
+                f"{shown(option)} for {shown(name)}"
             )
     return value
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) < 1 << 63  # nor NaN, nor infinite
+    return isinstance(value, int | float) and abs(value) < 1 << 63  # false for NaN
 
 
 Options = Annotated[

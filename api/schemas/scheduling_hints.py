@@ -1,4 +1,4 @@
-"""What a request says of its standing among others, in every dialect: ours, beside the dialect's own fields."""
+"""The fields that tell scheduling orders about a request, in every dialect: ours, beside the dialect's own."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class SchedulingHints(BaseModel):
     slo_s: f.Seconds | None = Field(None, description=f.SECONDS)
 
     def scheduling_options(self) -> dict[str, Any]:
-        """Return the options of `make_inference` that these fields mean."""
+        """Return these fields as options of `make_inference`."""
         return {"client": self.user, "priority": self.priority, "slo_s": self.slo_s}

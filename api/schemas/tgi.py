@@ -1,55 +1,65 @@
-"""What requests in TGI's dialect may say; its bounds differ from OpenAI's here and there."""
+"""The schemas of requests in TGI's dialect; some of its bounds differ from OpenAI's."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 
 from api.schemas import fields as f
 from api.schemas.scheduling_hints import SchedulingHints
 
-Fraction = f.number(gt=0, lt=1)
+MOST_ANSWERS = 4
+Fraction = Annotated[float, Field(allow_inf_nan=False, gt=0, lt=1), f.NUMBER]
 FRACTION = "a number above 0 and below 1; leave it out for no limit"
 STOP_LIST = f"a list of at most {f.MOST_STOPS} strings, each of 1 to {f.LONGEST_STOP} characters"
+PARAMETERS = 'an object such as {"max_new_tokens": 20}'
 
-
-ONE = {"enum": [None, 1]}
-DRAWS: list[dict[str, Any]] = [{"required": ["do_sample"], "properties": {"do_sample": {"const": True}}}] + [
+ONE: JsonDict = {"enum": [None, 1]}
+SAMPLES: list[Any] = [{"required": ["do_sample"], "properties": {"do_sample": {"const": True}}}] + [
     {"required": [name], "properties": {name: {"type": "number"}}}
     for name in ("temperature", "top_k", "top_p", "typical_p")
 ]
-BEST_OF_DRAWS = {
-    "anyOf": [{"properties": {"best_of": ONE}}, {"properties": {"seed": {"type": "null"}}, "anyOf": DRAWS}]
+BEST_OF_SAMPLES: JsonDict = {
+    "anyOf": [{"properties": {"best_of": ONE}}, {"properties": {"seed": {"type": "null"}}, "anyOf": SAMPLES}]
 }
-STREAMS = {"properties": {"best_of": ONE, "decoder_input_details": {"enum": [None, False]}}}
+STREAMS: JsonDict = {"properties": {"best_of": ONE, "decoder_input_details": {"enum": [None, False]}}}
 
 
 class GenerateParameters(SchedulingHints):
     """Generation parameters."""
 
-    model_config = ConfigDict(extra="ignore", json_schema_extra={"allOf": [BEST_OF_DRAWS]})
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"allOf": [BEST_OF_SAMPLES]})
 
-    best_of: f.integer(ge=1, le=4) | None = Field(None, description="a whole number from 1 to 4")
+    best_of: Annotated[int, Field(strict=True, ge=1, le=MOST_ANSWERS), f.INTEGER] | None = Field(
+        None, description=f"a whole number from 1 to {MOST_ANSWERS}"
+    )
     temperature: f.Above0 | None = Field(None, description="a number above 0; leave it out for greedy decoding")
     repetition_penalty: f.Above0 | None = Field(None, description="a number above 0")
     frequency_penalty: f.Penalty | None = Field(None, description=f.PENALTY)
-    top_k: f.integer(gt=0, lt=1 << 31) | None = Field(None, description="a whole number of candidates, at least 1")
+    top_k: f.Count | None = Field(None, description="a whole number of candidates, at least 1")
     top_p: Fraction | None = Field(None, description=FRACTION)
     typical_p: Fraction | None = Field(None, description=FRACTION)
     do_sample: f.Flag = Field(False, description=f.FLAG)
-    max_new_tokens: f.integer(ge=1) | None = Field(None, description="a whole number of tokens to generate, at least 1")
+    max_new_tokens: Annotated[int, Field(strict=True, ge=1), f.INTEGER] | None = Field(
+        None, description="a whole number of tokens to generate, at least 1"
+    )
     return_full_text: f.Flag = Field(False, description=f.FLAG)
     stop: f.StopList | None = Field(None, description=STOP_LIST)
     stop_sequences: f.StopList | None = Field(None, description=STOP_LIST)
-    truncate: f.integer(ge=1, lt=1 << 31) | None = Field(
-        None, description="a whole number of tokens to keep, at least 1"
-    )
-    watermark: Literal[False] = Field(False, description="false, or leave it out")
+    truncate: f.Count | None = Field(None, description=f.KEPT_TOKENS)
     details: f.Flag = Field(False, description=f.FLAG)
     decoder_input_details: f.Flag = Field(False, description=f.FLAG)
-    seed: f.integer(ge=0, lt=1 << 64) | None = Field(None, description="a whole number from 0 to 2^64 - 1")
-    top_n_tokens: f.integer(ge=1, le=5) | None = Field(None, description="a whole number from 1 to 5")
+    seed: Annotated[int, Field(strict=True, ge=0, lt=1 << 64), f.INTEGER] | None = Field(
+        None, description="a whole number from 0 to 2^64 - 1"
+    )
+    top_n_tokens: Annotated[int, Field(strict=True, ge=1, le=5), f.INTEGER] | None = Field(
+        None, description="a whole number from 1 to 5"
+    )
+    watermark: f.Off = Field(False, description="false, or leave it out")
+    grammar: None = Field(None, description=f.UNSUPPORTED)
+    adapter_id: None = Field(None, description=f.UNSUPPORTED)
 
 
 class GenerateRequest(BaseModel):
@@ -58,7 +68,7 @@ class GenerateRequest(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     inputs: f.Text = Field(description=f.PROMPT)
-    parameters: GenerateParameters | None = Field(None, description='an object such as {"max_new_tokens": 20}')
+    parameters: GenerateParameters | None = Field(None, description=PARAMETERS)
 
 
 class StreamParameters(GenerateParameters):
@@ -70,13 +80,10 @@ class StreamParameters(GenerateParameters):
 class StreamRequest(GenerateRequest):
     """POST /generate_stream."""
 
-    parameters: StreamParameters | None = Field(None, description='an object such as {"max_new_tokens": 20}')
+    parameters: StreamParameters | None = Field(None, description=PARAMETERS)
 
 
 class CompatRequest(GenerateRequest):
     """POST /, where the body chooses whether to stream."""
 
     stream: f.Flag = Field(False, description=f.FLAG)
-
-
-UNSUPPORTED_PARAMETERS = {"watermark": (False,), "grammar": (), "adapter_id": ()}

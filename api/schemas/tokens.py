@@ -1,4 +1,4 @@
-"""What requests to /tokenize and /detokenize may say."""
+"""The schemas of requests to /tokenize and /detokenize."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TokenizeRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore", json_schema_extra={"anyOf": [_has("prompt"), _has("inputs")]})
 
-    model: f.Name | None = Field(None, description="the name of the served model, or leave it out")
+    model: f.Name | None = Field(None, description=f.MODEL)
     prompt: StrictStr | None = Field(None, description="a string")
     inputs: StrictStr | None = Field(None, description="a string")
     add_special_tokens: f.Flag = Field(True, description=f.FLAG)
@@ -29,5 +29,5 @@ class DetokenizeRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    model: f.Name | None = Field(None, description="the name of the served model, or leave it out")
+    model: f.Name | None = Field(None, description=f.MODEL)
     tokens: f.Ids = Field(description="a list of token ids")
