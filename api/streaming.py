@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from flask import Response, current_app, g, request, stream_with_context
+from flask import Response, current_app, request, stream_with_context
 
 from api.generation import Generation
 from api.http import errors
@@ -191,7 +191,7 @@ def respond(
     space: bytes = b" ",
     tokens_together: int | None = None,
 ) -> Response:
-    """Return the response that streams a generation's events; closing it early cancels what has not ended."""
+    """Return the response that streams a generation's events; leaving the request cancels what has not ended."""
     answers = Answers(readers, encode)
     lent = _lent_socket(generation, answers) if tokens_together is None else None
 
@@ -211,10 +211,7 @@ def respond(
             failed = ApiError("internal error on this request. Try another request", type="server_error")
             yield event(errors.content(failed), space)
 
-    response = event_stream(stream_with_context(events()))
-    if g.get("context") is None:  # otherwise the request context ends it, even if the generator never starts
-        response.call_on_close(generation.cancel)
-    return response
+    return event_stream(stream_with_context(events()))
 
 
 def event_stream(frames: Iterator[bytes]) -> Response:
