@@ -180,14 +180,14 @@ def run(given: argparse.Namespace, environ: Mapping[str, str], console: Console,
     folder = make_store(given, seed, command)
     say(console, f"{', '.join(names(given.what))}; {given.workload}, seed {seed}")
     experiment = Experiment(folder, console, given, seed)
-    experiment.keep_plans(loads)
+    experiment.write_plans(loads)
     missing = 0
     try:
         for i, word in enumerate(given.what):
             name = names([word])[0]
             try:
                 with reached(word, given, environ, folder.folder) as target:
-                    experiment.put_through(name, target, loads, f"[{i + 1}/{len(given.what)}] ")
+                    experiment.run_loads(name, target, loads, f"[{i + 1}/{len(given.what)}] ")
             except ServerUnreachable as error:
                 missing += 1
                 folder.warn(f"{name}: cannot start or reach the server: {error}")
@@ -201,7 +201,7 @@ def run(given: argparse.Namespace, environ: Mapping[str, str], console: Console,
             simulated.predict(folder.folder, given.cost, console)
         ending.finish(folder.folder, console, not given.no_plots)
         if given.readme:
-            ending.show(folder.folder, given.readme, console)
+            ending.copy_for_readme(folder.folder, given.readme, console)
     if missing == len(given.what):
         return UNREACHABLE
     return SOME_FAILED if missing or experiment.failed or experiment.interrupted else FINE

@@ -1,6 +1,6 @@
-"""Talking to people: lines on stderr, machine text on stdout, and how far a run is.
+"""Output: human text on stderr, machine text on stdout, and the progress of a run.
 
-The progress is drawn by a thread of its own, so that it never delays a send.
+A separate thread draws the progress, so that it never delays a send.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ PLAIN_LINE_SECONDS = 5.0
 
 
 class UsageError(Exception):
-    """What was asked cannot be done; the text names the value and the remedy."""
+    """Invalid usage; the message names the value and the remedy."""
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line for people, broken between words on a terminal; brackets in it are just brackets."""
+    """Print a line for humans, wrapped between words on a terminal; brackets are not markup."""
     whole = not console.is_terminal
     console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=whole)
 
 
 def emit(text: str, end: str = "\n") -> None:
-    """Print a line for machines, whatever characters a completion holds."""
+    """Print a line for machines; characters that the terminal cannot encode are replaced."""
     encoding = sys.stdout.encoding or "utf-8"
-    # A reader like `head` may be gone already; that is its right.
+    # A reader such as `head` may have closed the pipe.
     with contextlib.suppress(BrokenPipeError):
         print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
 
 
 def emit_json(value: Any, always: bool = False) -> None:
-    """Print a value as one line of JSON; on a terminal, where nobody can read it, only if `always`."""
+    """Print a value as one line of JSON; on a terminal, where it is unreadable, only if `always`."""
     if always or not sys.stdout.isatty():
         emit(json.dumps(value))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Suggest the known name that is most alike, "" when none is."""
+    """Return a hint at the most similar known name, "" if there is none."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def guarded(main: Callable[[Console], int], target: Callable[[], Target | None]) -> int:
-    """Run a command and turn what goes wrong into a line on stderr and an exit code."""
+    """Run a command; print an error as one line on stderr and return the exit code."""
     console = Console(stderr=True)
     try:
         return main(console)
@@ -87,17 +87,17 @@ def guarded(main: Callable[[Console], int], target: Callable[[], Target | None])
 
 
 def leave(code: int) -> NoReturn:
-    """End the process; after Ctrl-C at once, without taking apart what its threads still use."""
+    """Exit; after Ctrl-C at once, without finalization, because threads are still running."""
     if code != INTERRUPTED:
         sys.exit(code)
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # its reader has gone
+        with contextlib.suppress(OSError):  # the reader has closed the pipe
             stream.flush()
     os._exit(code)
 
 
 def writable(path: Path, flag: str) -> None:
-    """Raise UsageError when a file that was asked for cannot be written."""
+    """Raise UsageError if a file cannot be written."""
     try:
         path.open("a").close()
     except OSError as error:
@@ -105,7 +105,7 @@ def writable(path: Path, flag: str) -> None:
 
 
 class Display(threading.Thread):
-    """Show how far a run is, from a thread of its own: redrawn on a terminal, else line by line."""
+    """Shows the progress of a run, in its own thread: redrawn on a terminal, otherwise line by line."""
 
     def __init__(self, run: LoadRun, console: Console, last_send: float, label: str = "") -> None:
         super().__init__(name="display", daemon=True)
@@ -116,7 +116,7 @@ class Display(threading.Thread):
         self._over = threading.Event()
 
     def close(self) -> None:
-        """Draw the last state and stop."""
+        """Draw the final state and stop."""
         self._over.set()
         self.join()
 
@@ -138,7 +138,7 @@ class Display(threading.Thread):
                 progress.update(task, completed=ended, description=line, refresh=True)
 
     def line(self, counts: Counts) -> str:
-        """Say how far the run is, in one line."""
+        """Return the progress as one line."""
         ended = counts.done + counts.failed
         left = self._last_send - counts.seconds
         if ended:

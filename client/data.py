@@ -2,7 +2,7 @@
 
 `PromptData` and its methods keep the names of the original client. The same seed gives the same
 prompts, lengths and arrival times, byte for byte. This module must not know how a request is sent
-or how an answer is measured: it opens no connection and reads no clock.
+or measured.
 """
 
 import hashlib
@@ -44,8 +44,7 @@ _WORDS = {
         "place": "house field grave shore court town land sea gate ground prison",
     }.items()
 }
-# Sentences rather than one fixed text: two prompts hardly ever begin alike, so a prefix cache on
-# the server gains nothing that a real mix of prompts would not give it.
+# Random sentences: two prompts rarely have the same beginning, so a prefix cache helps no more than with real prompts.
 _SENTENCES = (
     "the {adjective} {noun} {verb} the {noun} of the {place}",
     "my {noun} {verb} thy {adjective} {noun} and the {noun} is {adjective}",
@@ -60,7 +59,7 @@ _SENTENCES = (
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One request of a run: which, when (seconds after the start), with what."""
+    """One request of a run; `at` is in seconds after the start."""
 
     index: int
     at: float
@@ -70,7 +69,7 @@ class Planned:
 
 
 class PromptData:
-    """The samples of a run, each `(prompt, num_tokens)`, taken one by one from any thread."""
+    """The samples `(prompt, num_tokens)` of a run; any thread may take the next one."""
 
     def __init__(
         self,
@@ -86,7 +85,7 @@ class PromptData:
         self.generate_samples(num_samples, num_tokens_range, selection)
 
     def get_next_sample(self) -> tuple[str, int] | None:
-        """Take the next `(prompt, num_tokens)`, or None when all are taken."""
+        """Return the next `(prompt, num_tokens)`, or None at the end."""
         with self.prompt_idx_lock:
             if self.prompt_idx >= len(self.prompts):
                 return None
@@ -96,7 +95,7 @@ class PromptData:
     def generate_samples(
         self, num_samples: int, num_tokens_range: Sequence[int] | None = None, selection: str = "normal"
     ) -> None:
-        """Add `num_samples` samples chosen by one of `SELECTIONS`."""
+        """Add samples by one of `SELECTIONS`."""
         lengths = DEFAULT_NUM_TOKENS_RANGE if num_tokens_range is None else num_tokens_range
         ways: dict[str, Callable[[], None]] = {
             "normal": lambda: self.generate_samples_normal(num_samples),
@@ -112,8 +111,8 @@ class PromptData:
     def generate_samples_normal(self, num_samples: int) -> None:
         """Add lengths from a normal distribution (mean 100, sd 33) and prompts of 8 to 64 words.
 
-        The distribution is cut to 1..200 by drawing again what falls outside, so that no length
-        piles up at a bound.
+        The distribution is truncated to 1..200: values outside are drawn again, so that they do not pile up at the
+        bounds.
         """
         lengths = np.rint(self._rng.normal(NORMAL_MEAN, NORMAL_SD, num_samples))
         while (outside := (lengths < NORMAL_LOW) | (lengths > NORMAL_HIGH)).any():
@@ -124,7 +123,7 @@ class PromptData:
             self._add(int(num_words), int(num_tokens))
 
     def generate_samples_range(self, num_samples: int, num_tokens_range: Sequence[int]) -> None:
-        """Add lengths drawn from the list; a prompt has as many words as it asks tokens.
+        """Add lengths drawn from the list; a prompt has as many words as requested tokens.
 
         A prompt that would not fit the context beside its answer is shortened.
         """
@@ -167,9 +166,9 @@ class PromptData:
 def plan(
     num_samples: int, num_tokens_range: Sequence[int] | None, selection: str, arrivals: Arrivals, seed: int
 ) -> list[Planned]:
-    """Draw a whole run from one seed.
+    """Draw a run from one seed.
 
-    Prompts and arrivals have generators of their own: another rate sends the same prompts.
+    Prompts and arrivals have separate generators, so that another rate sends the same prompts.
     """
     prompt_seed, arrival_seed = np.random.SeedSequence(seed).spawn(2)
     data = PromptData(num_samples, num_tokens_range, selection, prompt_seed)
@@ -178,7 +177,7 @@ def plan(
 
 
 def trace_sha256(trace: Sequence[Planned]) -> str:
-    """Name a run by its contents: equal exactly when prompts, lengths and times are equal."""
+    """Return a hash of a run: equal exactly if prompts, lengths, times and users are equal."""
     rows = [[p.at, p.prompt, p.num_tokens, p.user] if p.user else [p.at, p.prompt, p.num_tokens] for p in trace]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 

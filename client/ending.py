@@ -1,4 +1,4 @@
-"""What a comparison ends with: its table, its page, and what of both a README shows."""
+"""The end of a comparison: its table, its page, and copies of both for a README."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rich.markdown import Markdown
 from .console import emit, say
 from .report import store, summary
 
-# Latency over tokens under the first load, the easiest; the batch over time under the last, the hardest.
-SHOWN = {
+# Latency over tokens under the first load, which is the lightest; the batch over time under the last, the heaviest.
+README_PLOTS = {
     "comparison-latency": "latency-over-tokens.{first}", "comparison-cdf": "latency-cdf",
     "comparison-waste": "waste", "comparison-batch": "batch-over-time.{last}",
 }  # fmt: skip
 
 
 def finish(folder: Path, console: Console, plots: bool) -> None:
-    """Print and keep the table, draw the page, and end with the folder's name."""
+    """Print and write the table, draw the page, and print the folder's name."""
     results = store.read(folder)
     if results.runs:
-        text = tell(results)
+        text = write_table(results)
         if console.is_terminal:
             console.print(Markdown(text))
         else:
@@ -33,8 +33,8 @@ def finish(folder: Path, console: Console, plots: bool) -> None:
     emit(str(folder))
 
 
-def show(folder: Path, into: Path, console: Console) -> None:
-    """Copy table and pictures under names that do not change from time to time."""
+def copy_for_readme(folder: Path, into: Path, console: Console) -> None:
+    """Copy the table and some plots to a folder, under fixed names."""
     results = store.read(folder)
     if not results.runs:
         return
@@ -44,28 +44,28 @@ def show(folder: Path, into: Path, console: Console) -> None:
     table = (folder / "table.md").read_text("utf-8")
     (into / "comparison.md").write_text(f"{table}\n{made}\n", encoding="utf-8")
     first, last = (store.slug(results.loads[i]) for i in (0, -1))
-    for name, kind in SHOWN.items():
+    for name, kind in README_PLOTS.items():
         picture = folder / "plots" / f"{kind.format(first=first, last=last)}.png"
         if picture.is_file():
             shutil.copyfile(picture, into / f"{name}.png")
-    say(console, f"for the README: {into / 'comparison.md'} and {', '.join(SHOWN)} beside it")
+    say(console, f"for the README: {into / 'comparison.md'} and {', '.join(README_PLOTS)} beside it")
 
 
-def tell(results: store.Results) -> str:
-    """Write the table beside the results; give it."""
+def write_table(results: store.Results) -> str:
+    """Write the table beside the results; return it."""
     text = summary.markdown(results)
     (results.folder / "table.md").write_text(text, encoding="utf-8")
     return text
 
 
 def draw_page(folder: Path, console: Console) -> None:
-    """Draw pictures and page; without matplotlib say how to get it, and how to draw later."""
+    """Draw plots and page; without matplotlib print how to install it and how to draw later."""
     try:
         from .report import page
     except ImportError:
         say(
             console,
-            "note: no pictures, because matplotlib is not installed. Install it (pip install -r "
+            "note: no plots, because matplotlib is not installed. Install it (pip install -r "
             f"client/requirements.txt) and run python -m client.report {folder}",
         )
         return

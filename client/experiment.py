@@ -1,4 +1,4 @@
-"""Runs of a comparison against one server: the same seeded plans, warm-up, record, figures."""
+"""The runs of a comparison: the same seeded plans for each server, warm-up, records, figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULT_WARMUP = 3
 
 @dataclass(slots=True)
 class Load:
-    """One load of the comparison, drawn once for each repeat, the same for every server."""
+    """A load of the comparison, with one plan for each repeat, the same for every server."""
 
     name: str
     arrivals: Arrivals
@@ -33,7 +33,7 @@ class Load:
 
 
 def draw(flags: argparse.Namespace, seed: int, count: int, workload: str) -> list[Load]:
-    """Draw all plans from the seed; a repeat has the next seed."""
+    """Draw all plans from the seed; each repeat adds 1 to it."""
     text = corpus.load(Path(flags.text) if flags.text else None)
     loads = []
     try:
@@ -47,7 +47,7 @@ def draw(flags: argparse.Namespace, seed: int, count: int, workload: str) -> lis
 
 @dataclass(slots=True)
 class Experiment:
-    """What all servers are put through, and where it is written."""
+    """Sends the plans to each server and writes the results."""
 
     store: Store
     console: Console
@@ -56,23 +56,23 @@ class Experiment:
     failed: int = 0
     interrupted: bool = False
 
-    def keep_plans(self, loads: Sequence[Load]) -> None:
-        """Write what is to be sent."""
+    def write_plans(self, loads: Sequence[Load]) -> None:
+        """Write all plans."""
         for load in loads:
             for repeat, plan in enumerate(load.plans):
                 self.store.arrivals(load.name, repeat, plan.planned)
 
-    def put_through(self, name: str, target: Target, loads: Sequence[Load], progress: str) -> None:
-        """Send every load to a server; `ServerUnreachable` when it is not there."""
+    def run_loads(self, name: str, target: Target, loads: Sequence[Load], progress: str) -> None:
+        """Send every load to a server; raise ServerUnreachable if it does not answer."""
         fetch_stats(target)
         events = EventRecorder(target, self.store.iterations)
         events.start()
         try:
-            warm = self.flags.warmup if self.flags.warmup is not None else DEFAULT_WARMUP
-            warmed = runs.warm_up(target, loads[0].plans[0].planned, warm)
+            count = self.flags.warmup if self.flags.warmup is not None else DEFAULT_WARMUP
+            warmup = runs.warm_up(target, loads[0].plans[0].planned, count)
             if not events.is_connected():
-                say(self.console, f"note: {name} has no /events, so there are no pictures of its slots")
-            events.settle()  # the steps of the warm-up belong to no run
+                say(self.console, f"note: {name} has no /events, so there are no plots of its slots")
+            events.settle()  # the steps of the warm-up are not recorded
             for load in loads:
                 for repeat, plan in enumerate(load.plans):
                     labels = {"policy": name, "load": load.name, "repeat": repeat}
@@ -81,7 +81,7 @@ class Experiment:
                         self.console,
                         f"{progress}{name}, {plan.arrivals.describe()}{again}: {len(plan.planned)} requests",
                     )
-                    self.one(labels, target, plan, warmed, events)
+                    self.one(labels, target, plan, warmup, events)
                     if self.interrupted:
                         return
         finally:
@@ -92,10 +92,10 @@ class Experiment:
         labels: dict[str, Any],
         target: Target,
         plan: catalog.Plan,
-        warmed: int,
+        warmup: int,
         events: EventRecorder | None = None,
     ) -> dict[str, Any]:
-        """Run one plan and keep its figures."""
+        """Run one plan and write its figures."""
         before = runs.stats_or_none(target)
         if events is not None:
             events.label(labels)
@@ -103,7 +103,7 @@ class Experiment:
         if events is not None:
             events.settle()
             events.label(None)
-        numbers = measure.result(sent.outcomes, self.facts(labels, target, plan, before, warmed, sent.stalls))
+        numbers = measure.result(sent.outcomes, self.facts(labels, target, plan, before, warmup, sent.stalls))
         self.store.add(labels, numbers)
         for text in tables.warnings_of(numbers, sent.outcomes):
             self.store.warn(f"{labels['policy']}, {labels['load']}: {text}")
@@ -118,10 +118,10 @@ class Experiment:
         target: Target,
         plan: catalog.Plan,
         before: dict[str, Any] | None,
-        warmed: int,
+        warmup: int,
         stalls: list[float],
     ) -> measure.RunFacts:
-        """Collect what a run's result says besides its figures."""
+        """Return the facts of a run's result besides its figures."""
         config = {
             "workload": self.store.summary.get("workload"), "load": labels["load"],
             "numsamples": len(plan.planned), "api": target.dialect.api,
@@ -129,5 +129,5 @@ class Experiment:
         }  # fmt: skip
         return runs.facts(
             target, plan.planned, plan.arrivals, self.seed + labels["repeat"], config, before,
-            runs.stats_or_none(target), slos=dict(self.flags.goodput), warmup=warmed, stalls=stalls,
+            runs.stats_or_none(target), slos=dict(self.flags.goodput), warmup=warmup, stalls=stalls,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""One measured run: send a plan, write each outcome as it comes, and make the result object of it."""
+"""One measured run: send a plan, write each outcome at once, and collect the facts of the result."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from .send.load import LoadRun
 from .send.target import Failed, KeyRefused, ServerUnreachable, Target, ask, fetch_stats
 from .workloads.arrivals import Arrivals
 
-# After the first Ctrl-C, what is on its way may still finish for so long.
-GRACE_SECONDS = 10.0
+GRACE_SECONDS = 10.0  # for open requests after the first Ctrl-C
 SPARE_FILES = 128
 WARMUP_TOKENS = 8
 COLUMNS = (
@@ -35,7 +34,7 @@ COLUMNS = (
 
 @dataclass(slots=True)
 class Sent:
-    """What became of a plan, how long the client stood still, and whether somebody stopped it."""
+    """The outcomes of a plan, how long the client stalled, and whether the user stopped it."""
 
     outcomes: list[measure.Outcome]
     stalls: list[float] = field(default_factory=list)
@@ -43,7 +42,7 @@ class Sent:
 
 
 class Record:
-    """Writes a line for each request the moment it ends, so that nothing measured is lost."""
+    """Writes a CSV line for each request as soon as it ends, so that nothing measured is lost."""
 
     def __init__(self, file: TextIO, before: Sequence[str] = (), names: Sequence[str] = ()) -> None:
         self._file = file
@@ -53,7 +52,7 @@ class Record:
             self._writer.writerow([*names, *COLUMNS])
 
     def write(self, outcome: measure.Outcome) -> None:
-        """Write one line, and let the operating system have it."""
+        """Write one line and flush it."""
         self._writer.writerow([*self.before, *_cells(outcome)])
         self._file.flush()
 
@@ -76,7 +75,7 @@ def send(
     on_outcome: Callable[[measure.Outcome], None] = lambda outcome: None,
     label: str = "",
 ) -> Sent:
-    """Run a trace to its end, or to the first Ctrl-C and a short while after it."""
+    """Run a trace to its end, or until shortly after the first Ctrl-C."""
     closed = arrivals is not None and arrivals.users is not None
     think = arrivals.second if arrivals and closed else 0.0
     run = LoadRun(target, trace, arrivals.users if arrivals else None, think, on_outcome)
@@ -85,7 +84,7 @@ def send(
     interrupted = False
     try:
         run.start()
-        # In slices: a wait without end would not notice Ctrl-C on Windows.
+        # In slices: on Windows, Ctrl-C does not interrupt an endless wait.
         while not run.wait(1):
             pass
     except KeyboardInterrupt:
@@ -104,7 +103,7 @@ def send(
 
 
 def warm_up(target: Target, trace: Sequence[data.Planned], count: int) -> int:
-    """Send `count` short requests one by one, unmeasured; give how many were answered."""
+    """Send `count` short requests one by one, unmeasured; return how many were answered."""
     answered = 0
     for planned in (list(trace) * (count // max(len(trace), 1) + 1))[:count]:
         short = data.Planned(-1, 0.0, planned.prompt, WARMUP_TOKENS)
@@ -115,7 +114,7 @@ def warm_up(target: Target, trace: Sequence[data.Planned], count: int) -> int:
 
 
 def stats_or_none(target: Target) -> dict[str, Any] | None:
-    """Fetch `/stats` once more; None when the server is gone meanwhile."""
+    """Fetch `/stats`; return None if the server does not answer."""
     try:
         return fetch_stats(target)
     except (ServerUnreachable, KeyRefused):
@@ -132,7 +131,7 @@ def facts(
     after: Mapping[str, Any] | None,
     **more: Any,
 ) -> measure.RunFacts:
-    """Collect what the result says besides its figures."""
+    """Return the facts of a result besides its figures."""
     api = target.dialect.api
     return measure.RunFacts(
         date=datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"),
@@ -154,7 +153,7 @@ def facts(
 
 
 def machine() -> dict[str, Any]:
-    """Describe this machine without anything that names a user or a path."""
+    """Describe this machine, without user names or paths."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
@@ -163,16 +162,15 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Name the versions that a measured time may depend on."""
+    """Return the versions on which a measured time may depend."""
     return {"python": platform.python_version(), "numpy": np.__version__, "aiohttp": aiohttp.__version__}
 
 
 def allow_files(connections: int, at_once: bool) -> None:
-    """Raise the open-file limit for so many connections; a burst that cannot fit is refused."""
+    """Raise the open-file limit for this many connections; raise UsageError for a burst that exceeds it."""
     try:
         import resource
-    except ImportError:
-        # Windows has no such limit.
+    except ImportError:  # Windows has no such limit
         return
     need = connections + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -83,7 +83,7 @@ def run_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     show_runs(console, told)
     if folder:
         folder.close()
-        ending.tell(store.read(args.out))
+        ending.write_table(store.read(args.out))
         if not args.no_plots:
             ending.draw_page(args.out, console)
         say(console, f"written: {args.out}")

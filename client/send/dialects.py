@@ -1,7 +1,7 @@
-"""The three ways to ask a server: what is sent, and how its answers and events are read.
+"""The dialects of requests: what is sent, and how answers and events are read.
 
-`inference` is the original's, `openai` is `/v1/completions`, `tgi` is `/generate`. Pure: bytes and objects go
-in, objects come out. It must not know sockets or clocks.
+`inference` is the original's, `openai` is `/v1/completions`, `tgi` is `/generate`. Pure: this module must not know
+sockets or clocks.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from typing import Any
 from ..data import Planned
 
 APIS = ("inference", "openai", "tgi")
-STATS_PATH = "/stats"
 
 
 class Unreadable(Exception):
-    """An answer that does not have what the dialect promises."""
+    """An answer that does not follow its dialect."""
 
 
 class Refused(Exception):
-    """An error event in the middle of a stream: `kind` and the server's words."""
+    """An error event within a stream, with its type and message."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
@@ -31,7 +30,7 @@ class Refused(Exception):
 
 @dataclass(slots=True)
 class Answer:
-    """What a complete answer, or the events of a stream so far, tells."""
+    """The content of a complete answer, or of the events of a stream so far."""
 
     text: str = ""
     tokens: int | None = None
@@ -46,7 +45,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a server is asked: `api` of `APIS`, streaming or not, and the model's name if it wants one."""
+    """A form of requests: one of `APIS`, streamed or not, with the model's name if the API requires one."""
 
     api: str = "inference"
     stream: bool = False
@@ -54,13 +53,13 @@ class Dialect:
 
     @property
     def path(self) -> str:
-        """Return the route to post to."""
+        """The route to post to."""
         if self.api == "tgi":
             return "/generate_stream" if self.stream else "/generate"
         return "/v1/completions" if self.api == "openai" else "/inference"
 
     def body(self, planned: Planned, **extra: Any) -> dict[str, Any]:
-        """Make the request: exactly `num_tokens` tokens, as far as the dialect lets one say so."""
+        """Return the body of a request for exactly `num_tokens` tokens, as far as the API allows that."""
         if self.api == "tgi":
             parameters = {"max_new_tokens": planned.num_tokens, "do_sample": True, **extra}
             return {"inputs": planned.prompt, "parameters": parameters}
@@ -77,18 +76,18 @@ class Dialect:
         }  # fmt: skip
 
     def read(self, content: Any, headers: Mapping[str, str], planned: Planned) -> Answer:
-        """Read a whole answer; `Unreadable` when it has no text."""
+        """Return a complete answer; raise Unreadable if it has no text."""
         answer = Answer(ended=True, id=headers.get("X-Request-Id", ""))
         reader = {"inference": _read_inference, "openai": _read_openai, "tgi": _read_tgi}[self.api]
         if not isinstance(content, dict) or not reader(content, headers, answer):
             raise Unreadable(f"200 without a completion: {str(content)[:60]}")
         if answer.tokens is None:
-            # Some servers do not tell; they generate what was asked.
+            # Some servers do not report it; they generate what was requested.
             answer.tokens = planned.num_tokens
         return answer
 
     def feed(self, data: bytes, answer: Answer) -> int | None:
-        """Add one event to an answer; give the tokens it brought (0: some, untold), None for none.
+        """Add one event to an answer; return its number of tokens (0 if unknown), or None if it has none.
 
         Raises `Refused` on an error event and `Unreadable` on what is no event of the dialect.
         """
@@ -108,7 +107,7 @@ class Dialect:
 
 
 def fault(content: Any) -> tuple[str, str]:
-    """Return the type and the words of an error object of any dialect, "" where there are none."""
+    """Return the type and the message of an error object of any dialect; "" if missing."""
     if not isinstance(content, dict):
         return "", ""
     error = content.get("error")
@@ -118,14 +117,20 @@ def fault(content: Any) -> tuple[str, str]:
     return kind[:40] if isinstance(kind, str) else "", str(error.get("message") or "")
 
 
+def status_failure(status: int, content: Any) -> tuple[str, str]:
+    """Return the kind and the detail of a failure with this HTTP status."""
+    kind, message = fault(content)
+    return f"HTTP {status}" + (f" ({kind})" if kind else ""), message
+
+
 class Events:
-    """Cuts a stream of bytes into the data of its events."""
+    """Splits a stream of bytes into the data of its events."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def cut(self, received: bytes) -> Iterator[bytes]:
-        """Yield the data of each event line that is complete; comments are skipped."""
+        """Yield the data of each complete event line; skip comments."""
         lines = (self._rest + received).split(b"\n")
         self._rest = lines.pop()
         for line in lines:
@@ -141,7 +146,7 @@ def _count(value: Any) -> int | None:
     return value if type(value) is int and value >= 0 else None
 
 
-def _tell_inference(content: Mapping[str, Any], answer: Answer) -> None:
+def _add_facts(content: Mapping[str, Any], answer: Answer) -> None:
     timings = content.get("timings")
     timings = timings if isinstance(timings, dict) else {}
     answer.tokens = _count(content.get("num_tokens"))
@@ -157,7 +162,7 @@ def _read_inference(content: Mapping[str, Any], _: Mapping[str, str], answer: An
     if not isinstance(content.get("completion"), str):
         return False
     answer.text = content["completion"]
-    _tell_inference(content, answer)
+    _add_facts(content, answer)
     return True
 
 
@@ -167,12 +172,12 @@ def _feed_inference(event: Mapping[str, Any], answer: Answer) -> int | None:
         raise Unreadable(f"event without text: {str(event)[:60]}")
     answer.text += text
     if "finish_reason" in event:
-        _tell_inference(event, answer)
+        _add_facts(event, answer)
     return 0 if text else None
 
 
 def _usage(content: Mapping[str, Any], answer: Answer) -> int:
-    """Read the usage; give the completion tokens it has more than before."""
+    """Read the usage; return how many completion tokens it has more than before."""
     usage = content.get("usage")
     if not isinstance(usage, dict):
         return 0
@@ -198,13 +203,13 @@ def _read_openai(content: Mapping[str, Any], _: Mapping[str, str], answer: Answe
 
 def _feed_openai(event: Mapping[str, Any], answer: Answer) -> int | None:
     answer.id = str(event.get("id") or answer.id)
-    brought = _usage(event, answer)
+    tokens = _usage(event, answer)
     choices = event.get("choices")
     if not isinstance(choices, list) or not all(isinstance(c, dict) for c in choices):
         raise Unreadable(f"event without choices: {str(event)[:60]}")
     text = "".join(str(c.get("text") or "") for c in choices)
     answer.text += text
-    return brought if text else None
+    return tokens if text else None
 
 
 def _read_tgi(content: Mapping[str, Any], headers: Mapping[str, str], answer: Answer) -> bool:

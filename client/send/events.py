@@ -1,4 +1,4 @@
-"""A server's own account of its steps: `/events` copied into a file while runs go on."""
+"""Recording of a server's steps: `/events` copied into a file during the runs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .dialects import Events
 from .target import CONNECT_SECONDS, Target
 
 QUIET_SECONDS = 0.25
-SETTLED_AT_MOST = 5.0
+MAX_SETTLE_SECONDS = 5.0
 
 
 class EventRecorder:
-    """Copies steps line by line; each line names the run it belongs to. It has a thread and a loop of its own."""
+    """Copies steps line by line, in its own thread; each line names its run."""
 
     def __init__(self, target: Target, file: TextIO) -> None:
         self._target = target
@@ -30,34 +30,34 @@ class EventRecorder:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._labels: str | None = None
-        self._heard = 0
+        self._received = 0
         self.connected = False
 
     def start(self) -> None:
-        """Begin to connect: some servers answer only when they have something to tell."""
+        """Start to connect, without waiting: some servers answer only with their first event."""
         self._thread.start()
 
     def is_connected(self) -> bool:
-        """Tell, a step after the start at the earliest, whether the server has events."""
+        """Return whether the server has events; meaningful only after its first step."""
         self._ready.wait(CONNECT_SECONDS)
         return self.connected
 
     def label(self, run: Mapping[str, Any] | None) -> None:
-        """Name the run that the next steps belong to; None for steps that nobody wants."""
+        """Set the run to which the next steps belong; None discards them."""
         self._labels = None if run is None else json.dumps(run)[1:-1]
 
     def settle(self) -> None:
-        """Wait until nothing has come for a moment: events may come after the answers they tell of."""
-        seen, end = -1, time.monotonic() + SETTLED_AT_MOST
-        while self.connected and seen < self._heard and time.monotonic() < end:
-            seen = self._heard
+        """Wait until no events arrive for a moment: they may arrive after the answers they belong to."""
+        seen, end = -1, time.monotonic() + MAX_SETTLE_SECONDS
+        while self.connected and seen < self._received and time.monotonic() < end:
+            seen = self._received
             time.sleep(QUIET_SECONDS)
         self._file.flush()
 
     def close(self) -> None:
         """Stop copying."""
         if self._loop is not None and self._task is not None and self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._task.cancel)
             self._thread.join(10)
 
@@ -69,7 +69,7 @@ class EventRecorder:
     async def _follow(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
-        # Server and client pause with the load: silence is no reason to leave.
+        # No total timeout: there are no events while there is no load.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
         url = self._target.url + "/events"
         async with (
@@ -86,6 +86,6 @@ class EventRecorder:
                     self._write(data)
 
     def _write(self, data: bytes) -> None:
-        self._heard += 1
+        self._received += 1
         if self._labels is not None and b'"members"' in data and data.startswith(b"{"):
             self._file.write("{" + self._labels + ", " + data.decode("utf-8", "replace")[1:] + "\n")

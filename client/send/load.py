@@ -1,8 +1,8 @@
-"""Sending: each request leaves at its time, whatever the others do, from one event loop in one thread.
+"""Sending: each request is sent at its time, independently of the others, from one event loop in one thread.
 
-Thousands may be under way. The loop watches itself: how late requests leave and how long it stood still is part
-of the result, so that a stalled client is not taken for a slow server. It must not know how requests were drawn
-(`workloads`), what their numbers mean (`measure`), or how the command line looks (`client`).
+Thousands may be open. The loop measures how late requests are sent and how long it stalled, so that a stalled client is
+not mistaken for a slow server. This module must not know how requests were drawn (`workloads`), what their numbers mean
+(`measure`), or what the command line looks like (`client`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import aiohttp
 
 from ..data import Planned
 from ..report.measure import Outcome
-from .dialects import Answer, Events, Refused, Unreadable, fault
+from .dialects import Answer, Events, Refused, Unreadable, status_failure
 from .target import CANNOT_CONNECT, Target
 
 DETAIL_CHARACTERS = 200
@@ -29,7 +29,7 @@ HEARTBEAT_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How far a run is."""
+    """The progress of a run."""
 
     total: int
     sent: int
@@ -40,13 +40,13 @@ class Counts:
 
     @property
     def running(self) -> int:
-        """Count the requests on their way."""
+        """The number of open requests."""
         return self.sent - self.done - self.failed
 
 
 @dataclass(slots=True)
 class _Reading:
-    """What is known of one request while its answer comes."""
+    """One request while its answer arrives."""
 
     planned: Planned
     intended: float
@@ -58,7 +58,7 @@ class _Reading:
     chunks: list[int] = field(default_factory=list)
 
     def token(self, now: float, count: int) -> None:
-        """Note that a chunk of `count` tokens (0: untold) came."""
+        """Record a chunk of `count` tokens (0: unknown)."""
         if self.first is None:
             self.first = now
         else:
@@ -67,7 +67,7 @@ class _Reading:
         self.chunks.append(count)
 
     def outcome(self, now: float, error: str = "", detail: str = "") -> Outcome:
-        """Say what became of it."""
+        """Return the outcome of the request."""
         a, failed = self.answer, bool(error)
         tokens = a.tokens if a.tokens is not None else self.planned.num_tokens
         return Outcome(
@@ -81,7 +81,7 @@ class _Reading:
 
 
 def failure(error: BaseException) -> tuple[str, str]:
-    """Return kind and detail of what an exception means for a request."""
+    """Return the kind of failure that an exception means for a request, and its detail."""
     if isinstance(error, Refused):
         return f"error event ({error.kind or 'no type'})", str(error)
     if isinstance(error, Unreadable):
@@ -98,10 +98,10 @@ def failure(error: BaseException) -> tuple[str, str]:
 
 
 class LoadRun:
-    """One run of a trace against a server; start it, wait for it, then take the outcomes.
+    """One run of a trace against a server: start it, wait for it, then read the outcomes.
 
-    With `users` the loop is closed: so many users send, each when its answer is there and `think` seconds have
-    passed; the times of the trace are not looked at. `on_outcome` is told of each end in the sending thread.
+    With `users` the loop is closed: each of that many users sends its next request `think` seconds after the answer,
+    and the times of the trace are ignored. `on_outcome` is called for each outcome in the sending thread.
     """
 
     def __init__(
@@ -138,39 +138,39 @@ class LoadRun:
         self._ready.wait()
 
     def stop(self) -> None:
-        """Send nothing more."""
+        """Stop sending."""
         self._cancel(self._schedule)
 
     def close(self) -> None:
-        """Return up what is still on its way."""
+        """Cancel the open requests."""
         self._cancel(self._main)
         if self._thread.is_alive():
             self._thread.join(5)
 
     def _cancel(self, task: asyncio.Task[None] | None) -> None:
         if self._loop is not None and task is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(task.cancel)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until every request that was sent has ended; False when time is up first."""
+        """Wait until all sent requests have ended; return False after the timeout."""
         over = self._finished.wait(seconds)
         if self._broken is not None:
             raise self._broken
         return over
 
     def now(self) -> float:
-        """Return the seconds since the start."""
+        """Return seconds since the start."""
         return time.perf_counter() - self._start
 
     def counts(self) -> Counts:
-        """Count what was sent and what came of it so far."""
+        """Return the progress so far."""
         with self._lock:
             failed = len(self._outcomes) - self._done
             return Counts(len(self._trace), self._sent, self._done, failed, self._tokens, self.now())
 
     def outcomes(self) -> list[Outcome]:
-        """Return an outcome for every request sent; those without an answer yet have failed."""
+        """Return the outcomes of all sent requests; open requests count as failed."""
         now = self.now()
         with self._lock:
             cut = [
@@ -180,7 +180,7 @@ class LoadRun:
             return [*self._outcomes, *cut]
 
     def _run(self) -> None:
-        # A collection that looks through everything would hold sends up for 100 ms and more.
+        # A full garbage collection would delay sends by 100 ms and more.
         usual = gc.get_threshold()
         gc.set_threshold(usual[0], usual[1], 1_000_000)
         try:
@@ -200,8 +200,8 @@ class LoadRun:
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=self._target.connect_timeout, sock_read=self._target.timeout
         )
-        # As the original did. A kept connection that the server closes meanwhile would fail a
-        # request, and only the first request on each would pay for the connect.
+        # A connection for each request, as in the original. If connections were kept, the server could close one just
+        # before a request, and only the first request on each would include the time to connect.
         connector = aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=None)
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, headers=self._target.headers,
@@ -250,7 +250,7 @@ class LoadRun:
         return self._keep(asyncio.create_task(self._ask(session, planned, intended)))
 
     async def _beat(self) -> None:
-        """Note how much longer than asked the loop slept: so long nothing could be sent or read."""
+        """Record how much longer than requested the loop slept: in that time it sent and read nothing."""
         while True:
             before = time.perf_counter()
             await asyncio.sleep(HEARTBEAT_SECONDS)
@@ -270,7 +270,7 @@ class LoadRun:
                     outcome = await self._follow(answer, reading)
                 else:
                     outcome = await self._whole(answer, reading)
-        except Exception as error:  # whatever it is, this request failed and the run goes on
+        except Exception as error:  # of any kind: this request failed, and the run goes on
             outcome = reading.outcome(self.now(), *failure(error))
         with self._lock:
             del self._running[planned.index]
@@ -287,8 +287,7 @@ class LoadRun:
         except (ValueError, RecursionError):
             content = payload[:60]
         if answer.status != 200:
-            kind, words = fault(content)
-            return reading.outcome(now, f"HTTP {answer.status}" + (f" ({kind})" if kind else ""), words)
+            return reading.outcome(now, *status_failure(answer.status, content))
         reading.answer = self._target.dialect.read(content, answer.headers, reading.planned)
         return reading.outcome(now)
 
@@ -298,9 +297,9 @@ class LoadRun:
         async for received in answer.content.iter_any():
             now = self.now()
             for data in events.cut(received):
-                brought = self._target.dialect.feed(data, reading.answer)
-                if brought is not None:
-                    reading.token(now, brought)
+                tokens = self._target.dialect.feed(data, reading.answer)
+                if tokens is not None:
+                    reading.token(now, tokens)
         if not reading.answer.ended:
             return reading.outcome(self.now(), "stream cut", "the stream ended without its final event")
         return reading.outcome(self.now())

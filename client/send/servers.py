@@ -1,6 +1,6 @@
-"""The servers of a comparison: started one after another on a free port, stopped by their own pid.
+"""The servers of a comparison, each started on a free port and stopped by its own pid.
 
-It starts `app.py` beside this folder as a user would, and knows nothing else of it.
+This module starts `app.py` beside this folder as a user would, and knows nothing else about it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ LOG_LINES = 3
 
 
 class ServerFailed(ServerUnreachable):
-    """A server that was to be started did not become ready; the text is the end of its log."""
+    """A started server did not become ready; the message is the end of its log."""
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody uses at the moment."""
+    """Return a loopback port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
-def ends_in_order() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end this process as an exception does, so that no server outlives it."""
+def signals_raise() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into SystemExit, so that no server outlives this process."""
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     if threading.current_thread() is not threading.main_thread():
         names = []
@@ -58,23 +58,23 @@ def ends_in_order() -> Iterator[None]:
 
 @contextlib.contextmanager
 def started(policy: str, arguments: Sequence[str], log: Path, key: str | None = None) -> Iterator[str]:
-    """Run a server with a policy for the length of a block; give its URL when it is ready.
+    """Run a server with a policy; yield its URL when it is ready, and stop it after the block.
 
-    `UsageError` when there is no server here, `ServerFailed` when it does not become ready.
+    Raise UsageError if the server is not installed here, ServerFailed if it does not become ready.
     """
     if not APP.is_file():
         raise UsageError("this client was installed without the server. Use name=http://HOST:PORT instead of a policy")
     port = free_port()
     command = [sys.executable, str(APP), policy, "--host", "127.0.0.1", "--port", str(port)]
     kept = {name: text for name, text in os.environ.items() if name != "BATCHING"}
-    # Not among the arguments: those are shown to everybody on the machine.
+    # Not an argument: every user of the machine can read those.
     kept |= {"EB_API_KEY": key} if key else {}
     with log.open("w") as file:
-        # A session of its own: Ctrl-C on the terminal is for the client, which lets requests finish.
+        # In a new session, so that Ctrl-C reaches only the client, which lets requests finish.
         process = subprocess.Popen(
             [*command, *arguments], stdout=subprocess.DEVNULL, stderr=file, env=kept, start_new_session=True
         )
-    with ends_in_order():
+    with signals_raise():
         try:
             wait_until_ready(f"http://127.0.0.1:{port}", process, log)
             yield f"http://127.0.0.1:{port}"
@@ -83,20 +83,20 @@ def started(policy: str, arguments: Sequence[str], log: Path, key: str | None = 
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path, seconds: float = READY_SECONDS) -> None:
-    """Return when the server answers that it is ready; `ServerFailed` when it ends or takes too long."""
+    """Wait until the server is ready; raise ServerFailed if it exits or takes too long."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and process.poll() is None:
         with contextlib.suppress(requests.RequestException):
             if requests.get(f"{url}/ready", timeout=5).status_code == 200:
                 return
         time.sleep(0.1)
-    said = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
-    errors = [line for line in said if line.startswith("error:")] or said[-LOG_LINES:]
+    lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error:")] or lines[-LOG_LINES:]
     raise ServerFailed(" ".join(errors) or f"the server was not ready after {seconds:.0f} s")
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask a server that was started here to end, and end it if it does not."""
+    """Terminate a started server, and kill it if it does not exit."""
     if process.poll() is None:
         process.terminate()
     try:

@@ -1,6 +1,6 @@
-"""The server under load: its address, how it is asked, and what it tells of itself.
+"""The server under load: its address, single requests to it, and its statistics.
 
-Single questions go out with `requests`; the load itself is `load`'s.
+Single requests use `requests`; `load` sends the load.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import requests
 
 from ..data import Planned
-from .dialects import Answer, Dialect, Events, Refused, Unreadable, fault
+from .dialects import Answer, Dialect, Events, Refused, Unreadable, status_failure
 
 CONNECT_SECONDS = 5.0
 STATS_SECONDS = 10.0
@@ -20,39 +20,39 @@ CANNOT_CONNECT = "cannot connect"
 
 
 class ServerUnreachable(Exception):
-    """Nothing that speaks HTTP answers at the address."""
+    """No HTTP server answers at the address."""
 
 
 class KeyRefused(Exception):
-    """The server wants an API key, or another one."""
+    """The server requires an API key, or another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The server under load and how to ask it."""
+    """The server under load, and how requests reach it."""
 
     url: str
     timeout: float = 600.0
-    # Long enough for a SYN dropped by a full backlog to be sent again a few times.
+    # Long enough for several retries of a SYN that a full backlog dropped.
     connect_timeout: float = 30.0
     api_key: str | None = field(default=None, repr=False)
     dialect: Dialect = field(default_factory=Dialect)
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the headers of every request: the key, and no compression, which would hold chunks back."""
+        """The headers of every request: the key, and no compression, which would delay chunks."""
         key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return {"Accept-Encoding": "identity", **key}
 
     @property
     def proxy(self) -> str | None:
-        """Return the proxy that the environment names for this address."""
+        """The proxy for this address in the environment."""
         return requests.utils.get_environ_proxies(self.url).get(self.url.partition(":")[0])
 
     def session(self) -> requests.Session:
-        """Open a session for a single request."""
+        """Return a session for a single request."""
         session = requests.Session()
-        # Proxies are read once; a .netrc would replace our key.
+        # A .netrc would replace our key, so only the proxies are read from the environment.
         session.proxies = requests.utils.get_environ_proxies(self.url)
         session.trust_env = False
         session.headers["Connection"] = "close"
@@ -61,9 +61,9 @@ class Target:
 
 
 def fetch(target: Target, path: str) -> Any:
-    """Fetch a JSON document; None when something answers but gives none.
+    """Fetch a JSON document; return None if the answer is not one.
 
-    Raises `ServerUnreachable` when nothing answers and `KeyRefused` on 401.
+    Raise ServerUnreachable if nothing answers, and KeyRefused on 401.
     """
     with target.session() as session:
         try:
@@ -79,15 +79,15 @@ def fetch(target: Target, path: str) -> Any:
 
 
 def fetch_stats(target: Target) -> dict[str, Any] | None:
-    """Fetch the server's `/stats`; None when something answers but gives no statistics."""
+    """Fetch the server's `/stats`; return None if the server has no statistics."""
     body = fetch(target, "/stats")
     return body if isinstance(body, dict) else None
 
 
 def ask(target: Target, planned: Planned, show: Callable[[str], None] = lambda text: None, **extra: Any) -> Answer:
-    """Send one request and wait; with a streaming dialect `show` is told each piece as it comes.
+    """Send one request and wait; a streaming dialect calls `show` with each piece of text.
 
-    Raises `ServerUnreachable`, `KeyRefused`, and `Failed` for everything else that went wrong.
+    Raise ServerUnreachable, KeyRefused, or Failed for all other failures.
     """
     with target.session() as session:
         try:
@@ -116,7 +116,7 @@ def ask(target: Target, planned: Planned, show: Callable[[str], None] = lambda t
 
 
 class Failed(Exception):
-    """A single request without a complete answer: the kind of failure and its detail."""
+    """A request got no complete answer; the arguments are the kind of failure and its detail."""
 
 
 def _whole(dialect: Dialect, reply: requests.Response, planned: Planned) -> Answer:
@@ -127,8 +127,7 @@ def _whole(dialect: Dialect, reply: requests.Response, planned: Planned) -> Answ
     except (ValueError, RecursionError):
         content = reply.content[:60]
     if reply.status_code != 200:
-        kind, words = fault(content)
-        raise Failed(f"HTTP {reply.status_code}" + (f" ({kind})" if kind else ""), words)
+        raise Failed(*status_failure(reply.status_code, content))
     return dialect.read(content, reply.headers, planned)
 
 
@@ -145,7 +144,7 @@ def _follow(dialect: Dialect, pieces: Iterator[bytes], show: Callable[[str], Non
 
 
 def model_name(target: Target) -> str | None:
-    """Ask an OpenAI-like server for the name of its model; None when it does not tell."""
+    """Return the model name that an OpenAI-compatible server reports; None if it reports none."""
     body = fetch(target, "/v1/models")
     try:
         return str(body["data"][0]["id"])

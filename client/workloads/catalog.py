@@ -92,7 +92,8 @@ def anyscale(draw: Draw, cap: int = 512) -> list[Sample]:
 
 def anyscale_outputs(rng: np.random.Generator, count: int, cap: int) -> np.ndarray:
     """Draw round(Exp(128)), again where it is above the cap, and at least 1."""
-    return np.maximum(1, _redrawn(lambda n: rng.exponential(128, n), count, 0, cap))
+    lengths: np.ndarray = np.maximum(1, _redrawn(lambda n: rng.exponential(128, n), count, 0, cap))
+    return lengths
 
 
 def orca(draw: Draw) -> list[Sample]:
@@ -147,7 +148,7 @@ def _selected(draw: Draw, selection: str) -> list[Sample]:
 
 def _redrawn(lengths: Callable[[int], np.ndarray], count: int, lowest: int, highest: int) -> np.ndarray:
     """Draw `count` rounded lengths, again where they are outside the bounds, so that none piles up at a bound."""
-    drawn = np.rint(lengths(count))
+    drawn: np.ndarray = np.rint(lengths(count))
     while (outside := (drawn < lowest) | (drawn > highest)).any():
         drawn[outside] = np.rint(lengths(int(outside.sum())))
     return drawn.astype(int)

@@ -49,7 +49,8 @@ class Corpus:
 @cache
 def plays() -> Corpus:
     """Read the plays. A line begins with a word that is one token without a space before it, too."""
-    words, starts = [], []
+    words: list[str] = []
+    starts: list[int] = []
     for line in FILE.read_text("utf-8").splitlines():
         starts.append(len(words))
         words += [f"{word} " for word in line.split()]
