@@ -10,7 +10,6 @@ and its requirements.txt are all that a client machine needs.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -31,10 +30,11 @@ from rich.console import Console
 from rich.table import Table
 
 from . import data, flags, runs
-from .console import FINE, SOME_FAILED, UNREACHABLE, USAGE, Display, UsageError, emit, emit_json, guarded, leave, say
+from .console import FINE, SOME_FAILED, UNREACHABLE, USAGE, Display, emit, emit_json, guarded, leave, say
+from .options import FILE, POSITIVE, Choice, Command, Number, Option, Read, UsageError, Values
 from .report import measure, tables
 from .send.target import Failed, Target, ask, fetch_stats, model_name
-from .workloads import arrivals, catalog, corpus
+from .workloads import catalog, corpus
 from .workloads.arrivals import Arrivals
 
 __all__ = ["FINE", "SOME_FAILED", "UNREACHABLE", "USAGE", "Display", "main"]
@@ -52,65 +52,59 @@ EXAMPLES = (
 )
 
 
-def build_parser() -> flags.Parser:
-    """Build the command line; its defaults are None where a given flag must be told from none."""
-    parser = flags.Parser(
-        prog="client.py",
-        description="Send a load or a single prompt to an effective-batching server or another server.",
-        epilog=flags.epilog(FIRST, EXAMPLES),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+def build_command() -> Command:
+    """Return the command line; a default of None tells a flag that is absent from one with the default's value."""
+    return flags.command(
+        "client.py",
+        f"Send a load or a single prompt to an effective-batching server or another server.\n\n{FIRST}",
+        {"workload": [*flags.SENT, *ORIGINAL], "arrivals": WHEN, "server": WHERE, "output": OUTPUT},
+        EXAMPLES,
     )
-    flags.add(parser, "workload", {**flags.SENT, **ORIGINAL})
-    flags.add(parser, "arrivals", WHEN)
-    flags.add(parser, "server", {**WHERE, **flags.ASKED})
-    flags.add(parser, "output", OUTPUT)
-    return parser
 
 
-ORIGINAL: flags.Flags = {
-    "--selection": (
-        "the original's workloads: normal (default); range: lengths from --numtokens_range, "
+ORIGINAL = [
+    Option(
+        "--selection", "the original's workloads: normal (default); range: lengths from --numtokens_range, "
         "with prompts of the same length; buckets: 5, 10 .. 145; random, descend: lengths from "
-        "--numtokens_range with short prompts, descend: longest first",
-        {"type": flags.one_of("selection", data.SELECTIONS), "metavar": "HOW"},
+        "--numtokens_range with short prompts, descend: longest first", Choice(data.SELECTIONS, "HOW"),
     ),
-    "--numtokens_range": (
-        "lengths to draw from, such as 10 20 40 (default 1 25 100); implies --selection range",
-        {"type": flags.number(1, data.MAX_NUM_TOKENS), "metavar": "N", "nargs": "+"},
+    Option(
+        "--numtokens_range", "lengths to draw from, such as 10 20 40 (default 1 25 100); implies --selection range",
+        Number(1, data.MAX_NUM_TOKENS), several=True,
     ),
-    "--prompt": (
-        "send only this prompt and print the completion (--seed is passed to the server)",
-        {"metavar": "TEXT"},
+    Option("--prompt", "send only this prompt and print the completion (--seed is passed to the server)"),
+    Option("--numtokens", "tokens to generate for --prompt", Number(1)),
+]  # fmt: skip
+WHEN = [
+    Option("--rate", "requests per second, Poisson, open loop (default 1)", POSITIVE, metavar="R"),
+    Option("--wait", "the original's pace: a random delay of 0 to S seconds between requests",
+           Number(0, kind=float, name="S")),
+    Option("--burst", "all at once", None),
+    Option("--load", "another arrival process (see below)", flags.LOAD),
+]  # fmt: skip
+WHERE = [
+    Option("--port", "port of the server", Number(1, 65535), default=8500),
+    Option(
+        "--ip",
+        "host of the server (default 127.0.0.1); client/.env may set the variable too",
+        envvar="IP",
+        metavar="ADDRESS",
     ),
-    "--numtokens": ("tokens to generate for --prompt", {"type": flags.number(1), "metavar": "N"}),
-}
-WHEN: flags.Flags = {
-    "--rate": ("requests per second, Poisson, open loop (default 1)", {"type": flags.POSITIVE, "metavar": "R"}),
-    "--wait": (
-        "the original's pace: a random delay of 0 to S seconds between requests",
-        {"type": flags.number(0, kind=float), "metavar": "S"},
+    Option("--url", "base URL of the server, such as http://10.0.0.5:8000", Read(flags.base_url, "URL")),
+    Option("--model", "model name for --api openai (default: the name that the server reports)", metavar="NAME"),
+    flags.API,
+    Option("--stream", "stream the answers, to measure TTFT, TPOT and ITL", None),
+    flags.API_KEY,
+    flags.TIMEOUT,
+]
+OUTPUT = [
+    Option(
+        "--json", "write the full result to FILE, or - for stdout (default on a terminal: a new file in results/; "
+        "in a pipe the result is always printed)", FILE,
     ),
-    "--burst": ("all at once", {"action": "store_true"}),
-    "--load": ("another arrival process (see below)", {"type": flags.checked(arrivals.parse), "metavar": "LOAD"}),
-}
-WHERE: flags.Flags = {
-    "--port": (
-        "port (default 8500); the variable IP in the environment or client/.env sets the host (127.0.0.1)",
-        {"type": flags.number(1, 65535), "metavar": "P", "default": flags.DEFAULT_PORT},
-    ),
-    "--url": ("base URL of the server, such as http://10.0.0.5:8000", {"type": flags.base_url}),
-    "--model": ("model name for --api openai (default: the name that the server reports)", {"metavar": "NAME"}),
-}
-OUTPUT: flags.Flags = {
-    "--json": (
-        "write the full result to FILE, or - for stdout (default on a terminal: a new file in results/; "
-        "in a pipe the result is always printed)",
-        {"type": Path, "metavar": "FILE"},
-    ),
-    "--csv": ("write one line per request as it finishes", {"type": Path, "metavar": "FILE"}),
-    "--verbose": ("also print the completions of a load run", {"action": "store_true"}),
-}
+    Option("--csv", "write one line per request as it finishes", FILE),
+    Option("--verbose", "also print the completions of a load run", None),
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +112,7 @@ class Settings:
     """What one start of the client does, checked."""
 
     target: Target
-    flags: argparse.Namespace
+    flags: Values
     numsamples: int
     selection: str
     arrivals: Arrivals
@@ -160,7 +154,7 @@ class Settings:
 
 def read_settings(argv: Sequence[str], environ: Mapping[str, str], console: Console) -> Settings:
     """Read flags, environment and client/.env (in this order of precedence) into settings."""
-    read = build_parser().read(argv)
+    read = flags.parse(build_command(), argv, environ)
     flags.check(read)
     replayed = read.workload and read.workload.startswith("trace:")
     usual = Arrivals("trace", 1.0) if replayed else Arrivals("poisson", flags.DEFAULT_RATE)
@@ -170,7 +164,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str], console: Cons
     elif read.wait is not None:
         pace = Arrivals("wait", read.wait)
     return Settings(
-        target=flags.make_target(read, environ, console),
+        target=flags.make_target(read, console),
         flags=read,
         numsamples=read.numsamples or flags.DEFAULT_NUMSAMPLES,
         selection=read.selection or ("range" if read.numtokens_range else "normal"),

@@ -10,7 +10,6 @@ goes to stderr; the last line on stdout is the folder of the results.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -28,8 +27,9 @@ if not __package__:
 from rich.console import Console
 
 from . import ending, flags, runs
-from .console import FINE, SOME_FAILED, UNREACHABLE, UsageError, emit_json, guarded, leave, say
+from .console import FINE, SOME_FAILED, UNREACHABLE, emit_json, guarded, leave, say
 from .experiment import Experiment, draw
+from .options import FOLDER, Argument, Choice, Command, Number, Option, Parameter, Read, UsageError, Values
 from .report import simulated, store
 from .send import dialects, servers
 from .send.target import ServerUnreachable, Target, model_name
@@ -39,8 +39,8 @@ THREE = ("nobatch", "static", "dynamic")
 EXAMPLES = (
     "python -m client.compare --quick",
     "python -m client.compare --seed 1 --readme docs",
-    "python -m client.compare static dynamic dynamic+sjf --load poisson:4 burst --repeats 3",
-    "python -m client.compare ours=http://10.0.0.5:8500 vllm=http://10.0.0.6:8000 --api openai",
+    "python -m client.compare static dynamic+sjf --load poisson:4 burst --repeats 3",
+    "python -m client.compare ours=http://a:8500 vllm=http://b:8000 --api openai",
     "python -m client.compare results/x/runs/a.json results/x/runs/b.json",
 )
 FIRST = """\
@@ -51,76 +51,62 @@ QUICK = {"model": "bard", "load_format": "auto", "workload": "original-buckets",
          "load": [arrivals.Arrivals("poisson", 8.0), arrivals.Arrivals("burst")]}  # fmt: skip
 FULL = {"model": "gpt2-medium", "load_format": "dummy", "workload": "original", "numsamples": 100,
         "load": [arrivals.Arrivals("poisson", 1.0), arrivals.Arrivals("burst")]}  # fmt: skip
-COMPARED: flags.Flags = {
-    "--quick": ("use bard and small loads: less than 3 minutes on two cores", {"action": "store_true"}),
-    "--load": (
-        "arrival processes, run one after another (see below)",
-        {"type": flags.checked(arrivals.parse), "metavar": "LOAD", "nargs": "+"},
+COMPARED = [
+    Option("--quick", "use bard and small loads: less than 3 minutes on two cores", None),
+    Option("--load", "arrival processes, run one after another (see below)", flags.LOAD, several=True),
+    Option("--repeats", "runs of each load, with consecutive seeds", Number(1, 100), default=1),
+    Option("--different", "compare two result files even if their arrivals differ", None),
+]
+STARTED = [
+    Option("--model", "model of the servers to start", metavar="NAME"),
+    Option("--load-format", "dummy: random weights of the right shape", Choice(["auto", "dummy"])),
+    Option(
+        "--server", "more flags for these servers, as one argument: --server='--max-batch-size 16'",
+        Read(shlex.split, "FLAGS"), default=[],
     ),
-    "--repeats": (
-        "runs of each load, with consecutive seeds (default 1)",
-        {"type": flags.number(1, 100), "metavar": "N", "default": 1},
+]  # fmt: skip
+ASKED = [
+    flags.API,
+    Option("--stream/--no-stream", "request streams; without them there is no TTFT, TPOT or ITL", None, default=True),
+    flags.API_KEY,
+    flags.TIMEOUT,
+]
+OUTPUT = [
+    Option("--out", "folder for all results", FOLDER, default=Path("results")),
+    Option("--name", "name of this comparison (default: the time and the policies)", metavar="NAME"),
+    Option("--readme", "also copy the table and the pictures for a README to this folder", FOLDER),
+    Option("--no-plots", "write no pictures and no page", None),
+    Option(
+        "--cost", "cost model, or file from `simulate calibrate`, with which the simulator predicts each request "
+        "(default: the measured steps of the servers)", Read(simulated.check, "FILE"),
     ),
-    "--different": ("compare two result files even if their arrivals differ", {"action": "store_true"}),
-}
-STARTED: flags.Flags = {
-    "--model": ("model of the servers to start", {"metavar": "NAME"}),
-    "--load-format": ("dummy: random weights of the right shape", {"metavar": "auto|dummy"}),
-    "--server": (
-        "more flags for these servers, as one argument: --server='--max-batch-size 16'",
-        {"type": shlex.split, "metavar": "FLAGS", "default": []},
-    ),
-}
-OUTPUT: flags.Flags = {
-    "--out": (
-        "folder for all results (default: results)",
-        {"type": Path, "metavar": "DIR", "default": Path("results")},
-    ),
-    "--name": ("name of this comparison (default: the time and the policies)", {"metavar": "NAME"}),
-    "--readme": ("also copy the table and the pictures for a README to this folder", {"type": Path, "metavar": "DIR"}),
-    "--no-plots": ("write no pictures and no page", {"action": "store_true"}),
-    "--cost": (
-        "cost model, or file from `simulate calibrate`, with which the simulator predicts each request "
-        "(default: the measured steps of the servers)",
-        {"type": flags.checked(simulated.check), "metavar": "FILE"},
-    ),
-}
+]  # fmt: skip
 
 
-def build_parser(prog: str = "client.compare", first: str = FIRST) -> flags.Parser:
-    """Build the command line."""
-    parser = flags.Parser(
-        prog=f"python -m {prog}",
-        description=(__doc__ or "").partition("\n")[0],
-        epilog=flags.epilog(first, EXAMPLES),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("what", nargs="*", help="policies, name=URL of running servers, or two result files")
-    asked = {**flags.ASKED}
-    text = "request complete answers instead of streams (no TTFT, TPOT or ITL)"
-    asked["--stream"] = (text, {"action": argparse.BooleanOptionalAction, "default": True})
-    flags.add(parser, "comparison", COMPARED)
-    flags.add(parser, "workload", flags.SENT)
-    flags.add(parser, "servers to start", STARTED)
-    flags.add(parser, "requests", asked)
-    flags.add(parser, "output", OUTPUT)
-    return parser
+def build_command(
+    name: str = "client.compare", text: str | None = __doc__, first: str = FIRST, more: Sequence[Option] = ()
+) -> Command:
+    """Return the command line of this comparison, or of the sweep with `more` options."""
+    what = Argument("what", "policies, name=URL of running servers, or two result files", nargs=-1, default=[])
+    sections: dict[str, Sequence[Parameter]] = {"arguments": [what], "comparison": COMPARED, "workload": flags.SENT, "servers to start": STARTED,
+                "requests": ASKED, "output": OUTPUT, "sweep": more}  # fmt: skip
+    intro = (text or "").partition("\n")[0]
+    return flags.command(f"python -m {name}", f"{intro}\n\n{first}", sections, EXAMPLES)
 
 
-def read(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line and fill in what --quick or the full comparison mean."""
-    given = build_parser().read(argv)
-    if (given.workload or "").startswith("trace:") and not given.load:
-        given.load = [arrivals.Arrivals("trace", 1.0)]
-    for name, value in (QUICK if given.quick else FULL).items():
-        if getattr(given, name) is None:
-            setattr(given, name, value)
-    given.what = given.what or list(THREE)
-    flags.check_limits(given)
-    if len(set(names(given.what))) < len(given.what):
-        raise UsageError(f"{' '.join(given.what)} has the same name twice. Use name=URL, or each policy once")
-    return given
+def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
+    """Read the command line and fill in the values of --quick or of the full comparison."""
+    args = flags.parse(build_command(), argv, environ)
+    if (args.workload or "").startswith("trace:") and not args.load:
+        args.load = [arrivals.Arrivals("trace", 1.0)]
+    for name, value in (QUICK if args.quick else FULL).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    args.what = args.what or list(THREE)
+    flags.check_limits(args)
+    if len(set(names(args.what))) < len(args.what):
+        raise UsageError(f"{' '.join(args.what)} has the same name twice. Use name=URL, or each policy once")
+    return args
 
 
 def names(what: Sequence[str]) -> list[str]:
@@ -129,39 +115,39 @@ def names(what: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def reached(word: str, given: argparse.Namespace, environ: Mapping[str, str], folder: Path) -> Iterator[Target]:
+def reached(word: str, args: Values, folder: Path) -> Iterator[Target]:
     """Give the target of `name=URL`, or of a server that is started for the length of the block."""
-    key = flags.api_key(given.api_key, flags.stored(environ))
-    dialect = dialects.Dialect(given.api, given.stream)
+    key = args.api_key
+    dialect = dialects.Dialect(args.api, args.stream)
     url = word.partition("=")[2]
     if not url.startswith("http"):
-        extra = ["--model", given.model, "--load-format", given.load_format, *given.server]
+        extra = ["--model", args.model, "--load-format", args.load_format, *args.server]
         log = folder / f"server-{store.slug(word)}.log"
         with servers.started(word, extra, log, key) as url:
-            yield Target(url, given.timeout, api_key=key, dialect=dialect)
+            yield Target(url, args.timeout, api_key=key, dialect=dialect)
         return
     try:
         url = flags.base_url(url)
-    except argparse.ArgumentTypeError as error:
+    except ValueError as error:
         raise UsageError(str(error)) from error
-    target = Target(url, given.timeout, api_key=key, dialect=dialect)
-    if given.api == "openai":
-        named = dialects.Dialect(given.api, given.stream, model_name(target))
-        target = Target(url, given.timeout, api_key=key, dialect=named)
+    target = Target(url, args.timeout, api_key=key, dialect=dialect)
+    if args.api == "openai":
+        named = dialects.Dialect(args.api, args.stream, model_name(target))
+        target = Target(url, args.timeout, api_key=key, dialect=named)
     yield target
 
 
-def make_store(given: argparse.Namespace, seed: int, command: str) -> store.Store:
+def make_store(args: Values, seed: int, command: str) -> store.Store:
     """Open the folder of the results."""
     now = datetime.now().astimezone()
-    called = given.name or "-".join(store.slug(name) for name in names(given.what))[:60]
-    folder = given.out / (given.name or f"{now:%Y%m%d-%H%M%S}-{called}")
+    called = args.name or "-".join(store.slug(name) for name in names(args.what))[:60]
+    folder = args.out / (args.name or f"{now:%Y%m%d-%H%M%S}-{called}")
     if (folder / "summary.json").exists():
         raise UsageError(f"{str(folder)!r} already has results. Use another --name")
     head = {
         "name": called, "date": now.isoformat(timespec="seconds"), "command": command, "seed": seed,
-        "workload": given.workload, "loads": [pace.text for pace in given.load],
-        "policies": names(given.what), "machine": runs.machine(), "versions": runs.versions(),
+        "workload": args.workload, "loads": [pace.text for pace in args.load],
+        "policies": names(args.what), "machine": runs.machine(), "versions": runs.versions(),
     }  # fmt: skip
     try:
         return store.Store(folder, head)
@@ -169,25 +155,25 @@ def make_store(given: argparse.Namespace, seed: int, command: str) -> store.Stor
         raise UsageError(f"cannot write {str(folder)!r}: {error.strerror}. Use another --out folder") from error
 
 
-def run(given: argparse.Namespace, environ: Mapping[str, str], console: Console, command: str) -> int:
+def run(args: Values, console: Console, command: str) -> int:
     """Put every policy through the loads; show and keep what was measured, whatever happened."""
-    seed = secrets.randbits(32) if given.seed is None else given.seed
-    loads = draw(given, seed, given.numsamples, given.workload)
+    seed = secrets.randbits(32) if args.seed is None else args.seed
+    loads = draw(args, seed, args.numsamples, args.workload)
     for load in loads:
         runs.allow_files(len(load.plans[0].planned), load.arrivals.kind == "burst")
         for note in load.plans[0].notes:
             say(console, f"note: {note}")
-    folder = make_store(given, seed, command)
-    say(console, f"{', '.join(names(given.what))}; {given.workload}, seed {seed}")
-    experiment = Experiment(folder, console, given, seed)
+    folder = make_store(args, seed, command)
+    say(console, f"{', '.join(names(args.what))}; {args.workload}, seed {seed}")
+    experiment = Experiment(folder, console, args, seed)
     experiment.write_plans(loads)
     missing = 0
     try:
-        for i, word in enumerate(given.what):
+        for i, word in enumerate(args.what):
             name = names([word])[0]
             try:
-                with reached(word, given, environ, folder.folder) as target:
-                    experiment.run_loads(name, target, loads, f"[{i + 1}/{len(given.what)}] ")
+                with reached(word, args, folder.folder) as target:
+                    experiment.run_loads(name, target, loads, f"[{i + 1}/{len(args.what)}] ")
             except ServerUnreachable as error:
                 missing += 1
                 folder.warn(f"{name}: cannot start or reach the server: {error}")
@@ -198,11 +184,11 @@ def run(given: argparse.Namespace, environ: Mapping[str, str], console: Console,
     finally:
         folder.close()
         if folder.summary["runs"]:
-            simulated.predict(folder.folder, given.cost, console)
-        ending.finish(folder.folder, console, not given.no_plots)
-        if given.readme:
-            ending.copy_for_readme(folder.folder, given.readme, console)
-    if missing == len(given.what):
+            simulated.predict(folder.folder, args.cost, console)
+        ending.finish(folder.folder, console, not args.no_plots)
+        if args.readme:
+            ending.copy_for_readme(folder.folder, args.readme, console)
+    if missing == len(args.what):
         return UNREACHABLE
     return SOME_FAILED if missing or experiment.failed or experiment.interrupted else FINE
 
@@ -237,14 +223,14 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     arguments = list(sys.argv[1:] if argv is None else argv)
 
     def command(console: Console) -> int:
-        given = read(arguments)
-        results = [word for word in given.what if word.endswith(".json")]
+        args = read(arguments, os.environ if environ is None else environ)
+        results = [word for word in args.what if word.endswith(".json")]
         if results:
-            if len(results) != 2 or len(given.what) != 2:
-                raise UsageError(f"a comparison takes 2 result files, not {len(given.what)}. Use A.json B.json")
-            return verdict(results, given.different, console)
+            if len(results) != 2 or len(args.what) != 2:
+                raise UsageError(f"a comparison takes 2 result files, not {len(args.what)}. Use A.json B.json")
+            return verdict(results, args.different, console)
         text = shlex.join(["python", "-m", "client.compare", *hidden(arguments)])
-        return run(given, os.environ if environ is None else environ, console, text)
+        return run(args, console, text)
 
     return guarded(command, lambda: None)
 

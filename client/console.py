@@ -6,32 +6,28 @@ A separate thread draws the progress, so that it never delays a send.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from .options import UsageError
 from .send.load import Counts, LoadRun
 from .send.target import KeyRefused, ServerUnreachable, Target
 
 FINE, SOME_FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
-EXIT_CODES = (
-    f"exit codes: {FINE} success, {SOME_FAILED} some requests failed or were not sent, {USAGE} usage error, "
-    f"{UNREACHABLE} server unreachable"
-)
+EXIT_CODES = [
+    (f"{FINE}", "success"), (f"{SOME_FAILED}", "some requests failed or were not sent"), (f"{USAGE}", "usage error"),
+    (f"{UNREACHABLE}", "server unreachable"),
+]  # fmt: skip
 REDRAWS_A_SECOND = 4
 PLAIN_LINE_SECONDS = 5.0
-
-
-class UsageError(Exception):
-    """Invalid usage; the message names the value and the remedy."""
 
 
 def say(console: Console, text: str) -> None:
@@ -52,12 +48,6 @@ def emit_json(value: Any, always: bool = False) -> None:
     """Print a value as one line of JSON; on a terminal, where it is unreadable, only if `always`."""
     if always or not sys.stdout.isatty():
         emit(json.dumps(value))
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint at the most similar known name, "" if there is none."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def guarded(main: Callable[[Console], int], target: Callable[[], Target | None]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 from rich.console import Console
 
 from . import runs
-from .console import UsageError, say
+from .console import say
+from .options import UsageError, Values
 from .report import measure, tables
 from .report.store import Store
 from .send.events import EventRecorder
@@ -32,7 +32,7 @@ class Load:
     workload: str
 
 
-def draw(flags: argparse.Namespace, seed: int, count: int, workload: str) -> list[Load]:
+def draw(flags: Values, seed: int, count: int, workload: str) -> list[Load]:
     """Draw all plans from the seed; each repeat adds 1 to it."""
     text = corpus.load(Path(flags.text) if flags.text else None)
     loads = []
@@ -51,7 +51,7 @@ class Experiment:
 
     store: Store
     console: Console
-    flags: argparse.Namespace
+    flags: Values
     seed: int
     failed: int = 0
     interrupted: bool = False

@@ -1,14 +1,14 @@
 """The original's picture: mean latency over requested tokens, from the tables that servers keep.
 
-    python client/graph.py nobatch.csv dynamic.csv
-    curl localhost:8500/stats/token_data.csv > dynamic.csv
+A table has a line `num_tokens,mean_latency_s` for each length and no header; its file's name is the policy's. For example:
 
-A table has a line `num_tokens,mean_latency_s` for each length, no header; its file's name is the policy's.
+\b
+    curl localhost:8500/stats/token_data.csv > dynamic.csv
+    python client/graph.py nobatch.csv dynamic.csv
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import sys
 from collections.abc import Sequence
@@ -20,8 +20,9 @@ if not __package__:
 
 from rich.console import Console
 
-from . import flags
-from .console import FINE, UsageError, emit, guarded, say
+from . import options
+from .console import FINE, emit, guarded, say
+from .options import FILE, Argument, Command, Option, UsageError
 from .report import figures
 
 Table = list[tuple[float, float]]
@@ -78,23 +79,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Draw the picture and print its name."""
 
     def command(console: Console) -> int:
-        parser = flags.Parser(
-            prog="graph.py", description=__doc__, allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
-        parser.add_argument("tables", nargs="*", type=Path, help="tables (default: *token_data*.csv in this folder)")
-        parser.add_argument("--out", type=Path, default=Path("graph.png"), help="picture to write (default: graph.png)")
-        given = parser.read(sys.argv[1:] if argv is None else argv)
-        paths = given.tables or sorted(Path().glob("*token_data*.csv"))
+        tables = Argument("tables", "tables (default: *token_data*.csv in this folder)", FILE, nargs=-1, default=[])
+        out = Option("--out", "picture to write", FILE, default=Path("graph.png"))
+        command_line = Command("graph.py", __doc__ or "", {"arguments": [tables, out]})
+        args = options.read(command_line, sys.argv[1:] if argv is None else argv)
+        paths = args.tables or sorted(Path().glob("*token_data*.csv"))
         if not paths:
             raise UsageError("no table is given, and this folder has no *token_data*.csv. Use graph.py FILE.csv")
         try:
-            draw({name_of(path): read(path, console) for path in paths}, given.out)
+            draw({name_of(path): read(path, console) for path in paths}, args.out)
         except ImportError as error:
             raise UsageError(f"{error}. Install matplotlib with pip install -r client/requirements.txt") from error
         except (OSError, ValueError) as error:
-            raise UsageError(f"cannot write {str(given.out)!r}: {error}. Use --out FILE.png") from error
-        emit(str(given.out))
+            raise UsageError(f"cannot write {str(args.out)!r}: {error}. Use --out FILE.png") from error
+        emit(str(args.out))
         return FINE
 
     return guarded(command, lambda: None)

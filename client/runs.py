@@ -17,7 +17,8 @@ import numpy as np
 from rich.console import Console
 
 from . import data
-from .console import Display, UsageError, say
+from .console import Display, say
+from .options import UsageError
 from .report import measure
 from .send.load import LoadRun
 from .send.target import Failed, KeyRefused, ServerUnreachable, Target, ask, fetch_stats

@@ -10,7 +10,6 @@ later half takes much longer than the first, at two rates running; more users ar
 
 from __future__ import annotations
 
-import argparse
 import copy
 import math
 import os
@@ -30,8 +29,9 @@ import numpy as np
 from rich.console import Console
 
 from . import compare, ending, flags, runs
-from .console import FINE, SOME_FAILED, UNREACHABLE, UsageError, guarded, leave, say
-from .experiment import Experiment, draw
+from .console import FINE, SOME_FAILED, UNREACHABLE, guarded, leave, say
+from .experiment import DEFAULT_WARMUP, Experiment, draw
+from .options import POSITIVE, Choice, Option, UsageError, Values
 from .send.target import ServerUnreachable, Target
 from .workloads.arrivals import Arrivals
 
@@ -81,36 +81,34 @@ AXES: dict[str, Axis] = {
     ),
 }  # fmt: skip
 SHOWN = {"variance": "anyscale:CAP", "cache": "shared-prefix:20:256"}
-SWEPT: flags.Flags = {
-    "--over": (
-        "; ".join(f"{name}: {axis.help}" for name, axis in AXES.items()) + " (rate)",
-        {"type": flags.one_of("axis", list(AXES)), "metavar": "WHAT", "default": "rate"},
+SWEPT = [
+    Option(
+        "--over", "; ".join(f"{name}: {axis.help}" for name, axis in AXES.items()), Choice(AXES, "WHAT"),
+        default="rate",
     ),
-    "--values": ("values to use instead of the usual ones", {"type": flags.POSITIVE, "metavar": "X", "nargs": "+"}),
-    "--seconds": ("duration of each rate (default 20)", {"type": flags.POSITIVE, "metavar": "S", "default": SECONDS}),
-}
+    Option("--values", "values to use instead of the usual ones", POSITIVE, metavar="X", several=True),
+    Option("--seconds", "duration of each rate", POSITIVE, metavar="S", default=SECONDS),
+]  # fmt: skip
 
 
-def read(argv: Sequence[str]) -> argparse.Namespace:
+def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
     """Read the command line."""
-    parser = compare.build_parser("client.sweep", "By default: static and dynamic with bard")
-    parser.description = (__doc__ or "").partition("\n")[0]
-    flags.add(parser, "sweep", SWEPT)
-    given = parser.read(argv)
-    if given.load:
+    command = compare.build_command("client.sweep", __doc__, "By default: static and dynamic with bard.", SWEPT)
+    args = flags.parse(command, argv, environ)
+    if args.load:
         raise UsageError(
-            f"--load {given.load[0].text} conflicts with the sweep, which varies the load. Use --over and --values"
+            f"--load {args.load[0].text} conflicts with the sweep, which varies the load. Use --over and --values"
         )
-    given.what = given.what or ["static", "dynamic"]
-    given.model, given.load_format = given.model or "bard", given.load_format or "auto"
-    given.workload = given.workload or "original"
-    axis = AXES[given.over]
-    if given.over in ("batch", "cache") and any("=http" in word for word in given.what):
-        raise UsageError(f"--over {given.over} starts its own servers. Use policies instead of addresses")
-    given.sweep_values = sorted(given.values) if given.values else list(axis.values)
-    given.load = [axis.pace(value) for value in given.sweep_values]
-    flags.check_limits(given)
-    return given
+    args.what = args.what or ["static", "dynamic"]
+    args.model, args.load_format = args.model or "bard", args.load_format or "auto"
+    args.workload = args.workload or "original"
+    axis = AXES[args.over]
+    if args.over in ("batch", "cache") and any("=http" in word for word in args.what):
+        raise UsageError(f"--over {args.over} starts its own servers. Use policies instead of addresses")
+    args.sweep_values = sorted(args.values) if args.values else list(axis.values)
+    args.load = [axis.pace(value) for value in args.sweep_values]
+    flags.check_limits(args)
+    return args
 
 
 def saturated(over: str, history: Sequence[Mapping[str, Any]], e2els: Sequence[float | None]) -> bool:
@@ -136,26 +134,25 @@ def grows(e2els: Sequence[float | None]) -> bool:
 class Sweep:
     """The steps of one policy after another."""
 
-    given: argparse.Namespace
-    environ: Mapping[str, str]
+    args: Values
     experiment: Experiment
     missing: int = 0
 
     def policy(self, word: str, progress: str) -> None:
         """Take one policy through the values, until it is saturated."""
-        over, axis = self.given.over, AXES[self.given.over]
+        over, axis = self.args.over, AXES[self.args.over]
         folder = self.experiment.store.folder
         own = over in ("batch", "cache")
         try:
             if own:
-                for value in self.given.sweep_values:
-                    asked = copy.copy(self.given)
-                    asked.server = [*self.given.server, *axis.server(value)]
-                    with compare.reached(word, asked, self.environ, folder) as target:
+                for value in self.args.sweep_values:
+                    changed = copy.copy(self.args)
+                    changed.server = [*self.args.server, *axis.server(value)]
+                    with compare.reached(word, changed, folder) as target:
                         self.steps(word, target, [value], progress)
                 return
-            with compare.reached(word, self.given, self.environ, folder) as target:
-                self.steps(word, target, self.given.sweep_values, progress)
+            with compare.reached(word, self.args, folder) as target:
+                self.steps(word, target, self.args.sweep_values, progress)
         except ServerUnreachable as error:
             self.missing += 1
             self.experiment.store.warn(f"{word}: cannot start or reach the server: {error}")
@@ -163,20 +160,21 @@ class Sweep:
 
     def steps(self, word: str, target: Target, values: Sequence[float], progress: str) -> None:
         """Run the values on one server."""
-        over, axis, name = self.given.over, AXES[self.given.over], compare.names([word])[0]
+        over, axis, name = self.args.over, AXES[self.args.over], compare.names([word])[0]
         history: list[dict[str, Any]] = []
         limit: float | None = None
         for value in values:
-            asked = copy.copy(self.given)
-            asked.load = [axis.pace(value)]
-            workload = axis.workload(value) or self.given.workload
-            (load,) = draw(asked, self.experiment.seed, self.count(value), workload)
+            changed = copy.copy(self.args)
+            changed.load = [axis.pace(value)]
+            workload = axis.workload(value) or self.args.workload
+            (load,) = draw(changed, self.experiment.seed, self.count(value), workload)
             plan = load.plans[0]
             labels = {"policy": name, "load": f"{over}:{value:g}", "repeat": 0, "value": value}
             if over == "variance":
                 labels["value"] = float(np.std([p.num_tokens for p in plan.planned]))
             say(self.experiment.console, f"{progress}{name}, {over} {value:g}: {len(plan.planned)} requests")
-            warmed = 0 if history else runs.warm_up(target, plan.planned, self.given.warmup or 3)
+            warmup = DEFAULT_WARMUP if self.args.warmup is None else self.args.warmup
+            warmed = 0 if history else runs.warm_up(target, plan.planned, warmup)
             numbers = self.experiment.one(labels, target, plan, warmed)
             history.append(numbers)
             if self.experiment.interrupted:
@@ -185,7 +183,7 @@ class Sweep:
                 limit = None
             elif limit is not None or over != "rate":
                 self.stop(name, over, value if limit is None else limit)
-                if not self.given.values:
+                if not self.args.values:
                     return
             else:
                 limit = value  # a hiccup, unless the next rate is too much as well
@@ -200,31 +198,31 @@ class Sweep:
 
     def count(self, value: float) -> int:
         """Say how many requests a step sends."""
-        if self.given.numsamples:
-            return int(self.given.numsamples)
-        if self.given.over == "rate":
-            return max(FEWEST, math.ceil(value * self.given.seconds))
-        return max(FEWEST, math.ceil(2 * value)) if self.given.over == "users" else 64
+        if self.args.numsamples:
+            return int(self.args.numsamples)
+        if self.args.over == "rate":
+            return max(FEWEST, math.ceil(value * self.args.seconds))
+        return max(FEWEST, math.ceil(2 * value)) if self.args.over == "users" else 64
 
 
-def run(given: argparse.Namespace, environ: Mapping[str, str], console: Console, command: str) -> int:
+def run(args: Values, console: Console, command: str) -> int:
     """Sweep every policy; show and keep what was measured."""
-    seed = secrets.randbits(32) if given.seed is None else given.seed
-    folder = compare.make_store(given, seed, command)
-    folder.summary["workload"] = SHOWN.get(given.over, given.workload)
-    folder.summary["sweep"] = {"over": given.over, "values": given.sweep_values, "saturation": {}}
-    sweep = Sweep(given, environ, Experiment(folder, console, given, seed))
-    say(console, f"{', '.join(compare.names(given.what))} over {given.over}, seed {seed}")
+    seed = secrets.randbits(32) if args.seed is None else args.seed
+    folder = compare.make_store(args, seed, command)
+    folder.summary["workload"] = SHOWN.get(args.over, args.workload)
+    folder.summary["sweep"] = {"over": args.over, "values": args.sweep_values, "saturation": {}}
+    sweep = Sweep(args, Experiment(folder, console, args, seed))
+    say(console, f"{', '.join(compare.names(args.what))} over {args.over}, seed {seed}")
     try:
-        for i, word in enumerate(given.what):
-            sweep.policy(word, f"[{i + 1}/{len(given.what)}] ")
+        for i, word in enumerate(args.what):
+            sweep.policy(word, f"[{i + 1}/{len(args.what)}] ")
             if sweep.experiment.interrupted:
                 folder.warn("stopped early by Ctrl-C")
                 break
     finally:
         folder.close()
-        ending.finish(folder.folder, console, not given.no_plots)
-    if sweep.missing == len(given.what):
+        ending.finish(folder.folder, console, not args.no_plots)
+    if sweep.missing == len(args.what):
         return UNREACHABLE
     return SOME_FAILED if sweep.missing or sweep.experiment.failed else FINE
 
@@ -235,7 +233,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 
     def command(console: Console) -> int:
         text = shlex.join(["python", "-m", "client.sweep", *compare.hidden(arguments)])
-        return run(read(arguments), os.environ if environ is None else environ, console, text)
+        return run(read(arguments, os.environ if environ is None else environ), console, text)
 
     return guarded(command, lambda: None)
 

@@ -5,7 +5,6 @@ The same records as the live page's, from `/events`; works over ssh. Without a t
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -21,6 +20,9 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
+
+from . import flags, options
+from .console import USAGE
 
 HUES = ("dodger_blue2", "orange1", "spring_green4", "pink3", "sky_blue1", "dark_orange3", "yellow4", "medium_purple")
 MARKS = {"prefill": "█", "decode": "▄", "held": "╱", "idle": "‥"}  # the shape says it without colours, too
@@ -224,18 +226,25 @@ def screen(watched: Watched, url: str, width: int, height: int) -> Group:
     )  # fmt: skip
 
 
+COMMAND = options.Command(
+    "python -m client.top", (__doc__ or "").split("\n\n")[0],
+    {"arguments": [options.Argument("url", "address of the server", default="http://127.0.0.1:8500")],
+     "options": [flags.API_KEY, options.Option("--seconds", "exit after S seconds; 0: never", options.Number(0, kind=float, name="S"), default=0.0)]},
+)  # fmt: skip
+
+
 def main(argv: list[str] | None = None) -> int:
     """Show a server until Ctrl-C; the exit code is 3 when it was never reached."""
-    parser = argparse.ArgumentParser(prog="python -m client.top", description=__doc__.split("\n\n")[0])  # type: ignore[union-attr]
-    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8500", help="[%(default)s]")
-    parser.add_argument("--api-key", default=os.environ.get("EB_API_KEY", ""), help="or EB_API_KEY")
-    parser.add_argument("--seconds", type=float, default=0.0, help="exit after this many seconds; 0: never [0]")
-    asked = parser.parse_args(argv)
-    url = asked.url.rstrip("/") if "://" in asked.url else f"http://{asked.url.rstrip('/')}"
+    try:
+        args = flags.parse(COMMAND, sys.argv[1:] if argv is None else argv, os.environ)
+    except options.UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
+    url = args.url.rstrip("/") if "://" in args.url else f"http://{args.url.rstrip('/')}"
     watched, stop = Watched(), threading.Event()
-    threading.Thread(target=follow, args=(watched, url, asked.api_key, stop), daemon=True).start()
+    threading.Thread(target=follow, args=(watched, url, args.api_key or "", stop), daemon=True).start()
     console = Console()
-    end = time.monotonic() + (asked.seconds or 1e12)
+    end = time.monotonic() + (args.seconds or 1e12)
     try:
         if console.is_terminal:
             _redraw(console, watched, url, end)

@@ -7,7 +7,6 @@ put together from, so that nothing of them is there when none is armed. They mus
 from __future__ import annotations
 
 import ctypes
-import difflib
 import json
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol, TextIO, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from config import nearest
 from launch.faulty import BrokenText, FaultyStream, lose_event, raise_in_sink
 from scheduling.iteration import Plan
 from scheduling.scheduler import Output
@@ -223,9 +223,9 @@ def read(environ: Mapping[str, str]) -> Faults:
     names = list(Faults.model_fields)
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            guess = f" Did you mean {near[0]}?" if near else ""
-            raise ValueError(f"{VARIABLE}: unknown fault {name!r}.{guess} Use one of: {', '.join(names)}")
+            raise ValueError(
+                f"{VARIABLE}: unknown fault {name!r}.{nearest(name, names)} Use one of: {', '.join(names)}"
+            )
     try:
         return Faults.model_validate({k: _parameters(k, value) for k, value in given.items()})
     except ValidationError as errors:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from scheduling.options import options_of
+from scheduling.options import nearest, options_of
 from scheduling.policy import Policy
 
 TAKEN = {"self", "max_batch_size"}  # arguments of every policy that are no options
@@ -127,9 +126,7 @@ def _check(name: str, kind: str, known: list[str], own: bool) -> None:
         return
     if own and name.endswith(".py"):
         raise ValueError(f"unknown {kind} {name!r}: there is no such file. Check the path")
-    near = get_close_matches(name, known, 1)
-    guess = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"unknown {kind} {name!r}.{guess} Use one of: {', '.join(known)}")
+    raise ValueError(f"unknown {kind} {name!r}.{nearest(name, known)} Use one of: {', '.join(known)}")
 
 
 def _module(name: str, room: str) -> ModuleType:

@@ -6,7 +6,7 @@ text, held to its bounds, and told by `describe`. The type of the default is the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -98,13 +98,18 @@ def values_of(target: object) -> dict[str, Any]:
     return {name: getattr(target, name) for name in options_of(type(target))}
 
 
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a question that suggests the known name closest to `name`, or "" if none is close."""
+    near = get_close_matches(name, list(known), 1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
 def set_options(target: object, given: Mapping[str, object]) -> None:
     """Give `target` all its options: those given, checked, and the defaults of the rest."""
     known = options_of(type(target))
     for name in given:
         if name not in known:
-            near = get_close_matches(name, known, 1)
-            guess = f" Did you mean {near[0]!r}?" if near else ""
+            guess = nearest(name, known)
             owner = getattr(target, "name", type(target).__name__)
             has = f"Use one of: {', '.join(known)}" if known else "It has no options. Remove it"
             raise OptionError(f"policy {owner} has no option {name!r}.{guess} {has}")

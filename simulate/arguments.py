@@ -1,23 +1,21 @@
-"""What the commands share: the options for engine and arrivals, the checks of them, and what they build.
+"""What the commands share: the options of engine and arrivals, their checks, and what is built from them.
 
-An option is used or refused: `Parser` notes which options a user gave, and one that can have no effect beside the others
-is an error.
+An option is used or rejected: one that can have no effect beside the others is an error.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 
 import policies
+from client.options import FILE, POSITIVE, Argument, Choice, Number, Option, UsageError, Values
 from client.workloads import catalog
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
@@ -26,62 +24,6 @@ from simulate import costs, workloads
 from simulate.costs import Cost, Host, Padded, Ragged, decoding, prefilling
 
 PAGE_SIZE = 16
-
-
-class UsageError(ValueError):
-    """The command line cannot be carried out; the message names the remedy."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Answers a mistyped flag with the nearest one, in one line, and completes no abbreviated flags.
-
-    What it returns has `given`: the names of the options that were on the command line.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found = super().parse_args(args, namespace)
-        flags = {str(word).partition("=")[0] for word in args or ()}
-        found.given = {a.dest for a in self._actions if flags & set(a.option_strings)}
-        return found
-
-    def error(self, message: str) -> NoReturn:
-        flag, _, words = message.removeprefix("argument ").partition(": ")
-        if words.startswith("is "):  # one of the readers below
-            raise UsageError(f"{flag} {words}")
-        flags = [flag for action in self._actions for flag in action.option_strings]
-        wrong = message.rpartition(": ")[2].split()[0] if "unrecognized" in message else ""
-        near = get_close_matches(wrong.split("=")[0], flags, 1)
-        guess = f" Did you mean {near[0]}?" if near else ""
-        raise UsageError(f"{message}.{guess} Use --help")
-
-
-def whole(least: int) -> Callable[[str], int]:
-    """Return a reader of whole numbers from `least` on."""
-
-    def read(text: str) -> int:
-        try:
-            if int(text) >= least:
-                return int(text)
-        except ValueError:
-            pass
-        raise argparse.ArgumentTypeError(
-            f"is {text!r}, must be a whole number of at least {least}. Use {least} or more"
-        )
-
-    return read
-
-
-def positive(text: str) -> float:
-    """Read a number above 0."""
-    try:
-        if 0 < float(text) < math.inf:
-            return float(text)
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"is {text!r}, must be a number above 0. Use one such as 0.5")
 
 
 def say(console: Console, text: str) -> None:
@@ -99,73 +41,69 @@ def options(pairs: Sequence[str], flag: str) -> dict[str, str]:
     return found
 
 
-def add_engine(
-    parser: argparse.ArgumentParser, *, kv: bool = True, cost: str | None = "oracle-a", default: str = "%(default)s"
-) -> None:
-    """Add what describes the engine: policies, cost (`default` explains a missing one), room."""
-    group = parser.add_argument_group("engine")
-    parser.add_argument(
-        "policies", nargs="+", metavar="POLICY", help=f"loop or loop+order: {', '.join(policies.names())}"
-    )
-    group.add_argument(
-        "--policy-option", action="append", default=[], metavar="NAME=VALUE",
-        help="may be repeated; 'python -m simulate check --help' lists the options of all policies",
-    )  # fmt: skip
-    group.add_argument("--cost", default=cost, help=f"a named model, or a file of `calibrate` (default {default})")
-    group.add_argument("--cost-option", action="append", default=[], metavar="NAME=VALUE", help="may be repeated")
-    group.add_argument(
-        "--engine",
-        choices=("as-is", "ragged", "padded"),
-        default="as-is",
-        help="what padding costs (default: as the policy has it)",
-    )
-    group.add_argument("--max-batch-size", type=whole(1), default=32, help="slots (default %(default)s)")
-    group.add_argument(
-        "--max-tokens-per-step", type=whole(1), default=2048,
-        help="longer prompts are cut, except by policies that pad (default %(default)s)",
-    )  # fmt: skip
-    if kv:
-        group.add_argument("--kv-tokens", type=whole(0), default=0, help="tokens of KV pages (default 0: no limit)")
+def pairs(flag: str, help: str) -> Option:
+    return Option(flag, help, metavar="NAME=VALUE", repeat=True, default=[])
 
 
-def add_workload(parser: argparse.ArgumentParser, num: int = 1000) -> None:
-    """Add what describes the arrivals."""
-    group = parser.add_argument_group("arrivals")
-    group.add_argument(
-        "--workload",
-        default="clipped-normal",
-        help=f"one of the client's: {', '.join(form for form, _ in catalog.describe())} (default %(default)s)",
-    )
-    group.add_argument(
-        "--arrivals",
-        default="poisson",
-        help=f"{', '.join(workloads.ARRIVALS)}, or an open load of the client's, as gamma:2:0.5 (default %(default)s)",
-    )
-    group.add_argument("--rate", type=positive, default=2.0, help="requests a second (default %(default)s)")
-    group.add_argument(
-        "--num", type=whole(1), default=num, help="requests (default %(default)s; of a trace all, or its first NUM)"
-    )
-    group.add_argument("--trace", type=Path, help="a CSV or JSON-lines file instead")
-    group.add_argument(
-        "--speed", type=positive, default=1.0, help="play a trace so many times as fast (default %(default)s)"
-    )
-    group.add_argument(
-        "--context", type=whole(0), default=0, metavar="TOKENS",
-        help="leave out requests whose prompt and answer are longer (default 0: none)",
-    )  # fmt: skip
-    group.add_argument(
-        "--clients", type=whole(2), default=0, metavar="N",
-        help="give each request one of N clients, for orders such as vtc; the k-th sends 1/k as often as the first",
-    )  # fmt: skip
-    group.add_argument(
-        "--priorities", type=whole(2), default=0, metavar="N",
-        help="give each request a priority from 1 (first) to N, each as likely",
-    )  # fmt: skip
-    group.add_argument(
-        "--slo", type=positive, nargs="+", default=[], metavar="SECONDS",
-        help="give each request one of these times to its deadline, each as likely, for edf",
-    )  # fmt: skip
-    group.add_argument("--seed", type=whole(0), default=0, help="of everything drawn (default %(default)s)")
+def policies_argument() -> Argument:
+    names = f"loop or loop+order: {', '.join(policies.names())}"
+    return Argument("policies", names, nargs=-1, required=True, metavar="POLICY...")
+
+
+def engine_options(
+    *, kv: bool = True, cost: str | None = "oracle-a", default_cost: str = "", max_tokens_per_step: int = 2048
+) -> list[Option]:
+    """Return the options of the engine; `default_cost` describes a missing default."""
+    return [
+        pairs("--policy-option", "may be repeated; 'python -m simulate check --help' lists the options of all policies"),
+        Option("--cost", f"a named model, or a file of `calibrate`{default_cost}", default=cost),
+        pairs("--cost-option", "may be repeated"),
+        Option(
+            "--engine", "what padding costs; as-is: as the policy pads", Choice(["as-is", "ragged", "padded"]),
+            default="as-is",
+        ),
+        Option("--max-batch-size", "slots", Number(1), default=32),
+        Option(
+            "--max-tokens-per-step", "longer prompts are split, except by policies that pad", Number(1),
+            default=max_tokens_per_step,
+        ),
+        *([Option("--kv-tokens", "tokens of KV pages; 0: no limit", Number(0), default=0)] if kv else []),
+    ]  # fmt: skip
+
+
+def arrival_options(num: int = 1000, rate: float = 2.0) -> list[Option]:
+    """Return the options of the arrivals."""
+    return [
+        Option(
+            "--workload", f"one of the client's: {', '.join(form for form, _ in catalog.describe())}",
+            default="clipped-normal",
+        ),
+        Option(
+            "--arrivals", f"{', '.join(workloads.ARRIVALS)}, or an open load of the client's, as gamma:2:0.5",
+            default="poisson",
+        ),
+        Option("--rate", "requests per second", POSITIVE, default=rate),
+        Option("--num", "requests; of a trace all, or its first NUM", Number(1), default=num),
+        Option("--trace", "a CSV or JSON-lines file instead", FILE),
+        Option("--speed", "play a trace this many times as fast", POSITIVE, default=1.0),
+        Option(
+            "--context", "leave out requests whose prompt and answer are longer; 0: none", Number(0, name="TOKENS"),
+            default=0,
+        ),
+        Option(
+            "--clients", "give each request one of N clients, for orders such as vtc; the k-th sends 1/k as often as "
+            "the first", Number(2), default=0,
+        ),
+        Option(
+            "--priorities", "give each request a priority from 1 (first) to N, all equally likely", Number(2),
+            default=0,
+        ),
+        Option(
+            "--slo", "give each request one of these times to its deadline, all equally likely, for edf", POSITIVE,
+            metavar="SECONDS", several=True, default=[],
+        ),
+        Option("--seed", "seed of everything drawn", Number(0), default=0),
+    ]  # fmt: skip
 
 
 class Hint(NamedTuple):
@@ -188,10 +126,10 @@ HINTS = {
 }  # fmt: skip
 
 
-def refuse(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
-    """Raise UsageError for the first of these options that the user gave."""
+def refuse(args: Values, names: Iterable[str], why: str) -> None:
+    """Raise UsageError for the first of these options that is on the command line."""
     for name in names:
-        if name in args.given:
+        if args.is_given(name):
             value = getattr(args, name)
             shown = "" if value is True else " " + _shown(value)
             raise UsageError(f"--{name.replace('_', '-')}{shown} {why}")
@@ -203,7 +141,7 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def check_policies(args: argparse.Namespace, reported: Collection[str] = ()) -> list[Policy]:
+def check_policies(args: Values, reported: Collection[str] = ()) -> list[Policy]:
     """Return the policies as they will run; refuse options that none of them goes by.
 
     `reported` are hints that the command's result tells of whatever the policy does.
@@ -238,7 +176,7 @@ def check_policies(args: argparse.Namespace, reported: Collection[str] = ()) -> 
     return every
 
 
-def notes(args: argparse.Namespace, made: Iterable[Policy], rows: workloads.Rows) -> Iterator[str]:
+def notes(args: Values, made: Iterable[Policy], rows: workloads.Rows) -> Iterator[str]:
     """Yield notes about the requests, and about the orders that cannot tell them apart."""
     yield from rows.notes
     differ_in = rows.differ_in if args.kv_tokens else rows.differ_in - {"prefix"}
@@ -248,7 +186,7 @@ def notes(args: argparse.Namespace, made: Iterable[Policy], rows: workloads.Rows
             yield f"{policy.name} goes by {hint.words}, which is the same for all these requests. {hint.remedy}"
 
 
-def make_cost(args: argparse.Namespace) -> tuple[Cost, Host]:
+def make_cost(args: Values) -> tuple[Cost, Host]:
     numbers = {}
     for name, value in options(args.cost_option, "--cost-option").items():
         try:
@@ -262,13 +200,13 @@ def make_cost(args: argparse.Namespace) -> tuple[Cost, Host]:
     return with_engine(args, cost), costs.host_of(args.cost)
 
 
-def with_engine(args: argparse.Namespace, cost: Cost) -> Cost:
+def with_engine(args: Values, cost: Cost) -> Cost:
     """Return a cost model with the padding of --engine."""
-    engine = {"as-is": lambda c: c, "ragged": Ragged, "padded": Padded}[args.engine]
-    return engine(cost)
+    wrappers = {"ragged": Ragged, "padded": Padded}
+    return wrappers[args.engine](cost) if args.engine in wrappers else cost
 
 
-def check_engine(args: argparse.Namespace, cost: Cost, made: Iterable[Policy]) -> None:
+def check_engine(args: Values, cost: Cost, made: Iterable[Policy]) -> None:
     """Refuse an engine under which no step of these policies takes another time."""
     if not isinstance(cost, Ragged | Padded):
         return
@@ -299,7 +237,7 @@ def _check_cost(name: str, cost: Cost) -> None:
         )
 
 
-def make_scheduler(args: argparse.Namespace, policy: str, slots: int = 0, *, prefix_cache: bool = False) -> Scheduler:
+def make_scheduler(args: Values, policy: str, slots: int = 0, *, prefix_cache: bool = False) -> Scheduler:
     """Return a scheduler as the options describe it; `prefix_cache` needs prompts with ids."""
     given = options(args.policy_option, "--policy-option")
     made = policies.get_policy(policy, max_batch_size=slots or args.max_batch_size, options=given)
@@ -307,16 +245,16 @@ def make_scheduler(args: argparse.Namespace, policy: str, slots: int = 0, *, pre
     return Scheduler(made, pages, args.max_tokens_per_step)
 
 
-def has_own_rate(args: argparse.Namespace) -> bool:
+def has_own_rate(args: Values) -> bool:
     """Whether the arrivals have a rate of their own, which --rate cannot set."""
     return bool(args.trace) or _replays_workload(args) or ":" in args.arrivals
 
 
-def _replays_workload(args: argparse.Namespace) -> bool:
-    return args.workload.startswith("trace:") and "arrivals" not in args.given
+def _replays_workload(args: Values) -> bool:
+    return args.workload.startswith("trace:") and not args.is_given("arrivals")
 
 
-def make_rows(args: argparse.Namespace, *, unit: bool = False, draws_more: bool = False) -> workloads.Rows:
+def make_rows(args: Values, *, unit: bool = False, draws_more: bool = False) -> workloads.Rows:
     """Return the requests that the options describe; `unit`: at one a second, for a command that looks for a rate.
 
     `draws_more` says that the command has another use for --seed than to draw requests.
@@ -334,7 +272,7 @@ def make_rows(args: argparse.Namespace, *, unit: bool = False, draws_more: bool 
         if args.arrivals == "burst" and not unit:
             refuse(args, ("rate",), "has no effect: in a burst all arrive at once. Leave it out")
         replays = _replays_workload(args)
-        count = None if replays and "num" not in args.given else args.num
+        count = None if replays and not args.is_given("num") else args.num
         arrivals = "trace" if replays else args.arrivals
         rows = workloads.draw(args.workload, 1.0 if unit else args.rate, count, args.seed, arrivals)
     if rows.client:
@@ -343,7 +281,7 @@ def make_rows(args: argparse.Namespace, *, unit: bool = False, draws_more: bool 
     if args.context:
         rows = rows.fitting(args.context)
     if args.trace:
-        if "num" in args.given:
+        if args.is_given("num"):
             rows = rows.only(np.arange(min(args.num, len(rows.at))))
         rows = rows.faster(args.speed)
     rows = rows.hinted(args.seed, args.clients, args.priorities, args.slo)
@@ -357,12 +295,12 @@ def make_rows(args: argparse.Namespace, *, unit: bool = False, draws_more: bool 
     return rows
 
 
-def config_of(args: argparse.Namespace) -> dict[str, Any]:
+def config_of(args: Values) -> dict[str, Any]:
     """Return what repeats a run."""
     return {
         name: str(value) if isinstance(value, Path) else value
         for name, value in vars(args).items()
-        if name not in ("out", "command_line", "given")
+        if name not in ("out", "command_line", "origin")
     }
 
 

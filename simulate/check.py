@@ -7,7 +7,6 @@ with many running, or in long prompts. The case that breaks a law is made as sma
 
 from __future__ import annotations
 
-import argparse
 import sys
 import textwrap
 import time
@@ -16,9 +15,10 @@ from dataclasses import dataclass
 from itertools import chain
 
 import policies
+from client.options import Argument, Command, Number, Option, Parameter, UsageError, read
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
-from simulate.arguments import Parser, UsageError, options, whole
+from simulate.arguments import options, pairs
 from simulate.cases import describe, make_cases, make_large_cases
 from simulate.laws import Broken, Case, try_case
 from simulate.purity import check_purity
@@ -132,37 +132,27 @@ class Line:
         sys.stderr.write("\r\x1b[K")
 
 
-def parser() -> Parser:
-    """Return the parser of the command line."""
-    made = Parser(
-        prog="python -m simulate check",
-        description=DESCRIPTION,
-        epilog=f"{EXIT_STATUS}\n\noptions of the policies, for --policy-option:\n{describe_options()}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    made.add_argument("policy", help="a policy name, loop+order, the path of a file, or a dotted module name")
-    counts = {"--cases": (CASES, "small"), "--large-cases": (LARGE_CASES, "large")}
-    for flag, (default, kind) in counts.items():
-        made.add_argument(
-            flag,
-            type=whole(0),
-            default=default,
-            metavar="N",
-            help=f"number of {kind} cases to test (default %(default)s)",
-        )
-    made.add_argument("--seed", type=whole(0), default=0, help="seed of the random cases (default %(default)s)")
-    made.add_argument(
-        "--policy-option", action="append", default=[], metavar="NAME=VALUE",
-        help="an option of the policy, as listed below; may be repeated",
-    )  # fmt: skip
-    return made
+def build_command() -> Command:
+    """Return the command line."""
+    sections: dict[str, Sequence[Parameter]] = {
+        "arguments": [Argument("policy", "a policy name, loop+order, the path of a file, or a dotted module name",
+                               required=True)],
+        "options": [
+            Option("--cases", "number of small cases to test", Number(0), default=CASES),
+            Option("--large-cases", "number of large cases to test", Number(0), default=LARGE_CASES),
+            Option("--seed", "seed of the random cases", Number(0), default=0),
+            pairs("--policy-option", "an option of the policy, as listed below; may be repeated"),
+        ],
+    }  # fmt: skip
+    more = {"": EXIT_STATUS, "options of the policies, for --policy-option": f"\b\n{describe_options()}"}
+    return Command("python -m simulate check", DESCRIPTION, sections, more)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line: 0 when every law is kept, 1 when one is broken, 2 when there is no such policy."""
     line = Line() if sys.stderr.isatty() else None
     try:
-        args = parser().parse_args(argv)
+        args = read(build_command(), sys.argv[1:] if argv is None else argv)
         if not args.cases + args.large_cases:
             raise UsageError("--cases 0 and --large-cases 0 leave no case to test. Use --cases 100")
         given = options(args.policy_option, "--policy-option")

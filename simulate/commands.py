@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -18,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from client import ending
+from client.options import UsageError, Values, nearest
 from client.report import store
 from config import Config
 from simulate import (
@@ -35,7 +34,6 @@ from simulate import (
     workloads,
 )
 from simulate.arguments import (
-    UsageError,
     check_engine,
     check_policies,
     config_of,
@@ -54,7 +52,7 @@ from simulate.costs import Cost, Host
 from simulate.simulator import simulate
 
 
-def run_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+def run_command(args: Values, console: Console) -> dict[str, Any]:
     """Serve one workload with each policy."""
     if not args.out:
         refuse(args, ("no_plots", "no_records"), "is for --out alone. Use --out DIR")
@@ -104,7 +102,7 @@ def hint_words(told: dict[str, Any]) -> str:
 
 
 def prepare(
-    args: argparse.Namespace, console: Console, *, reported: Collection[str] = (), **how: bool
+    args: Values, console: Console, *, reported: Collection[str] = (), **how: bool
 ) -> tuple[Cost, Host, workloads.Rows]:
     """Return cost, host and requests, after every option was checked; show the notes about them."""
     made = check_policies(args, reported)
@@ -116,12 +114,12 @@ def prepare(
     return cost, host, rows
 
 
-def load_of(args: argparse.Namespace, rows: workloads.Rows) -> str:
+def load_of(args: Values, rows: workloads.Rows) -> str:
     """Name the arrivals as client.compare does."""
     return rows.arrivals.text if rows.arrivals else f"trace:{args.speed:g}"
 
 
-def make_store(args: argparse.Namespace, rows: workloads.Rows) -> store.Store:
+def make_store(args: Values, rows: workloads.Rows) -> store.Store:
     """Open the folder of the results; what is there already stays."""
     if (args.out / "summary.json").exists():
         raise UsageError(f"{str(args.out)!r} holds results already. Use another --out")
@@ -174,7 +172,7 @@ def lines(numbers: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def plan_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+def plan_command(args: Values, console: Console) -> dict[str, Any]:
     """Bisect the rate of each policy at each batch size."""
     limits = limits_of(args)
     check_plan(args)
@@ -183,7 +181,7 @@ def plan_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         raise UsageError(f"{len(rows.at):,} requests that arrive at once have no rate. Use more, or others")
     own_rate = has_own_rate(args)
     unit = rows.faster(1 / rows.rate) if own_rate else rows
-    wanted = rows.rate if own_rate and "rate" not in args.given else args.rate
+    wanted = rows.rate if own_rate and not args.is_given("rate") else args.rate
     source = args.trace.name if args.trace else args.workload
     table = Table(title=f"{source}, {args.cost}: " + ", ".join(map(str, limits)))
     table.add_column("policy", overflow="fold")
@@ -212,7 +210,7 @@ def plan_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     return {"limits": [asdict(limit) for limit in limits], "wanted": wanted, "capacities": found}
 
 
-def limits_of(args: argparse.Namespace) -> list[plan.Limit]:
+def limits_of(args: Values) -> list[plan.Limit]:
     """Return the limits that the options set, or the default ones."""
     limits = [plan.parse_limit(text) for text in args.limit]
     if args.ttft:
@@ -222,20 +220,20 @@ def limits_of(args: argparse.Namespace) -> list[plan.Limit]:
     return limits or list(plan.DEFAULT_LIMITS)
 
 
-def check_plan(args: argparse.Namespace) -> None:
+def check_plan(args: Values) -> None:
     """Refuse options of `plan` that contradict each other."""
     if args.slots:
         refuse(args, ("max_batch_size",), "has no effect beside --slots. Leave one out")
     if args.arrivals.partition(":")[0] in plan.UNSTEADY:
         steady = ", ".join(name for name in workloads.ARRIVALS if name not in plan.UNSTEADY)
         raise UsageError(f"--arrivals {args.arrivals} has no steady rate to look for. Use {steady}")
-    if "rate" in args.given:
+    if args.is_given("rate"):
         refuse(args, ("speed",), "has no effect: --rate is what must be held. Leave one out")
     if args.out:
         pictures.check(args.out)
 
 
-def fleet_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+def fleet_command(args: Values, console: Console) -> dict[str, Any]:
     """Serve one workload with many replicas behind each router, once for each policy."""
     routers = args.router or [name for name in fleet.ROUTERS if args.kv_tokens or name not in fleet.NEED_CACHE]
     for name in routers:
@@ -270,17 +268,17 @@ def fleet_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     return runs[0] if len(runs) == 1 else {"runs": runs}
 
 
-def check_router(args: argparse.Namespace, name: str) -> None:
+def check_router(args: Values, name: str) -> None:
     """Raise UsageError for a router that is unknown, or that needs prefix caches where there are none."""
     if name not in fleet.ROUTERS:
-        near = get_close_matches(name, fleet.ROUTERS, 1)
-        guess = f" Did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"unknown router {name!r}.{guess} Use one of: {', '.join(fleet.ROUTERS)}")
+        raise UsageError(
+            f"unknown router {name!r}.{nearest(name, fleet.ROUTERS)} Use one of: {', '.join(fleet.ROUTERS)}"
+        )
     if name in fleet.NEED_CACHE and not args.kv_tokens:
         raise UsageError(f"router {name!r} has no effect without prefix caches. Use --kv-tokens 65536")
 
 
-def prefix_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+def prefix_command(args: Values, console: Console) -> dict[str, Any]:
     """Repeat llm-mock's experiment, without and with shared prompts, and compare caches on a trace of blocks."""
     if args.out and args.out.exists() and not args.out.is_dir():
         raise UsageError(f"--out is {str(args.out)!r}, which is a file. Use a folder")
@@ -315,7 +313,7 @@ def prefix_command(args: argparse.Namespace, console: Console) -> dict[str, Any]
     return told
 
 
-def calibrate_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+def calibrate_command(args: Values, console: Console) -> dict[str, Any]:
     """Time the engine, fit, say how good the fit is, and write the file."""
     if args.out.is_dir():
         raise UsageError(f"--out is {str(args.out)!r}, which is a folder. Use {args.out / 'cost.json'}")
@@ -358,7 +356,7 @@ def calibrate_command(args: argparse.Namespace, console: Console) -> dict[str, A
     }
 
 
-def validate_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+def validate_command(args: Values, console: Console) -> dict[str, Any]:
     """Serve the same arrivals by a real server and by the simulator; exit code 1 above a bound."""
     flags = validate.server_flags(args)
     made = check_policies(args)
@@ -385,7 +383,7 @@ def _wrapped(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False)
 
 
-def _cost_to_validate(args: argparse.Namespace, server: Config, console: Console) -> Cost:
+def _cost_to_validate(args: Values, server: Config, console: Console) -> Cost:
     """Return the cost model of --cost, that of a mock server, or one fitted to the server's engine now."""
     if args.cost:
         return make_cost(args)[0]
@@ -411,7 +409,7 @@ def _cost_to_validate(args: argparse.Namespace, server: Config, console: Console
     return with_engine(args, found.cost)
 
 
-def predict_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+def predict_command(args: Values, console: Console) -> dict[str, Any]:
     """Serve a comparison again; the exit code is 0 though some of its runs cannot be."""
     told = predict.predict(args.folder, args.cost)
     table = Table(title=f"measured / simulated by {told['cost']}")

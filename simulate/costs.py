@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from client.options import nearest
 from scheduling.iteration import Plan
 
 
@@ -316,10 +316,8 @@ def make(name: str, options: Mapping[str, float] | None = None) -> Cost:
         model: Cost = load(name)[0]
         models = {name: lambda **changed: type(model)(**{**model.__dict__, **changed})}
     if name not in models:
-        near = get_close_matches(name, models, 1)
-        guess = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"unknown cost model {name!r}.{guess} Use one of: {', '.join(models)}, or a file of "
+            f"unknown cost model {name!r}.{nearest(name, models)} Use one of: {', '.join(models)}, or a file of "
             "'python -m simulate calibrate'"
         )
     model = models[name]()

@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from simulate.arguments import UsageError, say
+from client.options import UsageError
+from simulate.arguments import say
 
 FORMATS = (".png", ".svg", ".pdf")
 

@@ -7,7 +7,6 @@ lengths the simulator serves too. Predicted stands beside measured, and a figure
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import tempfile
@@ -23,6 +22,7 @@ from rich.table import Table
 import config
 import policies
 from client.data import Planned
+from client.options import Option, Values
 from client.report.measure import Outcome
 from client.send import load, servers
 from client.send.dialects import Dialect
@@ -41,7 +41,7 @@ TIMES = 5
 WORDS = ("the", "king", "of", "this", "house", "is", "not", "a", "man", "who", "will", "go")
 # Settings of the server that this command has options of its own for, or decides.
 OWN = ("policy", "policy_option", "max_batch_size", "max_tokens_per_step", "host", "port", "api_key")
-SERVER = [item for item in fields(config.Config) if item.name not in OWN]
+SERVER = [item.name for item in fields(config.Config) if item.name not in OWN]
 BAR = 14  # characters of the longest bar of the batch sizes
 
 
@@ -100,25 +100,21 @@ class Validation:
         }
 
 
-def add_server_flags(parser: argparse.ArgumentParser) -> None:
-    """Let a command take the server's own flags; they are passed on to it."""
-    flags = [config.flag(item.name) for item in SERVER]
-    group = parser.add_argument_group("server", f"passed on to it, see './server.sh --help': {', '.join(flags)}")
-    for item, flag in zip(SERVER, flags):
-        group.add_argument(flag, dest=item.name, help=argparse.SUPPRESS)
+def server_options() -> list[Option]:
+    """Return the server's own flags, hidden in the help; they are passed on to it."""
+    return [Option(config.flag(name), "", hidden=True) for name in SERVER]
 
 
-def server_flags(args: argparse.Namespace) -> list[str]:
+def server_flags(args: Values) -> list[str]:
     """Return the flags that the server is started with, beside its policy's options."""
     own = ["--max-batch-size", str(args.max_batch_size)]
     own += ["--max-tokens-per-step", str(args.max_tokens_per_step)]
-    given = [(config.flag(item.name), getattr(args, item.name)) for item in SERVER]
-    passed = [word for flag, value in given if value is not None for word in (flag, value)]
+    passed = [word for name in SERVER if args.is_given(name) for word in (config.flag(name), getattr(args, name))]
     return [*own, *passed, *args.server_flag]
 
 
 def settings(flags: Rows[str]) -> config.Config:
-    """Return the settings of a server with these flags; a wrong one ends the process with 2 and says why."""
+    """Return the settings of a server with these flags; UsageError for a wrong one."""
     return config.load(flags).config
 
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from client import data
+from client.options import nearest
 from client.workloads import arrivals, catalog, corpus, traces
 from client.workloads.arrivals import Arrivals
 from scheduling.sequence import Sequence
@@ -166,8 +166,7 @@ def arrivals_of(name: str, rate: float) -> Arrivals:
         raise ValueError(
             f"{name!r} is a closed loop, which the simulator does not have. Use one of: {', '.join(ARRIVALS)}"
         )
-    near = get_close_matches(name, ARRIVALS, 1)
-    guess = f" Did you mean {near[0]!r}?" if near else ""
+    guess = nearest(name, ARRIVALS)
     raise ValueError(f"unknown arrivals {name!r}.{guess} Use one of: {', '.join(ARRIVALS)}, or a load of the client's")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import Field, fields
@@ -15,6 +16,7 @@ from support import ROOT, fake_engine
 import config
 import policies
 from app import connect, create_app
+from client.options import Number
 from config import Config
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "weights/bard/README.md"]
@@ -82,10 +84,10 @@ def test_every_flag_is_documented_with_its_default_and_bounds(item: Field[Any]) 
     documented = rows("docs/settings.md")[config.flag(item.name)]
     shown = {True: "on", False: "off"}[default] if isinstance(default, bool) else str(default)
     assert documented[1] == (f"`{shown}`" if shown else "unset")
-    low, high, choices = (item.metadata[key] for key in ("minimum", "maximum", "choices"))
-    bounds = ", ".join(f"`{choice}`" for choice in choices)
-    if low is not None:
-        bounds = f"{low} or more" if high is None else f"{low} to {high}"
+    kind = item.metadata["type"]
+    bounds = ", ".join(f"`{choice}`" for choice in kind.known)
+    if isinstance(kind, Number):
+        bounds = f"{kind.low} or more" if kind.high == math.inf else f"{kind.low} to {kind.high}"
     assert documented[2] == bounds
 
 

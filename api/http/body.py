@@ -8,7 +8,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable
-from difflib import get_close_matches
 from itertools import islice
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
@@ -18,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from api.http import large
 from api.http.errors import ApiError, shown
+from config import nearest
 
 log = logging.getLogger(__name__)
 LIMIT = 1 << 20  # bytes
@@ -219,8 +219,7 @@ def _plain_words(
         field = _field_at(schema, fault["loc"])
         remedy = f"Send {field.description}" if field and field.description else "Send a valid value"
         if fault["type"] == "missing":
-            near = get_close_matches(name, ignored, 1)
-            guess = f" Did you misspell it as {near[0]!r}?" if near else ""
+            guess = nearest(name, ignored, "Did you misspell it as")
             texts.append(f"{name} is missing.{guess} {remedy}")
         else:
             reason = _reason(fault["msg"])

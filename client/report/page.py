@@ -15,7 +15,8 @@ from typing import Any
 
 from rich.console import Console
 
-from ..console import FINE, UsageError, emit, guarded
+from ..console import FINE, emit, guarded
+from ..options import UsageError
 from . import plots, race, store, summary
 from .album import Album, Picture
 from .tables import shown

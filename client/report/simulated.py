@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..console import UsageError, say
+from ..console import say
+from ..options import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import requests
 
-from ..console import UsageError
+from ..options import UsageError
 from .target import ServerUnreachable
 
 APP = Path(__file__).resolve().parents[2] / "app.py"

@@ -4,11 +4,12 @@ All but `closed` are open loop: a slow server delays no send. Gaps are never cut
 not know what is sent.
 """
 
-import difflib
 import math
 from dataclasses import dataclass
 
 import numpy as np
+
+from ..options import nearest
 
 # kind: its form, its meaning, the number of its parameters and the defaults of the last ones.
 KINDS: dict[str, tuple[str, str, int, tuple[float, ...]]] = {
@@ -112,9 +113,8 @@ def parse(text: str) -> Arrivals:
     """Read `kind:number:number`; raise ValueError with the right form."""
     kind, *words = text.split(":")
     if kind == "trace" or kind not in KINDS:
-        near = difflib.get_close_matches(kind, KINDS, 1)
         known = ", ".join(form for form, *_ in KINDS.values() if not form.startswith("trace"))
-        guess = f" Did you mean {near[0]!r}?" if near and near[0] != kind else ""
+        guess = "" if kind in KINDS else nearest(kind, KINDS)
         raise ValueError(f"unknown load {text!r}.{guess} Use one of {known}")
     form, _, wanted, defaults = KINDS[kind]
     try:

@@ -5,7 +5,6 @@ times, byte for byte, and another rate sends the same prompts. Lengths are in to
 with longer contexts are scaled to 1,024, and their line says so.
 """
 
-import difflib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ..data import Planned, PromptData
+from ..options import nearest
 from . import traces
 from .arrivals import Arrivals
 from .corpus import CONTEXT, Corpus, fitted
@@ -212,9 +212,9 @@ def check(spec: str) -> None:
 def _parse(spec: str) -> tuple[str, list[int]]:
     name, *words = spec.split(":")
     if name not in WORKLOADS:
-        near = difflib.get_close_matches(name, WORKLOADS, 1)
-        guess = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown workload {name!r}.{guess} Use one of {', '.join(WORKLOADS)}, trace:FILE")
+        raise ValueError(
+            f"unknown workload {name!r}.{nearest(name, WORKLOADS)} Use one of {', '.join(WORKLOADS)}, trace:FILE"
+        )
     highest = HIGHEST.get(name, ())
     form = FORMS.get(name, name)
     if len(words) > len(highest):

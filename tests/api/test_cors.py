@@ -176,7 +176,7 @@ def test_the_headers_that_are_granted_are_those_that_were_asked_for(start: Start
      "https://", "https://u@a.example", "https://a.example,b", "https://a.example *"],
 )  # fmt: skip
 def test_what_no_browser_sends_as_an_origin_is_refused_at_the_start(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--cors-origins has .*Use scheme://host"):
+    with pytest.raises(ConfigError, match=r"--cors-origins: .*Use scheme://host"):
         Config(cors_origins=text)
 
 

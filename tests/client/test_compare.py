@@ -170,11 +170,11 @@ def test_usage_errors_end_with_2_and_a_remedy(
 
 
 def test_quick_and_full_are_what_the_help_says() -> None:
-    quick, full = compare.read(["--quick"]), compare.read([])
+    quick, full = compare.read(["--quick"], {}), compare.read([], {})
     assert (quick.model, quick.numsamples, quick.what) == ("bard", 58, ["nobatch", "static", "dynamic"])
     assert (full.model, full.load_format, full.numsamples) == ("gpt2-medium", "dummy", 100)
     assert [pace.text for pace in full.load] == ["poisson:1", "burst"]
-    assert compare.read(["--quick", "--numsamples", "7"]).numsamples == 7
+    assert compare.read(["--quick", "--numsamples", "7"], {}).numsamples == 7
 
 
 def test_a_trace_is_replayed_at_its_own_times(pair: tuple[MockServer, MockServer], tmp_path: Path) -> None:

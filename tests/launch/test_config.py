@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from support import ROOT, fake_engine, run_app
 
@@ -54,17 +55,6 @@ def refusal(*argv: str, **environ: str) -> str:
     with pytest.raises(ConfigError) as caught:
         read(*argv, **environ)
     return str(caught.value)
-
-
-def flagged(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """Return the one line that a bad command line is answered with."""
-    with pytest.raises(SystemExit) as caught:
-        read(*argv)
-    assert caught.value.code == 2
-    line = capsys.readouterr().err
-    assert line.startswith("error: ")
-    assert line.count("\n") == 1
-    return line
 
 
 def test_every_setting_has_a_flag_a_variable_and_a_help() -> None:
@@ -115,20 +105,20 @@ def test_the_serving_process_gets_exactly_the_settings_of_its_launcher(tmp_path:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("port", "0", "must be at least 1."),
-        ("port", "65536", "must be at most 65535."),
+        ("port", "0", "from 1 to 65,535"),
+        ("port", "65536", "from 1 to 65,535"),
         ("port", "x", "Use a whole number"),
         ("port", "8.5", "Use a whole number"),
-        ("max_batch_size", "0", "at least 1"),
-        ("max_batch_size", "5000", "at most 4096"),
-        ("max_queue", "-1", "at least 0"),
-        ("request_timeout", "0", "at least 0.01"),
-        ("request_timeout", "nan", "at least 0.01"),
-        ("request_timeout", "inf", "at most 86400"),
+        ("max_batch_size", "0", "from 1 to 4,096"),
+        ("max_batch_size", "5000", "from 1 to 4,096"),
+        ("max_queue", "-1", "from 0 to"),
+        ("request_timeout", "0", "from 0.01 to"),
+        ("request_timeout", "nan", "from 0.01 to"),
+        ("request_timeout", "inf", "to 86,400"),
         ("request_timeout", "soon", "Use a number"),
-        ("kv_memory", "lots", "Use a size such as 512M"),
-        ("kv_memory", "1X", "Use a size such as 512M"),
-        ("kv_memory", "inf", "Use a size such as 512M"),
+        ("kv_memory", "lots", "Use a size"),
+        ("kv_memory", "1X", "Use a size"),
+        ("kv_memory", "inf", "Use a size"),
         ("kv_memory", "-5M", "at least 0"),
         ("prefix_cache", "maybe", "Use on or off"),
         ("device", "gpu", "Use one of: auto, cpu, cuda"),
@@ -137,7 +127,7 @@ def test_the_serving_process_gets_exactly_the_settings_of_its_launcher(tmp_path:
     ],
 )
 def test_what_is_out_of_bounds_is_refused_by_the_name_it_was_given(
-    name: str, text: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    name: str, text: str, words: str, tmp_path: Path
 ) -> None:
     variable, flag = settings.variable(name), settings.flag(name)
     message = refusal(**{variable: text})
@@ -145,13 +135,13 @@ def test_what_is_out_of_bounds_is_refused_by_the_name_it_was_given(
     assert words in message
     with pytest.raises(ConfigError, match=variable):
         read(tmp_path=tmp_path, lines=f"{variable}={text}\n")
-    line = flagged(capsys, f"{flag}={text}")
-    assert line.startswith(f"error: {flag} is ")
-    assert words in line
+    message = refusal(f"{flag}={text}")
+    assert message.startswith(f"{flag} is ")
+    assert words in message
 
 
 def test_a_config_made_in_code_is_checked_too() -> None:
-    with pytest.raises(ConfigError, match=r"--max-batch-size is 0, .*must be at least 1"):
+    with pytest.raises(ConfigError, match=r"--max-batch-size is 0\. .* from 1 to 4,096"):
         Config(max_batch_size=0)
 
 
@@ -170,17 +160,16 @@ def test_switches_have_many_words(text: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--prot", "8501"], ["unknown flag --prot", "Did you mean --port?", "Use one of: "]),
-        (["dynamic", "--max-batch=4"], ["unknown flag --max-batch.", "--max-batch-size"]),
-        (["dynamic", "extra"], ["unknown argument extra"]),
-        (["--port"], ["--port", "expected one argument"]),
-        (["--apikey=hunter2"], ["unknown flag --apikey.", "--api-key"]),
+        (["--prot", "8501"], ["'--prot'", "Did you mean '--port'?", "--help"]),
+        (["dynamic", "--max-batch=4"], ["'--max-batch'", "--max-batch-size"]),
+        (["dynamic", "extra"], ["argument (extra)", "--help"]),
+        (["--port"], ["'--port' requires an argument"]),
+        (["--port", "--model", "bard"], ["'--port' requires an argument"]),
+        (["--apikey=hunter2"], ["'--apikey'", "--api-key"]),
     ],
 )
-def test_a_mistyped_flag_is_answered_with_the_nearest(
-    argv: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = flagged(capsys, *argv)
+def test_a_mistyped_flag_is_answered_with_the_nearest(argv: list[str], words: list[str]) -> None:
+    line = refusal(*argv)
     assert all(word in line for word in words)
     assert "hunter2" not in line
 
@@ -202,14 +191,15 @@ def test_an_unreadable_dotenv_is_one_line(tmp_path: Path) -> None:
 def test_unknown_eb_names_are_warned_of_with_the_nearest(tmp_path: Path) -> None:
     loaded = read(tmp_path=tmp_path, lines="EB_MODLE=gpt2\nOTHER=1\n", EB_PROT="1", EB_XYZZY="2", EB_CACHE_DIR="x")
     assert loaded.warnings == [
-        "the variable EB_MODLE is not a setting and is ignored. Did you mean EB_MODEL?",
-        "the variable EB_PROT is not a setting and is ignored. Did you mean EB_PORT?",
+        "the variable EB_MODLE is not a setting and is ignored. Did you mean 'EB_MODEL'?",
+        "the variable EB_PROT is not a setting and is ignored. Did you mean 'EB_PORT'?",
         "the variable EB_XYZZY is not a setting and is ignored.",
     ]
 
 
 def test_help_shows_every_setting_with_default_variable_and_bounds() -> None:
-    text = " ".join(settings.parser().format_help().split())
+    command = settings.command()
+    text = " ".join(command.get_help(click.Context(command)).split())
     for item in dataclasses.fields(Config):
         assert f"{settings.variable(item.name)}]" in text
         if item.name != "policy":
@@ -239,7 +229,7 @@ def test_help_lists_the_policies_and_print_config_hides_the_key(tmp_path: Path) 
     ("argv", "words"),
     [
         (["dinamic"], ["unknown policy 'dinamic'", "Did you mean 'dynamic'?", "dynamic, ", "nobatch, ", "static, "]),
-        (["dynamic", "--prot", "1"], ["unknown flag --prot", "--port"]),
+        (["dynamic", "--prot", "1"], ["--prot", "--port"]),
         (["dynamic", "--model", "gpt3", "--host", "127.0.0.1"], ["unknown model 'gpt3'", "gpt2", "bard"]),
         (["dynamic", "--host", "192.0.2.1"], ["cannot listen on 192.0.2.1", "Use another --host"]),
         (["dynamic", "--host", "no.such.host.invalid"], ["cannot listen on no.such.host", "--host"]),

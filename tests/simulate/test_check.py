@@ -206,7 +206,7 @@ def test_the_help_lists_the_options_of_all_policies_on_eighty_columns(capsys: py
         (["dinamic"], "Did you mean 'dynamic'?"),
         (["window", "--policy-option", "dely=1"], "Did you mean 'delay'?"),
         (["no/such/file.py"], "there is no such file"),
-        (["window", "--case", "3"], "Did you mean --cases?"),
+        (["window", "--case", "3"], "Did you mean '--cases'?"),
         (["window", "--cases", "-3"], "at least 0"),
         (["window", "--cases", "0", "--large-cases", "0"], "Use --cases 100"),
         (["window", "--policy-option", "delay"], "Use --policy-option delay=1"),

@@ -14,7 +14,7 @@ from mock_server import mock_server
 
 from client import compare
 from client.report import store
-from simulate.__main__ import COMMANDS, build_parser, main
+from simulate.__main__ import COMMANDS, main
 from simulate.prefix import KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -203,10 +203,10 @@ def test_the_prefix_experiment_is_drawn_with_the_figures_beside_each_plot(
 # A command line and what its error names beside the remedy: the option or file, and the value or the bound.
 MISTAKES = [
     ("rum", "'rum'", "Did you mean 'run'?"),
-    ("run", "POLICY", "required"),
+    ("run", "POLICY", "missing"),
     ("run dinamic", "dinamic", "Did you mean 'dynamic'?"),
     ("run dynamic dynamic", "dynamic", "twice"),
-    ("run dynamic --rat 3", "--rat", "Did you mean --rate?"),
+    ("run dynamic --rat 3", "--rat", "Did you mean '--rate'?"),
     ("run dynamic --rate 0", "--rate", "above 0"),
     ("run dynamic --num x", "--num", "'x'"),
     ("run dynamic --seed -1", "--seed", "at least 0"),
@@ -246,7 +246,7 @@ MISTAKES = [
     ("validate nope", "'nope'", "dynamic"),
     ("validate dynamic --rate 0", "--rate", "above 0"),
     ("predict HERE/none", "none", "client.compare"),
-    ("check", "policy", "required"),
+    ("check", "POLICY", "missing"),
     ("check nope", "'nope'", "dynamic"),
     ("check dynamic --cases=-1", "--cases", "at least 0"),
 ]
@@ -265,7 +265,7 @@ def test_a_mistake_is_answered_in_one_line_with_a_remedy(
     assert err.count("\n") == 1
     assert named.replace("HERE", str(tmp_path)) in err
     assert more in err
-    assert any(remedy in err for remedy in ("Use ", "Change ", "Check ", "Name ", "Make "))
+    assert any(remedy in err for remedy in ("Use ", "Change ", "Check ", "Name ", "Make ", "Run "))
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_a_plan_of_a_trace_is_for_the_trace(capsys: pytest.CaptureFixture[str], 
 @pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"check"}))
 def test_each_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        build_parser(command).parse_args(["--help"])
+        main([command, "--help"])
     assert COMMANDS[command] in " ".join(capsys.readouterr().out.split())
 
 

@@ -15,7 +15,7 @@ from support_simulate import points
 
 from config import flag
 from simulate import calibrate, check, validate
-from simulate.__main__ import COMMANDS, build_parser, main
+from simulate.__main__ import COMMANDS, build_command, main
 
 SMALL = "--num 60 --rate 6 --max-batch-size 4"
 SMALL_PLAN = "--num 150"
@@ -128,7 +128,7 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--num": (VALIDATE, "5"),
         "--seed": (VALIDATE, "1"),
         "--server-flag": (VALIDATE, "--model=bard"),
-        **{flag(item.name): (VALIDATE, SERVER_VALUES.get(item.name, "7")) for item in validate.SERVER},
+        **{flag(name): (VALIDATE, SERVER_VALUES.get(name, "7")) for name in validate.SERVER},
     },
     "predict": {"--cost": ("predict RUN", "constant")},
     "check": {
@@ -211,9 +211,9 @@ def figures(told: Any) -> Any:
 
 
 def options_of(command: str) -> Iterator[str]:
-    parser = check.parser() if command == "check" else build_parser(command)
-    for action in parser._actions:
-        yield from (name for name in action.option_strings if name not in ("-h", "--help"))
+    line = check.build_command() if command == "check" else build_command(command)
+    for option in line.params:
+        yield from (name for name in option.opts if name.startswith("--"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -239,7 +239,7 @@ def test_without_cost_the_engine_of_the_model_is_timed_first(flags: list[str], m
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--modle bard", "Did you mean --model?"),
+        ("--modle bard", "Did you mean '--model'?"),
         ("--model bard --dtype f32", "Use one of: auto, float32"),
         ("", "--cost is missing"),
         ("--model bard --cost-option base=1", "Use --cost, too"),
