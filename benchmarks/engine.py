@@ -2,8 +2,8 @@
 
     python -m benchmarks.engine --load-format dummy --json benchmarks/results/engine.json
 
-Decode steps run over pages of random content: what a step costs does not depend on the numbers. Each figure is the
-median of many steps; the limit is computed from the bandwidth and the arithmetic rate of the same run.
+Decode steps run over pages of random content, as the cost of a step does not depend on it. Each figure is the median
+of many steps; the limit is computed from the bandwidth and the arithmetic rate of the same run.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine as measured
+from benchmarks.offline import decoding
 from generate import machine
-from generate.params import SamplingParams
+from generate.params import GREEDY
 from generate.runner import ModelRunner
 from models import catalog, weights
 from policies import get_policy
@@ -45,20 +46,6 @@ def make_runner(args: argparse.Namespace, tokens: int) -> tuple[ModelRunner, str
         flat[:whole].view(-1, len(noise)).copy_(noise)
         flat[whole:] = 0
     return runner, resolved.name
-
-
-def decoding(runner: ModelRunner, batch: int, context: int, temperature: float) -> list[Sequence]:
-    """Return sequences that have `context` tokens and decode the next."""
-    pages = -(-(context + 64) // runner.page_size)
-    vocab = runner.config.vocab_size
-    result = []
-    for i in range(batch):
-        seq = Sequence([(i * 7919 + j) % vocab for j in range(context)], 1 << 20, id=str(i))
-        seq.output_ids, seq.computed = [1], context
-        seq.pages = list(range(1 + i * pages, 1 + (i + 1) * pages))
-        seq.sampling = SamplingParams(temperature=temperature, seed=i)
-        result.append(seq)
-    return result
 
 
 def time_decode(runner: ModelRunner, sequences: list[Sequence], seconds: float) -> list[float]:
@@ -93,7 +80,7 @@ def time_prefix(runner: ModelRunner, tokens: int, chunk: int) -> dict[str, float
     prefix = [j * 31 % vocab for j in range(tokens)]
     seconds = []
     for i in range(2):
-        seq = Sequence([*prefix, i + 1], 1, id=str(i), sampling=SamplingParams(temperature=0))
+        seq = Sequence([*prefix, i + 1], 1, id=str(i), sampling=GREEDY)
         scheduler.add(seq)
         began = time.perf_counter()
         while not scheduler.is_idle:
@@ -106,7 +93,7 @@ def time_prefix(runner: ModelRunner, tokens: int, chunk: int) -> dict[str, float
 def measure_decode(runner: ModelRunner, batch: int, context: int, args: argparse.Namespace) -> dict[str, float]:
     """Time decode steps in rounds, with the machine's limits measured before and after each round.
 
-    A machine that is shared changes its speed from second to second, so each round is judged by its own limit.
+    The speed of a shared machine changes from second to second, so each round is compared with its own limit.
     """
     sequences = decoding(runner, batch, context, args.temperature)
     limits = [machine_limits(runner)]
@@ -128,7 +115,7 @@ def measure_decode(runner: ModelRunner, batch: int, context: int, args: argparse
 
 
 def machine_limits(runner: ModelRunner) -> tuple[float, float]:
-    """Return bytes and floating-point operations a second that the machine gives now."""
+    """Return the bytes and floating-point operations per second of the machine now."""
     return measured.bandwidth(), measured.arithmetic_rate(runner.dtype)
 
 
@@ -147,7 +134,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "benchmark": "engine", "model": name, "load_format": args.load_format,
         "dtype": str(runner.dtype).removeprefix("torch."), "attention": runner.attention,
-        "temperature": args.temperature, "decode": rows, "prefix": time_prefix(runner, 512, args.chunk), "prefill": prefill, "chunk": args.chunk, "machine": measured.describe(),
+        "temperature": args.temperature, "decode": rows, "prefix": time_prefix(runner, 512, args.chunk),
+        "prefill": prefill, "chunk": args.chunk, "machine": measured.describe(),
         "command": "python -m benchmarks.engine " + " ".join(sys.argv[1:]),
     }  # fmt: skip
 
@@ -189,8 +177,8 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=256)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each figure")
-    parser.add_argument("--rounds", type=int, default=5, help="of each figure, with a limit of its own")
+    parser.add_argument("--seconds", type=float, default=3.0, help="per figure")
+    parser.add_argument("--rounds", type=int, default=5, help="per figure, each with its own limit")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     result = run(args)

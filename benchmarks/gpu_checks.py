@@ -1,31 +1,30 @@
-"""Is the GPU's engine right? Attention against float64, log probabilities and texts against float32 on the CPU.
+"""Checks of the GPU's engine: attention against float64, log probabilities and texts against float32 on the CPU.
 
-Sixteen bits flip a token where the two likeliest are nearly equal. So each text that differs is followed to the first
-token that does, and the float32 gap between the two tokens there has to be within twice the largest error of a log
-probability after a prompt: then it is a near-tie, and else it is a fault.
+In 16 bits a token flips where the two likeliest are nearly equal. So for each text that differs, the first token that
+differs is examined: it is a near-tie if the float32 gap between the two tokens is within twice the largest error of a
+log probability after a prompt, and otherwise a fault.
 """
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks import machine as measured
+from benchmarks import offline
+from benchmarks.gpu_loader import Keep, Loader, Sizes
 from generate.gpu import choose
-from generate.gpu.attention import DecodeRows, TorchDecode
+from generate.gpu.attention import DecodeAttention, DecodeRows, TorchDecode
 from generate.params import GREEDY, SamplingParams
 from generate.runner import ModelRunner, Runner
-from policies import get_policy
+from models.gpt2 import GPT
 from scheduling.iteration import Plan
-from scheduling.pages import PagePool
-from scheduling.scheduler import Scheduler, Token
+from scheduling.scheduler import Token
 from scheduling.sequence import Sequence
-
-if TYPE_CHECKING:
-    from benchmarks.gpu import Keep, Loader, Sizes
 
 SLOTS = 32
 
@@ -36,7 +35,7 @@ def card(device: torch.device) -> str | None:
 
 
 def bandwidth(device: torch.device) -> float:
-    """Return the bytes a second that a copy of 2 GiB moves; on a CPU, what it reads."""
+    """Return the bytes per second that a copy of 2 GiB moves; on a CPU, those that it reads."""
     if device.type != "cuda":
         return measured.bandwidth()
     source = torch.ones(1 << 29, dtype=torch.float32, device=device)
@@ -45,7 +44,7 @@ def bandwidth(device: torch.device) -> float:
 
 
 def arithmetic(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the floating-point operations a second of a large product in this format."""
+    """Return the floating-point operations per second of a large product in this format."""
     if device.type != "cuda":
         return measured.arithmetic_rate(dtype)
     n = 8192
@@ -53,12 +52,13 @@ def arithmetic(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * n**3 / _seconds(lambda: a @ b)
 
 
-def _seconds(call: Any, repeats: int = 10) -> float:
-    """Return the shortest of some runs, by the GPU's own clock: what the host takes to launch is not in it."""
+def _seconds(call: Callable[[], object], repeats: int = 10) -> float:
+    """Return the shortest of some runs by the GPU's own clock, without the host's launches."""
+    new_event: Callable[..., torch.cuda.Event] = torch.cuda.Event
     call()
     best = float("inf")
     for _ in range(repeats):
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began, ended = (new_event(enable_timing=True) for _ in range(2))
         began.record()
         call()
         ended.record()
@@ -68,19 +68,19 @@ def _seconds(call: Any, repeats: int = 10) -> float:
 
 
 def run(loader: Loader, sizes: Sizes, keep: Keep) -> dict[str, Any]:
-    """Return what every check found."""
+    """Return the results of all checks."""
     rng = random.Random(1)
     vocabulary = loader.reference().config.vocab_size
     prompts = [[rng.randrange(vocabulary) for _ in range(rng.randrange(4, 80))] for _ in range(sizes.prompts)]
-    found: dict[str, Any] = {"attention": attention(loader), "prompts": sizes.prompts, "tokens": sizes.tokens}
-    keep(found)
+    results: dict[str, Any] = {"attention": attention(loader), "prompts": sizes.prompts, "tokens": sizes.tokens}
+    keep(results)
     expected, logprobs = _reference(loader, prompts, sizes.tokens)
     for mode in ("fast", "strict"):
         if mode == "strict" and loader.device.type != "cuda":
-            continue  # hours in the interpreter; tests/generate/test_gpu_runner.py has a smaller one
-        found[mode] = _texts(loader, prompts, expected, logprobs, sizes.tokens, mode == "strict")
-        keep(found)
-    return found
+            continue  # hours in the interpreter; tests/generate/test_gpu_runner.py has a smaller case
+        results[mode] = _texts(loader, prompts, expected, logprobs, sizes.tokens, mode == "strict")
+        keep(results)
+    return results
 
 
 def attention(loader: Loader) -> dict[str, Any]:
@@ -89,26 +89,26 @@ def attention(loader: Loader) -> dict[str, Any]:
     heads, size, lengths = (16, 128, [1, 128, 129, 500, 1000]) if on_gpu else (2, 16, [1, 16, 17, 40])
     dtype, width, n = loader.dtype, 64, len(lengths)
     pages = -(-max(lengths) // size)
-    pools = [choose.noise(1 + n * pages, heads, size, width, seed=i).to(loader.device, dtype) for i in (1, 2)]
+    keys, values = (choose.noise(1 + n * pages, heads, size, width, seed=i).to(loader.device, dtype) for i in (1, 2))
     qkv = choose.noise(n, 3 * heads * width).to(loader.device, dtype)
     block_tables = (torch.arange(n * pages).view(n, pages) + 1).to(loader.device)
     rows = DecodeRows(torch.tensor(lengths, device=loader.device), block_tables)
     try:
         from generate.gpu.triton_attention import TritonDecode
 
-        way: Any = TritonDecode(n, pages, heads, width, loader.device)
+        attend: DecodeAttention = TritonDecode(n, pages, heads, width, loader.device)
     except ImportError:
-        way = TorchDecode()
-    out = way(qkv, *pools, rows, width**-0.5)
-    alone = [way(qkv[[i]], *pools, DecodeRows(*(x[[i]] for x in rows)), width**-0.5)[0] for i in range(n)]
-    exact = [_exact(qkv[i], pools, block_tables[i], lengths[i]) for i in range(n)]
+        attend = TorchDecode()
+    out = attend(qkv, keys, values, rows, width**-0.5)
+    alone = [attend(qkv[[i]], keys, values, DecodeRows(*(x[[i]] for x in rows)), width**-0.5)[0] for i in range(n)]
+    exact = [_exact(qkv[i], (keys, values), block_tables[i], lengths[i]) for i in range(n)]
     error = max(float((row.double() - e).abs().max()) for row, e in zip(out, exact))
     same = all(torch.equal(a, b) for a, b in zip(out, alone))
-    return {"kernel": way.name, "error": error, "same_bits_alone": same}
+    return {"kernel": attend.name, "error": error, "same_bits_alone": same}
 
 
-def _exact(qkv: Tensor, pools: list[Tensor], table: Tensor, length: int) -> Tensor:
-    """Return a row's attention in float64; its new token is in the pages by now."""
+def _exact(qkv: Tensor, pools: tuple[Tensor, Tensor], table: Tensor, length: int) -> Tensor:
+    """Return a row's attention in float64; its new token is already in the pages."""
     _, heads, _, width = pools[0].shape
     k, v = (pool[table].transpose(0, 1).reshape(heads, -1, width)[:, :length].double() for pool in pools)
     q = qkv.view(3, heads, width)[0].double()
@@ -117,14 +117,9 @@ def _exact(qkv: Tensor, pools: list[Tensor], table: Tensor, length: int) -> Tens
 
 
 def texts(runner: Runner, prompts: list[list[int]], tokens: int, policy: str) -> list[list[int]]:
-    """Return the greedy texts of the prompts, served by a policy."""
-    pool = PagePool(runner.keys.shape[1], runner.page_size, prefix_cache=False)
-    scheduler = Scheduler(get_policy(policy, max_batch_size=SLOTS), pool, 2048)
+    """Return the greedy texts of the prompts under a policy."""
     sequences = [Sequence(ids, tokens, sampling=GREEDY) for ids in prompts]
-    for seq in sequences:
-        scheduler.add(seq)
-    while not scheduler.is_idle:
-        scheduler.step(runner.forward, lambda: 0.0)
+    offline.serve(runner, sequences, policy, SLOTS)
     return [seq.output_ids for seq in sequences]
 
 
@@ -143,14 +138,14 @@ def first_logprobs(runner: Runner, prompts: list[list[int]]) -> Tensor:
     return rows
 
 
-def room(prompts: list[list[int]], tokens: int, page_size: int) -> int:
-    """Return for how many tokens there must be pages."""
+def kv_tokens(prompts: list[list[int]], tokens: int, page_size: int) -> int:
+    """Return the number of tokens that need pages."""
     return SLOTS * (max(map(len, prompts)) + tokens + page_size)
 
 
 def _reference(loader: Loader, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], Tensor]:
     size = 64
-    pages = room(prompts, tokens, size) // size + 2
+    pages = kv_tokens(prompts, tokens, size) // size + 2
     runner = ModelRunner(loader.reference(), pages, size)
     return texts(runner, prompts, tokens, "dynamic"), first_logprobs(runner, prompts)
 
@@ -158,7 +153,7 @@ def _reference(loader: Loader, prompts: list[list[int]], tokens: int) -> tuple[l
 def _texts(
     loader: Loader, prompts: list[list[int]], expected: list[list[int]], logprobs: Tensor, tokens: int, strict: bool
 ) -> dict[str, Any]:
-    runner = loader.runner(room(prompts, tokens, loader.page_size), SLOTS, strict)
+    runner = loader.runner(kv_tokens(prompts, tokens, loader.page_size), SLOTS, strict)
     error = float((first_logprobs(runner, prompts) - logprobs).abs().max())
     batch, alone = (texts(runner, prompts, tokens, policy) for policy in ("dynamic", "nobatch"))
     differ = [i for i, (a, b) in enumerate(zip(batch, expected)) if a != b]
@@ -172,11 +167,11 @@ def _texts(
 
 
 @torch.inference_mode()
-def _gaps(model: Any, pairs: list[tuple[list[int], list[int], list[int]]]) -> list[float]:
+def _gaps(model: GPT, pairs: list[tuple[list[int], list[int], list[int]]]) -> list[float]:
     """Return for each prompt and two texts the float32 gap between the first two tokens that differ."""
     gaps = []
-    for prompt, expected, got in pairs:
-        at = next(i for i, (a, b) in enumerate(zip(expected, got)) if a != b)
-        logits = model(torch.tensor([prompt + expected[:at]]))[0][0, -1]
-        gaps.append(float(logits[expected[at]] - logits[got[at]]))
+    for prompt, expected, text in pairs:
+        at = next(i for i, (a, b) in enumerate(zip(expected, text)) if a != b)
+        logits = model(torch.tensor([prompt + expected[:at]]))[0][0, -1]  # (V)
+        gaps.append(float(logits[expected[at]] - logits[text[at]]))
     return gaps

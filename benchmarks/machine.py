@@ -1,4 +1,4 @@
-"""The machine's own limits, measured in the run that is judged by them, and what describes it in a result."""
+"""The machine's own limits, measured in the run that is compared with them, and its description in a result."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from generate import memory
-from generate.cpu.linear import PackedLinear, make_linear
+from generate.cpu.linear import LinearLayer, PackedLinear, make_linear
 from generate.machine import cores
+from models.architecture import ModelShape
 from models.gpt2 import GPTConfig
 
 
 def best_seconds(call: Callable[[], object], seconds: float = 0.15, least: int = 3) -> float:
-    """Return the shortest of many runs of `call`, after one to warm up."""
+    """Return the shortest of many runs of `call`, after one warm-up run."""
     call()
     best, began, runs = float("inf"), time.perf_counter(), 0
     while runs < least or time.perf_counter() - began < seconds:
@@ -32,35 +33,36 @@ def best_seconds(call: Callable[[], object], seconds: float = 0.15, least: int =
 
 
 def bandwidth() -> float:
-    """Return the bytes a second that this machine reads from memory, with all compute threads.
+    """Return the bytes per second that this machine reads from memory, with all compute threads.
 
-    The best of some reads of 512 MiB: far more than caches hold, in huge pages as the weights are.
+    It is the best of some reads of 512 MiB, far more than caches hold, in huge pages like the weights.
     """
-    data = _much()
+    data = _large_block()
     return data.nbytes / best_seconds(data.sum)
 
 
 @functools.cache
-def _much() -> Tensor:
+def _large_block() -> Tensor:
     return memory.empty((128 << 20,), torch.float32).fill_(1.0)
 
 
 def arithmetic_rate(dtype: torch.dtype) -> float:
-    """Return the floating-point operations a second of a large product in the caches, by oneDNN or our kernel."""
+    """Return the floating-point operations per second of a large product in the caches, by oneDNN or our kernel."""
     rows, inner, outer = 256, 1024, 1024
     weight = torch.randn(outer, inner).to(dtype)
     x = torch.randn(rows, inner).to(dtype)
-    layers = PackedLinear(weight, None), make_linear(weight, None)
-    return 2 * rows * inner * outer / min(best_seconds(lambda f=f: f(x)) for f in layers)
+    layers: tuple[LinearLayer, ...] = PackedLinear(weight, None), make_linear(weight, None)
+    return 2 * rows * inner * outer / min(best_seconds(functools.partial(layer, x)) for layer in layers)
 
 
 def limit_seconds(
-    shape: GPTConfig, dtype: torch.dtype, batch: int, context: int, bandwidth: float, rate: float
+    shape: ModelShape, dtype: torch.dtype, batch: int, context: int, bandwidth: float, rate: float
 ) -> float:
-    """Return the least time of a decode step (roofline).
+    """Return the least time of a decode step of GPT-2 (roofline).
 
     max(weights / bandwidth, batch * operations / rate) + (keys, values and float32 logits) / bandwidth.
     """
+    assert isinstance(shape, GPTConfig)
     c = shape.n_embd
     read = shape.n_layer * (4 * c * c + 2 * c * shape.inner_size) + shape.vocab_size * c
     kv = batch * context * 2 * shape.n_layer * c * dtype.itemsize
@@ -70,7 +72,7 @@ def limit_seconds(
 
 
 def describe() -> dict[str, Any]:
-    """Return date, processor, threads and versions, without anything that names a user or a path."""
+    """Return date, processor, threads and versions, but no user names or paths."""
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -1,9 +1,9 @@
-"""Is the text of a request the same alone and in a full batch? Greedy, prompt by prompt, token by token.
+"""Whether the greedy text of a request is the same alone and in a full batch, token by token.
 
     python -m benchmarks.parity --load-format dummy --dtype bfloat16 --json benchmarks/results/parity.json
 
 Random weights are the hard case: the two likeliest tokens are often close, so a change in the last bits of the logits
-would show. Ends with exit code 1 when a text differs.
+shows. The exit code is 1 if a text differs.
 """
 
 from __future__ import annotations
@@ -18,30 +18,23 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import machine as measured
+from benchmarks import offline
 from benchmarks.engine import make_runner
 from generate import machine
 from generate.params import GREEDY
 from generate.runner import ModelRunner
-from policies import get_policy
-from scheduling.pages import PagePool
-from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 
 
 def texts(runner: ModelRunner, policy: str, slots: int, args: argparse.Namespace) -> list[list[int]]:
-    """Return the tokens of all prompts, served by `policy` with so many slots."""
+    """Return the tokens of all prompts under `policy` with `slots` slots."""
     rng = random.Random(args.seed)
-    pool = PagePool(runner.keys.shape[1], runner.page_size, prefix_cache=False)
-    scheduler = Scheduler(get_policy(policy, max_batch_size=slots), pool, 256)
     vocab = runner.config.vocab_size
     sequences = [
         Sequence([rng.randrange(vocab) for _ in range(rng.randrange(4, 80))], args.tokens, id=str(i), sampling=GREEDY)
         for i in range(args.prompts)
     ]
-    for seq in sequences:
-        scheduler.add(seq)
-    while not scheduler.is_idle:
-        scheduler.step(runner.forward, lambda: 0.0)
+    offline.serve(runner, sequences, policy, slots, tokens_per_step=256)
     return [seq.output_ids for seq in sequences]
 
 

@@ -1,7 +1,7 @@
-"""Time single steps of the engine for `python -m simulate calibrate`: points in on stdin, seconds out on stdout.
+"""Time single steps of the engine for `python -m simulate calibrate`: points on stdin, seconds on stdout.
 
-The first line out says what was timed and where; then a line {"seconds": ...} for each point, as it is done. For a
-model that cannot be loaded the only line is {"error": ...}.
+The first line of the output describes the model and the machine; then comes a line {"seconds": ...} for each point as
+soon as it is timed. For a model that cannot be loaded the only line is {"error": ...}.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import sys
 import time
 
 from benchmarks import machine as measured
-from benchmarks.engine import decoding, make_runner
+from benchmarks.engine import make_runner
+from benchmarks.offline import decoding
 from generate import machine
 from generate.runner import ModelRunner
 from scheduling.iteration import Plan
@@ -21,7 +22,7 @@ from scheduling.sequence import Sequence
 
 
 def plan_of(runner: ModelRunner, point: dict[str, int]) -> Plan:
-    """Return the step that a point means: decodes, and beside them chunks of prompts after cached tokens."""
+    """Return the step of a point: decodes, and chunks of prompts after cached tokens."""
     decodes = decoding(runner, point["decodes"], max(1, point["context"]), 0.0)
     length = point["cached"] + point["chunk"]
     prompts = decoding(runner, point["prefills"], length, 0.0) if point["prefills"] else []
@@ -34,7 +35,7 @@ def plan_of(runner: ModelRunner, point: dict[str, int]) -> Plan:
 
 
 def seconds_of(runner: ModelRunner, plan: Plan, steps: int, statistic: str = "median") -> float:
-    """Return the median or min of `steps` runs of a plan; nothing moves, so each is the same work."""
+    """Return the median or the minimum of `steps` runs of a plan; no sequence advances, so each run is the same work."""
     times = []
     for _ in range(steps):
         start = time.perf_counter()
@@ -44,7 +45,7 @@ def seconds_of(runner: ModelRunner, plan: Plan, steps: int, statistic: str = "me
 
 
 def tokens_of(point: dict[str, int]) -> int:
-    """Return for how many tokens of keys and values there must be room."""
+    """Return the number of tokens that need keys and values."""
     return (point["decodes"] * (point["context"] + 80)) + point["prefills"] * (point["cached"] + point["chunk"] + 80)
 
 
@@ -61,7 +62,7 @@ def main() -> None:
     machine.use_threads(args.threads)
     try:
         runner, name = make_runner(args, max(map(tokens_of, points)) + 1024)
-    except ValueError as error:  # of --model, its files or --dtype: the message says what to do
+    except ValueError as error:  # from --model, its files or --dtype; the message names the remedy
         print(json.dumps({"error": str(error)}), flush=True)
         return
     facts = {"model": name, "dtype": str(runner.dtype).removeprefix("torch."), **measured.describe()}

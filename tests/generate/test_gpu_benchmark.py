@@ -11,7 +11,7 @@ import torch
 from support import write_checkpoint
 from test_runner import SHAPES, make_model
 
-from benchmarks import gpu, gpu_checks, gpu_peers
+from benchmarks import gpu, gpu_checks, gpu_peers, gpu_steps
 from generate.gpu.runner import GpuRunner
 
 SMALL = ["--batch", "1,3", "--context", "40", "--prefill", "16", "--prompts", "4", "--tokens", "5",
@@ -39,12 +39,12 @@ def test_it_checks_and_measures_without_a_gpu_and_says_so(tmp_path: Path, capfd:
     assert result["prefill"][0]["tokens"] == 16
     printed = capfd.readouterr()
     assert json.loads(printed.out.splitlines()[-1]) == result
-    assert "no GPU: these figures say only that the code runs" in printed.err
+    assert "no GPU: these figures show only that the code runs" in printed.err
 
 
 def test_a_section_that_would_begin_too_late_is_left_out(tmp_path: Path) -> None:
     assert measure(tmp_path, "prefill", "--minutes", "-1")["prefill"] is None
-    with pytest.raises(SystemExit, match=r"no section decoding\. Use decode, prefill"):
+    with pytest.raises(SystemExit, match=r"unknown section decoding\. Use decode, prefill"):
         gpu.main(["--sections", "decoding"])
 
 
@@ -52,7 +52,7 @@ def test_a_section_that_fails_costs_no_other_its_figures(tmp_path: Path, monkeyp
     def broken(*_: object) -> None:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr(gpu, "measure_decode", broken)
+    monkeypatch.setattr(gpu_steps, "measure_decode", broken)
     with pytest.raises(SystemExit, match="decode: RuntimeError: no such kernel"):
         measure(tmp_path, "decode,prefill")
     result = json.loads((tmp_path / "result.json").read_text())
