@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Make the picture at the top of the README: a real run of static and of dynamic, racing on the same arrivals.
+"""Make the picture at the top of the README: real runs of static and dynamic, racing on the same arrivals.
 
-It records both with tools/record.py (or takes recordings that are there), opens the race page of a server of its own
-in a headless Chromium, and writes a PNG, and with --moving an animated one. Needs playwright, Pillow and Chromium.
+It records both with tools/record.py (or uses existing recordings), opens the race page of its own server in a headless
+Chromium, and writes a PNG, and with --moving an animated picture. Needs playwright, Pillow and Chromium.
 
 usage: tools/picture.py docs/race.png [--moving docs/race-moving.webp] [--record]
 """
@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from record import arrivals, compact, record, server, write
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tools.record import arrivals, compact, record, server, write
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "web" / "demo"
@@ -30,7 +31,7 @@ header, #race > .panel, #race > p { display: none } #race { padding: 12px } body
 
 
 def record_all() -> None:
-    """Record the runs that the race page shows, the best of three each: others may use this machine, too."""
+    """Record the runs of the race page, the best of three each, as other programs may use this machine."""
     plan = arrivals(REQUESTS, RATE, *TOKENS, SEED)
     for policy in POLICIES:
         with server(policy, SLOTS) as url:
@@ -41,12 +42,12 @@ def record_all() -> None:
 
 
 def shoot(still: Path, moving: Path | None, scheme: str) -> None:
-    """Write the race at its end as a PNG, and its course as moving frames."""
+    """Write the end of the race as a PNG, and its course as an animation."""
     from playwright.sync_api import sync_playwright
 
     browser_path = shutil.which("chromium") or shutil.which("google-chrome")
     if browser_path is None:
-        raise SystemExit("error: there is no Chromium. Install one (Debian: apt install chromium)")
+        raise SystemExit("error: Chromium not found. Install it (Debian: apt install chromium)")
     with server("dynamic", SLOTS) as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1040, "height": 700}, color_scheme=scheme, device_scale_factor=2)  # type: ignore[arg-type]
@@ -72,7 +73,7 @@ def shoot(still: Path, moving: Path | None, scheme: str) -> None:
 
 
 def shrink(png: bytes) -> bytes:
-    """Return the PNG with a palette: flat colours need no more."""
+    """Return the PNG with a palette, which suffices for flat colors."""
     from PIL import Image
 
     out = io.BytesIO()
@@ -81,7 +82,7 @@ def shrink(png: bytes) -> bytes:
 
 
 def animate(path: Path, frames: list[bytes]) -> None:
-    """Write frames at half their size, the last for longer."""
+    """Write the frames at half their size, the last one shown longer."""
     from PIL import Image
 
     images: list[Any] = []
@@ -98,14 +99,14 @@ def animate(path: Path, frames: list[bytes]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("still", type=Path)
-    parser.add_argument("--moving", type=Path, help="also an animated picture (.webp, .png or .gif)")
-    parser.add_argument("--record", action="store_true", help="record the runs anew first")
+    parser.add_argument("--moving", type=Path, help="also write an animated picture (.webp, .png or .gif)")
+    parser.add_argument("--record", action="store_true", help="record the runs again first")
     parser.add_argument("--scheme", choices=("light", "dark"), default="light")
-    asked = parser.parse_args()
-    if asked.record or not all((DEMO / f"{policy}.jsonl").is_file() for policy in POLICIES):
+    args = parser.parse_args()
+    if args.record or not all((DEMO / f"{policy}.jsonl").is_file() for policy in POLICIES):
         record_all()
-    shoot(asked.still, asked.moving, asked.scheme)
-    for path in filter(None, (asked.still, asked.moving)):
+    shoot(args.still, args.moving, args.scheme)
+    for path in filter(None, (args.still, args.moving)):
         print(f"{path}: {path.stat().st_size / 1024:,.0f} KiB", file=sys.stderr)
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Record a run of a server as lines of JSON: what it is, who arrives, each step; the live page replays it.
+"""Record a run of a server as lines of JSON: its description, the arrivals, each step. The live page replays it.
 
-Two servers recorded under the same seed get the same arrivals, and race at /race. With --policy it starts a server of
-its own on the built-in model.
+Two servers recorded with the same seed get the same arrivals, and race at /race. With --policy it starts its own server
+with the built-in model.
 
 usage: tools/record.py static.jsonl --policy static --requests 48 --rate 60
        tools/record.py mine.jsonl --url http://127.0.0.1:8500 --requests 48
@@ -34,21 +34,21 @@ PROMPTS = ("ROMEO:", "JULIET:\nO ", "To be, or not to be", "Good morrow, cousin.
 
 
 def arrivals(count: int, rate: float, low: int, high: int, seed: int) -> list[tuple[float, dict[str, Any]]]:
-    """Return (second, body) of each request: exponential gaps, lengths spread evenly on a log scale."""
-    chance = random.Random(seed)
+    """Return (second, body) of each request, with exponential gaps and lengths spread evenly on a log scale."""
+    rng = random.Random(seed)
     at = 0.0
     plan = []
     for number in range(count):
-        at += chance.expovariate(rate) if rate else 0.0
-        tokens = round(low * (high / low) ** chance.random())
-        body = {"prompt": chance.choice(PROMPTS), "num_tokens": tokens, "seed": number}
+        at += rng.expovariate(rate) if rate else 0.0
+        tokens = round(low * (high / low) ** rng.random())
+        body = {"prompt": rng.choice(PROMPTS), "num_tokens": tokens, "seed": number}
         plan.append((at, body))
     return plan
 
 
 @contextlib.contextmanager
 def server(policy: str, slots: int) -> Iterator[str]:
-    """Run a server of our own on a free port; yield its address."""
+    """Run a server on a free port; yield its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -74,7 +74,7 @@ def server(policy: str, slots: int) -> Iterator[str]:
 
 
 class Recorder:
-    """Reads /events of a server into lines, in a thread of its own."""
+    """Read /events of a server into lines, in a thread of its own."""
 
     def __init__(self, url: str) -> None:
         self.lines: list[dict[str, Any]] = []
@@ -87,7 +87,8 @@ class Recorder:
 
     def _read(self) -> None:
         with contextlib.suppress(requests.RequestException, AttributeError, ValueError):
-            for line in self._answer.iter_lines(chunk_size=None):
+            # None yields lines as they arrive, which the types of requests do not know.
+            for line in self._answer.iter_lines(chunk_size=None):  # type: ignore[call-overload]
                 if line.startswith(b"data: "):
                     self.lines.append(json.loads(line[6:]))
                     self.ready.set()
@@ -101,14 +102,14 @@ class Recorder:
 
 
 def record(url: str, plan: list[tuple[float, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Send the requests at their moments and return all that /events told meanwhile."""
+    """Send the requests at their times; return the events of the run."""
     recorder = Recorder(url)
-    headers = lambda n: {"X-Request-Id": f"r{n:03d}"}  # noqa: E731
     with ThreadPoolExecutor(len(plan)) as pool:
         began = time.monotonic() + 0.2
         for number, (at, body) in enumerate(plan):
             time.sleep(max(0.0, began + at - time.monotonic()))
-            pool.submit(requests.post, f"{url}/inference", json=body, headers=headers(number), timeout=600)
+            headers = {"X-Request-Id": f"r{number:03d}"}
+            pool.submit(requests.post, f"{url}/inference", json=body, headers=headers, timeout=600)
     end = time.monotonic() + 10
     while recorder.left < len(plan) and time.monotonic() < end:
         time.sleep(0.05)
@@ -117,7 +118,7 @@ def record(url: str, plan: list[tuple[float, dict[str, Any]]]) -> list[dict[str,
 
 
 def compact(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lines with times from the first arrival on, in microseconds, and nothing of this machine."""
+    """Return the lines with times since the first arrival, to the microsecond, and without facts of this machine."""
     zero = min(line["t"] for line in lines if "t" in line)
     kept = ("policy", "slots", "model", "parameters", "device", "dtype", "context", "version")
     result = []
@@ -143,19 +144,19 @@ def write(path: Path, lines: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
-    parser.add_argument("--policy", help="start a server of one's own with this policy")
-    parser.add_argument("--url", default="http://127.0.0.1:8500", help="or record this one")
+    parser.add_argument("--policy", help="start a server with this policy")
+    parser.add_argument("--url", default="http://127.0.0.1:8500", help="the server to record without --policy")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--requests", type=int, default=48)
-    parser.add_argument("--rate", type=float, default=60.0, help="requests a second, 0: all at once")
+    parser.add_argument("--rate", type=float, default=60.0, help="requests per second, 0: all at once")
     parser.add_argument("--tokens", type=int, nargs=2, default=(6, 90), metavar=("LEAST", "MOST"))
     parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
-    plan = arrivals(asked.requests, asked.rate, *asked.tokens, asked.seed)
-    with server(asked.policy, asked.slots) if asked.policy else contextlib.nullcontext(asked.url) as url:
+    args = parser.parse_args()
+    plan = arrivals(args.requests, args.rate, args.tokens[0], args.tokens[1], args.seed)
+    with server(args.policy, args.slots) if args.policy else contextlib.nullcontext(args.url) as url:
         lines = compact(record(url, plan))
-    write(asked.file, lines)
-    print(f"{len(lines)} lines in {asked.file}", file=sys.stderr)
+    write(args.file, lines)
+    print(f"{len(lines)} lines in {args.file}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Turn a recorded run into Chrome's trace format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-A thread is a slot, a slice is what a request does there without a break; counters are the queue, the batch and the KV
-pages. A recording is lines of JSON as /events or tools/record.py have them.
+A thread is a slot, a slice is an uninterrupted phase of a request there, and counters show the queue, the batch and the
+KV pages. A recording is lines of JSON from /events or tools/record.py.
 
 usage: tools/trace_export.py run.jsonl run.trace.json
 """
@@ -18,8 +18,8 @@ from typing import Any
 
 PROCESS = 1
 STEPS_THREAD = 1
-FIRST_SLOT = 10  # thread of slot 0: steps come first
-COLOURS = {"prefill": "thread_state_running", "decode": "good", "held": "bad", "idle": "grey"}
+FIRST_SLOT = 10  # thread of slot 0, after the steps
+COLORS = {"prefill": "thread_state_running", "decode": "good", "held": "bad", "idle": "grey"}
 
 
 def records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -89,7 +89,7 @@ def _close(events: list[dict[str, Any]], open_: dict[int, dict[str, Any]], slot:
             "computed": run["computed"]}  # fmt: skip
     name = f"{run['id'][:8]} {run['phase']}"
     event = _slice(name, FIRST_SLOT + slot, run["begin"], run["end"], args)
-    events.append(event | {"cat": run["phase"], "cname": COLOURS.get(run["phase"], "grey")})
+    events.append(event | {"cat": run["phase"], "cname": COLORS.get(run["phase"], "grey")})
 
 
 def _slice(name: str, thread: int, begin: float, end: float, args: dict[str, Any]) -> dict[str, Any]:
@@ -105,15 +105,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recording", type=Path)
     parser.add_argument("trace", type=Path)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     try:
-        with asked.recording.open(encoding="utf-8") as lines:
+        with args.recording.open(encoding="utf-8") as lines:
             result = trace(records(lines))
     except (OSError, ValueError) as error:
-        print(f"error: {asked.recording}: {error}. Choose a recording, a JSON object on each line", file=sys.stderr)
+        print(f"error: {args.recording}: {error}. Use a recording with a JSON object on each line", file=sys.stderr)
         raise SystemExit(2) from None
-    asked.trace.write_text(json.dumps(result, separators=(",", ":")), "utf-8")
-    print(f"{len(result['traceEvents']):,} events in {asked.trace}", file=sys.stderr)
+    args.trace.write_text(json.dumps(result, separators=(",", ":")), "utf-8")
+    print(f"{len(result['traceEvents']):,} events in {args.trace}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -2,22 +2,17 @@
 
     python tools/train_bard.py --text FILE [--out weights/bard] [--steps 3600 | --minutes 60] [--resume weights/bard]
 
-The last tenth of the text is held out: neither the tokenizer nor the network sees it. The text is small
-(some 300,000 tokens), so the fight is against learning it by heart: dropout in the network, and BPE-dropout
-(Provilkov et al. 2020, arXiv 1910.13267) in the tokenizer, which cuts the text differently in every epoch and
-is annealed to none near the end. Matrices are trained by Muon (Jordan et al. 2024), which learns more from
-each pass than AdamW. The loss is stated in bits per byte, which does not depend on the vocabulary.
+The last tenth of the text is held out: neither the tokenizer nor the network sees it. The text is small (some 300,000
+tokens), so overfitting is the problem. Against it there are dropout in the network, and BPE-dropout (Provilkov et al.
+2020, arXiv 1910.13267) in the tokenizer, which cuts the text differently in every epoch and is annealed to zero near
+the end. Matrices are trained by Muon (Jordan et al. 2024), which learns more from each pass than AdamW. The loss is in
+bits per byte, which do not depend on the vocabulary.
 
-`--steps` gives the same model on the same machine; `--minutes` trains as long as there is time, its rates following
-the clock, and the card says how many steps that was. `--resume` begins with the weights and the tokenizer of a
-bard that is there already, which must have been made from the same text: what was held out stays held out.
-`--average` keeps the mean of the weights at the end and of those of other bards: runs that began with the same one
-learn the text by heart each in its own way, and their mean knows better what they agree on (Wortsman et al. 2022,
-arXiv 2203.05482). With `--steps 0` nothing but that is done.
-
-The network computes in bfloat16 and is updated in float32. On a CPU half of the time would go into what is not
-a matrix: dropout draws bytes, windows of up to 256 tokens attend by plain products (PyTorch's flash attention
-takes five times as long for their gradients), and the loss is taken 512 tokens at a time, in the cache.
+`--steps` gives the same model on the same machine. `--minutes` trains for a time, with rates that follow the clock; the
+model card has the number of steps. `--resume` begins with the weights and the tokenizer of another bard, which must
+have been made from the same text, so that the held-out part stays held out. `--average` takes the mean of the final
+weights and those of other bards: runs that began with the same one overfit each in its own way, and their mean
+generalizes better (Wortsman et al. 2022, arXiv 2203.05482). With `--steps 0` only the mean is computed.
 
 Needs `tokenizers`, a development dependency; the server does not.
 """
@@ -25,127 +20,26 @@ Needs `tokenizers`, a development dependency; the server does not.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import math
-import random
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from models import catalog, weights
-from models.gpt2 import GPT, CausalSelfAttention, GPTConfig
+from models.gpt2 import GPT, GPTConfig
+from models.weights import TRANSPOSED
+from tools.bard_training import average, bits_per_byte, encode, train
 
 EOT = "<|endoftext|>"
 SHAPE = GPTConfig(vocab_size=4096, n_layer=6, n_head=4, n_embd=256, dropout=0.3)
-TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-
-
-class Dropout(torch.nn.Module):
-    """nn.Dropout on bytes: on a CPU drawing a float for each element takes as long as the matrices do.
-
-    `p` is rounded to a 256th.
-    """
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.dropped = round(p * 256)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.training or not self.dropped:
-            return x
-        words = torch.empty(-(-x.numel() // 8), dtype=torch.int64, device=x.device)
-        drawn = words.random_(-(2**63), None).view(torch.uint8)[: x.numel()].view(x.shape)
-        return x * (drawn >= self.dropped) * (256 / (256 - self.dropped))
-
-
-class ShortAttention(torch.autograd.Function):
-    """Causal attention of (N, T, D) queries, keys and values by plain products: for short T on a CPU."""
-
-    @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> Any:  # type: ignore[override]
-        T = q.shape[1]
-        future = torch.full((T, T), -math.inf, dtype=q.dtype, device=q.device).triu(1)
-        probabilities = torch.softmax(torch.baddbmm(future, q, k.transpose(1, 2), alpha=scale), dim=-1)
-        ctx.save_for_backward(q, k, v, probabilities)
-        ctx.scale = scale
-        return torch.bmm(probabilities, v)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        q, k, v, probabilities = ctx.saved_tensors
-        grad_p = torch.bmm(grad, v.transpose(1, 2))
-        grad_s = torch._softmax_backward_data(grad_p, probabilities, -1, q.dtype) * ctx.scale
-        grad_v = torch.bmm(probabilities.transpose(1, 2), grad)
-        return torch.bmm(grad_s, k), torch.bmm(grad_s.transpose(1, 2), q), grad_v, None
-
-
-def attend(attention: CausalSelfAttention, x: torch.Tensor) -> torch.Tensor:
-    """What `attention.forward` computes, by ShortAttention where that is faster."""
-    B, T, C = x.shape
-    if T > 256 or x.is_cuda:
-        return CausalSelfAttention.forward(attention, x)
-    H = attention.n_head
-    parts = attention.c_attn(x).view(B, T, 3, H, C // H).permute(2, 0, 3, 1, 4)
-    q, k, v = parts.reshape(3, B * H, T, C // H).unbind(0)
-    y = ShortAttention.apply(q, k, v, attention.scale).view(B, H, T, C // H)
-    return attention.resid_dropout(attention.c_proj(y.transpose(1, 2).reshape(B, T, C)))
-
-
-def for_training(model: GPT) -> GPT:
-    """Return the bfloat16 copy of `model` that computes losses and gradients."""
-    twin = copy.deepcopy(model).bfloat16()
-    for module in list(twin.modules()):
-        if isinstance(module, CausalSelfAttention):
-            module.forward = partial(attend, module)  # type: ignore[method-assign]
-        for name, child in module.named_children():
-            if isinstance(child, torch.nn.Dropout):
-                setattr(module, name, Dropout(child.p))
-    return twin.train()
-
-
-def loss_and_gradients(twin: GPT, x: torch.Tensor, y: torch.Tensor, position: int, rows: int = 512) -> float:
-    """Leave gradients in `twin`; return the mean loss in nats a token. The logits of `rows` tokens exist at a time."""
-    hidden = twin.hidden(x, position)
-    leaf = hidden.detach().requires_grad_()
-    total = 0.0
-    for places, targets in zip(leaf.flatten(0, 1).split(rows), y.flatten().split(rows), strict=True):
-        loss = F.cross_entropy(twin.lm_head(places).float(), targets, reduction="sum") / y.numel()
-        loss.backward(retain_graph=True)
-        total += loss.item()
-    hidden.backward(leaf.grad)
-    return total
-
-
-class Progress:
-    """How far the training is, from 0 to 1: in steps, or in the minutes that it may take."""
-
-    def __init__(self, steps: int, minutes: float | None) -> None:
-        self.step = 0
-        self.began = time.perf_counter()
-        self._steps = steps
-        self._seconds = minutes and minutes * 60
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self.began
-
-    @property
-    def share(self) -> float:
-        if self._seconds:
-            return self.seconds / self._seconds
-        return self.step / self._steps if self._steps else 1.0
 
 
 def train_tokenizer(text: str, vocab_size: int) -> Tokenizer:
@@ -159,101 +53,6 @@ def train_tokenizer(text: str, vocab_size: int) -> Tokenizer:
     tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
     tokenizer.add_special_tokens([EOT])
     return tokenizer
-
-
-def encode(tokenizer: Tokenizer, text: str, dropout: float | None = None) -> torch.Tensor:
-    """Encode `text`, each merge left out with probability `dropout`."""
-    tokenizer.model.dropout = dropout
-    ids = tokenizer.encode(text).ids
-    tokenizer.model.dropout = None
-    return torch.tensor(ids)
-
-
-def batches(
-    tokenizer: Tokenizer, text: str, args: argparse.Namespace, progress: Progress
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
-    """Yield (ids, targets, position) of `--tokens-per-step` tokens for each step until all is done.
-
-    One step in four has the whole context of 1,024; the others have windows of 256, half of them at a
-    random position, so that late positions are learned as well as early ones.
-    """
-    rng = random.Random(args.seed)
-    data = torch.empty(0, dtype=torch.long)
-    used = 0
-    while progress.share < 1:
-        if used >= len(data) - 1:
-            share = min(1.0, max(0.0, (0.95 - progress.share) / 0.25))
-            data = encode(tokenizer, text, args.bpe_dropout * share or None)
-            used = 0
-        T = 1024 if progress.step % 4 == 3 else 256
-        starts = [rng.randrange(len(data) - T - 1) for _ in range(args.tokens_per_step // T)]
-        window = torch.stack([data[s : s + T + 1] for s in starts])
-        used += args.tokens_per_step
-        position = rng.randrange(1024 - T + 1) if T < 1024 and progress.step % 2 else 0
-        yield window[:, :-1], window[:, 1:], position
-        progress.step += 1
-
-
-@torch.no_grad()
-def bits_per_byte(model: GPT, ids: torch.Tensor, n_bytes: int, stride: int) -> float:
-    """Return the loss of `ids` in bits per byte; each token sees at least `1024 - stride` before it, or all there are."""
-    model.eval()
-    nats, judged = 0.0, 0
-    while judged < len(ids) - 1:
-        end = min(judged + stride if judged else 1024, len(ids) - 1)
-        start = max(0, end - 1024)
-        targets = ids[start + 1 : end + 1].clone()
-        targets[: judged - start] = -1
-        with torch.autocast(ids.device.type, torch.bfloat16):
-            _, loss = model(ids[None, start:end], targets[None])
-        nats += loss.item() * (end - judged)
-        judged = end
-    return nats / math.log(2) / n_bytes
-
-
-def learning_rate(progress: Progress, args: argparse.Namespace) -> float:
-    """Rise over 50 steps, stay until 40 % of the run, then fall in a straight line."""
-    return args.lr * min((progress.step + 1) / 50, 1.0, 0.01 + 0.99 * (1 - progress.share) / 0.6)
-
-
-def optimizers(model: GPT, args: argparse.Namespace) -> list[torch.optim.Optimizer]:
-    matrices = [p for n, p in model.named_parameters() if ".h." in n and p.dim() == 2]
-    tables = [model.transformer.wte.weight, model.transformer.wpe.weight]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": tables, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    return [
-        torch.optim.Muon(matrices, lr=args.lr, weight_decay=args.weight_decay, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), fused=True),
-    ]
-
-
-def train(model: GPT, tokenizer: Tokenizer, text: str, held_out: str, args: argparse.Namespace) -> Progress:
-    """Train until the steps or the minutes are over; return how far that was."""
-    progress = Progress(args.steps, args.minutes)
-    taught = optimizers(model, args)
-    twin = for_training(model)
-    pairs = list(zip(model.parameters(), twin.parameters(), strict=True))
-    ids = encode(tokenizer, held_out).to(args.device)
-    sample = ids[: len(ids) // 4]
-    sample_bytes = len(tokenizer.decode(sample.tolist()).encode())
-    for x, y, position in batches(tokenizer, text, args, progress):
-        for group in (group for optimizer in taught for group in optimizer.param_groups):
-            group["lr"] = learning_rate(progress, args)
-        loss = loss_and_gradients(twin, x.to(args.device), y.to(args.device), position)
-        for parameter, computed in pairs:
-            parameter.grad = computed.grad.float()
-        twin.zero_grad(set_to_none=True)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in taught:
-            optimizer.step()
-        for parameter, computed in pairs:
-            computed.data.copy_(parameter.data)
-        if progress.step % 50 == 49:
-            line = f"step {progress.step + 1}, {progress.share:.1%}, loss {loss:.3f}, {progress.seconds:.0f} s"
-            if progress.step % 300 == 299:
-                line += f", held-out sample {bits_per_byte(model, sample, sample_bytes, 512):.4f} bits/byte"
-            print(line, file=sys.stderr, flush=True)
-    return progress
 
 
 def save(model: GPT, tokenizer: Tokenizer, out: Path) -> None:
@@ -315,21 +114,21 @@ At temperature 0.8, from "ROMEO:":
 def judge(
     model: GPT, tokenizer: Tokenizer, text: str, held_out: str, args: argparse.Namespace, steps: int
 ) -> dict[str, object]:
-    """Return what the card says of a model after `steps` steps on `text`, its loss on `held_out` among it."""
+    """Return the facts of the model card after `steps` steps on `text`, with the loss on `held_out`."""
     model.eval()
     ids = encode(tokenizer, held_out).to(args.device)
     held_bytes = len(held_out.encode())
     bpb = bits_per_byte(model, ids, held_bytes, 256)
     per_token = held_bytes / len(ids)
-    others_named = " ".join(map(str, args.average))
+    averaged = " ".join(map(str, args.average))
     return {
         "shape": f"{SHAPE.n_layer} layers, width {SHAPE.n_embd}, {SHAPE.n_head} heads of {SHAPE.head_size}, context {SHAPE.block_size}",
         "parameters": sum(p.numel() for p in model.parameters()), "vocab": SHAPE.vocab_size,
         "bytes": len((text + held_out).encode()), "held_bytes": held_bytes, "steps": steps,
-        "before": (f"; before that, those of the bard it began with ({args.resume})" if args.resume else "")
-        + (f"; then the mean of its weights and those of {others_named}" if others_named else ""),
+        "before": (f"; before that, those of the bard that it began with ({args.resume})" if args.resume else "")
+        + (f"; then the mean of its weights and those of {averaged}" if averaged else ""),
         "resume": (f" --resume {args.resume}" if args.resume else "")
-        + (f" --average {others_named}" if others_named else ""),
+        + (f" --average {averaged}" if averaged else ""),
         "length": f"--minutes {args.minutes:g}" if args.minutes else f"--steps {steps}",
         "epochs": steps * args.tokens_per_step / len(encode(tokenizer, text)),
         "bpb": bpb, "nats": bpb * math.log(2) * per_token, "bytes_per_token": per_token,
@@ -350,17 +149,10 @@ def write_sample(model: GPT, tokenizer: Tokenizer, prompt: str, n: int, seed: in
 
 
 def weights_of(folder: Path, tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
-    """Return the state of the bard in `folder`. Raises ValueError if its tokens are not those of `tokenizer`."""
+    """Return the weights of the bard in `folder`. Raises ValueError if its tokens are not those of `tokenizer`."""
     if Tokenizer.from_file(str(folder / "tokenizer.json")).to_str() != tokenizer.to_str():
-        raise ValueError(f"{folder} has other tokens. Give bards that go back to the same one")
+        raise ValueError(f"{folder} has other tokens. Use bards that began with the same one")
     return weights.load(catalog.resolve(str(folder))).state_dict()
-
-
-def average(model: GPT, others: list[dict[str, torch.Tensor]]) -> None:
-    """Set each weight of `model` to the mean of its own and of what the `others` have."""
-    for name, parameter in model.named_parameters():
-        same = [parameter.data, *(other[name].to(parameter) for other in others)]
-        parameter.data = torch.stack(same).mean(0)
 
 
 def main() -> None:
@@ -368,13 +160,13 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="the text to learn")
     parser.add_argument("--out", type=Path, default=Path("weights/bard"))
     parser.add_argument("--steps", type=int, default=3600)
-    parser.add_argument("--minutes", type=float, help="train as long as this instead of --steps")
+    parser.add_argument("--minutes", type=float, help="train for this time instead of --steps")
     parser.add_argument("--resume", type=Path, help="begin with this bard, made from the same text")
     parser.add_argument("--average", type=Path, nargs="+", default=[], metavar="FOLDER",
-                        help="take the mean of the weights and of these bards' at the end")  # fmt: skip
+                        help="take the mean of the final weights and those of these bards")  # fmt: skip
     parser.add_argument("--tokens-per-step", type=int, default=4096)
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--weight-decay", type=float, default=0.3, help="of the matrices")
+    parser.add_argument("--weight-decay", type=float, default=0.3, help="for the matrices")
     parser.add_argument("--bpe-dropout", type=float, default=0.2)
     parser.add_argument("--dropout", type=float, default=SHAPE.dropout)
     parser.add_argument("--seed", type=int, default=1)
@@ -397,7 +189,7 @@ def main() -> None:
     steps = train(model, tokenizer, text, held_out, args).step
     average(model, others)
 
-    for parameter in model.parameters():  # judge what is stored
+    for parameter in model.parameters():  # evaluate the weights as they are stored
         parameter.data = parameter.data.half().float()
     save(model, tokenizer, args.out)
     facts = judge(model, tokenizer, text, held_out, args, steps)

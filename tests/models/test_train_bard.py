@@ -18,6 +18,8 @@ from models import catalog, weights
 from models.gpt2 import GPT, GPTConfig
 
 pytest.importorskip("tokenizers", reason="the trainer needs tokenizers, of requirements-dev.txt")
+from tools import bard_training
+
 SMALL = GPTConfig(vocab_size=300, n_layer=2, n_head=2, n_embd=128)
 
 
@@ -26,13 +28,13 @@ def trainer() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "tools" / "train_bard.py"))
 
 
-def test_short_attention_has_flash_attentions_gradients(trainer: dict[str, Any]) -> None:
+def test_short_attention_has_flash_attentions_gradients() -> None:
     generator = torch.Generator().manual_seed(1)
     parts = [torch.randn(3, 17, 8, dtype=torch.float64, generator=generator) for _ in range(4)]
     found, expected = (
         [p.clone().requires_grad_() for p in parts[:3]] for _ in range(2)
     )  # queries, keys and values, twice
-    y = trainer["ShortAttention"].apply(*found, 0.3)
+    y = bard_training.ShortAttention.apply(*found, 0.3)
     y.backward(parts[3])
     z = F.scaled_dot_product_attention(*expected, is_causal=True, scale=0.3)
     z.backward(parts[3])
@@ -42,13 +44,13 @@ def test_short_attention_has_flash_attentions_gradients(trainer: dict[str, Any])
 
 
 @pytest.mark.parametrize("length", [256, 300], ids=["short", "long"])
-def test_the_twin_has_the_models_loss_and_gradients(trainer: dict[str, Any], length: int) -> None:
+def test_the_twin_has_the_models_loss_and_gradients(length: int) -> None:
     model = GPT(SMALL)
     model.init_weights(torch.Generator().manual_seed(2))
-    twin = trainer["for_training"](model).float()
+    twin = bard_training.for_training(model).float()
     ids = torch.randint(300, (3, length + 1), generator=torch.Generator().manual_seed(3))
     x, y = ids[:, :-1], ids[:, 1:]
-    loss = trainer["loss_and_gradients"](twin, x, y, 5, rows=100)
+    loss = bard_training.loss_and_gradients(twin, x, y, 5, rows=100)
     _, expected = model(x, y, 5)
     assert expected is not None
     expected.backward()
@@ -60,7 +62,7 @@ def test_the_twin_has_the_models_loss_and_gradients(trainer: dict[str, Any], len
 
 
 @pytest.mark.parametrize("length", [2, 300, 1024, 1025, 1026, 1281, 2700])
-def test_each_token_is_judged_once(trainer: dict[str, Any], length: int) -> None:
+def test_each_token_is_judged_once(length: int) -> None:
     model = GPT(SMALL)  # of which what a token follows from is the one before it alone
     model.init_weights(torch.Generator().manual_seed(2))
     for name, parameter in model.named_parameters():
@@ -70,12 +72,12 @@ def test_each_token_is_judged_once(trainer: dict[str, Any], length: int) -> None
     ids[: length // 2] %= 7
     pairs, targets = ids[:-1, None], ids[1:, None]
     nats = F.cross_entropy(model(pairs, targets)[0][:, 0], targets[:, 0], reduction="sum")
-    found = trainer["bits_per_byte"](model, ids, 1000, 256)
+    found = bard_training.bits_per_byte(model, ids, 1000, 256)
     assert found == pytest.approx(nats.item() / math.log(2) / 1000, rel=1e-3)
 
 
-def test_dropout_by_bytes_keeps_the_mean(trainer: dict[str, Any]) -> None:
-    drop = trainer["Dropout"](0.3).train()
+def test_dropout_by_bytes_keeps_the_mean() -> None:
+    drop = bard_training.Dropout(0.3).train()
     dropped = drop(torch.ones(300, 1001))
     assert dropped.unique().tolist() == pytest.approx([0, 256 / (256 - 77)])
     assert dropped.mean().item() == pytest.approx(1, abs=0.01)
