@@ -62,6 +62,7 @@ def test_an_official_client_is_content(server: Server, script: str, needs: str) 
     assert " passed, " in accept(server, script, STRICT="1", EXAMPLES="100")
 
 
+@pytest.mark.full  # the quick run generates requests in tests/api/test_openapi.py
 def test_generated_requests_find_nothing(server: Server) -> None:
     if importlib.util.find_spec("schemathesis") is None:
         pytest.skip("schemathesis is not installed: tools/setup.sh requirements-dev.txt does it")

@@ -20,8 +20,6 @@ from api.service import Service
 from app import connect, create_app
 from config import Config
 
-OURS = ("operations", "docs")
-
 
 def service(app: Flask) -> Service:
     result: Service = app.extensions["service"]
@@ -130,14 +128,15 @@ def test_the_page_shows_every_route_and_needs_no_other_host(app: Flask) -> None:
     assert "num_tokens" in reply.text
 
 
-def test_what_looks_in_answers_as_documented_whatever_is_asked(app: Flask) -> None:
+def test_every_route_answers_as_documented_whatever_is_sent(app: Flask) -> None:
     schema = schemathesis.openapi.from_wsgi("/openapi.json", app)
-    wanted = [found.ok() for found in schema.get_all_operations() if set(found.ok().tags or ()) & set(OURS)]
-    assert len(wanted) >= 12
-    for operation in wanted:
+    schema = schema.exclude(method="POST", path="/load")  # it sends to the server's own address
+    found = [operation.ok() for operation in schema.get_all_operations()]
+    assert len(found) >= 20
+    for operation in found:
 
         @given(case=operation.as_strategy())
-        @settings(max_examples=20, phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(phases=[Phase.generate], suppress_health_check=list(HealthCheck))
         def answers(case: schemathesis.Case) -> None:
             case.call_and_validate()
 

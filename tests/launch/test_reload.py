@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,19 +13,14 @@ from support import Server, in_background, wait_until, write_checkpoint
 LONG = {"prompt": "the house", "num_tokens": 200, "temperature": 0}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny")
+def slow(seconds: float) -> str:
+    """Return the faults that make every load take so much longer, and every step 5 ms."""
+    return json.dumps({"slow_load": {"seconds": seconds}, "slow_step": {"ms": 5}})
 
 
 @pytest.fixture
-def server(model: Path, tmp_path: Path) -> Iterator[Server]:
-    """Return a server with a model folder of its own, whose every load takes a second more and every step 5 ms."""
-    folder = shutil.copytree(model, tmp_path / "own")
-    slow = {"slow_load": {"seconds": 1}, "slow_step": {"ms": 5}}
-    with Server(
-        tmp_path / "log", "dynamic", "--model", str(folder), "--compute-threads", "1", EB_FAULTS=json.dumps(slow)
-    ) as server:
+def server(tmp_path: Path) -> Iterator[Server]:
+    with Server(tmp_path / "log", "dynamic", "--model", "mock:llm-mock@50", EB_FAULTS=slow(1)) as server:
         yield server
 
 
@@ -70,21 +64,21 @@ def test_a_reload_finishes_accepted_requests_and_answers_new_ones_503_until_the_
 
 
 @pytest.mark.process
-def test_a_reload_of_a_broken_model_ends_the_server_and_says_why(server: Server, tmp_path: Path) -> None:
-    put(tmp_path / "own" / "model.safetensors", b"")
-    server.process.send_signal(signal.SIGHUP)
-    assert server.process.wait(60) == 3
-    assert "error: " in server.output()
+def test_a_reload_of_a_broken_model_ends_the_server_and_says_why(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "own")
+    with Server(tmp_path / "log", "dynamic", "--model", str(model), "--compute-threads", "1") as server:
+        put(model / "model.safetensors", b"")
+        server.process.send_signal(signal.SIGHUP)
+        assert server.process.wait(60) == 3
+        assert "error: " in server.output()
 
 
 @pytest.fixture
 def slow_loader(tmp_path: Path) -> Iterator[Server]:
     """Return a server whose loads take longer than gunicorn waits for a worker to end."""
-    slow = {"slow_load": {"seconds": 6}, "slow_step": {"ms": 5}}
-    with Server(
-        tmp_path / "log", "dynamic", "--model", "mock:llm-mock@50",
-        EB_FAULTS=json.dumps(slow), GUNICORN_CMD_ARGS="--graceful-timeout 3",
-    ) as server:  # fmt: skip
+    limit = {"GUNICORN_CMD_ARGS": "--graceful-timeout 3"}
+    argv = ("dynamic", "--model", "mock:llm-mock@50")
+    with Server(tmp_path / "log", *argv, EB_FAULTS=slow(6), **limit) as server:
         yield server
 
 
@@ -95,5 +89,6 @@ def test_sigterm_during_a_reload_does_not_wait_for_it(slow_loader: Server) -> No
         assert len(workers(slow_loader)) == 1
         reload(slow_loader)
         slow_loader.process.send_signal(signal.SIGHUP)
-        assert slow_loader.stop(5) == 0
+        assert slow_loader.stop() == 0
     assert early[0].status == 200
+    assert slow_loader.output().count("ready in") == 1  # nobody waited until the new worker had loaded
