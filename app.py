@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from launch import banner, doctor, faults, preflight
 from launch.engine import RESOLVED, engine_stack, load_engine
 from models import catalog
 from observe import shadow
+from scheduling.renamed import RenamedWarning
 from serving.watchdog import Watchdog
 from simulate import mock
 
@@ -160,6 +162,7 @@ def start(
 
 def main(argv: list[str] | None = None) -> None:
     """Check the settings, find the model, and become the server."""
+    warnings.simplefilter("once", RenamedWarning)
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["doctor"]:
         argv = ["--doctor", *argv[1:]]

@@ -160,7 +160,7 @@ def check_model(engine: Engine, model: str | None) -> None:
 def ignored_hints(engine: Engine, hints: SchedulingHints, path: str = "") -> list[str]:
     """Return the scheduling fields of a request that the active policy does not use."""
     policy = engine.manager.policy
-    heeds = policy.heeds if policy is not None else ()
+    heeds = policy.claims.heeds if policy is not None else ()
     return [
         path + name
         for name, hint in (("priority", "priority"), ("slo_s", "deadline"))

@@ -57,7 +57,6 @@ class _Decoded(NamedTuple):
 
     number: int
     sequences: list[Sequence]
-    counts: list[int]
     rows: PackedRows
     draws: Draws
 
@@ -67,16 +66,13 @@ class _Decoded(NamedTuple):
         params = [seq.sampling for seq in plan.sequences]
         if any(p.logprobs is not None or p.prompt_logprobs is not None for p in params):
             return None
-        return cls(plan.number, plan.sequences, plan.counts, rows, Draws(params, rows.context_lens.device))
+        return cls(plan.number, plan.sequences, rows, Draws(params, rows.context_lens.device))
 
     def is_followed_by(self, plan: Plan) -> bool:
-        """Return whether the same sequences decode one token each: the scheduler then repeats the same list objects."""
-        return (
-            plan.number == self.number + 1
-            and plan.sequences is self.sequences
-            and plan.counts is self.counts
-            and not plan.held
-        )
+        """Return whether the same sequences each compute one new token."""
+        # After a failed step that was retried in halves, this is the second half, while the plan repeats the whole.
+        follows = plan.repeats and plan.number == self.number + 1 and not plan.held
+        return follows and plan.sequences == self.sequences
 
 
 class ModelRunner:

@@ -17,7 +17,6 @@ from scheduling.sequence import Sequence
 
 
 class Policy(policy.Policy):
-    conserving = False
     target = option(0.05, "target for the p99 of seconds between tokens", low=0.0)
     every = option(20, "decode steps between two checks of the gaps", low=1, high=10_000)
 

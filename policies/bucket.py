@@ -19,10 +19,9 @@ Entry = tuple[int, int, Sequence]  # prompt length, number
 
 
 class Policy(static.Policy):
-    fair = False  # it goes by groups of its own, whatever the order
-
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
+        self.claims = self.claims.without_order()
         self._count = count()
         self._filed: dict[Sequence, Entry] = {}
         self._by_length: list[Entry] = []

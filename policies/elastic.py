@@ -6,12 +6,16 @@ Who has all its tokens is answered at once and stops costing; prompts are padded
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from policies import static
 from scheduling.sequence import Sequence
 
 
 class Policy(static.Policy):
-    holds = False
+    def __init__(self, max_batch_size: int, **options: object) -> None:
+        super().__init__(max_batch_size, **options)
+        self.claims = replace(self.claims, holds=False)
 
     def release(self, running: list[Sequence]) -> list[Sequence]:
         return [seq for seq in running if seq.is_finished]

@@ -7,6 +7,7 @@ arrive any more, whoever waits makes a batch. The engine has k slots, or fewer i
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from policies import static
 from scheduling.options import option
@@ -21,7 +22,7 @@ class Policy(static.Policy):
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
         self.k = self.max_batch_size = min(self.k, max_batch_size)
-        self.patience = self.flush
+        self.claims = replace(self.claims, patience=self.flush)
 
     def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         if running:

@@ -10,6 +10,7 @@ exceeds the pool runs alone.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from scheduling import policy
 from scheduling.iteration import Plan
@@ -20,7 +21,6 @@ from scheduling.sequence import Sequence
 
 class Policy(policy.Policy):
     separate_prefill = True
-    conserving = False
     max_wait = option(10, "decode steps between two admissions", low=0)
     batch_max_tokens = option(3072, "maximum prompt tokens per admission", low=1)
     pool = option(10_000, "KV tokens", low=1)
@@ -29,8 +29,8 @@ class Policy(policy.Policy):
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
         self._decodes = 0  # steps since somebody joined
-        if self.per_client and "client" not in self.heeds:
-            self.heeds = (*self.heeds, "client", "length")
+        if self.per_client and "client" not in self.claims.heeds:
+            self.claims = replace(self.claims, heeds=(*self.claims.heeds, "client", "length"))
 
     def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         due = not running or self._decodes >= self.max_wait

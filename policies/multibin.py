@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from policies import static
 from policies.orders._predictions import Predicting
@@ -22,14 +23,13 @@ SEEN = 1000  # predictions that the quantiles are taken from
 
 
 class Policy(Predicting, static.Policy):
-    fair = False  # it goes by groups of its own, whatever the order
     k = option(4, "bins", low=1, high=64)
     bounds: tuple[int, ...] = option((), "longest prediction of each bin except the last", low=1)
     flush = option(1.0, "maximum seconds that the oldest request of a bin waits for a full batch", low=0.0)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self.patience = self.flush
+        self.claims = replace(self.claims.without_order(), patience=self.flush)
         self.k = len(self.bounds) + 1 if self.bounds else self.k
         self._bins: list[list[Sequence]] = [[] for _ in range(self.k)]
         self._batches: deque[list[Sequence]] = deque()

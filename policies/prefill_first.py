@@ -9,6 +9,7 @@ are reserved for the whole answer and nobody is displaced.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from scheduling import policy
 from scheduling.options import option
@@ -24,6 +25,7 @@ class Policy(policy.Policy):
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
         self.preempts = self.kv_tokens > 0
+        self.claims = replace(self.claims, limits_kv=self.preempts)
 
     def blocked_by(self, seq: Sequence, running: list[Sequence], budget: Budget) -> str | None:
         prompts = [other.pending for other in running if other.is_prefilling]

@@ -6,6 +6,7 @@ whoever waits, up to its slots, and never waits for company (bulk service).
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from scheduling import policy
 from scheduling.policy import Budget
@@ -15,8 +16,10 @@ from scheduling.sequence import Sequence
 class Policy(policy.Policy):
     padded = True
     closed = True
-    holds = True
-    conserving = False
+
+    def __init__(self, max_batch_size: int, **options: object) -> None:
+        super().__init__(max_batch_size, **options)
+        self.claims = replace(self.claims, holds=True)
 
     def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         return 0 if running else min(len(waiting), budget.slots)

@@ -15,10 +15,9 @@ from scheduling.sequence import Sequence
 
 
 class Policy(static.Policy):
-    fair = False  # it goes by groups of its own, whatever the order
-
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
+        self.claims = self.claims.without_order()
         self._groups: list[list[Sequence]] = []  # the last is the next to run
 
     def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:

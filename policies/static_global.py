@@ -8,6 +8,7 @@ here to reproduce a published number, not to be used.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from policies import static
 from scheduling.iteration import Plan
@@ -17,15 +18,13 @@ from scheduling.sequence import Sequence
 
 
 class Policy(static.Policy):
-    overruns = True
-    fair = False  # it goes by groups of its own, whatever the order
-
     n = option(0, "requests to collect; 0: as many as arrive", low=0)
     flush = option(1.0, "maximum seconds that the oldest request waits for the rest", low=0.0)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self.patience = self.flush
+        claims = self.claims.without_order()
+        self.claims = replace(claims, patience=self.flush, overruns=True)
         self._collected: dict[Sequence, None] = {}
         self._longest = 0  # tokens of the longest of the collection
         self._steps = 0  # of the present batch

@@ -20,7 +20,6 @@ from scheduling.sequence import Sequence
 
 class Policy(policy.Policy):
     separate_prefill = True
-    conserving = False
     ratio = option(0.3, "required waiting requests per running request (1.2 in 2023)", low=0.0)
     max_waiting = option(20, "decode steps after which any number of waiting requests suffices", low=0)
     max_total_tokens = option(1 << 60, "prompt and answer tokens of a batch", low=1)

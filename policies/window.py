@@ -8,6 +8,7 @@ preferred size it is `static` (NVIDIA Triton, "dynamic batcher": preferred_batch
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from policies import static
 from scheduling.options import option
@@ -21,7 +22,7 @@ class Policy(static.Policy):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self.patience = self.delay
+        self.claims = replace(self.claims, patience=self.delay)
 
     def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         if running:

@@ -1,4 +1,4 @@
-"""The record of one step, from which everything that shows what happened is made."""
+"""The plan of one step, and the record of it from which everything that shows what happened is made."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from scheduling.sequence import Sequence
 
 @dataclass(slots=True)
 class Plan:
-    """What one step computes: `counts[i]` tokens of `sequences[i]`, and for a padded policy its dead weight.
+    """What one step computes: `counts[i]` tokens of `sequences[i]`, and the dead weight of a padded policy.
 
-    `held` are finished members that still fill a slot; a padded step computes one row for each of them, and
-    `padding` rows of nothing beside the prompts, as a rectangle of tokens would.
+    `held` are finished members that still fill a slot. A padded step computes one row for each of them, and as many
+    rows of padding beside the prompts as make a rectangle of tokens.
     """
 
     number: int
@@ -23,15 +23,25 @@ class Plan:
     held: list[Sequence] = field(default_factory=list)
     padded: bool = False
     joined: list[Sequence] = field(default_factory=list)
-    paused: list[Sequence] = field(default_factory=list)  # they run, but compute nothing in this step
+    paused: list[Sequence] = field(default_factory=list)  # running, but without tokens in this step
     preempted: list[Sequence] = field(default_factory=list)
+    repeats: bool = False  # the same members as in the previous step, each of which decodes one token
 
     @property
     def padding(self) -> int:
-        """Rows beyond the longest-row rectangle's content, 0 unless padded."""
+        """Tokens that fill the rectangle of a padded step, 0 for other steps."""
         if not self.padded or not self.counts:
             return 0
         return max(self.counts) * len(self.counts) - sum(self.counts)
+
+    def remove(self, sequences: list[Sequence]) -> None:
+        """Take out members that were preempted before the step was computed."""
+        gone, had_joined = set(sequences), set(self.joined)
+        rows = [(seq, count) for seq, count in zip(self.sequences, self.counts) if seq not in gone]
+        self.sequences, self.counts = [seq for seq, _ in rows], [count for _, count in rows]
+        self.joined = [seq for seq in self.joined if seq not in gone]
+        self.preempted = self.preempted + [seq for seq in sequences if seq not in had_joined]
+        self.repeats = False
 
 
 class Member(NamedTuple):
@@ -45,10 +55,21 @@ class Member(NamedTuple):
     total: int
 
 
+def members_of(plan: Plan, phases: list[str]) -> list[Member]:
+    """Return the members of a step that was computed; `phases` are those before it."""
+    rows = [
+        Member(seq.id, seq.slot, phase, count, seq.computed, seq.total)
+        for seq, count, phase in zip(plan.sequences, plan.counts, phases)
+    ]
+    for phase, others in (("held", plan.held), ("idle", plan.paused)):
+        rows += [Member(s.id, s.slot, phase, 0, s.computed, s.total) for s in others]
+    return rows
+
+
 class SlotSteps(NamedTuple):
     """How the slots of one step were spent; the five kinds add up to the number of slots.
 
-    A slot whose sequence computes nothing is idle; recomputed is the share of what had been computed before.
+    A slot whose sequence computes nothing is idle. Recomputed is the part of a row that was computed before.
     """
 
     useful: float = 0.0
@@ -57,10 +78,25 @@ class SlotSteps(NamedTuple):
     idle: float = 0.0
     recomputed: float = 0.0
 
+    @classmethod
+    def of(cls, plan: Plan, slots: int) -> SlotSteps:
+        """Return how a step spends its slots, before any of its sequences advances."""
+        rows, held = len(plan.sequences), len(plan.held)
+        padding, recomputed = 0.0, 0.0
+        width = max(plan.counts) if plan.padded and plan.counts else 0  # of the rectangle's rows
+        if width:
+            padding = plan.padding / width
+        if not plan.repeats:  # a row that only decodes recomputes nothing, since its last token is new
+            for seq, count in zip(plan.sequences, plan.counts):
+                if seq.recompute_until > seq.computed:
+                    recomputed += min(count, seq.recompute_until - seq.computed) / (width or count)
+        idle = max(0, slots - rows - held)
+        return cls(rows - padding - recomputed, padding, held, idle, recomputed)
+
 
 @dataclass(slots=True)
 class Iteration:
-    """One step as it happened: `t` and `seconds` on the scheduler's clock, `queue` those left waiting.
+    """One step as it happened: `t` and `seconds` on the scheduler's clock, `queue` the requests left waiting.
 
     `preempted` sequences lost their slots before it and wait again.
     """

@@ -1,23 +1,28 @@
-"""Former names of hooks and attributes in users' policy files, which work for one more release with a warning.
+"""Former names in users' policy files, which work for one more release with a warning.
 
-This file and its two uses in `policy.py` go with that release.
+This file and its uses in `policy.py` go with that release.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import replace
 from typing import Any
+
+from scheduling.claims import Claims
+from scheduling.options import Option
 
 HOOKS = {"displace": "preempt", "on_displace": "on_preempt", "obstacle": "blocked_by", "share": "allocate_tokens"}
 ATTRIBUTES = {"apart": "separate_prefill", "displaces": "preempts"}
+CLAIMS = ("conserving", "fair", "patience", "refuses", "holds", "overruns", "heeds")
 
 
 class RenamedWarning(DeprecationWarning):
     """A policy file uses a name that the next release will not know."""
 
 
-class Renamed:
+class FormerAttribute:
     """A former attribute of a policy: reads and writes go to the new one."""
 
     def __init__(self, new: str) -> None:
@@ -30,30 +35,64 @@ class Renamed:
         return getattr(owner if target is None else target, self.new)
 
     def __set__(self, target: object, value: object) -> None:
-        warn(type(target), self.old, self.new)
+        _warn(type(target), self.old, self.new, stacklevel=3)
         setattr(target, self.new, value)
 
 
-def adopt(cls: type) -> None:
-    """Give a policy class the new names of what it declares by former ones, with a RenamedWarning for each.
+class FormerClaim:
+    """A former attribute of a policy that is one of its claims now."""
 
-    A hook keeps its former name too, so that `super()` finds the next one by either name.
-    """
-    for old, new in HOOKS.items():
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, target: Any, owner: type) -> Any:
+        return getattr(Claims() if target is None else target.claims, self.name)
+
+    def __set__(self, target: Any, value: object) -> None:
+        _warn(type(target), self.name, f"claims.{self.name}", stacklevel=3)
+        target.claims = replace(target.claims, **{self.name: value})
+        target.__dict__.setdefault("_claimed", set()).add(self.name)
+
+
+def adopt(cls: type) -> None:
+    """Give a policy class the new names of what it declares by former ones, with a RenamedWarning for each."""
+    for old, new in HOOKS.items():  # a class has both names, so that `super()` finds the next hook by either
         if old in vars(cls):
-            warn(cls, old, new)
+            _warn(cls, old, new)
             setattr(cls, new, vars(cls)[old])
         elif new in vars(cls):
             setattr(cls, old, vars(cls)[new])
     for old, new in ATTRIBUTES.items():
         if old in vars(cls):
-            warn(cls, old, new)
+            _warn(cls, old, new)
             setattr(cls, new, vars(cls)[old])
             delattr(cls, old)
+    former = {name: vars(cls)[name] for name in CLAIMS if name in vars(cls)}
+    former = {name: value for name, value in former.items() if not isinstance(value, Option)}
+    for name in former:
+        _warn(cls, name, f"claims.{name}")
+        delattr(cls, name)
+    if former:
+        _claim_after_init(cls, former)
 
 
-def warn(cls: type, old: str, new: str) -> None:
+def _claim_after_init(cls: Any, former: dict[str, object]) -> None:
+    """Let each object of a class make these claims, unless its `__init__` made others."""
+    own = vars(cls).get("__init__")
+
+    def __init__(self: Any, *args: Any, **options: Any) -> None:
+        own(self, *args, **options) if own is not None else super(cls, self).__init__(*args, **options)
+        claimed = vars(self).get("_claimed", set())
+        self.claims = replace(self.claims, **{k: v for k, v in former.items() if k not in claimed})
+
+    cls.__init__ = __init__
+
+
+def _warn(cls: type, old: str, new: str, stacklevel: int = 4) -> None:
     """Warn that a class uses a former name, with the file that it is in."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__
-    warnings.warn(f"{file}: {old} is now called {new}. Rename it; {old} works until the next release",
-                  RenamedWarning, stacklevel=4)  # fmt: skip
+    warnings.warn(
+        f"{file}: {old} is now called {new}. Rename it; {old} works until the next release",
+        RenamedWarning,
+        stacklevel=stacklevel,
+    )

@@ -88,6 +88,15 @@ class Sequence:
     def iterations(self) -> int:
         return self.last_iteration - self.first_iteration + 1 if self.first_iteration else 0
 
+    def preempt(self) -> None:
+        """Go back to waiting: the tokens so far stay, but all of them are recomputed."""
+        self.recompute_until = max(self.recompute_until, self.computed)
+        self.computed = self.cached = 0
+        self.preemptions += 1
+        self.state = "waiting"
+        if not self.output_ids:
+            self.prompt_details.clear()
+
     def tokens(self, start: int, count: int) -> list[int]:
         """Return the token ids of places start .. start + count."""
         n = len(self.prompt_ids)

@@ -174,7 +174,10 @@ class Recovery:
         if n < 2:
             return [_own(tried)] * n
         halves = (slice(0, n // 2), slice(n // 2, n))
-        parts = [replace(plan, sequences=plan.sequences[half], counts=plan.counts[half], held=[]) for half in halves]
+        parts = [
+            replace(plan, sequences=plan.sequences[half], counts=plan.counts[half], held=[], repeats=False)
+            for half in halves
+        ]
         return [output for part in parts for output in self._bisect(part)]
 
     def _shed(self, scheduler: Scheduler, plan: Plan) -> tuple[Plan, list[Output]]:
@@ -206,7 +209,7 @@ class Recovery:
             if n < 2:
                 failed_alone = True
                 continue
-            plan = scheduler.preempt(plan, plan.sequences[math.ceil(n / 2) :], self._clock())
+            scheduler.preempt(plan, plan.sequences[math.ceil(n / 2) :], self._clock())
             scheduler.slot_cap = len(scheduler.running)
 
     def _release_memory(self) -> None:

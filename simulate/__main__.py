@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rich.console import Console
 
 import config
 from client.options import FILE, FOLDER, POSITIVE, Argument, Choice, Command, Number, Option, Parameter, Values, read
+from scheduling.renamed import RenamedWarning
 from scheduling.scheduler import PolicyError
 from simulate import commands, comparison, fleet, prefix, validate
 from simulate.arguments import arrival_options, engine_options, policies_argument, say
@@ -176,6 +178,7 @@ ACTS: dict[str, Callable[[Values, Console], dict[str, Any]]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command: 0 on success, 1 when a bound or law was broken or a step failed, 2 for a wrong command line."""
+    warnings.simplefilter("once", RenamedWarning)
     argv = list(sys.argv[1:] if argv is None else argv)
     console = Console(stderr=True)
     try:

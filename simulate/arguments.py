@@ -169,7 +169,7 @@ def check_policies(args: Values, reported: Collection[str] = ()) -> list[Policy]
     known = {*policies.names(), *policies.order_names()}
     if all(part in known for name in args.policies for part in name.split("+")):
         for hint, (option, words, order, _) in HINTS.items():
-            if hint not in reported and not any(hint in policy.heeds for policy in every):
+            if hint not in reported and not any(hint in policy.claims.heeds for policy in every):
                 loop = args.policies[0].partition("+")[0]
                 why = f"has no effect: {named} does not go by {words}. Use {loop}+{order}, or leave it out"
                 refuse(args, (option,), why)
@@ -181,8 +181,9 @@ def notes(args: Values, made: Iterable[Policy], rows: workloads.Rows) -> Iterato
     yield from rows.notes
     differ_in = rows.differ_in if args.kv_tokens else rows.differ_in - {"prefix"}
     for policy in {policy.name: policy for policy in made}.values():
-        if policy.heeds and not differ_in & set(policy.heeds):
-            hint = HINTS[policy.heeds[0]]
+        heeds = policy.claims.heeds
+        if heeds and not differ_in & set(heeds):
+            hint = HINTS[heeds[0]]
             yield f"{policy.name} goes by {hint.words}, which is the same for all these requests. {hint.remedy}"
 
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from itertools import groupby
 
-from simulate.laws import ENDLESS, Case, Request
+from simulate.case import ENDLESS, Case, Request
 
 LONGEST_PROMPT, MOST_SLOTS, MOST_REQUESTS = 2000, 64, 1000  # of large cases
 LINES = 24  # of a case that are printed at most

@@ -19,10 +19,12 @@ from client.options import Argument, Command, Number, Option, Parameter, UsageEr
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from simulate.arguments import options, pairs
+from simulate.case import Case
 from simulate.cases import describe, make_cases, make_large_cases
-from simulate.laws import Broken, Case, try_case
+from simulate.laws import Broken
 from simulate.purity import check_purity
 from simulate.shrink import Shrinker
+from simulate.trial import try_case
 
 CASES = 2000
 LARGE_CASES = 8

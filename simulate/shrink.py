@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
-from simulate.laws import ENDLESS, Broken, Case, Request, try_case
+from simulate.case import ENDLESS, Case, Request
+from simulate.laws import Broken
+from simulate.trial import try_case
 
 EFFORT = 300_000  # requests and tokens that are served again at most
 

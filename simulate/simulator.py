@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from scheduling.driver import Driver, tokens_due
+from scheduling.fast_forward import fast_forward, identical_steps_ahead
 from scheduling.iteration import Iteration, Plan
-from scheduling.policy import Policy
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 from simulate.costs import Cost, Host, Step
@@ -116,10 +117,12 @@ def simulate(
     `arrived_at` of a sequence is when it was sent; while the run lasts it is `host.alpha0` later, when it is seen.
     Raises PolicyHangs when the policy will never let those who wait join.
     """
-    return Simulation(scheduler, arrivals, cost, host or Host(), records, fast_forward).run()
+    simulation = Simulation(scheduler, arrivals, cost, host or Host(), records, fast_forward)
+    simulation.run()
+    return simulation.result
 
 
-class Simulation:
+class Simulation(Driver):
     """The state of one run."""
 
     def __init__(
@@ -131,70 +134,46 @@ class Simulation:
         records: bool,
         fast_forward: bool,
     ) -> None:
-        self.scheduler = scheduler
+        super().__init__(scheduler, arrivals)
         self.cost = cost
         self.host = host
         self.records = records
-        ordered = sorted(arrivals, key=lambda seq: seq.arrived_at)  # stable: ties as submitted
-        self.result = Run(scheduler.policy.name, ordered, host)
-        if ordered:
-            self.result.began = ordered[0].arrived_at
-        for seq in ordered:
+        self.result = Run(scheduler.policy.name, list(self.arrivals), host)
+        if self.arrivals:
+            self.result.began = self.arrivals[0].arrived_at
+        for seq in self.arrivals:
             seq.arrived_at += host.alpha0
-        self.now: float = 0
-        self._next = 0  # index of the next arrival
-        self._fruitless = 0
-        self._arrivals = array("d", [seq.arrived_at for seq in ordered] + [math.inf])
         scheduler.record = records
-        self._listens = type(scheduler.policy).on_token is not Policy.on_token
+        self._fruitless = 0
         self._fast_forward = fast_forward and not records
 
-    def run(self) -> Run:
-        """Take in, plan, compute, until everybody has left."""
-        scheduler, result = self.scheduler, self.result
-        while True:
-            self._take_in()
-            plan = scheduler.plan(self.now)
-            if plan is None:
-                if self._next == len(result.sequences) and scheduler.is_idle:
-                    break
-                self._sleep()
-                continue
-            self._fruitless = 0
-            result.batches += bool(plan.joined)
-            if not (self._fast_forward and self._go_through(plan)):
-                self._compute(plan)
-        result.ended = self.now
-        return result
+    def run(self) -> None:
+        """Run until all sequences have left."""
+        super().run()
+        self.result.ended = self.now
 
-    def _take_in(self) -> None:
-        """Let everybody wait who has arrived by now."""
-        while self._arrivals[self._next] <= self.now:
-            self.scheduler.add(self.result.sequences[self._next])
-            self._next += 1
-            if self._next == len(self.result.sequences):
-                self.scheduler.drain()
-
-    def _sleep(self) -> None:
-        """Let time pass to the next arrival or to when the policy wants to be asked again."""
-        scheduler = self.scheduler
-        wake_at = scheduler.wake_at(self.now)
-        until = min(self._arrivals[self._next], math.inf if wake_at is None else wake_at)
+    def sleep(self) -> None:
+        """Advance `now` to the next arrival or to the policy's deadline."""
+        until = self.next_event()
         if until == math.inf:
-            raise waits_forever(scheduler)
+            raise waits_forever(self.scheduler)
         self._fruitless += 1
         if self._fruitless > FRUITLESS:
-            raise asks_forever(scheduler, self.now)
+            raise asks_forever(self.scheduler, self.now)
         if until <= self.now:  # rounding: oldest + delay <= now, while now - oldest < delay
             until = math.nextafter(self.now, math.inf)
-        if self.host.poll and not scheduler.waiting:
+        if self.host.poll and not self.scheduler.waiting:
             until = self.now + self.host.poll * math.ceil((until - self.now) / self.host.poll)
         self.now = until
 
-    def _compute(self, plan: Plan) -> None:
-        """Take the time of one step and hand out its tokens."""
+    def compute(self, plan: Plan) -> list[Output]:
+        """Take the time of a step, and of the equal ones before it that can pass at once; return its tokens."""
+        self._fruitless = 0
         result = self.result
-        outputs: list[Output] = [0 if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)]
+        result.batches += bool(plan.joined)
+        if self._fast_forward:
+            self._pass_equal_steps(plan)
+        outputs = tokens_due(plan)
         due = sum(1 for output in outputs if output is not None)
         seconds = self.cost(plan) + self.host.seconds(due)
         self.now += seconds
@@ -204,41 +183,45 @@ class Simulation:
                 gaps.append(now - seq.last_token_at)
         result.steps += 1
         result.busy += seconds
-        iteration = self.scheduler.commit(plan, outputs, now)
+        return outputs
+
+    def record(self, iteration: Iteration) -> None:
         if self.records:
-            result.iterations.append(iteration)
+            self.result.iterations.append(iteration)
 
-    def _go_through(self, plan: Plan) -> bool:
-        """Compute this plan and those after it that must be equal, short of somebody's last token; False if none is."""
-        steps = self.scheduler.identical_steps_ahead(plan) - 1
-        if steps < 1:
-            return False
-        self._book(plan, self._turn(plan, steps))
-        return True
+    def _pass_equal_steps(self, plan: Plan) -> None:
+        """Let the steps pass that must equal this plan, except the one in which a sequence arrives or leaves."""
+        most = identical_steps_ahead(self.scheduler, plan) - 1
+        if most < 1:
+            return
+        ends = self._ends(plan, most)
+        if ends:
+            fast_forward(self.scheduler, plan, ends)
+            self.result.steps += len(ends)
+            self.now = ends[-1]
 
-    def _turn(self, plan: Plan, steps: int) -> int:
-        """Let up to `steps` equal steps pass, until somebody arrives; return how many have."""
+    def _ends(self, plan: Plan, most: int) -> list[float]:
+        """Return the times at which up to `most` equal steps end, before the next arrival."""
         cost, gaps, members = self.cost, self.result.gaps, plan.sequences
         step, live, flat = cost.step(plan), len(members), cost.flat
         longest = max(seq.computed for seq in members) + 1
         overhead = self.host.seconds(live)
-        arrival, now, busy = self._arrivals[self._next], self.now, self.result.busy
+        arrival = self.arrivals[0].arrived_at if self.arrivals else math.inf
+        now, busy = self.now, self.result.busy
         seconds = cost.seconds(step) + overhead
-        for done in range(steps):
+        ends: list[float] = []
+        for _ in range(most):
             before, now = now, now + seconds
+            if arrival <= now:
+                break
             busy += seconds
-            if not done:
+            if not ends:
                 gaps.extend([now - (seq.last_token_at or 0.0) for seq in members])
             elif live == 1:
                 gaps.append(now - before)
             else:
                 gaps.extend([now - before] * live)
-            if self._listens:
-                self._tell(plan, now)
-            if arrival <= now:
-                # Who comes now begins to wait in this step: let the clock of the queue know which that is.
-                self.scheduler._wait_clock.tick(before, self.scheduler.number + done - 1)
-                break
+            ends.append(now)
             if not flat:
                 longest += 1
                 step = Step(
@@ -246,27 +229,5 @@ class Simulation:
                     longest if longest > step.longest else step.longest, 1, step.work + live,
                 )  # fmt: skip
                 seconds = cost.seconds(step) + overhead
-        self.now, self.result.busy = now, busy
-        return done + 1
-
-    def _tell(self, plan: Plan, now: float) -> None:
-        """Give a policy that listens the tokens of one equal step."""
-        policy = self.scheduler.policy
-        for seq in plan.sequences:
-            seq.computed += 1
-            seq.output_ids.append(0)
-            seq.last_token_at = now
-            policy.on_token(seq, now)
-
-    def _book(self, plan: Plan, steps: int) -> None:
-        """Write into the books what `steps` equal steps have changed, as that many commits would."""
-        self.scheduler.number += steps - 1
-        self.result.steps += steps
-        batch = len(plan.sequences) + len(plan.held)
-        for seq in plan.sequences:
-            if not self._listens:
-                seq.computed += steps
-                seq.output_ids.extend([0] * steps)
-                seq.last_token_at = self.now
-            seq.batch_sum += batch * steps
-            seq.last_iteration = self.scheduler.number
+        self.result.busy = busy
+        return ends

@@ -1,17 +1,14 @@
-"""The smallest simulator: a scheduler, a clock that only steps move, a toy cost, and faults on demand.
-
-It keeps its own books and checks the scheduler against them after every step.
-"""
+"""A driver with a toy cost and faults on demand, which checks the scheduler against books of its own after every step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from functools import partial
 
 from hypothesis import strategies as st
 
 import policies
+from scheduling.driver import Driver
 from scheduling.iteration import Iteration, Plan
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
@@ -36,7 +33,7 @@ def scheduler(policy: str, slots: int, pages: PagePool | None = None, budget: in
 
 
 def prompt_tokens(plan: Plan) -> int:
-    """Return the prompt tokens that a step computes, padding with them."""
+    """Return the prompt tokens that a step computes, including padding."""
     counts = [n for seq, n in zip(plan.sequences, plan.counts) if seq.is_prefilling]
     return sum(counts) + plan.padding
 
@@ -48,22 +45,35 @@ def toy_cost(plan: Plan) -> int:
 
 
 def next_tokens(plan: Plan) -> list[Output]:
-    """Return for each sequence that is due the number of tokens it has."""
+    """Return the number of tokens so far of each sequence that is due one."""
     return [len(seq.output_ids) if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)]
 
 
-@dataclass
-class Run:
-    """A finished run: `events` are (time, change of the number in system), as arrivals and records tell."""
+class Run(Driver):
+    """A run that is checked after every step; `events` are (time, change of the number in system)."""
 
-    scheduler: Scheduler
-    sequences: list[Sequence]
-    now: int = 0
-    plans: list[Plan] = field(default_factory=list)
-    iterations: list[Iteration] = field(default_factory=list)
-    events: list[tuple[int, int]] = field(default_factory=list)
-    added: list[Sequence] = field(default_factory=list)
-    most_slots: int = 0  # of the policies so far: who runs in a switch may stay beyond the new one's slots
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        sequences: list[Sequence],
+        forward: Callable[[Plan], list[Output]],
+        cost: Callable[[Plan], int],
+        cancel: dict[int, list[int]],
+        switch: dict[int, Policy],
+        preempt: Collection[int],
+        planned: Callable[[Scheduler, Plan], None],
+    ) -> None:
+        super().__init__(scheduler, sequences)
+        self.sequences = sequences
+        self.forward, self.cost, self.planned = forward, cost, planned
+        self.cancel, self.switch, self.preempt = cancel, switch, preempt
+        self.plans: list[Plan] = []
+        self.iterations: list[Iteration] = []
+        self.events: list[tuple[float, int]] = []
+        self.added: list[Sequence] = []
+        self.most_slots = (
+            scheduler.policy.max_batch_size
+        )  # sequences that run at a switch may stay beyond the new slots
 
     @property
     def held(self) -> float:
@@ -71,6 +81,105 @@ class Run:
 
     def records(self) -> list[dict]:
         return [it.to_dict() for it in self.iterations]
+
+    def deliver(self) -> None:
+        super().deliver()
+        scheduler = self.scheduler
+        inside = [*scheduler.waiting, *scheduler.running]
+        chosen = self.cancel.get(scheduler.number, []) if inside else []
+        gone = dict.fromkeys(inside[index % len(inside)] for index in chosen)
+        self._leave(len(scheduler.remove_all(list(gone), self.now)))
+        if scheduler.number in self.switch:
+            self._leave(len(scheduler.switch(self.switch.pop(scheduler.number), self.now)))
+            self.most_slots = max(self.most_slots, scheduler.policy.max_batch_size)
+            self.check_conservation()
+
+    def add(self, seq: Sequence) -> None:
+        self.added.append(seq)
+        self.events.append((seq.arrived_at, +1))
+        super().add(seq)
+
+    def drain(self) -> None:
+        """Do nothing yet: a policy may wait for others until its deadline."""
+
+    def _leave(self, count: int) -> None:
+        self.events += [(self.now, -1)] * count
+
+    def compute(self, plan: Plan) -> list[Output]:
+        scheduler = self.scheduler
+        if plan.number in self.preempt and len(plan.sequences) > 1:
+            scheduler.preempt(plan, plan.sequences[len(plan.sequences) // 2 :], self.now)
+            scheduler.slot_cap = len(scheduler.running)
+        assert len(scheduler.running) <= scheduler.slot_cap
+        self.check_plan(plan)
+        self.planned(scheduler, plan)
+        self.plans.append(plan)
+        self.now += self.cost(plan)
+        return self.forward(plan)
+
+    def record(self, iteration: Iteration) -> None:
+        self.iterations.append(iteration)
+        self._leave(len(iteration.left))
+        self.check_books(iteration)
+
+    def sleep(self) -> None:
+        until = self.next_event()
+        if until < float("inf"):
+            assert until > self.now, "the policy is woken and lets nobody join"
+            self.now = until
+        else:
+            assert not self.scheduler.policy.draining, "somebody waits, and nothing will ever come"
+            self.scheduler.drain()
+
+    def check_plan(self, plan: Plan) -> None:
+        running = self.scheduler.running
+        members = [*plan.sequences, *plan.held, *plan.paused]
+        assert len({id(seq) for seq in members}) == len(members)
+        assert len({seq.slot for seq in running}) == len(running)
+        assert {id(seq) for seq in members} == {id(seq) for seq in running}
+        assert len(running) <= self.most_slots
+        assert all(0 <= seq.slot < self.most_slots for seq in members)
+        assert all(seq.arrived_at <= plan.started_at for seq in members)
+        assert not any(seq.is_finished for seq in plan.sequences)
+        assert len(plan.counts) == len(plan.sequences)
+        assert all(0 < n <= seq.pending for seq, n in zip(plan.sequences, plan.counts))
+        assert plan.sequences or self.scheduler.policy.claims.overruns, "a step must compute something"
+        if plan.repeats:
+            last = self.plans[-1]
+            assert (plan.number, plan.sequences, plan.held) == (last.number + 1, last.sequences, last.held)
+            assert plan.counts == [seq.pending for seq in plan.sequences] == [1] * len(plan.sequences)
+
+    def check_conservation(self) -> None:
+        scheduler = self.scheduler
+        finished = [seq for seq in self.added if seq.state == "finished"]
+        inside = [seq for seq in scheduler.running if seq.state != "finished"]  # or answered early
+        assert len(self.added) == len(scheduler.waiting) + len(inside) + len(finished)
+
+    def check_books(self, iteration: Iteration) -> None:
+        scheduler, pages = self.scheduler, self.scheduler.pages
+        self.check_conservation()
+        assert iteration.queue == len(scheduler.waiting)
+        rows = iteration.batch_size
+        assert abs(sum(iteration.slot_steps) - max(scheduler.policy.max_batch_size, rows)) < 1e-9
+        assert min(iteration.slot_steps) >= -1e-12
+        if pages is not None:
+            used = {page for seq in scheduler.running for page in seq.pages}
+            assert pages.used == len(used)
+            assert 0 not in used
+            assert all(seq.computed <= len(seq.pages) * pages.page_size for seq in scheduler.running)
+
+    def check_end(self) -> None:
+        scheduler, pages = self.scheduler, self.scheduler.pages
+        assert all(seq.state == "finished" and seq.finish_reason for seq in self.sequences)
+        scheduler.slot_cap = 1 << 60
+        assert scheduler.batch.free_slots == scheduler.policy.max_batch_size
+        assert pages is None or pages.free == pages.total
+        for seq in self.sequences:
+            if seq.finish_reason == "length":
+                assert seq.output_ids == list(range(seq.max_tokens))
+            until = seq.finished_at if seq.scheduled_at is None else seq.scheduled_at
+            waited = sum(seconds for _, seconds in seq.waited.values())
+            assert seq.preemptions or abs(waited - (until - seq.arrived_at)) < 1e-6
 
 
 def drive(
@@ -81,112 +190,18 @@ def drive(
     cost: Callable[[Plan], int] = toy_cost,
     cancel: dict[int, list[int]] | None = None,
     switch: dict[int, Policy] | None = None,
-    shed: Collection[int] = (),
+    preempt: Collection[int] = (),
     planned: Callable[[Scheduler, Plan], None] = lambda scheduler, plan: None,
 ) -> Run:
-    """Run until everybody has left.
+    """Run until all sequences have left.
 
-    `cancel` says whom (of those in the system) to take out before which step, `switch` which policy decides from
-    which step on, `shed` at which steps the newer half of the batch finds no memory, and none so large is made again.
+    `cancel` names the sequences (of those in the system) to take out before a step, `switch` the policy that decides
+    from a step on, `preempt` the steps at which the newer half of the batch finds no memory; later batches are as small.
     """
-    run = Run(scheduler, sequences)
-    run.most_slots = scheduler.policy.max_batch_size
-    todo = sorted(sequences, key=lambda seq: seq.arrived_at)
-    while todo or not scheduler.is_idle:
-        while todo and todo[0].arrived_at <= run.now:
-            run.added.append(todo[0])
-            run.events.append((todo[0].arrived_at, +1))
-            scheduler.add(todo.pop(0))
-        inside = [*scheduler.waiting, *scheduler.running]
-        chosen = (cancel or {}).get(scheduler.number, []) if inside else []
-        gone = dict.fromkeys(inside[index % len(inside)] for index in chosen)
-        run.events += [(run.now, -1)] * len(scheduler.remove_all(list(gone), run.now))
-        if switch and scheduler.number in switch:
-            left = scheduler.switch(switch.pop(scheduler.number), run.now)
-            run.events += [(run.now, -1)] * len(left)
-            run.most_slots = max(run.most_slots, scheduler.policy.max_batch_size)
-            check_conservation(run)
-        plan = scheduler.plan(run.now)
-        if plan is None:
-            sleep(run, todo)
-            continue
-        if plan.number in shed and len(plan.sequences) > 1:
-            plan = scheduler.preempt(plan, plan.sequences[len(plan.sequences) // 2 :], run.now)
-            scheduler.slot_cap = len(scheduler.running)
-        assert len(scheduler.running) <= scheduler.slot_cap
-        check_plan(run, plan)
-        planned(scheduler, plan)
-        run.now += cost(plan)
-        iteration = scheduler.commit(plan, forward(plan), run.now)
-        run.plans.append(plan)
-        run.iterations.append(iteration)
-        run.events += [(run.now, -1)] * len(iteration.left)
-        check_books(run, iteration)
-    check_end(run)
+    run = Run(scheduler, sequences, forward, cost, cancel or {}, switch or {}, preempt, planned)
+    run.run()
+    run.check_end()
     return run
-
-
-def sleep(run: Run, todo: list[Sequence]) -> None:
-    """Let time pass to the next arrival or to when the policy wants to be asked again."""
-    scheduler = run.scheduler
-    wake_at = scheduler.wake_at(run.now)
-    times = [seq.arrived_at for seq in todo[:1]]
-    times += [wake_at] if wake_at is not None and wake_at < float("inf") else []
-    if times:
-        assert min(times) > run.now, "the policy is woken and lets nobody join"
-        run.now = min(times)
-    elif not scheduler.is_idle:
-        assert not scheduler.policy.draining, "somebody waits, and nothing will ever come"
-        scheduler.drain()
-
-
-def check_plan(run: Run, plan: Plan) -> None:
-    scheduler = run.scheduler
-    members = [*plan.sequences, *plan.held, *plan.paused]
-    assert len({id(seq) for seq in members}) == len(members)
-    assert len({seq.slot for seq in scheduler.running}) == len(scheduler.running)
-    assert {id(seq) for seq in members} == {id(seq) for seq in scheduler.running}
-    assert len(scheduler.running) <= run.most_slots
-    assert all(0 <= seq.slot < run.most_slots for seq in members)
-    assert all(seq.arrived_at <= plan.started_at for seq in members)
-    assert not any(seq.is_finished for seq in plan.sequences)
-    assert len(plan.counts) == len(plan.sequences)
-    assert all(0 < n <= seq.pending for seq, n in zip(plan.sequences, plan.counts))
-    assert plan.sequences or scheduler.policy.overruns, "a step must compute something"
-
-
-def check_conservation(run: Run) -> None:
-    scheduler = run.scheduler
-    finished = [seq for seq in run.added if seq.state == "finished"]
-    inside = [seq for seq in scheduler.running if seq.state != "finished"]  # or answered early
-    assert len(run.added) == len(scheduler.waiting) + len(inside) + len(finished)
-
-
-def check_books(run: Run, iteration: Iteration) -> None:
-    scheduler, pages = run.scheduler, run.scheduler.pages
-    check_conservation(run)
-    assert iteration.queue == len(scheduler.waiting)
-    rows = iteration.batch_size
-    assert abs(sum(iteration.slot_steps) - max(scheduler.policy.max_batch_size, rows)) < 1e-9
-    assert min(iteration.slot_steps) >= 0
-    if pages is not None:
-        used = {page for seq in scheduler.running for page in seq.pages}
-        assert pages.used == len(used)
-        assert 0 not in used
-        assert all(seq.computed <= len(seq.pages) * pages.page_size for seq in scheduler.running)
-
-
-def check_end(run: Run) -> None:
-    pages, slots = run.scheduler.pages, run.scheduler.policy.max_batch_size
-    assert all(seq.state == "finished" and seq.finish_reason for seq in run.sequences)
-    assert sorted(run.scheduler._free_slots) == list(range(slots))
-    assert pages is None or pages.free == pages.total
-    for seq in run.sequences:
-        if seq.finish_reason == "length":
-            assert seq.output_ids == list(range(seq.max_tokens))
-        until = seq.finished_at if seq.scheduled_at is None else seq.scheduled_at
-        waited = sum(seconds for _, seconds in seq.waited.values())
-        assert seq.preemptions or abs(waited - (until - seq.arrived_at)) < 1e-6
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""A recorded run once more, with the step times that were measured: does the scheduler decide the same?
+"""Replay a recorded run with the step times that were measured: does the scheduler decide the same?
 
 Arrivals and Iteration records of a server (or of a simulation) go in; each step is planned again at the time at which
 it began, and committed when it had ended. It must not know where the records come from.
@@ -6,13 +6,13 @@ it began, and committed when it had ended. It must not know where the records co
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
-from scheduling.iteration import Iteration
-from scheduling.scheduler import Scheduler
+from scheduling.driver import Driver, tokens_due
+from scheduling.iteration import Iteration, Plan
+from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 
 
@@ -29,21 +29,42 @@ class Agreement:
         return self.same / self.steps if self.steps else 1.0
 
 
+class Replay(Driver):
+    """Plans each recorded step at the time at which it began, and commits it at the time at which it ended."""
+
+    def __init__(self, scheduler: Scheduler, arrivals: Iterable[Sequence]) -> None:
+        super().__init__(scheduler, arrivals)
+        self.ends = 0.0
+        self.iteration: Iteration | None = None
+
+    def drain(self) -> None:
+        """Do nothing: the server could not know that no request would follow."""
+
+    def compute(self, plan: Plan) -> list[Output]:
+        self.now = self.ends
+        return tokens_due(plan)
+
+    def record(self, iteration: Iteration) -> None:
+        self.iteration = iteration
+
+    def repeat(self, record: Iteration) -> Iteration | None:
+        """Return the step that the scheduler runs when this one was recorded, None if it runs none."""
+        self.now, self.ends, self.iteration = record.t, record.t + record.seconds, None
+        self.turn()
+        return self.iteration
+
+
 def replay(scheduler: Scheduler, arrivals: Iterable[Sequence], records: Rows[Iteration]) -> Agreement:
-    """Plan each recorded step again; compare who joined, and who computed how many tokens in which phase.
+    """Plan each recorded step again; compare which requests joined, and how many tokens each computed in which phase.
 
     `arrived_at` and the records are on one clock. The replay stops where the scheduler has nothing to do.
     """
-    pending = deque(sorted(arrivals, key=lambda seq: seq.arrived_at))
+    driver = Replay(scheduler, arrivals)
     same, difference = 0, ""
     for record in records:
-        while pending and pending[0].arrived_at <= record.t:
-            scheduler.add(pending.popleft())
-        plan = scheduler.plan(record.t)
-        if plan is None:
+        found = driver.repeat(record)
+        if found is None:
             return Agreement(len(records), same, difference or f"step {record.n}: no request runs")
-        outputs = [0 if n == s.pending else None for s, n in zip(plan.sequences, plan.counts)]
-        found = scheduler.commit(plan, outputs, record.t + record.seconds)
         ours, theirs = _decisions(found), _decisions(record)
         if ours == theirs:
             same += 1

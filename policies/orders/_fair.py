@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 
 from scheduling import policy
 from scheduling.options import OptionError, option
@@ -15,11 +16,11 @@ KEPT = 1024  # accounts at least; who names a new client with each request must 
 class Fair(policy.Policy):
     """Serves the head of the queue of the client with the least `counter`; equal ones in the order first seen."""
 
-    heeds = ("client",)
     weights = option("", "weights of clients other than 1, such as alice:2,bob:0.5")
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
+        self.claims = replace(self.claims, heeds=("client",))
         self.counters: dict[str, float] = {}  # in the order in which clients were first seen
         self._queues: dict[str, OrderedDict[Sequence, None]] = {}
         self._weights = _parse_weights(self.weights)

@@ -7,6 +7,7 @@ same for a request whoever else is there. Whoever asks for a prediction must not
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from hashlib import blake2b
 from math import cos, exp, log, pi, sqrt
 from typing import Any
@@ -34,7 +35,6 @@ def gauss(seed: int, id: str) -> float:
 class Predicting(policy.Policy):
     """Has `predict`; `predictor` says how good it is."""
 
-    heeds: tuple[str, ...] = ("length",)
     predictor = option(
         "oracle",
         "how a request's output length is predicted: exactly, with a log-normal or a uniform error, as a class, or from its client's past",
@@ -53,8 +53,7 @@ class Predicting(policy.Policy):
         self._predicted: dict[Sequence, float] = {}
         self._past: dict[str, deque[int]] = {}
         self._guess: Any = getattr(self, f"_{self.predictor}")
-        if self.predictor == "mean" and "client" not in self.heeds:
-            self.heeds = (*self.heeds, "client")
+        self.claims = replace(self.claims, heeds=("length", "client") if self.predictor == "mean" else ("length",))
 
     def predict(self, seq: Sequence) -> float:
         """Return how many tokens this sequence will generate, as far as is known; the same at every call."""

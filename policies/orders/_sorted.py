@@ -13,12 +13,7 @@ Entry = tuple[float, int, Sequence]  # key, number of arrival, both negated: the
 
 
 class Sorted(policy.Policy):
-    """Least key first, then by arrival. `is_overdue` lets the oldest go before.
-
-    An order with a `guard` promises that the oldest goes first when it has waited for longer than that.
-    """
-
-    guard = float("inf")
+    """Least key first, then by arrival. `is_overdue` lets the oldest go before."""
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)

@@ -5,20 +5,20 @@ A request that names none is given `slo` seconds and `slo_per_token` for each to
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from policies.orders._sorted import Sorted
 from scheduling.options import option
 from scheduling.sequence import Sequence
 
 
 class Order(Sorted):
-    heeds: tuple[str, ...] = ("deadline",)
     slo = option(10.0, "deadline in seconds for requests that set none", low=0.0)
     slo_per_token = option(0.0, "additional seconds per token", low=0.0)
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        if self.slo_per_token:
-            self.heeds = ("deadline", "length")
+        self.claims = replace(self.claims, heeds=("deadline", "length") if self.slo_per_token else ("deadline",))
 
     def key(self, seq: Sequence, now: float) -> float:
         if seq.deadline is not None:

@@ -7,6 +7,7 @@ the longest costs more than it saves, and it is first come, first served (SGLang
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from scheduling import policy
 from scheduling.options import option
@@ -14,8 +15,11 @@ from scheduling.sequence import Sequence
 
 
 class Order(policy.Policy):
-    heeds = ("prefix",)
     most = option(128, "queue length above which requests are served first come, first served", low=0)
+
+    def __init__(self, max_batch_size: int, **options: object) -> None:
+        super().__init__(max_batch_size, **options)
+        self.claims = replace(self.claims, heeds=("prefix",))
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
         if len(waiting) > self.most:

@@ -5,14 +5,19 @@ With `aging`, a request rises by one level each time it has waited for so many s
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from policies.orders._sorted import Sorted
 from scheduling.options import option
 from scheduling.sequence import Sequence
 
 
 class Order(Sorted):
-    heeds = ("priority",)
     aging = option(0.0, "seconds of waiting that raise a request by one level; 0: never", low=0.0)
+
+    def __init__(self, max_batch_size: int, **options: object) -> None:
+        super().__init__(max_batch_size, **options)
+        self.claims = replace(self.claims, heeds=("priority",))
 
     def key(self, seq: Sequence, now: float) -> float:
         """Return the level; all age alike, so it is enough to add the time of arrival once."""

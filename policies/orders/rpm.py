@@ -7,6 +7,7 @@ turns work away when there is room for it.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from dataclasses import replace
 
 from scheduling import policy
 from scheduling.options import option
@@ -14,14 +15,12 @@ from scheduling.sequence import Sequence
 
 
 class Order(policy.Policy):
-    heeds = ("client",)
     limit = option(60, "maximum requests per client and period", low=1)
     period = option(60.0, "length of the period in seconds", low=0.0)
 
-    refuses = True
-
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
+        self.claims = replace(self.claims, heeds=("client",), refuses=True)
         self._accepted: OrderedDict[str, deque[float]] = OrderedDict()  # the last accepted last
 
     def refuse(self, seq: Sequence, now: float) -> bool:

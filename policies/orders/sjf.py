@@ -8,6 +8,8 @@ coefficient of the lengths.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from policies.orders._predictions import Predicting
 from policies.orders._sorted import Sorted
 from scheduling.options import option
@@ -20,6 +22,7 @@ class Order(Predicting, Sorted):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
+        self.claims = replace(self.claims, guard=self.guard)
         self._served, self._tokens = 0.0, 0  # seconds and tokens of those who are done
 
     def key(self, seq: Sequence, now: float) -> float:

@@ -13,6 +13,8 @@ A token has a price of its own (`cost=linear`), or a request is charged for the 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from policies.orders._fair import Fair
 from scheduling.options import option
 from scheduling.sequence import Sequence
@@ -34,7 +36,6 @@ class Order(Fair):
         False, "charge as the paper's code does: decodes only, and all of them again when a request finishes"
     )
 
-    fair = True
     lifts = True
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
@@ -42,8 +43,7 @@ class Order(Fair):
         self._decoded: list[Sequence] = []  # those given a token by the step that ended at `_at`
         self._at = float("-inf")
         self._left_last = ""  # the client whose request left the queue last
-        if self.count_twice:
-            self.fair = False
+        self.claims = replace(self.claims, fair=not self.count_twice)
 
     def price(self, prompt: int, output: float) -> float:
         """Return what a request of so many prompt tokens costs until it has generated so many."""

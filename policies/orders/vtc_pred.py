@@ -7,6 +7,8 @@ of the client's last five (`predictor=mean`), exact (`oracle`), and exact but fo
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from policies.orders import vtc
 from policies.orders._predictions import Predicting
 from scheduling.options import Option, options_of
@@ -16,13 +18,13 @@ KNOWN = options_of(Predicting)["predictor"]
 
 
 class Order(Predicting, vtc.Order):
-    heeds = ("client",)  # lengths only change what a client pays
     predictor = Option("mean", KNOWN.help, choices=KNOWN.choices)  # type: ignore[assignment]
-    fair = False  # as good as its predictions are
     count_twice = False
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
+        # It is as fair as its predictions are right, and lengths only change what a client pays.
+        self.claims = replace(self.claims, fair=False, heeds=("client",))
         self._ahead: dict[Sequence, float] = {}  # tokens that were charged when it joined
 
     def price_of_joining(self, seq: Sequence) -> float:

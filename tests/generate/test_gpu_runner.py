@@ -131,7 +131,7 @@ def test_who_stays_uses_the_step_ahead_though_somebody_left() -> None:
     for _ in range(4):
         scheduler.step(runner.forward, lambda: 0.0)
     used = runner.decoder.used_ahead
-    scheduler.remove(requests[3], 0.0)
+    scheduler.remove_all([requests[3]], 0.0)
     scheduler.step(runner.forward, lambda: 0.0)
     assert runner.decoder.used_ahead == used + 1
     while not scheduler.is_idle:
@@ -170,7 +170,7 @@ def test_pages_of_who_left_are_safe_for_who_comes() -> None:
     comer = Sequence([7] * 90, 30, sampling=params)
     scheduler.add(comer)
     freed = set(leaver.pages)
-    scheduler.remove(leaver, 0.0)  # while a step with it is in flight
+    scheduler.remove_all([leaver], 0.0)  # while a step with it is in flight
     scheduler.step(runner.forward, lambda: 0.0)
     assert set(comer.pages) & freed
     while not scheduler.is_idle:

@@ -22,11 +22,15 @@ from scheduling.policy import Room
 
 class Policy(policy.Policy):
     apart = True
+    conserving = False
+    heeds = ("priority",)
+    patience = 7.0
 
     def __init__(self, max_batch_size, **options):
         super().__init__(max_batch_size, **options)
         self.heard = []
         self.displaces = max_batch_size > 1
+        self.patience = 9.0
 
     def obstacle(self, seq, running, room):
         assert isinstance(room, Room)
@@ -58,7 +62,8 @@ def test_every_former_name_is_reported_with_its_file_and_the_new_name(old: str) 
     lines = [str(warning.message) for warning in caught]
     pairs = {
         "apart": "separate_prefill", "displaces": "preempts", "obstacle": "blocked_by", "displace": "preempt",
-        "on_displace": "on_preempt", "share": "allocate_tokens",
+        "on_displace": "on_preempt", "share": "allocate_tokens", "conserving": "claims.conserving", "heeds": "claims.heeds",
+        "patience": "claims.patience",
     }  # fmt: skip
     for name, new in pairs.items():
         assert any(line.startswith(f"{old}: {name} is now called {new}.") for line in lines), name
@@ -83,6 +88,12 @@ def test_an_attribute_set_on_the_object_counts(old: str) -> None:
     assert (policy.preempts, policy.displaces, policy.apart) == (False, False, True)
 
 
+def test_former_attributes_become_claims_and_the_last_one_set_counts(old: str) -> None:
+    with pytest.warns(RenamedWarning):
+        claims = policies.get_policy(old, 4).claims
+    assert (claims.conserving, claims.heeds, claims.patience) == (False, ("priority",), 9.0)
+
+
 def test_no_shipped_policy_uses_a_former_name() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", RenamedWarning)
@@ -92,7 +103,13 @@ def test_no_shipped_policy_uses_a_former_name() -> None:
 
 def test_a_check_reads_former_names(old: str, tmp_path: Path) -> None:
     path = tmp_path / "good.py"
-    path.write_text("from scheduling import policy\n\n\nclass Policy(policy.Policy):\n    apart = True\n")
+    path.write_text(
+        "from policies import static\n\n\nclass Policy(static.Policy):\n    holds = False\n\n"
+        "    def release(self, running):\n        return [seq for seq in running if seq.is_finished]\n"
+    )
     with pytest.warns(RenamedWarning):
         verdict = check(str(path), cases=50, large=0)
     assert verdict.broken is None, str(verdict)
+    path.write_text(path.read_text().replace("False", "True"))
+    with pytest.warns(RenamedWarning):
+        assert policies.get_policy(str(path)).claims.holds

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import policies
+from scheduling.fast_forward import admission_closed, identical_steps_ahead
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
@@ -72,11 +73,17 @@ def test_nobody_is_lost_when_rows_fail_and_callers_go(
 
 @pytest.mark.parametrize("policy", [*ALL, *MORE])
 @given(traces(), slots, pools(), budgets, st.sets(st.integers(1, 25), max_size=5), faults)
-def test_who_is_put_back_for_want_of_memory_gets_exactly_its_tokens(
-    policy: str, trace: list[Request], slots: int, pool: Pool, budget: int, shed: set[int], cancel: dict[int, list[int]]
+def test_a_preempted_request_gets_exactly_its_tokens(
+    policy: str,
+    trace: list[Request],
+    slots: int,
+    pool: Pool,
+    budget: int,
+    out_of_memory: set[int],
+    cancel: dict[int, list[int]],
 ) -> None:
     made = scheduler(policy, slots, pool(), budget)
-    run = drive(made, requests(*trace), shed=shed, cancel=cancel)
+    run = drive(made, requests(*trace), preempt=out_of_memory, cancel=cancel)
     for seq in run.sequences:
         assert seq.finish_reason == "length" or any(cancel.values())
         assert seq.output_ids == list(range(len(seq.output_ids)))
@@ -183,7 +190,7 @@ def test_who_arrived_before_the_last_plan_but_was_handed_over_after_it_waited_as
     assert plan is not None
     loop.add(late)
     loop.commit(plan, next_tokens(plan), 20)
-    loop.remove(running, 20)
+    loop.remove_all([running], 20)
     assert loop.plan(25) is not None
     assert late.scheduled_at == 25
     assert sum(seconds for _, seconds in late.waited.values()) == 16
@@ -197,10 +204,10 @@ def test_who_comes_when_the_queue_was_just_emptied_inherits_no_reason() -> None:
     plan = loop.plan(0)
     assert plan is not None
     loop.commit(plan, next_tokens(plan), 14)
-    loop.remove(gone, 14)
+    loop.remove_all([gone], 14)
     loop.add(late)
     assert loop.plan(14) is not None
-    loop.remove(late, 20)
+    loop.remove_all([late], 20)
     assert late.waited == {"policy_order": (0, 2), "slots_full": (1, 6)}
 
 
@@ -233,8 +240,8 @@ def test_a_second_removal_does_nothing() -> None:
     loop = scheduler("dynamic", 2)
     (seq,) = requests((0, 3, 2))
     loop.add(seq)
-    assert loop.remove(seq, 1) == [seq]
-    assert loop.remove(seq, 2, "again") == []
+    assert loop.remove_all([seq], 1) == [seq]
+    assert loop.remove_all([seq], 2, "again") == []
     assert (seq.finished_at, seq.finish_reason) == (1, "abort")
 
 
@@ -274,7 +281,7 @@ def test_a_step_that_was_not_committed_can_be_tried_again() -> None:
     assert (seq.computed, seq.output_ids) == (0, [])
 
 
-def test_who_is_put_back_is_the_first_to_join_again_with_all_its_tokens() -> None:
+def test_preempted_requests_join_first_again_and_keep_their_tokens() -> None:
     made = scheduler("dynamic", 4, PagePool(40, 4))
     sequences = requests((0, 3, 5), (0, 3, 5), (0, 3, 5), (9, 3, 5))
     for seq in sequences:
@@ -282,10 +289,10 @@ def test_who_is_put_back_is_the_first_to_join_again_with_all_its_tokens() -> Non
     made.step(next_tokens, lambda: 10)
     plan = made.plan(11)
     assert plan is not None
-    kept = made.preempt(plan, sequences[2:], 11)
+    made.preempt(plan, sequences[2:], 11)
     made.slot_cap = 2
-    record = made.commit(kept, next_tokens(kept), 12)
-    assert (kept.sequences, list(made.waiting)) == (sequences[:2], sequences[2:])
+    record = made.commit(plan, next_tokens(plan), 12)
+    assert (plan.sequences, list(made.waiting)) == (sequences[:2], sequences[2:])
     assert record.preempted == ["r2", "r3"]
     assert [len(seq.pages) for seq in sequences] == [2, 2, 0, 0]
     while made.step(next_tokens, lambda: 13):
@@ -300,8 +307,8 @@ def test_who_joined_in_the_very_step_that_found_no_memory_has_not_joined() -> No
         made.add(seq)
     plan = made.plan(1)
     assert plan is not None
-    kept = made.preempt(plan, plan.sequences[1:], 1)
-    record = made.commit(kept, next_tokens(kept), 2)
+    made.preempt(plan, plan.sequences[1:], 1)
+    record = made.commit(plan, next_tokens(plan), 2)
     assert (record.joined, record.preempted, record.queue) == (["r0"], [], 1)
 
 
@@ -504,20 +511,37 @@ def test_steps_alike_are_as_many_as_can_follow_each_other_unseen() -> None:
     for _ in range(3):
         plan = loop.plan(0)
         assert plan is not None
-        plans.append(loop.identical_steps_ahead(plan))
+        plans.append(identical_steps_ahead(loop, plan))
         loop.commit(plan, next_tokens(plan), 1)
     assert plans == [1, 5, 4]
-    assert loop.admission_closed
+    assert admission_closed(loop)
     loop.add(third)
     plan = loop.plan(1)
     assert plan is not None
-    assert loop.identical_steps_ahead(plan) == 3  # no slot is free, so the third changes nothing
+    assert identical_steps_ahead(loop, plan) == 3  # no slot is free, so the third changes nothing
     loop.switch(policies.get_policy("dynamic", 3), 1)
-    assert not loop.admission_closed
-    assert loop.identical_steps_ahead(plan) == 1
+    assert not admission_closed(loop)
+    assert identical_steps_ahead(loop, plan) == 1
 
 
 def test_a_step_of_many_thousand_rows_is_left_by_all_of_them_at_once() -> None:
     loop = scheduler("dynamic", 20_000)
     run = drive(loop, [Sequence([1], 2, id=str(i)) for i in range(20_000)])
     assert len(run.iterations) == 2
+
+
+def test_padding_and_recomputed_parts_of_a_row_add_up_to_no_more_than_the_row() -> None:
+    made = scheduler("impatient", 3)
+    sequences = requests((0, 1, 9), (0, 5, 3), (0, 1, 9))
+    for seq in sequences:
+        made.add(seq)
+    for _ in range(2):
+        made.step(next_tokens, lambda: 10)
+    plan = made.plan(11)
+    assert plan is not None
+    made.preempt(plan, plan.sequences[1:], 11)
+    made.commit(plan, next_tokens(plan), 12)
+    made.remove_all([sequences[0]], 13)
+    record = made.step(next_tokens, lambda: 14)  # recomputes rows of 7 and 3 tokens, of which 6 and 2 were computed
+    assert record is not None
+    assert record.slot_steps == pytest.approx((2 / 7, 4 / 7, 0, 1, 8 / 7))

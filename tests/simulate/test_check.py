@@ -16,6 +16,7 @@ MUTANTS = Path(__file__).parents[1] / "mutants"
 WORK, DEADLINES = "no idle slot while a request fits", "deadlines"
 PLANTED = {
     "drops_the_last": ("", {WORK}),
+    "breaks_its_claim": ("", {WORK}),
     "admits_one_too_many": ("", {"slots"}),
     "runs_finished": ("", {"no request runs after it finishes"}),
     "joins_twice": ("", {"no request twice in a step"}),
@@ -91,9 +92,9 @@ def test_a_planted_fault_is_caught(name: str) -> None:
 
 def test_pages_that_the_scheduler_gives_back_twice_are_noticed() -> None:
     class Twice(Scheduler):
-        def _take_off(self, leaving):
+        def _vacate(self, leaving):
             pages = [list(seq.pages) for seq in leaving]
-            super()._take_off(leaving)
+            super()._vacate(leaving)
             for freed in pages if self.pages else ():
                 self.pages.release(freed)
 

@@ -1,0 +1,59 @@
+"""The running sequences with their slots and pages: who joins takes both, who leaves gives both back."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection
+
+from scheduling.pages import PagePool
+from scheduling.policy import Budget, PolicyError
+from scheduling.reservations import ENDLESS, Reservations
+from scheduling.sequence import Sequence
+
+
+class Batch:
+    """`running` is in order of admission; `slot_cap` bounds it below the number of slots."""
+
+    def __init__(self, pool: PagePool | None) -> None:
+        self.running: list[Sequence] = []
+        self.pages = Reservations(pool)
+        self.slot_cap = ENDLESS
+        self._slots = 0
+        self._free_slots: list[int] = []  # a heap: the lowest is taken first
+
+    def resize(self, slots: int) -> None:
+        """Change the number of slots; sequences in higher slots keep them until they leave."""
+        taken = {seq.slot for seq in self.running}
+        self._slots = slots
+        self._free_slots = [i for i in range(slots) if i not in taken]
+
+    @property
+    def free_slots(self) -> int:
+        """How many sequences may join now."""
+        return max(0, min(len(self._free_slots), self.slot_cap - len(self.running)))
+
+    def budget(self, tokens: int) -> Budget:
+        """Return what is free before a step that may compute so many tokens."""
+        return Budget(self.free_slots, self.pages.free_tokens, tokens, self.pages.page_size)
+
+    def join(self, seq: Sequence) -> bool:
+        """Give a sequence a slot and all pages that it can need; return False if the pages are too few."""
+        if not self.pages.reserve(seq):
+            return False
+        seq.slot = heapq.heappop(self._free_slots)
+        seq.state = "running"
+        self.running.append(seq)
+        return True
+
+    def vacate(self, leaving: Collection[Sequence]) -> None:
+        """Free slots and pages; raise PolicyError when a sequence is named twice or is not running."""
+        gone = set(leaving)
+        kept = [seq for seq in self.running if seq not in gone]
+        if len(gone) < len(leaving) or len(kept) + len(gone) != len(self.running):
+            named = ", ".join(seq.id for seq in leaving)
+            raise PolicyError(f"release or preempt: {named}: one of them twice, or not running")
+        self.running[:] = kept
+        for seq in leaving:
+            if seq.slot < self._slots:
+                heapq.heappush(self._free_slots, seq.slot)
+            self.pages.release(seq)

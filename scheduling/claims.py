@@ -1,0 +1,31 @@
+"""What a policy promises beyond the laws that hold for all, and what it is allowed to do.
+
+`python -m simulate check` tests the promises and reports what is not allowed. A policy changes its claims at the end of
+`__init__`: `self.claims = replace(self.claims, patience=self.delay)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """Promises and permissions of one policy; the defaults are those of a plain continuous loop."""
+
+    conserving: bool = True  # no slot stays empty while the next request fits; False for a policy with its own `admit`
+    fair: bool = False  # backlogged clients get equal service, within the bound of VTC's theorem
+    guard: float = inf  # seconds of waiting after which the oldest request goes first
+    patience: float = 0.0  # seconds that the oldest may wait for others in an idle engine; inf: until arrivals end
+    refuses: bool = False  # `refuse` may turn requests away
+    holds: bool = False  # a finished request may keep its slot until its batch is done
+    overruns: bool = False  # a batch may run on after all its members are done
+    limits_kv: bool = False  # `blocked_by` may keep requests out by a KV limit below that of the pages
+    # What the order goes by: client, priority, deadline, prefix, length. The server and the simulator tell the user
+    # when requests do not differ in any of them, since only the order of arrival is left then.
+    heeds: tuple[str, ...] = ()
+
+    def without_order(self) -> Claims:
+        """Return the claims of a loop that forms groups of its own, so that its order cannot keep promises."""
+        return replace(self, fair=False, guard=inf)

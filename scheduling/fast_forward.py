@@ -1,0 +1,54 @@
+"""Many equal steps at once, for a simulator: nothing changes in them but the clock and the number of tokens."""
+
+from __future__ import annotations
+
+from scheduling.iteration import Plan
+from scheduling.scheduler import Scheduler
+
+
+def identical_steps_ahead(scheduler: Scheduler, plan: Plan) -> int:
+    """Return how many steps are sure to equal this plan, itself the first, unless a request arrives.
+
+    All members decode, none leaves before the last of these steps, and no waiting request can join.
+    """
+    hooks = scheduler.hooks
+    quiet = hooks.repeats and hooks.on_step is None and not hooks.preempts
+    if not quiet or plan.joined or plan.paused or (scheduler.waiting and not admission_closed(scheduler)):
+        return 1
+    if any(s.pending > 1 or not s.output_ids or s.stop is not None for s in plan.sequences):
+        return 1
+    return min((s.max_tokens - len(s.output_ids) for s in plan.sequences), default=1)
+
+
+def admission_closed(scheduler: Scheduler) -> bool:
+    """Return whether no request can join before another leaves."""
+    closed = not scheduler.batch.free_slots or (scheduler.policy.closed and bool(scheduler.running))
+    return closed and not scheduler.hooks.preempts
+
+
+def fast_forward(scheduler: Scheduler, plan: Plan, ends: list[float]) -> None:
+    """Let as many steps pass as `ends` has times; the plan, not computed yet, is the step after them.
+
+    Each member gets a token, 0, at each of these times, as from that many commits. Only fewer steps than
+    `identical_steps_ahead` may pass.
+    """
+    on_token, steps = scheduler.hooks.on_token, len(ends)
+    batch = len(plan.sequences) + len(plan.held)
+    if on_token is not None:
+        for now in ends:
+            for seq in plan.sequences:
+                seq.computed += 1
+                seq.output_ids.append(0)
+                seq.last_token_at = now
+                on_token(seq, now)
+    for seq in plan.sequences:
+        if on_token is None:
+            seq.computed += steps
+            seq.output_ids.extend([0] * steps)
+            seq.last_token_at = ends[-1]
+        seq.batch_sum += batch * steps
+    plan.number += steps
+    plan.started_at = ends[-1]
+    scheduler.number = plan.number
+    # A request that arrives during the plan's own step begins to wait in it, not in the first of the steps that passed.
+    scheduler.wait_clock.tick(plan.started_at, plan.number - 1)

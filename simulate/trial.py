@@ -1,0 +1,194 @@
+"""One case on its way through a real scheduler, which is held against the laws before and after each step.
+
+`try_case` raises `Broken` with the law and what happened, in plain words, at the first step that breaks one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from scheduling.driver import Driver
+from scheduling.iteration import Iteration, Plan
+from scheduling.policy import Policy
+from scheduling.scheduler import Output, PolicyError, Scheduler
+from scheduling.sequence import Sequence
+from simulate import laws
+from simulate.case import Case
+from simulate.fairness import Service
+from simulate.laws import Broken, names
+
+MakeScheduler = Callable[..., Scheduler]
+
+
+def toy_cost(plan: Plan) -> int:
+    """Return 10 + prompt tokens + 2 x decoding rows, padded and held ones too."""
+    prompt = sum(n for s, n in zip(plan.sequences, plan.counts) if s.is_prefilling) + plan.padding
+    decodes = sum(1 for s in plan.sequences if not s.is_prefilling) + len(plan.held)
+    return 10 + prompt + 2 * decodes
+
+
+def first_token(seq: Sequence) -> int:
+    """Return the number from which the tokens of a sequence count up, whatever else is in the batch."""
+    return sum(seq.prompt_ids) * 31 + len(seq.prompt_ids) * 7
+
+
+def step_limit(case: Case, budget: int) -> int:
+    """Return a number of steps that no policy needs: much more than the requests take one by one."""
+    alone = sum(-(-len(r.prompt) // budget) + r.output for r in case.requests)
+    return 2000 + 2 * alone
+
+
+class Trial(Driver):
+    """One case with one scheduler."""
+
+    def __init__(self, case: Case, scheduler: Scheduler, sequences: list[Sequence]) -> None:
+        super().__init__(scheduler, sequences)
+        self.case = case
+        self.sequences = sequences
+        self.policy: Policy = scheduler.policy
+        self.records: list[Iteration] = []
+        self._books = laws.Books()
+        self._service = Service(self.policy) if self.policy.claims.fair else None
+        self._cancels = dict(case.cancels)
+        self._limit = step_limit(case, scheduler.token_budget)
+        self._first_tokens = {seq: first_token(seq) for seq in sequences}
+        self._oldest: Sequence | None = None
+        self._unanswered: list[Sequence] = []
+        self._watch_admit()
+
+    def _watch_admit(self) -> None:
+        """Report a policy that admits more than there are slots, which the scheduler would only cut."""
+        admit = self.policy.admit
+
+        def watched(waiting: Any, running: Any, budget: Any, now: float) -> int:
+            n = admit(waiting, running, budget, now)
+            if n > budget.slots:
+                raise Broken(
+                    "slots", f"admit() returned {n}, but only {budget.slots} of {self.case.slots} slots are free"
+                )
+            return n
+
+        self.policy.admit = watched  # type: ignore[method-assign]
+
+    def run(self) -> None:
+        """Serve all requests; raise Broken when a law is broken."""
+        super().run()
+        for seq in self.sequences:
+            outcomes = self._books.outcomes[seq.id]
+            if outcomes != 1:
+                raise Broken("one outcome each", f"{seq.id} has {outcomes}")
+            tokens = [self._token(seq, place) for place in range(seq.max_tokens)]
+            if seq.finish_reason == "length" and seq.output_ids != tokens:
+                raise Broken("exactly its tokens", f"{seq.id} has {seq.output_ids}, not {tokens}")
+        laws.check_all_free(self.scheduler)
+        self._books.check_littles_law(self.sequences)
+        if self._service is not None:
+            self._service.check(self.case)
+
+    def deliver(self) -> None:
+        super().deliver()
+        self._cancel()
+        self._oldest = next(iter(self.scheduler.waiting), None)
+
+    def add(self, seq: Sequence) -> None:
+        accepted = self.scheduler.add(seq)
+        self._books.arrive(seq, accepted)
+        if not accepted:
+            laws.check_refusal(self.scheduler, seq)
+
+    def drain(self) -> None:
+        if self.case.drains or self.policy.claims.patience == inf:
+            self.scheduler.drain()
+
+    def _cancel(self) -> None:
+        """Cancel the request that the case names for this step."""
+        index = self._cancels.pop(self.scheduler.number, None)
+        inside = [*self.scheduler.waiting, *laws.unanswered(self.scheduler)] if index is not None else []
+        if index is None or not inside:
+            return
+        seq = inside[index % len(inside)]
+        self._books.leave(self.scheduler.remove_all([seq], self.now), self.now)
+        if seq in self.scheduler.waiting or seq in self.scheduler.running:
+            raise Broken("cancelled requests leave", f"{seq.id} was cancelled but is still in the system")
+
+    def sleep(self) -> None:
+        if self.scheduler.waiting:
+            laws.check_idle(self.scheduler, self.now, self.next_event())
+        super().sleep()
+
+    def compute(self, plan: Plan) -> list[Output]:
+        laws.check_guard(self.scheduler, plan, self._oldest)
+        laws.check_plan(self.scheduler, plan)
+        laws.check_conservation_of_work(self.scheduler, plan)
+        outputs: list[Output] = [
+            self._token(seq, len(seq.output_ids)) if count == seq.pending else None
+            for seq, count in zip(plan.sequences, plan.counts)
+        ]
+        if self._service is not None:
+            self._service.add(self.scheduler, plan, outputs)
+        self._unanswered = laws.unanswered(self.scheduler)
+        self.now += toy_cost(plan)
+        return outputs
+
+    def _token(self, seq: Sequence, place: int) -> int:
+        return (self._first_tokens[seq] + place) % 997
+
+    def record(self, iteration: Iteration) -> None:
+        self.records.append(iteration)
+        answered = [seq for seq in self._unanswered if seq.state == "finished"]
+        self._books.leave(answered, self.now)
+        self._books.check_conservation(self.scheduler)
+        laws.check_answers(self.scheduler, iteration, answered, self.now)
+        laws.check_resources(self.scheduler, iteration)
+        if self.scheduler.number > self._limit:
+            inside = [*self.scheduler.waiting, *self.scheduler.running]
+            raise Broken("no request starves", f"unfinished after {self._limit} steps: {names(inside)}")
+
+
+def try_case(
+    make: Callable[[int], Policy], case: Case, make_scheduler: MakeScheduler = Scheduler, twice: bool = True
+) -> Trial:
+    """Serve a case, `twice` with fresh policies and other addresses in memory; raise Broken when a law is broken."""
+    trials = [
+        _trial(make, case, case.sequences(backwards), make_scheduler)
+        for backwards in ((False, True) if twice else (False,))
+    ]
+    if twice and trials[0].records != trials[1].records:
+        step = next(i for i, (x, y) in enumerate(zip(*(t.records for t in trials))) if x != y)
+        raise Broken("repeatable", f"step {step + 1} differs when the case is run again")
+    return trials[0]
+
+
+def _trial(
+    make: Callable[[int], Policy], case: Case, sequences: list[Sequence], make_scheduler: MakeScheduler
+) -> Trial:
+    try:
+        trial = Trial(case, make_scheduler(make(case.slots), case.pool(), case.budget), sequences)
+        trial.run()
+    except Broken:
+        raise
+    except PolicyError as error:
+        raise Broken(_law_of(str(error)), str(error)) from error
+    except AssertionError as error:
+        law = "pages" if "page" in str(error) else "no crash"
+        raise Broken(law, f"{error}") from error
+    except Exception as error:
+        raise Broken("no crash", f"{type(error).__name__}: {error}, {_place(error)}") from error
+    return trial
+
+
+def _law_of(words: str) -> str:
+    if words.startswith("order"):
+        return "no request twice in a step" if "running" in words else "no request runs after it finishes"
+    return "one outcome each" if words.startswith("release") else "no crash"
+
+
+def _place(error: BaseException) -> str:
+    """Return the file and line that raised an exception."""
+    places = [(Path(f.filename).name, f.lineno) for f in inspect.getinnerframes(error.__traceback__)]  # type: ignore[arg-type]
+    name, line = places[-1]
+    return f"line {line} of {name}"

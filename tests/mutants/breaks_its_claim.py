@@ -1,0 +1,14 @@
+"""Planted fault: claims that no slot stays empty, and leaves one empty."""
+
+from dataclasses import replace
+
+from scheduling import policy
+
+
+class Policy(policy.Policy):
+    def __init__(self, max_batch_size, **options):
+        super().__init__(max_batch_size, **options)
+        self.claims = replace(self.claims, conserving=True)
+
+    def admit(self, waiting, running, budget, now):
+        return min(len(waiting), budget.slots if not running else budget.slots - 1)
