@@ -528,20 +528,3 @@ def test_a_step_of_many_thousand_rows_is_left_by_all_of_them_at_once() -> None:
     loop = scheduler("dynamic", 20_000)
     run = drive(loop, [Sequence([1], 2, id=str(i)) for i in range(20_000)])
     assert len(run.iterations) == 2
-
-
-def test_padding_and_recomputed_parts_of_a_row_add_up_to_no_more_than_the_row() -> None:
-    made = scheduler("impatient", 3)
-    sequences = requests((0, 1, 9), (0, 5, 3), (0, 1, 9))
-    for seq in sequences:
-        made.add(seq)
-    for _ in range(2):
-        made.step(next_tokens, lambda: 10)
-    plan = made.plan(11)
-    assert plan is not None
-    made.preempt(plan, plan.sequences[1:], 11)
-    made.commit(plan, next_tokens(plan), 12)
-    made.remove_all([sequences[0]], 13)
-    record = made.step(next_tokens, lambda: 14)  # recomputes rows of 7 and 3 tokens, of which 6 and 2 were computed
-    assert record is not None
-    assert record.slot_steps == pytest.approx((2 / 7, 4 / 7, 0, 1, 8 / 7))
