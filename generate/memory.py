@@ -1,7 +1,7 @@
 """Memory for weights and KV pages, in huge pages where the system has them.
 
 Every step streams gigabytes of them. With pages of 4 KiB the processor looks up an address every 4 KiB, and its own
-prefetching stops there. It must not know what lies in the memory.
+prefetching stops there. It must not know layers, or who owns a page.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import mmap
 
 import torch
 from torch import Tensor
+
+from models.architecture import ModelShape
 
 HUGE = 2 << 20  # bytes; smaller tensors gain nothing
 
@@ -30,3 +32,17 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | Non
     whole = torch.frombuffer(space, dtype=torch.uint8)  # keeps `space` alive
     start = -whole.data_ptr() % HUGE
     return whole[start : start + size].view(dtype).view(shape)
+
+
+def kv_pools(
+    shape: ModelShape, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return uninitialized pools of keys and values (layers, pages, KV heads, page size, head size)."""
+    size = (shape.n_layer, pages, shape.n_kv_head, page_size, shape.head_size)
+    return empty(size, dtype, device), empty(size, dtype, device)
+
+
+def release(device: torch.device) -> None:
+    """Free cached memory, so that a step that ran out of memory can be tried again."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -85,10 +85,7 @@ class ModelRunner:
         self.device, self.dtype = weight.device, weight.dtype
         self.attend = make_attention(self.dtype, self.device)
         self.head = make_head(weight)
-        c = self.config
-        shape = (c.n_layer, n_pages, c.n_kv_head, page_size, c.head_size)
-        self.keys = memory.empty(shape, self.dtype, self.device)
-        self.values = memory.empty(shape, self.dtype, self.device)
+        self.keys, self.values = memory.kv_pools(self.config, n_pages, page_size, self.dtype, self.device)
         self.blocks = make_blocks(model, self.attend, self.keys, self.values)
         self._last: _Decoded | None = None
 
@@ -98,8 +95,7 @@ class ModelRunner:
 
     def release_memory(self) -> None:
         """See `Runner.release_memory`."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        memory.release(self.device)
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> list[Output]:

@@ -1,7 +1,7 @@
 """The border between the engine and an architecture: what `generate/` knows of any model.
 
 An architecture is one file in `models/` with a `LanguageModel`. `generate/cpu/blocks.py` and `generate/gpu/layers.py`
-compute it on packed rows. The runners see only what is here, so that a new architecture does not touch them.
+compute it on packed rows. The runners know nothing else of a model, so that a new architecture does not change them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which model is served: a name or a folder becomes a `ResolvedModel`, which says what `models/weights.py` loads.
+"""From a name or a folder to a `ResolvedModel`, which `models/weights.py` loads.
 
 Resolving needs no torch and, for a model that is already on this machine, no network. It must not know tokenizers,
 HTTP, batching or scheduling.

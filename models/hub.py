@@ -1,10 +1,9 @@
-"""Published GPT-2 models: their shapes, their pinned revisions, and how they get onto this machine.
+"""Published GPT-2 models: their shapes, their pinned revisions, and their download.
 
-A model that lies in the cache is used without asking the network. Otherwise the hub gets a few
-seconds to answer one small question, whatever name servers, proxies and retries do, and only then
-is anything downloaded.
+A cached model is used without the network. Otherwise the hub gets a few seconds to answer one small request, whatever
+name servers, proxies and retries do, and only then is the model downloaded.
 
-It must not import torch: a launcher resolves a model before it has any reason to load one.
+It must not import torch: the launcher resolves a model before it loads one.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ FILES = ["config.json", "*.safetensors", "vocab.json", "merges.txt", "tokenizer.
 
 
 class HubError(ValueError):
-    """The hub does not give what was asked for; the text is the reason alone, as a clause."""
+    """The hub does not provide a model; the message is the reason alone, as a clause."""
 
 
 @dataclass(frozen=True)
@@ -64,43 +63,42 @@ def cached(name: str) -> Path | None:
 
 
 def fetch(name: str, timeout_s: float) -> Path:
-    """Return the folder of published model `name`, downloading what the cache lacks.
+    """Return the folder of published model `name`, after downloading the files that are not cached.
 
-    The hub has `timeout_s` seconds in all to answer; the download itself may take its time. Raises
-    HubError.
+    The hub must answer within `timeout_s` seconds; the download itself has no limit. Raises HubError.
     """
     folder = cached(name)
     if folder is not None:
         return folder
-    _ask(name, timeout_s)
+    _probe(name, timeout_s)
     return _download(name)
 
 
-def _ask(name: str, timeout_s: float) -> None:
-    """Ask for the head of the model's config.json; raise HubError unless it comes in time."""
+def _probe(name: str, timeout_s: float) -> None:
+    """Request the headers of the model's config.json; raise HubError unless they come in time."""
     import huggingface_hub
 
     if huggingface_hub.is_offline_mode():
         raise HubError("it is not in the cache, and HF_HUB_OFFLINE disables downloads")
     model = PUBLISHED[name]
     url = huggingface_hub.hf_hub_url(model.repo, "config.json", revision=model.revision)
-    failure: list[Exception | None] = []
+    outcome: list[Exception | None] = []
 
-    def probe() -> None:
+    def request() -> None:
         try:
             huggingface_hub.get_hf_file_metadata(url, timeout=timeout_s)
-            failure.append(None)
-        except Exception as error:  # whatever goes wrong there is one reason to do without the hub
-            failure.append(error)
+            outcome.append(None)
+        except Exception as error:  # each failure there is a reason to do without the hub
+            outcome.append(error)
 
-    # A silent name server hangs far longer than any HTTP timeout: nobody waits for the thread.
-    thread = threading.Thread(target=probe, name="hub-probe", daemon=True)
+    # A silent name server hangs far longer than any HTTP timeout, so the thread is left behind.
+    thread = threading.Thread(target=request, name="hub-probe", daemon=True)
     thread.start()
     thread.join(timeout_s)
-    if not failure:
+    if not outcome:
         raise HubError(f"the model hub did not answer within {timeout_s:g} s")
-    if failure[0] is not None:
-        raise HubError(f"cannot reach the model hub: {_reason(failure[0])}") from failure[0]
+    if outcome[0] is not None:
+        raise HubError(f"cannot reach the model hub: {_reason(outcome[0])}") from outcome[0]
 
 
 def _download(name: str) -> Path:
@@ -115,7 +113,7 @@ def _download(name: str) -> Path:
 
 
 def _reason(error: Exception) -> str:
-    """Say in one short line what went wrong."""
+    """Return an error's type and first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0].rstrip(".") if lines else ""
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

@@ -1,8 +1,7 @@
-"""Where a tokenizer's ranks come from: a model folder, a rank file, or tiktoken.
+"""The sources of a tokenizer's ranks: a model folder, a rank file, or tiktoken.
 
-tiktoken merges the neighbours whose joined bytes have the lowest rank, and the rank is the token's
-id. A model folder lists its merges in order instead; the two agree when the ids rise along the
-merges, which is checked.
+tiktoken merges the neighbors whose joined bytes have the lowest rank, and the rank is the token's id. A model folder
+lists its merges in order instead. The two agree if the ids rise along the merges, which is checked.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ _OTHER = "Use a model with GPT-2's byte-level BPE tokenizer"
 
 
 class TokenizerError(ValueError):
-    """A tokenizer cannot be had or is not consistent; the text names reason and remedy."""
+    """A tokenizer cannot be loaded or is not consistent; the message gives the reason and the remedy."""
 
 
 def _alphabet() -> dict[str, int]:
-    """Return GPT-2's byte alphabet, a printable character for each byte, as character: byte."""
+    """Return GPT-2's byte alphabet: the byte of each of its 256 printable characters."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(rest)}
@@ -37,7 +36,7 @@ def _alphabet() -> dict[str, int]:
 def from_folder(folder: Path) -> tiktoken.Encoding:
     """Build a folder's tokenizer from vocab.json and merges.txt, else from tokenizer.json.
 
-    Raises TokenizerError where a file is missing, broken, or the two contradict each other.
+    Raises TokenizerError if a file is missing or broken, or if the two contradict each other.
     """
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         vocab = _json(folder / "vocab.json")
@@ -55,7 +54,7 @@ def from_folder(folder: Path) -> tiktoken.Encoding:
 
 
 def _fast_tokenizer(path: Path) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
-    """Return vocabulary and merges of a tokenizer.json that works as GPT-2's does."""
+    """Return vocabulary and merges of a tokenizer.json that works like GPT-2's."""
     content = _json(path)
     try:
         model, split = content["model"], content["pre_tokenizer"]
@@ -77,11 +76,11 @@ def _fast_tokenizer(path: Path) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
 
 
 def _encoding(folder: Path, vocab: dict[str, Any], merges: list[tuple[str, ...]]) -> tiktoken.Encoding:
-    """Check that `vocab` and `merges` say the same and return their Encoding."""
+    """Check that `vocab` and `merges` agree, and return their Encoding."""
 
-    def wrong(what: str) -> TokenizerError:
+    def wrong(reason: str) -> TokenizerError:
         return TokenizerError(
-            f"the tokenizer in {folder} is not consistent: {what}. Use vocab.json and merges.txt from the same model"
+            f"the tokenizer in {folder} is not consistent: {reason}. Use vocab.json and merges.txt from the same model"
         )
 
     ids = list(vocab.values())
@@ -106,17 +105,16 @@ def _encoding(folder: Path, vocab: dict[str, Any], merges: list[tuple[str, ...]]
             raise wrong(f"merge {number} {' '.join(pair)!r} comes after one with a higher id")
         last = vocab[token]
         table[bytes(alphabet[character] for character in token)] = last
-    # What no merge makes never comes out of a text: <|endoftext|>, padding, added tokens.
+    # Tokens that no merge makes never come from a text: <|endoftext|>, padding, added tokens.
     mergeable = set(table.values())
     special = {token: i for token, i in vocab.items() if i not in mergeable}
     return tiktoken.Encoding(str(folder), pat_str=PATTERN, mergeable_ranks=table, special_tokens=special)
 
 
 def from_file(path: Path) -> tiktoken.Encoding:
-    """Read a rank file: a line for each token, its bytes in base64, a space, its rank.
+    """Read a rank file: for each token a line with its bytes in base64, a space, and its rank.
 
-    `<|endoftext|>` gets the id after the last rank. Raises TokenizerError with the number of a bad
-    line.
+    `<|endoftext|>` gets the id after the last rank. Raises TokenizerError with the number of a bad line.
     """
     remedy = "Set EB_TOKENIZER_FILE to a complete rank file such as gpt2.tiktoken"
     try:
@@ -146,22 +144,22 @@ def from_file(path: Path) -> tiktoken.Encoding:
 
 
 def of_bytes() -> tiktoken.Encoding:
-    """Return the tokenizer that needs no file: a byte is a token, and 256 is `<|endoftext|>`."""
+    """Return a tokenizer that needs no file: each byte is a token, and 256 is `<|endoftext|>`."""
     table = {bytes([byte]): byte for byte in range(256)}
     return tiktoken.Encoding("bytes", pat_str=PATTERN, mergeable_ranks=table, special_tokens={EOT: 256})
 
 
 def from_tiktoken(timeout_s: float = DOWNLOAD_S) -> tiktoken.Encoding:
-    """Return GPT-2's ranks from tiktoken, which keeps them in its cache after one download.
+    """Return GPT-2's ranks from tiktoken, which caches them after one download.
 
-    Raises TokenizerError after `timeout_s` seconds: tiktoken itself would wait for ever.
+    Raises TokenizerError after `timeout_s` seconds; tiktoken itself has no timeout.
     """
     result: list[tiktoken.Encoding | Exception] = []
 
     def fetch() -> None:
         try:
             result.append(tiktoken.get_encoding("gpt2"))
-        except Exception as error:  # network, disk, a wrong hash: one reason each to do without
+        except Exception as error:  # network, disk, a wrong hash: each is a reason to do without
             result.append(error)
 
     thread = threading.Thread(target=fetch, name="tiktoken-download", daemon=True)

@@ -1,7 +1,7 @@
 """Text to token ids and back, with tiktoken's encoder; also for text that comes in pieces.
 
-Ids become bytes, and bytes become text: a character may be cut by the border between two tokens, so
-a stream of tokens goes through a `Detokenizer`. It must not know HTTP or batching.
+Ids become bytes, and bytes become text. The border between two tokens may cut a character, so a stream of tokens goes
+through a `Detokenizer`. It must not know HTTP or batching.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from models.catalog import BARD, ResolvedModel
 from models.ranks import TokenizerError
 
 EOT = ranks.EOT
-LONGEST_RUN = 400_000  # white space in one go; from some 700,000 on tiktoken's stack overflows
+LONGEST_RUN = 400_000  # characters of white space in a row; from some 700,000 on tiktoken's stack overflows
 
 
 class TextError(ValueError):
@@ -29,9 +29,8 @@ class TextError(ValueError):
 class Tokenizer:
     """Encode text and decode ids with a tiktoken Encoding.
 
-    Ids that the encoding does not know decode to nothing (a model's vocabulary may be padded), or,
-    when `fold` is set (random weights with a smaller model's tokenizer), as the id modulo the size
-    of the vocabulary.
+    Ids that the encoding does not know decode to nothing (a model's vocabulary may be padded), or, with `fold` (random
+    weights with a smaller model's tokenizer), as the id modulo the size of the vocabulary.
     """
 
     def __init__(self, encoding: tiktoken.Encoding, fold: bool = False, warning: str | None = None) -> None:
@@ -50,7 +49,7 @@ class Tokenizer:
     def encode(self, text: str, end_of_text: Literal["text", "special"] = "text") -> list[int]:
         """Return the ids of `text`; `<|endoftext|>` in it is ordinary text or the special token.
 
-        Raises TextError for what the encoder cannot take.
+        Raises TextError for a text that the encoder cannot handle.
         """
         _refuse_long_runs(text)
         try:
@@ -58,7 +57,7 @@ class Tokenizer:
                 return self.encoding.encode(text, allowed_special={EOT}, disallowed_special=())
             return self.encoding.encode_ordinary(text)
         except BaseException as error:
-            # A panic of the encoder arrives as a BaseException and would end a thread unanswered.
+            # A panic of the encoder is a BaseException, and would end a thread without an answer.
             if type(error).__name__ != "PanicException" and not isinstance(error, ValueError):
                 raise
             raise TextError(
@@ -66,7 +65,7 @@ class Tokenizer:
             ) from error
 
     def encode_ordinary(self, text: str) -> list[int]:
-        """Return the ids of `text` without any special token, under tiktoken's own name."""
+        """Return the ids of `text` without special tokens; tiktoken's own name."""
         return self.encode(text)
 
     def token_bytes(self, token: int) -> bytes:
@@ -78,7 +77,7 @@ class Tokenizer:
         return self._bytes[token % self.vocab_size] if self.fold else b""
 
     def whole_texts(self) -> list[int]:
-        """Return the ids that are text by themselves, of printable ASCII: no character is cut between two of them."""
+        """Return the ids of printable ASCII text, between which no character is cut."""
         return [
             i
             for i, text in enumerate(self._bytes)
@@ -90,14 +89,14 @@ class Tokenizer:
         return b"".join(map(self.token_bytes, tokens))
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of `tokens`; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of `tokens`; bytes that are not UTF-8 become U+FFFD."""
         return self.decode_bytes(tokens).decode("utf-8", errors="replace")
 
 
 class Detokenizer:
-    """Turn a stream of token ids into text without ever showing half a character.
+    """Turn a stream of token ids into text without ever returning half a character.
 
-    All pieces and the last one from `finish` joined are the same as `Tokenizer.decode` of all ids.
+    All pieces, with the one from `finish`, join to `Tokenizer.decode` of all ids.
     """
 
     __slots__ = ("_decoder", "_tokenizer")
@@ -112,20 +111,19 @@ class Detokenizer:
 
     @property
     def is_halfway(self) -> bool:
-        """Whether a character has begun whose end has not come."""
+        """Whether the last character is incomplete."""
         return bool(self._decoder.getstate()[0])
 
     def finish(self) -> str:
-        """Return what was held back: nothing, or U+FFFD for a character never completed."""
+        """Return the rest: nothing, or U+FFFD for an incomplete character."""
         return self._decoder.decode(b"", final=True)
 
 
 def load_tokenizer(resolved: ResolvedModel, file: str | Path | None = None) -> Tokenizer:
-    """Return the tokenizer of `resolved`: its folder's own, else GPT-2's from `file` or tiktoken's
-    cache.
+    """Return the tokenizer of `resolved`: its folder's own, else GPT-2's from `file` or tiktoken's cache.
 
-    `file` is a rank file (EB_TOKENIZER_FILE). Random weights that can have no ranks get bard's
-    tokenizer, and `warning` says so. Raises TokenizerError.
+    `file` is a rank file (EB_TOKENIZER_FILE). If there are no ranks for random weights, return bard's tokenizer with a
+    `warning`. Raises TokenizerError.
     """
     if resolved.tokenizer is not None:
         return _fitting(Tokenizer(ranks.from_folder(resolved.tokenizer)), resolved)
@@ -145,7 +143,8 @@ def load_tokenizer(resolved: ResolvedModel, file: str | Path | None = None) -> T
 def load_stand_in(file: str | Path | None = None, timeout_s: float = 3.0) -> Tokenizer:
     """Return a tokenizer for a model without weights: GPT-2's from `file` or tiktoken, else one of bytes.
 
-    Of bytes a text has about four times as many tokens, and `warning` says so. Raises TokenizerError for a bad file.
+    A text has about four times as many bytes as tokens, so the tokenizer of bytes has a `warning`. Raises TokenizerError
+    for a bad file.
     """
     if file:
         return Tokenizer(ranks.from_file(Path(file)))
@@ -156,7 +155,7 @@ def load_stand_in(file: str | Path | None = None, timeout_s: float = 3.0) -> Tok
 
 
 def _fitting(tokenizer: Tokenizer, resolved: ResolvedModel) -> Tokenizer:
-    """Return `tokenizer` unless it makes ids that the model does not have."""
+    """Return `tokenizer`, or raise TokenizerError if it has ids that the model does not have."""
     vocabulary = resolved.config["vocab_size"]
     if tokenizer.vocab_size > vocabulary:
         raise TokenizerError(

@@ -84,7 +84,7 @@ class LayeredBlocks:
 
 
 class CBlocks:
-    """blocks.c over weights and pages that this object keeps alive. Raises KernelError where it cannot be made."""
+    """blocks.c over weights and pages that this object keeps alive. Raises KernelError where blocks.c cannot be compiled."""
 
     def __init__(
         self, model: gpt2.GPT, blocks: Sequence[Block], attend: CAttention, keys: Tensor, values: Tensor

@@ -24,7 +24,7 @@ int paged_attention_has_bf16(void);
 
 // packed_linear.c
 
-enum { PLAIN = 0, GELU_TANH = 1, FLOAT32 = 2 };  // modes: what becomes of a sum
+enum { PLAIN = 0, GELU_TANH = 1, FLOAT32 = 2 };  // modes of packed_linear
 
 // Returns 1 where packed_linear can run, else 0: the caller then uses another way.
 int packed_linear_supported(void);

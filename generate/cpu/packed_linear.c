@@ -105,7 +105,7 @@ typedef struct {
   void *out;
   int64_t m, n, k;
   int mode;
-  const bf16 *next;  // what will be read after this: a packed weight, or null
+  const bf16 *next;  // the packed weight that is read after this one, or null
   int64_t next_panels, next_k;
   int64_t panels, band;
   int tiles;
@@ -187,7 +187,7 @@ static void configure_tiles(int64_t m) {
     uint16_t bytes[16];
     uint8_t rows[16];
   } config = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {rows, rows, rows, rows, rows, ROWS, ROWS, ROWS}};
-  __asm__ volatile("" : : "r"(&config) : "memory");  // the intrinsic says that it reads the first bytes only
+  __asm__ volatile("" : : "r"(&config) : "memory");  // the intrinsic declares that it reads only the first bytes
   _tile_loadconfig(&config);
 }
 

@@ -61,7 +61,7 @@
 #define HALF 4               // queries weighed together: their sums fill the registers
 #define AHEAD 4              // blocks scored together for one query
 #define APPENDED 4           // (sequence, head)s of decode rows whose new keys are written before they are read
-#define FAR 4                // blocks that memory is asked for ahead of their use by one query
+#define FAR 4                // blocks that are prefetched ahead of their use by one query
 #define ALONE (1 << 18)      // bytes of keys and values below which waking other threads costs more than it saves
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
@@ -495,7 +495,8 @@ static void attend_any(const Call *c, int half, Item item, float *scores) {
   else attend(c, row, h, first, position, count, scores, 0, QUERIES);
 }
 
-// Check what would make the loops read or write outside their memory; entries behind a length are not looked at.
+// Refuses rows and pages that would make the loops read or write outside their memory; entries behind a context are
+// not read.
 static int check(const Call *c, int *longest, double *read) {
   if (c->n < 0 || c->cu_seqlens[0] != 0) return BAD_ROWS;
   for (int i = 0; i < c->n; i++) {
@@ -536,7 +537,7 @@ static void attend_some(void *job, int64_t from, int64_t to, int worker) {
 }
 
 static int step(Call *c) {
-  double read = 0;  // keys, counted anew for each query
+  double read = 0;  // keys, once for each query
   int longest = 0, wrong = check(c, &longest, &read), bytes = c->half ? 2 : 4, chunks = 0;
   if (wrong) return wrong;
   team_fn each = read * c->H * c->D * bytes * 2 < ALONE ? alone : share_out;

@@ -6,7 +6,7 @@ its own afterwards; the device never waits for Python.
 
 A step that was launched ahead may be used, or forgotten, for these reasons:
 * It is used only by sequences whose position and last token are those that it decoded (`Flight.serves`), so its tokens
-  are theirs, whoever else has left since. It does not matter which sequences joined.
+  are theirs. Its other rows do not matter, even if their sequences have left.
 * A step that no sequence can use is forgotten. It wrote the keys and values of right tokens at their positions, where
   the next step writes the same ones again, or behind the end of a context, which nothing reads.
 * It may still write to pages that a member has released. Their next owner's steps come later on the same stream, and

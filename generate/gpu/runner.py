@@ -18,6 +18,7 @@ from collections.abc import Sequence as Many
 import torch
 from torch import Tensor
 
+from generate import memory
 from generate.gpu import choose, sampling
 from generate.gpu.attention import DecodeRows, Prompts
 from generate.gpu.decoder import Decoder
@@ -51,10 +52,7 @@ class GpuRunner:
         self.page_size = page_size
         weight = model.lm_head.weight
         self.device, self.dtype = weight.device, weight.dtype
-        c = self.config
-        shape = (c.n_layer, n_pages, c.n_kv_head, page_size, c.head_size)
-        self.keys = torch.empty(shape, dtype=self.dtype, device=self.device)
-        self.values = torch.empty_like(self.keys)
+        self.keys, self.values = memory.kv_pools(self.config, n_pages, page_size, self.dtype, self.device)
         self._stream: torch.cuda.Stream | None = None
         if self.device.type == "cuda":  # the default stream cannot be recorded
             new_stream: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
@@ -85,8 +83,7 @@ class GpuRunner:
 
     def release_memory(self) -> None:
         """See `Runner.release_memory`."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        memory.release(self.device)
 
     @torch.inference_mode()
     def warm_up(self) -> bool:
