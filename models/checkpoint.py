@@ -120,7 +120,7 @@ def weight_files(folder: Path) -> list[Path]:
             "load it with transformers' GPT2LMHeadModel and use save_pretrained, which writes model.safetensors"
         )
     raise CheckpointError(
-        f"{folder} has neither model.safetensors nor model.safetensors.index.json. "
+        f"{folder} has no weights: neither model.safetensors nor model.safetensors.index.json. "
         "Use a complete checkpoint, or --load-format dummy for random weights of this shape"
     )
 

@@ -1,4 +1,4 @@
-"""The GPU's runner gives the CPU's texts, whatever joins, leaves, fails or was launched ahead."""
+"""The GPU's runner gives the CPU's texts, whichever sequences join and leave, and however they are drawn."""
 
 from __future__ import annotations
 
@@ -14,19 +14,14 @@ import torch
 from support import multiply_in_one_order
 from test_runner import SHAPES, make_model, ragged, run
 
-import policies
 from config import Config
 from generate import machine
 from generate.gpu import sampling
 from generate.gpu.runner import GpuRunner, make_runner
 from generate.params import GREEDY, SamplingParams
 from generate.runner import ModelRunner
-from generate.sampling import NotFinite
 from launch import engine
 from models.gpt2 import GPT, GPTConfig
-from scheduling.iteration import Plan
-from scheduling.pages import PagePool
-from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 
 CONFIG = SHAPES["heads of 64"]
@@ -69,7 +64,7 @@ def test_a_warm_runner_gives_the_texts_of_a_cold_one() -> None:
 
 
 def mixed(n: int, seed: int) -> list[Sequence]:
-    """Return requests that draw in all ways, some with log probabilities, some stopped by a token of theirs."""
+    """Return requests of all kinds of drawing, some with log probabilities, some that stop early."""
     rng = random.Random(seed)
     requests = ragged(CONFIG, n, seed)
     for i, seq in enumerate(requests):
@@ -85,9 +80,7 @@ def mixed(n: int, seed: int) -> list[Sequence]:
     [("dynamic", 8, 2048, 3), ("dynamic", 8, 24, 1), ("dynamic", 20, 2048, 20),
      ("static", 6, 2048, 4), ("static-exact", 8, 2048, 8), ("dynamic", 3, 64, 30)],
 )  # fmt: skip
-def test_mixed_requests_get_the_cpus_texts_whoever_they_meet(
-    policy: str, slots: int, budget: int, arrivals: int
-) -> None:
+def test_mixed_requests_get_the_cpus_texts_in_any_company(policy: str, slots: int, budget: int, arrivals: int) -> None:
     options = {"slots": slots, "budget": budget, "arrivals": arrivals}
     expected = run(make_model(CONFIG), mixed(24, 4), policy, **options)
     assert run(None, mixed(24, 4), policy, runner=gpu_runner(), **options) == expected
@@ -105,130 +98,13 @@ def test_log_probabilities_are_the_cpus() -> None:
     assert (torch.tensor(details(gpu_runner())) - expected).abs().max() < 1e-4
 
 
-def drive(forward: Callable[[Plan], list[Output]], requests: list[Sequence], pages: int = 120) -> Scheduler:
-    """Return a scheduler in which all requests run, after their first step."""
-    scheduler = Scheduler(policies.get_policy("dynamic", 8), PagePool(pages, 64), 2048)
-    for seq in requests:
-        scheduler.add(seq)
-    scheduler.step(forward, lambda: 0.0)
-    return scheduler
-
-
-def test_a_steady_batch_is_always_one_step_ahead() -> None:
-    runner = gpu_runner()
-    requests = [Sequence([i + 1] * 5, 20, sampling=SamplingParams(seed=i)) for i in range(4)]
-    scheduler = drive(runner.forward, requests)
-    launched = runner.decoder.used_ahead
-    while not scheduler.is_idle:
-        scheduler.step(runner.forward, lambda: 0.0)
-    assert runner.decoder.used_ahead - launched == 18  # 19 decodes, the first of which nobody foresaw
-
-
-def test_who_stays_uses_the_step_ahead_though_somebody_left() -> None:
-    runner = gpu_runner()
-    requests = [Sequence([i + 1] * 5, 12, sampling=SamplingParams(seed=i)) for i in range(8)]
-    scheduler = drive(runner.forward, requests)
-    for _ in range(4):
-        scheduler.step(runner.forward, lambda: 0.0)
-    used = runner.decoder.used_ahead
-    scheduler.remove_all([requests[3]], 0.0)
-    scheduler.step(runner.forward, lambda: 0.0)
-    assert runner.decoder.used_ahead == used + 1
-    while not scheduler.is_idle:
-        scheduler.step(runner.forward, lambda: 0.0)
-    expected = run(make_model(CONFIG), [Sequence([i + 1] * 5, 12, sampling=SamplingParams(seed=i))
-                                        for i in range(8) if i != 3])  # fmt: skip
-    assert [seq.output_ids for seq in requests if seq is not requests[3]] == expected
-
-
-def test_no_step_is_launched_ahead_for_a_place_behind_the_context() -> None:
-    runner = gpu_runner()
-    context = CONFIG.block_size
-    lengths: list[int] = []
-    runner.decoder.row_logits = lambda rows, size: (
-        lengths.append(int(rows.context_lens.max())),
-        runner._row_logits(rows, size),
-    )[1]
-    seq = Sequence([1] * (context - 3), 1 << 20, sampling=GREEDY)  # who asks for more than there is
-    seq.output_ids, seq.computed = [1], context - 3
-    seq.pages = list(range(1, 1 + context // 64))
-    for _ in range(3):
-        (token,) = runner.forward(Plan(1, 0.0, [seq], [1]))
-        seq.output_ids.append(token)
-        seq.computed += 1
-    assert lengths == [context - 2, context - 1, context]
-
-
-def test_pages_of_who_left_are_safe_for_who_comes() -> None:
-    runner = gpu_runner()
-    params = SamplingParams(temperature=0.0)
-    leaver = Sequence([5] * 60, 40, sampling=params)
-    stayer = Sequence([6] * 10, 60, sampling=params)
-    scheduler = drive(runner.forward, [leaver, stayer], pages=5)  # no page is free beside theirs
-    for _ in range(7):
-        scheduler.step(runner.forward, lambda: 0.0)
-    comer = Sequence([7] * 90, 30, sampling=params)
-    scheduler.add(comer)
-    freed = set(leaver.pages)
-    scheduler.remove_all([leaver], 0.0)  # while a step with it is in flight
-    scheduler.step(runner.forward, lambda: 0.0)
-    assert set(comer.pages) & freed
-    while not scheduler.is_idle:
-        scheduler.step(runner.forward, lambda: 0.0)
-    expected = run(make_model(CONFIG), [Sequence([6] * 10, 60, sampling=params),
-                                        Sequence([7] * 90, 30, sampling=params)])  # fmt: skip
-    assert [stayer.output_ids, comer.output_ids] == expected
-
-
-def test_a_step_that_fails_or_is_asked_for_twice_changes_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = gpu_runner()
-    requests = ragged(CONFIG, 6, 5, temperature=1.0)
-    steps = 0
-
-    def forward(plan: Plan) -> list[Output]:
-        nonlocal steps
-        steps += 1
-        if steps % 4 == 0:
-            with monkeypatch.context() as broken:
-                broken.setattr(runner.decoder.replayer, "run", None)
-                with pytest.raises(TypeError):  # noqa: PT012
-                    runner.forward(plan)
-                    runner.forward(plan)
-            assert runner.decoder.ahead is None
-        first = runner.forward(plan)
-        return runner.forward(plan) if steps % 3 == 0 else first
-
-    scheduler = drive(forward, requests)
-    while not scheduler.is_idle:
-        scheduler.step(forward, lambda: 0.0)
-    expected = run(make_model(CONFIG), ragged(CONFIG, 6, 5, temperature=1.0))
-    assert [seq.output_ids for seq in requests] == expected
-
-
-def test_a_row_that_is_not_finite_fails_alone_and_its_neighbours_go_on() -> None:
-    poisoned = CONFIG.vocab_size - 1
-    model = make_model(CONFIG)
-    wpe = model.transformer.wpe.weight.clone()
-    wpe[12] = float("nan")  # who comes to place 12 breaks, as a decode
-    model.transformer.wpe.weight = torch.nn.Parameter(wpe, requires_grad=False)
-    runner = GpuRunner(model, 120, 64, capacity=8)
-    params = SamplingParams(temperature=0)
-    bad = Sequence([1] * 10, 8, id="bad", sampling=params)
-    good = [Sequence([poisoned - 1, 2, i], 6, sampling=params) for i in range(3)]
-    scheduler = drive(runner.forward, [good[0], bad, *good[1:]])
-    while not scheduler.is_idle:
-        scheduler.step(runner.forward, lambda: 0.0)
-    assert isinstance(bad.error, NotFinite)
-    assert [len(seq.output_ids) for seq in [*good, bad]] == [6, 6, 6, 3]
-
-
 def test_logits_that_overflow_are_found_at_the_warm_up() -> None:
     model = make_model(CONFIG)
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight * torch.inf, requires_grad=False)
     assert not GpuRunner(model, 4, 64).warm_up()
 
 
-def test_a_model_too_large_for_float16_goes_on_in_bfloat16(
+def test_a_model_with_values_too_large_for_float16_runs_in_bfloat16(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def loud() -> GPT:
@@ -239,12 +115,12 @@ def test_a_model_too_large_for_float16_goes_on_in_bfloat16(
         return model.half()
 
     runners: list[weakref.ref[GpuRunner]] = []
-    made = GpuRunner.__init__
+    init = GpuRunner.__init__
 
     def note(self: GpuRunner, *how: object) -> None:
-        assert len(runners) != 1 or runners[0]() is None  # a card has no room for the pages of two
+        assert len(runners) != 1 or runners[0]() is None  # a card cannot hold the pages of two
         runners.append(weakref.ref(self))
-        made(self, *how)  # type: ignore[arg-type]
+        init(self, *how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(GpuRunner, "__init__", note)
     assert make_runner(loud(), 4, 64, 2, strict=False, any_format=True).dtype == torch.bfloat16
@@ -254,7 +130,7 @@ def test_a_model_too_large_for_float16_goes_on_in_bfloat16(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_sixteen_bits_serve_too(dtype: torch.dtype) -> None:
+def test_sixteen_bits_serve(dtype: torch.dtype) -> None:
     runner = make_runner(make_model(CONFIG, dtype), 120, 64, 8, strict=False, any_format=False)
     texts = run(None, ragged(CONFIG, 6, 1, temperature=0), runner=runner)
     exact = run(make_model(CONFIG), ragged(CONFIG, 6, 1, temperature=0))
@@ -278,7 +154,7 @@ def test_a_row_too_flat_for_the_device_is_drawn_by_the_host() -> None:
     runner = gpu_runner()
     assert run(None, requests(), runner=runner) == run(make_model(CONFIG), requests())
     assert CONFIG.vocab_size > sampling.CANDIDATES
-    assert runner.decoder.used_ahead == 0  # so the flat rows were seen
+    assert runner.decoder.used_ahead == 0  # each step was repeated for the host
 
 
 def test_where_no_graph_can_be_recorded_steps_are_launched_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
@@ -299,7 +175,7 @@ def test_more_sequences_than_rows_are_decoded_in_turns() -> None:
     assert run(None, ragged(CONFIG, 20, 6), slots=20, arrivals=20, runner=runner) == expected
 
 
-def test_a_step_has_two_rows_at_least_though_one_sequence_may_run() -> None:
+def test_a_step_has_at_least_two_rows() -> None:
     runner = gpu_runner(capacity=1)
     sizes: list[int] = []
     step = runner.decoder.replayer.step
@@ -331,7 +207,7 @@ def test_strict_logits_do_not_depend_on_the_batch_and_their_texts_are_the_cpus(m
 
     def texts(policy: str) -> list[list[int]]:
         seen.append({})
-        asks = SamplingParams(temperature=0, logprobs=0)  # so that the host draws, and sees the logits
+        asks = SamplingParams(temperature=0, logprobs=0)  # so that the host draws from the logits
         requests = [Sequence([9, 8, i] * 21, 3, id=str(i), sampling=asks) for i in range(2)]
         return run(None, requests, policy, runner=runner)
 

@@ -1,0 +1,136 @@
+"""Steps that were launched ahead are used when they fit, and change no text when they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from test_gpu_runner import CONFIG, gpu_runner
+from test_runner import make_model, ragged, run
+
+import policies
+from generate.gpu.runner import GpuRunner
+from generate.params import GREEDY, SamplingParams
+from generate.sampling import NotFinite
+from scheduling.iteration import Plan
+from scheduling.pages import PagePool
+from scheduling.scheduler import Output, Scheduler
+from scheduling.sequence import Sequence
+
+
+def drive(forward: Callable[[Plan], list[Output]], requests: list[Sequence], pages: int = 120) -> Scheduler:
+    """Return a scheduler in which all requests run, after their first step."""
+    scheduler = Scheduler(policies.get_policy("dynamic", 8), PagePool(pages, 64), 2048)
+    for seq in requests:
+        scheduler.add(seq)
+    scheduler.step(forward, lambda: 0.0)
+    return scheduler
+
+
+def test_a_steady_batch_is_always_one_step_ahead() -> None:
+    runner = gpu_runner()
+    requests = [Sequence([i + 1] * 5, 20, sampling=SamplingParams(seed=i)) for i in range(4)]
+    scheduler = drive(runner.forward, requests)
+    launched = runner.decoder.used_ahead
+    while not scheduler.is_idle:
+        scheduler.step(runner.forward, lambda: 0.0)
+    assert runner.decoder.used_ahead - launched == 18  # 19 decodes, the first of which was not launched ahead
+
+
+def test_the_remaining_sequences_use_the_step_ahead_after_one_left() -> None:
+    runner = gpu_runner()
+    requests = [Sequence([i + 1] * 5, 12, sampling=SamplingParams(seed=i)) for i in range(8)]
+    scheduler = drive(runner.forward, requests)
+    for _ in range(4):
+        scheduler.step(runner.forward, lambda: 0.0)
+    used = runner.decoder.used_ahead
+    scheduler.remove_all([requests[3]], 0.0)
+    scheduler.step(runner.forward, lambda: 0.0)
+    assert runner.decoder.used_ahead == used + 1
+    while not scheduler.is_idle:
+        scheduler.step(runner.forward, lambda: 0.0)
+    expected = run(make_model(CONFIG), [Sequence([i + 1] * 5, 12, sampling=SamplingParams(seed=i))
+                                        for i in range(8) if i != 3])  # fmt: skip
+    assert [seq.output_ids for seq in requests if seq is not requests[3]] == expected
+
+
+def test_no_step_is_launched_ahead_for_a_position_behind_the_context() -> None:
+    runner = gpu_runner()
+    context = CONFIG.block_size
+    context_lens: list[int] = []
+    runner.decoder.row_logits = lambda rows, size: (
+        context_lens.append(int(rows.context_lens.max())),
+        runner._row_logits(rows, size),
+    )[1]
+    seq = Sequence([1] * (context - 3), 1 << 20, sampling=GREEDY)  # which requests more than the context
+    seq.output_ids, seq.computed = [1], context - 3
+    seq.pages = list(range(1, 1 + context // 64))
+    for _ in range(3):
+        (token,) = runner.forward(Plan(1, 0.0, [seq], [1]))
+        seq.output_ids.append(token)
+        seq.computed += 1
+    assert context_lens == [context - 2, context - 1, context]
+
+
+def test_pages_of_a_sequence_that_left_are_safe_for_the_next() -> None:
+    runner = gpu_runner()
+    params = SamplingParams(temperature=0.0)
+    leaver = Sequence([5] * 60, 40, sampling=params)
+    stayer = Sequence([6] * 10, 60, sampling=params)
+    scheduler = drive(runner.forward, [leaver, stayer], pages=5)  # they have all pages
+    for _ in range(7):
+        scheduler.step(runner.forward, lambda: 0.0)
+    comer = Sequence([7] * 90, 30, sampling=params)
+    scheduler.add(comer)
+    freed = set(leaver.pages)
+    scheduler.remove_all([leaver], 0.0)  # while a step with it is in flight
+    scheduler.step(runner.forward, lambda: 0.0)
+    assert set(comer.pages) & freed
+    while not scheduler.is_idle:
+        scheduler.step(runner.forward, lambda: 0.0)
+    expected = run(make_model(CONFIG), [Sequence([6] * 10, 60, sampling=params),
+                                        Sequence([7] * 90, 30, sampling=params)])  # fmt: skip
+    assert [stayer.output_ids, comer.output_ids] == expected
+
+
+def test_a_step_that_fails_or_runs_twice_changes_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = gpu_runner()
+    requests = ragged(CONFIG, 6, 5, temperature=1.0)
+    steps = 0
+
+    def forward(plan: Plan) -> list[Output]:
+        nonlocal steps
+        steps += 1
+        if steps % 4 == 0:
+            with monkeypatch.context() as broken:
+                broken.setattr(runner.decoder.replayer, "run", None)
+                with pytest.raises(TypeError):  # noqa: PT012
+                    runner.forward(plan)
+                    runner.forward(plan)
+            assert runner.decoder.ahead is None
+        first = runner.forward(plan)
+        return runner.forward(plan) if steps % 3 == 0 else first
+
+    scheduler = drive(forward, requests)
+    while not scheduler.is_idle:
+        scheduler.step(forward, lambda: 0.0)
+    expected = run(make_model(CONFIG), ragged(CONFIG, 6, 5, temperature=1.0))
+    assert [seq.output_ids for seq in requests] == expected
+
+
+def test_a_row_that_is_not_finite_fails_alone() -> None:
+    poisoned = CONFIG.vocab_size - 1
+    model = make_model(CONFIG)
+    wpe = model.transformer.wpe.weight.clone()
+    wpe[12] = float("nan")  # a decode at position 12 breaks
+    model.transformer.wpe.weight = torch.nn.Parameter(wpe, requires_grad=False)
+    runner = GpuRunner(model, 120, 64, capacity=8)
+    params = SamplingParams(temperature=0)
+    bad = Sequence([1] * 10, 8, id="bad", sampling=params)
+    good = [Sequence([poisoned - 1, 2, i], 6, sampling=params) for i in range(3)]
+    scheduler = drive(runner.forward, [good[0], bad, *good[1:]])
+    while not scheduler.is_idle:
+        scheduler.step(runner.forward, lambda: 0.0)
+    assert isinstance(bad.error, NotFinite)
+    assert [len(seq.output_ids) for seq in [*good, bad]] == [6, 6, 6, 3]
