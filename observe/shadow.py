@@ -28,8 +28,7 @@ from batching import BatchingManager, Inference, outcome
 from config import ROOT, Config, ConfigError
 from scheduling.iteration import Iteration
 from simulate import costs
-from simulate.costs import Step
-from simulate.recorded import size, step_of_record
+from simulate.steps import Step, size, step_of_members
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +126,7 @@ class Recording:
             self._gaps.append(max(0.0, iteration.t - self._ended))
         stays = len(iteration.members) > len(iteration.left)
         self._ended = iteration.t + iteration.seconds if stays else None
-        step = step_of_record(iteration, padded)
+        step = step_of_members(iteration.members, padded)
         if step.tokens and iteration.seconds > 0:
             self._steps[size(step)].append((step, iteration.seconds))
 

@@ -20,8 +20,9 @@ from client.workloads import catalog
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
-from simulate import costs, workloads
-from simulate.costs import Cost, Host, Padded, Ragged, decoding, prefilling
+from simulate import published, workloads
+from simulate.costs import Cost, Host, Padded, Ragged
+from simulate.steps import decoding, prefilling
 
 PAGE_SIZE = 16
 
@@ -196,9 +197,9 @@ def make_cost(args: Values) -> tuple[Cost, Host]:
             numbers[name] = math.nan
         if not 0 <= numbers[name] < math.inf:
             raise UsageError(f"--cost-option {name} is {value!r}, must be a number of at least 0. Use {name}=0.01")
-    cost = costs.make(args.cost, numbers)
+    cost = published.make(args.cost, numbers)
     _check_cost(args.cost, cost)
-    return with_engine(args, cost), costs.host_of(args.cost)
+    return with_engine(args, cost), published.host_of(args.cost)
 
 
 def with_engine(args: Values, cost: Cost) -> Cost:

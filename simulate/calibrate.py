@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from simulate.costs import Affine, Cost, Host, Interpolated, Step, to_dict
+from simulate.costs import Affine, Cost, Host, Interpolated, to_dict
+from simulate.steps import Step
 
 ROOT = Path(__file__).parents[1]
 KNEES = (64, 128, 256, 512)

@@ -29,6 +29,7 @@ from simulate import (
     plan,
     predict,
     prefix,
+    published,
     result,
     validate,
     workloads,
@@ -285,7 +286,7 @@ def prefix_command(args: Values, console: Console) -> dict[str, Any]:
     blocks = prefix.read_blocks(args.trace) if args.trace else []
     if not any(args.sizes):
         refuse(args, ("train",), "has no effect: a cache of size 0 holds nothing. Use --sizes 1000")
-    cost, host = costs.make(args.cost), costs.host_of(args.cost)
+    cost, host = published.make(args.cost), published.host_of(args.cost)
     told: dict[str, Any] = {"cost": args.cost, "train": args.train}
     for share in args.share:
         rows = prefix.experiment(cost, args.sizes, args.batches, share, args.train, dict.fromkeys(args.kinds), host)

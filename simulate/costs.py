@@ -1,94 +1,19 @@
-"""What a step costs: the default law of a calibrated engine, and what every cost model reads of a plan.
+"""Cost models: the laws of a step's time, engines that pad or do not, and the file of a calibrated model.
 
-A cost model is a callable from `scheduling.iteration.Plan` to seconds. It sees a plan only through `Step`, a handful
-of sums, so the simulator can go through thousands of equal decode steps without a plan for each. It must not know
-clocks, policies or how it was fitted. Published models are in `published.py`.
+A cost model is a callable from `scheduling.iteration.Plan` to seconds. It sees a plan only through `Step`, a few sums,
+so the simulator can go through thousands of equal decode steps without a plan for each. It must not know clocks,
+policies or how it was fitted. `published.py` has the models by name.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from client.options import nearest
 from scheduling.iteration import Plan
-
-
-class Step(NamedTuple):
-    """The sums of one step that cost models charge for.
-
-    A held row of a padded plan is a decoding row; a padded prefill has rows x longest prompt tokens.
-    """
-
-    decodes: int = 0  # rows that decode
-    context: int = 0  # their contexts (prompt + tokens so far), summed
-    prefills: int = 0  # rows that compute prompt tokens
-    prompt: int = 0  # prompt tokens computed, padding among them
-    pairs: float = 0.0  # attention pairs of the chunks: c (k + (c + 1) / 2) for c tokens after k cached
-    squares: int = 0  # the squares of the chunks' lengths, summed
-    longest: int = 0  # the longest row so far, in tokens
-    widest: int = 0  # the most tokens that one row computes
-    work: int = 0  # row length x tokens computed, summed over the rows
-
-    @property
-    def rows(self) -> int:
-        return self.decodes + self.prefills
-
-    @property
-    def tokens(self) -> int:
-        """Rows of the linear layers."""
-        return self.decodes + self.prompt
-
-
-def decoding(rows: int, context: int, longest: int = 0) -> Step:
-    """Return the step in which `rows` rows of `context` tokens together decode one token each."""
-    return Step(rows, context, 0, 0, 0.0, 0, longest, 1 if rows else 0, context)
-
-
-def prefilling(*prompts: int, cached: int = 0, padded: bool = False) -> Step:
-    """Return the step that computes whole prompts, each after `cached` tokens found in the cache."""
-    chunks = [p - cached for p in prompts]
-    return Step(
-        prefills=len(prompts),
-        prompt=len(chunks) * max(chunks) if padded else sum(chunks),
-        pairs=sum(c * (cached + (c + 1) / 2) for c in chunks),
-        squares=sum(c * c for c in chunks),
-        longest=max(prompts),
-        widest=max(chunks),
-        work=sum(p * c for p, c in zip(prompts, chunks)),
-    )
-
-
-def step_of(plan: Plan) -> Step:
-    """Sum a plan up; what finished rows of an unpadded plan hold is not computed and costs nothing."""
-    decodes = context = prefills = prompt = squares = longest = widest = work = 0
-    pairs = 0.0
-    for seq, count in zip(plan.sequences, plan.counts):
-        length = seq.computed + count
-        if count == 1 and seq.output_ids:
-            decodes += 1
-            context += length
-        else:
-            prefills += 1
-            prompt += count
-            pairs += count * (seq.computed + (count + 1) / 2)
-            squares += count * count
-        work += length * count
-        if length > longest:
-            longest = length
-        if count > widest:
-            widest = count
-    if plan.padded:
-        prompt += plan.padding
-        for seq in plan.held:
-            decodes += 1
-            context += seq.computed + 1
-            work += seq.computed + 1
-            longest = max(longest, seq.computed + 1)
-    return Step(decodes, context, prefills, prompt, pairs, squares, longest, widest, work)
+from simulate.steps import Step, prefilling, step_of
 
 
 class Cost:
@@ -247,23 +172,6 @@ class Host:
         return self.sigma + self.alpha2 * tokens
 
 
-def load(path: str | Path) -> tuple[Cost, Host, dict[str, Any]]:
-    """Read a file of `calibrate`: cost, host overheads, and everything the file says."""
-    try:
-        facts = json.loads(Path(path).read_text())
-        cost = facts["cost"]
-        make = {"affine": Affine, "interpolated": Interpolated.from_dict}[cost["kind"]]
-        model = make(**{key: value for key, value in cost.items() if key != "kind"})
-        model.seconds(prefilling(1))  # TypeError here when a constant is no number
-        host = {key: float(value) for key, value in facts.get("host", {}).items()}
-        return model, Host(**host), facts
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"cannot read a cost model from {str(path)!r}: {error!r}. Make one with "
-            "'python -m simulate calibrate --out FILE.json'"
-        ) from error
-
-
 @dataclass(frozen=True)
 class Interpolated(Cost):
     """Measured points where no affine law fits: monotone in tokens, with terms for context and pairs beside it.
@@ -297,33 +205,23 @@ def interpolate(points: tuple[tuple[float, float], ...], x: float) -> float:
     return y0 + (y1 - y0) * (max(x, points[0][0]) - x0) / (x1 - x0)
 
 
+def load(path: str | Path) -> tuple[Affine | Interpolated, Host, dict[str, Any]]:
+    """Read a file of `calibrate`: cost, host overheads, and all its facts."""
+    try:
+        facts = json.loads(Path(path).read_text())
+        constants = dict(facts["cost"])
+        kinds = {"affine": Affine, "interpolated": Interpolated.from_dict}
+        model: Affine | Interpolated = kinds[constants.pop("kind")](**constants)
+        model.seconds(prefilling(1))  # TypeError here when a constant is not a number
+        host = {key: float(value) for key, value in facts.get("host", {}).items()}
+        return model, Host(**host), facts
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"cannot read a cost model from {str(path)!r}: {error!r}. Make one with "
+            "'python -m simulate calibrate --out FILE.json'"
+        ) from error
+
+
 def to_dict(cost: Affine | Interpolated) -> dict[str, Any]:
     """Return what `load` reads."""
     return {"kind": cost.name, **asdict(cost)}
-
-
-def host_of(name: str) -> Host:
-    """Return the host overheads of a file that `calibrate` wrote; a named model has none."""
-    return load(name)[1] if name.endswith(".json") else Host()
-
-
-def make(name: str, options: Mapping[str, float] | None = None) -> Cost:
-    """Return the cost model of that name (or of a file that `calibrate` wrote), with some constants changed."""
-    from simulate import published
-
-    models: dict[str, Callable[..., Cost]] = published.MODELS
-    if name.endswith(".json"):
-        model: Cost = load(name)[0]
-        models = {name: lambda **changed: type(model)(**{**model.__dict__, **changed})}
-    if name not in models:
-        raise ValueError(
-            f"unknown cost model {name!r}.{nearest(name, models)} Use one of: {', '.join(models)}, or a file of "
-            "'python -m simulate calibrate'"
-        )
-    model = models[name]()
-    constants = {field.name: getattr(model, field.name) for field in fields(model)}  # type: ignore[arg-type]
-    known = [key for key, value in constants.items() if isinstance(value, int | float)]
-    for key in options or ():
-        if key not in known:
-            raise ValueError(f"cost model {name!r} has no constant {key!r}. Use {', '.join(known)}")
-    return models[name](**(options or {}))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from scheduling.iteration import Plan
 from scheduling.scheduler import Output, Token
 from scheduling.sequence import Sequence as Request
-from simulate import costs
+from simulate import costs, published
 from simulate.costs import Cost, Host
 
 GPT2_VOCAB, GPT2_CONTEXT = 50257, 1024
@@ -128,7 +128,7 @@ def load(name: str, ids: Sequence[int] = range(GPT2_VOCAB - 1)) -> MockModel:
         tokens_per_step = facts.get("machine", {}).get("max_tokens_per_step", tokens_per_step)
     shown = PREFIX + (Path(cost).name if cost.endswith(".json") else cost)
     return MockModel(
-        costs.make(cost),
+        published.make(cost),
         name=shown if speed == 1 else f"{shown}@{speed:g}",
         ids=ids,
         host=host,

@@ -20,13 +20,14 @@ import numpy as np
 
 import policies
 from client.report import store
-from scheduling.iteration import Plan
+from scheduling.iteration import Member, Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import calibrate, costs
-from simulate.costs import Cost, Host, Step
+from simulate import calibrate, published
+from simulate.costs import Cost, Host
 from simulate.simulator import Run, simulate
+from simulate.steps import Step, step_of_members
 
 FEWEST_STEPS = 30  # fewer make no law
 MOST_STEPS = 2000  # more teach it nothing
@@ -83,22 +84,9 @@ def _goes_on(record: Record) -> bool:
 
 
 def step_of(record: Record, padded: bool) -> Step:
-    """Sum a recorded step up, as `costs.step_of` does a planned one."""
-    decodes = context = prefills = prompt = most = 0
-    pairs = 0.0
-    for member in record["members"]:
-        tokens, computed = member["tokens"], member["computed"]
-        if member["phase"] == "decode" or (padded and member["phase"] == "held"):
-            decodes += 1
-            context += computed
-        elif member["phase"] == "prefill":
-            prefills += 1
-            prompt += tokens
-            pairs += tokens * (computed - tokens + (tokens + 1) / 2)
-        most = max(most, tokens)
-    if padded:
-        prompt += round(record["slot_steps"]["padding"] * most)
-    return Step(decodes, context, prefills, prompt, pairs)
+    """Sum a step that a server reported."""
+    members = (Member(m["id"], 0, m["phase"], m["tokens"], m["computed"], 0) for m in record["members"])
+    return step_of_members(members, padded)
 
 
 def law_of(records: Rows[Record], padded: bool) -> Cost:
@@ -200,8 +188,8 @@ def predict(folder: Path, cost: str | None = None) -> dict[str, Any]:
     Runs of servers that do not tell their policy, or of too few steps, are left out with the reason.
     """
     results = store.read(folder)
-    given = costs.make(cost) if cost else None
-    host = costs.host_of(cost) if cost else Host()
+    given = published.make(cost) if cost else None
+    host = published.host_of(cost) if cost else Host()
     rows: list[Rows[Any]] = []
     compared, left_out = [], []
     for short in results.runs:

@@ -5,10 +5,12 @@ Times in the sources are mostly ms; here everything is seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from simulate.costs import Affine, Cost, Phases, Step, interpolate
+from client.options import nearest
+from simulate.costs import Affine, Cost, Host, Phases, interpolate, load
+from simulate.steps import Step
 
 
 @dataclass(frozen=True)
@@ -150,29 +152,44 @@ class Roofline(Cost):
 # Least squares of the relative errors on data/vtc/cost_profile.json (VTC artifact, OSDI 2024; Llama-2-7B, A10G). A decode
 # step errs by 0.8 % in the mean; without the knee, which bounds small batches from below, it errs by 3.5 %.
 # tests/simulate/test_costs.py fits them again.
-VTC_A10G = {
-    "base": 32.713e-3, "row": 0.31261e-3, "knee": 48, "context": 0.70586e-6, "token": 0.21087e-3,
-    "request": 0.5933e-3,
-}  # fmt: skip
-ORACLE_A = {"base": 8e-3, "row": 0.2e-3, "start": 5e-3, "request": 2e-3}
-INOUE = {"a": 1.8874e-3, "b": 0.1438e-3}
+VTC_A10G = Phases(
+    base=32.713e-3, row=0.31261e-3, knee=48, context=0.70586e-6, token=0.21087e-3, request=0.5933e-3
+)  # fmt: skip
 
-
-def _named(make: Callable[..., Cost], constants: dict[str, float]) -> Callable[..., Cost]:
-    return lambda **changed: make(**{**constants, **changed})
-
-
-MODELS: dict[str, Callable[..., Cost]] = {
-    "affine": _named(Affine, {"base": 8e-3, "token": 0.1e-3, "row": 0.1e-3}),
-    "llm-mock": LlmMock,
-    "llm-mock-ragged": _named(LlmMock, {"ragged": True}),
-    "distserve-opt13b": DistServe,
-    "vtc-a10g": _named(Phases, VTC_A10G),
-    "ssjf": Ssjf,
-    "scheduler-sim": SchedulerSim,
-    "splitwise": Splitwise,
-    "constant": Constant,
-    "roofline": Roofline,
-    "oracle-a": _named(Phases, ORACLE_A),
-    "inoue-v100": _named(Constant, INOUE),
+MODELS: dict[str, Cost] = {
+    "affine": Affine(base=8e-3, token=0.1e-3, row=0.1e-3),
+    "llm-mock": LlmMock(),
+    "llm-mock-ragged": LlmMock(ragged=True),
+    "distserve-opt13b": DistServe(),
+    "vtc-a10g": VTC_A10G,
+    "ssjf": Ssjf(),
+    "scheduler-sim": SchedulerSim(),
+    "splitwise": Splitwise(),
+    "constant": Constant(),
+    "roofline": Roofline(),
+    "oracle-a": Phases(base=8e-3, row=0.2e-3, start=5e-3, request=2e-3),
+    "inoue-v100": Constant(a=1.8874e-3, b=0.1438e-3),
 }
+
+
+def make(name: str, options: Mapping[str, float] | None = None) -> Cost:
+    """Return the cost model with that name, or in a file that `calibrate` wrote, with some constants changed."""
+    if name.endswith(".json"):
+        model = load(name)[0]
+    elif name in MODELS:
+        model = MODELS[name]
+    else:
+        raise ValueError(
+            f"unknown cost model {name!r}.{nearest(name, MODELS)} Use one of: {', '.join(MODELS)}, or a file of "
+            "'python -m simulate calibrate'"
+        )
+    known = [key for key, value in vars(model).items() if isinstance(value, int | float)]
+    for key in options or ():
+        if key not in known:
+            raise ValueError(f"cost model {name!r} has no constant {key!r}. Use {', '.join(known)}")
+    return replace(model, **options or {})  # type: ignore[type-var]
+
+
+def host_of(name: str) -> Host:
+    """Return the host overheads in a file that `calibrate` wrote; a named model has none."""
+    return load(name)[1] if name.endswith(".json") else Host()

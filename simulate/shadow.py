@@ -22,9 +22,9 @@ from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import calibrate, costs
-from simulate.costs import Affine, Cost, Host, Step
-from simulate.recorded import size
+from simulate.costs import Affine, Cost, Host
 from simulate.simulator import Run, simulate
+from simulate.steps import Step, size
 
 LOWEST_PRIORITY = 19
 OUTLYING = 6.0  # times as long as others, or as short

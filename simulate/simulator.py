@@ -21,7 +21,8 @@ from scheduling.fast_forward import fast_forward, identical_steps_ahead
 from scheduling.iteration import Iteration, Plan
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
-from simulate.costs import Cost, Host, Step
+from simulate.costs import Cost, Host
+from simulate.steps import Step
 
 FRUITLESS = 100_000  # turns without a step or an arrival after which a policy is said to hang
 

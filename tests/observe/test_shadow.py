@@ -28,10 +28,10 @@ from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import shadow as simulated
-from simulate.costs import Affine, Host, step_of
-from simulate.recorded import step_of_record
+from simulate.costs import Affine, Host
 from simulate.shadow import Chosen, Machine, Seen
 from simulate.simulator import Run, simulate
+from simulate.steps import step_of, step_of_members
 
 COST = Affine(base=0.02, token=0.0004, row=0.0007, context=2e-6, prefill=0.003)
 SLOTS = 8
@@ -111,7 +111,7 @@ def test_a_record_is_charged_for_what_its_plan_is(policy: str) -> None:
 
     made = scheduler(policy, 6, budget=32)
     run = drive(made, requests(*trace), planned=planned)
-    found = [step_of_record(record, made.policy.padded) for record in run.iterations]
+    found = [step_of_members(record.members, made.policy.padded) for record in run.iterations]
     assert found == steps
 
 
@@ -258,7 +258,7 @@ def test_a_policy_that_fails_is_an_answer_and_no_crash() -> None:
 
 def test_the_law_is_scaled_to_the_time_of_all_steps() -> None:
     run = served("dynamic", inferences())
-    steps = [step_of_record(record, padded=False) for record in run.iterations]
+    steps = [step_of_members(record.members, padded=False) for record in run.iterations]
     seconds = [record.seconds * (1.5 if k % 9 == 0 else 1) for k, record in enumerate(run.iterations)]
     law, error = simulated.fit(steps, seconds)
     assert sum(map(law.seconds, steps)) == pytest.approx(sum(seconds))
@@ -267,7 +267,7 @@ def test_the_law_is_scaled_to_the_time_of_all_steps() -> None:
 
 def test_one_step_out_of_line_does_not_turn_the_fit() -> None:
     run = served("dynamic", inferences())
-    steps = [step_of_record(record, padded=False) for record in run.iterations]
+    steps = [step_of_members(record.members, padded=False) for record in run.iterations]
     seconds = [record.seconds for record in run.iterations]
     at = next(k for k, step in enumerate(steps) if step.decodes > 2)
     for taken in (1e-6, 60.0):

@@ -13,14 +13,15 @@ from support_simulate import make_scheduler, sequences
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
 from simulate import costs, published
-from simulate.costs import Affine, Interpolated, Padded, Ragged, Step, decoding, prefilling, step_of
+from simulate.costs import Affine, Interpolated, Padded, Ragged
 from simulate.simulator import simulate
+from simulate.steps import Step, decoding, prefilling, step_of
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
 
 def seconds(name: str, step: Step, **options: float) -> float:
-    return costs.make(name, options).seconds(step)
+    return published.make(name, options).seconds(step)
 
 
 def row(prompt: int, computed: int, outputs: int = 0) -> Sequence:
@@ -50,7 +51,7 @@ def test_llm_mock_is_met_to_a_billionth(name: str, step: Step, expected: float) 
 
 
 def test_a_whole_request_of_llm_mock_takes_its_published_time() -> None:
-    run = simulate(make_scheduler("nobatch", 1), sequences([(0, 100, 71)]), costs.make("llm-mock"))
+    run = simulate(make_scheduler("nobatch", 1), sequences([(0, 100, 71)]), published.make("llm-mock"))
     steps = 100**2 + sum(100 + k for k in range(1, 71))
     assert run.latency[0] == pytest.approx(steps / 468000 + 0.06 * 71, abs=1e-9)
     assert run.latency[0] == pytest.approx(4.30163, abs=5e-6)
@@ -109,12 +110,12 @@ def test_the_vtc_constants_are_the_fit_of_its_profile() -> None:
     knee = min(range(139), key=lambda k: float((with_knee(decode, k)[1] ** 2).sum()))
     found, error = with_knee(decode, knee)
     law = published.VTC_A10G
-    assert knee == law["knee"]
-    assert found == pytest.approx([law[key] for key in ("base", "row", "context")], rel=1e-4)
+    assert knee == law.knee
+    assert found == pytest.approx([law.base, law.row, law.context], rel=1e-4)
     assert error.mean() == pytest.approx(0.0078, abs=1e-4)
     assert error.max() < 0.019
     found, error = least_squares(prefill[:, :2], prefill[:, 2])
-    assert found == pytest.approx([law[key] for key in ("token", "request")], rel=2e-3)
+    assert found == pytest.approx([law.token, law.request], rel=2e-3)
     assert error.mean() == pytest.approx(0.051, abs=6e-4)
 
 
@@ -123,15 +124,15 @@ def test_a_line_through_the_vtc_profile_is_four_times_as_far_off() -> None:
     line, error = with_knee(decode, 0)
     assert line * 1000 == pytest.approx([18.159, 0.21513, 1.8906e-3], rel=2e-3)
     assert (error.mean(), error.max()) == pytest.approx((0.0355, 0.105), abs=6e-4)
-    assert error.mean() > 4 * with_knee(decode, published.VTC_A10G["knee"])[1].mean()
+    assert error.mean() > 4 * with_knee(decode, published.VTC_A10G.knee)[1].mean()
 
 
 def test_rows_up_to_the_knee_cost_nothing_of_their_own() -> None:
     def step(rows: int) -> float:
         return seconds("vtc-a10g", decoding(rows, 3000))
 
-    assert step(1) == step(48) > published.VTC_A10G["base"]
-    assert step(58) - step(48) == pytest.approx(10 * published.VTC_A10G["row"])
+    assert step(1) == step(48) > published.VTC_A10G.base
+    assert step(58) - step(48) == pytest.approx(10 * published.VTC_A10G.row)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,7 @@ def test_a_named_model_charges_by_its_formula(name: str, step: Step, expected: f
 
 def test_ssjf_charges_a_static_batch_for_its_longest_answer() -> None:
     trace = sequences([(0, 8, 10), (0, 8, 50), (0, 8, 30)])
-    run = simulate(make_scheduler("static", 4), trace, costs.make("ssjf"))
+    run = simulate(make_scheduler("static", 4), trace, published.make("ssjf"))
     assert run.latency == pytest.approx([0.1 + 0.02 * 50] * 3)
 
 
@@ -199,13 +200,13 @@ def test_a_model_is_the_same_after_it_was_written_and_read(law: Affine | Interpo
     path.write_text(json.dumps({"cost": costs.to_dict(law), "host": {"alpha0": 0.002}}))
     read, host, _ = costs.load(path)
     assert (read, host.alpha0) == (law, 0.002)
-    assert costs.make(str(path)) == law
+    assert published.make(str(path)) == law
 
 
 def test_a_mistyped_model_is_answered_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="Did you mean 'llm-mock'"):
-        costs.make("lm-mock")
+        published.make("lm-mock")
     with pytest.raises(ValueError, match=r"has no constant 'c'. Use a, b"):
-        costs.make("constant", {"c": 1})
+        published.make("constant", {"c": 1})
     with pytest.raises(ValueError, match="Make one with 'python -m simulate calibrate"):
-        costs.make("absent.json")
+        published.make("absent.json")

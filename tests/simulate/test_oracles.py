@@ -13,12 +13,13 @@ import pytest
 from support_simulate import agrees, make_scheduler, points, poisson, replicate, run_poisson, sequences
 
 from scheduling.iteration import Plan
-from simulate import costs
-from simulate.costs import Cost, Step
+from simulate import published
+from simulate.costs import Cost
 from simulate.published import Constant
 from simulate.simulator import Run, simulate
+from simulate.steps import Step
 
-COST_A = costs.make("oracle-a")
+COST_A = published.make("oracle-a")
 Rng = np.random.Generator
 
 
@@ -58,7 +59,7 @@ def test_nobatch_with_constant_service_is_m_d_1(rate: float, exact: float) -> No
 def test_nobatch_on_llm_mock_is_m_d_1() -> None:
     def one(rng: Rng) -> float:
         trace = poisson(0.15, np.full(1500, 71), rng, prompt=100)
-        return float(simulate(make_scheduler("nobatch", 1), trace, costs.make("llm-mock")).latency.mean())
+        return float(simulate(make_scheduler("nobatch", 1), trace, published.make("llm-mock")).latency.mean())
 
     found = replicate(one, 6)
     assert agrees(found, 8.2135), found
@@ -119,7 +120,7 @@ def inoue(
     batches: list[float] = []
 
     def one(rng: Rng) -> float:
-        run = run_poisson(policy, slots, costs.make("inoue-v100"), rate * 1000, np.ones(n, int), rng)
+        run = run_poisson(policy, slots, published.make("inoue-v100"), rate * 1000, np.ones(n, int), rng)
         batches.append(n / run.batches)
         return float(run.latency.mean() * 1000)
 

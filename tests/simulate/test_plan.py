@@ -11,7 +11,7 @@ from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import costs, fleet, plan, workloads
+from simulate import fleet, plan, published, workloads
 from simulate.costs import Host, Phases
 from simulate.fleet import Fleet
 from simulate.plan import Capacity, Limit, capacity, parse_limit
@@ -66,7 +66,7 @@ def test_one_queue_before_eight_servers_is_erlang_c() -> None:
 
 def test_a_stricter_limit_never_raises_capacity() -> None:
     unit = workloads.draw("clipped-normal", 1.0, 300, seed=2)
-    cost = costs.make("oracle-a")
+    cost = published.make("oracle-a")
     found = [
         capacity(lambda: make_scheduler("dynamic", 16), unit, cost, [Limit("ttft", "p99", bound)]).rate
         for bound in (0.02, 0.1, 0.5, 2.0)
@@ -109,7 +109,7 @@ def test_a_limit_that_makes_no_sense_is_answered_with_an_example(text: str) -> N
 @pytest.mark.parametrize("arrivals", ["poisson", "burst"])
 @pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic", "window", "fixed", "impatient"])
 def test_a_fleet_of_one_is_the_simulator(policy: str, arrivals: str, host: Host) -> None:
-    cost = costs.make("oracle-a")
+    cost = published.make("oracle-a")
     rows = workloads.draw("clipped-normal", 1.5, 80, seed=4, arrivals=arrivals)
     run = simulate(make_scheduler(policy, 8), rows.sequences(), cost, host)
     for name, router in fleet.ROUTERS.items():
@@ -124,7 +124,7 @@ def test_a_fleet_of_one_is_the_simulator(policy: str, arrivals: str, host: Host)
 @pytest.mark.parametrize("policy", ["dynamic", "impatient", "dynamic+rpm"])
 def test_a_replica_that_has_answered_everything_has_no_load(policy: str) -> None:
     rows = workloads.draw("original", 40.0, 300, seed=1)
-    served = Fleet([make_scheduler(policy, 8) for _ in range(3)], costs.make("oracle-a"))
+    served = Fleet([make_scheduler(policy, 8) for _ in range(3)], published.make("oracle-a"))
     served.run(rows.sequences(), fleet.least_loaded())
     assert served.load == [0, 0, 0]
 
@@ -185,7 +185,7 @@ def test_joining_the_shortest_queue_saves_replicas() -> None:
 )
 def test_the_shortest_queue_is_held_to_every_limit(limit: Limit) -> None:
     """The number that is found meets the limit, and one replica fewer does not."""
-    unit, cost, rate = workloads.draw("clipped-normal", 1.0, 500, seed=3), costs.make("oracle-a"), 20.0
+    unit, cost, rate = workloads.draw("clipped-normal", 1.0, 500, seed=3), published.make("oracle-a"), 20.0
 
     def make() -> Scheduler:
         return make_scheduler("dynamic", 64)
@@ -200,7 +200,7 @@ def test_the_shortest_queue_is_held_to_every_limit(limit: Limit) -> None:
 
 
 def test_the_overheads_of_the_host_are_in_what_the_shortest_queue_needs() -> None:
-    unit, cost = workloads.draw("clipped-normal", 1.0, 400, seed=3), costs.make("oracle-a")
+    unit, cost = workloads.draw("clipped-normal", 1.0, 400, seed=3), published.make("oracle-a")
     needed = [
         plan.shortest_queue_replicas(
             lambda: make_scheduler("dynamic", 32), unit, cost, 30.0, 40, [Limit("itl", "p99", 0.03)], host
@@ -219,7 +219,7 @@ def test_a_prefix_aware_router_finds_more_in_the_caches() -> None:
             prompt = [1000 + system] * 64 + rng.integers(0, 900, 16).tolist()
             trace.append(Sequence(prompt, 8, id=str(i), arrived_at=float(at)))
         schedulers = [Scheduler(policies.get_policy("dynamic", max_batch_size=16), PagePool(60, 16)) for _ in range(8)]
-        return Fleet(schedulers, costs.make("oracle-a")).run(trace, fleet.ROUTERS[router]()).hit_rate
+        return Fleet(schedulers, published.make("oracle-a")).run(trace, fleet.ROUTERS[router]()).hit_rate
 
     aware, blind = hits("prefix-aware"), hits("least-loaded")
     assert aware > blind + 0.2

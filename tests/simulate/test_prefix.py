@@ -11,7 +11,7 @@ from support_simulate import make_scheduler
 
 from scheduling.pages import PagePool
 from scheduling.sequence import Sequence
-from simulate import costs, prefix
+from simulate import prefix, published
 from simulate.prefix import Recent, Trie, hits
 from simulate.simulator import simulate
 
@@ -53,7 +53,7 @@ def test_a_trie_keeps_the_most_visited_edges_and_of_equals_the_smaller() -> None
 
 
 def test_prompts_that_share_nothing_gain_nothing_and_those_that_share_do() -> None:
-    cost = costs.make("llm-mock")
+    cost = published.make("llm-mock")
     alone = prefix.experiment(cost, sizes=(0, 5000), batches=(10,), train=600)
     shared = prefix.experiment(cost, sizes=(0, 5000), batches=(10,), share=200, train=600)
     assert alone[0]["hit_tokens"] == 0
@@ -64,7 +64,7 @@ def test_prompts_that_share_nothing_gain_nothing_and_those_that_share_do() -> No
 
 
 def test_a_live_cache_needs_to_have_seen_the_prompt_lately_and_lpm_makes_the_most_of_it() -> None:
-    cost = costs.make("llm-mock")
+    cost = published.make("llm-mock")
     alone = prefix.experiment(cost, (0, 5000), (10,), train=600, kinds=("live",))
     assert [row["hit_tokens"] for row in alone] == [0, 0]
     rows = prefix.experiment(cost, (640, 5000), (10,), share=200, train=600, kinds=prefix.KINDS)
@@ -87,7 +87,7 @@ def test_that_larger_batches_waste_more_belongs_to_the_padded_cost() -> None:
     """llm-mock charges rows x longest x widest; with a ragged cost the larger batch is the faster one."""
 
     def rates(model: str) -> list[float]:
-        rows = prefix.experiment(costs.make(model), sizes=(0,), batches=(1, 10, 20))
+        rows = prefix.experiment(published.make(model), sizes=(0,), batches=(1, 10, 20))
         return [row["requests_per_s"] for row in rows]
 
     padded, ragged = rates("llm-mock"), rates("llm-mock-ragged")
@@ -106,13 +106,13 @@ def test_shared_system_prompts_are_missed_as_often_as_expected() -> None:
             Sequence([100 + int(rng.integers(10))] * 64 + [i] * 16, 2, id=str(i), arrived_at=float(i))
             for i in range(20)
         ]
-        run = simulate(scheduler, trace, costs.make("constant"))
+        run = simulate(scheduler, trace, published.make("constant"))
         misses.append(sum(seq.cached == 0 for seq in run.sequences))
     assert np.mean(misses) == pytest.approx(prefix.expected_misses(10, 20), rel=0.05)
 
 
 def test_a_full_hit_still_computes_a_token() -> None:
     prompt = list(range(30))
-    run = prefix.serve(costs.make("llm-mock"), [prompt] * 2, 1, Trie([prompt], 100))
+    run = prefix.serve(published.make("llm-mock"), [prompt] * 2, 1, Trie([prompt], 100))
     assert [seq.cached for seq in run.sequences] == [29, 29]
     assert (run.tokens == 57).all()

@@ -14,11 +14,11 @@ import pytest
 from support_simulate import make_scheduler, run_poisson, sequences
 
 from client.workloads.catalog import anyscale_outputs
-from simulate import costs, workloads
+from simulate import published, workloads
 from simulate.costs import Affine
 from simulate.simulator import Run, simulate
 
-OPT = costs.make("distserve-opt13b", {"memory": 2039 / 1555})  # decode on the bandwidth of an A100-40G
+OPT = published.make("distserve-opt13b", {"memory": 2039 / 1555})  # decode on the bandwidth of an A100-40G
 SETTINGS = {32: (16, 8700), 128: (12, 7500), 512: (8, 8100), 1536: (4, 8100)}  # R: batch, TGI's budget
 LOOPS = ("static-global", "static", "tgi", "prefill-first")
 
@@ -112,7 +112,7 @@ def test_more_slots_raise_orcas_throughput_and_leave_its_low_load_alone() -> Non
 
 
 def test_equal_lengths_bring_static_near_dynamic_and_unequal_ones_part_them() -> None:
-    cost = costs.make("oracle-a")
+    cost = published.make("oracle-a")
 
     def ratio(lengths: np.ndarray) -> float:
         rates = [

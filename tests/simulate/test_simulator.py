@@ -17,9 +17,10 @@ from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import costs
-from simulate.costs import Cost, Host, Step
+from simulate import published
+from simulate.costs import Cost, Host
 from simulate.simulator import PolicyHangs, Run, simulate
+from simulate.steps import Step
 
 NAMES = [*policies.names(), "dynamic+vtc", "dynamic+srpt", "lightllm+vtc", "static+sjf"]
 
@@ -70,7 +71,7 @@ def test_a_leap_changes_nothing(name: str, slots: int, pages: int | None) -> Non
                 PagePool(pages, 16, prefix_cache=False) if pages else None,
             ),
             poisson(6.0, lengths, np.random.default_rng(3), prompt=9),
-            costs.make("llm-mock"),
+            published.make("llm-mock"),
             Host(alpha0=0.001, alpha2=1e-5, sigma=1e-4),
             fast_forward=fast_forward,
         )
@@ -102,7 +103,7 @@ def test_a_leap_gives_a_policy_that_listens_each_token_at_its_time() -> None:
     for fast_forward in (False, True):
         policy = Listening(2)
         trace = sequences([(0, 4, 30), (0.2, 3, 20), (0.3, 1, 9), (5, 2, 8)])
-        simulate(Scheduler(policy), trace, costs.make("constant", {"a": 0.05}), fast_forward=fast_forward)
+        simulate(Scheduler(policy), trace, published.make("constant", {"a": 0.05}), fast_forward=fast_forward)
         heard.append(policy.heard)
     assert heard[0] == heard[1]
     assert len(heard[0]) == 67 + 2 * 4
@@ -111,7 +112,7 @@ def test_a_leap_gives_a_policy_that_listens_each_token_at_its_time() -> None:
 def test_two_runs_give_the_same_and_records_say_what_happened() -> None:
     def run() -> Run:
         trace = poisson(9.0, np.arange(1, 60), np.random.default_rng(5))
-        return simulate(make_scheduler("static", 4), trace, costs.make("oracle-a"), records=True)
+        return simulate(make_scheduler("static", 4), trace, published.make("oracle-a"), records=True)
 
     first, second = run(), run()
     assert [i.to_dict() for i in first.iterations] == [i.to_dict() for i in second.iterations]
@@ -123,7 +124,9 @@ def test_two_runs_give_the_same_and_records_say_what_happened() -> None:
 
 def test_littles_law_holds_exactly() -> None:
     run = simulate(
-        make_scheduler("dynamic", 8), poisson(5.0, np.full(400, 30), np.random.default_rng(1)), costs.make("oracle-a")
+        make_scheduler("dynamic", 8),
+        poisson(5.0, np.full(400, 30), np.random.default_rng(1)),
+        published.make("oracle-a"),
     )
     events = sorted([(at, 1) for at in run.arrival] + [(at + t, -1) for at, t in zip(run.arrival, run.latency)])
     area, n, last = 0.0, 0, 0.0
@@ -199,11 +202,11 @@ def test_a_run_of_nobody_is_a_run() -> None:
 def test_halving_all_costs_and_gaps_halves_all_latencies_exactly() -> None:
     class Halved(Cost):
         def seconds(self, step: Step) -> float:
-            return costs.make("oracle-a").seconds(step) / 2
+            return published.make("oracle-a").seconds(step) / 2
 
     for name in ("static", "dynamic", "chunked", "prefill-first"):
         trace = poisson(8.0, np.arange(1, 80), np.random.default_rng(2))
-        whole = simulate(make_scheduler(name, 8), trace, costs.make("oracle-a"))
+        whole = simulate(make_scheduler(name, 8), trace, published.make("oracle-a"))
         trace = poisson(8.0, np.arange(1, 80), np.random.default_rng(2))
         for seq in trace:
             seq.arrived_at /= 2

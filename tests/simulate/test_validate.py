@@ -10,7 +10,7 @@ import pytest
 
 from client.data import Planned
 from scheduling.sequence import Sequence
-from simulate import comparison, costs, validate
+from simulate import comparison, published, validate
 from simulate.__main__ import main
 from simulate.comparison import Comparison, agreement, batch_sizes, ranges, steps_of, token_gaps
 from simulate.costs import Cost, Host, Scaled
@@ -19,7 +19,7 @@ from simulate.simulator import Run
 from simulate.validate import Served, Single, Validation, fit_host, simulated
 
 ENGINE = {"max_batch_size": 8, "max_tokens_per_step": 256, "kv": None}
-LAW = costs.make("oracle-a")
+LAW = published.make("oracle-a")
 SLOWER = Scaled(LAW, 1.56)
 
 
@@ -148,7 +148,7 @@ def test_prompts_that_the_server_had_cached_are_not_computed_by_the_simulator_ei
     assert seen.cached_tokens == 0
     sent.cached = 48
     again = outcome(0, sent, Run("", []), {})
-    law = costs.make("affine", {"base": 0.0, "token": 1.0, "row": 0.0})
+    law = published.make("affine", {"base": 0.0, "token": 1.0, "row": 0.0})
     seconds = [
         simulated("dynamic", {}, Served([o], [], ENGINE, single_of(LAW)), trace, law, Host()).busy
         for o in (seen, again)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from support_simulate import make_scheduler, points
 
-from simulate import costs, workloads
+from simulate import published, workloads
 from simulate.costs import Host
 from simulate.simulator import Run, simulate
 
@@ -45,7 +45,7 @@ def replayed(name: str, fitted: bool = True) -> Run:
     trace = workloads.read(VTC / f"{name}.csv").sequences()
     for seq in trace:
         seq.prompt_ids = [0] * (len(seq.prompt_ids) + 1)  # the start of text
-    cost = costs.make("vtc-a10g", {"start": PREFILL} if fitted else {})
+    cost = published.make("vtc-a10g", {"start": PREFILL} if fitted else {})
     return simulate(scheduler, trace, cost, Host(poll=0.01, alpha2=TOKEN if fitted else 0.0))
 
 

@@ -1,0 +1,118 @@
+"""The sums of one step that cost models charge for: of a plan, of a recorded step, of a step of round numbers.
+
+This module must not know what a step costs, or where a record comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from scheduling.iteration import Member, Plan
+
+
+class Step(NamedTuple):
+    """The sums of one step that cost models charge for.
+
+    A held row of a padded plan is a decoding row; a padded prefill has rows x longest prompt tokens.
+    """
+
+    decodes: int = 0  # rows that decode
+    context: int = 0  # their contexts (prompt + tokens so far), summed
+    prefills: int = 0  # rows that compute prompt tokens
+    prompt: int = 0  # prompt tokens computed, padding among them
+    pairs: float = 0.0  # attention pairs of the chunks: c (k + (c + 1) / 2) for c tokens after k cached
+    squares: int = 0  # the squares of the chunks' lengths, summed
+    longest: int = 0  # the longest row so far, in tokens
+    widest: int = 0  # the most tokens that one row computes
+    work: int = 0  # row length x tokens computed, summed over the rows
+
+    @property
+    def rows(self) -> int:
+        return self.decodes + self.prefills
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the linear layers."""
+        return self.decodes + self.prompt
+
+
+def decoding(rows: int, context: int, longest: int = 0) -> Step:
+    """Return the step in which `rows` rows of `context` tokens together decode one token each."""
+    return Step(rows, context, 0, 0, 0.0, 0, longest, 1 if rows else 0, context)
+
+
+def prefilling(*prompts: int, cached: int = 0, padded: bool = False) -> Step:
+    """Return the step that computes whole prompts, each after `cached` tokens found in the cache."""
+    chunks = [p - cached for p in prompts]
+    return Step(
+        prefills=len(prompts),
+        prompt=len(chunks) * max(chunks) if padded else sum(chunks),
+        pairs=sum(c * (cached + (c + 1) / 2) for c in chunks),
+        squares=sum(c * c for c in chunks),
+        longest=max(prompts),
+        widest=max(chunks),
+        work=sum(p * c for p, c in zip(prompts, chunks)),
+    )
+
+
+def step_of(plan: Plan) -> Step:
+    """Sum a plan; held rows of an unpadded plan are not computed and cost nothing."""
+    decodes = context = prefills = prompt = squares = longest = widest = work = 0
+    pairs = 0.0
+    for seq, count in zip(plan.sequences, plan.counts):
+        length = seq.computed + count
+        if count == 1 and seq.output_ids:
+            decodes += 1
+            context += length
+        else:
+            prefills += 1
+            prompt += count
+            pairs += count * (seq.computed + (count + 1) / 2)
+            squares += count * count
+        work += length * count
+        if length > longest:
+            longest = length
+        if count > widest:
+            widest = count
+    if plan.padded:
+        prompt += plan.padding
+        for seq in plan.held:
+            decodes += 1
+            context += seq.computed + 1
+            work += seq.computed + 1
+            longest = max(longest, seq.computed + 1)
+    return Step(decodes, context, prefills, prompt, pairs, squares, longest, widest, work)
+
+
+def step_of_members(members: Iterable[Member], padded: bool) -> Step:
+    """Sum a recorded step as `step_of` sums its plan; `padded` is a property of its policy."""
+    members = list(members)
+    decodes = context = prefills = prompt = squares = longest = widest = work = 0
+    pairs = 0.0
+    for member in members:
+        count, length = member.tokens, member.computed
+        if member.phase == "held" and padded:
+            count, length = 1, member.computed + 1
+        elif not count:
+            continue
+        if member.phase == "prefill":
+            prefills += 1
+            prompt += count
+            pairs += count * (length - count + (count + 1) / 2)
+            squares += count * count
+        else:
+            decodes += 1
+            context += length
+        work += length * count
+        longest = max(longest, length)
+        widest = max(widest, member.tokens)
+    if padded:
+        counts = [member.tokens for member in members if member.tokens]
+        prompt += widest * len(counts) - sum(counts)
+    return Step(decodes, context, prefills, prompt, pairs, squares, longest, widest, work)
+
+
+def size(step: Step) -> tuple[bool, int]:
+    """Return the class of a step: steps of one class take about equally long."""
+    return bool(step.prompt), step.tokens.bit_length()
