@@ -89,8 +89,8 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
 def connect(service: Service, engine: Engine) -> None:
     """Serve with this engine: set its time limits, and connect its loop to all that records requests and steps."""
     manager = engine.manager
-    manager.queue_timeout = service.config.queue_limit
-    manager.request_timeout = service.config.request_timeout
+    manager.deadlines.queue_timeout = service.config.queue_limit
+    manager.deadlines.request_timeout = service.config.request_timeout
     manager.listeners += [service.requests.on_arrival, service.meters.on_arrival, service.feed.on_arrival]
     manager.observers += [
         service.requests.observe,

@@ -16,16 +16,21 @@ MEMORY_SECONDS = 10.0  # of work; what is older counts for little
 
 
 class Deadlines:
-    """The deadlines of requests: one for the wait in the queue and one for the whole request."""
+    """The deadlines of requests: one for the wait in the queue and one for the whole request.
 
-    def __init__(self) -> None:
+    `queue_timeout` and `request_timeout` are the server's limits in seconds; a request's own limit applies if it is shorter.
+    """
+
+    def __init__(self, queue_timeout: float = math.inf, request_timeout: float = math.inf) -> None:
+        self.queue_timeout = queue_timeout
+        self.request_timeout = request_timeout
         self._heap: list[tuple[float, int, Inference, float, bool]] = []
         self._numbers = count()
 
-    def add(self, inference: Inference, queue_seconds: float, seconds: float) -> None:
-        """Add a request; its own limit applies if it is shorter than the server's."""
-        queue_seconds = min(queue_seconds, inference.queue_timeout)
-        seconds = min(seconds, inference.request_timeout)
+    def add(self, inference: Inference) -> None:
+        """Add a request."""
+        queue_seconds = min(self.queue_timeout, inference.queue_timeout)
+        seconds = min(self.request_timeout, inference.request_timeout)
         if queue_seconds < seconds:
             self._push(inference, queue_seconds, True)
         if seconds < math.inf:

@@ -6,6 +6,7 @@ reader asked for it. This module must not know HTTP, tensors, or how requests ar
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -14,6 +15,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from scheduling.sequence import Sequence
+
+log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0  # after which who waits looks whether anybody is still at it
 
@@ -35,6 +38,16 @@ class Text(Protocol):
 
     def feed(self, token: int) -> str | None: ...
     def text(self, output_ids: list[int]) -> str: ...
+
+
+class Loop(Protocol):
+    """The loop that computes an inference, as the inference sees it: `serving.inbox.Inbox`."""
+
+    is_closed: bool
+
+    def remove(self, ended: list[Inference]) -> None: ...
+    def has_lost(self, inference: Inference) -> bool: ...
+    def closed_error(self) -> InferenceError: ...
 
 
 class Wakeup:
@@ -113,9 +126,15 @@ class Inference:
         )  # fmt: skip
         self._lock = threading.Lock()
         self._kept: int | None = None  # tokens it had when its own time was over
-        self._cancel: Callable[[list[Inference]], None] | None = None
-        self._end_if_lost: Callable[[Inference], None] | None = None
-        self.is_overdue = False  # whether it has been seen to have left the loop and not to have ended
+        self._loop: Loop | None = None
+        self._was_lost = False  # at the last check
+
+    def attach(self, loop: Loop, now: float) -> None:
+        """Connect the inference to the loop that will compute it; `BatchingManager.enqueue` calls this once."""
+        self._loop = loop
+        self.sequence.arrived_at = now
+        if self.slo_s is not None:
+            self.sequence.deadline = now + self.slo_s
 
     @property
     def data(self) -> list[int]:
@@ -202,8 +221,17 @@ class Inference:
 
     def end_if_lost(self) -> None:
         """End it if the loop no longer will; waiters call this about every second."""
-        if self._end_if_lost is not None and not self.is_finished:
-            self._end_if_lost(self)
+        loop, error = self._loop, failure(self.sequence.error)
+        if loop is None or self.is_finished:
+            return
+        if loop.is_closed:
+            self.finished(error or loop.closed_error())
+        elif loop.has_lost(self):
+            # The loop may be about to end it, so only the second check in a row counts.
+            if self._was_lost:
+                log.error("the completion of a request was lost, and has been recovered")
+                self.finished(error)
+            self._was_lost = True
 
     def wait_for_completion(self, timeout: float | None = None) -> str:
         """Return prompt and generated text within `timeout` seconds, or raise InferenceError."""
@@ -221,18 +249,16 @@ class Inference:
 
     def end_early(self) -> None:
         """End it now, as finished, with the tokens it has."""
-        if self._end(None, early=True) and self._cancel is not None:
-            self._cancel([self])
+        if self._end(None, early=True) and self._loop is not None:
+            self._loop.remove([self])
 
 
 def cancel_all(errors: Iterable[tuple[Inference, InferenceError]]) -> None:
-    """End inferences of one manager with these errors; slots and pages are freed within one iteration."""
+    """End inferences with these errors; their slots and pages are freed within one iteration."""
     ended = [inference for inference, error in errors if inference._end(error, early=False)]
-    enqueued = [inference for inference in ended if inference._cancel is not None]
-    if enqueued:
-        cancel = enqueued[0]._cancel
-        assert cancel is not None
-        cancel(enqueued)
+    for loop in {inference._loop for inference in ended}:
+        if loop is not None:
+            loop.remove([inference for inference in ended if inference._loop is loop])
 
 
 def too_late(seconds: float) -> InferenceError:

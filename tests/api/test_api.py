@@ -500,7 +500,7 @@ def test_a_loop_that_hangs_is_told(app: Flask, client: FlaskClient, model: FakeM
     assert engine is not None
     with in_background(lambda: ask(client)):
         wait_until(lambda: model.plans)
-        engine.manager.heartbeat -= STALL_SECONDS + 1
+        engine.manager.inbox.heartbeat -= STALL_SECONDS + 1
         assert client.get("/health").get_json()["status"] == "stalled"
         assert "for 30" in error(ask(client), 503)["message"]
         go.set()

@@ -428,9 +428,9 @@ def test_the_time_to_come_again_is_that_of_the_queue(model: FakeModel) -> None:
     manager = service(app).engine.manager  # type: ignore[union-attr]
     assert manager.retry_after() == 1
     for _ in range(100):
-        manager._rate.add(tokens=50, seconds=1.0)
+        manager.inbox.rate.add(tokens=50, seconds=1.0)
     for queued, seconds in ((0, 1), (50, 1), (51, 2), (1000, 20), (10**9, 60)):
-        manager._queued_tokens = queued
+        manager.inbox.queued_tokens = queued
         assert manager.retry_after() == seconds
-    manager._queued_tokens = 0
+    manager.inbox.queued_tokens = 0
     stop(app)

@@ -147,7 +147,7 @@ def test_who_waits_is_told_so_and_then_why(
 ) -> None:
     with ThreadPoolExecutor(3) as pool:
         jobs = [pool.submit(ask, app, f"r{i}", num_tokens=4) for i in range(2)]
-        wait_until(lambda: service(app).engine.manager._count == 2 and model.plans)  # type: ignore[union-attr]
+        wait_until(lambda: service(app).engine.manager.inbox.count == 2 and model.plans)  # type: ignore[union-attr]
         jobs.append(pool.submit(ask, app, "late"))
         wait_until(lambda: (service(app).requests.find("late") or {}).get("arrived_at"))
         assert client.get("/requests/late").get_json()["state"] == "waiting"
@@ -168,7 +168,7 @@ def test_who_still_waits_is_told_why_and_for_how_many_steps(app: Flask, client: 
     model.before = lambda plan: steps.acquire(timeout=10) and None  # type: ignore[func-returns-value]
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(ask, app, f"r{i}", num_tokens=5) for i in range(4)]
-        wait_until(lambda: service(app).engine.manager._count == 4 and model.plans)  # type: ignore[union-attr]
+        wait_until(lambda: service(app).engine.manager.inbox.count == 4 and model.plans)  # type: ignore[union-attr]
         steps.release(3)
         wait_until(lambda: model.plans == 4)
         records = [client.get(f"/requests/r{i}").get_json() for i in range(4)]

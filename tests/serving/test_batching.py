@@ -345,7 +345,7 @@ def test_an_observer_that_raises_does_no_harm(serve: Serve, caplog: pytest.LogCa
     served.manager.observers.insert(0, lambda iteration, left: {}["nothing"])
     assert served.ask("a", 3).wait_for_completion(SOON) == expected("a", 3)
     assert served.left == ["a"]
-    assert "an observer failed" in caplog.text
+    assert "KeyError" in caplog.text
 
 
 def test_two_requests_of_the_same_id_get_their_own_answers(serve: Serve) -> None:

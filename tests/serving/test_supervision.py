@@ -149,6 +149,6 @@ def test_stopping_with_patience_answers_those_whose_step_takes_too_long(serve: S
 def test_who_waits_is_told_of_a_loop_that_ended_without_a_word(serve: Serve) -> None:
     served = serve()
     asked = served.hold("a", 3)
-    served.manager._open.clear()
+    served.manager.inbox.open.clear()
     served.end()
     assert kind_of(asked) == "unavailable_error"

@@ -1,0 +1,208 @@
+"""The inbox of the batching loop: the bounded queue through which all other threads talk to it.
+
+Any thread delivers inferences, removes ended ones, requests a policy switch or a stop; the loop takes them between two
+steps. The inbox also knows which inferences the loop holds, so it can refuse what is too much and end what is left when
+the loop has ended. This module must not know HTTP, tensors, or how requests are scheduled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import TimeoutError as TooLate
+
+from scheduling.iteration import Plan
+from scheduling.pages import PagePool
+from scheduling.policy import Policy
+from scheduling.sequence import Sequence
+from serving.deadlines import Rate
+from serving.inference import Inference, InferenceError
+
+MAX_RETRY_SECONDS = 60
+
+
+class Inbox:
+    """A bounded queue of inferences for one loop: at most `limit` queued or running, with `max_tokens` queued tokens.
+
+    `failure` is the reason why the loop failed; the caller sets it before `close`, and without a lock, because the loop
+    may hang while it holds the lock.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        max_tokens: float = math.inf,
+        pages: PagePool | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.limit = limit
+        self.max_tokens = max_tokens
+        self.heartbeat = clock()  # when the loop last looked in here
+        self.rate = Rate()  # of the loop's work
+        self.failure: str | None = None
+        self.is_stopping = False
+        self.is_closed = False
+        self.arrived: list[Inference] = []
+        self.open: dict[Sequence, Inference] = {}  # those that the loop has taken and not finished
+        self._switches: deque[tuple[Policy, Future[None]]] = deque()
+        self._ended: list[Inference] = []  # by their callers or deadlines
+        self.count = 0  # inferences that are queued or running, or have room reserved
+        self.queued_tokens = 0  # of the prompts and answers in the queue
+        self._pages = pages
+        self._changed = threading.Condition()
+
+    def check(self, inference: Inference) -> None:
+        """Reject an inference that can never be computed, and hash its prompt for the prefix cache."""
+        seq, pages = inference.sequence, self._pages
+        fewest = 0 if inference.scores_prompt else 1
+        if not seq.prompt_ids or inference.num_tokens < fewest:
+            raise InferenceError(
+                "invalid_request_error",
+                f"prompt has {len(seq.prompt_ids)} tokens and num_tokens is {inference.num_tokens}, "
+                "but both must be at least 1. Send a prompt and request a token",
+            )
+        if pages is None:
+            return
+        if not pages.can_ever_hold(seq.total):
+            raise InferenceError(
+                "invalid_request_error",
+                f"prompt and answer have {seq.total} tokens and need {pages.pages_for(seq.total)} KV pages of "
+                f"{pages.page_size} tokens, but there are {pages.total}. Request fewer tokens or raise --kv-memory",
+            )
+        # A prompt to be scored must be computed, so its hash must match no cached page.
+        seq.hashes = [uuid.uuid4().bytes] if inference.scores_prompt else pages.hashes(seq.prompt_ids)
+
+    def reserve(self, inferences: list[Inference]) -> None:
+        """Reserve room for all of the inferences, or raise InferenceError and reserve none."""
+        count = len(inferences)
+        tokens = sum(inference.sequence.total for inference in inferences)
+        with self._changed:
+            if self.is_closed or self.is_stopping:
+                raise self.closed_error()
+            if self.count + count > self.limit:
+                raise InferenceError(
+                    "overloaded",
+                    f"the server is full ({self.count} requests queued or running, this one adds "
+                    f"{count}, limit {self.limit}). Try again later, or raise --max-queue",
+                    self.retry_after(),
+                )
+            if self.queued_tokens and self.queued_tokens + tokens > self.max_tokens:
+                raise InferenceError(
+                    "overloaded",
+                    f"the queue holds {self.queued_tokens:,} tokens, this request has {tokens:,}, and the limit is "
+                    f"{self.max_tokens:,}. Try again later, or raise --max-queue-tokens",
+                    self.retry_after(),
+                )
+            self.count += count
+            self.queued_tokens += tokens
+
+    def deliver(self, inferences: list[Inference]) -> bool:
+        """Pass inferences that have their room to the loop; return False when the loop has ended."""
+        with self._changed:
+            if not self.is_closed:
+                self.arrived += inferences
+                self._changed.notify()
+            return not self.is_closed
+
+    def remove(self, ended: list[Inference]) -> None:
+        """Have the loop release the slots and pages of these ended inferences."""
+        with self._changed:
+            self._ended += ended
+            self._changed.notify()
+
+    def switch(self, policy: Policy, timeout: float | None) -> None:
+        """Have the loop switch to `policy`, and return after the switch; raise InferenceError if it does not."""
+        done: Future[None] = Future()
+        with self._changed:
+            if self.is_closed or self.is_stopping:
+                raise self.closed_error()
+            self._switches.append((policy, done))
+            self._changed.notify()
+        try:
+            done.result(timeout)
+        except TooLate:
+            if done.cancel():
+                raise InferenceError(
+                    "timeout_error",
+                    f"the current step has not ended within {timeout:g} s, so the policy is unchanged. Try again",
+                ) from None
+            done.result()  # the loop is switching right now
+
+    def stop(self) -> None:
+        """Have the loop end before its next step."""
+        with self._changed:
+            self.is_stopping = True
+            self._changed.notify()
+
+    def close(self) -> list[Inference]:
+        """Refuse everything from now on, and return the inferences that have not been finished."""
+        with self._changed:
+            self.is_closed = True
+            unfinished, self.open = [*self.open.values(), *self.arrived], {}
+            self.arrived = []
+            self.count = self.queued_tokens = 0
+        for _, done in self._switches:
+            with contextlib.suppress(InvalidStateError):  # its caller has timed out
+                done.set_exception(
+                    InferenceError("unavailable_error", "the server stopped before it could switch the policy", 1)
+                )
+        return unfinished
+
+    def wait(self, seconds: float) -> None:
+        """Wait until there is something to do, but at most `seconds`; called by the loop when it is idle."""
+        with self._changed:
+            if not (self.arrived or self._ended or self._switches or self.is_stopping):
+                self._changed.wait(seconds)
+
+    def take(self) -> tuple[list[Inference], list[Inference]]:
+        """Return the inferences that arrived and those that ended since the last call; called by the loop."""
+        with self._changed:
+            arrived, self.arrived = self.arrived, []
+            ended, self._ended = self._ended, []
+            for inference in arrived:
+                self.open[inference.sequence] = inference
+        return arrived, ended
+
+    def requested_policies(self) -> Iterator[Policy]:
+        """Yield each policy to switch to; its switch is done when the loop asks for the next one."""
+        while self._switches:
+            policy, done = self._switches[0]
+            if done.set_running_or_notify_cancel():
+                yield policy
+                done.set_result(None)
+            self._switches.popleft()  # not before, so that `close` ends a switch that failed
+
+    def start(self, plan: Plan) -> None:
+        """Record which sequences leave the queue for their first step; called by the loop."""
+        if plan.joined:
+            tokens = sum(seq.total for seq in plan.joined if seq.first_iteration == plan.number)
+            with self._changed:
+                self.queued_tokens -= tokens
+
+    def finish(self, sequences: Iterable[Sequence]) -> list[Inference]:
+        """Free the room of sequences that left the scheduler, and return their inferences; called by the loop."""
+        with self._changed:
+            left = [self.open.pop(seq) for seq in sequences if seq in self.open]
+            self.count -= len(left)
+            self.queued_tokens -= sum(i.sequence.total for i in left if i.sequence.scheduled_at is None)
+        return left
+
+    def has_lost(self, inference: Inference) -> bool:
+        """Return whether the loop finished an inference's sequence and holds it no longer."""
+        return inference.sequence.state == "finished" and inference.sequence not in self.open
+
+    def retry_after(self) -> int:
+        """Return the seconds after which a rejected client should retry: the time to compute the queue."""
+        return max(1, min(MAX_RETRY_SECONDS, math.ceil(self.rate.seconds_for(self.queued_tokens))))
+
+    def closed_error(self) -> InferenceError:
+        """Return the error for requests that arrive after the loop ended."""
+        if self.failure is None:
+            return InferenceError("unavailable_error", "the server is shutting down. Try again later", 1)
+        return InferenceError("unavailable_error", f"the engine failed and is restarting: {self.failure}. Try again", 5)
