@@ -24,8 +24,8 @@ FAILURE_SECONDS = 60.0  # after which it is not restarted
 class Loop(Protocol):
     """A loop in a thread: `heartbeat` changes in each iteration, at least every second when idle."""
 
-    heartbeat: float
-
+    @property
+    def heartbeat(self) -> float: ...
     @property
     def has_thread(self) -> bool: ...
     @property
