@@ -19,7 +19,8 @@ import app as application
 import config as settings
 from api.service import Service
 from launch import banner, faults
-from launch.worker import QUICK_SECONDS, limit_waiting, write_refusal
+from launch.connections import limit_blocking, write_error
+from launch.worker import QUICK_SECONDS
 from observe.queued_log import QueuedHandler, QueuedLog
 from serving.watchdog import FAILURE_SECONDS, MAX_FAILURES, RestartLimiter
 
@@ -46,7 +47,7 @@ control_socket_disable = True
 
 def on_starting(server: Any) -> None:
     """Reject gunicorn flags and GUNICORN_CMD_ARGS that cannot work."""
-    logging.getLogger("gunicorn.error").addFilter(_is_news)
+    logging.getLogger("gunicorn.error").addFilter(_is_worth_logging)
     cfg = server.cfg
     if cfg.workers != 1 or cfg.preload_app or cfg.worker_class_str != worker_class:
         banner.fail(
@@ -64,18 +65,18 @@ def on_starting(server: Any) -> None:
 
 
 def when_ready(server: Any) -> None:
-    """Limit how long a client may block a thread, and handle termination signals during a reload."""
+    """Limit how long a client may block a thread, and handle signals to shut down."""
     for listener in server.LISTENERS:
-        limit_waiting(listener.sock, _config.receive_timeout, _config.send_timeout)
-    ending = Ending(server)
+        limit_blocking(listener.sock, _config.receive_timeout, _config.send_timeout)
+    shutdown = Shutdown(server)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-        signal.signal(number, ending)
+        signal.signal(number, shutdown)
 
 
-class Ending:
-    """Ends the master: after all requests on a first SIGTERM, and at once on any other signal.
+class Shutdown:
+    """Shut down the master: after all requests on a first SIGTERM, and at once on any other signal.
 
-    Gunicorn itself would wait for a reload first, drop a signal that arrives together with another, and ignore a second
+    gunicorn itself would wait for a reload first, drop a signal that arrives together with another, and ignore a second
     SIGTERM.
     """
 
@@ -99,8 +100,8 @@ class Ending:
         server.signal(number, frame)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Return whether a log line of gunicorn adds to ours, and is not about a slow client."""
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+    """Return whether a log line of gunicorn adds to ours and is not about a slow client."""
     if record.exc_info and isinstance(record.exc_info[1], BlockingIOError):
         return False
     text = record.getMessage()
@@ -112,7 +113,7 @@ def post_worker_init(worker: Any) -> None:
     """Start the engine in the worker process."""
     sys.setswitchinterval(2e-4)  # the loop needs the GIL back sooner than after 5 ms
     threading.stack_size(512 * 1024)
-    util.write_error = write_refusal
+    util.write_error = write_error
     service = worker.app.callable.extensions["service"]
     service.serves = True
     service.deaths = lambda: _restart_limiter.count

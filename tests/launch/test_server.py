@@ -230,7 +230,7 @@ def test_a_key_is_asked_for_and_sigterm_lets_the_last_request_finish(checkpoint:
     text = server.output()
     assert re.search(r"API key +required", text)
     assert "hunter2" not in text
-    assert "EB_MODLE is not a setting and is ignored. Did you mean EB_MODEL?" in text
+    assert "EB_MODLE is not a setting and is ignored. Did you mean 'EB_MODEL'?" in text
     assert "Traceback" not in text
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", server.port), 1)

@@ -1,0 +1,138 @@
+"""Sockets of clients: how long they may block a thread, how responses are sent, and how connections are closed.
+
+This module must not know the worker's threads and queues.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gunicorn import util
+from gunicorn.workers.gthread import TConn
+
+from api.http.deferral import Exchange
+
+LINGER_SECONDS = 5.0  # for a client to read its last response and close
+REQUEST_LINE_BYTES = 64  # enough for every path that generates text
+MAX_REASON = 200  # characters of gunicorn's message
+
+
+def limit_blocking(listener: socket.socket, receive: float, send: float) -> None:
+    """Limit in seconds how long a read or a write of an accepted connection may block.
+
+    Connections inherit the options of the listening socket. gunicorn reads and writes them in blocking mode; a client
+    that is too slow raises BlockingIOError.
+    """
+    for option, seconds in ((socket.SO_RCVTIMEO, receive), (socket.SO_SNDTIMEO, send)):
+        whole, rest = divmod(seconds, 1)
+        listener.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(whole), int(rest * 1e6)))
+
+
+def peek_request(client: socket.socket) -> bytes:
+    """Return method and path of the next request without reading it; nothing under TLS or if it has not arrived."""
+    if type(client) is not socket.socket:
+        return b""
+    try:
+        start = client.recv(REQUEST_LINE_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except OSError:
+        return b""
+    return start.split(b"?", 1)[0].split(b" HTTP/", 1)[0]
+
+
+def send_response(exchange: Exchange, resp: Any) -> bytes:
+    """Send a response: a stream to its end, any other as far as the socket accepts it. Return the rest."""
+    pieces = exchange.answer()
+    try:
+        if resp.response_length is None:
+            for piece in pieces:
+                resp.write(piece)
+            resp.close()
+            return b""
+        headers = "".join(f"{name}: {value}\r\n" for name, value in resp.headers)
+        head = "".join(resp.default_headers()) + headers + "\r\n"
+        resp.headers_sent = True
+        message = b"".join([head.encode("latin-1"), *pieces])  # in one packet, where it fits
+        try:
+            return message[resp.sock.send(message, socket.MSG_DONTWAIT) :]
+        except BlockingIOError:
+            return message
+    finally:
+        if hasattr(pieces, "close"):
+            pieces.close()
+
+
+def write_error(client: socket.socket, status: int, reason: str, message: str) -> None:
+    """Answer a request that gunicorn could not parse, in the JSON format of the app's errors."""
+    shown = message if len(message) <= MAX_REASON else f"{message[: MAX_REASON - 1]}…"
+    error = {
+        "message": f"{shown or reason}. Send a plain HTTP/1.1 request",
+        "type": "server_error" if status == 500 else "invalid_request_error",
+        "param": None,
+        "code": None,
+    }
+    body = json.dumps({"error": error}).encode()
+    head = (
+        f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    util.write_nonblock(client, head.encode() + body)
+
+
+class ClosingConnections:
+    """Connections with a last response, each open until the client closes it or LINGER_SECONDS have passed.
+
+    To close at once while the client still sends would reset the connection, and the client would lose the response.
+    """
+
+    def __init__(self, on_close: Callable[[], None]) -> None:
+        self._on_close = on_close
+        self._conns: deque[TConn] = deque()
+
+    def __len__(self) -> int:
+        return len(self._conns)
+
+    def add(self, poller: selectors.BaseSelector, conn: TConn) -> None:
+        """Close the sending half, and read and discard until the client closes its own."""
+        try:
+            conn.sock.setblocking(False)
+            conn.sock.shutdown(socket.SHUT_WR)
+        except OSError:  # the client has disconnected
+            self._close(conn)
+            return
+        conn.timeout = time.monotonic() + LINGER_SECONDS
+        self._conns.append(conn)
+        poller.register(conn.sock, selectors.EVENT_READ, partial(self._discard, poller, conn))
+
+    def expire(self, poller: selectors.BaseSelector, now: float) -> None:
+        """Close the connections whose time is up."""
+        while self._conns and self._conns[0].timeout <= now:
+            self.close_oldest(poller)
+
+    def close_oldest(self, poller: selectors.BaseSelector) -> None:
+        conn = self._conns.popleft()
+        poller.unregister(conn.sock)
+        self._close(conn)
+
+    def _discard(self, poller: selectors.BaseSelector, conn: TConn, client: socket.socket) -> None:
+        try:
+            data = client.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:  # reset
+            data = b""
+        if not data:
+            self._conns.remove(conn)
+            poller.unregister(client)
+            self._close(conn)
+
+    def _close(self, conn: TConn) -> None:
+        self._on_close()
+        conn.close()
