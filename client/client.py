@@ -3,9 +3,9 @@
     python3 client.py --numsamples 100            about one request a second
     python3 client.py --prompt "hi" --numtokens 10
 
-Human text goes to stderr. Into a pipe the last line on stdout is one JSON object; on a terminal
-a load run keeps it in a file and names that last. It must not know the server's code: this folder
-and its requirements.txt are all that a client machine needs.
+Human text goes to stderr. In a pipe the last line on stdout is one JSON object; on a terminal a load run writes it to a
+file and prints the file's name last. This module must not know the server's code: a client machine needs only this
+folder and its requirements.txt.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-# Started as a script this file is in no package yet: name the one that its folder is.
+# A script is in no package: use the folder's.
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
     __package__ = Path(__file__).resolve().parent.name
 
 from rich.console import Console
-from rich.table import Table
 
 from . import data, flags, runs
 from .console import FINE, SOME_FAILED, UNREACHABLE, USAGE, Display, emit, emit_json, guarded, leave, say
@@ -109,7 +108,7 @@ OUTPUT = [
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What one start of the client does, checked."""
+    """The checked settings of one run of the client."""
 
     target: Target
     flags: Values
@@ -119,7 +118,7 @@ class Settings:
     seed: int
 
     def plan(self) -> catalog.Plan:
-        """Draw the run."""
+        """Return the requests of the run."""
         if self.flags.workload:
             text = corpus.load(Path(self.flags.text) if self.flags.text else None)
             count = self.flags.numsamples
@@ -134,7 +133,7 @@ class Settings:
         return catalog.Plan(drawn, self.arrivals)
 
     def config(self, plan: catalog.Plan) -> dict[str, Any]:
-        """Give what repeats this run, without the key."""
+        """Return what is needed to repeat this run, without the key."""
         dialect = self.target.dialect
         return {
             "numsamples": len(plan.planned),
@@ -174,7 +173,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str], console: Cons
 
 
 def run_single(settings: Settings, console: Console) -> int:
-    """Send one prompt and print its completion; into a pipe the answer as JSON follows as the last line."""
+    """Send one prompt and print its completion; in a pipe, the last line is the answer as JSON."""
     read, target = settings.flags, settings.target
     if read.numsamples or read.wait is not None or read.numtokens_range or read.selection:
         say(console, "note: --prompt sends one request; the flags of a load run are ignored")
@@ -186,19 +185,19 @@ def run_single(settings: Settings, console: Console) -> int:
     except Failed as error:
         kind, detail = error.args
         say(console, f"error: {kind}: {detail}")
-        keep({"error": kind, "detail": detail}, read.json, console)
+        write_result({"error": kind, "detail": detail}, read.json, console)
         return SOME_FAILED
-    taken = (time.perf_counter() - start) * 1000
+    elapsed_ms = (time.perf_counter() - start) * 1000
     emit("" if target.dialect.stream else answer.text)
-    say(console, f"{answer.tokens} tokens in {taken:,.0f} ms, id {answer.id or 'unknown'}")
+    say(console, f"{answer.tokens} tokens in {elapsed_ms:,.0f} ms, id {answer.id or 'unknown'}")
     result = {"completion": answer.text, "id": answer.id, "num_tokens": answer.tokens,
-              "prompt_tokens": answer.prompt_tokens, "e2el_ms": taken}  # fmt: skip
-    keep(result, read.json, console)
+              "prompt_tokens": answer.prompt_tokens, "e2el_ms": elapsed_ms}  # fmt: skip
+    write_result(result, read.json, console)
     return FINE
 
 
 def run_load(settings: Settings, console: Console) -> int:
-    """Send a whole run, then show its table and keep its result."""
+    """Send a load, then print and write its result."""
     read, target = settings.flags, settings.target
     plan = settings.plan()
     before = fetch_stats(target)
@@ -211,15 +210,15 @@ def run_load(settings: Settings, console: Console) -> int:
         f"{len(plan.planned)} requests to {target.url}, {plan.arrivals.describe()}, "
         f"{config['workload']}, seed {settings.seed}",
     )
-    warmed = runs.warm_up(target, plan.planned, read.warmup or 0)
-    if warmed:
-        say(console, f"warm-up: {warmed} requests before the run, not measured")
+    warmup = runs.warm_up(target, plan.planned, read.warmup or 0)
+    if warmup:
+        say(console, f"warm-up: {warmup} requests before the run, not measured")
     with recording(read.csv) as record:
         sent = runs.send(target, plan.planned, console, plan.arrivals, record)
     after = runs.stats_or_none(target)
     facts = runs.facts(
         target, plan.planned, plan.arrivals, settings.seed, config, before, after,
-        slos=dict(read.goodput), warmup=warmed, stalls=sent.stalls,
+        slos=dict(read.goodput), warmup=warmup, stalls=sent.stalls,
     )  # fmt: skip
     numbers = measure.result(sent.outcomes, facts)
     if read.verbose:
@@ -229,13 +228,13 @@ def run_load(settings: Settings, console: Console) -> int:
     file = read.json
     if file is None and sys.stdout.isatty():
         file = RESULTS / f"{numbers['date']}-client-{settings.seed}.json"
-    keep(numbers, file, console)
+    write_result(numbers, file, console)
     return SOME_FAILED if numbers["failed"] or numbers["unsent"] else FINE
 
 
 @contextlib.contextmanager
 def recording(path: Path | None) -> Iterator[Any]:
-    """Give what is told of each outcome: a file's writer, or nobody."""
+    """Yield a function that writes each outcome to a CSV file, if there is one."""
     if path is None:
         yield lambda outcome: None
         return
@@ -244,21 +243,16 @@ def recording(path: Path | None) -> Iterator[Any]:
 
 
 def show(numbers: Mapping[str, Any], outcomes: Sequence[measure.Outcome], console: Console) -> None:
-    """Print warnings and the table."""
+    """Print the warnings and the tables."""
     for warning in tables.warnings_of(numbers, outcomes):
         say(console, f"warning: {warning}")
     if numbers["server_after"] is None:
         say(console, "warning: cannot read /stats from the server after the run")
-    table = Table(title="Result", show_header=False, title_justify="left")
-    table.add_column()
-    table.add_column(justify="right")
-    for label, value in tables.rows(numbers):
-        table.add_row(label, value)
-    console.print(table)
+    console.print(*tables.result(numbers), sep="\n")
 
 
-def keep(numbers: Mapping[str, Any], path: Path | None, console: Console) -> None:
-    """Print a result as JSON where a program reads it or `path` says so; else write it to `path` and name that."""
+def write_result(numbers: Mapping[str, Any], path: Path | None, console: Console) -> None:
+    """Print a result as JSON if a program reads it or `path` is -, and write it to `path`."""
     emit_json(numbers, always=path == flags.STDOUT)
     if path is None or path == flags.STDOUT:
         return
@@ -272,13 +266,13 @@ def keep(numbers: Mapping[str, Any], path: Path | None, console: Console) -> Non
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
-    """Run the client and give its exit code."""
-    chosen: list[Target] = []
+    """Run the client and return its exit code."""
+    targets: list[Target] = []
 
     def run(console: Console) -> int:
         arguments = sys.argv[1:] if argv is None else argv
         settings = read_settings(arguments, os.environ if environ is None else environ, console)
-        chosen.append(settings.target)
+        targets.append(settings.target)
         if settings.target.dialect.api == "openai" and not settings.target.dialect.model:
             named = replace(settings.target.dialect, model=model_name(settings.target))
             settings = replace(settings, target=replace(settings.target, dialect=named))
@@ -286,7 +280,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             return run_single(settings, console)
         return run_load(settings, console)
 
-    return guarded(run, lambda: chosen[0] if chosen else None)
+    return guarded(run, lambda: targets[0] if targets else None)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Policies, or servers, on the same seeded arrivals: one command, one table, one page.
+"""Compare policies or servers under the same seeded arrivals: one command, one table, one page.
 
     python -m client.compare nobatch static dynamic --quick
     python -m client.compare ours=http://10.0.0.5:8500 vllm=http://10.0.0.6:8000 --api openai
     python -m client.compare A.json B.json
 
-A policy's server is started here and stopped by its own pid. What is measured is written as it comes. Human text
-goes to stderr; the last line on stdout is the folder of the results.
+The servers of policies are started here and stopped by their own pid. Results are written as they come. Human text goes
+to stderr; the last line on stdout is the folder of the results.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import secrets
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -27,12 +28,12 @@ if not __package__:
 from rich.console import Console
 
 from . import ending, flags, runs
-from .console import FINE, SOME_FAILED, UNREACHABLE, emit_json, guarded, leave, say
+from .console import FINE, emit_json, guarded, leave, say
 from .experiment import Experiment, draw
 from .options import FOLDER, Argument, Choice, Command, Number, Option, Parameter, Read, UsageError, Values
 from .report import simulated, store
 from .send import dialects, servers
-from .send.target import ServerUnreachable, Target, model_name
+from .send.target import Target, model_name
 from .workloads import arrivals
 
 THREE = ("nobatch", "static", "dynamic")
@@ -74,8 +75,8 @@ ASKED = [
 OUTPUT = [
     Option("--out", "folder for all results", FOLDER, default=Path("results")),
     Option("--name", "name of this comparison (default: the time and the policies)", metavar="NAME"),
-    Option("--readme", "also copy the table and the pictures for a README to this folder", FOLDER),
-    Option("--no-plots", "write no pictures and no page", None),
+    Option("--readme", "also copy the table and some plots for a README to this folder", FOLDER),
+    Option("--no-plots", "write no plots and no page", None),
     Option(
         "--cost", "cost model, or file from `simulate calibrate`, with which the simulator predicts each request "
         "(default: the measured steps of the servers)", Read(simulated.check, "FILE"),
@@ -104,19 +105,19 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
             setattr(args, name, value)
     args.what = args.what or list(THREE)
     flags.check_limits(args)
-    if len(set(names(args.what))) < len(args.what):
+    if len(set(map(name_of, args.what))) < len(args.what):
         raise UsageError(f"{' '.join(args.what)} has the same name twice. Use name=URL, or each policy once")
     return args
 
 
-def names(what: Sequence[str]) -> list[str]:
-    """Give the name of each policy or server."""
-    return [word.partition("=")[0] if "=http" in word else word for word in what]
+def name_of(word: str) -> str:
+    """Return the name of a policy or of a server."""
+    return word.partition("=")[0] if "=http" in word else word
 
 
 @contextlib.contextmanager
 def reached(word: str, args: Values, folder: Path) -> Iterator[Target]:
-    """Give the target of `name=URL`, or of a server that is started for the length of the block."""
+    """Yield the target of `name=URL`, or of a server that runs until the end of the block."""
     key = args.api_key
     dialect = dialects.Dialect(args.api, args.stream)
     url = word.partition("=")[2]
@@ -132,22 +133,22 @@ def reached(word: str, args: Values, folder: Path) -> Iterator[Target]:
         raise UsageError(str(error)) from error
     target = Target(url, args.timeout, api_key=key, dialect=dialect)
     if args.api == "openai":
-        named = dialects.Dialect(args.api, args.stream, model_name(target))
-        target = Target(url, args.timeout, api_key=key, dialect=named)
+        target = replace(target, dialect=replace(dialect, model=model_name(target)))
     yield target
 
 
 def make_store(args: Values, seed: int, command: str) -> store.Store:
-    """Open the folder of the results."""
+    """Create the folder of the results."""
     now = datetime.now().astimezone()
-    called = args.name or "-".join(store.slug(name) for name in names(args.what))[:60]
+    names = list(map(name_of, args.what))
+    called = args.name or "-".join(map(store.slug, names))[:60]
     folder = args.out / (args.name or f"{now:%Y%m%d-%H%M%S}-{called}")
     if (folder / "summary.json").exists():
         raise UsageError(f"{str(folder)!r} already has results. Use another --name")
     head = {
         "name": called, "date": now.isoformat(timespec="seconds"), "command": command, "seed": seed,
         "workload": args.workload, "loads": [pace.text for pace in args.load],
-        "policies": names(args.what), "machine": runs.machine(), "versions": runs.versions(),
+        "policies": names, "machine": runs.machine(), "versions": runs.versions(),
     }  # fmt: skip
     try:
         return store.Store(folder, head)
@@ -156,7 +157,7 @@ def make_store(args: Values, seed: int, command: str) -> store.Store:
 
 
 def run(args: Values, console: Console, command: str) -> int:
-    """Put every policy through the loads; show and keep what was measured, whatever happened."""
+    """Send the loads to every policy; print and write the results, even if interrupted."""
     seed = secrets.randbits(32) if args.seed is None else args.seed
     loads = draw(args, seed, args.numsamples, args.workload)
     for load in loads:
@@ -164,23 +165,16 @@ def run(args: Values, console: Console, command: str) -> int:
         for note in load.plans[0].notes:
             say(console, f"note: {note}")
     folder = make_store(args, seed, command)
-    say(console, f"{', '.join(names(args.what))}; {args.workload}, seed {seed}")
+    say(console, f"{', '.join(map(name_of, args.what))}; {args.workload}, seed {seed}")
     experiment = Experiment(folder, console, args, seed)
     experiment.write_plans(loads)
-    missing = 0
+
+    def measure(word: str, progress: str) -> None:
+        with reached(word, args, folder.folder) as target:
+            experiment.run_loads(name_of(word), target, loads, progress)
+
     try:
-        for i, word in enumerate(args.what):
-            name = names([word])[0]
-            try:
-                with reached(word, args, folder.folder) as target:
-                    experiment.run_loads(name, target, loads, f"[{i + 1}/{len(args.what)}] ")
-            except ServerUnreachable as error:
-                missing += 1
-                folder.warn(f"{name}: cannot start or reach the server: {error}")
-                say(console, f"error: {name}: {error}. Start the server by hand to see why, or leave it out")
-            if experiment.interrupted:
-                folder.warn("stopped early by Ctrl-C")
-                break
+        experiment.each(args.what, measure)
     finally:
         folder.close()
         if folder.summary["runs"]:
@@ -188,9 +182,7 @@ def run(args: Values, console: Console, command: str) -> int:
         ending.finish(folder.folder, console, not args.no_plots)
         if args.readme:
             ending.copy_for_readme(folder.folder, args.readme, console)
-    if missing == len(args.what):
-        return UNREACHABLE
-    return SOME_FAILED if missing or experiment.failed or experiment.interrupted else FINE
+    return experiment.exit_code()
 
 
 def verdict(paths: Sequence[str], different: bool, console: Console) -> int:
@@ -219,7 +211,7 @@ def verdict(paths: Sequence[str], different: bool, console: Console) -> int:
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
-    """Run the comparison and give its exit code."""
+    """Run the comparison and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
 
     def command(console: Console) -> int:
@@ -236,7 +228,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 
 
 def hidden(arguments: Sequence[str]) -> list[str]:
-    """Give the command without its key, for the page."""
+    """Return the command without its key, for the page."""
     shown = list(arguments)
     for i, word in enumerate(shown):
         if word.startswith("--api-key="):

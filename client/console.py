@@ -32,8 +32,7 @@ PLAIN_LINE_SECONDS = 5.0
 
 def say(console: Console, text: str) -> None:
     """Print a line for humans, wrapped between words on a terminal; brackets are not markup."""
-    whole = not console.is_terminal
-    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=whole)
+    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def emit(text: str, end: str = "\n") -> None:
@@ -59,13 +58,11 @@ def guarded(main: Callable[[Console], int], target: Callable[[], Target | None])
         say(console, f"error: {error}")
         return USAGE
     except KeyRefused:
-        asked = target()
-        url = asked.url if asked else "the server"
+        url = server.url if (server := target()) else "the server"
         say(console, f"error: {url} requires an API key. Set EB_API_KEY or use --api-key KEY")
         return USAGE
     except ServerUnreachable as error:
-        asked = target()
-        url = asked.url if asked else str(error)
+        url = server.url if (server := target()) else str(error)
         say(
             console,
             f"error: cannot reach {url}. Is the server running? Start it with "
@@ -97,12 +94,11 @@ def writable(path: Path, flag: str) -> None:
 class Display(threading.Thread):
     """Shows the progress of a run, in its own thread: redrawn on a terminal, otherwise line by line."""
 
-    def __init__(self, run: LoadRun, console: Console, last_send: float, label: str = "") -> None:
+    def __init__(self, run: LoadRun, console: Console, last_send: float) -> None:
         super().__init__(name="display", daemon=True)
         self._run = run
         self._console = console
         self._last_send = last_send
-        self._label = label
         self._over = threading.Event()
 
     def close(self) -> None:
@@ -114,7 +110,7 @@ class Display(threading.Thread):
         """Draw until closed."""
         if not self._console.is_terminal or self._console.is_dumb_terminal:
             while not self._over.wait(PLAIN_LINE_SECONDS):
-                say(self._console, self._label + self.line(self._run.counts()))
+                say(self._console, self.line(self._run.counts()))
             return
         columns = (BarColumn(bar_width=16), TextColumn("{task.description}", markup=False))
         with Progress(*columns, console=self._console, auto_refresh=False) as progress:
@@ -123,7 +119,7 @@ class Display(threading.Thread):
             while not over:
                 over = self._over.wait(1 / REDRAWS_A_SECOND)
                 counts = self._run.counts()
-                line = self._label + self.line(counts)
+                line = self.line(counts)
                 ended = counts.done + counts.failed
                 progress.update(task, completed=ended, description=line, refresh=True)
 

@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 from rich.console import Console
-from rich.markdown import Markdown
 
 from .console import emit, say
 from .report import store, summary
@@ -24,7 +23,7 @@ def finish(folder: Path, console: Console, plots: bool) -> None:
     if results.runs:
         text = write_table(results)
         if console.is_terminal:
-            console.print(Markdown(text))
+            console.print(*summary.short_tables(results), sep="\n")
         else:
             say(console, text)
         say(console, summary.headline(results))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,12 @@ from typing import Any
 from rich.console import Console
 
 from . import runs
-from .console import say
+from .console import FINE, SOME_FAILED, UNREACHABLE, say
 from .options import UsageError, Values
 from .report import measure, tables
 from .report.store import Store
 from .send.events import EventRecorder
-from .send.target import Target, fetch_stats
+from .send.target import ServerUnreachable, Target, fetch_stats
 from .workloads import catalog, corpus
 from .workloads.arrivals import Arrivals
 
@@ -54,6 +54,7 @@ class Experiment:
     flags: Values
     seed: int
     failed: int = 0
+    missing: int = 0
     interrupted: bool = False
 
     def write_plans(self, loads: Sequence[Load]) -> None:
@@ -61,6 +62,24 @@ class Experiment:
         for load in loads:
             for repeat, plan in enumerate(load.plans):
                 self.store.arrivals(load.name, repeat, plan.planned)
+
+    def each(self, words: Sequence[str], run: Callable[[str, str], None]) -> None:
+        """Call `run` for each policy or server, until Ctrl-C; one that cannot be started or reached is left out."""
+        for i, word in enumerate(words, 1):
+            try:
+                run(word, f"[{i}/{len(words)}] ")
+            except ServerUnreachable as error:
+                self.missing += 1
+                self.store.warn(f"{word}: cannot start or reach the server: {error}")
+                say(self.console, f"error: {word}: {error}. Start the server by hand to see why, or leave it out")
+            if self.interrupted:
+                self.store.warn("stopped early by Ctrl-C")
+                break
+
+    def exit_code(self) -> int:
+        if self.missing and not self.store.summary["runs"]:
+            return UNREACHABLE
+        return SOME_FAILED if self.missing or self.failed or self.interrupted else FINE
 
     def run_loads(self, name: str, target: Target, loads: Sequence[Load], progress: str) -> None:
         """Send every load to a server; raise ServerUnreachable if it does not answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -74,13 +75,12 @@ def send(
     console: Console,
     arrivals: Arrivals | None = None,
     on_outcome: Callable[[measure.Outcome], None] = lambda outcome: None,
-    label: str = "",
 ) -> Sent:
     """Run a trace to its end, or until shortly after the first Ctrl-C."""
     closed = arrivals is not None and arrivals.users is not None
     think = arrivals.second if arrivals and closed else 0.0
     run = LoadRun(target, trace, arrivals.users if arrivals else None, think, on_outcome)
-    display = Display(run, console, 0.0 if closed else trace[-1].at, label)
+    display = Display(run, console, 0.0 if closed else trace[-1].at)
     display.start()
     interrupted = False
     try:
@@ -106,7 +106,7 @@ def send(
 def warm_up(target: Target, trace: Sequence[data.Planned], count: int) -> int:
     """Send `count` short requests one by one, unmeasured; return how many were answered."""
     answered = 0
-    for planned in (list(trace) * (count // max(len(trace), 1) + 1))[:count]:
+    for planned in itertools.islice(itertools.cycle(trace), count):
         short = data.Planned(-1, 0.0, planned.prompt, WARMUP_TOKENS)
         with contextlib.suppress(Failed):
             ask(target, short)

@@ -1,11 +1,12 @@
-"""One thing made larger step by step, until the server is saturated: rates, users, slots, lengths, cache.
+"""Sweep one value until the server is saturated: rates, users, slots, lengths, or cache size.
 
     python -m client.sweep static dynamic --over rate
     python -m client.sweep dynamic --over users --values 24 64 128 256
     python -m client.sweep ours=http://10.0.0.5:8500 --over rate
 
-It stops by itself. A rate is too much when requests are done at less than half of it, or at less than 0.9 and the
-later half takes much longer than the first, at two rates running; more users are useless when two steps bring less than 5 % each.
+It stops by itself. A rate is too high if requests complete at less than half of it, or at less than 0.9 of it while the
+later half takes much longer than the first, at two rates in a row. More users are useless if two steps gain less than
+5 % each.
 """
 
 from __future__ import annotations
@@ -29,24 +30,23 @@ import numpy as np
 from rich.console import Console
 
 from . import compare, ending, flags, runs
-from .console import FINE, SOME_FAILED, UNREACHABLE, guarded, leave, say
+from .console import guarded, leave, say
 from .experiment import DEFAULT_WARMUP, Experiment, draw
 from .options import POSITIVE, Choice, Option, UsageError, Values
-from .send.target import ServerUnreachable, Target
+from .send.target import Target
 from .workloads.arrivals import Arrivals
 
 SERVED = 0.9
-# So little is no matter of the last answers of a short run.
-HALF = 0.5
+OVERLOADED = 0.5  # too low to be the effect of the last answers of a short run
 GAIN = 1.05
-MOST_STEPS = 12
+MAX_STEPS = 12
 SECONDS = 20.0
-FEWEST = 30
+MIN_REQUESTS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What is made larger: its usual values, the load and workload at a value, the server's flags for it."""
+    """A swept value: its usual values, and the load, the workload and the server's flags for a value."""
 
     help: str
     values: tuple[float, ...]
@@ -59,7 +59,7 @@ BURST = Arrivals("burst")
 AXES: dict[str, Axis] = {
     "rate": Axis(
         "requests per second, doubled until saturation",
-        tuple(2.0**i for i in range(MOST_STEPS)),
+        tuple(2.0**i for i in range(MAX_STEPS)),
         lambda rate: Arrivals("poisson", rate),
     ),
     "users": Axis(
@@ -112,11 +112,11 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
 
 
 def saturated(over: str, history: Sequence[Mapping[str, Any]], e2els: Sequence[float | None]) -> bool:
-    """Tell whether more is of no use; `e2els` are those of the last run, in order of arrival."""
+    """Return whether the server is saturated; `e2els` are those of the last run, in order of arrival."""
     last = history[-1]
     if over == "rate":
         share = (last["request_throughput"] or 0.0) / float(last["request_rate"])
-        return share < HALF or (share < SERVED and grows(e2els))
+        return share < OVERLOADED or (share < SERVED and grows(e2els))
     if over == "users" and len(history) > 2:
         three = [run["output_throughput"] or 0.0 for run in history[-3:]]
         return three[1] < GAIN * three[0] and three[2] < GAIN * three[1]
@@ -124,7 +124,7 @@ def saturated(over: str, history: Sequence[Mapping[str, Any]], e2els: Sequence[f
 
 
 def grows(e2els: Sequence[float | None]) -> bool:
-    """Tell whether the later half of the requests took clearly longer: the queue was growing."""
+    """Return whether the later half of the requests took clearly longer, because the queue was growing."""
     known = [value for value in e2els if value is not None]
     half = len(known) // 2
     return half > 0 and float(np.median(known[half:])) > 1.2 * float(np.median(known[:half]))
@@ -132,35 +132,30 @@ def grows(e2els: Sequence[float | None]) -> bool:
 
 @dataclass(slots=True)
 class Sweep:
-    """The steps of one policy after another."""
+    """Sweeps one policy after another."""
 
     args: Values
     experiment: Experiment
-    missing: int = 0
 
     def policy(self, word: str, progress: str) -> None:
-        """Take one policy through the values, until it is saturated."""
+        """Run one policy with the values until it is saturated; raise ServerUnreachable if it does not start."""
         over, axis = self.args.over, AXES[self.args.over]
         folder = self.experiment.store.folder
-        own = over in ("batch", "cache")
-        try:
-            if own:
-                for value in self.args.sweep_values:
-                    changed = copy.copy(self.args)
-                    changed.server = [*self.args.server, *axis.server(value)]
-                    with compare.reached(word, changed, folder) as target:
-                        self.steps(word, target, [value], progress)
-                return
+        if over not in ("batch", "cache"):
             with compare.reached(word, self.args, folder) as target:
                 self.steps(word, target, self.args.sweep_values, progress)
-        except ServerUnreachable as error:
-            self.missing += 1
-            self.experiment.store.warn(f"{word}: cannot start or reach the server: {error}")
-            say(self.experiment.console, f"error: {word}: {error}")
+            return
+        for value in self.args.sweep_values:
+            changed = copy.copy(self.args)
+            changed.server = [*self.args.server, *axis.server(value)]
+            with compare.reached(word, changed, folder) as target:
+                self.steps(word, target, [value], progress)
+            if self.experiment.interrupted:
+                return
 
     def steps(self, word: str, target: Target, values: Sequence[float], progress: str) -> None:
         """Run the values on one server."""
-        over, axis, name = self.args.over, AXES[self.args.over], compare.names([word])[0]
+        over, axis, name = self.args.over, AXES[self.args.over], compare.name_of(word)
         history: list[dict[str, Any]] = []
         limit: float | None = None
         for value in values:
@@ -173,9 +168,9 @@ class Sweep:
             if over == "variance":
                 labels["value"] = float(np.std([p.num_tokens for p in plan.planned]))
             say(self.experiment.console, f"{progress}{name}, {over} {value:g}: {len(plan.planned)} requests")
-            warmup = DEFAULT_WARMUP if self.args.warmup is None else self.args.warmup
-            warmed = 0 if history else runs.warm_up(target, plan.planned, warmup)
-            numbers = self.experiment.one(labels, target, plan, warmed)
+            count = DEFAULT_WARMUP if self.args.warmup is None else self.args.warmup
+            warmup = 0 if history else runs.warm_up(target, plan.planned, count)
+            numbers = self.experiment.one(labels, target, plan, warmup)
             history.append(numbers)
             if self.experiment.interrupted:
                 return
@@ -186,10 +181,10 @@ class Sweep:
                 if not self.args.values:
                     return
             else:
-                limit = value  # a hiccup, unless the next rate is too much as well
+                limit = value  # an outlier, unless the next rate is too high as well
 
     def stop(self, name: str, over: str, value: float) -> None:
-        """Note where a policy is saturated."""
+        """Record where a policy is saturated."""
         known = self.experiment.store.summary["sweep"]["saturation"]
         if name not in known:
             known[name] = value
@@ -197,38 +192,32 @@ class Sweep:
             say(self.experiment.console, f"{name} is saturated at {over} {value:g}")
 
     def count(self, value: float) -> int:
-        """Say how many requests a step sends."""
+        """Return the number of requests of a step."""
         if self.args.numsamples:
-            return int(self.args.numsamples)
+            return self.args.numsamples  # type: ignore[no-any-return]
         if self.args.over == "rate":
-            return max(FEWEST, math.ceil(value * self.args.seconds))
-        return max(FEWEST, math.ceil(2 * value)) if self.args.over == "users" else 64
+            return max(MIN_REQUESTS, math.ceil(value * self.args.seconds))
+        return max(MIN_REQUESTS, math.ceil(2 * value)) if self.args.over == "users" else 64
 
 
 def run(args: Values, console: Console, command: str) -> int:
-    """Sweep every policy; show and keep what was measured."""
+    """Sweep every policy; print and write the results."""
     seed = secrets.randbits(32) if args.seed is None else args.seed
     folder = compare.make_store(args, seed, command)
     folder.summary["workload"] = SHOWN.get(args.over, args.workload)
     folder.summary["sweep"] = {"over": args.over, "values": args.sweep_values, "saturation": {}}
     sweep = Sweep(args, Experiment(folder, console, args, seed))
-    say(console, f"{', '.join(compare.names(args.what))} over {args.over}, seed {seed}")
+    say(console, f"{', '.join(map(compare.name_of, args.what))} over {args.over}, seed {seed}")
     try:
-        for i, word in enumerate(args.what):
-            sweep.policy(word, f"[{i + 1}/{len(args.what)}] ")
-            if sweep.experiment.interrupted:
-                folder.warn("stopped early by Ctrl-C")
-                break
+        sweep.experiment.each(args.what, sweep.policy)
     finally:
         folder.close()
         ending.finish(folder.folder, console, not args.no_plots)
-    if sweep.missing == len(args.what):
-        return UNREACHABLE
-    return SOME_FAILED if sweep.missing or sweep.experiment.failed else FINE
+    return sweep.experiment.exit_code()
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
-    """Run the sweep and give its exit code."""
+    """Run the sweep and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
 
     def command(console: Console) -> int:

@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
 from . import figures
 from .store import Results
@@ -62,6 +65,16 @@ COLUMNS: list[tuple[str, tuple[str, ...], float, int, str]] = [
     ("s per requested token", ("fairness", "slope_ms_per_token"), 0.001, 4, ""),
     ("r", ("fairness", "r"), 1, 3, ""),
 ]
+
+SHORT = (
+    "output tokens/s",
+    "ms per token, mean",
+    "E2E p50, s",
+    "E2E p99, s",
+    "TTFT p50, s",
+    "TTFT p99, s",
+    "ITL p99, ms",
+)
 
 
 def best(results: Results, load: str, key: str, prefer: str) -> str | None:
@@ -128,6 +141,20 @@ def markdown(results: Results) -> str:
         text = "\n".join("| " + " | ".join(cells) + " |" for cells in table)
         parts.append(f"{heading}\n\n{text}\n")
     return "\n".join([*parts, note(results)]).rstrip() + "\n"
+
+
+def short_tables(results: Results) -> list[Table]:
+    """Return the tables with the columns that fit a terminal of 80 columns."""
+    short = []
+    for heading, heads, lines in tables(results):
+        table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        kept = [i for i, head in enumerate(heads) if head in ("policy", "load", *SHORT)]
+        for i in kept:
+            table.add_column(heads[i], justify="left" if heads[i] in ("policy", "load") else "right")
+        for cells in lines:
+            table.add_row(*(Text(cells[i].strip("*"), "bold" if cells[i].startswith("**") else "") for i in kept))
+        short.append(table)
+    return short
 
 
 def title(results: Results, load: str) -> str:

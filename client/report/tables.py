@@ -1,9 +1,11 @@
-"""A result as text: the lines of its table, and the warnings above it. Pure."""
+"""A result as text: its tables, and the warnings above them. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from rich.table import Table
 
 from .measure import Outcome
 
@@ -13,11 +15,23 @@ STALL_BOUND_MS = 50.0
 LAG_SHARE = 0.05
 
 
+def result(numbers: Mapping[str, Any]) -> list[Table]:
+    """Return a result as tables: counts and rates, and latencies."""
+    table = Table(title="Result", show_header=False, title_justify="left")
+    table.add_column()
+    table.add_column(justify="right")
+    for row in rows(numbers):
+        table.add_row(*row)
+    times = Table(title="Milliseconds", title_justify="left")
+    for name in ("", *STATISTICS):
+        times.add_column(name, justify="right" if name else "left")
+    for label, *texts in latencies(numbers):
+        times.add_row(label, *texts)
+    return [table, times]
+
+
 def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the labels and values of the final table, in the usual words and order."""
-    lag, stall = (
-        [numbers["client_lag"].get(f"{prefix}{key}_ms") for key in ("p50", "p99", "max")] for prefix in ("", "stall_")
-    )
+    """Return labels and values of counts and rates, in the usual words and order; unknown values are left out."""
     stats = numbers["server_after"] or {}
     lines = [
         ("Successful requests", str(numbers["completed"])),
@@ -25,41 +39,42 @@ def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Duration (s)", shown(numbers["duration"])),
         ("Requests/s", shown(numbers["request_throughput"])),
         ("Input tokens", shown(numbers["total_input_tokens"], 0)),
-        ("Output tokens", str(numbers["total_output_tokens"])),
+        ("Output tokens", shown(numbers["total_output_tokens"], 0)),
         ("Output tokens/s (wall clock)", shown(numbers["output_throughput"])),
         ("Output tokens/s (steady part)", shown(numbers["steady"]["output_throughput"])),
         ("Total tokens/s", shown(numbers["total_token_throughput"])),
         ("Peak concurrent requests", str(numbers["max_concurrent_requests"])),
         ("Requests/s within all limits", shown(numbers["request_goodput"])),
-        *(
-            (f"{label} mean / p50 / p90 / p99 (ms)", joined(_four(numbers, name)))
-            for label, name in (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2E", "e2el"), ("Queue", "queue"))
-        ),
         ("Latency per token, mean (ms)", shown(numbers["mean_latency_per_token_ms"])),
         ("Latency over requested tokens", fitted(numbers["fairness"])),
         ("Jain's index of tokens/s", shown(numbers["fairness"]["jain_requests"], 3)),
-        ("Client lag p50 / p99 / max (ms)", joined(lag)),
-        ("Client stalls p50 / p99 / max (ms)", joined(stall)),
         *((f"Server's {name}{unit}", shown(stats.get(name), digits)) for name, unit, digits in STATS),
     ]
-    return [(label, text) for label, text in lines if label in ALWAYS or text.strip("-/ ")]
+    return [(label, text) for label, text in lines if label in ALWAYS or text != "-"]
 
 
+def latencies(numbers: Mapping[str, Any]) -> list[list[str]]:
+    """Return each measured time with its `STATISTICS` in ms."""
+    lag = numbers["client_lag"]
+    lines = [
+        (label, [numbers.get(f"{key}_{name}_ms") for key in STATISTICS])
+        for label, name in (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2E", "e2el"), ("Queue", "queue"))
+    ]
+    lines += [
+        (label, [lag.get(f"{prefix}{key}_ms") for key in STATISTICS])
+        for label, prefix in (("Client lag", ""), ("Client stalls", "stall_"))
+        if lag.get(f"{prefix}max_ms")
+    ]
+    return [[label, *map(shown, values)] for label, values in lines if any(v is not None for v in values)]
+
+
+STATISTICS = ("mean", "p50", "p90", "p99", "max")
 # The original's four figures, since the server started, their units and digits.
 STATS = (
     ("latency-per-token", " (s)", 4), ("throughput", " (tokens/s)", 2),
     ("total-tokens-handled", "", 0), ("total-elapsed-time", " (s)", 2),
 )  # fmt: skip
 ALWAYS = {"Duration (s)", "Requests/s"}
-
-
-def _four(numbers: Mapping[str, Any], name: str) -> list[float | None]:
-    return [numbers[f"{key}_{name}_ms"] for key in ("mean", "p50", "p90", "p99")]
-
-
-def joined(values: Sequence[float | None]) -> str:
-    """Format figures side by side."""
-    return " / ".join(shown(value) for value in values)
 
 
 def shown(value: float | None, digits: int = 2) -> str:

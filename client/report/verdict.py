@@ -12,12 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from rich import box
 from rich.table import Table
 
 from . import figures
 from .tables import shown
 
 SAME = "not distinguishable"
+NAMES = {
+    "e2el": "E2E", "ttft": "TTFT", "tpot": "TPOT", "normalized_latency": "per token", "itl": "ITL",
+    "output_throughput": "output tokens/s", "request_throughput": "requests/s", "request_goodput": "goodput/s",
+    "completed": "completed", "failed": "failed",
+}  # fmt: skip
 WHOLE = ("output_throughput", "request_throughput", "request_goodput", "completed", "failed")
 Column = list[Any]
 
@@ -40,6 +46,16 @@ class Line:
     @property
     def difference(self) -> float | None:
         return None if self.a is None or self.b is None else self.b - self.a
+
+    @property
+    def short(self) -> str:
+        """The verdict in a few words, for the table."""
+        if self.low is None or self.high is None:
+            return "-"
+        if self.low <= 0 <= self.high:
+            return "unclear"
+        share = f", ≥{min(abs(self.low), abs(self.high)) / self.a:.0%}" if self.a else ""
+        return f"B {'slower' if self.low > 0 else 'faster'}{share}"
 
 
 def columns(run: Mapping[str, Any]) -> dict[str, Column]:
@@ -122,14 +138,21 @@ def as_dict(line: Line) -> dict[str, Any]:
 
 
 def table(lines: Sequence[Line], a: str, b: str) -> Table:
-    """Return the comparison as a table."""
-    result = Table(title=f"A: {a}\nB: {b}", title_justify="left")
-    result.add_column("measure")
-    for head in ("A", "B", "B - A", "95 % interval"):
-        result.add_column(head, justify="right")
-    result.add_column("verdict")
+    """Return the comparison as a table of at most 80 columns."""
+    result = Table(
+        title=f"A: {a}\nB: {b}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
+        caption="intervals: 95 %, over the requests of one run each", caption_justify="left",
+    )  # fmt: skip
+    for head in ("times in ms", "A", "B", "B - A", "interval", "verdict"):
+        result.add_column(head, justify="left" if head in ("times in ms", "verdict") else "right")
     for line in lines:
-        span = "-" if line.low is None else f"{shown(line.low)} to {shown(line.high)}"
-        cells = (shown(line.a), shown(line.b), shown(line.difference), span)
-        result.add_row(line.measure, *cells, line.verdict)
+        span = "-" if line.low is None else f"{shown(line.low, 1)} to {shown(line.high, 1)}"
+        digits = 0 if isinstance(line.a, int) else 1
+        cells = [shown(value, digits) for value in (line.a, line.b, line.difference)]
+        result.add_row(_label(line.measure), *cells, span, line.short)
     return result
+
+
+def _label(measure: str) -> str:
+    statistic, _, name = measure.removesuffix("_ms").partition("_")
+    return f"{NAMES[name]} {statistic}" if name in NAMES else NAMES[measure]

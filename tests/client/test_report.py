@@ -3,6 +3,7 @@
 import base64
 import gzip
 import html
+import io
 import json
 import re
 import subprocess
@@ -12,8 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from client.report import album, measure, page, plots, plots_steps, plots_sweep, race, store
+from client.report import album, measure, page, plots, plots_steps, plots_sweep, race, store, summary
 from client.report.album import Album
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,3 +172,11 @@ def test_the_page_races_what_was_measured_and_not_what_warmed_up() -> None:
     assert not re.search(r'src="|href="web', page)
     results.policies = ["static"]
     assert race.embed(results) == ""
+
+
+def test_the_tables_of_a_terminal_fit_80_columns(folder: Path) -> None:
+    with io.StringIO() as out:
+        Console(file=out, width=80).print(*summary.short_tables(store.read(folder)))
+        lines = out.getvalue().splitlines()
+    assert not any("…" in line for line in lines)
+    assert {"static", "vllm"} <= {line.split()[0] for line in lines if line.strip()}
