@@ -61,7 +61,7 @@ class Loop:
         self.is_idle = plan is None
         if plan is not None:
             self.inbox.start(plan)
-            plan, outputs = self.recovery.compute(self.scheduler, plan)
+            outputs = self.recovery.compute(self.scheduler, plan)
             iteration = self.scheduler.commit(plan, outputs, self.clock())
             self.inbox.rate.add(iteration.tokens, iteration.seconds)
             self._publish_tokens(plan)
@@ -82,8 +82,8 @@ class Loop:
             self._add(inference)
             if inference.is_finished:
                 ended.append(inference)
-        ended += self.deadlines.over(now)
-        self.deadlines.forget(len(self.inbox.open))
+        ended += self.deadlines.expire(now)
+        self.deadlines.prune(len(self.inbox.open))
         if ended:
             self._remove(ended, now)
         for policy in self.inbox.requested_policies():
@@ -91,7 +91,7 @@ class Loop:
 
     def _idle_seconds(self, now: float) -> float:
         """Return the seconds until the policy's next deadline, a request's, or the next heartbeat."""
-        moments = (self.scheduler.wake_at(now), self.deadlines.next(), now + MAX_IDLE_SECONDS)
+        moments = (self.scheduler.wake_at(now), self.deadlines.next_at(), now + MAX_IDLE_SECONDS)
         return max(0.0, min(at for at in moments if at is not None) - now)
 
     def _add(self, inference: Inference) -> None:

@@ -21,7 +21,7 @@ from api.http.registry import RequestContext
 from api.schemas.scheduling_hints import SchedulingHints
 from api.service import Engine, Service
 from batching import Inference, InferenceError
-from serving.inference import Wakeup, too_late
+from serving.inference import Wakeup, timeout_error
 
 GREEDY_BELOW = 1e-5  # a temperature below this is 0
 HIGHEST_TEMPERATURE = 1e6  # above it all tokens are practically equally likely
@@ -103,7 +103,7 @@ class Generation:
         if self.own_limit is not None:
             self.end_early()
         else:
-            self.cancel(too_late(self.limit))
+            self.cancel(timeout_error(self.limit))
         return True
 
     def end_if_lost(self) -> None:
@@ -132,7 +132,7 @@ class Generation:
         end = self.arrived_at + self.limit
         for inference in self.inferences:
             if not self.is_over and not inference.wait(end - time.perf_counter()):
-                inference.cancel(too_late(self.limit))
+                inference.cancel(timeout_error(self.limit))
             error = self.error
             if error is not None:
                 # Not raised itself: it refers to the inferences, and a traceback would keep these frames until the GC.

@@ -10,9 +10,9 @@ import heapq
 import math
 from itertools import count
 
-from serving.inference import Inference, InferenceError, too_late
+from serving.inference import Inference, InferenceError, timeout_error
 
-MEMORY_SECONDS = 10.0  # of work; what is older counts for little
+MEMORY_SECONDS = 10.0  # of work that the average rate covers; older work decays
 
 
 class Deadlines:
@@ -32,38 +32,38 @@ class Deadlines:
         queue_seconds = min(self.queue_timeout, inference.queue_timeout)
         seconds = min(self.request_timeout, inference.request_timeout)
         if queue_seconds < seconds:
-            self._push(inference, queue_seconds, True)
+            self._push(inference, queue_seconds, in_queue=True)
         if seconds < math.inf:
-            self._push(inference, seconds, False)
+            self._push(inference, seconds, in_queue=False)
 
-    def _push(self, inference: Inference, seconds: float, waits: bool) -> None:
+    def _push(self, inference: Inference, seconds: float, in_queue: bool) -> None:
         when = inference.sequence.arrived_at + seconds
-        heapq.heappush(self._heap, (when, next(self._numbers), inference, seconds, waits))
+        heapq.heappush(self._heap, (when, next(self._numbers), inference, seconds, in_queue))
 
-    def over(self, now: float) -> list[Inference]:
-        """End the requests that are past their deadline, and return them."""
+    def expire(self, now: float) -> list[Inference]:
+        """End the requests that are past a deadline, and return them."""
         ended = []
         while self._heap and self._heap[0][0] <= now:
-            _, _, inference, seconds, waits = heapq.heappop(self._heap)
+            _, _, inference, seconds, in_queue = heapq.heappop(self._heap)
             began = inference.sequence.scheduled_at is not None
-            if inference.is_finished or (waits and began):
+            if inference.is_finished or (in_queue and began):
                 continue
-            if inference.finished(_not_begun(seconds) if waits else too_late(seconds)):
+            if inference.finished(_timed_out_in_queue(seconds) if in_queue else timeout_error(seconds)):
                 ended.append(inference)
         return ended
 
-    def next(self) -> float | None:
+    def next_at(self) -> float | None:
         """Return the time of the next deadline."""
         return self._heap[0][0] if self._heap else None
 
-    def forget(self, still_open: int) -> None:
+    def prune(self, still_open: int) -> None:
         """Drop requests that finished in time, once in a while."""
         if len(self._heap) > 4 * still_open + 64:
             self._heap = [entry for entry in self._heap if not entry[2].is_finished]
             heapq.heapify(self._heap)
 
 
-def _not_begun(seconds: float) -> InferenceError:
+def _timed_out_in_queue(seconds: float) -> InferenceError:
     return InferenceError(
         "timeout_error", f"timed out after {seconds:g} s in the queue. Try again later, or raise --queue-timeout"
     )
@@ -93,7 +93,7 @@ class TokenBucket:
     def __init__(self, rate: float, burst: int) -> None:
         self._interval = 1 / rate
         self._slack = (burst - 1) * self._interval
-        self._next = -math.inf  # when it may happen again at the latest
+        self._next = -math.inf  # the earliest time of the next event when there is no burst left
 
     def take(self, now: float) -> bool:
         """Return whether the event may happen now, and count it if so."""

@@ -18,7 +18,7 @@ from scheduling.sequence import Sequence
 
 log = logging.getLogger(__name__)
 
-CHECK_SECONDS = 1.0  # after which who waits looks whether anybody is still at it
+CHECK_SECONDS = 1.0  # between two checks of a waiter that the loop still works on its inference
 
 
 class InferenceError(Exception):
@@ -84,9 +84,11 @@ class Wakeup:
 class Inference:
     """One request as its handler sees it. It finishes exactly once: with a completion or an error.
 
-    With a `wakeup` its tokens can be read as they come: `ready` says how many of them are certain. `on_end` is called
-    in the thread that ends it, and must not block. One that
-    `scores_prompt` computes its whole prompt, whatever is cached, and may ask for no token beyond it.
+    With a `wakeup` its tokens can be read as they come: `ready` is the number of published tokens. `on_end` is called
+    in the thread that ends it, and must not block. With `scores_prompt` the whole prompt is computed, even if it is
+    cached, and `num_tokens` may be 0. `slo_s`, `queue_timeout` and `request_timeout` are seconds from its arrival: in
+    which the answer is wanted, and after which it times out in the queue and as a whole, if the server's own limits are
+    not shorter.
     """
 
     def __init__(
@@ -114,9 +116,9 @@ class Inference:
         self.wakeup = wakeup
         self._on_end = on_end
         self.ready = 0
-        self.slo_s = slo_s  # seconds from its arrival in which the whole answer is wanted
+        self.slo_s = slo_s
         self.scores_prompt = scores_prompt
-        self.queue_timeout = queue_timeout  # seconds, where the client asks for less than the server grants
+        self.queue_timeout = queue_timeout
         self.request_timeout = request_timeout
         self.error: InferenceError | None = None
         self.event_obj = threading.Event()
@@ -125,7 +127,7 @@ class Inference:
             stop=text.feed if text is not None and text.watches else None,
         )  # fmt: skip
         self._lock = threading.Lock()
-        self._kept: int | None = None  # tokens it had when its own time was over
+        self._kept: int | None = None  # number of tokens when `end_early` ended it
         self._loop: Loop | None = None
         self._was_lost = False  # at the last check
 
@@ -138,12 +140,12 @@ class Inference:
 
     @property
     def data(self) -> list[int]:
-        """The token ids so far, prompt first."""
+        """The token ids so far, with those of the prompt first."""
         return self.sequence.prompt_ids + self.output_ids
 
     @property
     def output_ids(self) -> list[int]:
-        """The generated token ids so far, without those after its time limit."""
+        """The generated token ids so far, without those after an early end."""
         return self.sequence.output_ids[: self._kept]
 
     @property
@@ -153,14 +155,14 @@ class Inference:
 
     @property
     def finish_reason(self) -> str | None:
-        """stop or length; None before the end and after a failure."""
+        """The reason stop or length, or None before the end and after a failure."""
         if not self.is_finished or self.error is not None:
             return None
         return self.sequence.finish_reason if self._kept is None else "length"
 
     @property
     def stop_reason(self) -> str | int | None:
-        """The stop string or id that ended it, "timeout" after its own time limit, otherwise None."""
+        """The stop string or id that ended it, "timeout" after an early end, otherwise None."""
         if self._kept is not None:
             return "timeout"
         return self.text.stop_reason if self.text is not None else None
@@ -236,7 +238,7 @@ class Inference:
     def wait_for_completion(self, timeout: float | None = None) -> str:
         """Return prompt and generated text within `timeout` seconds, or raise InferenceError."""
         if not self.wait(timeout):
-            self.cancel(too_late(timeout or 0.0))
+            self.cancel(timeout_error(timeout or 0.0))
         if self.error is not None:
             raise self.error
         completion = self.completion
@@ -261,7 +263,7 @@ def cancel_all(errors: Iterable[tuple[Inference, InferenceError]]) -> None:
             loop.remove([inference for inference in ended if inference._loop is loop])
 
 
-def too_late(seconds: float) -> InferenceError:
+def timeout_error(seconds: float) -> InferenceError:
     """Return the error for a request that exceeded the server's time limit."""
     return InferenceError(
         "timeout_error",

@@ -21,13 +21,14 @@ from serving.inference import InferenceError
 
 log = logging.getLogger(__name__)
 
-TROUBLES = 3  # steps that failed for all requests, within
-TROUBLE_SECONDS = 60.0  # after which the engine is at fault
-PAUSE_SECONDS = 0.1  # before such a step is retried
-# The last two are oneDNN's. Every shape was computed before, so only memory can be missing.
-NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory",
+# The engine is at fault when so many steps fail for all requests and for the probe, within so many seconds.
+MAX_PROBE_FAILURES = 3
+PROBE_FAILURE_SECONDS = 60.0
+RETRY_PAUSE_SECONDS = 0.1  # before such a step is retried
+# The last two phrases are oneDNN's. Every shape was computed before, so only memory can be missing.
+OUT_OF_MEMORY_PHRASES = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory",
              "alloc_failed", "could not create a primitive", "could not create a memory")  # fmt: skip
-BEYOND_REPAIR = ("device-side assert", "illegal memory access", "illegal instruction", "misaligned address",
+FATAL_PHRASES = ("device-side assert", "illegal memory access", "illegal instruction", "misaligned address",
                  "unspecified launch failure", "uncorrectable ecc", "cuda error: unknown error", "launch timed out",
                  "hardware stack error", "invalid program counter", "nvlink")  # fmt: skip
 
@@ -42,7 +43,7 @@ class Model(Protocol):
 
 
 class EngineBroken(Exception):
-    """This process can compute nothing any more. The message may be shown to clients."""
+    """This process can no longer compute anything. The message may be shown to clients."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -50,15 +51,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(words in text for words in NO_MEMORY)
+    return isinstance(error, RuntimeError) and any(phrase in text for phrase in OUT_OF_MEMORY_PHRASES)
 
 
-def is_beyond_repair(error: BaseException) -> bool:
+def is_fatal(error: BaseException) -> bool:
     """Return whether only a new process can compute after this error, as after a CUDA assertion."""
     if isinstance(error, SystemError):
         return True
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(words in text for words in BEYOND_REPAIR)
+    return isinstance(error, RuntimeError) and any(phrase in text for phrase in FATAL_PHRASES)
 
 
 class Recovery:
@@ -83,31 +84,28 @@ class Recovery:
         self._make_probe = make_probe
         self._clock = clock
         self._pause = pause
-        self._troubles: deque[float] = deque()
+        self._probe_failures: deque[float] = deque()
 
-    def compute(self, scheduler: Scheduler, plan: Plan) -> tuple[Plan, list[Output]]:
-        """Return the plan and its outputs; the output of a request at fault is its error.
+    def compute(self, scheduler: Scheduler, plan: Plan) -> list[Output]:
+        """Return the outputs of a plan; the output of a request at fault is its error.
 
         Requests that do not fit into memory are removed from the plan and wait again. Raise EngineBroken when nothing
         can be computed.
         """
         while True:
             try:
-                return plan, self._forward(plan)
+                return self._forward(plan)
             except Exception as error:
                 log.exception("step %d failed with %d requests in it", plan.number, len(plan.sequences))
-                self._note(error)
-                no_memory = is_out_of_memory(error)
+                self._raise_if_fatal(error)
+                out_of_memory = is_out_of_memory(error)
             self.is_suspect = True
             self.steps_failed += 1
-            self.out_of_memory += no_memory
-            if no_memory:
-                plan, outputs = self._shed(scheduler, plan)
-            else:
-                outputs = self._bisect(plan, failed_alone=True)
+            self.out_of_memory += out_of_memory
+            outputs = self._shrink(scheduler, plan) if out_of_memory else self._bisect(plan, failed_alone=True)
             if not all(isinstance(output, BaseException) for output in outputs) or self.probe():
-                return plan, outputs
-            self._pause(PAUSE_SECONDS)
+                return outputs
+            self._pause(RETRY_PAUSE_SECONDS)
 
     def probe(self) -> bool:
         """Compute the probe token; return whether that succeeded. Raise EngineBroken after too many failures."""
@@ -122,25 +120,25 @@ class Recovery:
             self.is_suspect = False
         except Exception as error:
             log.exception("the probe step failed as well")
-            self._note(error)
+            self._raise_if_fatal(error)
             self.is_suspect = True
-            self._count_trouble(error)
+            self._count_probe_failure(error)
         return not self.is_suspect
 
-    def _note(self, error: BaseException) -> None:
-        if is_beyond_repair(error):
+    def _raise_if_fatal(self, error: BaseException) -> None:
+        if is_fatal(error):
             raise EngineBroken("the device is in a state that only a new process can recover from") from error
 
-    def _count_trouble(self, error: BaseException) -> None:
+    def _count_probe_failure(self, error: BaseException) -> None:
         now = self._clock()
-        self._troubles.append(now)
-        while now - self._troubles[0] > TROUBLE_SECONDS:
-            self._troubles.popleft()
+        self._probe_failures.append(now)
+        while now - self._probe_failures[0] > PROBE_FAILURE_SECONDS:
+            self._probe_failures.popleft()
         if "cuda error" in str(error).lower():
             raise EngineBroken("the device no longer computes") from error
-        if len(self._troubles) >= TROUBLES:
+        if len(self._probe_failures) >= MAX_PROBE_FAILURES:
             raise EngineBroken(
-                f"{TROUBLES} steps within {TROUBLE_SECONDS:g} s failed for all requests, the last with "
+                f"{MAX_PROBE_FAILURES} steps within {PROBE_FAILURE_SECONDS:g} s failed for all requests, the last with "
                 f"{type(error).__name__}, and no single request was at fault"
             ) from error
 
@@ -156,23 +154,23 @@ class Recovery:
         try:
             return self._forward(plan)
         except Exception as error:
-            self._note(error)
+            self._raise_if_fatal(error)
             error.__context__ = error.__cause__ = None
             return error.with_traceback(None)
 
     def _bisect(self, plan: Plan, failed_alone: bool = False) -> list[Output]:
-        """Retry the whole step first, since the fault may have been transient, then halves until each culprit is alone.
+        """Retry the whole step, since the fault may have been transient, then halves until each culprit is alone.
 
         About 2 log2 n steps find one of n. A request that is alone must fail twice, in case that fault is transient too.
         """
         n = len(plan.sequences)
-        tried = self._try(plan)
-        if isinstance(tried, Exception) and n == 1 and not failed_alone:
-            tried = self._try(plan)
-        if not isinstance(tried, Exception):
-            return tried
+        result = self._try(plan)
+        if isinstance(result, Exception) and n == 1 and not failed_alone:
+            result = self._try(plan)
+        if not isinstance(result, Exception):
+            return result
         if n < 2:
-            return [_own(tried)] * n
+            return [_request_error(result)] * n
         halves = (slice(0, n // 2), slice(n // 2, n))
         parts = [
             replace(plan, sequences=plan.sequences[half], counts=plan.counts[half], held=[], repeats=False)
@@ -180,37 +178,37 @@ class Recovery:
         ]
         return [output for part in parts for output in self._bisect(part)]
 
-    def _shed(self, scheduler: Scheduler, plan: Plan) -> tuple[Plan, list[Output]]:
+    def _shrink(self, scheduler: Scheduler, plan: Plan) -> list[Output]:
         """Compute what fits into memory, and log the new limit on running requests if it is lower."""
-        ran = len(scheduler.running)
-        plan, outputs = self._shrink(scheduler, plan)
-        if len(scheduler.running) < ran and scheduler.slot_cap < ENDLESS:
+        running = len(scheduler.running)
+        outputs = self._preempt_until_it_fits(scheduler, plan)
+        if len(scheduler.running) < running and scheduler.slot_cap < ENDLESS:
             log.warning(
                 "memory ran out with %d running requests; the limit is now %d. "
-                "Start with --max-batch-size %d", ran, scheduler.slot_cap, scheduler.slot_cap,
+                "Start with --max-batch-size %d", running, scheduler.slot_cap, scheduler.slot_cap,
             )  # fmt: skip
-        return plan, outputs
+        return outputs
 
-    def _shrink(self, scheduler: Scheduler, plan: Plan) -> tuple[Plan, list[Output]]:
-        """Release memory and retry, each time with fewer requests: the newest half waits again."""
+    def _preempt_until_it_fits(self, scheduler: Scheduler, plan: Plan) -> list[Output]:
+        """Release memory and retry, each time without the newest half of the requests, which wait again."""
         failed_alone = len(plan.sequences) < 2
         while True:
             self._release_memory()
-            tried = self._try(plan)
-            if not isinstance(tried, Exception):
-                return plan, tried
-            if not is_out_of_memory(tried):
-                return plan, self._bisect(plan)
+            result = self._try(plan)
+            if not isinstance(result, Exception):
+                return result
+            if not is_out_of_memory(result):
+                return self._bisect(plan)
             self.out_of_memory += 1
             n = len(plan.sequences)
-            if n < 2 and failed_alone:  # the request itself is too large, not the batch
-                scheduler.slot_cap = ENDLESS
-                return plan, [_own(tried)] * n
-            if n < 2:
+            if n > 1:
+                scheduler.preempt(plan, plan.sequences[math.ceil(n / 2) :], self._clock())
+                scheduler.slot_cap = len(scheduler.running)
+            elif not failed_alone:
                 failed_alone = True
-                continue
-            scheduler.preempt(plan, plan.sequences[math.ceil(n / 2) :], self._clock())
-            scheduler.slot_cap = len(scheduler.running)
+            else:  # the request itself is too large, not the batch
+                scheduler.slot_cap = ENDLESS
+                return [_request_error(result)] * n
 
     def _release_memory(self) -> None:
         release = getattr(self.model, "release_memory", None)
@@ -221,7 +219,7 @@ class Recovery:
                 log.exception("cannot release memory")
 
 
-def _own(error: Exception) -> Exception:
+def _request_error(error: Exception) -> Exception:
     """Return the error for the one request that made a step fail."""
     if is_out_of_memory(error):
         return InferenceError(

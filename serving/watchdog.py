@@ -17,8 +17,9 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0
-MAX_FAILURES = 5  # failures of the engine within
-FAILURE_SECONDS = 60.0  # after which it is not restarted
+# The engine is not restarted after so many failures within so many seconds.
+MAX_FAILURES = 5
+FAILURE_SECONDS = 60.0
 
 
 class Loop(Protocol):
@@ -56,8 +57,8 @@ class Watchdog:
         self._clock = clock
         self._dump = dump
         self._heartbeat = loop.heartbeat
-        self._looked = clock()
-        self._still = 0.0  # seconds without an iteration of the loop
+        self._checked_at = clock()
+        self._stalled = 0.0  # seconds since the loop's last iteration
         self._has_dumped = False
 
     def start(self) -> None:
@@ -66,10 +67,10 @@ class Watchdog:
 
     def _run(self) -> None:
         pause = threading.Event()
-        while self.look():
+        while self.check():
             pause.wait(min(CHECK_SECONDS, self._limit / 4))
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Check the loop once; return False when it has ended."""
         now, heartbeat = self._clock(), self._loop.heartbeat
         if not self._loop.is_alive:
@@ -78,16 +79,16 @@ class Watchdog:
             self._loop.give_up("the thread of the batching loop has ended")
             return False
         if heartbeat != self._heartbeat:
-            self._heartbeat, self._still, self._has_dumped = heartbeat, 0.0, False
+            self._heartbeat, self._stalled, self._has_dumped = heartbeat, 0.0, False
         else:
-            self._still += min(now - self._looked, 2 * CHECK_SECONDS)
-        self._looked = now
-        if self._still >= self._limit and not self._has_dumped:
+            self._stalled += min(now - self._checked_at, 2 * CHECK_SECONDS)
+        self._checked_at = now
+        if self._stalled >= self._limit and not self._has_dumped:
             self._has_dumped = True
-            log.error("the batching loop has not completed a step for %.0f s; thread stacks follow", self._still)
+            log.error("the batching loop has not completed a step for %.0f s; thread stacks follow", self._stalled)
             self._dump()
-        if self._still >= 2 * self._limit:
-            self._loop.give_up(f"the batching loop has not completed a step for {self._still:.0f} s")
+        if self._stalled >= 2 * self._limit:
+            self._loop.give_up(f"the batching loop has not completed a step for {self._stalled:.0f} s")
             return False
         return True
 

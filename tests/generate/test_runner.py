@@ -113,7 +113,7 @@ def test_steps_that_fail_and_memory_that_runs_out_change_nobodys_tokens(policy: 
     for seq in sequences:
         books.add(seq)
     while (plan := books.plan(0.0)) is not None:
-        books.commit(*recovery.compute(books, plan), 0.0)
+        books.commit(plan, recovery.compute(books, plan), 0.0)
         assert not recovery.is_suspect or recovery.probe()
     assert recovery.out_of_memory == 3  # with 8, again, with 4
     assert any(seq.preemptions for seq in sequences)

@@ -149,7 +149,7 @@ def test_neighbours_have_the_tokens_of_a_run_without_faults(
         books.add(seq)
     while (plan := books.plan(now[0])) is not None:
         now[0] += 100.0
-        books.commit(*recovery.compute(books, plan), now[0])
+        books.commit(plan, recovery.compute(books, plan), now[0])
     assert books.is_idle
     for seq in sequences:
         if POISON in seq.prompt_ids:

@@ -16,7 +16,7 @@ from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
-from serving.recovery import EngineBroken, Recovery, is_beyond_repair, is_out_of_memory
+from serving.recovery import EngineBroken, Recovery, is_fatal, is_out_of_memory
 
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB"
 
@@ -52,7 +52,7 @@ def raising(error: BaseException, when: Callable[[Plan], bool]) -> Any:
     ],
 )
 def test_errors_are_told_apart_whatever_the_library(error: Exception, kind: str) -> None:
-    told = {"memory": is_out_of_memory(error), "end": is_beyond_repair(error)}
+    told = {"memory": is_out_of_memory(error), "end": is_fatal(error)}
     assert [name for name, is_so in told.items() if is_so] == ([] if kind == "own" else [kind])
 
 
@@ -216,7 +216,7 @@ def test_an_engine_that_recovers_before_the_third_time_has_failed_nobody(times: 
     scheduler.add(Sequence([1, 2], 3))
     plan = scheduler.plan(0.0)
     assert plan is not None
-    assert recovery_of(times, [0.0]).compute(scheduler, plan) == (plan, [7])
+    assert recovery_of(times, [0.0]).compute(scheduler, plan) == [7]
 
 
 def test_three_times_are_too_often_only_within_a_minute() -> None:

@@ -42,7 +42,7 @@ class Watched:
         for _ in range(int(seconds / CHECK_SECONDS)):
             self.now += CHECK_SECONDS
             self.loop.heartbeat += beats
-            self.dog.look()
+            self.dog.check()
 
 
 def test_a_loop_that_turns_is_left_alone() -> None:
@@ -59,7 +59,7 @@ def test_a_loop_that_hangs_shows_its_stacks_once_and_is_given_up_after_twice_as_
     assert (watched.dumps, watched.loop.given_up) == (1, [])
     watched.pass_by(1.0)
     assert (watched.dumps, watched.loop.given_up) == (1, ["the batching loop has not completed a step for 20 s"])
-    assert not watched.dog.look()
+    assert not watched.dog.check()
 
 
 def test_a_loop_that_goes_on_after_its_stacks_were_shown_may_hang_anew() -> None:
@@ -73,21 +73,21 @@ def test_a_loop_that_goes_on_after_its_stacks_were_shown_may_hang_anew() -> None
 def test_a_process_that_was_stopped_for_an_hour_has_not_hung() -> None:
     watched = Watched(10.0)
     watched.now += 3600.0
-    assert watched.dog.look()
+    assert watched.dog.check()
     assert (watched.dumps, watched.loop.given_up) == (0, [])
 
 
 def test_a_loop_whose_thread_is_gone_is_given_up_at_once() -> None:
     watched = Watched(10.0)
     watched.loop.has_thread = False
-    assert not watched.dog.look()
+    assert not watched.dog.check()
     assert watched.loop.given_up == ["the thread of the batching loop has ended"]
 
 
 def test_a_loop_that_has_ended_by_itself_is_watched_no_more() -> None:
     watched = Watched(10.0)
     watched.loop.is_alive = watched.loop.has_thread = False
-    assert not watched.dog.look()
+    assert not watched.dog.check()
     assert watched.loop.given_up == []
 
 
