@@ -25,8 +25,10 @@ NAN = math.nan
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
+def cache(pytestconfig: pytest.Config) -> Path:
+    """Return a folder that later runs and other workers share: a library's name has the hash of what it is made of."""
+    assert pytestconfig.cache is not None
+    return Path(pytestconfig.cache.mkdir("kernels"))
 
 
 @pytest.fixture(autouse=True)
