@@ -70,7 +70,7 @@ class Run(Driver):
         self.plans: list[Plan] = []
         self.iterations: list[Iteration] = []
         self.events: list[tuple[float, int]] = []
-        self.added: list[Sequence] = []
+        self.open: list[Sequence] = []  # added, and not finished when last looked at
         self.most_slots = (
             scheduler.policy.max_batch_size
         )  # sequences that run at a switch may stay beyond the new slots
@@ -95,7 +95,7 @@ class Run(Driver):
             self.check_conservation()
 
     def add(self, seq: Sequence) -> None:
-        self.added.append(seq)
+        self.open.append(seq)
         self.events.append((seq.arrived_at, +1))
         super().add(seq)
 
@@ -151,9 +151,9 @@ class Run(Driver):
 
     def check_conservation(self) -> None:
         scheduler = self.scheduler
-        finished = [seq for seq in self.added if seq.state == "finished"]
+        self.open = [seq for seq in self.open if seq.state != "finished"]
         inside = [seq for seq in scheduler.running if seq.state != "finished"]  # or answered early
-        assert len(self.added) == len(scheduler.waiting) + len(inside) + len(finished)
+        assert len(self.open) == len(scheduler.waiting) + len(inside)
 
     def check_books(self, iteration: Iteration) -> None:
         scheduler, pages = self.scheduler, self.scheduler.pages

@@ -67,7 +67,7 @@ def test_one_server_does_the_same_work_in_any_order(order: str) -> None:
     """The sum of service x wait is the same for every order that conserves work and preempts nobody."""
     sums = set()
     for name in (f"nobatch+{order}", "nobatch"):
-        sequences = many(60, seed=3, gap=500)
+        sequences = many(30, seed=3, gap=500)
         for i, seq in enumerate(sequences):
             seq.client, seq.priority, seq.deadline = "ab"[i % 2], i % 3, 100.0 * (i * 7 % 11)
         run = drive(made(name, 1), sequences)
@@ -80,7 +80,7 @@ def test_one_server_does_the_same_work_in_any_order(order: str) -> None:
 def test_shortest_first_saves_the_gini_coefficient_of_a_bursts_wait() -> None:
     waits = {}
     for name, options in (("nobatch", {}), ("nobatch+sjf", UNGUARDED)):
-        sequences = many(200, seed=1)
+        sequences = many(80, seed=1)
         drive(made(name, 1, **options), sequences)
         waits[name] = sum(s.scheduled_at for s in sequences)
     services = sorted(s.finished_at - s.scheduled_at for s in sequences)

@@ -353,7 +353,7 @@ def test_the_record_tells_phase_company_and_waste() -> None:
 
 def test_in_a_padded_row_only_the_computed_part_is_recomputed() -> None:
     """Two requests are preempted after their prompts of 2 and 8, and compute 3 and 9 tokens in rows of 9."""
-    run = drive(scheduler("static", 4), requests((0, 2, 2), (0, 2, 2), (0, 2, 2), (0, 8, 2)), shed={2})
+    run = drive(scheduler("static", 4), requests((0, 2, 2), (0, 2, 2), (0, 2, 2), (0, 8, 2)), preempt={2})
     again = next(it.slot_steps for it in run.iterations if it.slot_steps.recomputed)
     assert again == pytest.approx((2 / 9, 6 / 9, 0, 2, 10 / 9))
 
