@@ -1,4 +1,4 @@
-"""The original's picture: mean latency over requested tokens, from the tables that servers keep.
+"""Draw the original's plot: mean latency over requested tokens, from the tables that servers keep.
 
 A table has a line `num_tokens,mean_latency_s` for each length and no header; its file's name is the policy's. For example:
 
@@ -29,9 +29,9 @@ Table = list[tuple[float, float]]
 
 
 def read(path: Path, console: Console) -> Table:
-    """Read a table; lines that are none are named and left out."""
+    """Return the rows of a table; report and skip invalid lines."""
     rows: Table = []
-    bad: list[int] = []
+    invalid: list[int] = []
     try:
         with path.open(newline="", encoding="utf-8") as file:
             for number, cells in enumerate(csv.reader(file), 1):
@@ -39,23 +39,23 @@ def read(path: Path, console: Console) -> Table:
                     tokens, latency = map(float, cells)
                     rows.append((tokens, latency))
                 except ValueError:
-                    bad.append(number)
+                    invalid.append(number)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {str(path)!r}: {error}. Use a server's token data table") from error
     if not rows:
         raise UsageError(f"{str(path)!r} has no rows of num_tokens,seconds. Use a server's token data table")
-    if bad:
-        say(console, f"note: {path}: skipped line {', '.join(map(str, bad[:5]))}")
+    if invalid:
+        say(console, f"note: {path}: skipped line {', '.join(map(str, invalid[:5]))}")
     return sorted(rows)
 
 
 def name_of(path: Path) -> str:
-    """Give the policy's name: the file's, without what the original put around it."""
+    """Return the policy's name: the file's name without the original's prefix."""
     return path.stem.replace("token_data", "").strip("_-. ") or path.stem
 
 
 def draw(tables: dict[str, Table], out: Path) -> None:
-    """Draw the picture; its ending (png, svg, pdf) is the file's."""
+    """Draw the plot into a file; its suffix (png, svg, pdf) is the format."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -64,11 +64,11 @@ def draw(tables: dict[str, Table], out: Path) -> None:
     from .report.album import KNOWN, OTHERS, finish
 
     picture, axes = plt.subplots(figsize=(7.2, 4.2))
-    for place, (name, rows) in enumerate(tables.items()):
+    for i, (name, rows) in enumerate(tables.items()):
         x, y = zip(*rows)
         line = figures.fit(x, y)
         label = name if line is None else f"{name}: {line[1]:.2f} s + {line[0]:.4f} s/token, r = {line[2]:.2f}"
-        axes.plot(x, y, marker="o", markersize=3, color=KNOWN.get(name, OTHERS[place % 7]), label=label)
+        axes.plot(x, y, marker="o", markersize=3, color=KNOWN.get(name, OTHERS[i % len(OTHERS)]), label=label)
     finish(axes, "requested tokens", "mean latency (s)")
     picture.tight_layout()
     picture.savefig(out, dpi=130)
@@ -76,11 +76,11 @@ def draw(tables: dict[str, Table], out: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draw the picture and print its name."""
+    """Draw the plot and print its file name."""
 
     def command(console: Console) -> int:
         tables = Argument("tables", "tables (default: *token_data*.csv in this folder)", FILE, nargs=-1, default=[])
-        out = Option("--out", "picture to write", FILE, default=Path("graph.png"))
+        out = Option("--out", "file to write", FILE, default=Path("graph.png"))
         command_line = Command("graph.py", __doc__ or "", {"arguments": [tables, out]})
         args = options.read(command_line, sys.argv[1:] if argv is None else argv)
         paths = args.tables or sorted(Path().glob("*token_data*.csv"))

@@ -194,9 +194,10 @@ class Sweep:
     def count(self, value: float) -> int:
         """Return the number of requests of a step."""
         if self.args.numsamples:
-            return self.args.numsamples  # type: ignore[no-any-return]
+            return int(self.args.numsamples)
         if self.args.over == "rate":
-            return max(MIN_REQUESTS, math.ceil(value * self.args.seconds))
+            seconds: float = self.args.seconds
+            return max(MIN_REQUESTS, math.ceil(value * seconds))
         return max(MIN_REQUESTS, math.ceil(2 * value)) if self.args.over == "users" else 64
 
 

@@ -1,6 +1,6 @@
-"""The batch in a terminal: `python -m client.top [URL]` shows the slots, the queue and the figures of a running server.
+"""Show the slots, the queue and the figures of a running server in a terminal.
 
-The same records as the live page's, from `/events`; works over ssh. Without a terminal it prints a line every 5 s.
+It reads the same records as the live page, from `/events`. Without a terminal it prints a line every 5 s.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from rich.table import Table
 from rich.text import Text
 
 from . import flags, options
-from .console import USAGE
+from .console import FINE, UNREACHABLE, USAGE
 
-HUES = ("dodger_blue2", "orange1", "spring_green4", "pink3", "sky_blue1", "dark_orange3", "yellow4", "medium_purple")
-MARKS = {"prefill": "█", "decode": "▄", "held": "╱", "idle": "‥"}  # the shape says it without colours, too
+COLORS = ("dodger_blue2", "orange1", "spring_green4", "pink3", "sky_blue1", "dark_orange3", "yellow4", "medium_purple")
+MARKS = {"prefill": "█", "decode": "▄", "held": "╱", "idle": "‥"}  # readable without colors, too
 WASTE = (("useful", "blue", "█"), ("padding", "yellow", "▒"), ("held", "magenta", "╱"), ("idle", "bright_black", "·"),
          ("recomputed", "red", "▓"))  # fmt: skip
-KEPT = 1000
-FAR_OFF = 0.25  # of the simulator, from where on its figures are not set beside real ones
-SECONDS = 10.0  # that the figures are taken over
+MAX_STEPS = 1000
+MAX_ERROR = 0.25  # of the simulator; beyond it, its figures are compared only with each other
+WINDOW = 10.0  # seconds over which the figures are averaged
 
 
 class Watched:
-    """What is known of a server: its state, its last steps, and how it stands with the connection."""
+    """A server's state, its last steps, and the problem of the connection, if any."""
 
     def __init__(self) -> None:
         self.state: dict[str, Any] = {}
-        self.steps: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.steps: deque[dict[str, Any]] = deque(maxlen=MAX_STEPS)
         self.problem = "connecting ..."
-        self.offset = 0.0  # the server's clock less ours
+        self.offset = 0.0  # server's clock minus ours
         self.last_id: int | None = None
 
-    def take(self, event: str, data: dict[str, Any]) -> None:
-        """Take in one event."""
+    def add(self, event: str, data: dict[str, Any]) -> None:
+        """Process one event."""
         if event == "state":
             if self.state.get("run") not in (None, data["run"]):
                 self.steps.clear()
@@ -60,16 +60,16 @@ class Watched:
             self.state["shadow"] = data
 
     def figures(self, now: float) -> dict[str, Any]:
-        """Return what the tiles show at `now` of the server's clock."""
-        recent = [s for s in list(self.steps) if s["t"] + s["seconds"] > now - SECONDS]
+        """Return the figures of the last seconds before `now` on the server's clock."""
+        recent = [s for s in list(self.steps) if s["t"] + s["seconds"] > now - WINDOW]
         output = sum(m["tokens"] for s in recent for m in s["members"] if m["phase"] == "decode")
         output += sum(len(s["joined"]) for s in recent)
         spent = [sum(s["slot_steps"].get(name, 0) for s in recent) for name, *_ in WASTE]
         total = sum(spent) or 1.0
         span = max(now - recent[0]["t"], 1e-6) if recent else 1.0
         last = self.steps[-1] if self.steps else None
-        gone = {one["id"] for one in last["left"]} if last else set()
-        running = sum(m["id"] not in gone for m in last["members"]) if last else 0
+        left = {request["id"] for request in last["left"]} if last else set()
+        running = sum(m["id"] not in left for m in last["members"]) if last else 0
         return {
             "running": running,
             "waiting": last["queue"] if last else 0,
@@ -83,7 +83,7 @@ class Watched:
 
 
 def events(url: str, key: str, last_id: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (event, data) of a server's /events; requests.RequestException when the connection is lost."""
+    """Yield (event, data) of a server's /events; raise requests.RequestException when the connection is lost."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     if last_id is not None:
         headers["Last-Event-ID"] = str(last_id)
@@ -96,7 +96,7 @@ def events(url: str, key: str, last_id: int | None) -> Iterator[tuple[str, dict[
                 reason = f"the server answered {answer.status_code}"
             raise requests.RequestException(reason)
         name = "step"
-        for line in answer.iter_lines(chunk_size=None):
+        for line in answer.iter_lines(chunk_size=None):  # type: ignore[call-overload]
             if line.startswith(b"event: "):
                 name = line[7:].decode()
             elif line.startswith(b"data: "):
@@ -106,30 +106,30 @@ def events(url: str, key: str, last_id: int | None) -> Iterator[tuple[str, dict[
 
 
 def follow(watched: Watched, url: str, key: str, stop: threading.Event) -> None:
-    """Take in events until told to stop, and come again when the connection is lost."""
+    """Process events until `stop` is set; reconnect when the connection is lost."""
     while not stop.is_set():
         try:
             for event, data in events(url, key, watched.last_id):
                 if event == "state" and watched.state and data["run"] != watched.state["run"]:
                     watched.last_id = None
                 watched.problem = ""
-                watched.take(event, data)
+                watched.add(event, data)
                 if stop.is_set():
                     return
             watched.problem = "the server closed the connection; reconnecting ..."
         except (requests.RequestException, ValueError) as error:
-            words = str(error) if "refused" not in str(error) else f"cannot reach {url}"
-            watched.problem = f"{words[:120]}; reconnecting ..."
+            message = str(error) if "refused" not in str(error) else f"cannot reach {url}"
+            watched.problem = f"{message[:120]}; reconnecting ..."
         stop.wait(1.0)
 
 
-def hue(id: str) -> str:
-    return HUES[sum(id.encode()) % len(HUES)]
+def color(id: str) -> str:
+    return COLORS[sum(id.encode()) % len(COLORS)]
 
 
 def slots_picture(watched: Watched, width: int, height: int) -> Text:
-    """Return the slots by iterations, the newest on the right, as many as fit."""
-    columns = list(watched.steps)[-max(10, width - 6) :]
+    """Return the slots over the last iterations, the newest on the right, as many as fit."""
+    columns = list(watched.steps)[-max(10, width - 10) :]
     slots = int(watched.state.get("slots", 1))
     used = max((m["slot"] + 1 for s in columns for m in s["members"]), default=1)
     rows = min(slots, max(used, min(8, slots)), max(4, height))
@@ -139,7 +139,7 @@ def slots_picture(watched: Watched, width: int, height: int) -> Text:
         for member in step["members"]:
             if member["slot"] < rows:
                 mark = "▌" if member["id"] in joined else MARKS.get(member["phase"], "?")
-                grid[member["slot"]][x] = (mark, hue(member["id"]))
+                grid[member["slot"]][x] = (mark, color(member["id"]))
     text = Text(no_wrap=True)
     for slot, row in enumerate(grid):
         text.append(f"{slot:>4} ", "grey62")
@@ -147,17 +147,17 @@ def slots_picture(watched: Watched, width: int, height: int) -> Text:
             text.append(mark, style)
         text.append("\n")
     text.append("queue", "grey62")
-    most = max([4, *(s["queue"] for s in columns)])
+    highest = max([4, *(s["queue"] for s in columns)])
     for step in columns:
-        text.append(" ▁▂▃▄▅▆▇█"[round(8 * step["queue"] / most)], "grey70")
+        text.append(" ▁▂▃▄▅▆▇█"[round(8 * step["queue"] / highest)], "grey70")
     text.append(f" {columns[-1]['queue'] if columns else 0}")
     if rows < slots:
-        text.append(f"\n     slots {rows} to {slots - 1} are not shown", "grey50")
+        text.append(f"\n     slots {rows} to {slots - 1} do not fit", "grey50")
     return text
 
 
 def waste_bar(shares: list[float] | None, width: int) -> Text:
-    """Return one bar that the five kinds fill, and their per cents."""
+    """Return a bar of the five uses of the slots, and their percentages."""
     text = Text(no_wrap=True)
     if shares is None:
         return Text("no recent steps", "grey50")
@@ -176,30 +176,33 @@ def seconds(value: float | None) -> str:
 
 
 def shadow_line(report: dict[str, Any] | None) -> str:
-    """Return what another policy would have made of the same requests, empty where nobody asks that."""
+    """Return how another policy would have served the same requests; empty without --shadow."""
     if not report:
         return ""
     if report["state"] != "ready":
-        return f"with {report['policy']}: " + report.get("reason", "needs ten finished requests")
-    was, says = (seconds(report[of]["latency-p99"]) for of in ("real", "served-simulated"))
-    if abs(report["error"]["latency-p99"]) > FAR_OFF:
+        reason: str = report.get("reason", "needs ten finished requests")
+        return f"with {report['policy']}: {reason}"
+    real, simulated = (seconds(report[of]["latency-p99"]) for of in ("real", "served-simulated"))
+    if abs(report["error"]["latency-p99"]) > MAX_ERROR:
         return (
-            f"the simulator says p99 {seconds(report['latency-p99'])} with {report['policy']} and {says} with "
-            f"{report['served']}; that was {was}, so compare the two simulated only"
+            f"simulated p99: {seconds(report['latency-p99'])} with {report['policy']}, {simulated} with "
+            f"{report['served']}, which really took {real}; compare only the simulated ones"
         )
     return (
         f"with {report['policy']} the p99 of the last {report['requests']} requests would have been "
-        f"{seconds(report['latency-p99'])}; with {report['served']} it was {was} (the simulator says {says})"
+        f"{seconds(report['latency-p99'])}; with {report['served']} it was {real} (simulated: {simulated})"
     )
 
 
 def screen(watched: Watched, url: str, width: int, height: int) -> Group:
-    """Return all that is shown."""
+    """Return the whole screen."""
     state = watched.state
     figures = watched.figures(time.monotonic() + watched.offset)
+    device = state.get("device", "none")
+    model = state.get("model", "") + (f" on {device}" if device != "none" else "")
     head = Text()
     head.append(f" {state.get('policy', '?')} ", "bold reverse")
-    head.append(f" {state.get('model', '')} on {state.get('device', '')} · {url}", "grey70")
+    head.append(f" {model} · {url}", "grey70")
     if watched.problem:
         head.append(f"  {watched.problem}", "bold yellow")
     tiles = Table.grid(expand=True, padding=(0, 2))
@@ -208,8 +211,8 @@ def screen(watched: Watched, url: str, width: int, height: int) -> Group:
         ("running", f"{figures['running']} of {state.get('slots', '?')}"),
         ("waiting", str(figures["waiting"])),
         ("tokens/s", f"{figures['tokens/s']:.0f}"),
-        ("a step", seconds(figures["step"])),
-        ("fill", "-" if figures["fill"] is None else f"{figures['fill']:.0%}"),
+        ("step time", seconds(figures["step"])),
+        ("slots used", "-" if figures["fill"] is None else f"{figures['fill']:.0%}"),
         ("KV pages", f"{pages['used']} of {pages['total']}"),
     ]
     for _ in cells:
@@ -222,19 +225,19 @@ def screen(watched: Watched, url: str, width: int, height: int) -> Group:
         head, tiles, Panel(picture, title="slots x iterations", border_style="grey37"),
         waste_bar(figures["waste"], width - 4),
         *([Text(line, "cyan")] if line else []),
-        Text("█ prefill  ▄ decode  ╱ held  · idle  ▌ joins   a colour is a request   Ctrl-C ends", "grey50"),
+        Text("█ prefill  ▄ decode  ╱ held  · idle  ▌ joins  color: request  Ctrl-C exits", "grey50"),
     )  # fmt: skip
 
 
 COMMAND = options.Command(
-    "python -m client.top", (__doc__ or "").split("\n\n")[0],
+    "python -m client.top", (__doc__ or "").partition("\n")[0],
     {"arguments": [options.Argument("url", "address of the server", default="http://127.0.0.1:8500")],
      "options": [flags.API_KEY, options.Option("--seconds", "exit after S seconds; 0: never", options.Number(0, kind=float, name="S"), default=0.0)]},
 )  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Show a server until Ctrl-C; the exit code is 3 when it was never reached."""
+    """Show a server until Ctrl-C; return 3 if it was never reached."""
     try:
         args = flags.parse(COMMAND, sys.argv[1:] if argv is None else argv, os.environ)
     except options.UsageError as error:
@@ -259,8 +262,8 @@ def main(argv: list[str] | None = None) -> int:
             f"error: {watched.problem.partition('; ')[0]}. Is the server running? Start it with ./server.sh dynamic",
             file=sys.stderr,
         )
-        return 3
-    return 0
+        return UNREACHABLE
+    return FINE
 
 
 def _redraw(console: Console, watched: Watched, url: str, end: float) -> None:

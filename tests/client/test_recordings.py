@@ -49,9 +49,9 @@ def test_a_recording_is_read_with_and_without_the_prefix_of_events() -> None:
 
 def test_the_terminal_shows_slots_and_waste() -> None:
     watched = top.Watched()
-    watched.take("state", {"run": "x", "slots": 4, "policy": "static", "model": "m", "device": "cpu", "now": 0.0})
+    watched.add("state", {"run": "x", "slots": 4, "policy": "static", "model": "m", "device": "cpu", "now": 0.0})
     for record in static_run():
-        watched.take("step", record)
+        watched.add("step", record)
     last = watched.steps[-1]
     figures = watched.figures(last["t"] + last["seconds"])
     assert sum(figures["waste"]) == pytest.approx(1)
@@ -67,22 +67,22 @@ def test_the_terminal_shows_slots_and_waste() -> None:
 
 def test_the_terminal_follows_a_change_of_policy_and_the_shadow() -> None:
     watched = top.Watched()
-    watched.take("state", {"run": "x", "slots": 4, "policy": "dynamic", "now": 0.0, "shadow": None})
+    watched.add("state", {"run": "x", "slots": 4, "policy": "dynamic", "now": 0.0, "shadow": None})
     assert top.shadow_line(watched.state["shadow"]) == ""
-    watched.take("policy", {"policy": "static", "max_batch_size": 6})
+    watched.add("policy", {"policy": "static", "max_batch_size": 6})
     assert (watched.state["policy"], watched.state["slots"]) == ("static", 6)
-    watched.take("shadow", {"policy": "nobatch", "state": "waiting", "requests": 0})
+    watched.add("shadow", {"policy": "nobatch", "state": "waiting", "requests": 0})
     assert "ten finished requests" in top.shadow_line(watched.state["shadow"])
     ready = {
         "policy": "nobatch", "served": "static", "state": "ready", "requests": 12, "latency-p99": 3.2,
         "real": {"latency-p99": 0.8}, "served-simulated": {"latency-p99": 0.9}, "error": {"latency-p99": 0.125},
     }  # fmt: skip
-    watched.take("shadow", ready)
+    watched.add("shadow", ready)
     line = top.shadow_line(watched.state["shadow"])
     assert "with nobatch the p99 of the last 12 requests would have been 3.20 s" in line
-    assert "it was 800.0 ms (the simulator says 900.0 ms)" in line
+    assert "it was 800.0 ms (simulated: 900.0 ms)" in line
     far_off = {**ready, "error": {"latency-p99": -0.5}}
-    assert "compare the two simulated only" in top.shadow_line(far_off)
+    assert "compare only the simulated ones" in top.shadow_line(far_off)
 
 
 @pytest.fixture
