@@ -22,6 +22,7 @@ import policies
 from client.report import store
 from scheduling.iteration import Member, Plan
 from scheduling.pages import PagePool
+from scheduling.reservations import Reservations
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import calibrate, published
@@ -39,13 +40,15 @@ Line = Mapping[str, str]
 Members = frozenset[tuple[str, int]]  # who computes in a step, and the tokens in cache after it
 
 
-class KnownHits(Scheduler):
-    """A scheduler that is told how much of each prompt the server found in its cache."""
+class KnownHits(Reservations):
+    """The pages of a server; of each prompt, as many tokens are cached as the server found in its cache."""
 
-    hits: Mapping[str, int]
+    def __init__(self, pool: PagePool | None, hits: Mapping[str, int]) -> None:
+        super().__init__(pool)
+        self.hits = hits
 
-    def _reserve(self, seq: Sequence) -> bool:
-        if not super()._reserve(seq):
+    def reserve(self, seq: Sequence) -> bool:
+        if not super().reserve(seq):
             return False
         seq.computed = seq.cached = min(self.hits.get(seq.id, 0), len(seq.prompt_ids) - 1)
         return True
@@ -99,7 +102,7 @@ def law_of(records: Rows[Record], padded: bool) -> Cost:
     return calibrate.choose(steps, np.array([timed[i]["seconds"] for i in at])).cost
 
 
-def scheduler_of(server: Record) -> KnownHits:
+def scheduler_of(server: Record) -> Scheduler:
     """Return the scheduler of the server whose `/stats` these are; ValueError for a policy that is not here."""
     engine = server.get("engine")
     if not engine:
@@ -107,7 +110,7 @@ def scheduler_of(server: Record) -> KnownHits:
     policy = policies.get_policy(
         server["policy"], max_batch_size=engine["max_batch_size"], options=engine.get("policy_options") or {}
     )
-    return KnownHits(policy, *room_of(engine))
+    return Scheduler(policy, *room_of(engine))
 
 
 def room_of(engine: Record) -> tuple[PagePool | None, int]:
@@ -176,9 +179,10 @@ def seen(arrived: Mapping[str, float], records: Rows[Record]) -> dict[str, float
     return found
 
 
-def _scheduler(run: Record, lines: Iterable[Line]) -> KnownHits:
+def _scheduler(run: Record, lines: Iterable[Line]) -> Scheduler:
     scheduler = scheduler_of(run.get("server_after") or {})
-    scheduler.hits = {line["id"]: int(line["cached_tokens"] or 0) for line in lines}
+    hits = {line["id"]: int(line["cached_tokens"] or 0) for line in lines}
+    scheduler.batch.pages = KnownHits(scheduler.pages, hits)
     return scheduler
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import policies
 from client.workloads import traces
 from scheduling.pages import PagePool
+from scheduling.reservations import Reservations
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.costs import Cost, Host
@@ -116,28 +117,16 @@ def popularity_and_recency(requests: Rows[Blocks], sizes: Iterable[int]) -> list
     return rows
 
 
-class TriePool:
-    """A trie where the scheduler has its page pool: room without end, and hits that never change."""
-
-    page_size = 1
-    total = free = 1 << 40
-    used = 0
+class TrieReservations(Reservations):
+    """Unlimited pages, and prefixes that are found in a trie, which never changes. One token is always computed."""
 
     def __init__(self, trie: Trie) -> None:
+        super().__init__(None)
         self.trie = trie
-        self.hit_tokens = self.query_tokens = 0
 
-    def hashes(self, tokens: list[int]) -> list[bytes]:
-        return []
-
-    def reserve(self, hashes: list[bytes], tokens: int, prompt_tokens: int = 0) -> tuple[list[int], int]:
-        return [], 0
-
-    def release(self, pages: list[int]) -> None:
-        """Nothing was taken."""
-
-    def cached_tokens(self, hashes: list[bytes]) -> int:
-        return 0
+    def reserve(self, seq: Sequence) -> bool:
+        seq.cached = seq.computed = min(self.trie.serve(seq.prompt_ids), len(seq.prompt_ids) - 1)
+        return True
 
 
 class LivePool(PagePool):
@@ -171,16 +160,6 @@ class LivePool(PagePool):
             self.release(reserved[0])
 
 
-class TriedSequences(Scheduler):
-    """A scheduler that lets a sequence begin after what the trie has of its prompt; one token is always computed."""
-
-    def _reserve(self, seq: Sequence) -> bool:
-        assert isinstance(self.pages, TriePool)
-        seq.cached = min(self.pages.trie.serve(seq.prompt_ids), len(seq.prompt_ids) - 1)
-        seq.computed = seq.cached
-        return True
-
-
 def llm_mock_output(prompt: int) -> int:
     """Return what llm-mock generates after a prompt, in our convention: D + 1 tokens, D = 50 + min(p, 500) / 5."""
     return 50 + int(min(prompt, 500) * 100 / 500) + 1
@@ -200,7 +179,9 @@ def prompts(count: int, seed: int, share: int = 0, kinds: int = 10) -> list[list
 def serve(cost: Cost, served: Rows[list[int]], slots: int, trie: Trie, host: Host | None = None) -> Run:
     """Serve prompts that are all there at once, first come first served, after a trie."""
     policy = policies.get_policy("dynamic", max_batch_size=slots)
-    return _burst(TriedSequences(policy, TriePool(trie), 1 << 30), served, cost, host)  # type: ignore[arg-type]
+    scheduler = Scheduler(policy, None, 1 << 30)
+    scheduler.batch.pages = TrieReservations(trie)
+    return _burst(scheduler, served, cost, host)
 
 
 def serve_live(

@@ -216,8 +216,9 @@ def simulated(
 ) -> Run:
     """Serve the requests on the virtual clock, with the slots, tokens a step and KV pages that the server has."""
     made = policies.get_policy(policy, served.engine["max_batch_size"], options)
-    scheduler = KnownHits(made, *room_of(served.engine))
-    scheduler.hits = {o.id: o.cached_tokens or 0 for o in served.outcomes}
+    scheduler = Scheduler(made, *room_of(served.engine))
+    hits = {o.id: o.cached_tokens or 0 for o in served.outcomes}
+    scheduler.batch.pages = KnownHits(scheduler.pages, hits)
     sequences = [
         Sequence([0] * (o.prompt_tokens or 1), planned.num_tokens, id=o.id, arrived_at=planned.at)
         for planned, o in zip(trace, served.outcomes)

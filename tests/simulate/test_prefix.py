@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support_simulate import make_scheduler
 
+import policies
 from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import prefix, published
 from simulate.prefix import Recent, Trie, hits
@@ -100,8 +101,7 @@ def test_shared_system_prompts_are_missed_as_often_as_expected() -> None:
     misses = []
     for seed in range(40):
         rng = np.random.default_rng(seed)
-        scheduler = make_scheduler("nobatch", 1)
-        scheduler.pages = PagePool(2000, 16)
+        scheduler = Scheduler(policies.get_policy("nobatch"), PagePool(2000, 16))
         trace = [
             Sequence([100 + int(rng.integers(10))] * 64 + [i] * 16, 2, id=str(i), arrived_at=float(i))
             for i in range(20)
