@@ -169,7 +169,7 @@ class Config:
             raise ConfigError(
                 f"--max-connections is {self.max_connections:,}, but --max-queue {self.max_queue:,} and "
                 f"--max-batch-size {self.max_batch_size:,} need {self.threads:,}: one for each request and "
-                f"{RESERVE} for health and refusals. Set it to {self.threads:,} or more, or lower --max-queue"
+                f"{RESERVE} for health and rejections. Set it to {self.threads:,} or more, or lower --max-queue"
             )
 
     @property

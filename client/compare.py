@@ -104,10 +104,20 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
         if getattr(args, name) is None:
             setattr(args, name, value)
     args.what = args.what or list(THREE)
+    check_urls(args.what)
     flags.check_limits(args)
     if len(set(map(name_of, args.what))) < len(args.what):
         raise UsageError(f"{' '.join(args.what)} has the same name twice. Use name=URL, or each policy once")
     return args
+
+
+def check_urls(what: Sequence[str]) -> None:
+    """Reject a name=URL whose URL is not the address of a server."""
+    for name, _, url in (word.partition("=") for word in what if "=http" in word):
+        try:
+            flags.base_url(url)
+        except ValueError as error:
+            raise UsageError(f"{name}: {error}") from error
 
 
 def name_of(word: str) -> str:
@@ -127,10 +137,7 @@ def reached(word: str, args: Values, folder: Path) -> Iterator[Target]:
         with servers.started(word, extra, log, key) as url:
             yield Target(url, args.timeout, api_key=key, dialect=dialect)
         return
-    try:
-        url = flags.base_url(url)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    url = flags.base_url(url)
     target = Target(url, args.timeout, api_key=key, dialect=dialect)
     if args.api == "openai":
         target = replace(target, dialect=replace(dialect, model=model_name(target)))

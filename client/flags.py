@@ -100,7 +100,7 @@ def make_target(flags: Values, console: Console) -> Target:
             say(console, "note: IP is not set in client/.env or the environment; using 127.0.0.1")
         if any(c in host for c in "/@?# ") or host.count(":") == 1:
             raise UsageError(
-                f"IP is {host!r}, but must be a host name or an address. "
+                f"{'--ip' if flags.is_given('ip') else 'IP'} is {host!r}, but must be a host name or an address. "
                 "Set IP=10.0.0.5 in client/.env and use --port for the port"
             )
         url = f"http://{f'[{host}]' if ':' in host else host}:{flags.port}"

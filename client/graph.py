@@ -41,7 +41,8 @@ def read(path: Path, console: Console) -> Table:
                 except ValueError:
                     invalid.append(number)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {str(path)!r}: {error}. Use a server's token data table") from error
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise UsageError(f"cannot read {str(path)!r}: {reason}. Use a server's token data table") from error
     if not rows:
         raise UsageError(f"{str(path)!r} has no rows of num_tokens,seconds. Use a server's token data table")
     if invalid:
@@ -86,8 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         paths = args.tables or sorted(Path().glob("*token_data*.csv"))
         if not paths:
             raise UsageError("no table is given, and this folder has no *token_data*.csv. Use graph.py FILE.csv")
+        tables_by_name = {name_of(path): read(path, console) for path in paths}
         try:
-            draw({name_of(path): read(path, console) for path in paths}, args.out)
+            draw(tables_by_name, args.out)
         except ImportError as error:
             raise UsageError(f"{error}. Install matplotlib with pip install -r client/requirements.txt") from error
         except (OSError, ValueError) as error:

@@ -226,7 +226,7 @@ class Argument(Parameter, click.Argument):
     """A word without a flag."""
 
     def __init__(self, name: str, help: str, type: Type = TEXT, *, default: Any = None, **options: Any) -> None:
-        if default is not None:
+        if default is not None and options.get("nargs") != -1:
             options["default"] = default
         super().__init__([name], type=type, **options)
         self.is_list = self.nargs == -1
@@ -321,7 +321,7 @@ def read(
     except click.exceptions.Exit as done:
         raise SystemExit(done.exit_code) from None
     except click.NoSuchOption as error:
-        flags = [flag for param in command.params for flag in param.opts]
+        flags = [flag for param in command.params if isinstance(param, Option) for flag in param.opts]
         guess = nearest(error.option_name, flags)
         raise UsageError(f"unknown flag {error.option_name!r}.{guess} Run {command.name} --help") from None
     except click.UsageError as error:

@@ -100,6 +100,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
             f"--load {args.load[0].text} conflicts with the sweep, which varies the load. Use --over and --values"
         )
     args.what = args.what or ["static", "dynamic"]
+    compare.check_urls(args.what)
     args.model, args.load_format = args.model or "bard", args.load_format or "auto"
     args.workload = args.workload or "original"
     axis = AXES[args.over]

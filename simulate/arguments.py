@@ -37,7 +37,7 @@ def options(pairs: Sequence[str], flag: str) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
-            raise UsageError(f"{flag} is {pair!r}, must be name=value. Use {flag} {pair}=1")
+            raise UsageError(f"{flag} is {pair!r}, but must be NAME=VALUE. Use {flag} {pair}=1")
         found[name] = value
     return found
 
@@ -162,7 +162,7 @@ def check_policies(args: Values, reported: Collection[str] = ()) -> list[Policy]
     every = [policy for some in made for policy in some]
     ragged = [policy for policy in every if not policy.padded]
     if not ragged:
-        why = f"has no effect: {named} pads prompts and cuts none. Leave it out"
+        why = f"has no effect: {named} pads prompts and splits none. Leave it out"
         refuse(args, ("max_tokens_per_step",), why)
     elif (most := max(policy.max_batch_size for policy in ragged)) > args.max_tokens_per_step:
         why = f"is too few: {most} running requests compute a token each. Use {most} or more, or fewer slots"
@@ -196,7 +196,7 @@ def make_cost(args: Values) -> tuple[Cost, Host]:
         except ValueError:
             numbers[name] = math.nan
         if not 0 <= numbers[name] < math.inf:
-            raise UsageError(f"--cost-option {name} is {value!r}, must be a number of at least 0. Use {name}=0.01")
+            raise UsageError(f"--cost-option {name} is {value!r}. Use a number of at least 0, such as {name}=0.01")
     cost = published.make(args.cost, numbers)
     _check_cost(args.cost, cost)
     return with_engine(args, cost), published.host_of(args.cost)
@@ -234,7 +234,7 @@ def _check_cost(name: str, cost: Cost) -> None:
         seconds = [math.inf]
     if not all(0 <= s < math.inf for s in seconds) or not any(seconds):
         raise UsageError(
-            f"with these constants a step of cost model {name} takes {seconds[0]:g} s, must be above 0 and finite. "
+            f"with these constants a step of cost model {name} takes {seconds[0]:g} s, but must take a finite time above 0. "
             "Change --cost-option"
         )
 
@@ -270,7 +270,7 @@ def make_rows(args: Values, *, unit: bool = False, draws_more: bool = False) -> 
             refuse(args, ("seed",), "has no effect: nothing of --trace is drawn. Leave it out")
         rows = workloads.read(args.trace)
     else:
-        refuse(args, ("speed",), "is for --trace alone. Use --rate")
+        refuse(args, ("speed",), "requires --trace. Use --rate")
         if args.arrivals == "burst" and not unit:
             refuse(args, ("rate",), "has no effect: in a burst all arrive at once. Leave it out")
         replays = _replays_workload(args)

@@ -56,7 +56,7 @@ from simulate.simulator import simulate
 def run_command(args: Values, console: Console) -> dict[str, Any]:
     """Serve one workload with each policy."""
     if not args.out:
-        refuse(args, ("no_plots", "no_records"), "is for --out alone. Use --out DIR")
+        refuse(args, ("no_plots", "no_records"), "requires --out. Use --out DIR")
     cost, host, rows = prepare(args, console, reported=("client", "deadline"))
     folder = make_store(args, rows) if args.out else None
     told = []

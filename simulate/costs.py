@@ -216,8 +216,9 @@ def load(path: str | Path) -> tuple[Affine | Interpolated, Host, dict[str, Any]]
         host = {key: float(value) for key, value in facts.get("host", {}).items()}
         return model, Host(**host), facts
     except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = getattr(error, "strerror", None) or repr(error)
         raise ValueError(
-            f"cannot read a cost model from {str(path)!r}: {error!r}. Make one with "
+            f"cannot read a cost model from {str(path)!r}: {reason}. Make one with "
             "'python -m simulate calibrate --out FILE.json'"
         ) from error
 

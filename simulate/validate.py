@@ -148,7 +148,7 @@ def serve(policy: str, flags: Rows[str], trace: Rows[Planned]) -> Served:
                 events.close()
             stats = fetch_stats(target) or {}
     except servers.ServerFailed as error:
-        raise RuntimeError(f"the server did not start: {str(error).removeprefix('error: ')}") from error
+        raise RuntimeError(f"the server did not start: {error}") from error
     records = [json.loads(line) for line in lines.getvalue().splitlines()]
     return Served(outcomes, records, stats["engine"], single)
 

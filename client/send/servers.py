@@ -91,7 +91,7 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path, seco
                 return
         time.sleep(0.1)
     lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error:")] or lines[-LOG_LINES:]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")] or lines[-LOG_LINES:]
     raise ServerFailed(" ".join(errors) or f"the server was not ready after {seconds:.0f} s")
 
 

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +169,15 @@ def test_usage_errors_end_with_2_and_a_remedy(
     assert words in capsys.readouterr().err.replace("\n", " ")
 
 
+@pytest.mark.parametrize("main", [compare.main, sweep.main])
+def test_a_wrong_address_is_rejected_before_anything_is_written(
+    main: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ours=http://a:8500", "other=http", "--out", str(tmp_path)], {}) == 2
+    assert "other: 'http' is not a server address" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_quick_and_full_are_what_the_help_says() -> None:
     quick, full = compare.read(["--quick"], {}), compare.read([], {})
     assert (quick.model, quick.numsamples, quick.what) == ("bard", 58, ["nobatch", "static", "dynamic"])
@@ -326,6 +335,7 @@ def test_the_originals_picture_is_drawn_from_its_tables(tmp_path: Path, capsys: 
     assert "line 3" in said.err
     assert graph.name_of(table) == "dynamic"
     assert graph.main([str(tmp_path / "none.csv")]) == 2
+    assert "error: cannot read" in capsys.readouterr().err
 
 
 def test_requests_are_written_the_moment_they_end(tmp_path: Path) -> None:

@@ -1,0 +1,126 @@
+"""Options: where a value comes from, what is rejected and how, and what --help shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from client import options
+from client.options import Argument, Choice, Command, Number, OnOff, Option, Secret, Size, UsageError, Values
+
+COMMAND = Command(
+    "tool", "Do it.\n\n\b\n  an example", {
+        "arguments": [Argument("what", "what to do", nargs=-1, default=[])],
+        "first": [
+            Option("--load", "loads", several=True),
+            Option("--sizes", "sizes", Number(0), several=True, default=[1, 2]),
+            Option("--pair", "may be repeated", repeat=True, default=[], envvar="EB_PAIR"),
+            Option("--port", "port to use", Number(1, 65535), default=8500, envvar=["EB_PORT", "PORT"]),
+        ],
+        "second": [
+            Option("--rate", "requests per second", options.POSITIVE),
+            Option("--mode", "mode", Choice(["fast", "slow"]), default="fast"),
+            Option("--cache", "share pages", OnOff(), default=True, envvar="EB_CACHE"),
+            Option("--memory", "bytes", Size(), default=0),
+            Option("--key", "key", Secret(), envvar="EB_KEY"),
+            Option("--stream/--no-stream", "stream", None, default=True),
+            Option("--quick", "be quick", None),
+            Option("--secret-flag", "not shown", hidden=True),
+        ],
+    }, {"loads": [("poisson:RATE", "exponential gaps")], "exit codes": "0 or 2."},
+)  # fmt: skip
+
+
+def read(line: str, environ: dict[str, str] | None = None, lines: dict[str, str] | None = None) -> Values:
+    return options.read(COMMAND, line.split(), environ, lines)
+
+
+def test_a_flag_takes_several_values_up_to_the_next_flag() -> None:
+    values = read("a --load x y --port 9000 b --load z")
+    assert values.load == ["x", "y", "z"]
+    assert values.what == ["a", "b"]
+    assert read("--load=x b").what == ["b"]
+
+
+def test_a_repeated_flag_takes_one_value_each_time() -> None:
+    values = read("--pair a=1 b --pair c=2")
+    assert (values.pair, values.what) == (["a=1", "c=2"], ["b"])
+
+
+def test_what_is_absent_has_its_default() -> None:
+    values = read("")
+    assert (values.load, values.sizes, values.pair, values.rate, values.quick) == (None, [1, 2], [], None, False)
+    assert not values.is_given("port")
+    assert read("--port 8500").is_given("port")
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_dotenv() -> None:
+    assert read("--port 1", {"EB_PORT": "2"}, {"EB_PORT": "3"}).port == 1
+    assert read("", {"PORT": "2"}, {"EB_PORT": "3"}).port == 2
+    assert read("", {"EB_PORT": ""}, {"PORT": "3", "EB_PAIR": "x y"}).port == 3
+    assert read("", {}, {"EB_PAIR": "x y"}).pair == ["x y"]
+    assert read("", {"EB_CACHE": "off"}).origin["cache"] == "environment"
+
+
+def test_a_switch_has_a_negation() -> None:
+    assert read("--no-stream --quick").stream is False
+    assert read("--cache off").cache is False
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("--port 0", ["--port is '0'", "from 1 to 65,535"]),
+        ("--port 1.5", ["--port is '1.5'", "whole number"]),
+        ("--rate 0", ["--rate is '0'", "above 0"]),
+        ("--rate nan", ["--rate is 'nan'", "above 0"]),
+        ("--rate inf", ["--rate is 'inf'", "above 0"]),
+        ("--sizes 3 x", ["--sizes is 'x'", "at least 0"]),
+        ("--mode fsat", ["--mode is 'fsat'", "Did you mean 'fast'?", "fast, slow"]),
+        ("--cache maybe", ["--cache is 'maybe'", "on or off"]),
+        ("--memory 5X", ["--memory is '5X'", "512M"]),
+        ("--memory -1M", ["--memory is '-1M'", "at least 0"]),
+        ("--laod x", ["'--laod'", "Did you mean '--load'?", "tool --help"]),
+        ("--what x", ["'--what'", "tool --help"]),
+        ("--port", ["'--port' requires an argument", "tool --help"]),
+        ("--load --quick", ["'--load' requires an argument"]),
+        ("--port --quick", ["'--port' requires an argument"]),
+        ("--quick=1", ["'--quick' does not take a value"]),
+    ],
+)
+def test_an_error_names_the_option_the_value_and_the_remedy(line: str, named: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(line)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(words in message for words in named), message
+
+
+def test_an_error_names_the_variable_that_has_the_value() -> None:
+    with pytest.raises(UsageError, match=r"^EB_PORT is 'x'"):
+        read("", {"EB_PORT": "x"})
+    with pytest.raises(UsageError, match=r"^EB_PORT is 'x'"):
+        read("", {}, {"EB_PORT": "x"})
+
+
+def test_a_secret_is_not_shown() -> None:
+    with pytest.raises(UsageError, match="EB_KEY") as caught:
+        read("", {"EB_KEY": "gehe\u00efm"})
+    assert "gehe" not in str(caught.value)
+    with pytest.raises(UsageError) as caught:
+        read("--kye=hunter2")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_help_has_defaults_bounds_and_variables_within_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        read("--help")
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    words = " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+    assert "--port N port to use [8500, 1..65535; EB_PORT]" in words
+    assert "--cache on|off share pages [on; EB_CACHE]" in words
+    assert "--sizes N ... sizes [1 2, 0..]" in words
+    assert "\n  an example\n" in text
+    assert "poisson:RATE exponential gaps" in words
+    assert "--secret-flag" not in words
