@@ -23,7 +23,7 @@ def test_of_nothing(): pass
 def run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Run the tests above with the plugin, as `./test.sh` does."""
     (folder / "test_some.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "skips", "-p", "xdist", "--rootdir", str(folder), *flags, str(folder)]
+    command = [sys.executable, "-m", "pytest", "-q", "-pskips", "-pxdist", f"--rootdir={folder}", *flags, str(folder)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
 

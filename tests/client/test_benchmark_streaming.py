@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 import pytest
-from support import Server, write_checkpoint
+from support import Server
 
 from benchmarks.streaming import END, rounds, tokens_of
 
@@ -25,9 +25,8 @@ def test_only_a_whole_answer_has_tokens() -> None:
 
 @pytest.mark.process
 def test_a_real_server_streams_all_tokens_to_many_at_once(tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path / "tiny")
     args = argparse.Namespace(requests=24, tokens=50, rounds=1)
-    with Server(tmp_path / "log", "dynamic", "--model", str(checkpoint), "--compute-threads", "1") as server:
+    with Server(tmp_path / "log", "dynamic", "--model", "mock:llm-mock@100") as server:
         figures = rounds(server.port, args)
     assert figures["whole"] > 0
     assert figures["ratio"] == figures["streamed"] / figures["whole"]

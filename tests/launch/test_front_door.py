@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import Server, wait_until, write_checkpoint
+from support import Server, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -32,7 +32,7 @@ GREEDY = b"GET /web/uPlot.iife.min.js HTTP/1.1\r\nHost: x\r\n\r\n" * 120  # 6 MB
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("front")
-    argv = ["dynamic", "--model", str(write_checkpoint(folder / "tiny")), "--compute-threads", "1",
+    argv = ["dynamic", "--model", "mock:llm-mock@20",
             "--max-queue", "100", "--max-batch-size", "8", "--max-connections", str(CONNECTIONS),
             "--receive-timeout", "0.5", "--send-timeout", "0.5"]  # fmt: skip
     with Server(folder / "log", *argv) as server:

@@ -214,19 +214,17 @@ def test_the_client_runs_against_the_server_end_to_end(server: Server, tmp_path:
     assert numbers["total_output_tokens"] > 0
 
 
-def test_a_key_is_asked_for_and_sigterm_lets_the_last_request_finish(checkpoint: Path, tmp_path: Path) -> None:
-    argv = ["dynamic", "--model", str(checkpoint), "--compute-threads", "1"]
+def test_a_key_is_asked_for_and_sigterm_lets_the_last_request_finish(tmp_path: Path) -> None:
+    argv = ["dynamic", "--model", "mock:llm-mock@20"]
     with Server(tmp_path / "log", *argv, key="hunter2", EB_API_KEY="hunter2", EB_MAX_BATCH_SIZE="3",
                 EB_MODLE="x") as server:  # fmt: skip
         assert requests.get(f"http://127.0.0.1:{server.port}/stats", timeout=10).status_code == 401
         assert server.get("/stats").json["engine"]["max_batch_size"] == 3
-        with in_background(lambda: server.post(prompt="x", num_tokens=1000)) as last:
+        with in_background(lambda: server.post(prompt="x", num_tokens=500)) as last:
             wait_until(lambda: server.get("/stats").json["requests-running"] == 1)
-            began = time.monotonic()
             assert server.stop() == 0
-        assert time.monotonic() - began < 60
         assert last[0].status == 200
-        assert last[0].json["num_tokens"] == 1000
+        assert last[0].json["num_tokens"] == 500
     text = server.output()
     assert re.search(r"API key +required", text)
     assert "hunter2" not in text
@@ -279,8 +277,8 @@ def test_a_broken_model_is_one_line_with_the_remedy(checkpoint: Path, tmp_path: 
         assert result.stderr.count("\n") == 1, result.stderr
 
 
-def test_ctrl_c_ends_it_too(checkpoint: Path, tmp_path: Path) -> None:
-    server = Server(tmp_path / "log", "static", "--model", str(checkpoint)).start()
+def test_ctrl_c_ends_it_too(tmp_path: Path) -> None:
+    server = Server(tmp_path / "log", "static", "--model", "mock:llm-mock").start()
     wait_until(lambda: server.log.exists(), 5)
     try:
         with_listener = time.monotonic() + 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import socket
@@ -22,10 +23,6 @@ from safetensors.torch import load_file, save_file
 
 from models import catalog, checkpoint, gpt2, hub, weights
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what transformers says while it is imported is not ours
-    from transformers import GPT2Config, GPT2LMHeadModel
-
 TINY = {"n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 48, "vocab_size": 211}
 SHAPES = {
     "heads of 8": {},
@@ -39,10 +36,18 @@ SHAPES = {
 }
 
 
+def transformers() -> Any:
+    """Import the library, which takes seconds, when a test needs it; its warnings meanwhile are not ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module("transformers")
+
+
 def reference(**changes: Any) -> Any:
     """Return a GPT2LMHeadModel of random tensors: none can be left out unnoticed."""
     torch.manual_seed(3)
-    hf = GPT2LMHeadModel(GPT2Config(**{**TINY, "eos_token_id": None, "bos_token_id": None, **changes}))
+    config = transformers().GPT2Config(**{**TINY, "eos_token_id": None, "bos_token_id": None, **changes})
+    hf = transformers().GPT2LMHeadModel(config)
     for name, parameter in hf.named_parameters():
         parameter.data.normal_(std=0.15)
         if ".ln_" in name and name.endswith("weight"):
@@ -109,7 +114,7 @@ def test_the_shards_of_an_index_are_joined(tmp_path: Path) -> None:
 
 
 def test_causal_masks_stored_by_old_versions_are_ignored(tiny: Path) -> None:
-    hf = GPT2LMHeadModel.from_pretrained(tiny).eval()
+    hf = transformers().GPT2LMHeadModel.from_pretrained(tiny).eval()
     masks = {"transformer.h.0.attn.bias": torch.ones(1, 1, 48, 48).tril().bool(),
              "transformer.h.0.attn.masked_bias": torch.tensor(-1e4)}  # fmt: skip
     _rewrite(tiny, lambda state: state.update(masks))
@@ -117,7 +122,7 @@ def test_causal_masks_stored_by_old_versions_are_ignored(tiny: Path) -> None:
 
 
 def test_names_without_prefix_and_a_head_in_the_place_of_the_embedding_are_read(tiny: Path) -> None:
-    hf = GPT2LMHeadModel.from_pretrained(tiny).eval()
+    hf = transformers().GPT2LMHeadModel.from_pretrained(tiny).eval()
     state = {name.removeprefix("transformer."): tensor
              for name, tensor in load_file(tiny / "model.safetensors").items()}  # fmt: skip
     save_file(state, tiny / "model.safetensors")

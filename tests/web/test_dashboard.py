@@ -129,7 +129,7 @@ def test_a_load_that_is_stopped_sends_no_more_and_lets_another_start() -> None:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "log"
-    flags = ("--model", "bard", "--compute-threads", "1", "--max-batch-size", "8")
+    flags = ("--model", "mock:llm-mock@5", "--max-batch-size", "8")
     with Server(log, "static", *flags, "--dashboard-show-text", "on") as server:
         yield server
 
