@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ./server.sh <policy> [flags]: makes .venv and installs what is missing, then starts the server.
+# ./server.sh <policy> [flags]: create .venv, install what is missing, and start the server.
 # ./server.sh --help lists the policies and the settings.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"

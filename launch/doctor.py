@@ -20,8 +20,8 @@ GIB = 1 << 30
 LEAST_FREE = 2 * GIB  # enough for torch and gpt2-medium
 
 
-class Lacking(ValueError):
-    """A requirement that is not met, and the remedy."""
+class Missing(ValueError):
+    """A requirement that is not met, with the remedy."""
 
 
 def examine(config: Config) -> bool:
@@ -30,14 +30,14 @@ def examine(config: Config) -> bool:
         "python": _python, "torch": _torch, "device": _device, "compiler": _compiler, "disk": _disk,
         "open files": _open_files, "port": _port, "weights": _weights, "tokenizer": _tokenizer,
     }  # fmt: skip
-    well = True
-    for name, look in checks.items():
+    passed = True
+    for name, check in checks.items():
         try:
-            verdict, text = "ok", look(config)
-        except Exception as error:  # whatever it is, the other checks must still run
-            verdict, text, well = "NO", f"{error}" or type(error).__name__, False
+            verdict, text = "ok", check(config)
+        except Exception as error:  # the other checks must still run
+            verdict, text, passed = "NO", f"{error}" or type(error).__name__, False
         print(f"{verdict:<4}{name:<12}{text}")  # noqa: T201
-    return well
+    return passed
 
 
 def _python(config: Config) -> str:
@@ -48,7 +48,7 @@ def _torch(config: Config) -> str:
     try:
         import torch
     except ImportError as error:
-        raise Lacking(f"cannot import torch: {error}. Run ./server.sh, which installs it") from None
+        raise Missing(f"cannot import torch: {error}. Run ./server.sh, which installs it") from None
     return torch.__version__
 
 
@@ -71,7 +71,7 @@ def _disk(config: Config) -> str:
     home = Path.home() if Path.home().is_dir() else Path("/")
     free = shutil.disk_usage(home).free
     if free < LEAST_FREE:
-        raise Lacking(
+        raise Missing(
             f"{free / GIB:.1f} GiB are free at {home}, but {LEAST_FREE / GIB:.0f} are needed. "
             "Free some space, or set HF_HOME and EB_CACHE_DIR to another disk"
         )
@@ -112,12 +112,12 @@ def _tokenizer(config: Config) -> str:
 def _resolved(config: Config) -> catalog.ResolvedModel:
     """Find the model as the server would, but without downloads."""
     name = config.model or catalog.DEFAULT
-    here = name not in hub.PUBLISHED or config.load_format == "dummy" or hub.cached(name)
-    if here:
+    is_local = name not in hub.PUBLISHED or config.load_format == "dummy" or hub.cached(name)
+    if is_local:
         return catalog.resolve(config.model or None, config.load_format)
     if not config.model:
         return catalog.resolve("bard", config.load_format)
-    raise Lacking(
+    raise Missing(
         f"{name} is not in the cache. The first start downloads it if the model hub can be reached. Otherwise set "
         "HF_HOME to a cache that has it, or use --model bard"
     )

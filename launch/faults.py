@@ -1,7 +1,8 @@
-"""Faults that a start may arm, to show what the server bears: `EB_FAULTS`, a JSON object, in the environment alone.
+"""Fault injection: `EB_FAULTS`, a JSON object that is read from the environment only.
 
-`{"poison": {"prompt_contains": "X"}, "slow_step": {"ms": 5}}`: a name, and its parameters. They wrap what the engine is
-put together from, so that nothing of them is there when none is armed. They must not know HTTP or tensors.
+`{"poison": {"prompt_contains": "X"}, "slow_step": {"ms": 5}}` has the names of faults and their parameters. Faults wrap
+the parts that the engine is assembled from, so an engine without them runs none of this code. This module must not know
+HTTP or tensors.
 """
 
 from __future__ import annotations
@@ -32,26 +33,26 @@ class Model(Protocol):
 
 
 class Parameters(BaseModel):
-    """What is said of a fault."""
+    """The parameters of a fault."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Step(Parameters):
-    """A fault of steps: not of the first `after`, not more than `times`, only with such a prompt among them."""
+    """A fault of at most `times` steps, after the first `after`, and only of steps with a prompt that contains the text."""
 
     prompt_contains: str = ""
     after: int = Field(0, ge=0)
     times: int = Field(ENDLESS, ge=1)
     message: ClassVar[str] = "an armed fault fails this step"
-    lasts: ClassVar[bool] = False  # once it has come, every step has it
+    lasts: ClassVar[bool] = False  # whether all later steps fail too
 
     def act(self) -> None:
-        """Do what is wrong with a step, before it is computed."""
+        """Fail, delay or end a step before it is computed."""
         raise RuntimeError(self.message)
 
     def is_due(self, step: int, plan: Plan) -> bool:
-        """Whether it is this step's turn, whoever is in it."""
+        """Return whether the step has this fault, whatever its prompts are."""
         return step > self.after
 
 
@@ -117,12 +118,12 @@ class HoldGil(Once):
     seconds: float = Field(ge=0)
 
     def act(self) -> None:
-        # The functions of a PyDLL are called without letting go of the GIL.
+        # A PyDLL calls functions without releasing the GIL.
         ctypes.PyDLL(None).poll(None, 0, int(self.seconds * 1e3))
 
 
-class Words(Parameters):
-    """A fault of each request whose prompt contains these words."""
+class PromptFault(Parameters):
+    """A fault of each request whose prompt contains a text."""
 
     prompt_contains: str = Field(min_length=1)
 
@@ -135,15 +136,15 @@ class Sink(Parameters):
     does: Literal["raise", "block"] = "raise"
 
 
-MAIN: dict[type[Parameters], str] = {  # the parameter that a bare value means
-    Matching: "prompt_contains", OutOfMemoryFor: "prompt_contains", Words: "prompt_contains",
+MAIN_PARAMETER: dict[type[Parameters], str] = {  # the one that a bare value sets
+    Matching: "prompt_contains", OutOfMemoryFor: "prompt_contains", PromptFault: "prompt_contains",
     OutOfMemoryAbove: "batch", Slow: "ms", RaiseInLoop: "error", Hang: "after_steps",
     HoldGil: "seconds", Loading: "seconds", Sink: "does",
 }  # fmt: skip
 
 
 class Faults(BaseModel):
-    """Which faults are armed. Without any, everything that it is given goes through as it is."""
+    """The armed faults. Without any, each method returns its argument unchanged."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -153,38 +154,38 @@ class Faults(BaseModel):
     oom_once: OutOfMemoryOnce | None = None
     oom_above: OutOfMemoryAbove | None = None
     oom_for: OutOfMemoryFor | None = None
-    sticky: Sticky | None = None  # a GPU that has to be started anew
-    raise_in_loop: RaiseInLoop | None = None  # what no handler of exceptions catches
+    sticky: Sticky | None = None  # as a GPU that needs a new process
+    raise_in_loop: RaiseInLoop | None = None  # an exception that `except Exception` does not catch
     hang_loop: Hang | None = None
     hold_gil: HoldGil | None = None
     slow_step: Slow | None = None
     slow_load: Loading | None = None
-    nan_row: Words | None = None  # the row alone fails
-    bad_detokenize: Words | None = None
-    lose_event: Words | None = None  # the handler is not told of the end
-    sink: Sink | None = None  # of metrics, logs and the dashboard
-    stall_seconds: float | None = Field(default=None, gt=0)  # after which the loop is taken to hang
+    nan_row: PromptFault | None = None  # fails only its row
+    bad_detokenize: PromptFault | None = None
+    lose_event: PromptFault | None = None  # the handler is not notified of the end
+    sink: Sink | None = None  # where metrics, logs and the live page go
+    stall_seconds: float | None = Field(default=None, gt=0)  # without a step, after which the loop counts as hung
 
     @property
     def armed(self) -> list[str]:
-        """The names of those that are armed."""
+        """The names of the armed faults."""
         return sorted(self.model_fields_set)
 
     def load(self) -> None:
-        """Take the time that loading is to take."""
+        """Delay loading."""
         if self.slow_load is not None:
             time.sleep(self.slow_load.seconds)
 
     def model(self, model: Any, decode: Callable[[list[int]], str]) -> Any:
-        """Return the model with the faults of steps in it; `decode` gives the text of a prompt."""
-        given = (getattr(self, name) for name in Faults.model_fields)
-        steps = [fault for fault in given if isinstance(fault, Step)]
+        """Return the model with the faults of steps; `decode` returns the text of a prompt."""
+        armed = (getattr(self, name) for name in Faults.model_fields)
+        steps = [fault for fault in armed if isinstance(fault, Step)]
         if not steps and self.nan_row is None:
             return model
         return FaultyModel(model, steps, self.nan_row, decode)
 
     def maker(self, make: Maker) -> Maker:
-        """Return what makes inferences, with the faults of single requests in them."""
+        """Return a factory of inferences that have the faults of single requests."""
         if self.bad_detokenize is None and self.lose_event is None:
             return make
 
@@ -201,33 +202,33 @@ class Faults(BaseModel):
         return make_faulty
 
     def observers(self) -> list[Callable[..., None]]:
-        """Return the observers of the loop that fail, if they shall; to block is for what writes."""
+        """Return the loop's observers that raise; `block` concerns streams only."""
         return [raise_in_sink] if self.sink is not None and self.sink.does == "raise" else []
 
     def stream(self, stream: TextIO) -> Any:
-        """Return the stream that a log is to write to."""
+        """Return the stream that a log writes to."""
         return stream if self.sink is None else FaultyStream(self.sink.does == "block")
 
 
 def read(environ: Mapping[str, str]) -> Faults:
-    """Return the faults that an environment arms; ValueError for what is none, with the nearest name."""
+    """Return the faults of an environment; ValueError for an unknown fault or parameter."""
     text = environ.get(VARIABLE, "").strip()
     if not text:
         return Faults()
     try:
-        given = json.loads(text)
+        faults = json.loads(text)
     except ValueError as error:
         raise ValueError(f"{VARIABLE} is invalid JSON: {error}. {_EXAMPLE}") from None
-    if not isinstance(given, dict):
+    if not isinstance(faults, dict):
         raise ValueError(f"{VARIABLE} is {text[:100]!r}, but must be a JSON object. {_EXAMPLE}")
     names = list(Faults.model_fields)
-    for name in given:
+    for name in faults:
         if name not in names:
             raise ValueError(
                 f"{VARIABLE}: unknown fault {name!r}.{nearest(name, names)} Use one of: {', '.join(names)}"
             )
     try:
-        return Faults.model_validate({k: _parameters(k, value) for k, value in given.items()})
+        return Faults.model_validate({k: _parameters(k, value) for k, value in faults.items()})
     except ValidationError as errors:
         first = errors.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
@@ -238,20 +239,20 @@ _EXAMPLE = 'Write it like {"poison": {"prompt_contains": "X"}, "slow_step": {"ms
 
 
 def _parameters(name: str, value: Any) -> Any:
-    """Return a fault's parameters as an object: `true` has none of its own, a bare value is the main one."""
+    """Return a fault's parameters as an object: `true` means the defaults, and a bare value is the main parameter."""
     if name == "stall_seconds" or isinstance(value, dict):
         return value
     if value is True or value is None:
         return {}
     form = get_args(Faults.model_fields[name].annotation)[0]
-    return {MAIN[form]: value} if form in MAIN else value
+    return {MAIN_PARAMETER[form]: value} if form in MAIN_PARAMETER else value
 
 
 class FaultyModel:
-    """A model whose steps fail as they were told to; in all else it is the model."""
+    """A model whose steps have faults; all other attributes are those of the model."""
 
     def __init__(
-        self, model: Model, faults: list[Step], nan_row: Words | None, decode: Callable[[list[int]], str]
+        self, model: Model, faults: list[Step], nan_row: PromptFault | None, decode: Callable[[list[int]], str]
     ) -> None:
         self._model = model
         self._left = {fault: fault.times for fault in faults}
@@ -272,15 +273,15 @@ class FaultyModel:
         outputs = self._model.forward(plan)
         if self._nan_row is None:
             return outputs
-        words = self._nan_row.prompt_contains
+        text = self._nan_row.prompt_contains
         return [
-            ValueError("the model's output is not finite") if self._has(seq, words) else output
+            ValueError("the model's output is not finite") if self._has(seq, text) else output
             for seq, output in zip(plan.sequences, outputs)
         ]
 
     def _is_due(self, fault: Step, plan: Plan) -> bool:
-        words = fault.prompt_contains
-        return fault.is_due(self._steps, plan) and (not words or any(self._has(seq, words) for seq in plan.sequences))
+        text = fault.prompt_contains
+        return fault.is_due(self._steps, plan) and (not text or any(self._has(seq, text) for seq in plan.sequences))
 
-    def _has(self, seq: Sequence, words: str) -> bool:
-        return words in self._decode(seq.prompt_ids)
+    def _has(self, seq: Sequence, text: str) -> bool:
+        return text in self._decode(seq.prompt_ids)

@@ -1,6 +1,6 @@
-"""What armed faults put in the place of a request's text, of the word that it has ended, and of a log's stream.
+"""Broken parts that armed faults put into an engine: a request's text, its notification, and a log's stream.
 
-It must not know which faults there are.
+This module must not know which faults exist.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from serving.inference import Inference, InferenceError
 
 
 class BrokenText:
-    """The text of an answer that cannot be read."""
+    """The text of an answer, which fails when it is decoded."""
 
     stop_reason: str | int | None = None
 
@@ -36,7 +36,7 @@ class BrokenText:
 
 
 def lose_event(inference: Inference) -> None:
-    """Let the first word of its end not reach the inference."""
+    """Lose the first notification that the inference has ended."""
 
     def lost(error: InferenceError | None = None) -> bool:
         del inference.finished
@@ -50,7 +50,7 @@ def raise_in_sink(iteration: Any, left: list[Inference]) -> None:
 
 
 class FaultyStream:
-    """A stream that is full, or whose other side never reads."""
+    """A stream to a full disk, or to a reader that never reads."""
 
     def __init__(self, blocks: bool) -> None:
         self._blocks = blocks
@@ -61,4 +61,4 @@ class FaultyStream:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def flush(self) -> None:
-        """Do nothing: all is lost already."""
+        """Do nothing: all output is lost."""

@@ -72,15 +72,15 @@ def check_tokenizer_file(config: Config) -> None:
 
 
 def check_folders(environ: Mapping[str, str]) -> None:
-    """Reject a full disk and read-only folders: gunicorn's heartbeat and the cache are there."""
+    """Reject a full disk and read-only folders: gunicorn's heartbeat and the cache need them."""
     try:
         temporary = Path(tempfile.gettempdir())
-    except OSError:  # it has tried to write in all of them
+    except OSError:  # it has tried to write to all of them
         raise ConfigError(
-            "cannot write to a folder for temporary files: the disk is full, or TMPDIR, /tmp and /var/tmp "
+            "cannot write to a temporary folder: the disk is full, or TMPDIR, /tmp and /var/tmp "
             "are all read-only. Free some space, or set TMPDIR to a writable folder"
         ) from None
-    check_writable(temporary, "the folder for temporary files", "TMPDIR")
+    check_writable(temporary, "the temporary folder", "TMPDIR")
     if chosen := environ.get("EB_CACHE_DIR"):
         check_writable(Path(chosen), "the cache folder", "EB_CACHE_DIR")
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make .venv and install a requirements file into it, once: later calls skip what is done.
+# Create .venv and install a requirements file into it. Later calls skip what is done.
 # usage: tools/setup.sh requirements.txt|requirements-dev.txt
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -18,10 +18,10 @@ if [ ! -x .venv/bin/python ]; then
   echo "first use: creating .venv" >&2
   "$python" -m venv .venv
 fi
-echo "first use: installing $wanted into .venv, once (PyTorch is large)" >&2
+echo "first use: installing $wanted into .venv (PyTorch is large)" >&2
 pip=(.venv/bin/python -m pip install --disable-pip-version-check -q)
 if ! "${pip[@]}" -r "$wanted" >&2 || { [ -s "$alone" ] && ! "${pip[@]}" --no-deps -r "$alone" >&2; }; then
-  echo "error: installing $wanted failed, the reason is above. Fix it and run the command again" >&2
+  echo "error: cannot install $wanted; see above for the reason. Fix it and run the command again" >&2
   exit 1
 fi
 echo "$sum" > "$stamp"

@@ -114,7 +114,7 @@ def test_a_full_disk_is_refused(
     variables.setenv("EB_CACHE_DIR", str(tmp_path))
     with limited(resource.RLIMIT_FSIZE, 100):  # so that writing fails as it does on a full disk
         said = refused(capsys, "--model", "bard")
-    assert "folder for temporary files" in said
+    assert "temporary folder" in said
 
 
 @pytest.mark.process

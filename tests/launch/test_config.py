@@ -5,20 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import shutil
 import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
-from support import ROOT, fake_engine, run_app
+from support import run_app
 
 import config as settings
 import policies
 from config import Config, ConfigError, load
-from launch import banner, preflight
+from launch import preflight
 
 FIELDS = {item.name: item for item in dataclasses.fields(Config)}
 NOTHING = Path(os.devnull)
@@ -286,120 +284,6 @@ def test_waiting_never_outlasts_the_whole() -> None:
     assert Config(request_timeout=5).queue_limit == 5
     assert Config(request_timeout=5, queue_timeout=9).queue_limit == 5
     assert Config(request_timeout=5, queue_timeout=2).queue_limit == 2
-
-
-# ---------------------------------------------------------------- banner
-
-
-def shown(config: Config, capsys: pytest.CaptureFixture[str], **facts: Any) -> str:
-    engine = dataclasses.replace(fake_engine(), facts=facts)
-    try:
-        banner.show(config, engine, 1.25)
-    finally:
-        engine.manager.stop()
-    return capsys.readouterr().err
-
-
-def test_the_banner_names_what_is_served(capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(
-        Config(policy="dynamic", host="127.0.0.1", port=8123), capsys,
-        parameters=3_000_000, kv_bytes=64 << 20, compute_threads=2, attention="c",
-    )  # fmt: skip
-    for words in ("dynamic, 8 slots", "queue of 8", "1120 HTTP threads", "fake, 3.0 M parameters",
-                  "context 1,024", "cpu, float32, 2 threads", "64 MiB", "127.0.0.1:8123", "ready in 1.2 s",
-                  "curl -X POST http://127.0.0.1:8123/inference", "/stats"):  # fmt: skip
-        assert words in text, words
-    assert re.search(r"API key +none", text)
-    assert "warning" not in text
-
-
-@pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "http://127.0.0.1:"), ("::", "http://[::1]:"), ("10.1.2.3", "http://10.1.2.3:")])  # fmt: skip
-def test_a_public_address_without_a_key_is_warned_of(host: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(Config(host=host), capsys)
-    assert f"{host}:8500 may use this server" in text
-    assert "--api-key" in text
-    assert "--host 127.0.0.1" in text
-    assert url in text
-    text = shown(Config(host=host, api_key="hunter2"), capsys)
-    assert "warning" not in text
-    assert "hunter2" not in text
-    assert re.search(r"API key +required", text)
-
-
-def test_a_substitute_model_cannot_be_missed(capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(Config(host="127.0.0.1"), capsys, warnings=["bard is served INSTEAD"])
-    assert "!" * 60 + "\nwarning: bard is served INSTEAD\n" + "!" * 60 in text.replace("!" * 78, "!" * 60)
-
-
-# ---------------------------------------------------------------- tools/setup.sh
-
-FAKE_PYTHON = """#!/bin/sh
-echo "$@" >> "$CALLS"
-case "$1 $2" in
-"-c "*) exit "${OLD:-0}" ;;
-"-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-"-m pip") exit "${PIP:-0}" ;;
-esac
-"""
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Path:
-    """Return a copy of what setup.sh needs, and a Python that only notes what it is asked."""
-    house = tmp_path / "a house"
-    for name in ("tools/setup.sh", "requirements.txt", "requirements-dev.txt", "client/requirements.txt"):
-        (house / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, house / name)
-    python = tmp_path / "python"
-    python.write_text(FAKE_PYTHON)
-    python.chmod(0o755)
-    return house
-
-
-def set_up(house: Path, wanted: str = "requirements.txt", **environ: str) -> tuple[int, str, list[str]]:
-    """Run setup.sh from another directory; return its status, what it said, what it asked Python."""
-    calls = house.parent / "calls"
-    calls.write_text("")
-    result = subprocess.run(
-        [house / "tools" / "setup.sh", wanted], capture_output=True, text=True, timeout=20, cwd=house.parent,
-        env={"PATH": os.environ["PATH"], "PYTHON": str(house.parent / "python"), "CALLS": str(calls), **environ},
-    )  # fmt: skip
-    assert result.stdout == ""
-    return result.returncode, result.stderr, calls.read_text().splitlines()
-
-
-def test_setup_installs_once_and_again_only_what_changed(house: Path) -> None:
-    status, said, calls = set_up(house)
-    assert status == 0
-    assert "first use: making .venv" in said
-    assert [call[:7] for call in calls[1:]] == ["-m venv", "-m pip "]
-    assert set_up(house) == (0, "", [])
-    status, _, calls = set_up(house, "requirements-dev.txt")
-    assert (status, [call[:7] for call in calls[1:]]) == (0, ["-m pip "])
-    assert set_up(house, "requirements-dev.txt") == (0, "", [])
-    with (house / "client" / "requirements.txt").open("a") as file:
-        file.write("something\n")
-    assert len(set_up(house)[2]) == 2
-    shutil.rmtree(house / ".venv" / "bin")
-    assert len(set_up(house)[2]) == 3
-
-
-def test_setup_that_failed_is_tried_again(house: Path) -> None:
-    status, said, _ = set_up(house, PIP="1")
-    assert status == 1
-    assert "error: installing requirements.txt failed" in said
-    assert set_up(house)[0] == 0
-
-
-def test_setup_says_when_python_is_too_old(house: Path) -> None:
-    status, said, calls = set_up(house, OLD="1")
-    assert status == 1
-    assert "no Python >= 3.10 with venv" in said
-    assert "PYTHON=" in said
-    assert len(calls) == 1
-    assert not (house / ".venv").exists()
-    status, said, _ = set_up(house, PYTHON="no-such-python")
-    assert (status, said.count("\n")) == (1, 1)
 
 
 def test_options_of_the_policy_are_given_one_by_one_or_together() -> None:

@@ -40,7 +40,7 @@ def test_without_a_fault_everything_goes_through_as_it_is(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"poisn": {}}', "'poisn'. Did you mean poison"),
+        ('{"poisn": {}}', "'poisn'. Did you mean 'poison'"),
         ("{bad", "invalid JSON.*line 1"),
         ("[1]", "must be a JSON object"),
         ('{"poison": {}}', "poison.prompt_contains.*required"),
@@ -58,7 +58,7 @@ def test_what_is_no_fault_is_refused_with_its_name_and_a_remedy(text: str, words
 def test_an_unknown_fault_refuses_the_start() -> None:
     done = run_app("dynamic", "--model", "gpt2", EB_FAULTS='{"slow_stp": {"ms": 5}}')
     assert done.returncode == 2
-    assert "Did you mean slow_step" in done.stderr
+    assert "Did you mean 'slow_step'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

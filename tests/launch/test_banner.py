@@ -1,0 +1,53 @@
+"""The banner of a server that is ready, and its warnings."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+from support import fake_engine
+
+from config import Config
+from launch import banner
+
+
+def shown(config: Config, capsys: pytest.CaptureFixture[str], **facts: Any) -> str:
+    engine = dataclasses.replace(fake_engine(), facts=facts)
+    try:
+        banner.show(config, engine, 1.25)
+    finally:
+        engine.manager.stop()
+    return capsys.readouterr().err
+
+
+def test_the_banner_names_what_is_served(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(
+        Config(policy="dynamic", host="127.0.0.1", port=8123), capsys,
+        parameters=3_000_000, kv_bytes=64 << 20, compute_threads=2, attention="c",
+    )  # fmt: skip
+    for words in ("dynamic, 8 slots", "queue of 8", "1120 HTTP threads", "fake, 3.0 M parameters",
+                  "context 1,024", "cpu, float32, 2 threads", "64 MiB", "127.0.0.1:8123", "ready in 1.2 s",
+                  "curl -X POST http://127.0.0.1:8123/inference", "/stats"):  # fmt: skip
+        assert words in text, words
+    assert re.search(r"API key +none", text)
+    assert "warning" not in text
+
+
+@pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "http://127.0.0.1:"), ("::", "http://[::1]:"), ("10.1.2.3", "http://10.1.2.3:")])  # fmt: skip
+def test_a_public_address_without_a_key_is_warned_of(host: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(Config(host=host), capsys)
+    assert f"{host}:8500 may use this server" in text
+    assert "--api-key" in text
+    assert "--host 127.0.0.1" in text
+    assert url in text
+    text = shown(Config(host=host, api_key="hunter2"), capsys)
+    assert "warning" not in text
+    assert "hunter2" not in text
+    assert re.search(r"API key +required", text)
+
+
+def test_a_substitute_model_cannot_be_missed(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(Config(host="127.0.0.1"), capsys, warnings=["bard is served INSTEAD"])
+    assert "!" * 60 + "\nwarning: bard is served INSTEAD\n" + "!" * 60 in text.replace("!" * 78, "!" * 60)
