@@ -5,8 +5,8 @@
 //   cc $flags -c paged_attention.c -o paged_attention.o
 //   cc -shared paged_attention.o -o paged_attention.so -lm
 // on x86 with -mprefer-vector-width=512, on arm64 with -mcpu=native in place of -march=native.
-// Not -ffast-math: a NaN must stay a NaN, and nothing below needs it, because no loop that has to be a vector
-// is a reduction.
+// Without -ffast-math, since a NaN must stay a NaN. Nothing below needs it: no loop that must become vector code is a
+// reduction.
 //
 // The pools are [pages, H, P, D], but the order of values inside one (page, head) tile is this file's own:
 //   keys    [P/16][D][16]    16 keys are the lanes of a vector: no horizontal sum in a score
@@ -16,11 +16,11 @@
 //   values  [P/2][64][2]
 // Either way 16 keys (a block) are one contiguous run of 16 * D values in both pools.
 //
-// One order of sums for a token, whatever it is computed with: a score adds d = 0, 1, ...; the maximum has no
-// order; weights are added lane by lane, block after block; an output adds keys 0, 1, ... A token of a chunk and
-// the same token decoded alone therefore agree to the bit; only how many chains run side by side differs.
-// Keys behind a token's position weigh exactly 0 in its row. Values behind the last position of a block of
-// queries are never multiplied, so stale pages may hold anything.
+// A token's sums have one order, whichever tokens are computed beside it: a score adds d = 0, 1, ...; the maximum has no
+// order; weights are added lane by lane, block after block; an output adds keys 0, 1, ... A token of a chunk and the
+// same token decoded alone therefore agree to the bit; only the number of parallel chains differs. Keys behind a
+// token's position have weight 0 in its row. Values behind the last position of a block of queries are never
+// multiplied, so stale pages may hold any bits.
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -512,7 +512,7 @@ static int check(const Call *c, int *longest, double *read) {
   return c->cu_seqlens[c->n] > c->M ? BAD_ROWS : OK;
 }
 
-// All blocks of a chunk's queries read its keys: they are written first.
+// All blocks of a chunk's queries read its keys, so these are written first.
 static void append_chunks(void *job, int64_t from, int64_t to, int worker) {
   Call *c = job;
   for (int a = (int)from; a < to; a++) {
@@ -527,8 +527,8 @@ static void attend_some(void *job, int64_t from, int64_t to, int worker) {
   while (from < to) {
     int64_t until = from + APPENDED < to ? from + APPENDED : to;
     Item first = item_at(c, c->items, (int)from), item = first;
-    // Decode rows append here, a few heads before they read: a load that meets a store on its way to memory
-    // waits for it, and this one has 32 lines to fetch.
+    // Decode rows append here, a few heads before they read: a load waits for an earlier store to the same line until
+    // that is in memory, and this store has 32 lines to fetch.
     for (int64_t a = from; a < until; a++, item = next_item(c, item))
       if (item.rows == 1) append_any(c, c->half, item.sequence, item.head);
     item = first;

@@ -32,7 +32,7 @@ def _add_norm(R, X, W, B, Y, eps, C: tl.constexpr, BC: tl.constexpr, ADD: tl.con
 def add_norm(
     residual: Tensor, x: Tensor | None, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype
 ) -> Tensor:
-    """Add x [n, C] to the float32 residual in place, if inside is one; return the sum's layer norm as `dtype`."""
+    """Add x [n, C] to the float32 residual in place, if there is one; return the sum's layer norm as `dtype`."""
     n, C = residual.shape
     y = torch.empty(n, C, dtype=dtype, device=residual.device)
     _add_norm[(n,)](

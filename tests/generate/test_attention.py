@@ -39,7 +39,7 @@ def _own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Two that spin beside other work on two cores would make seconds of milliseconds."""
+    """Use one thread: two threads that spin beside other work on two cores turn milliseconds into seconds."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -98,7 +98,7 @@ class World:
         return {i: out[a:b] for i, a, b in zip(new, cu_seqlens, cu_seqlens[1:])}
 
     def run(self, attention, steps: list[dict[int, int]], padding: int = 0) -> list[Tensor]:
-        """Start anew, take all steps, return each sequence's rows together."""
+        """Clear the pools, run all steps, return each sequence's rows together."""
         self.clear()
         rows: list[list[Tensor]] = [[] for _ in self.tokens]
         for new in steps:
@@ -135,7 +135,7 @@ def test_long_contexts_agree_with_the_oracle(kernel: CAttention, dtype: torch.dt
 
 @BOTH
 @pytest.mark.parametrize(("D", "P"), [(64, 64), (64, 16), (8, 16), (80, 128), (5, 16)])
-def test_chunking_and_neighbours_do_not_change_a_bit(kernel: CAttention, dtype: torch.dtype, D: int, P: int) -> None:
+def test_chunking_and_neighbors_do_not_change_a_bit(kernel: CAttention, dtype: torch.dtype, D: int, P: int) -> None:
     lengths = [150, 65, 70]
     world = World(lengths, 3, D, P, dtype)
     whole = world.run(kernel, [dict(enumerate(lengths))])
@@ -232,7 +232,7 @@ def test_the_oracle_is_plain_causal_attention() -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32])
-def test_rows_that_would_leave_memory_are_refused(
+def test_rows_outside_memory_are_refused(
     kernel: CAttention, cu_seqlens: list[int], context_lens: list[int], table: list[int], word: str
 ) -> None:
     rows = PackedRows(*(torch.tensor(x, dtype=torch.int32) for x in (cu_seqlens, context_lens, [table])))
@@ -242,7 +242,7 @@ def test_rows_that_would_leave_memory_are_refused(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32])
-def test_tensors_of_another_kind_are_refused(kernel: CAttention) -> None:
+def test_tensors_of_the_wrong_kind_are_refused(kernel: CAttention) -> None:
     rows = PackedRows(*(torch.tensor(x, dtype=torch.int32) for x in ([0, 1], [1], [[0]])))
     good, pool = torch.zeros(1, 48), torch.zeros(2, 2, 16, 8)
     for qkv, keys in [
@@ -280,7 +280,7 @@ def test_a_second_load_compiles_nothing(kernel: CAttention, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("how", ["none", "missing", "failing", "wrong"])
-def test_without_a_kernel_torch_serves_and_one_warning_says_why(
+def test_without_a_kernel_torch_serves_and_one_warning_gives_the_reason(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("CC", raising=False)

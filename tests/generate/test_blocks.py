@@ -67,7 +67,7 @@ def test_a_row_is_the_same_alone_and_among_others() -> None:
 
 
 @needs_kernel
-def test_a_page_that_is_not_there_is_refused() -> None:
+def test_a_page_outside_the_pool_is_refused() -> None:
     together, *_ = make(CONFIG)
     step = rows([3], [3])
     step.block_tables[0, 0] = 800

@@ -76,7 +76,7 @@ def test_decode_attention_is_float64s_and_reads_nothing_behind_a_rows_end(way: s
 
 
 @pytest.mark.parametrize(("heads", "width", "size"), [(1, 8, 16), (3, 24, 16), (2, 64, 128)])
-def test_heads_and_pages_of_any_size_will_do(heads: int, width: int, size: int) -> None:
+def test_heads_and_pages_may_have_any_size(heads: int, width: int, size: int) -> None:
     case = Case([size + 5, 2], heads=heads, width=width, size=size)
     out = case.run(case.triton()).double()
     for row in range(2):
@@ -103,7 +103,7 @@ def test_a_rows_attention_is_the_same_to_the_bit_alone_and_in_a_batch() -> None:
         assert torch.equal(alone.run(alone.triton())[0], whole[row])
 
 
-def test_the_kernel_can_be_launched_again_and_again() -> None:
+def test_the_kernel_can_be_launched_repeatedly() -> None:
     case = Case([40, 20])
     way = case.triton()
     first = case.run(way)
@@ -173,7 +173,7 @@ def test_the_kernels_compile_for_real_cards(pytestconfig: pytest.Config) -> None
     assert all(size > 1000 for size in kernels.values())
 
 
-def test_a_fast_way_that_is_wrong_or_broken_does_not_serve(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fast_kernel_that_is_wrong_or_broken_does_not_serve(caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> tuple[str, float]:
         raise RuntimeError("no such card")
 
@@ -187,7 +187,7 @@ def test_a_fast_way_that_is_wrong_or_broken_does_not_serve(caplog: pytest.LogCap
     assert "attention falls back to plain PyTorch, which is much slower: no such card" in caplog.text
 
 
-def test_flash_attention_is_told_where_each_piece_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flash_attention_gets_the_limits_of_each_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     def varlen(q, k, v, cu_q, cu_k, max_q, max_k, dropout, is_causal, debug, scale):  # type: ignore[no-untyped-def]
         """What the GPU's operation is documented to do: pieces by cuts, causal from the end of each."""
         assert (cu_q.dtype, dropout, is_causal, debug) == (torch.int32, 0.0, True, False)

@@ -1,4 +1,4 @@
-"""benchmarks/gpu.sh runs where there is no GPU, at sizes still smaller than its own, and finds what is wrong."""
+"""benchmarks/gpu.sh runs without a GPU, at still smaller sizes, and reports errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def measure(tmp_path: Path, sections: str, *argv: str) -> dict:
     return json.loads(path.read_text())
 
 
-def test_it_checks_and_measures_without_a_gpu_and_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_it_checks_and_measures_without_a_gpu(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("triton", reason="Triton is not there: pip install triton")
     result = measure(tmp_path, "checks,decode,prefill")
     found = result["checks"]
@@ -42,13 +42,13 @@ def test_it_checks_and_measures_without_a_gpu_and_says_so(tmp_path: Path, capfd:
     assert "no GPU: these figures show only that the code runs" in printed.err
 
 
-def test_a_section_that_would_begin_too_late_is_left_out(tmp_path: Path) -> None:
+def test_a_section_that_would_begin_too_late_is_skipped(tmp_path: Path) -> None:
     assert measure(tmp_path, "prefill", "--minutes", "-1")["prefill"] is None
     with pytest.raises(SystemExit, match=r"unknown section decoding\. Use decode, prefill"):
         gpu.main(["--sections", "decoding"])
 
 
-def test_a_section_that_fails_costs_no_other_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_section_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("no such kernel")
 
@@ -60,7 +60,7 @@ def test_a_section_that_fails_costs_no_other_its_figures(tmp_path: Path, monkeyp
     assert result["prefill"][0]["tokens"] == 16
 
 
-def test_a_section_that_is_cut_off_or_fails_keeps_what_it_had_found() -> None:
+def test_a_section_that_is_cut_off_or_fails_keeps_its_results() -> None:
     written: list[list[int]] = []
     failed: list[str] = []
 
@@ -83,7 +83,7 @@ def test_a_section_that_is_cut_off_or_fails_keeps_what_it_had_found() -> None:
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_decoding_up_to_the_last_place_of_the_context_is_measured(tmp_path: Path) -> None:
+def test_decoding_up_to_the_last_position_of_the_context_is_measured(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "model", layers=1)
     context = json.loads((model / "config.json").read_text())["n_positions"]
     result = measure(tmp_path, "decode", "--batch", "2", "--context", str(context))
@@ -103,7 +103,7 @@ def test_a_difference_is_a_near_tie_only_if_the_errors_of_numbers_explain_it() -
     assert 0 <= near < far
 
 
-def test_all_that_was_asked_for_is_generated_for_a_peers_figure() -> None:
+def test_all_requested_tokens_are_generated_for_a_peers_figure() -> None:
     sizes = gpu.Sizes("x", [1], [8], [8], prompts=1, tokens=6, burst=5, seconds=0.1)
     asked = gpu_peers.requests(301, sizes)
     assert asked == gpu_peers.requests(301, sizes)
@@ -115,7 +115,7 @@ def test_all_that_was_asked_for_is_generated_for_a_peers_figure() -> None:
 
 @pytest.mark.full
 @pytest.mark.process
-def test_it_serves_over_http_and_asks_transformers(tmp_path: Path) -> None:
+def test_it_measures_serving_and_transformers(tmp_path: Path) -> None:
     result = measure(tmp_path, "serving,peers", "--policies", "dynamic")
     assert result["serving"]["http"]["dynamic"]["burst"] > 0
     assert result["serving"]["offline"]["dynamic"] > 0

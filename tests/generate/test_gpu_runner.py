@@ -80,7 +80,7 @@ def mixed(n: int, seed: int) -> list[Sequence]:
     [("dynamic", 8, 2048, 3), ("dynamic", 8, 24, 1), ("dynamic", 20, 2048, 20),
      ("static", 6, 2048, 4), ("static-exact", 8, 2048, 8), ("dynamic", 3, 64, 30)],
 )  # fmt: skip
-def test_mixed_requests_get_the_cpus_texts_in_any_company(policy: str, slots: int, budget: int, arrivals: int) -> None:
+def test_mixed_requests_get_the_cpus_texts_in_any_batch(policy: str, slots: int, budget: int, arrivals: int) -> None:
     options = {"slots": slots, "budget": budget, "arrivals": arrivals}
     expected = run(make_model(CONFIG), mixed(24, 4), policy, **options)
     assert run(None, mixed(24, 4), policy, runner=gpu_runner(), **options) == expected

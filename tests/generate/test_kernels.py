@@ -46,7 +46,7 @@ def test_a_damaged_library_is_built_again(small: Path, tmp_path: Path, monkeypat
     assert load_library(small, ["-DANSWER=3"]).answer() == 3
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(
+def test_a_cache_that_cannot_be_written_is_not_needed(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("not a directory")
@@ -54,7 +54,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     assert load_library(small, ["-DANSWER=4"]).answer() == 4
 
 
-def test_a_failed_compilation_tells_the_compilers_words(small: Path) -> None:
+def test_a_failed_compilation_reports_the_compilers_message(small: Path) -> None:
     with pytest.raises(KernelError, match="ANSWER"):
         load_library(small)
 

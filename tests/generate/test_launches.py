@@ -129,7 +129,7 @@ def test_a_full_disk_is_refused(
         (["--kv-memory", "1K"], {}, "--kv-memory"),
     ],
 )
-def test_what_only_the_server_process_can_see_is_refused_in_one_line_too(
+def test_what_only_the_server_process_can_check_is_refused_in_one_line(
     tiny: Path, arguments: list[str], environ: dict[str, str], words: str
 ) -> None:
     flags = ["--model", str(tiny), "--host", "127.0.0.1", "--port", str(free_port()), *arguments]
@@ -141,7 +141,7 @@ def test_what_only_the_server_process_can_see_is_refused_in_one_line_too(
 
 
 @pytest.mark.process
-def test_cuda_that_is_not_there_is_refused(tiny: Path) -> None:
+def test_missing_cuda_is_refused(tiny: Path) -> None:
     result = run_app(
         "dynamic", "--model", str(tiny), "--device", "cuda", "--host", "127.0.0.1", "--port", str(free_port()),
         CUDA_VISIBLE_DEVICES="",
@@ -173,7 +173,7 @@ def test_no_check_is_an_assertion(tmp_path: Path) -> None:
             assert answer.json["error"]["param"] == next(iter(fields))
 
 
-def test_the_doctor_has_a_line_for_each_thing_and_a_remedy_where_it_lacks(
+def test_the_doctor_has_a_line_for_each_check_and_a_remedy_for_each_failure(
     variables: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path
 ) -> None:
     variables.setenv("HF_HOME", str(tmp_path))

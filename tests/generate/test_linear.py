@@ -62,7 +62,7 @@ def test_the_kernel_fuses_residual_and_gelu() -> None:
 @needs_kernel
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("rows", [1, 5, 16, 17, 40, 193, 200])
-def test_a_residual_is_added_once_where_it_lies(rows: int) -> None:
+def test_a_residual_is_added_once_in_place(rows: int) -> None:
     layer = KernelLinear((numbers(70, 96) / 12).bfloat16(), numbers(70).bfloat16())
     x, residual = numbers(rows, 96, seed=4).bfloat16(), numbers(rows, 70, seed=5).bfloat16()
     expected = layer.add(x, residual)
@@ -76,7 +76,7 @@ def test_a_residual_is_added_once_where_it_lies(rows: int) -> None:
 @needs_kernel
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e30, 1e30, -50.0, 50.0])
-def test_gelu_is_right_at_its_ends_and_shows_what_is_not_finite(value: float) -> None:
+def test_gelu_is_right_at_its_ends_and_keeps_values_that_are_not_finite(value: float) -> None:
     weight = torch.zeros(64, 2).bfloat16()
     weight[:, 0] = 1
     x = torch.tensor([[value, 0.0]]).bfloat16()
@@ -87,7 +87,7 @@ def test_gelu_is_right_at_its_ends_and_shows_what_is_not_finite(value: float) ->
 
 @needs_kernel
 @pytest.mark.usefixtures("way")
-def test_a_row_that_is_not_finite_spoils_no_other() -> None:
+def test_a_row_that_is_not_finite_changes_no_other() -> None:
     layer = KernelLinear(numbers(64, 32).bfloat16(), None, wide=True)
     x = numbers(20, 32, seed=6).bfloat16()
     clean = layer(x)
@@ -99,7 +99,7 @@ def test_a_row_that_is_not_finite_spoils_no_other() -> None:
 
 
 @pytest.mark.parametrize("activation", [None, "gelu_new", "gelu", "relu", "silu"])
-def test_the_packed_layer_agrees_and_one_row_is_as_good_as_many(activation: str | None) -> None:
+def test_the_packed_layer_agrees_for_one_row_and_for_many(activation: str | None) -> None:
     weight, bias = numbers(96, 64) / 8, numbers(96, seed=7)
     packed, plain = PackedLinear(weight, bias, activation), Linear(weight, bias, activation)
     x, residual = numbers(17, 64, seed=8), numbers(17, 96, seed=9)
@@ -110,7 +110,7 @@ def test_the_packed_layer_agrees_and_one_row_is_as_good_as_many(activation: str 
     assert torch.equal(packed.add(x[:1], residual[:1]), packed.add(x, residual)[:1])
 
 
-def test_onednn_meets_few_numbers_of_rows() -> None:
+def test_onednn_gets_few_numbers_of_rows() -> None:
     rounded = [round_rows(rows) for rows in range(1, 2049)]
     assert all(a <= b for a, b in zip(range(1, 2049), rounded))
     assert all(b <= 1.25 * a + 7 for a, b in zip(range(1, 2049), rounded))
@@ -126,7 +126,7 @@ def test_a_head_gives_float32_without_any_kernel(monkeypatch: pytest.MonkeyPatch
     assert torch.allclose(head(x), F.linear(x.float(), weight.float()), atol=1e-5)
 
 
-def test_kernels_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_for_linear_layers_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EB_KERNELS", "off")
     linear.kernel_runs.cache_clear()
     try:

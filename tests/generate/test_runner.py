@@ -1,4 +1,4 @@
-"""The engine computes what the plain model computes, whatever shares the batch."""
+"""The engine computes what the plain model computes, whichever sequences share the batch."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_greedy_tokens_are_the_plain_models_under_every_policy(shape: str) -> No
 
 @pytest.mark.parametrize("policy", ["static", "dynamic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_steps_that_fail_and_memory_that_runs_out_change_nobodys_tokens(policy: str, dtype: torch.dtype) -> None:
+def test_failed_steps_and_memory_shortages_change_no_tokens(policy: str, dtype: torch.dtype) -> None:
     config = SHAPES["heads of 64"]
     expected = run(make_model(config, dtype), ragged(config, 12, 3))
     armed = Faults.model_validate({"oom_above": {"batch": 3, "after": 9}, "fail_once": {"after": 5}})
@@ -121,7 +121,7 @@ def test_steps_that_fail_and_memory_that_runs_out_change_nobodys_tokens(policy: 
 
 
 class Counting(ModelRunner):
-    """Counts the steps that are laid out anew."""
+    """A runner that counts the steps that it packs."""
 
     packed = 0
 
@@ -134,7 +134,7 @@ class Counting(ModelRunner):
 @pytest.mark.parametrize(
     "sampling", [{}, {"temperature": 0.0}, {"top_k": 5, "repetition_penalty": 1.3}, {"logprobs": 2}], ids=str
 )
-def test_steps_that_only_decode_are_laid_out_once_and_give_the_same_tokens(
+def test_steps_that_only_decode_are_packed_once_and_give_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch, policy: str, sampling: dict[str, Any]
 ) -> None:
     config = SHAPES["heads of 64"]
@@ -154,7 +154,7 @@ def test_steps_that_only_decode_are_laid_out_once_and_give_the_same_tokens(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_text_of_a_request_does_not_depend_on_its_company(dtype: torch.dtype, temperature: float) -> None:
+def test_the_text_of_a_request_does_not_depend_on_the_batch(dtype: torch.dtype, temperature: float) -> None:
     config = SHAPES["heads of 64"]
     model = make_model(config, dtype)
     runner = ModelRunner(model, 120, 64)
@@ -170,7 +170,7 @@ def test_the_text_of_a_request_does_not_depend_on_its_company(dtype: torch.dtype
     assert texts("dynamic", slots=5, prefix_cache=False) == alone
 
 
-def test_a_cached_prefix_changes_no_token_and_saves_the_work() -> None:
+def test_a_cached_prefix_saves_work_and_changes_no_token() -> None:
     config = SHAPES["heads of 64"]
     prompt = [(7 * i) % 300 for i in range(150)]
 

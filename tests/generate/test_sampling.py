@@ -1,4 +1,4 @@
-"""Tokens are drawn from the right distribution, by the right rule, whatever row they are in."""
+"""Tokens are drawn from the right distribution, by the right rule, in any row."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_row_of_many_equal_logits_is_drawn_evenly(any_sampler: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_row_that_is_not_finite_is_named_and_its_neighbours_are_not(any_sampler: str, bad: float) -> None:
+def test_only_the_row_that_is_not_finite_is_an_error(any_sampler: str, bad: float) -> None:
     logits = torch.tensor([[1.0, 2], [bad, 0], [2, 1]])
     found = sample(logits, [GREEDY] * 3, [0, 0, 0])
     assert found[0] == 1

@@ -1,4 +1,4 @@
-"""The kernels' threads: every item once, by whoever is free, and nobody waits for a helper that never comes."""
+"""The kernels' threads do every item once, and wait for no helper that has not begun."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def test_helpers_that_fell_asleep_are_woken(team: Team, counter: ctypes.CDLL) ->
     team.use(3, own=True)
     before = counter.at(0)
     for _ in range(5):
-        threading.Event().wait(0.01)  # far longer than they look out for more
+        threading.Event().wait(0.01)  # far longer than they spin
         counter.count(100, 1, 1)
     assert counter.at(0) == before + 5
 
 
-def test_two_callers_at_once_do_not_mix_their_jobs(team: Team, counter: ctypes.CDLL) -> None:
+def test_two_concurrent_callers_do_not_mix_their_jobs(team: Team, counter: ctypes.CDLL) -> None:
     team.use(3, own=True)
     before = [counter.at(i) for i in range(5000)]
 
@@ -109,7 +109,7 @@ def test_without_a_compiler_one_thread_computes(
     assert counter.at(9) == before + 1
 
 
-def test_the_header_is_part_of_what_a_library_is_kept_under(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_header_compiles_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EB_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "a.c").write_text('#include "a.h"\nint answer(void) { return ANSWER; }\n')
     for answer in (1, 2):

@@ -104,7 +104,9 @@ def test_one_by_one_padded_and_packed_generation_give_the_same_text(
     assert sorted(served.decode(job.data or []) for job in left) == sorted(alone)
 
 
-def test_a_generated_text_begins_with_its_prompt_and_has_the_asked_tokens(served: DynamicBatchingServerModel) -> None:
+def test_a_generated_text_begins_with_its_prompt_and_has_the_requested_tokens(
+    served: DynamicBatchingServerModel,
+) -> None:
     job = Job("To be", 12, SamplingParams(1.0, seed=3))
     assert len(generate_ids(job, served)) == 12
     assert generate(job, served).startswith("To be")
@@ -113,7 +115,7 @@ def test_a_generated_text_begins_with_its_prompt_and_has_the_asked_tokens(served
     assert generate_ids(job, served) != generate_ids(other, served)
 
 
-def test_another_rule_of_choice_can_be_given(served: DynamicBatchingServerModel) -> None:
+def test_another_sampling_rule_can_be_passed(served: DynamicBatchingServerModel) -> None:
     def always_a(logits: torch.Tensor, params: Any, positions: Any) -> list[int]:
         assert logits.shape == (len(params), 257)
         return [97] * len(params)
@@ -121,7 +123,7 @@ def test_another_rule_of_choice_can_be_given(served: DynamicBatchingServerModel)
     assert generate(Job("b", 3), served, pick=always_a) == "baaa"
 
 
-def test_an_empty_batch_is_nothing(served: DynamicBatchingServerModel) -> None:
+def test_an_empty_batch_gives_no_texts(served: DynamicBatchingServerModel) -> None:
     assert dynamic_batch_generate([], served) == ([], [])
     assert static_batch_generate([], served) == []
 
@@ -138,7 +140,7 @@ def test_end_of_text_in_a_prompt_is_ordinary_text(served: DynamicBatchingServerM
     assert served.decode([97, 256]) == "a<|endoftext|>"
 
 
-def test_shapes_that_cannot_be_are_refused() -> None:
+def test_impossible_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="not a multiple of n_head"):
         GPTConfig(n_embd=30, n_head=4)
     with pytest.raises(ValueError, match="Use one of gelu_new"):

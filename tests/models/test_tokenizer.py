@@ -84,7 +84,7 @@ def test_gpt2_has_its_known_ids(gpt2: Tokenizer) -> None:
     assert gpt2.token_bytes(220) == b" "
 
 
-def test_all_of_shakespeare_comes_back(gpt2: Tokenizer) -> None:
+def test_all_of_shakespeare_survives_encoding_and_decoding(gpt2: Tokenizer) -> None:
     text = (SHARED / "shakespeare.txt").read_text(encoding="utf-8")
     ids = gpt2.encode(text)
     assert len(ids) == 338_025
@@ -146,7 +146,7 @@ def test_ids_of_a_padded_vocabulary_decode_to_nothing_or_fold(small: Tokenizer) 
 
 
 @pytest.mark.parametrize("text", [" " * 1_000_000, " \n" * 500_000 + "x", "x" + "\t" * 2_000_000 + "x"])
-def test_endless_white_space_is_refused_by_name(small: Tokenizer, text: str) -> None:
+def test_too_long_white_space_is_refused(small: Tokenizer, text: str) -> None:
     with pytest.raises(TextError, match=r"white space in one run.* Shorten"):
         small.encode(text)
 

@@ -1,4 +1,4 @@
-"""The trainer of bard computes the gradients of the model that is served, and what it writes can be served and resumed."""
+"""The trainer of bard computes the gradients of the served model, and its results can be served and resumed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_twin_has_the_models_loss_and_gradients(length: int) -> None:
 
 
 @pytest.mark.parametrize("length", [2, 300, 1024, 1025, 1026, 1281, 2700])
-def test_each_token_is_judged_once(length: int) -> None:
+def test_each_token_counts_once(length: int) -> None:
     model = GPT(SMALL)  # of which what a token follows from is the one before it alone
     model.init_weights(torch.Generator().manual_seed(2))
     for name, parameter in model.named_parameters():
@@ -84,7 +84,7 @@ def test_dropout_by_bytes_keeps_the_mean() -> None:
     assert torch.equal(drop.eval()(dropped), dropped)
 
 
-def test_what_is_trained_can_be_served_and_resumed(
+def test_a_trained_model_can_be_served_and_resumed(
     trainer: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = tmp_path / "text"
@@ -117,7 +117,7 @@ def test_what_is_trained_can_be_served_and_resumed(
     assert f"--average {tmp_path / 'first'}" in (tmp_path / "mean" / "README.md").read_text()
 
 
-def test_bards_of_other_tokens_have_no_mean(trainer: dict[str, Any], tmp_path: Path) -> None:
+def test_bards_with_other_tokens_cannot_be_averaged(trainer: dict[str, Any], tmp_path: Path) -> None:
     tokenizers = [trainer["train_tokenizer"](text * 99, 300) for text in ("to be or not\n", "tomorrow and\n")]
     tokenizers[1].save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ValueError, match="other tokens"):

@@ -1,4 +1,4 @@
-"""Models by name, folder and file: what is found, what is refused, and that weights are right."""
+"""Models are found by name and folder or refused, and their weights are right."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_causal_masks_stored_by_old_versions_are_ignored(tiny: Path) -> None:
     assert_same(hf, weights.load(catalog.resolve(str(tiny))))
 
 
-def test_names_without_prefix_and_a_head_in_the_place_of_the_embedding_are_read(tiny: Path) -> None:
+def test_names_without_prefix_and_a_head_instead_of_the_embedding_are_read(tiny: Path) -> None:
     hf = transformers().GPT2LMHeadModel.from_pretrained(tiny).eval()
     state = {name.removeprefix("transformer."): tensor
              for name, tensor in load_file(tiny / "model.safetensors").items()}  # fmt: skip
@@ -143,14 +143,14 @@ def test_a_head_that_differs_from_a_tied_embedding_is_kept_as_transformers_keeps
     assert not gpt.config.tie_word_embeddings
 
 
-def test_weights_arrive_in_the_asked_dtype_and_without_gradients(tiny: Path) -> None:
+def test_weights_have_the_requested_dtype_and_no_gradients(tiny: Path) -> None:
     gpt = weights.load(catalog.resolve(str(tiny)), "bfloat16")
     assert {p.dtype for p in gpt.parameters()} == {torch.bfloat16}
     assert not any(p.requires_grad for p in gpt.parameters())
     assert not gpt.training
 
 
-def test_random_weights_need_a_shape_alone_and_are_the_same_each_time() -> None:
+def test_random_weights_need_only_a_shape_and_are_the_same_each_time() -> None:
     resolved = catalog.resolve("gpt2-medium", "dummy")
     assert (resolved.name, resolved.folder) == ("gpt2-medium", None)
     small = catalog.replace(resolved, config={**resolved.config, "n_layer": 2, "n_embd": 128, "n_head": 2})
@@ -164,7 +164,7 @@ def test_random_weights_need_a_shape_alone_and_are_the_same_each_time() -> None:
     assert not torch.equal(one.transformer.h[0].mlp.c_fc.weight, one.transformer.h[1].mlp.c_fc.weight)
 
 
-def test_random_weights_of_a_folder_need_its_config_alone(tiny: Path) -> None:
+def test_random_weights_of_a_folder_need_only_its_config(tiny: Path) -> None:
     (tiny / "model.safetensors").unlink()
     resolved = catalog.resolve(str(tiny), "dummy")
     assert weights.load(resolved).config.vocab_size == 211
@@ -229,12 +229,12 @@ def test_activations_are_the_models() -> None:
     assert set(checkpoint.ACTIVATIONS) == set(gpt2.ACTIVATIONS)
 
 
-def test_the_resolved_model_travels_as_text(tiny: Path) -> None:
+def test_the_resolved_model_is_read_from_its_json(tiny: Path) -> None:
     for resolved in (catalog.resolve(str(tiny)), catalog.resolve("gpt2", "dummy")):
         assert catalog.ResolvedModel.from_json(resolved.to_json()) == resolved
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_and_the_list(tmp_path: Path) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest_and_the_list(tmp_path: Path) -> None:
     with pytest.raises(catalog.UnknownModel, match=r"Did you mean 'gpt2-medium'\? Use one of gpt2, .*bard"):
         catalog.resolve("gpt2-medum")
     with pytest.raises(catalog.UnknownModel, match="no such folder"):
@@ -245,7 +245,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_the_list(tmp_path: Pat
         catalog.resolve("gpt2", "random")
 
 
-def test_resolving_leaves_torch_alone(tiny: Path) -> None:
+def test_resolving_does_not_import_torch(tiny: Path) -> None:
     code = "import sys; from models import catalog; catalog.resolve(sys.argv[1]); sys.exit('torch' in sys.modules)"
     root = Path(weights.__file__).parents[1]
     assert subprocess.run([sys.executable, "-c", code, str(tiny)], cwd=root, timeout=60).returncode == 0
@@ -278,7 +278,7 @@ class Unwilling(BaseHTTPRequestHandler):
 def bad_hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     if request.param == "refused":
-        with socket.socket() as taken:  # bound and not listening: nobody answers there
+        with socket.socket() as taken:  # bound and not listening: connections are refused
             taken.bind(("127.0.0.1", 0))
             url = f"http://127.0.0.1:{taken.getsockname()[1]}/x"
             monkeypatch.setattr(huggingface_hub, "hf_hub_url", lambda *a, **k: url)
@@ -298,7 +298,7 @@ def bad_hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("bad_hub")
-def test_without_the_hub_the_default_becomes_bard_and_a_name_an_error_in_time(bard: Path) -> None:
+def test_without_the_hub_the_default_becomes_bard_and_a_name_is_refused_in_time(bard: Path) -> None:
     began = time.perf_counter()
     resolved = catalog.resolve(None, timeout_s=0.4)
     assert (resolved.name, resolved.requested, resolved.folder) == ("bard", None, bard)
@@ -319,13 +319,13 @@ def test_a_name_server_that_hangs_is_left_behind_in_time(bard: Path, monkeypatch
     released.set()
 
 
-def test_offline_mode_asks_nobody(bard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_sends_no_request(bard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *a, **k: pytest.fail("asked"))
     assert "HF_HUB_OFFLINE" in str(catalog.resolve(None).warning)
 
 
-def test_a_download_that_breaks_off_is_a_reason_too(bard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_reported(bard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any, **options: Any) -> str:
         raise OSError("No space left on device")
 
