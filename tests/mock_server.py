@@ -32,6 +32,7 @@ class MockServer:
         self.arrived: list[float] = []
         self.keys: list[str | None] = []
         self.running = self.most_running = 0
+        self.most = 0  # nobody is answered before so many run
         self.stats: Answer = (200, STATS)
         self.step: dict[str, Any] = {}  # told on /events after each request, if there is one
         self._viewers: list[asyncio.StreamWriter] = []
@@ -97,6 +98,8 @@ class MockServer:
         self.keys.append(headers.get("authorization"))
         self.running += 1
         self.most_running = max(self.most_running, self.running)
+        while self.most_running < self.most:
+            await asyncio.sleep(0.01)
         try:
             await self._generate(path, body, writer)
         finally:

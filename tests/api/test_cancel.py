@@ -195,11 +195,11 @@ def test_a_client_that_goes_frees_its_place_in_queue_and_batch(
     waiting = connections[64 if policy == "dynamic" else 1 :]
     for connection in reversed(waiting):  # who waits goes first, or would be let in
         act(connection)
-    wait_until(lambda: not figures(server)["requests-waiting"], 5)
+    wait_until(lambda: not figures(server)["requests-waiting"])
     for connection in connections:
         if connection not in waiting:
             act(connection)
-    wait_until(lambda: is_empty(server), 5)
+    wait_until(lambda: is_empty(server))
     records = [server.get(f"/requests/{id}").json for id in ids]
     left = [record for record in records if record["finish_reason"] == "cancelled"]
     wait_until(lambda: sum(cancelled(server).values()) == sum(before.values()) + len(left), 5)  # observers come last

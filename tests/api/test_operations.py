@@ -84,13 +84,11 @@ def test_no_answer_waits_for_the_engine(
     with ThreadPoolExecutor(6) as pool:
         waiting = [pool.submit(ask, app, f"r{i}") for i in range(6)]
         wait_until(lambda: service(app).places.taken == 6 and model.plans)
-        began = time.monotonic()
         for path in ("/", "/health", "/ready", "/health/live", "/stats", "/metrics", "/slots",
                      "/requests/r0", "/openapi.json", "/docs", "/v1/models", "/info"):  # fmt: skip
             assert client.get(path).status_code == 200, path
         assert ask(app).status_code == 429
         assert client.delete("/requests/r5").status_code == 200
-        assert time.monotonic() - began < 5
         gate.set()
     assert sorted(f.result().status_code for f in waiting) == [200] * 5 + [499]
 

@@ -148,18 +148,18 @@ def test_a_stalled_client_is_reported_as_lag(server: MockServer) -> None:
 
 
 def test_a_closed_loop_has_no_more_requests_than_users(server: MockServer) -> None:
-    server.ttft = 0.02
+    server.ttft = 0.2
     outcomes = sent(server, Dialect(), trace(24, gap=0.0), users=4).outcomes()
     assert len(outcomes) == 24
     assert measure.max_concurrent(outcomes) <= 4
     assert server.most_running <= 4
     # A user's request is due when the user is free: a slow server is no lag of the client.
-    assert measure.client_lag(outcomes)["p50_ms"] < 20
+    assert measure.client_lag(outcomes)["p50_ms"] < 300  # and not 600, half of the whole run
     assert [body["num_tokens"] for body in server.asked] == [TOKENS] * 24
 
 
 def test_a_thousand_requests_are_under_way_at_once(server: MockServer) -> None:
-    server.ttft = 4.5
+    server.most = 1000
     planned = [Planned(i, i * 0.0015, "To be", 1) for i in range(1000)]
     outcomes = sent(server, Dialect(), planned).outcomes()
     assert sum(not o.error for o in outcomes) == 1000

@@ -1,6 +1,6 @@
 """Clients that are slow, silent or too many, against a real server: they lose their connection, nobody else anything.
 
-The server waits half a second for bytes and has 240 connections, so that what takes long by default shows at once.
+The server waits a second for bytes and has 240 connections, so that what takes long by default shows at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("front")
     argv = ["dynamic", "--model", "mock:llm-mock@20",
             "--max-queue", "100", "--max-batch-size", "8", "--max-connections", str(CONNECTIONS),
-            "--receive-timeout", "0.5", "--send-timeout", "0.5"]  # fmt: skip
+            "--receive-timeout", "1", "--send-timeout", "1"]  # fmt: skip
     with Server(folder / "log", *argv) as server:
         yield server
         assert "Traceback" not in server.output()
@@ -86,7 +86,7 @@ def test_slow_headers_slow_bodies_and_readers_that_never_read_harm_nobody_and_ar
         clients(server, 50, GREEDY),
     ):
         assert server.post(**asked).json["completion"] == alone
-        assert health_seconds(server, 100) < 0.4  # of the half second that they are waited for
+        assert health_seconds(server, 100) < 0.8  # of the second that they are waited for
         assert {client.recv(1000) for client in slow_headers} == {b""}
         assert {client.recv(1000)[:12] for client in slow_bodies} == {b"HTTP/1.1 408"}
         wait_until(lambda: connections(server) <= before + 3, 20)
@@ -97,7 +97,7 @@ def test_a_generation_may_take_longer_than_a_client_may_be_silent(server: Server
     began = time.monotonic()
     bodies = [{"prompt": f"{i}", "num_tokens": 1000} for i in range(32)]
     answers = server.burst(bodies)
-    assert time.monotonic() - began > 0.5, "the model is too fast for this test"
+    assert time.monotonic() - began > 1, "the model is too fast for this test"
     assert [answer.json["num_tokens"] for answer in answers] == [1000] * 32
 
 
@@ -108,7 +108,7 @@ def test_a_thousand_connections_that_say_nothing_take_no_thread_and_make_room(se
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1500), hard))
     before = connections(server)
     with clients(server, 1000) as silent:
-        assert health_seconds(server, 50) < 0.4
+        assert health_seconds(server, 50) < 0.8
         assert server.post(prompt="x", num_tokens=3).status == 200
         assert connections(server) < CONNECTIONS + 100
         assert {client.recv(1) for client in silent[:: len(silent) - 1]} == {b""}
@@ -126,7 +126,7 @@ def test_a_server_without_file_descriptors_waits_for_some_and_goes_on(server: Se
             wait_until(lambda: "no file descriptor" in server.output())
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
-    assert health_seconds(server, 20) < 0.4
+    assert health_seconds(server, 20) < 0.8
     assert worker(server) == pid
 
 

@@ -84,9 +84,9 @@ def test_its_own_work_takes_less_than_a_millisecond_a_step_at_batch_64() -> None
     model, plan = (MockModel(mock.load("mock:llm-mock").cost, sleep=lambda seconds: None), decoding(64))
     times = []
     for _ in range(50):
-        start = time.perf_counter()
+        start = time.thread_time()
         model.forward(plan)
-        times.append(time.perf_counter() - start)
+        times.append(time.thread_time() - start)
     assert float(np.median(times)) < 1e-3
 
 
