@@ -18,20 +18,17 @@ import random
 import selectors
 import socket
 import statistics
-import sys
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import closed_loop
-from benchmarks import machine as measured
+from benchmarks import closed_loop, report
 from benchmarks.bodies import KINDS, LIMIT
 from benchmarks.door import Served, served
 
@@ -269,30 +266,19 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.abuse", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--policy", default="dynamic")
-    parser.add_argument("--model", default="bard")
-    parser.add_argument("--compute-threads", type=int, default=1)
+    parser = report.parser("abuse", __doc__)
+    report.add_server(parser, threads=1)
     parser.add_argument("--streams", type=int, default=STREAMS, help=f"clients ({STREAMS})")
     parser.add_argument("--rate", type=float, default=RATE, help=f"bodies a second ({RATE})")
     parser.add_argument("--minutes", type=float, default=5.0, help="of abuse (5)")
     parser.add_argument("--quiet", type=float, default=60.0, help="seconds before and after (60)")
-    parser.add_argument("--json", type=Path, help="file for the result")
     args = parser.parse_args()
     with served(args, "--access-log", "off") as server:
         result = measure(server, args)
-    result |= {
-        "benchmark": "abuse", "model": args.model, "policy": args.policy, "streams": args.streams,
-        "rate": args.rate, "minutes": args.minutes, "machine": measured.describe(),
-        "command": "python -m benchmarks.abuse " + " ".join(sys.argv[1:]),
-    }  # fmt: skip
+    facts = {name: vars(args)[name] for name in ("model", "policy", "streams", "rate", "minutes")}
+    result |= facts
     show(result)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
+    report.finish("abuse", result, args.json)
 
 
 if __name__ == "__main__":

@@ -15,19 +15,17 @@ import argparse
 import copy
 import json
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import machine as measured
+from benchmarks import report
 from benchmarks.door import Served, get, served
 
 LIMIT = 1 << 20  # bytes of a body
@@ -295,27 +293,16 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.bodies", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--policy", default="dynamic")
-    parser.add_argument("--model", default="bard")
-    parser.add_argument("--compute-threads", type=int, default=1)
+    parser = report.parser("bodies", __doc__)
+    report.add_server(parser, threads=1)
     parser.add_argument("--routes", nargs="*", default=[], metavar="PATH", help="only these")
-    parser.add_argument("--kinds", nargs="*", default=[], choices=list(KINDS), help="only these")
+    parser.add_argument("--kinds", nargs="*", default=[], choices=list(KINDS), metavar="KIND", help="only these")
     parser.add_argument("--flood", type=int, default=600, help="requests of the last part")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with served(args, "--access-log", "off") as server:
         result = measure(server, args)
     show(result)
-    command = "python -m benchmarks.bodies " + " ".join(sys.argv[1:])
-    result |= {
-        "benchmark": "bodies", "model": args.model, "policy": args.policy,
-        "machine": measured.describe(), "command": command.strip(),
-    }  # fmt: skip
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    report.finish("bodies", {"model": args.model, "policy": args.policy, **result}, args.json)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import closed_loop, stages
-from benchmarks import machine as measured
+from benchmarks import closed_loop, report, stages
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNNING, WAITING = 64, 256
@@ -190,43 +189,44 @@ def refusal_ms(port: int, pid: int, seconds: float) -> float:
     return 1e3 * (spent[1] - spent[0]) / load.statuses[429]
 
 
+def say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
 def show(result: dict[str, Any]) -> None:
     """Print the result for a person."""
-    print(f"processor: {result['machine']['processor']}\n\nshort requests (1 token each)")
+    say("short requests (1 token each)")
     for clients, load in result["short_requests"].items():
-        print(
+        say(
             f"  {clients:>3} connections  {load['per_second']:6.0f}/s  {load['server_ms']:.2f} ms of processor each  "
             f"p50 {load['p50_ms']:.1f} ms  p99 {load['p99_ms']:.1f} ms"
         )
-    print("\nstages of one, in microseconds of one thread")
+    say("\nstages of one, in microseconds of one thread")
     known = sum(result["stages_us"].values())
     rest = 1e3 * result["short_requests"]["64"]["server_ms"] - known
     for stage, spent in {**result["stages_us"], "sockets, threads, engine": rest}.items():
-        print(f"  {stage:<26}{spent:6.0f}")
+        say(f"  {stage:<26}{spent:6.0f}")
     o = result["overload"]
-    print(
+    say(
         f"\noverload: {o['fits_per_second']:.0f}/s answered with {RUNNING + WAITING} clients, "
         f"{o['more_per_second']:.0f}/s with 512 (ratio {o['ratio']:.2f});\n  "
         f"{o['refused_per_second']:.0f}/s refused, {o['refusal_ms']:.2f} ms of processor each"
     )
     f = result["full"]
-    print(
+    say(
         f"\nfull server ({f['running']} running, {f['waiting']} waiting): /health p50 {f['health_p50_ms']:.1f} ms, "
         f"p99 {f['health_p99_ms']:.1f} ms;\n  empty {f['emptied_s']:.2f} s after all clients hang up"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--policy", default="dynamic")
-    parser.add_argument("--model", default="bard")
-    parser.add_argument("--compute-threads", type=int, default=0)
+    parser = report.parser("door", __doc__)
+    report.add_server(parser)
     parser.add_argument("--times", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each load")
     parser.add_argument("--rounds", type=int, default=3, help="of 320 and 512 clients in turn")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    result: dict[str, Any] = {"machine": measured.describe()}
+    result: dict[str, Any] = {}
     with served(args) as (port, pid):
         result["short_requests"] = short_requests(port, pid, args.seconds)
     result["stages_us"] = stages.measure(args.model)
@@ -238,9 +238,7 @@ def main() -> None:
     with served(args, "--max-queue", str(WAITING)) as (port, _):
         result["full"] = measure(port, args.times)
     show(result)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    report.finish("door", result, args.json)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,9 @@ of many steps; the limit is computed from the bandwidth and the arithmetic rate 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine as measured
+from benchmarks import report
 from benchmarks.offline import decoding
 from generate import machine
 from generate.params import GREEDY
@@ -135,7 +134,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "benchmark": "engine", "model": name, "load_format": args.load_format,
         "dtype": str(runner.dtype).removeprefix("torch."), "attention": runner.attention,
         "temperature": args.temperature, "decode": rows, "prefix": time_prefix(runner, 512, args.chunk),
-        "prefill": prefill, "chunk": args.chunk, "machine": measured.describe(),
+        "prefill": prefill, "chunk": args.chunk,
         "command": "python -m benchmarks.engine " + " ".join(sys.argv[1:]),
     }  # fmt: skip
 
@@ -165,12 +164,8 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.engine", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="gpt2-medium")
-    parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
-    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    parser = report.parser("engine", __doc__)
+    report.add_model(parser)
     parser.add_argument("--batch", type=numbers, default=[1, 4, 16, 32, 64])
     parser.add_argument("--context", type=numbers, default=[128, 512])
     parser.add_argument("--prefill", type=numbers, default=[64, 512])
@@ -179,14 +174,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=3.0, help="per figure")
     parser.add_argument("--rounds", type=int, default=5, help="per figure, each with its own limit")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     result = run(args)
     show(result)
-    text = json.dumps(result)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
-    print(text)
+    report.finish("engine", result, args.json)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,9 @@ observers of a server; the time from step to step is what planning, bookkeeping 
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import statistics
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -22,7 +18,7 @@ from rich.table import Table
 
 import policies
 from batching import BatchingManager, Inference
-from benchmarks import machine as measured
+from benchmarks import report
 from observe.feed import Feed
 from observe.meters import Meters
 from scheduling.pages import PagePool
@@ -58,11 +54,10 @@ def measure(policy: str, slots: int, tokens: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.mock", description=(__doc__ or "").partition("\n")[0])
+    parser = report.parser("mock", __doc__)
     parser.add_argument("policies", nargs="*", default=["static", "dynamic", "chunked", "dynamic+vtc"])
     parser.add_argument("--max-batch-size", type=int, default=64, help="(default %(default)s)")
     parser.add_argument("--tokens", type=int, default=800, help="of a request (default %(default)s)")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     rows = [measure(policy, args.max_batch_size, args.tokens) for policy in args.policies]
     table = Table(title="time of a step beside the model's")
@@ -71,11 +66,7 @@ def main() -> None:
     for row in rows:
         table.add_row(*(f"{v:.0f}" if isinstance(v, float) else str(v) for v in row.values()))
     Console(stderr=True).print(table)
-    told = {"loops": rows, "machine": measured.describe()}
-    sys.stdout.write(json.dumps(told) + "\n")
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(told, indent=1) + "\n")
+    report.finish("mock", {"loops": rows}, args.json)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,13 @@ shows. The exit code is 1 if a text differs.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks import machine as measured
-from benchmarks import offline
+from benchmarks import offline, report
 from benchmarks.engine import make_runner
 from generate import machine
 from generate.params import GREEDY
@@ -47,33 +44,26 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "benchmark": "parity", "model": name, "load_format": args.load_format,
         "dtype": str(runner.dtype).removeprefix("torch."), "prompts": args.prompts, "tokens": args.tokens,
         "slots": args.slots, "equal": sum(a == b for a, b in zip(alone, batch)),
-        "different_texts": len({tuple(tokens) for tokens in alone}), "machine": measured.describe(),
+        "different_texts": len({tuple(tokens) for tokens in alone}),
         "command": "python -m benchmarks.parity " + " ".join(sys.argv[1:]),
     }  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.parity", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="gpt2-medium")
-    parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
-    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    parser = report.parser("parity", __doc__)
+    report.add_model(parser)
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=20)
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     result = run(args)
     Console(stderr=True).print(
         f"{result['model']} {result['dtype']}: {result['equal']} of {result['prompts']} texts are the same alone "
         f"and among {result['slots']} ({result['different_texts']} different texts)"
     )
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
+    report.finish("parity", result, args.json)
     raise SystemExit(result["equal"] != result["prompts"])
 
 

@@ -28,9 +28,12 @@ from rich.console import Console
 from rich.table import Table
 
 import policies
-from benchmarks import machine as measured
-from client.data import Arrivals, plan
+from benchmarks import report
+from client.data import plan
+from client.workloads.arrivals import Arrivals
 from config import Config
+from generate.params import SamplingParams
+from launch.engine import load_engine
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
@@ -41,14 +44,12 @@ console = Console(stderr=True)
 
 def offline(args: argparse.Namespace) -> dict[str, float]:
     """Serve the burst with no HTTP; return tokens a second for each policy."""
-    import app
-    from generate.params import SamplingParams
-
     config = Config(
         policy="dynamic", model=args.model, load_format=args.load_format, dtype=args.dtype,
         max_batch_size=args.numsamples,
     )  # fmt: skip
-    engine = app.load_engine(config)
+    engine = load_engine(config)
+    assert engine.manager.pages is not None
     engine.manager.stop()
     trace = plan(args.numsamples, None, "normal", Arrivals("burst"), args.seed)
     prompts = [(engine.tokenizer.encode(p.prompt), p.num_tokens) for p in trace]
@@ -153,12 +154,8 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="gpt2-medium")
-    parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
-    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
+    parser = report.parser("serving", __doc__)
+    report.add_model(parser, "float16")
     parser.add_argument("--policies", type=lambda t: t.split(","), default=["nobatch", "static", "dynamic"])
     parser.add_argument("--numsamples", type=int, default=64, help="requests of the burst, and slots")
     parser.add_argument("--rate", type=float, default=1.0, help="requests a second, Poisson")
@@ -166,19 +163,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="bursts, of which the median counts")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--skip-offline", action="store_true")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     result = {
-        "benchmark": "serving", "model": args.model, "load_format": args.load_format, "dtype": args.dtype,
+        "model": args.model, "load_format": args.load_format, "dtype": args.dtype,
         "requests": args.numsamples, "rate": args.rate, "seed": args.seed,
         "http": over_http(args), "offline": {} if args.skip_offline else offline(args),
-        "machine": measured.describe(),
-        "command": "python -m benchmarks.serving " + " ".join(sys.argv[1:]),
     }  # fmt: skip
     show(result)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
+    report.finish("serving", result, args.json)
 
 
 if __name__ == "__main__":

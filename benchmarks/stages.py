@@ -1,6 +1,6 @@
-"""What each part of answering one short request costs, called by itself in one thread.
+"""The cost of each stage of answering one short request, called by itself in one thread.
 
-What is left of the processor time that a real server takes is its sockets, its threads, and the steps of the engine.
+The rest of a real server's processor time goes to its sockets, its threads, and the steps of the engine.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import gunicorn.http
-from flask import g, jsonify, request
+from flask import jsonify, request
 from gunicorn.config import Config as GunicornConfig
 from gunicorn.http import wsgi
 
 import app as application
-from api import generation
 from api.dialects import native
+from api.generation import start_generation
 from api.http import body
 from api.schemas import InferenceRequest
 from batching import BatchingManager
@@ -75,7 +75,7 @@ def measure(model: str) -> dict[str, float]:
     config = Config(policy="dynamic", model=model, compute_threads=1)
     engine = load_engine(config)
     engine.manager.stop()
-    silent = BatchingManager(engine.manager.model, max_queue=1 << 30)  # takes, and never computes
+    silent = BatchingManager(engine.manager.model, max_queue=1 << 30)  # accepts requests and never computes
     app = application.create_app(config, replace(engine, manager=silent))
     service = app.extensions["service"]
     service.serves, service.access_log = True, SimpleNamespace(write=json.dumps)
@@ -88,12 +88,12 @@ def measure(model: str) -> dict[str, float]:
 
     stages["route and log"] = microseconds(pass_through)
     with app.request_context(environ()):
-        g.request_id = "x"
+        app.preprocess_request()
         fields = body.parse(BODY, "")
-        asked, _ = body.validate(InferenceRequest, fields)
-        ask = native.ask_of(service.engine, asked)
-        job = generation.start(service, service.engine, ask)
-        for inference in job.inferences:
+        params, _ = body.validate(InferenceRequest, fields)
+        wanted = native.generation_request(service.engine, params)
+        generation = start_generation(service, service.engine, wanted)
+        for inference in generation.inferences:
             inference.add_token(1)
             inference.sequence.finish_reason = "length"
             inference.finished()
@@ -106,7 +106,7 @@ def measure(model: str) -> dict[str, float]:
 
         stages["read JSON"] = microseconds(read)
         stages["validate"] = microseconds(lambda: body.validate(InferenceRequest, fields))
-        stages["tokenize"] = microseconds(lambda: native.ask_of(service.engine, asked))
-        stages["enqueue"] = microseconds(lambda: generation.start(service, service.engine, ask))
-        stages["answer"] = microseconds(lambda: list(jsonify(native.answer(job))(request.environ, lambda *_: None)))
+        stages["tokenize"] = microseconds(lambda: native.generation_request(service.engine, params))
+        stages["enqueue"] = microseconds(lambda: start_generation(service, service.engine, wanted))
+        stages["answer"] = microseconds(lambda: jsonify(native.answer(generation)).get_data())
     return stages

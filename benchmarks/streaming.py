@@ -14,14 +14,12 @@ import json
 import selectors
 import socket
 import statistics
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks import machine as measured
+from benchmarks import report
 from benchmarks.serving import server
 
 LOOK_SECONDS = 0.004
@@ -69,8 +67,8 @@ def read_all(replies: dict[socket.socket, bytearray], end: bytes) -> int:
             selector.register(connection, selectors.EVENT_READ)
         while selector.get_map():
             for key, _ in selector.select():
+                assert isinstance(key.fileobj, socket.socket)
                 connection = key.fileobj
-                assert isinstance(connection, socket.socket)
                 data, reply = connection.recv(1 << 20), replies[connection]
                 reply += data
                 pieces += 1
@@ -109,9 +107,7 @@ def rounds(port: int, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.streaming", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser("streaming", __doc__)
     parser.add_argument("--model", default="bard")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
@@ -120,7 +116,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=400, help="of each answer")
     parser.add_argument("--rounds", type=int, default=7, help="pairs, of which the median counts")
     parser.add_argument("--port", type=int, help="of a server that runs already")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     args.numsamples = args.requests
     return args
@@ -138,14 +133,11 @@ def main() -> None:
         f"{figures['streamed']:.0f}; streaming costs {100 * (1 - figures['ratio']):.1f} %"
     )
     result = {
-        "benchmark": "streaming", "model": args.model, "load_format": args.load_format,
+        "model": args.model, "load_format": args.load_format,
         "dtype": args.dtype, "policy": args.policy, "requests": args.requests,
-        "tokens": args.tokens, **figures, "machine": measured.describe(),
-        "command": "python -m benchmarks.streaming " + " ".join(sys.argv[1:]),
+        "tokens": args.tokens, **figures,
     }  # fmt: skip
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
+    report.finish("streaming", result, args.json)
 
 
 if __name__ == "__main__":

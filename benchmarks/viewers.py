@@ -15,18 +15,16 @@ import json
 import selectors
 import socket
 import statistics
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import machine
+from benchmarks import report
 from benchmarks.door import served, until
 
 VIEWERS, FROZEN = 16, 8
@@ -151,26 +149,16 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.viewers", description=__doc__.partition("\n")[0])
-    parser.add_argument("--policy", default="dynamic")
-    parser.add_argument("--model", default="bard")
-    parser.add_argument("--compute-threads", type=int, default=0)
+    parser = report.parser("viewers", __doc__)
+    report.add_server(parser)
     parser.add_argument("--running", type=int, default=16, help="requests in the batch (16)")
     parser.add_argument("--tokens", type=int, default=900, help="of each: steps of a round (900)")
     parser.add_argument("--rounds", type=int, default=6, help="pairs of rounds (6)")
-    parser.add_argument("--json", type=Path, help="file for the result")
     args = parser.parse_args()
     with served(args, "--access-log", "off") as server:
         result = measure(server.port, args)
-    result |= {
-        "model": args.model, "machine": machine.describe(),
-        "command": "python -m benchmarks.viewers " + " ".join(sys.argv[1:]),
-    }  # fmt: skip
     show(result)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
+    report.finish("viewers", {"model": args.model, **result}, args.json)
 
 
 if __name__ == "__main__":
