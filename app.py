@@ -41,18 +41,21 @@ from scheduling.renamed import RenamedWarning
 from serving.watchdog import Watchdog
 from simulate import mock
 
-# Without it glibc gives each thread a heap, and each of these keeps what its largest request needed.
+# Otherwise glibc gives each thread its own heap, which never shrinks below its largest request.
 HEAP = {"MALLOC_ARENA_MAX": "2"}
 log = logging.getLogger("effective-batching")
 
 
 def __getattr__(name: str) -> Any:
-    """Make `app` when gunicorn asks for it: importing this module does no work."""
+    """Create `app` when gunicorn reads it, so that importing this module does no work."""
     if name != "app":
         raise AttributeError(f"module 'app' has no attribute {name!r}")
     app = globals()["app"] = create_app(settings.load().config)
-    # Under ./server.sh the engine has been started by then; a bare `gunicorn app:app` starts it so.
-    app.before_request(lambda: start(app) and None)
+
+    def start_once() -> None:
+        start(app)  # ./server.sh has started the engine by now, but a bare `gunicorn app:app` has not
+
+    app.before_request(start_once)
     return app
 
 
@@ -67,8 +70,8 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     app.extensions["service"] = service
     if engine is not None:
         connect(service, engine)
-    rooms = (native, openai, chat, tgi, tokens, operations, policy, events, dashboard, docs)
-    service.operations = [operation for room in rooms for operation in room.OPERATIONS]
+    modules = (native, openai, chat, tgi, tokens, operations, policy, events, dashboard, docs)
+    service.operations = [operation for module in modules for operation in module.OPERATIONS]
     generating = frozenset((op.method, op.path) for op in service.operations if op.generates)
     service.generating = frozenset(f"{m.upper()} {path}".encode() for m, path in generating)
     app.before_request(middleware.enter)
@@ -76,10 +79,10 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     app.before_request(auth.check(config.api_key))
     app.before_request(admission.check(service, generating))
     app.after_request(middleware.leave(service))
-    app.after_request(query.name_unread(service.operations))  # before the door counts them
+    app.after_request(query.name_unread(service.operations))  # runs before `leave`, which counts them
     app.teardown_request(middleware.abandon(service))
-    for room in rooms:
-        app.register_blueprint(room.blueprint(service))
+    for module in modules:
+        app.register_blueprint(module.blueprint(service))
     app.register_error_handler(errors.ApiError, errors.response)
     app.register_error_handler(HTTPException, lambda e: errors.response(errors.from_http(e)))
     app.register_error_handler(Exception, _unexpected)
@@ -87,7 +90,7 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
 
 
 def connect(service: Service, engine: Engine) -> None:
-    """Serve with this engine: set its time limits, and connect its loop to all that records requests and steps."""
+    """Serve with this engine: set its time limits, and connect its loop to everything that records requests and steps."""
     manager = engine.manager
     manager.deadlines.queue_timeout = service.config.queue_limit
     manager.deadlines.request_timeout = service.config.request_timeout
@@ -118,7 +121,7 @@ class Json(DefaultJSONProvider):
 
     def response(self, *args: Any, **kwargs: Any) -> Response:
         obj = self._prepare_response_obj(args, kwargs)
-        return self._app.response_class(self._encode(obj) + "\n", content_type="application/json")
+        return Response(self._encode(obj) + "\n", content_type="application/json")
 
 
 def _unexpected(error: Exception) -> Any:
@@ -140,7 +143,7 @@ def start(
         try:
             engine = load_engine(service.config, on_death)
             connect(service, engine)
-        except Exception as error:  # whatever it is, the server must report it and not load forever
+        except Exception as error:  # the server must report any failure instead of loading forever
             if not isinstance(error, (ValueError, OSError, MemoryError, RuntimeError)):
                 log.exception("loading the model failed with an unexpected error")
             service.failure = str(error) or type(error).__name__
@@ -153,7 +156,7 @@ def start(
         banner.show(service.config, engine, time.perf_counter() - began)
 
     thread = threading.Thread(target=load, name="load-model", daemon=True)
-    started = app.extensions.setdefault("load-model", thread)  # atomic: the first caller's stays
+    started: threading.Thread = app.extensions.setdefault("load-model", thread)  # atomic: the first caller's stays
     if started is thread:
         with engine_stack():
             thread.start()
@@ -195,9 +198,9 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _resolve(config: Config) -> str:
-    """Find the model, with a note if that takes over a second; return what the worker needs to load it."""
+    """Find the model, with a note if that takes over a second; return its description for the worker."""
     if mock.is_mock(config.model):
-        mock.load(config.model)  # the worker does so again; what is wrong with it is said here
+        mock.load(config.model)  # the worker loads it again; this reports its errors in time
         return ""
     name = config.model or catalog.DEFAULT
     timer = threading.Timer(1.0, lambda: banner.note(f"looking for {name} on the model hub ..."))

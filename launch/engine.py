@@ -1,7 +1,7 @@
-"""Put an engine together: a model, its pages, its tokenizer, a policy, and the loop that runs them.
+"""Assemble an engine: a model, its pages, its tokenizer, a policy, and the loop that runs them.
 
-Part of the composition root: it may import every room, and only `app.py`, tests and benchmarks import it. torch is
-imported inside the functions, when a model that needs it is loaded.
+Part of the composition root: it may import every package but `app`, and only `app.py`, tests and benchmarks import it.
+Torch is imported inside the functions that load a model with weights, because a mock model runs without torch.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from generate.runner import Runner
     from models.architecture import LanguageModel
 
-ENGINE_STACK = 8 << 20
+ENGINE_STACK = 8 << 20  # bytes
 RESOLVED = "EB_INTERNAL_RESOLVED"  # the launcher finds the model, its worker loads it
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a kind of model brings to an engine; `n_pages` KV pages of `page_size` tokens, the first for padding."""
+    """The parts of an engine that depend on the kind of model; the first of its `n_pages` KV pages is for padding."""
 
     model: Model
     tokenizer: Tokenizer
@@ -49,13 +49,13 @@ class Parts:
     vocabulary: int
     n_pages: int
     page_size: int
-    tokens_per_step: int  # unless --max-tokens-per-step says otherwise
+    tokens_per_step: int  # the default of --max-tokens-per-step
     facts: dict[str, Any] = field(default_factory=dict)
 
 
 @contextmanager
 def engine_stack() -> Iterator[None]:
-    """Threads started meanwhile have a stack as the system's own: a GPU's driver and Triton's compiler expect it."""
+    """Give the threads started in this context the system's usual stack, which GPU drivers and Triton's compiler expect."""
     before = threading.stack_size(ENGINE_STACK)
     try:
         yield
@@ -64,7 +64,7 @@ def engine_stack() -> Iterator[None]:
 
 
 def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason: None) -> Engine:
-    """Load the model that the settings name, make its pages, and start the loop.
+    """Load the configured model, allocate its pages, and start the loop.
 
     `on_death` is called with the reason when the loop fails.
     """
@@ -72,7 +72,7 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
     armed.load()
     policy = policies.get_policy(config.policy, config.max_batch_size, config.policy_options)
     load = _load_mock if mock.is_mock(config.model) else _load_model
-    parts = load(config, slots=config.max_batch_size)  # another policy may want them all
+    parts = load(config, slots=config.max_batch_size)  # a policy that is switched to may use all of them
     pages = PagePool(
         parts.n_pages, parts.page_size, prefix_cache=config.prefix_cache, salt=f"{parts.name} {parts.dtype}"
     )
@@ -113,7 +113,7 @@ def _shadow_of(config: Config, manager: BatchingManager) -> Shadow:
 
 
 def _load_model(config: Config, slots: int) -> Parts:
-    """Load a GPT-2 model with room for the contexts of `slots` sequences, if the memory has it."""
+    """Load a model with KV pages for the whole contexts of `slots` sequences, or as many as fit into memory."""
     from generate import machine
     from models import weights
     from models.tokenizer import load_tokenizer
@@ -155,7 +155,7 @@ def _load_model(config: Config, slots: int) -> Parts:
 
 
 def _make_runner(model: LanguageModel, n_pages: int, slots: int, config: Config) -> Runner:
-    """Return what computes steps on the model's device."""
+    """Return the runner that computes steps on the model's device."""
     from generate import machine
     from generate.runner import ModelRunner
 
@@ -170,26 +170,26 @@ def _make_runner(model: LanguageModel, n_pages: int, slots: int, config: Config)
 
 
 def warm_up(model: Model) -> None:
-    """Compute a short prompt and two tokens in the page of padding, and throw them away.
+    """Compute a short prompt and two tokens in the page of padding, and discard them.
 
-    The first step pays for memory that nothing has touched yet and for code that has not run: a hundred times
-    as much as the second. No scheduler sees these steps, so nothing counts them.
+    The first step touches new memory and runs new code, which takes a hundred times as long as the second. No
+    scheduler sees these steps, so no counter counts them.
     """
     from generate.params import SamplingParams
 
     seq = Sequence([0, 0], max_tokens=3, sampling=SamplingParams(), pages=[0])
     members, counts = [seq], [1]
-    for number in range(-2, 1):  # a scheduler begins at 1
+    for number in range(-2, 1):  # the numbers of real steps begin at 1
         prompt = number == -2
         token = model.forward(Plan(number, 0.0, members, [seq.pending] if prompt else counts))[0]
-        if not isinstance(token, int):  # the logits are not finite; each request will say so
+        if not isinstance(token, int):  # the logits are not finite, which each request will report
             return
         seq.computed = seq.length
         seq.output_ids.append(token)
 
 
 def _load_mock(config: Config, slots: int) -> Parts:
-    """Load what only takes the time that a cost model says: no weights, and no torch."""
+    """Load a mock model, which takes the time of a cost model and needs neither weights nor torch."""
     from models.tokenizer import load_stand_in
 
     tokenizer = load_stand_in(config.tokenizer_file or None)
@@ -210,11 +210,11 @@ def _load_mock(config: Config, slots: int) -> Parts:
 
 
 def inference_maker(tokenizer: Any) -> Callable[..., Inference]:
-    """Return what turns a prompt and a request's parameters into an Inference of this tokenizer."""
+    """Return a function that makes an Inference from a prompt and the parameters of a request."""
     from generate.params import SamplingParams
     from generate.text import AnswerText
 
-    drawing = {f.name for f in dataclasses.fields(SamplingParams) if f.init}
+    sampling_names = {f.name for f in dataclasses.fields(SamplingParams) if f.init}
 
     def make_inference(
         prompt: str,
@@ -230,15 +230,18 @@ def inference_maker(tokenizer: Any) -> Callable[..., Inference]:
         min_tokens: int = 0,
         **options: Any,
     ) -> Inference:
-        params = {name: options.pop(name) for name in drawing & options.keys()}
+        params = {name: options.pop(name) for name in sampling_names & options.keys()}
         eot_id = tokenizer.eot_id
-        endings = frozenset(stop_ids) | (frozenset() if ignore_eos else {eot_id})
+        banned_ids = frozenset(stop_ids) | (frozenset() if ignore_eos else {eot_id})
         return Inference(
             prompt,
             num_tokens,
             tokenizer.encode(prompt) if prompt_ids is None else prompt_ids,
             sampling=SamplingParams(
-                seed=secrets.randbits(63) if seed is None else seed, min_tokens=min_tokens, banned_ids=endings, **params
+                seed=secrets.randbits(63) if seed is None else seed,
+                min_tokens=min_tokens,
+                banned_ids=banned_ids,
+                **params,
             ),
             text=AnswerText(
                 tokenizer,

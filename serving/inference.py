@@ -33,9 +33,10 @@ class InferenceError(Exception):
 class Text(Protocol):
     """Converts the token ids of one answer to text, and detects stop strings."""
 
-    watches: bool
-    stop_reason: str | int | None
-
+    @property
+    def watches(self) -> bool: ...
+    @property
+    def stop_reason(self) -> str | int | None: ...
     def feed(self, token: int) -> str | None: ...
     def text(self, output_ids: list[int]) -> str: ...
 
