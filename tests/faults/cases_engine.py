@@ -160,9 +160,9 @@ def generates_all_the_same(server: Watched) -> None:
 
 CASES = [
     Case("E1", "one that breaks the step it is in", poison, setting=ARMED, tracebacks=True,
-         tests=("tests/serving/test_batching.py::test_one_that_breaks_a_batch_of_8_is_found_and_its_neighbours_get_their_tokens",)),
+         tests=("tests/serving/test_failing_steps.py::test_a_request_that_breaks_a_batch_of_8_is_found_and_the_others_get_their_tokens",)),
     Case("E2", "a step that fails once", once, setting=ARMED, tracebacks=True,
-         tests=("tests/serving/test_batching.py::test_a_step_that_fails_once_harms_nobody",)),
+         tests=("tests/serving/test_failing_steps.py::test_a_step_that_fails_once_affects_no_request",)),
     Case("E3", "an engine that breaks again and again", the_fifth_time_it_stops, setting=FAILING, quick=False,
          ends=True,
          tests=("tests/serving/test_recovery.py::test_an_engine_that_computes_nothing_answers_everybody_and_says_why",
