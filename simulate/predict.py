@@ -22,6 +22,7 @@ import policies
 from client.report import store
 from scheduling.iteration import Member, Plan
 from scheduling.pages import PagePool
+from scheduling.policy import Policy
 from scheduling.reservations import Reservations
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
@@ -41,7 +42,7 @@ Members = frozenset[tuple[str, int]]  # who computes in a step, and the tokens i
 
 
 class KnownHits(Reservations):
-    """The pages of a server; of each prompt, as many tokens are cached as the server found in its cache."""
+    """Pages in which each prompt finds what it found in the server's cache: `hits` tokens by request id."""
 
     def __init__(self, pool: PagePool | None, hits: Mapping[str, int]) -> None:
         super().__init__(pool)
@@ -102,22 +103,13 @@ def law_of(records: Rows[Record], padded: bool) -> Cost:
     return calibrate.choose(steps, np.array([timed[i]["seconds"] for i in at])).cost
 
 
-def scheduler_of(server: Record) -> Scheduler:
-    """Return the scheduler of the server whose `/stats` these are; ValueError for a policy that is not here."""
-    engine = server.get("engine")
-    if not engine:
-        raise ValueError("the server reports neither policy nor slots (/stats)")
-    policy = policies.get_policy(
-        server["policy"], max_batch_size=engine["max_batch_size"], options=engine.get("policy_options") or {}
-    )
-    return Scheduler(policy, *room_of(engine))
-
-
-def room_of(engine: Record) -> tuple[PagePool | None, int]:
-    """Return the KV pages and the tokens a step that a server says it has."""
+def scheduler_of(policy: Policy, engine: Record, hits: Mapping[str, int]) -> Scheduler:
+    """Return the scheduler of a server with this engine (of `/stats`): its KV pages and tokens per step."""
     kv = engine.get("kv")
     pages = PagePool(kv["pages_total"] + 1, kv["page_size"], prefix_cache=False) if kv else None
-    return pages, engine.get("max_tokens_per_step") or STEP_TOKENS
+    scheduler = Scheduler(policy, pages, engine.get("max_tokens_per_step") or STEP_TOKENS)
+    scheduler.batch.pages = KnownHits(pages, hits)
+    return scheduler
 
 
 def sequences(
@@ -180,10 +172,15 @@ def seen(arrived: Mapping[str, float], records: Rows[Record]) -> dict[str, float
 
 
 def _scheduler(run: Record, lines: Iterable[Line]) -> Scheduler:
-    scheduler = scheduler_of(run.get("server_after") or {})
-    hits = {line["id"]: int(line["cached_tokens"] or 0) for line in lines}
-    scheduler.batch.pages = KnownHits(scheduler.pages, hits)
-    return scheduler
+    """Return the scheduler of the server of a run; ValueError for a policy that does not exist here."""
+    server = run.get("server_after") or {}
+    engine = server.get("engine")
+    if not engine:
+        raise ValueError("the server reports neither policy nor slots (/stats)")
+    policy = policies.get_policy(
+        server["policy"], max_batch_size=engine["max_batch_size"], options=engine.get("policy_options") or {}
+    )
+    return scheduler_of(policy, engine, {line["id"]: int(line["cached_tokens"] or 0) for line in lines})
 
 
 def predict(folder: Path, cost: str | None = None) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from scheduling.sequence import Sequence
 from simulate import comparison, mock
 from simulate.comparison import Comparison, Record
 from simulate.costs import Cost, Host, Scaled
-from simulate.predict import KnownHits, room_of
+from simulate.predict import scheduler_of
 from simulate.simulator import Run, simulate
 
 ALONE = (4, 32)  # tokens of the requests that are sent one at a time
@@ -216,9 +216,7 @@ def simulated(
 ) -> Run:
     """Serve the requests on the virtual clock, with the slots, tokens a step and KV pages that the server has."""
     made = policies.get_policy(policy, served.engine["max_batch_size"], options)
-    scheduler = Scheduler(made, *room_of(served.engine))
-    hits = {o.id: o.cached_tokens or 0 for o in served.outcomes}
-    scheduler.batch.pages = KnownHits(scheduler.pages, hits)
+    scheduler = scheduler_of(made, served.engine, {o.id: o.cached_tokens or 0 for o in served.outcomes})
     sequences = [
         Sequence([0] * (o.prompt_tokens or 1), planned.num_tokens, id=o.id, arrived_at=planned.at)
         for planned, o in zip(trace, served.outcomes)

@@ -1,0 +1,81 @@
+"""Time the engine on this machine and fit a cost model to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from client.options import FILE, Choice, Number, Option, UsageError, Values
+from simulate import calibrate, costs
+from simulate.arguments import now, say
+from simulate.commands.prepared import Sections, say_wrapped
+
+
+def options() -> Sections:
+    """Return the options in sections of the help."""
+    return {
+        "options": [
+            Option("--model", "model to time", default="gpt2-medium"),
+            Option("--load-format", "dummy: random weights of that shape", Choice(["auto", "dummy"]), default="auto"),
+            Option("--dtype", "number format", Choice(["auto", "float32", "bfloat16"]), default="auto"),
+            Option("--threads", "compute threads; 0: as many as the server uses", Number(0), default=0),
+            Option("--grid", "points to time", Choice(["small", "full"]), default="small"),
+            Option("--max-tokens-per-step", "the longest piece of a prompt", Number(8), default=256),
+            Option("--steps", "steps of each point, at each of two times", Number(1), default=5),
+            Option("--statistic", "min: when others use the machine too", Choice(["median", "min"]), default="median"),
+            Option("--out", "file to write", FILE, default=Path("cost.json")),
+        ]
+    }
+
+
+def run(args: Values, console: Console) -> dict[str, Any]:
+    """Time the engine, fit a cost model, report its error and write the file."""
+    if args.out.is_dir():
+        raise UsageError(f"--out is {str(args.out)!r}, which is a folder. Use {args.out / 'cost.json'}")
+    facts: dict[str, Any] = {"date": now(), "max_tokens_per_step": args.max_tokens_per_step}
+    flags = ["--model", args.model, "--load-format", args.load_format, "--dtype", args.dtype,
+             "--threads", str(args.threads), "--steps", str(args.steps), "--statistic", args.statistic]  # fmt: skip
+    measure_points = calibrate.probe(flags, facts)
+    points = calibrate.grid(args.grid, args.max_tokens_per_step)
+    began, shown, done = time.perf_counter(), 0.0, 0
+
+    def watched(wanted: Sequence[calibrate.Point]) -> Iterator[float]:
+        nonlocal shown, done
+        for seconds in measure_points(wanted):
+            done += 1
+            if time.perf_counter() - shown > 5:
+                shown = time.perf_counter()
+                say(console, f"{done} of {len(wanted)} steps timed, {shown - began:.0f} s")
+            yield seconds
+
+    fit, rows = calibrate.calibrate(watched, points)
+    calibrate.write(args.out, fit, rows, costs.Host(), facts)
+    say(console, f"{fit.cost}")
+    report(fit, console)
+    say(console, f"{len(rows)} points in {time.perf_counter() - began:.0f} s")
+    say(console, f"written: {args.out}. Use it: python -m simulate run dynamic --cost {args.out}")
+    return {
+        "file": str(args.out),
+        "cost": costs.to_dict(fit.cost),
+        "mape": fit.mape,
+        "worst": fit.worst,
+        "drift": fit.drift,
+    }
+
+
+def report(fit: calibrate.Fit, console: Console) -> None:
+    """Print the error of a fit, and warn where predictions will be poor."""
+    say_wrapped(console, f"error on points left out of the fit: {fit.mape:.1%} on average, {fit.worst:.1%} at worst")
+    if fit.drift > calibrate.DRIFT:
+        say_wrapped(
+            console,
+            f"warning: the two times of a step differ by {fit.drift:.0%}, so other programs used this machine. "
+            "Calibrate again when nothing else runs, or use --statistic min",
+        )
+    if fit.mape > calibrate.ACCEPT_MAPE or fit.worst > calibrate.ACCEPT_WORST:
+        bounds = f"{calibrate.ACCEPT_MAPE:.0%} on average or {calibrate.ACCEPT_WORST:.0%} at worst"
+        say_wrapped(console, f"warning: the error is above {bounds}, so predictions will be poor")

@@ -1,0 +1,75 @@
+"""Serve a workload with many replicas behind a router."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from client.options import Number, Option, UsageError, Values, nearest
+from simulate import fleet
+from simulate.arguments import arrival_options, engine_options, make_scheduler, policies_argument, say
+from simulate.commands.prepared import Sections, prepare
+
+
+def options() -> Sections:
+    """Return the options in sections of the help."""
+    routers = f"{', '.join(fleet.ROUTERS)}; may be repeated (default: all that fit)"
+    return {
+        "arguments": [policies_argument()],
+        "engine": engine_options(),
+        "arrivals": arrival_options(num=5000),
+        "fleet": [
+            Option("--replicas", "number of replicas", Number(1), default=8),
+            Option("--router", routers, repeat=True),
+        ],
+    }
+
+
+def run(args: Values, console: Console) -> dict[str, Any]:
+    """Serve one workload with many replicas behind each router, once for each policy."""
+    routers = args.router or [name for name in fleet.ROUTERS if args.kv_tokens or name not in fleet.NEED_CACHE]
+    for name in routers:
+        check_router(args, name)
+    draws = any(name not in fleet.CHANCELESS for name in routers)
+    cost, host, rows = prepare(args, console, draws_more=draws)
+    table = Table(title=f"{args.replicas} replicas")
+    for name in ("policy", "router"):
+        table.add_column(name, overflow="fold")
+    for name in ("E2E mean s", "E2E p99 s", "TTFT p99 s", "steps/s"):
+        table.add_column(name, justify="right")
+    runs = []
+    for policy in args.policies:
+        measured: list[dict[str, Any]] = []
+        for name in routers:
+            began = time.perf_counter()
+            cached = rows.ids is not None
+            replicas = [make_scheduler(args, policy, prefix_cache=cached) for _ in range(args.replicas)]
+            served = fleet.Fleet(replicas, cost, host, random.Random(args.seed))
+            run = served.run(rows.sequences(), fleet.ROUTERS[name]())
+            row = {"router": name, "mean_e2el_s": float(run.latency.mean()), "steps": run.steps,
+                   "p99_e2el_s": float(np.percentile(run.latency, 99)),
+                   "p99_ttft_s": float(np.percentile(run.ttft, 99)), "hit_rate": run.hit_rate,
+                   "refused": len(run.sequences) - len(run.done)}  # fmt: skip
+            measured.append(row)
+            if row["refused"]:
+                say(console, f"note: {policy} behind {name} refused {row['refused']:,} requests")
+            table.add_row(policy, name, *(f"{row[k]:.3f}" for k in ("mean_e2el_s", "p99_e2el_s", "p99_ttft_s")),
+                          f"{run.steps / (time.perf_counter() - began):,.0f}")  # fmt: skip
+        runs.append({"replicas": args.replicas, "policy": policy, "routers": measured})
+    console.print(table)
+    return runs[0] if len(runs) == 1 else {"runs": runs}
+
+
+def check_router(args: Values, name: str) -> None:
+    """Raise UsageError for a router that is unknown, or that needs prefix caches where there are none."""
+    if name not in fleet.ROUTERS:
+        raise UsageError(
+            f"unknown router {name!r}.{nearest(name, fleet.ROUTERS)} Use one of: {', '.join(fleet.ROUTERS)}"
+        )
+    if name in fleet.NEED_CACHE and not args.kv_tokens:
+        raise UsageError(f"router {name!r} has no effect without prefix caches. Use --kv-tokens 65536")

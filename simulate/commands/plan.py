@@ -1,0 +1,118 @@
+"""Find the highest rate that each policy sustains, and the replicas that a rate needs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from client.options import FILE, POSITIVE, Number, Option, UsageError, Values
+from simulate import pictures, plan, workloads
+from simulate.arguments import (
+    arrival_options,
+    engine_options,
+    has_own_rate,
+    make_scheduler,
+    policies_argument,
+    refuse,
+    say,
+)
+from simulate.commands.prepared import Sections, prepare
+
+FEWEST_REQUESTS = 500  # with fewer the tail of a run and its start weigh too much
+NOTE = (
+    "The arrivals are played faster and slower to find the highest rate. --rate is the rate that the replicas have to hold; "
+    "with --trace it is the trace's own, times --speed, unless it is given."
+)
+
+
+def options() -> Sections:
+    """Return the options in sections of the help."""
+    return {
+        "arguments": [policies_argument()],
+        "engine": engine_options(),
+        "arrivals": arrival_options(num=2200, rate=10.0),
+        "plan": [
+            Option("--ttft", "p99 limit in seconds (default 1, if no limit is given)", POSITIVE),
+            Option("--itl", "p99 limit in seconds (default 0.1, if no limit is given)", POSITIVE),
+            Option(
+                "--limit", "as in p50:queue:2; may be repeated", metavar="STAT:MEASURE:S", repeat=True, default=[]
+            ),
+            Option("--slots", "batch sizes to try (default: --max-batch-size)", Number(1), several=True),
+            Option(
+                "--shortest-queue", "also find how many replicas hold the rate when each request joins the shortest "
+                "queue, if N or fewer do", Number(1), default=0,
+            ),
+            Option("--out", "picture of the capacities (.png or .svg)", FILE),
+        ],
+    }  # fmt: skip
+
+
+def run(args: Values, console: Console) -> dict[str, Any]:
+    """Bisect the rate of each policy at each batch size."""
+    limits = limits_of(args)
+    check_plan(args)
+    cost, host, rows = prepare(args, console, unit=True, draws_more=args.shortest_queue > 0)
+    if rows.rate == math.inf:
+        raise UsageError(f"{len(rows.at):,} requests that arrive at once have no rate. Use more, or others")
+    if len(rows.at) < FEWEST_REQUESTS:
+        say(
+            console,
+            f"note: capacities from {len(rows.at):,} requests come out too low. Use --num {FEWEST_REQUESTS} or more",
+        )
+    own_rate = has_own_rate(args)
+    unit = rows.faster(1 / rows.rate) if own_rate else rows
+    wanted = rows.rate if own_rate and not args.is_given("rate") else args.rate
+    source = args.trace.name if args.trace else args.workload
+    table = Table(title=f"{source}, {args.cost}: " + ", ".join(map(str, limits)))
+    table.add_column("policy", overflow="fold")
+    columns = ("slots", "requests/s", "binds", f"replicas for {wanted:.3g}/s", "shortest queue")
+    for name in columns:
+        table.add_column(name, justify="left" if name == "binds" else "right")
+    capacities = []
+    for policy in args.policies:
+        for slots in args.slots or [args.max_batch_size]:
+            make = partial(make_scheduler, args, policy, slots, prefix_cache=rows.ids is not None)
+            capacity = plan.capacity(make, unit, cost, limits, host)
+            replicas = capacity.replicas(wanted)
+            shortest = None
+            if 0 < replicas <= args.shortest_queue:
+                shortest = plan.shortest_queue_replicas(make, unit, cost, wanted, replicas, limits, host, args.seed)
+            elif args.shortest_queue and replicas:
+                say(console, f"note: {policy} with {slots} slots needs {replicas} replicas, more than "
+                             f"--shortest-queue {args.shortest_queue} lets it try")  # fmt: skip
+            capacities.append({"policy": policy, "slots": slots, "rate": capacity.low, "fails_at": capacity.high,
+                          "binds": capacity.binds, "replicas": replicas, "shortest_queue": shortest})  # fmt: skip
+            table.add_row(policy, str(slots), f"{capacity.low:.3g}", capacity.binds,
+                          str(replicas or "-"), str(shortest or "-"))  # fmt: skip
+    console.print(table)
+    if args.out:
+        pictures.draw(pictures.capacities, capacities, args.out, console)
+    return {"limits": [asdict(limit) for limit in limits], "wanted": wanted, "capacities": capacities}
+
+
+def limits_of(args: Values) -> list[plan.Limit]:
+    """Return the limits that the options set, or the default ones."""
+    limits = [plan.parse_limit(text) for text in args.limit]
+    if args.ttft:
+        limits.append(plan.Limit("ttft", "p99", args.ttft))
+    if args.itl:
+        limits.append(plan.Limit("itl", "p99", args.itl))
+    return limits or list(plan.DEFAULT_LIMITS)
+
+
+def check_plan(args: Values) -> None:
+    """Refuse options of `plan` that contradict each other."""
+    if args.slots:
+        refuse(args, ("max_batch_size",), "has no effect beside --slots. Leave one out")
+    if args.arrivals.partition(":")[0] in plan.UNSTEADY:
+        steady = ", ".join(name for name in workloads.ARRIVALS if name not in plan.UNSTEADY)
+        raise UsageError(f"--arrivals {args.arrivals} has no steady rate to look for. Use {steady}")
+    if args.is_given("rate"):
+        refuse(args, ("speed",), "has no effect: --rate is what must be held. Leave one out")
+    if args.out:
+        pictures.check(args.out)

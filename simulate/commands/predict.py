@@ -1,0 +1,41 @@
+"""Simulate the requests of a comparison and show the predictions beside the measurements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from client.options import FOLDER, Argument, Option, Values
+from simulate import predict
+from simulate.arguments import say
+from simulate.commands.prepared import Sections
+
+
+def options() -> Sections:
+    """Return the options in sections of the help."""
+    return {
+        "arguments": [Argument("folder", "folder that client.compare wrote", FOLDER, required=True, metavar="DIR")],
+        "options": [Option("--cost", "a named model, or a file of `calibrate` (default: the runs' own steps)")],
+    }
+
+
+def run(args: Values, console: Console) -> dict[str, Any]:
+    """Simulate each run of a comparison; runs that cannot be simulated are noted."""
+    prediction = predict.predict(args.folder, args.cost)
+    table = Table(title=f"measured / simulated by {prediction['cost']}")
+    columns = ("mean s", "p99 s", "off by", "steps alike")
+    for name in ("policy", "load", *columns):
+        table.add_column(name, justify="right" if name in columns else "left")
+    for c in prediction["compared"]:
+        both = (f"{c[key]:.3f} / {c[f'simulated_{key}']:.3f}" for key in ("mean_s", "p99_s"))
+        alike = f"{c['steps_alike'] / c['steps']:.1%}" if c.get("steps") else "-"
+        table.add_row(c["policy"], c["load"], *both, f"{c['mape']:.1%}", alike)
+    for run in prediction["left_out"]:
+        say(console, f"note: {run['policy']}, {run['load']} left out: {run['why']}")
+    if not prediction["compared"]:
+        return prediction
+    console.print(table)
+    say(console, f"written: {args.folder / 'simulated.csv'}. Draw it: python -m client.report {args.folder}")
+    return prediction

@@ -1,0 +1,71 @@
+"""Compare prefix caches: hits, TTFT and TPOT by cache and batch size."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from client.options import FILE, FOLDER, Choice, Number, Option, UsageError, Values
+from simulate import pictures, prefix, published
+from simulate.arguments import refuse
+from simulate.commands.prepared import Sections
+
+
+def options() -> Sections:
+    """Return the options in sections of the help."""
+    return {
+        "options": [
+            Option("--cost", "a named model, or a file of `calibrate`", default="llm-mock"),
+            Option(
+                "--kinds", "trie: llm-mock's, of the most visited edges; live: the server's pages; lpm: longest hit "
+                "first", Choice(prefix.KINDS, "KIND"), several=True, default=list(prefix.KINDS),
+            ),
+            Option(
+                "--sizes", "tokens that the cache holds: edges of the trie, or in pages of 16", Number(0),
+                several=True, default=[0, 100, 300, 1000, 2000, 5000],
+            ),
+            Option("--batches", "batch sizes", Number(1), several=True, default=[1, 5, 10, 20]),
+            Option("--share", "tokens of a shared prompt", Number(0), several=True, default=[0, 200]),
+            Option("--train", "prompts that fill the cache before", Number(1), default=5000),
+            Option("--trace", "Mooncake's JSON lines: the caches by hits alone", FILE),
+            Option("--out", "folder for the figures and plots", FOLDER),
+        ]
+    }  # fmt: skip
+
+
+def run(args: Values, console: Console) -> dict[str, Any]:
+    """Repeat llm-mock's experiment, without and with shared prompts, and compare caches on a trace of blocks."""
+    if args.out and args.out.exists() and not args.out.is_dir():
+        raise UsageError(f"--out is {str(args.out)!r}, which is a file. Use a folder")
+    blocks = prefix.read_blocks(args.trace) if args.trace else []
+    if not any(args.sizes):
+        refuse(args, ("train",), "has no effect: a cache of size 0 holds nothing. Use --sizes 1000")
+    cost, host = published.make(args.cost), published.host_of(args.cost)
+    result: dict[str, Any] = {"cost": args.cost, "train": args.train}
+    for share in args.share:
+        rows = prefix.experiment(cost, args.sizes, args.batches, share, args.train, dict.fromkeys(args.kinds), host)
+        result[f"share_{share}"] = rows
+        table = Table(
+            title=f"{args.cost}, prompts share {share} tokens" if share else f"{args.cost}, no shared prompts"
+        )
+        for name in rows[0]:
+            table.add_column(name, justify="right")
+        for row in rows:
+            table.add_row(row["kind"], *(f"{row[key]:.4g}" for key in list(row)[1:]))
+        console.print(table)
+    if blocks:
+        result["caches"] = prefix.popularity_and_recency(blocks, (100, 300, 1000, 3000, 5000, 10_000, 30_000))
+        table = Table(title="hits on the second half: a static trie of the first, and the most recent")
+        for name in ("size", "trie", "lru"):
+            table.add_column(name, justify="right")
+        for row in result["caches"]:
+            table.add_row(*(f"{value:,}" for value in row.values()))
+        console.print(table)
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "prefix.json").write_text(json.dumps(result, indent=1) + "\n")
+        pictures.prefix(result, args.out, console)
+    return result

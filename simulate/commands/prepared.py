@@ -1,0 +1,32 @@
+"""What the commands share: the requests and the cost of a step, after every option was checked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from rich.console import Console
+
+from client.options import Parameter, Values
+from simulate import workloads
+from simulate.arguments import check_engine, check_policies, make_cost, make_rows, notes, say
+from simulate.costs import Cost, Host
+
+Sections = dict[str, Sequence[Parameter]]
+
+
+def prepare(
+    args: Values, console: Console, *, reported: Collection[str] = (), **how: bool
+) -> tuple[Cost, Host, workloads.Rows]:
+    """Check every option and return cost, host and requests; print the notes about them."""
+    made = check_policies(args, reported)
+    cost, host = make_cost(args)
+    check_engine(args, cost, made)
+    rows = make_rows(args, **how)
+    for note in notes(args, made, rows):
+        say(console, f"note: {note}")
+    return cost, host, rows
+
+
+def say_wrapped(console: Console, text: str) -> None:
+    """Print a text in lines that fit the terminal."""
+    console.print(text, markup=False, highlight=False)

@@ -1,0 +1,127 @@
+"""Serve a workload with one or more policies and report the result of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from client import ending
+from client.options import FOLDER, POSITIVE, Option, UsageError, Values
+from client.report import store, tables
+from simulate import result, workloads
+from simulate.arguments import (
+    arrival_options,
+    config_of,
+    engine_options,
+    make_scheduler,
+    now,
+    policies_argument,
+    refuse,
+    say,
+)
+from simulate.commands.prepared import Sections, prepare
+from simulate.simulator import simulate
+
+
+def options() -> Sections:
+    """Return the options in sections of the help."""
+    return {
+        "arguments": [policies_argument()],
+        "engine": engine_options(),
+        "arrivals": arrival_options(),
+        "result": [
+            Option("--out", "folder for all that client.compare writes, too", FOLDER),
+            Option("--no-plots", "leave pictures and page out", None),
+            Option("--no-records", "write no iterations.jsonl: much faster for long runs", None),
+            *(Option(f"--{name}", "limit in seconds, for the goodput", POSITIVE) for name in ("ttft", "tpot", "e2el")),
+        ],
+    }
+
+
+def run(args: Values, console: Console) -> dict[str, Any]:
+    """Serve one workload with each policy."""
+    if not args.out:
+        refuse(args, ("no_plots", "no_records"), "requires --out. Use --out DIR")
+    cost, host, rows = prepare(args, console, reported=("client", "deadline"))
+    folder = make_store(args, rows) if args.out else None
+    results = []
+    for policy in args.policies:
+        scheduler = make_scheduler(args, policy, prefix_cache=rows.ids is not None)
+        began = time.perf_counter()
+        records = folder is not None and not args.no_records
+        run = simulate(scheduler, rows.sequences(), cost, host, records=records)
+        seconds = time.perf_counter() - began
+        limits = {"ttft": args.ttft, "tpot": args.tpot, "e2el": args.e2el}
+        numbers = result.result(
+            run, config={**config_of(args), "policies": [policy]}, seed=args.seed, limits=limits,
+            arrivals=rows.arrivals, trace_sha256=rows.sha256, date=now(),
+        )  # fmt: skip
+        pace = f"{run.steps:,} steps in {seconds:.2f} s, {run.steps / max(seconds, 1e-9):,.0f} a second"
+        say(console, f"{policy}: {pace}{hint_words(numbers['simulation'])}")
+        if folder:
+            result.keep(folder, load_of(args, rows), run, numbers)
+        results.append(numbers)
+    show_runs(console, results)
+    if folder:
+        folder.close()
+        ending.write_table(store.read(args.out))
+        if not args.no_plots:
+            ending.draw_page(args.out, console)
+        say(console, f"written: {args.out}")
+    short = [{k: v for k, v in n.items() if k not in store.ARRAYS} for n in results]
+    return short[0] if len(short) == 1 else {"runs": short}
+
+
+def hint_words(simulation: dict[str, Any]) -> str:
+    """Describe what clients waited and how many deadlines were met, where requests have them."""
+    words = ""
+    if simulation.get("clients"):
+        means = sorted((numbers["mean_ttft_ms"], name) for name, numbers in simulation["clients"].items())
+        (low, first), (high, last) = means[0], means[-1]
+        words += f"; TTFT mean by client from {low:,.0f} ms ({first}) to {high:,.0f} ms ({last})"
+    if "deadlines_met" in simulation:
+        words += f"; {simulation['deadlines_met']:.1%} of deadlines met"
+    return words
+
+
+def load_of(args: Values, rows: workloads.Rows) -> str:
+    """Name the arrivals as client.compare does."""
+    return rows.arrivals.text if rows.arrivals else f"trace:{args.speed:g}"
+
+
+def make_store(args: Values, rows: workloads.Rows) -> store.Store:
+    """Open the folder of the results; UsageError if it holds some already."""
+    if (args.out / "summary.json").exists():
+        raise UsageError(f"{str(args.out)!r} holds results already. Use another --out")
+    head = {
+        "name": args.out.name, "date": now(), "command": args.command_line, "seed": args.seed,
+        "workload": f"trace:{args.trace.name}" if args.trace else args.workload,
+        "loads": [load_of(args, rows)], "policies": args.policies,
+        "machine": result.machine({"cost": args.cost}), "versions": {},
+    }  # fmt: skip
+    return store.Store(args.out, head)
+
+
+def show_runs(console: Console, results: Sequence[dict[str, Any]]) -> None:
+    """Print one result in full, or a line for each."""
+    if len(results) == 1:
+        table = Table(title=f"{results[0]['policy']}, simulated", show_header=False)
+        for name, value in tables.rows({**results[0], "client_lag": {}}):
+            table.add_row(name, value)
+        console.print(table)
+        return
+    table = Table(title="simulated, the same arrivals for all")
+    columns = {
+        "tokens/s": "output_throughput", "E2E mean ms": "mean_e2el_ms", "E2E p99 ms": "p99_e2el_ms",
+        "TTFT mean ms": "mean_ttft_ms", "TTFT p99 ms": "p99_ttft_ms", "ITL p99 ms": "p99_itl_ms",
+    }  # fmt: skip
+    table.add_column("policy", overflow="fold")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for n in results:
+        table.add_row(n["policy"], *(f"{n[key]:,.1f}" if n[key] is not None else "-" for key in columns.values()))
+    console.print(table)

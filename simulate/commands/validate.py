@@ -1,0 +1,95 @@
+"""Send the same arrivals through a real server and the simulator, side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+import config
+from client.options import POSITIVE, Number, Option, UsageError, Values
+from config import Config
+from simulate import calibrate, comparison, mock, validate
+from simulate.arguments import (
+    check_engine,
+    check_policies,
+    engine_options,
+    make_cost,
+    policies_argument,
+    refuse,
+    with_engine,
+)
+from simulate.arguments import options as pairs_of
+from simulate.commands.calibrate import report
+from simulate.commands.prepared import Sections, say_wrapped
+from simulate.costs import Cost
+
+NOTE = (
+    "The command also takes these flags of the server, see './server.sh --help': "
+    f"{', '.join(map(config.flag, validate.SERVER))}.\n\nBounds: {comparison.BOUNDS}.\n\n"
+    "Exit status: 0 within the bounds, 1 beyond one or when a request fails, 2 for a wrong command line."
+)
+
+
+def options() -> Sections:
+    """Return the options in sections of the help."""
+    timed = " (default: that of --model mock:NAME; for any other --model its engine is timed first)"
+    return {
+        "arguments": [policies_argument()],
+        # No --kv-tokens: the server reports its KV memory.
+        "engine": engine_options(kv=False, cost=None, default_cost=timed, max_tokens_per_step=256),
+        "arrivals": [
+            Option("--rate", "requests per second; choose a utilization of about 0.7", POSITIVE, default=1.0),
+            Option("--num", "requests", Number(1), default=60),
+            Option("--seed", "seed of everything drawn", Number(0), default=0),
+        ],
+        "server": [
+            Option(
+                "--server-flag", "a flag of the server in another form, as in --server-flag=--model=bard; may be "
+                "repeated", metavar="FLAG", repeat=True, default=[],
+            ),
+            *validate.server_options(),
+        ],
+    }  # fmt: skip
+
+
+def run(args: Values, console: Console) -> dict[str, Any]:
+    """Serve the same arrivals by a real server and by the simulator; `good` is false when an error exceeds its bound."""
+    flags = validate.server_flags(args)
+    made = check_policies(args)
+    cost = _cost_to_validate(args, validate.settings(flags), console)
+    check_engine(args, cost, made)
+    trace = validate.draw(args.rate, args.num, args.seed)
+    runs, beyond = [], []
+    for policy in args.policies:
+        chosen = pairs_of(args.policy_option, "--policy-option")
+        validation = validate.validate(policy, cost, trace, flags, chosen)
+        validate.show(console, validation)
+        beyond += [(policy, c) for c in validation.compared if not c.good]
+        runs.append(validation.to_dict())
+    say_wrapped(console, f"bounds: {comparison.BOUNDS}")
+    for policy, c in beyond:
+        say_wrapped(console, f"error: {policy}: {c.name} is off by {c.error:+.1%}, bound {c.bound:.0%}")
+    if beyond:
+        say_wrapped(console, "Calibrate again when nothing else runs on this machine, or lower --rate")
+    return {"good": not beyond, "runs": runs}
+
+
+def _cost_to_validate(args: Values, server: Config, console: Console) -> Cost:
+    """Return the cost model of --cost, or of a mock server, or one fitted to the server's engine now."""
+    if args.cost:
+        return make_cost(args)[0]
+    refuse(args, ("cost_option",), "changes a model of --cost. Use --cost, too")
+    if not server.model:
+        raise UsageError(
+            "--cost is missing. Use a file of 'python -m simulate calibrate', or --model NAME to time that engine first"
+        )
+    if mock.is_mock(server.model):
+        return with_engine(args, validate.cost_of_mock(server.model))
+    say_wrapped(console, f"no --cost: timing the engine of {server.model} first")
+    flags = ["--model", server.model, "--load-format", server.load_format, "--dtype", server.dtype,
+             "--threads", str(server.compute_threads)]  # fmt: skip
+    points = calibrate.grid("small", args.max_tokens_per_step)
+    fit, _ = calibrate.calibrate(calibrate.probe(flags, {}), points)
+    report(fit, console)
+    return with_engine(args, fit.cost)
