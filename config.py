@@ -14,9 +14,21 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from dotenv import dotenv_values
-
-from client.options import TEXT, Argument, Choice, Command, Number, OnOff, Option, Parameter, Read, Secret, Size, Type
+from client.options import (
+    TEXT,
+    Argument,
+    Choice,
+    Command,
+    Number,
+    OnOff,
+    Option,
+    Parameter,
+    Read,
+    Secret,
+    Size,
+    Type,
+    read_dotenv,
+)
 from client.options import UsageError as ConfigError
 from client.options import nearest as nearest
 from client.options import read as read_options
@@ -254,24 +266,17 @@ def load(
     `policies` maps the name of each policy to a one-line description for `--help`.
     """
     environ = os.environ if environ is None else environ
-    lines = {} if environ.get(COMPLETE) else _read_dotenv(dotenv or ROOT / ".env")
-    values = read_options(command(policies), argv, environ, lines)
+    path = None if environ.get(COMPLETE) else dotenv or ROOT / ".env"
+    values = read_options(command(policies), argv, environ, path)
     if values.version:
         print(f"effective-batching {VERSION}")  # noqa: T201
         raise SystemExit(0)
     values.policy_option = ",".join(values.policy_option)
     names = [item.name for item in fields(Config)]
     config = Config(**{name: getattr(values, name) for name in names})
-    return Loaded(config, {name: values.origin[name] for name in names}, _unknown_variables([*environ, *lines]))
-
-
-def _read_dotenv(path: Path) -> dict[str, str]:
-    if not path.is_file():
-        return {}
-    try:
-        return {name: text for name, text in dotenv_values(path).items() if text is not None}
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path.name}: {error}. Use plain UTF-8 text") from None
+    return Loaded(
+        config, {name: values.origin[name] for name in names}, _unknown_variables([*environ, *read_dotenv(path)])
+    )
 
 
 def _unknown_variables(names: Sequence[str]) -> list[str]:

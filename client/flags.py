@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dotenv import dotenv_values
 from rich.console import Console
 
 from . import data
@@ -63,7 +62,7 @@ SENT = [
     ),
 ]  # fmt: skip
 API = Option("--api", "API of the server", Choice(dialects.APIS), default="inference")
-API_KEY = Option("--api-key", "API key; client/.env may set the variable too", Secret("KEY"), envvar="EB_API_KEY")
+API_KEY = Option("--api-key", "API key; client/.env may set the variable too", Secret(), envvar="EB_API_KEY")
 TIMEOUT = Option("--timeout", "cancel a request after S seconds without data", POSITIVE, metavar="S", default=600.0)
 
 
@@ -77,17 +76,9 @@ def command(name: str, help: str, sections: Mapping[str, Sequence[Parameter]], e
     )  # fmt: skip
 
 
-def stored() -> dict[str, str | None]:
-    """Return the lines of client/.env."""
-    try:
-        return dotenv_values(ENV_FILE) if ENV_FILE.is_file() else {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read client/.env: {error}. Use plain UTF-8 text") from error
-
-
 def parse(command: Command, argv: Sequence[str], environ: Mapping[str, str]) -> Values:
     """Return the values of a command line, the environment and client/.env."""
-    return read(command, argv, environ, stored())
+    return read(command, argv, environ, ENV_FILE)
 
 
 def make_target(flags: Values, console: Console) -> Target:

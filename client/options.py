@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from dotenv import dotenv_values
 
 ORIGINS: dict[ParameterSource | None, str] = {
     ParameterSource.COMMANDLINE: "flag", ParameterSource.ENVIRONMENT: "environment", ParameterSource.DEFAULT_MAP: ".env"
@@ -42,29 +43,23 @@ class Type(click.ParamType):  # type: ignore[type-arg]
     wanted = "text"
     known: Sequence[str] = ()
 
-    def parse(self, text: str) -> Any:
-        """Return the value of a text; ValueError if it is invalid."""
-        return text
-
-    def check(self, value: Any) -> Any:
-        """Return a value that needs no parsing; ValueError if it is invalid."""
+    def parse(self, value: Any) -> Any:
+        """Return the value of a text, or a value itself; ValueError if it is invalid."""
         return value
 
-    def explain(self, text: str, error: Exception) -> str:
+    def explain(self, value: Any, error: Exception) -> str:
         """Return the value and the remedy, as the rest of a sentence that begins with the option's name."""
-        return f" is {text!r}.{nearest(str(text), self.known)} Use {self.wanted}"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str) or param is None or ctx is None:
-            return value  # a default
-        return self.read(value, _written(param, ctx))
+        return f" is {value!r}.{nearest(str(value), self.known)} Use {self.wanted}"
 
     def read(self, value: Any, name: str) -> Any:
-        """Return the checked value of the option called `name`; UsageError if it is invalid."""
+        """Return the value of the option called `name`; UsageError if it is invalid."""
         try:
-            return self.parse(value) if isinstance(value, str) else self.check(value)
+            return self.parse(value)
         except (ValueError, OverflowError) as error:
             raise UsageError(f"{name}{self.explain(value, error)}") from None
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        return self.read(value, param.written(ctx)) if isinstance(value, str) else value  # a default
 
     def split_envvar_value(self, rv: str) -> Sequence[str]:
         return [rv]
@@ -77,19 +72,17 @@ class Number(Type):
         self, low: float, high: float = math.inf, kind: type = int, *, above: bool = False, name: str = "N"
     ) -> None:
         self.low, self.high, self.kind, self.above, self.name = low, high, kind, above, name
-        limited = high < math.inf
-        self.bounds = f">{low}" if above else f"{low}..{high if limited else ''}"
-        least = f"above {low:,}" if above else f"of at least {low:,}"
-        bound = f"from {low:,} to {high:,}" if limited else least
+        bound = f"above {low:,}" if above else f"of at least {low:,}"
+        self.bounds = f">{low}" if above else f"{low}.."
+        if high < math.inf:
+            bound, self.bounds = f"from {low:,} to {high:,}", f"{low}..{high}"
         self.wanted = f"{'a whole number' if kind is int else 'a number'} {bound}"
 
-    def parse(self, text: str) -> Any:
-        return self.check(self.kind(text))
-
-    def check(self, value: Any) -> Any:
-        if not (self.low <= value <= self.high) or math.isinf(value) or (self.above and value == self.low):
-            raise ValueError("out of bounds")
-        return value
+    def parse(self, value: Any) -> Any:
+        number = self.kind(value)
+        if not (self.low <= number <= self.high) or math.isinf(number) or (self.above and number == self.low):
+            raise ValueError
+        return number
 
 
 class Size(Number):
@@ -99,10 +92,10 @@ class Size(Number):
         super().__init__(0, name="SIZE")
         self.wanted = "a size of at least 0, such as 512M"
 
-    def parse(self, text: str) -> int:
-        digits = text.upper().removesuffix("B").removesuffix("I")
+    def parse(self, value: Any) -> Any:
+        digits = str(value).upper().removesuffix("B").removesuffix("I")
         unit = digits[-1:] if digits[-1:] in UNITS else ""
-        return int(self.check(float(digits.removesuffix(unit)) * UNITS[unit]))
+        return super().parse(float(digits.removesuffix(unit)) * UNITS[unit])
 
 
 class Choice(Type):
@@ -113,10 +106,10 @@ class Choice(Type):
         self.name = name or "|".join(self.known)
         self.wanted = f"one of: {', '.join(self.known)}"
 
-    def parse(self, text: str) -> str:
-        if text not in self.known:
-            raise ValueError("unknown")
-        return text
+    def parse(self, value: Any) -> Any:
+        if value not in self.known:
+            raise ValueError
+        return value
 
 
 class OnOff(Type):
@@ -125,24 +118,23 @@ class OnOff(Type):
     name = "on|off"
     wanted = "on or off"
 
-    def parse(self, text: str) -> bool:
-        if text.lower() not in SWITCH:
-            raise ValueError("unknown")
-        return SWITCH[text.lower()]
+    def parse(self, value: Any) -> Any:
+        if str(value).lower() not in SWITCH:
+            raise ValueError
+        return SWITCH[str(value).lower()]
 
 
 class Secret(Type):
     """Text for an HTTP header, which no message shows."""
 
-    def __init__(self, name: str = "TEXT") -> None:
-        self.name = name
+    name = "KEY"
 
-    def parse(self, text: str) -> str:
-        if not (text.isascii() and text.isprintable()):
-            raise ValueError("unprintable")
-        return text
+    def parse(self, value: Any) -> Any:
+        if not (value.isascii() and value.isprintable()):
+            raise ValueError
+        return value
 
-    def explain(self, text: str, error: Exception) -> str:
+    def explain(self, value: Any, error: Exception) -> str:
         return " has characters that are not allowed in an HTTP header. Use printable ASCII"
 
 
@@ -150,14 +142,13 @@ class Read(Type):
     """Text that a function reads or only checks; the text of its ValueError names the value and the remedy."""
 
     def __init__(self, read: Callable[[str], Any], name: str = "TEXT") -> None:
-        self._read = read
-        self.name = name
+        self._read, self.name = read, name
 
-    def parse(self, text: str) -> Any:
-        value = self._read(text)
-        return text if value is None else value
+    def parse(self, value: Any) -> Any:
+        result = self._read(value)
+        return value if result is None else result
 
-    def explain(self, text: str, error: Exception) -> str:
+    def explain(self, value: Any, error: Exception) -> str:
         return f": {error}"
 
 
@@ -168,7 +159,7 @@ POSITIVE = Number(0, kind=float, above=True)
 
 
 class Parameter(click.Parameter):
-    """An option or an argument; `variables` may set it too, the first of them first."""
+    """An option or an argument; environment variables may set it too, the first of them first."""
 
     is_list = False
     shown_default: Any = None
@@ -178,63 +169,66 @@ class Parameter(click.Parameter):
         return [self.envvar] if isinstance(self.envvar, str) else self.envvar or []
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        environ: Mapping[str, str] = ctx.obj
-        return next((environ[name] for name in self.variables if environ.get(name)), None)
+        return next((ctx.obj[name] for name in self.variables if ctx.obj.get(name)), None)
 
-    def brackets(self) -> str:
-        """Return default, bounds and variable for --help."""
+    def written(self, ctx: click.Context) -> str:
+        """Return the name of the option as the user wrote it."""
+        if ORIGINS.get(ctx.get_parameter_source(str(self.name))) in ("environment", ".env"):
+            return self.variables[0]
+        return self.opts[0] if self.param_type_name == "option" else self.human_readable_name
+
+    def described(self) -> str:
+        """Return the help with default, bounds and variable."""
         default = self.shown_default
         if isinstance(default, bool):
             default = ("off", "on")[default] if isinstance(self.type, OnOff) else None
-        shown = " ".join(map(str, default)) if isinstance(default, (list, tuple)) else default
-        shown = "none" if shown == "" and self.variables else "" if shown is None else str(shown)
+        elif isinstance(default, list):
+            default = " ".join(map(str, default))
+        shown = "none" if default == "" and self.variables else "" if default is None else str(default)
         facts = ", ".join(filter(None, [shown, getattr(self.type, "bounds", "")]))
-        text = "; ".join(filter(None, [facts, *self.variables[:1]]))
-        return f" [{text}]" if text else ""
+        brackets = "; ".join(filter(None, [facts, *self.variables[:1]]))
+        return f"{self.help} [{brackets}]" if brackets else str(self.help)
 
 
 class Option(Parameter, click.Option):
     """A flag with a value of a type; without a type, a switch that takes no value.
 
-    A flag with `several` takes one or more values, `--flag a b`; with `repeat` it may be given more than once. Both make a
-    list, or the default.
+    A flag with `several` takes one or more values, `--flag a b`; one with `repeat` may be given more than once. Both make
+    a list, or the default.
     """
 
     def __init__(
         self, flag: str, help: str, type: Type | None = TEXT, *, default: Any = None, several: bool = False,
         repeat: bool = False, **options: Any,
     ) -> None:  # fmt: skip
-        self.several = several
-        self.is_list = several or repeat
+        self.several, self.is_list, self.shown_default = several, several or repeat, default
+        default = bool(default) if type is None else default
+        is_switch = True if type is None else None
         super().__init__(
-            [flag], help=help, type=type, is_flag=type is None or None, multiple=self.is_list,
-            default=bool(default) if type is None else default, **options,
-        )  # fmt: skip
-        self.shown_default = default
+            [flag], help=help, type=type, is_flag=is_switch, multiple=self.is_list, default=default, **options
+        )
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         names = " / ".join([*self.opts, *self.secondary_opts])
-        value = "" if self.is_flag else f" {self.metavar or self.type.name}"
-        return (
-            None
-            if self.hidden
-            else (f"{names}{value}{' ...' if self.several else ''}", (self.help or "") + self.brackets())
-        )
+        value = "" if self.is_flag else f" {self.metavar or self.type.name}{' ...' if self.several else ''}"
+        return None if self.hidden else (names + value, self.described())
 
 
 class Argument(Parameter, click.Argument):
     """A word without a flag."""
 
     def __init__(self, name: str, help: str, type: Type = TEXT, *, default: Any = None, **options: Any) -> None:
-        if default is not None and options.get("nargs") != -1:
+        self.is_list = options.get("nargs") == -1
+        if default is not None and not self.is_list:
             options["default"] = default
         super().__init__([name], type=type, **options)
-        self.is_list = self.nargs == -1
-        self.shown_default = default
-        self.help = help
+        self.help, self.shown_default = help, default
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
-        return self.make_metavar(ctx), (self.help or "") + self.brackets()
+        return self.make_metavar(ctx), self.described()
+
+
+Section = str | Sequence[tuple[str, str]]
 
 
 class Command(click.Command):
@@ -248,7 +242,7 @@ class Command(click.Command):
         name: str,
         help: str,
         sections: Mapping[str, Sequence[Parameter]],
-        more: Mapping[str, str | Sequence[tuple[str, str]]] | None = None,
+        more: Mapping[str, Section] | None = None,
     ) -> None:
         self.declared = [param for params in sections.values() for param in params]
         super().__init__(name, params=[*self.declared], context_settings={"help_option_names": ["-h", "--help"]})
@@ -257,18 +251,15 @@ class Command(click.Command):
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write(f"usage: {ctx.command_path} {' '.join(self.collect_usage_pieces(ctx))}\n\n")
         formatter.write_text(self.text)
-        for title, params in self.sections.items():
-            records = [param.get_help_record(ctx) for param in params]
-            if rows := [record for record in records if record]:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
-        for title, content in self.more.items():
-            if not isinstance(content, str):
-                with formatter.section(title):
-                    formatter.write_dl(content)
-            elif content:
+        records = {title: [param.get_help_record(ctx) for param in params] for title, params in self.sections.items()}
+        options = {title: [record for record in some if record] for title, some in records.items()}
+        for title, content in [*options.items(), *self.more.items()]:
+            if isinstance(content, str):
                 formatter.write(f"\n{title}:\n" if title else "\n")
                 formatter.write_text(content.rstrip())
+            elif content:
+                with formatter.section(title):
+                    formatter.write_dl(content)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, list(self._spread(args)))
@@ -301,27 +292,25 @@ class Values(SimpleNamespace):
 
 
 def read(
-    command: Command,
-    argv: Sequence[str],
-    environ: Mapping[str, str] | None = None,
-    lines: Mapping[str, Any] | None = None,
+    command: Command, argv: Sequence[str], environ: Mapping[str, str] | None = None, dotenv: Path | None = None
 ) -> Values:
-    """Return the values of a command line, an environment and the lines of a `.env` file.
+    """Return the values of a command line, an environment and a `.env` file.
 
     UsageError for what is wrong; --help prints and ends the process.
     """
+    lines = read_dotenv(dotenv)
     stored = {
         param.name: [lines[name]] if param.is_list else lines[name]
         for param in command.declared
         for name in reversed(param.variables)
-        if lines and lines.get(name)
+        if lines.get(name)
     }
     try:
         ctx = command.make_context(command.name, list(argv), obj=environ or {}, default_map=stored)
     except click.exceptions.Exit as done:
         raise SystemExit(done.exit_code) from None
     except click.NoSuchOption as error:
-        flags = [flag for param in command.params if isinstance(param, Option) for flag in param.opts]
+        flags = [flag for param in command.params for flag in param.opts if flag.startswith("-")]
         guess = nearest(error.option_name, flags)
         raise UsageError(f"unknown flag {error.option_name!r}.{guess} Run {command.name} --help") from None
     except click.UsageError as error:
@@ -336,9 +325,11 @@ def read(
     return values
 
 
-def _written(param: click.Parameter, ctx: click.Context) -> str:
-    """Return the name of an option as the user wrote it: flag, variable or argument."""
-    source = ORIGINS.get(ctx.get_parameter_source(str(param.name)))
-    if isinstance(param, Parameter) and source in ("environment", ".env"):
-        return str(param.variables[0])
-    return param.opts[0] if isinstance(param, Option) else param.human_readable_name
+def read_dotenv(path: Path | None) -> Mapping[str, str]:
+    """Return the lines of a `.env` file, none if it does not exist; UsageError if it cannot be read."""
+    if path is None or not path.is_file():
+        return {}
+    try:
+        return {name: text for name, text in dotenv_values(path).items() if text is not None}
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}. Use plain UTF-8 text") from None

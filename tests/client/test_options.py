@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from client import options
@@ -30,8 +32,15 @@ COMMAND = Command(
 )  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def _dotenv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def read(line: str, environ: dict[str, str] | None = None, lines: dict[str, str] | None = None) -> Values:
-    return options.read(COMMAND, line.split(), environ, lines)
+    dotenv = Path(".env")
+    dotenv.write_text("".join(f"{name}={text}\n" for name, text in (lines or {}).items()))
+    return options.read(COMMAND, line.split(), environ, dotenv)
 
 
 def test_a_flag_takes_several_values_up_to_the_next_flag() -> None:
