@@ -60,7 +60,7 @@ class Loop:
         plan = self.scheduler.plan(self.clock())
         self.is_idle = plan is None
         if plan is not None:
-            self.inbox.start(plan)
+            self.inbox.start(plan)  # before the step, so that the queue has room while it is computed
             outputs = self.recovery.compute(self.scheduler, plan)
             iteration = self.scheduler.commit(plan, outputs, self.clock())
             self.inbox.rate.add(iteration.tokens, iteration.seconds)

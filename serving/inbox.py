@@ -1,8 +1,6 @@
-"""The inbox of the batching loop: the bounded queue through which all other threads talk to it.
+"""The inbox of the batching loop: the bounded queue through which all other threads communicate with it.
 
-Any thread delivers inferences, removes ended ones, requests a policy switch or a stop; the loop takes them between two
-steps. The inbox also knows which inferences the loop holds, so it can refuse what is too much and end what is left when
-the loop has ended. This module must not know HTTP, tensors, or how requests are scheduled.
+This module must not know HTTP, tensors, or how requests are scheduled.
 """
 
 from __future__ import annotations
@@ -30,8 +28,10 @@ MAX_RETRY_SECONDS = 60
 class Inbox:
     """A bounded queue of inferences for one loop: at most `limit` queued or running, with `max_tokens` queued tokens.
 
-    `failure` is the reason why the loop failed; the caller sets it before `close`, and without a lock, because the loop
-    may hang while it holds the lock.
+    Any thread may check, reserve and deliver inferences, remove ended ones, switch the policy, stop and close. Only the
+    loop's thread calls wait, take, requested_policies, start and finish, between two steps. Nothing here calls out
+    while it holds the lock. `failure`, the reason why the loop failed, is set before `close` and without the lock: the
+    loop may hang while it holds the lock.
     """
 
     def __init__(
@@ -43,13 +43,14 @@ class Inbox:
     ) -> None:
         self.limit = limit
         self.max_tokens = max_tokens
-        self.heartbeat = clock()  # when the loop last looked in here
+        self.heartbeat = clock()  # time of the loop's last iteration
         self.rate = Rate()  # of the loop's work
         self.failure: str | None = None
         self.is_stopping = False
         self.is_closed = False
         self.arrived: list[Inference] = []
-        self.open: dict[Sequence, Inference] = {}  # those that the loop has taken and not finished
+        # The inferences that the loop has taken and not finished. Only its thread changes them, so it reads them unlocked.
+        self.open: dict[Sequence, Inference] = {}
         self._switches: deque[tuple[Policy, Future[None]]] = deque()
         self._ended: list[Inference] = []  # by their callers or deadlines
         self.count = 0  # inferences that are queued or running, or have room reserved

@@ -191,6 +191,7 @@ class Inference:
 
     def publish_tokens(self) -> None:
         """Publish the tokens so far to the reader; the loop calls this after each step with a new token."""
+        # Tokens are appended before `ready` grows, so a reader needs no lock for those below it.
         self.ready = len(self.sequence.output_ids)
         if self.wakeup is not None:
             self.wakeup.notify_tokens()

@@ -32,8 +32,8 @@ def test_a_batch_reaches_64_requests(serve: Serve) -> None:
     waiting = [served.ask(f"r{i}", 3) for i in range(64)]
     assert (served.manager.waiting, served.manager.running) == (64, 1)
     served.model.gate.set()
-    for asked in waiting:
-        asked.wait_for_completion(SOON)
+    for request in waiting:
+        request.wait_for_completion(SOON)
     assert max(it.batch_size for it in served.iterations) == 64
 
 
@@ -64,10 +64,10 @@ def test_stop_ends_every_request(serve: Serve, policy: str) -> None:
 
 def test_requests_enqueued_before_the_loop_starts_are_served() -> None:
     manager = BatchingManager(FakeModel(), make_policy=policies.get_policy)
-    asked = manager.enqueue(inference("early", 2))
+    request = manager.enqueue(inference("early", 2))
     assert (manager.is_alive, manager.waiting, manager.running) == (True, 1, 0)
     thread = manager.start(policies.get_policy("dynamic", max_batch_size=2))
-    assert asked.wait_for_completion(SOON) == expected("early", 2)
+    assert request.wait_for_completion(SOON) == expected("early", 2)
     manager.stop()
     thread.join(SOON)
 
@@ -125,13 +125,13 @@ def test_the_originals_loops_run_the_policy_of_their_name(loop: str, policy: str
 
 def test_the_originals_names_exist() -> None:
     assert batching.MAX_BATCH_SIZE >= 8
-    asked = Inference("hello", 2, [5, 6, 7])
-    assert (asked.prompt, asked.num_tokens, asked.data) == ("hello", 2, [5, 6, 7])
-    assert asked.completion is None
-    assert [asked.add_token(8), asked.add_token(9)] == [False, True]
-    assert asked.data == [5, 6, 7, 8, 9]
-    assert asked.finished()
-    assert asked.wait_for_completion() == asked.completion == "hello"
+    request = Inference("hello", 2, [5, 6, 7])
+    assert (request.prompt, request.num_tokens, request.data) == ("hello", 2, [5, 6, 7])
+    assert request.completion is None
+    assert [request.add_token(8), request.add_token(9)] == [False, True]
+    assert request.data == [5, 6, 7, 8, 9]
+    assert request.finished()
+    assert request.wait_for_completion() == request.completion == "hello"
 
 
 def test_text_needs_make_inference_and_the_originals_loops_need_make_policy() -> None:

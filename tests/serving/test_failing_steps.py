@@ -43,10 +43,10 @@ def test_a_failed_step_ends_its_own_requests_only(serve: Serve) -> None:
 
     served.model.breaks = breaks
     first = served.hold("first", 9)
-    asked = [served.ask(f"r{i}", 9) for i in range(4)]
+    requests = [served.ask(f"r{i}", 9) for i in range(4)]
     served.model.gate.set()
-    assert [kind_of(i) for i in [first, *asked[:2]]] == ["server_error"] * 3
-    assert [i.wait_for_completion(SOON) for i in asked[2:]] == [expected(f"r{i}", 9) for i in (2, 3)]
+    assert [kind_of(i) for i in [first, *requests[:2]]] == ["server_error"] * 3
+    assert [i.wait_for_completion(SOON) for i in requests[2:]] == [expected(f"r{i}", 9) for i in (2, 3)]
 
 
 def test_a_model_that_always_fails_leaves_no_finished_member_of_a_batch_behind(serve: Serve) -> None:
@@ -78,10 +78,10 @@ def test_a_model_that_returns_too_few_outputs_fails_the_request(serve: Serve, sh
 
 def test_a_request_that_breaks_a_batch_of_8_is_found_and_the_others_get_their_tokens(serve: Serve) -> None:
     served = serve("dynamic", slots=8)
-    tried: list[int] = []
+    batch_sizes: list[int] = []
 
     def breaks(plan: Plan, outputs: list[Output]) -> list[Output]:
-        tried.append(len(plan.sequences))
+        batch_sizes.append(len(plan.sequences))
         if any(seq.id == "r5" for seq in plan.sequences):
             raise RuntimeError("poisoned")
         return outputs
@@ -91,10 +91,10 @@ def test_a_request_that_breaks_a_batch_of_8_is_found_and_the_others_get_their_to
     served.model.breaks = breaks
     served.model.gate.set()
     assert kind_of(waiting.pop("r5")) == "server_error"
-    for id, asked in waiting.items():
-        assert asked.wait_for_completion(SOON) == expected(id, 6)
+    for id, request in waiting.items():
+        assert request.wait_for_completion(SOON) == expected(id, 6)
     assert served.manager.recovery.steps_failed == 1
-    assert tried[1 : 2 + served.manager.recovery.steps_retried] == [8, 8, 4, 4, 2, 1, 1, 1, 2]
+    assert batch_sizes[1 : 2 + served.manager.recovery.steps_retried] == [8, 8, 4, 4, 2, 1, 1, 1, 2]
     assert served.is_empty()
 
 
@@ -111,8 +111,8 @@ def test_a_step_that_fails_once_affects_no_request(serve: Serve) -> None:
     waiting = [served.ask(f"r{i}", 3) for i in range(4)]
     served.model.breaks = breaks
     served.model.gate.set()
-    for i, asked in enumerate(waiting):
-        assert asked.wait_for_completion(SOON) == expected(f"r{i}", 3)
+    for i, request in enumerate(waiting):
+        assert request.wait_for_completion(SOON) == expected(f"r{i}", 3)
     assert (served.manager.recovery.steps_failed, served.manager.recovery.steps_retried) == (1, 1)
 
 

@@ -18,10 +18,10 @@ from scheduling.scheduler import Output
 def test_a_request_that_the_policy_refuses_ends_at_once(serve: Serve) -> None:
     served = serve(policies.get_policy("dynamic+rpm", max_batch_size=4, options={"limit": "2"}))
     served.hold()
-    asked = [served.ask(f"r{i}", 1, client="greedy") for i in range(3)]
+    requests = [served.ask(f"r{i}", 1, client="greedy") for i in range(3)]
     served.model.gate.set()
-    assert [asked[0].wait_for_completion(SOON), asked[1].wait_for_completion(SOON)]
-    assert kind_of(asked[2]) == "overloaded"
+    assert [requests[0].wait_for_completion(SOON), requests[1].wait_for_completion(SOON)]
+    assert kind_of(requests[2]) == "overloaded"
     assert served.is_empty()
 
 
@@ -34,8 +34,8 @@ def test_a_full_queue_refuses_requests_until_there_is_room(serve: Serve) -> None
     assert full.value.retry_after is not None
     assert full.value.retry_after >= 1
     served.model.gate.set()
-    for asked in accepted:
-        asked.wait_for_completion(SOON)
+    for request in accepted:
+        request.wait_for_completion(SOON)
     assert served.ask("d", 1).wait_for_completion(SOON) == expected("d", 1)
 
 
@@ -152,11 +152,11 @@ def test_requests_that_come_and_go_at_random_moments_all_end(serve: Serve) -> No
     served = serve("dynamic", slots=4, max_queue=1000)
 
     def call(i: int) -> str:
-        asked = served.ask(f"r{i}", 1 + i % 7)
+        request = served.ask(f"r{i}", 1 + i % 7)
         if i % 3 == 0:
-            asked.cancel()
+            request.cancel()
         try:
-            return asked.wait_for_completion(0 if i % 5 == 0 else SOON)
+            return request.wait_for_completion(0 if i % 5 == 0 else SOON)
         except InferenceError as error:
             return error.kind
 
@@ -177,8 +177,8 @@ def test_queued_tokens_are_limited_but_one_request_always_fits(serve: Serve) -> 
         served.ask("short", 1)
     assert full.value.kind == "overloaded"
     served.model.gate.set()
-    for asked in (running, first):
-        asked.wait_for_completion(SOON)
+    for request in (running, first):
+        request.wait_for_completion(SOON)
     assert served.ask("short", 1).wait_for_completion(SOON) == expected("short", 1)
 
 

@@ -1,4 +1,4 @@
-"""Ten thousand requests, some poisoned, some cancelled, while steps fail: all answered once, and none by another's fault.
+"""Ten thousand requests, some poisoned, some canceled, while steps fail: each ends once, and only by its own fault.
 
 The model says of each prompt a text of its own, so that a token that went to the wrong request would be seen; what it
 says without faults is computed here, without a server.
@@ -36,14 +36,14 @@ CALLERS, AT_ONCE = 4, 50
 
 @pytest.fixture(autouse=True, scope="module")
 def silent() -> Iterator[None]:
-    """Let what is said of each of some hundred failed steps not be formatted."""
+    """Do not format the logs of some hundred failed steps."""
     logging.disable(logging.ERROR)
     yield
     logging.disable(logging.NOTSET)
 
 
 def next_token(seq: Sequence) -> int:
-    """Return a mixture of all that was before, and of nobody else's."""
+    """Return a token that depends on all tokens of this sequence, and on no other sequence."""
     mixed = 17
     for id in (*seq.prompt_ids, *seq.output_ids):
         mixed = (mixed * 31 + id) % 50_021
@@ -51,7 +51,7 @@ def next_token(seq: Sequence) -> int:
 
 
 def answer_to(prompt: list[int], tokens: int) -> list[int]:
-    """Return what the model says when nobody else is there and nothing fails."""
+    """Return the tokens of a prompt that is computed alone and without faults."""
     alone = Sequence(prompt, tokens)
     for _ in range(tokens):
         alone.output_ids.append(next_token(alone))
@@ -71,12 +71,12 @@ def faulty(**armed: Any) -> Any:
 
 
 class Crowd:
-    """Callers who ask, cancel some of what they asked for, and wait for the rest."""
+    """Callers that send requests, cancel some of them, and wait for the rest."""
 
     def __init__(self, manager: BatchingManager) -> None:
         self.manager = manager
         self.left: Counter[str] = Counter()
-        self.asked: list[Inference] = []
+        self.sent: list[Inference] = []
         manager.observers.append(lambda it, left: self.left.update(i.id for i in left))
 
     def call(self, caller: int) -> None:
@@ -94,12 +94,12 @@ class Crowd:
         if chance.randrange(POISONED) == 0:
             prompt[-1] = POISON
         inference = Inference("", chance.randint(1, 8), prompt, id=id)
-        self.asked.append(inference)
+        self.sent.append(inference)
         return self.manager.enqueue(inference)
 
 
 @every_policy
-def test_ten_thousand_requests_are_answered_once_and_their_neighbours_faults_do_not_reach_them(policy: str) -> None:
+def test_ten_thousand_requests_end_once_and_only_by_their_own_faults(policy: str) -> None:
     model = faulty(
         poison={"prompt_contains": "POISON"},
         fail_once={"after": 400},
@@ -114,15 +114,15 @@ def test_ten_thousand_requests_are_answered_once_and_their_neighbours_faults_do_
         list(pool.map(crowd.call, range(CALLERS)))
     manager.stop()
     thread.join(SOON)
-    ends = Counter(map(outcome, crowd.asked))
-    for inference in crowd.asked:
+    ends = Counter(map(outcome, crowd.sent))
+    for inference in crowd.sent:
         right = answer_to(inference.sequence.prompt_ids, inference.num_tokens)
         assert inference.output_ids == right[: len(inference.output_ids)]
         end, poisoned = outcome(inference), POISON in inference.sequence.prompt_ids
         assert end in (("server_error", "cancelled") if poisoned else ("length", "cancelled"))
         assert end != "length" or inference.output_ids == right
-    assert (len(crowd.asked), set(crowd.left.values())) == (REQUESTS, {1})
-    assert set(crowd.left) == {inference.id for inference in crowd.asked}
+    assert (len(crowd.sent), set(crowd.left.values())) == (REQUESTS, {1})
+    assert set(crowd.left) == {inference.id for inference in crowd.sent}
     assert ends["server_error"] > REQUESTS / POISONED / 2
     assert ends["cancelled"] > REQUESTS / CANCELLED / 10
     assert (manager.failure, manager.waiting, pages.free) == (None, 0, pages.total)
@@ -133,7 +133,7 @@ passing, steps = st.sampled_from(["fail_once", "oom_once"]), st.integers(0, 30)
 
 @every_policy
 @given(traces(), st.integers(1, 5), st.sets(st.integers(0, 11)), passing, steps, st.integers(1, 5), steps)
-def test_neighbours_have_the_tokens_of_a_run_without_faults(
+def test_the_others_get_the_tokens_of_a_run_without_faults(
     policy: str, trace: list[Request], slots: int, poisoned: set[int], passes: str, after: int, most: int, times: int
 ) -> None:
     sequences = requests(*trace)

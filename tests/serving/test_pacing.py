@@ -1,4 +1,4 @@
-"""How often something may happen."""
+"""The token bucket that limits how often an event happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step that fails: whose fault it was, who goes on with their own tokens, and when the engine is given up."""
+"""A step that fails: which request is at fault, the others go on, and when the engine is given up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
 class OutOfMemoryError(RuntimeError):
-    """What torch's is called."""
+    """An error named like torch's."""
 
 
 def raising(error: BaseException, when: Callable[[Plan], bool]) -> Any:
@@ -41,7 +41,7 @@ def raising(error: BaseException, when: Callable[[Plan], bool]) -> Any:
         (RuntimeError("could not create a primitive"), "memory"),
         (OutOfMemoryError("x"), "memory"),
         (RuntimeError(OUT_OF_MEMORY), "memory"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"), "memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you batch_sizes 8 bytes"), "memory"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), "memory"),
         (RuntimeError("CUDA error: device-side assert triggered"), "end"),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), "end"),
@@ -51,52 +51,50 @@ def raising(error: BaseException, when: Callable[[Plan], bool]) -> Any:
         (ValueError("out of memory, said a prompt"), "own"),
     ],
 )
-def test_errors_are_told_apart_whatever_the_library(error: Exception, kind: str) -> None:
-    told = {"memory": is_out_of_memory(error), "end": is_fatal(error)}
-    assert [name for name, is_so in told.items() if is_so] == ([] if kind == "own" else [kind])
+def test_errors_of_different_libraries_are_classified(error: Exception, kind: str) -> None:
+    classes = {"memory": is_out_of_memory(error), "end": is_fatal(error)}
+    assert [name for name, is_so in classes.items() if is_so] == ([] if kind == "own" else [kind])
 
 
-def test_memory_that_ran_out_once_puts_nobody_back(serve: Serve) -> None:
+def test_memory_that_runs_out_once_preempts_no_request(serve: Serve) -> None:
     served = serve("dynamic", slots=4)
     faults = iter([True])
     served.hold()
-    asked = [served.ask(f"r{i}", 3) for i in range(4)]
+    requests = [served.ask(f"r{i}", 3) for i in range(4)]
     served.model.breaks = raising(MemoryError(), lambda plan: next(faults, False))
     served.model.gate.set()
-    for i, one in enumerate(asked):
+    for i, one in enumerate(requests):
         assert one.wait_for_completion(SOON) == expected(f"r{i}", 3)
     recovery = served.manager.recovery
     assert (recovery.steps_failed, recovery.out_of_memory, served.manager.slot_cap) == (1, 1, 4)
-    assert not any(one.sequence.preemptions for one in asked)
+    assert not any(one.sequence.preemptions for one in requests)
 
 
-def test_a_batch_that_shrinks_twice_is_one_warning_with_fewer_than_ran(
-    serve: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_batch_that_shrinks_twice_logs_one_warning(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     served = serve("dynamic", slots=8, max_tokens_per_step=15)  # five prompts of three tokens
     served.hold()
-    asked = [served.ask(f"r{i}", 20) for i in range(8)]
+    requests = [served.ask(f"r{i}", 20) for i in range(8)]
     faults = iter([True] * 3)
     served.model.breaks = raising(MemoryError(), lambda plan: len(plan.sequences) > 1 and next(faults, False))
     served.model.gate.set()
-    for i, one in enumerate(asked):
+    for i, one in enumerate(requests):
         assert one.wait_for_completion(SOON) == expected(f"r{i}", 20)
-    said = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert len(said) == 1, said
-    ran, may_run, size = map(int, re.findall(r"\d+", said[0]))
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warnings) == 1, warnings
+    ran, may_run, size = map(int, re.findall(r"\d+", warnings[0]))
     assert (ran, may_run, size) == (8, served.manager.slot_cap, served.manager.slot_cap)
     assert may_run < ran
 
 
 @every_policy
-def test_a_batch_too_large_for_memory_shrinks_and_all_get_their_tokens(serve: Serve, policy: str) -> None:
+def test_a_batch_too_large_for_memory_shrinks_and_all_requests_get_their_tokens(serve: Serve, policy: str) -> None:
     served = serve(policy, slots=8)
     served.hold()
-    asked = [served.ask(f"r{i}", 6) for i in range(12)]
+    requests = [served.ask(f"r{i}", 6) for i in range(12)]
     too_large = raising(RuntimeError(OUT_OF_MEMORY), lambda plan: len(plan.sequences) > 3)
     served.model.breaks = too_large
     served.model.gate.set()
-    for i, one in enumerate(asked):
+    for i, one in enumerate(requests):
         assert one.wait_for_completion(SOON) == expected(f"r{i}", 6)
     cap = {"nobatch": 1, "static": 2, "dynamic": 2}[policy]  # 8, 4, 2: the newest half goes
     assert served.manager.slot_cap == cap
@@ -106,20 +104,20 @@ def test_a_batch_too_large_for_memory_shrinks_and_all_get_their_tokens(serve: Se
 
 
 @every_policy
-def test_a_request_that_runs_out_of_memory_alone_fails_alone_and_all_slots_are_back(serve: Serve, policy: str) -> None:
+def test_a_request_that_runs_out_of_memory_alone_fails_alone_and_all_slots_return(serve: Serve, policy: str) -> None:
     served = serve(policy, slots=8)
     served.hold()
-    asked = {f"r{i}": served.ask(f"r{i}", 6) for i in range(8)}
+    requests = {f"r{i}": served.ask(f"r{i}", 6) for i in range(8)}
     served.model.breaks = raising(RuntimeError(OUT_OF_MEMORY), lambda plan: any(s.id == "r5" for s in plan.sequences))
     served.model.gate.set()
-    assert kind_of(asked.pop("r5")) == "out_of_memory"
-    for id, one in asked.items():
+    assert kind_of(requests.pop("r5")) == "out_of_memory"
+    for id, one in requests.items():
         assert one.wait_for_completion(SOON) == expected(id, 6)
     assert served.manager.slot_cap == (1 if policy == "nobatch" else 8)
     assert served.is_empty()
 
 
-def test_a_model_that_can_let_go_of_memory_is_asked_to_before_anybody_is_put_back(serve: Serve) -> None:
+def test_a_model_releases_memory_before_a_request_is_preempted(serve: Serve) -> None:
     served = serve("dynamic", slots=4)
     full = threading.Event()
     full.set()
@@ -129,14 +127,14 @@ def test_a_model_that_can_let_go_of_memory_is_asked_to_before_anybody_is_put_bac
     assert served.manager.recovery.out_of_memory == 1
 
 
-def test_an_engine_that_computes_nothing_answers_everybody_and_says_why(serve: Serve) -> None:
+def test_an_engine_that_cannot_compute_ends_every_request_with_the_reason(serve: Serve) -> None:
     died: list[str] = []
     served = serve("dynamic", slots=4, on_death=died.append)
     served.hold()
-    asked = [served.ask(f"r{i}", 3) for i in range(9)]
+    requests = [served.ask(f"r{i}", 3) for i in range(9)]
     served.model.breaks = raising(RuntimeError("tensor"), lambda plan: True)
     served.model.gate.set()
-    for one in asked:
+    for one in requests:
         with pytest.raises(InferenceError, match="3 steps within 60 s") as caught:
             one.wait_for_completion(SOON)
         assert (caught.value.kind, caught.value.retry_after) == ("unavailable_error", 5)
@@ -158,9 +156,7 @@ def test_an_engine_that_computes_nothing_answers_everybody_and_says_why(serve: S
         (BaseException(), 1, "BaseException"),
     ],
 )
-def test_what_no_further_step_mends_ends_the_engine_at_once(
-    serve: Serve, error: BaseException, steps: int, words: str
-) -> None:
+def test_a_fatal_error_ends_the_engine_at_once(serve: Serve, error: BaseException, steps: int, words: str) -> None:
     died: list[str] = []
     served = serve("dynamic", on_death=died.append)
     served.model.breaks = raising(error, lambda plan: True)
@@ -170,15 +166,15 @@ def test_what_no_further_step_mends_ends_the_engine_at_once(
     assert len(served.model.plans) == steps
 
 
-def test_a_step_that_failed_leaves_a_doubt_that_a_token_of_nobodys_clears(serve: Serve) -> None:
+def test_a_failed_step_makes_the_engine_suspect_until_a_probe_succeeds(serve: Serve) -> None:
     served = serve("dynamic", slots=4)
-    doubts: list[bool] = []
+    suspect: list[bool] = []
 
     def breaks(plan: Plan, outputs: list[Output]) -> list[Output]:
         if any(seq.id == "bad" for seq in plan.sequences):
             raise RuntimeError("poisoned")
         if plan.number == 0:
-            doubts.append(served.manager.recovery.is_suspect)
+            suspect.append(served.manager.recovery.is_suspect)
             assert plan.sequences[0].pages == [0]
         return outputs
 
@@ -188,13 +184,13 @@ def test_a_step_that_failed_leaves_a_doubt_that_a_token_of_nobodys_clears(serve:
     served.model.gate.set()
     assert kind_of(bad) == "server_error"
     assert good.wait_for_completion(SOON) == expected("good", 3)
-    assert doubts == [True]
+    assert suspect == [True]
     assert not served.manager.recovery.is_suspect
     assert served.is_empty()
 
 
 class Broken:
-    """A model that fails as often as it is told to."""
+    """A model that fails a given number of times."""
 
     def __init__(self, times: int) -> None:
         self.left = times
@@ -211,7 +207,7 @@ def recovery_of(times: int, now: list[float]) -> Recovery:
 
 
 @pytest.mark.parametrize("times", [1, 3, 4, 6])
-def test_an_engine_that_recovers_before_the_third_time_has_failed_nobody(times: int) -> None:
+def test_an_engine_that_recovers_before_the_third_failure_fails_no_request(times: int) -> None:
     scheduler = Scheduler(policies.get_policy("dynamic", max_batch_size=4), PagePool(9, 4))
     scheduler.add(Sequence([1, 2], 3))
     plan = scheduler.plan(0.0)
@@ -219,7 +215,7 @@ def test_an_engine_that_recovers_before_the_third_time_has_failed_nobody(times: 
     assert recovery_of(times, [0.0]).compute(scheduler, plan) == [7]
 
 
-def test_three_times_are_too_often_only_within_a_minute() -> None:
+def test_three_failures_are_too_many_only_within_a_minute() -> None:
     now = [0.0]
     recovery = recovery_of(1 << 30, now)
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""The watchdog, with a clock that only the test moves; how often engines may die; waiting for a loop that is gone."""
+"""The watchdog, the limit on restarts, and requests of a loop that hangs or has ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from serving.watchdog import CHECK_SECONDS, MAX_FAILURES, RestartLimiter, Watchd
 
 
 class Loop:
-    """A loop that turns when it is told to."""
+    """A loop whose heartbeat the test controls."""
 
     def __init__(self) -> None:
         self.heartbeat = 0.0
@@ -27,7 +27,7 @@ class Loop:
 
 
 class Watched:
-    """A loop, its watchdog, and a clock."""
+    """A loop, its watchdog, and a clock that only the test moves."""
 
     def __init__(self, stall_seconds: float) -> None:
         self.loop = Loop()
@@ -45,13 +45,13 @@ class Watched:
             self.dog.check()
 
 
-def test_a_loop_that_turns_is_left_alone() -> None:
+def test_a_loop_with_a_heartbeat_goes_on() -> None:
     watched = Watched(10.0)
     watched.pass_by(100.0, beats=True)
     assert (watched.dumps, watched.loop.given_up) == (0, [])
 
 
-def test_a_loop_that_hangs_shows_its_stacks_once_and_is_given_up_after_twice_as_long() -> None:
+def test_a_loop_that_hangs_logs_its_stacks_once_and_is_given_up_after_twice_as_long() -> None:
     watched = Watched(10.0)
     watched.pass_by(9.0)
     assert watched.dumps == 0
@@ -62,7 +62,7 @@ def test_a_loop_that_hangs_shows_its_stacks_once_and_is_given_up_after_twice_as_
     assert not watched.dog.check()
 
 
-def test_a_loop_that_goes_on_after_its_stacks_were_shown_may_hang_anew() -> None:
+def test_a_loop_that_hangs_a_second_time_logs_its_stacks_again() -> None:
     watched = Watched(10.0)
     for times in (1, 2):
         watched.pass_by(15.0)
@@ -70,49 +70,49 @@ def test_a_loop_that_goes_on_after_its_stacks_were_shown_may_hang_anew() -> None
         assert (watched.dumps, watched.loop.given_up) == (times, [])
 
 
-def test_a_process_that_was_stopped_for_an_hour_has_not_hung() -> None:
+def test_a_process_suspended_for_an_hour_has_not_hung() -> None:
     watched = Watched(10.0)
     watched.now += 3600.0
     assert watched.dog.check()
     assert (watched.dumps, watched.loop.given_up) == (0, [])
 
 
-def test_a_loop_whose_thread_is_gone_is_given_up_at_once() -> None:
+def test_a_loop_whose_thread_has_ended_is_given_up_at_once() -> None:
     watched = Watched(10.0)
     watched.loop.has_thread = False
     assert not watched.dog.check()
     assert watched.loop.given_up == ["the thread of the batching loop has ended"]
 
 
-def test_a_loop_that_has_ended_by_itself_is_watched_no_more() -> None:
+def test_a_loop_that_has_ended_is_no_longer_watched() -> None:
     watched = Watched(10.0)
     watched.loop.is_alive = watched.loop.has_thread = False
     assert not watched.dog.check()
     assert watched.loop.given_up == []
 
 
-def test_the_fifth_death_within_a_minute_is_one_too_many() -> None:
+def test_the_fifth_failure_within_a_minute_is_one_too_many() -> None:
     now = [0.0]
-    deaths = RestartLimiter(lambda: now[0])
-    told = []
+    limiter = RestartLimiter(lambda: now[0])
+    verdicts = []
     for _ in range(MAX_FAILURES):
-        told.append(deaths.add())
+        verdicts.append(limiter.add())
         now[0] += 14.0
-    assert told == [False] * (MAX_FAILURES - 1) + [True]
+    assert verdicts == [False] * (MAX_FAILURES - 1) + [True]
     now[0] += 30.0
-    assert not deaths.add()
-    assert deaths.count == MAX_FAILURES + 1
+    assert not limiter.add()
+    assert limiter.count == MAX_FAILURES + 1
 
 
-def test_who_was_forked_counts_where_others_see_it() -> None:
-    deaths = RestartLimiter()
-    child = multiprocessing.get_context("fork").Process(target=deaths.add)
+def test_a_forked_process_counts_its_failure_for_the_others() -> None:
+    limiter = RestartLimiter()
+    child = multiprocessing.get_context("fork").Process(target=limiter.add)
     child.start()
     child.join(SOON)
-    assert deaths.count == 1
+    assert limiter.count == 1
 
 
-def test_who_waits_for_a_loop_that_hangs_is_answered_when_it_is_given_up(serve: Serve) -> None:
+def test_requests_of_a_loop_that_hangs_end_when_it_is_given_up(serve: Serve) -> None:
     died: list[str] = []
     served = serve("dynamic", on_death=died.append)
     running = served.hold("running", 5)
@@ -130,15 +130,15 @@ def test_who_waits_for_a_loop_that_hangs_is_answered_when_it_is_given_up(serve: 
     assert sorted(served.left) == ["running", "waiting"]
 
 
-def test_a_lost_word_of_the_end_is_found_again(serve: Serve) -> None:
+def test_a_lost_completion_is_recovered(serve: Serve) -> None:
     served = serve()
-    asked = served.hold("a", 3)
-    lose_event(asked)
+    request = served.hold("a", 3)
+    lose_event(request)
     served.model.gate.set()
-    assert asked.wait_for_completion(SOON) == expected("a", 3)
+    assert request.wait_for_completion(SOON) == expected("a", 3)
 
 
-def test_stopping_with_patience_answers_those_whose_step_takes_too_long(serve: Serve) -> None:
+def test_stopping_with_patience_ends_requests_whose_step_takes_too_long(serve: Serve) -> None:
     served = serve("static")
     running = served.hold("running", 5)
     served.manager.stop(patience=0.01)
@@ -146,9 +146,9 @@ def test_stopping_with_patience_answers_those_whose_step_takes_too_long(serve: S
     assert not served.manager.is_alive
 
 
-def test_who_waits_is_told_of_a_loop_that_ended_without_a_word(serve: Serve) -> None:
+def test_a_waiter_learns_of_a_loop_that_ended_without_its_request(serve: Serve) -> None:
     served = serve()
-    asked = served.hold("a", 3)
+    request = served.hold("a", 3)
     served.manager.inbox.open.clear()
     served.end()
-    assert kind_of(asked) == "unavailable_error"
+    assert kind_of(request) == "unavailable_error"
