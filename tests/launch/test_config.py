@@ -6,12 +6,14 @@ import dataclasses
 import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
-from support import run_app
+from support import ROOT, run_app
 
 import config as settings
 import policies
@@ -89,6 +91,12 @@ def test_batching_is_the_original_variable_and_unset_is_nobatch(tmp_path: Path) 
     assert read(tmp_path=tmp_path, lines="BATCHING=static\n").config.policy == "static"
     assert read(tmp_path=tmp_path, lines="EB_POLICY=static\n", BATCHING="dynamic").config.policy == "dynamic"
     assert read().config.policy == "nobatch"
+
+
+def test_the_settings_load_nothing_of_the_client_but_its_options() -> None:
+    code = "import config, sys; print(*(name for name in sys.modules if name.partition('.')[0] == 'client'))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert set(result.stdout.split()) == {"client", "client.options"}
 
 
 def test_the_serving_process_gets_exactly_the_settings_of_its_launcher(tmp_path: Path) -> None:
