@@ -75,8 +75,10 @@ ASKED = [
 OUTPUT = [
     Option("--out", "folder for all results", FOLDER, default=Path("results")),
     Option("--name", "name of this comparison (default: the time and the policies)", metavar="NAME"),
-    Option("--readme", "also copy the table and some plots for a README to this folder", FOLDER),
     Option("--no-plots", "write no plots and no page", None),
+]
+MORE_OUTPUT = [
+    Option("--readme", "also copy the table and some plots for a README to this folder", FOLDER),
     Option(
         "--cost", "cost model, or file from `simulate calibrate`, with which the simulator predicts each request "
         "(default: the measured steps of the servers)", Read(simulated.check, "FILE"),
@@ -84,15 +86,14 @@ OUTPUT = [
 ]  # fmt: skip
 
 
-def build_command(
-    name: str = "client.compare", text: str | None = __doc__, first: str = FIRST, more: Sequence[Option] = ()
-) -> Command:
-    """Return the command line of this comparison, or of the sweep with `more` options."""
+def build_command() -> Command:
     what = Argument("what", "policies, name=URL of running servers, or two result files", nargs=-1, default=[])
-    sections: dict[str, Sequence[Parameter]] = {"arguments": [what], "comparison": COMPARED, "workload": flags.SENT, "servers to start": STARTED,
-                "requests": ASKED, "output": OUTPUT, "sweep": more}  # fmt: skip
-    intro = (text or "").partition("\n")[0]
-    return flags.command(f"python -m {name}", f"{intro}\n\n{first}", sections, EXAMPLES)
+    sections: dict[str, Sequence[Parameter]] = {
+        "arguments": [what], "comparison": COMPARED, "workload": flags.SENT, "servers to start": STARTED,
+        "requests": ASKED, "output": [*OUTPUT, *MORE_OUTPUT],
+    }  # fmt: skip
+    intro = (__doc__ or "").partition("\n")[0]
+    return flags.command("python -m client.compare", f"{intro}\n\n{FIRST}", sections, EXAMPLES)
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:

@@ -32,7 +32,7 @@ from rich.console import Console
 from . import compare, ending, flags, runs
 from .console import guarded, leave, say
 from .experiment import DEFAULT_WARMUP, Experiment, draw
-from .options import POSITIVE, Choice, Option, UsageError, Values
+from .options import POSITIVE, Argument, Choice, Option, Parameter, UsageError, Values
 from .send.target import Target
 from .workloads.arrivals import Arrivals
 
@@ -81,6 +81,11 @@ AXES: dict[str, Axis] = {
     ),
 }  # fmt: skip
 SHOWN = {"variance": "anyscale:CAP", "cache": "shared-prefix:20:256"}
+EXAMPLES = (
+    "python -m client.sweep static dynamic --over rate",
+    "python -m client.sweep dynamic --over users --values 24 64 128 256",
+    "python -m client.sweep ours=http://10.0.0.5:8500 --over rate",
+)
 SWEPT = [
     Option(
         "--over", "; ".join(f"{name}: {axis.help}" for name, axis in AXES.items()), Choice(AXES, "WHAT"),
@@ -93,12 +98,13 @@ SWEPT = [
 
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
     """Read the command line."""
-    command = compare.build_command("client.sweep", __doc__, "By default: static and dynamic with bard.", SWEPT)
-    args = flags.parse(command, argv, environ)
-    if args.load:
-        raise UsageError(
-            f"--load {args.load[0].text} conflicts with the sweep, which varies the load. Use --over and --values"
-        )
+    what = Argument("what", "policies, or name=URL of running servers", nargs=-1, default=[])
+    sections: dict[str, Sequence[Parameter]] = {
+        "arguments": [what], "sweep": SWEPT, "workload": flags.SENT, "servers to start": compare.STARTED,
+        "requests": compare.ASKED, "output": compare.OUTPUT,
+    }  # fmt: skip
+    intro = (__doc__ or "").partition("\n")[0] + "\n\nBy default: static and dynamic with bard."
+    args = flags.parse(flags.command("python -m client.sweep", intro, sections, EXAMPLES), argv, environ)
     args.what = args.what or ["static", "dynamic"]
     compare.check_urls(args.what)
     args.model, args.load_format = args.model or "bard", args.load_format or "auto"
@@ -107,7 +113,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
     if args.over in ("batch", "cache") and any("=http" in word for word in args.what):
         raise UsageError(f"--over {args.over} starts its own servers. Use policies instead of addresses")
     args.sweep_values = sorted(args.values) if args.values else list(axis.values)
-    args.load = [axis.pace(value) for value in args.sweep_values]
+    args.load, args.repeats = [axis.pace(value) for value in args.sweep_values], 1
     flags.check_limits(args)
     return args
 

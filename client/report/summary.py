@@ -7,7 +7,7 @@ model on another machine, without a KV cache, with at most 8 requests at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich import box
@@ -150,7 +150,8 @@ def short_tables(results: Results) -> list[Table]:
         table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         kept = [i for i, head in enumerate(heads) if head in ("policy", "load", *SHORT)]
         for i in kept:
-            table.add_column(heads[i], justify="left" if heads[i] in ("policy", "load") else "right")
+            justify: Literal["left", "right"] = "left" if heads[i] in ("policy", "load") else "right"
+            table.add_column(heads[i], justify=justify, min_width=max(map(len, heads[i].split())))
         for cells in lines:
             table.add_row(*(Text(cells[i].strip("*"), "bold" if cells[i].startswith("**") else "") for i in kept))
         short.append(table)

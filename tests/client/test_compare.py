@@ -266,7 +266,7 @@ def test_saturation_is_a_rate_that_is_not_served_or_users_that_bring_nothing() -
     assert not sweep.saturated("users", [at(0, 5), at(0, 9), at(0, 9.1)], [])
 
 
-@pytest.mark.parametrize("flags", ["--over speed", "--over batch x=http://h:1", "--load burst"])
+@pytest.mark.parametrize("flags", ["--over speed", "--over batch x=http://h:1", "--load burst", "--repeats 3"])
 def test_an_impossible_sweep_is_refused(flags: str, tmp_path: Path) -> None:
     assert sweep.main([*flags.split(), "--out", str(tmp_path)], {}) == 2
 
