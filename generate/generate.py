@@ -10,38 +10,36 @@ these it is greedy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from generate.params import GREEDY, SamplingParams
-from generate.sampling import sample
+from generate.sampling import NotFinite, sample
 from model import DynamicBatchingServerModel, ServerModel
-
-Pick = Callable[[Tensor, Sequence[SamplingParams], Sequence[int]], Sequence[Any]]
 
 
 @torch.no_grad()
-def generate_ids(inference: Any, model: ServerModel, pick: Pick = sample) -> list[int]:
+def generate_ids(inference: Any, model: ServerModel) -> list[int]:
     """Return the `num_tokens` ids that follow the prompt of one inference."""
     ids = prompt_ids(inference, model)
     start = len(ids)
     for _ in range(inference.num_tokens):
         logits, _ = model.model(torch.tensor([ids], device=model.device))  # (1, 1, V)
-        ids += _draw(logits[:, -1], [inference], [len(ids)], pick)
+        ids += _draw(logits[:, -1], [inference], [len(ids)])
     return ids[start:]
 
 
 @torch.no_grad()
-def generate(inference: Any, model: ServerModel, pick: Pick = sample) -> str:
+def generate(inference: Any, model: ServerModel) -> str:
     """Return prompt and completion of one inference."""
-    return model.decode(prompt_ids(inference, model) + generate_ids(inference, model, pick))
+    return model.decode(prompt_ids(inference, model) + generate_ids(inference, model))
 
 
 @torch.no_grad()
-def static_batch_generate(batch: Sequence[Any], model: ServerModel, pick: Pick = sample) -> list[tuple[str, Any]]:
+def static_batch_generate(batch: Sequence[Any], model: ServerModel) -> list[tuple[str, Any]]:
     """Return (prompt and completion, inference) for all of a batch, when the longest is done.
 
     Prompts of different lengths are padded on the right. Causal attention never looks there, so the padding costs time
@@ -58,16 +56,14 @@ def static_batch_generate(batch: Sequence[Any], model: ServerModel, pick: Pick =
         x = model.model.hidden(torch.tensor(padded, device=model.device))  # (B, T, C)
         last = torch.tensor(lengths, device=model.device) - 1
         logits = model.model.lm_head(x[torch.arange(len(rows), device=model.device), last])
-        for row, end, token in zip(rows, ends, _draw(logits, batch, lengths, pick)):
+        for row, end, token in zip(rows, ends, _draw(logits, batch, lengths)):
             if len(row) < end:
                 row.append(token)
     return [(model.decode(row), inference) for row, inference in zip(rows, batch)]
 
 
 @torch.no_grad()
-def dynamic_batch_generate(
-    next_batch: Sequence[Any], model: DynamicBatchingServerModel, pick: Pick = sample
-) -> tuple[list[Any], list[Any]]:
+def dynamic_batch_generate(next_batch: Sequence[Any], model: DynamicBatchingServerModel) -> tuple[list[Any], list[Any]]:
     """Run one iteration: give every inference its next token, and return (finished, in progress).
 
     An inference needs `.data` and `add_token(id) -> whether it is done`, as `batching.Inference`
@@ -80,7 +76,7 @@ def dynamic_batch_generate(
     logits = model.batch_inference_forward(rows, lengths)  # (n, 1, V)
     finished: list[Any] = []
     in_progress: list[Any] = []
-    for inference, token in zip(next_batch, _draw(logits[:, -1], next_batch, lengths, pick)):
+    for inference, token in zip(next_batch, _draw(logits[:, -1], next_batch, lengths)):
         (finished if inference.add_token(token) else in_progress).append(inference)
     return finished, in_progress
 
@@ -108,10 +104,11 @@ def sampling_of(inference: Any) -> SamplingParams:
     )
 
 
-def _draw(logits: Tensor, batch: Sequence[Any], positions: Sequence[int], pick: Pick) -> list[int]:
-    """Return a token for each row of logits (R, V); raise the error of a row that has one."""
-    tokens = pick(logits.float(), [sampling_of(inference) for inference in batch], positions)
-    for token in tokens:
-        if isinstance(token, Exception):
+def _draw(logits: Tensor, batch: Sequence[Any], positions: Sequence[int]) -> list[int]:
+    """Return a token for each row of logits (R, V). Raises NotFinite for a row that is not finite."""
+    tokens: list[int] = []
+    for token in sample(logits.float(), [sampling_of(inference) for inference in batch], positions):
+        if isinstance(token, NotFinite):
             raise token
-    return list(tokens)
+        tokens.append(token)
+    return tokens

@@ -50,12 +50,7 @@ def trace(steps: Iterable[dict[str, Any]]) -> dict[str, Any]:
             "queue": step["queue"], "policy": step["policy"], "joined": step["joined"],
             "left": step["left"], **kinds,
         }))  # fmt: skip
-        batch = sum(m["phase"] != "idle" for m in step["members"])
-        for name, values in (
-            ("queue", {"waiting": step["queue"]}), ("batch", {"rows": batch}),
-            ("KV pages", {"used": step["pages"]["used"]}),
-        ):  # fmt: skip
-            events.append({"ph": "C", "pid": PROCESS, "name": name, "ts": begin, "args": values})
+        events += _counters(step, begin)
         taken = set()
         for member in step["members"]:
             slot = member["slot"]
@@ -79,6 +74,17 @@ def trace(steps: Iterable[dict[str, Any]]) -> dict[str, Any]:
     names = [_name("process_name", 0, f"effective-batching: {policy}"), _name("thread_name", STEPS_THREAD, "steps")]
     names += [_name("thread_name", FIRST_SLOT + slot, f"slot {slot}") for slot in sorted(slots)]
     return {"displayTimeUnit": "ms", "traceEvents": names + events}
+
+
+def _counters(step: dict[str, Any], begin: float) -> Iterator[dict[str, Any]]:
+    batch = sum(m["phase"] != "idle" for m in step["members"])
+    pages = step["pages"]["used"]
+    for name, values in (
+        ("queue", {"waiting": step["queue"]}),
+        ("batch", {"rows": batch}),
+        ("KV pages", {"used": pages}),
+    ):
+        yield {"ph": "C", "pid": PROCESS, "name": name, "ts": begin, "args": values}
 
 
 def _close(events: list[dict[str, Any]], open_: dict[int, dict[str, Any]], slot: int) -> None:

@@ -155,7 +155,7 @@ def weights_of(folder: Path, tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
     return weights.load(catalog.resolve(str(folder))).state_dict()
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, required=True, help="the text to learn")
     parser.add_argument("--out", type=Path, default=Path("weights/bard"))
@@ -171,8 +171,11 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=SHAPE.dropout)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    args = parser.parse_args()
+    return parser.parse_args()
 
+
+def main() -> None:
+    args = arguments()
     began = time.perf_counter()
     text = args.text.read_text(encoding="utf-8")
     split = len(text) * 9 // 10

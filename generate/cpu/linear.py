@@ -144,24 +144,12 @@ def make_linear(weight: Tensor, bias: Tensor | None, activation: str | None = No
     return Linear(weight, bias, activation)
 
 
-def make_head(weight: Tensor) -> LinearLayer:
-    """Return a layer that gives float32 outputs: GPT-2's logits share an offset at which 16 bits are coarse."""
+def make_head(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return a layer with float32 outputs: GPT-2's logits share an offset at which 16 bits are coarse."""
     if _kernel_takes(weight):
         return KernelLinear(weight, None, wide=True)
-    return WideLinear(weight) if weight.dtype != torch.float32 else make_linear(weight, None)
-
-
-class WideLinear:
-    """A linear layer computed in float32 from 16-bit inputs, where no kernel gives float32 sums."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self.linear = make_linear(weight.float(), None)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.linear(x.float())
-
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self.linear.add(x.float(), residual.float())
+    linear = make_linear(weight.float(), None)
+    return linear if weight.dtype == torch.float32 else lambda x: linear(x.float())
 
 
 def _kernel_takes(weight: Tensor) -> bool:

@@ -115,14 +115,6 @@ def test_a_generated_text_begins_with_its_prompt_and_has_the_requested_tokens(
     assert generate_ids(job, served) != generate_ids(other, served)
 
 
-def test_another_sampling_rule_can_be_passed(served: DynamicBatchingServerModel) -> None:
-    def always_a(logits: torch.Tensor, params: Any, positions: Any) -> list[int]:
-        assert logits.shape == (len(params), 257)
-        return [97] * len(params)
-
-    assert generate(Job("b", 3), served, pick=always_a) == "baaa"
-
-
 def test_an_empty_batch_gives_no_texts(served: DynamicBatchingServerModel) -> None:
     assert dynamic_batch_generate([], served) == ([], [])
     assert static_batch_generate([], served) == []
