@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from client import options
+from client import client, compare, options, top
 from client.options import Argument, Choice, Command, Number, OnOff, Option, Secret, Size, UsageError, Values
 
 COMMAND = Command(
@@ -133,3 +133,12 @@ def test_help_has_defaults_bounds_and_variables_within_80_columns(capsys: pytest
     assert "\n  an example\n" in text
     assert "poisson:RATE exponential gaps" in words
     assert "--secret-flag" not in words
+
+
+@pytest.mark.parametrize(
+    "command", [client.build_command(), compare.build_command(), top.COMMAND], ids=lambda command: command.name
+)
+def test_the_help_of_the_client_fits_80_columns(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        options.read(command, ["--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80

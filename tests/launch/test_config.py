@@ -205,7 +205,9 @@ def test_unknown_eb_names_are_warned_of_with_the_nearest(tmp_path: Path) -> None
 
 def test_help_shows_every_setting_with_default_variable_and_bounds() -> None:
     command = settings.command()
-    text = " ".join(command.get_help(click.Context(command)).split())
+    lines = command.get_help(click.Context(command)).splitlines()
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
     for item in dataclasses.fields(Config):
         assert f"{settings.variable(item.name)}]" in text
         if item.name != "policy":

@@ -358,7 +358,9 @@ def test_a_plan_of_a_trace_is_for_the_trace(capsys: pytest.CaptureFixture[str], 
 def test_each_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([command, "--help"])
-    assert COMMANDS[command] in " ".join(capsys.readouterr().out.split())
+    text = capsys.readouterr().out
+    assert COMMANDS[command] in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_the_simulator_loads_neither_torch_nor_flask() -> None:
