@@ -179,5 +179,5 @@ CASES = [
                 chat({"role": "user", "content": [{"type": "audio"}]}), codes=CHAT),
         pictures_are_not_fetched)),
     Case("B15", "the same prompt alone and in a full batch", company_changes_nothing,
-         tests=("tests/generate/test_runner.py::test_the_text_of_a_request_does_not_depend_on_its_company",)),
+         tests=("tests/generate/test_runner.py::test_the_text_of_a_request_does_not_depend_on_the_batch",)),
 ]  # fmt: skip
