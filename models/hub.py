@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+
 from models import checkpoint
 
 FILES = ["config.json", "*.safetensors", "vocab.json", "merges.txt", "tokenizer.json"]
@@ -47,8 +49,6 @@ PUBLISHED = {
 
 def cached(name: str) -> Path | None:
     """Return the folder of published model `name` in the cache, or None unless it is complete."""
-    import huggingface_hub
-
     model = PUBLISHED[name]
     for repo in (model.repo, name):  # before the repositories had owners, caches held the bare name
         config = huggingface_hub.try_to_load_from_cache(repo, "config.json", revision=model.revision)
@@ -76,8 +76,6 @@ def fetch(name: str, timeout_s: float) -> Path:
 
 def _probe(name: str, timeout_s: float) -> None:
     """Request the headers of the model's config.json; raise HubError unless they come in time."""
-    import huggingface_hub
-
     if huggingface_hub.is_offline_mode():
         raise HubError("it is not in the cache, and HF_HUB_OFFLINE disables downloads")
     model = PUBLISHED[name]
@@ -102,8 +100,6 @@ def _probe(name: str, timeout_s: float) -> None:
 
 
 def _download(name: str) -> Path:
-    import huggingface_hub
-
     model = PUBLISHED[name]
     try:
         folder = huggingface_hub.snapshot_download(model.repo, revision=model.revision, allow_patterns=FILES)
