@@ -75,7 +75,9 @@ class Load:
     def _run(self, engine: Engine, plan: list[Arrival]) -> None:
         began = time.monotonic()
         for arrival in plan:
-            if self._stopping.wait(max(0.0, arrival.at - (time.monotonic() - began))):
+            # A tiny rate gives gaps that no lock can wait for.
+            delay = min(max(0.0, arrival.at - (time.monotonic() - began)), threading.TIMEOUT_MAX)
+            if self._stopping.wait(delay):
                 return
             try:
                 self._inferences.append(_enqueue(engine, arrival))

@@ -12,6 +12,7 @@ from flask import Flask
 from hypothesis import HealthCheck, Phase, given, settings
 from openapi_spec_validator import validate
 from pydantic import BaseModel, Field
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 from support import fake_engine
 
 from api.http.auth import OPEN
@@ -130,14 +131,22 @@ def test_the_page_shows_every_route_and_needs_no_other_host(app: Flask) -> None:
 
 def test_every_route_answers_as_documented_whatever_is_sent(app: Flask) -> None:
     schema = schemathesis.openapi.from_wsgi("/openapi.json", app)
-    schema = schema.exclude(method="POST", path="/load")  # it sends to the server's own address
+    schema = schema.exclude(method="POST", path="/load")  # each would start up to 400 requests of its own
     found = [operation.ok() for operation in schema.get_all_operations()]
     assert len(found) >= 20
+    generating = {(op.method, op.path) for op in service(app).operations if op.generates}
     for operation in found:
+        # A prompt that is valid JSON may still be longer than the model's context.
+        is_generating = (operation.method, operation.path) in generating
+        answers_as_documented(operation, [positive_data_acceptance] if is_generating else [])
 
-        @given(case=operation.as_strategy())
-        @settings(phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-        def answers(case: schemathesis.Case) -> None:
-            case.call_and_validate()
 
-        answers()
+def answers_as_documented(operation: Any, unchecked: list[Any]) -> None:
+    """Send what schemathesis draws, and hold the answers to all its checks but those."""
+
+    @given(case=operation.as_strategy())
+    @settings(phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    def answers(case: schemathesis.Case) -> None:
+        case.call_and_validate(excluded_checks=unchecked)
+
+    answers()

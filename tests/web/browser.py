@@ -1,0 +1,43 @@
+"""A page in a real browser, where there is one."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+from support import Server, wait_until
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+NO_BROWSER = "no Chromium here: install one (Debian: apt install chromium) to test the live page"
+needs_browser = pytest.mark.skipif(BROWSER is None, reason=NO_BROWSER)
+in_a_browser = [pytest.mark.process, needs_browser]
+
+
+class Tab:
+    """A page, and what must not happen on it: errors, and requests to somebody else."""
+
+    def __init__(self, browser: Any, server: Server, **options: Any) -> None:
+        self.context = browser.new_context(**options)
+        self.page = self.context.new_page()
+        self.url = f"http://127.0.0.1:{server.port}"
+        self.complaints: list[str] = []
+        self.page.on("console", self._said)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", self._asked)
+
+    def _said(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def _asked(self, request: Any) -> None:
+        if not request.url.startswith((self.url + "/", "data:", "blob:")):
+            self.complaints.append(f"asked {request.url}")
+
+    def open(self, path: str = "/") -> Any:
+        self.page.goto(self.url + path)
+        return self.page
+
+    def until(self, condition: str, seconds: float = 30.0) -> None:
+        """Ask again and again; playwright's own waiting would need eval, which the page forbids."""
+        wait_until(lambda: self.page.evaluate(f"Boolean({condition})"), seconds)

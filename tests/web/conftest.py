@@ -1,0 +1,36 @@
+"""A server, a browser and a page in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from browser import BROWSER, Tab
+from support import Server
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    flags = ("--model", "mock:llm-mock@5", "--max-batch-size", "8")
+    with Server(log, "static", *flags, "--dashboard-show-text", "on") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: tools/setup.sh requirements-dev.txt does it"
+    )
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def tab(chromium: Any, server: Server) -> Iterator[Tab]:
+    tab = Tab(chromium, server, viewport={"width": 1300, "height": 900})
+    yield tab
+    tab.context.close()

@@ -1,0 +1,119 @@
+"""The live page: its files by HTTP, and its load."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from typing import Any
+
+import pytest
+from support import ROOT, FakeModel, Server, fake_engine, wait_until
+
+from api.demo import arrivals
+from api.schemas.demo import LoadRequest
+from app import create_app
+from client.report import race
+from config import Config
+
+HTML = {"Accept": "text/html,application/xhtml+xml"}
+
+
+def test_a_browser_gets_the_page_and_everybody_else_json() -> None:
+    client = create_app(Config(), fake_engine(FakeModel())).test_client()
+    page = client.get("/", headers=HTML)
+    assert page.mimetype == "text/html"
+    assert "script-src 'self'" in page.headers["Content-Security-Policy"]
+    assert page.headers["Vary"] == "Accept"
+    assert client.get("/").get_json()["status"] == "ok"
+    assert client.get("/", headers={"Accept": "*/*"}).get_json()["status"] == "ok"
+
+
+def test_the_page_needs_no_key_and_all_that_tells_something_does() -> None:
+    client = create_app(Config(api_key="k")).test_client()
+    assert client.get("/", headers=HTML).status_code == 200
+    assert client.get("/web/live.js").status_code == 200
+    assert client.get("/race").status_code == 200
+    for path in ("/", "/events", "/load"):
+        assert client.get(path).status_code == 401
+
+
+def test_only_files_of_the_page_are_served() -> None:
+    client = create_app(Config()).test_client()
+    first = client.get("/web/model.js")
+    assert first.mimetype == "text/javascript"
+    again = client.get("/web/model.js", headers={"If-None-Match": first.headers["ETag"]})
+    assert again.status_code == 304
+    for path in ("/web/../app.py", "/web/%2e%2e/app.py", "/web//etc/passwd", "/web/none.js", "/web/demo"):
+        assert client.get(path).status_code == 404, path
+
+
+def test_the_page_names_no_other_host() -> None:
+    ours = [p for p in (ROOT / "web").rglob("*") if p.suffix in (".html", ".js", ".css", ".svg")]
+    assert len(ours) > 8
+    for path in ours:
+        text = path.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
+        text = text.replace("https://github.com/leeoniya/uPlot", "")  # in its comment
+        assert not re.search(r"(https?:)?//[a-z0-9-]+\.[a-z]{2,}", text), path.name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
+
+
+def test_a_load_is_the_same_for_the_same_seed_and_poisson() -> None:
+    params = LoadRequest(count=400, rate=50, min_tokens=5, max_tokens=9, seed=3)
+    plan = arrivals(params)
+    assert plan == arrivals(params)
+    gaps = [b.at - a.at for a, b in itertools.pairwise(plan)]
+    assert 0.8 / 50 < sum(gaps) / len(gaps) < 1.2 / 50
+    assert {arrival.num_tokens for arrival in plan} == {5, 6, 7, 8, 9}
+    assert {arrival.at for arrival in arrivals(LoadRequest(count=7))} == {0.0}
+
+
+@pytest.mark.parametrize("fields", [{"count": 401}, {"rate": -1}, {"count": True}, {"max_tokens": 0}])
+def test_a_load_is_bounded(fields: dict[str, Any]) -> None:
+    client = create_app(Config(), fake_engine(FakeModel())).test_client()
+    assert client.post("/load", json=fields).status_code == 400
+    assert client.get("/load").get_json()["active"] is False
+
+
+def test_a_load_counts_its_answers_and_rejections() -> None:
+    app = create_app(Config(), fake_engine(FakeModel(), max_batch_size=2, max_queue=6))
+    client = app.test_client()
+    fields = {"count": 20, "min_tokens": 3, "max_tokens": 6, "seed": 7}
+    first = client.post("/load", json=fields).get_json()
+    assert (first["total"], first["seed"]) == (20, 7)
+    wait_until(lambda: not client.get("/load").get_json()["active"])
+    last = client.get("/load").get_json()
+    assert last["sent"] == last["done"] + last["failed"] == 20
+    assert last["done"] >= 6
+
+
+@pytest.mark.parametrize("rate", [1e-3, 1e-308])
+def test_a_load_that_is_stopped_sends_no_more_and_lets_another_start(rate: float) -> None:
+    client = create_app(Config(), fake_engine(FakeModel())).test_client()
+    slow = {"count": 400, "rate": rate}
+    assert client.post("/load", json=slow).get_json()["active"] is True
+    assert client.post("/load", json=slow).status_code == 429
+    assert client.delete("/load").status_code == 200
+    wait_until(lambda: not client.get("/load").get_json()["active"])
+    assert client.get("/load").get_json()["sent"] == 0
+    assert client.post("/load", json={"count": 1, "max_tokens": 8}).status_code == 200
+
+
+def test_a_long_recording_is_cut_at_the_same_moment_for_all() -> None:
+    slow = [{"t": 3 + 0.5 * n} for n in range(10)]
+    fast = [{"t": 7 + 0.1 * n} for n in range(10)]
+    kept, end = race.cut({"slow": slow, "fast": fast}, limit=6)
+    assert end == pytest.approx(0.6)
+    assert (len(kept["slow"]), len(kept["fast"])) == (2, 6)
+    assert race.cut({"slow": slow}, limit=10) == ({"slow": slow}, None)
+
+
+@pytest.mark.process
+def test_the_load_of_the_button_fills_a_batch(server: Server) -> None:
+    body = json.dumps({"count": 24, "min_tokens": 5, "max_tokens": 20}).encode()
+    reply = server.send("POST", "/load", body, **{"Content-Type": "application/json"})
+    assert reply.json["total"] == 24
+    wait_until(lambda: not server.send("GET", "/load").json["active"], 60)
+    assert server.send("GET", "/load").json["done"] == 24
+    sizes = {row["batch_size"] for row in server.get("/stats").json["engine"]["batch_stats"]}
+    assert 8 in sizes

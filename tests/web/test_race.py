@@ -1,0 +1,133 @@
+"""Races of policies in a real browser: recorded, live, within a report, and of a comparison."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Tab, in_a_browser
+from driver import drive, requests, scheduler
+from support import ROOT, Server, clean_environment, wait_until
+
+from client.report import race, store
+
+THREE = ["nobatch", "static", "dynamic"]
+LOADS = ["poisson:40", "burst"]
+
+pytestmark = in_a_browser
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a real comparison of three policies under two loads."""
+    folder = tmp_path_factory.mktemp("results")
+    command = [
+        sys.executable, "-m", "client.compare", *THREE, "--model", "mock:llm-mock@100",
+        "--load-format", "auto", "--numsamples", "7", "--load", *LOADS, "--seed", "1", "--warmup", "5",
+        "--server=--max-batch-size 4", "--no-plots", "--out", str(folder), "--name", "x",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, timeout=180)
+    assert done.returncode == 0, done.stderr.decode()
+    return folder / "x"
+
+
+def test_the_race_shows_the_recorded_runs_in_step(tab: Tab) -> None:
+    page = tab.open("/race")
+    tab.until("EB.race.lanes.length === 2")
+    page.evaluate("EB.race.clock = 1e9")
+    tab.until("[...document.querySelectorAll('.done')].every((e) => e.textContent.includes('finished in'))")
+    answered = page.locator(".figures span:first-child b").all_text_contents()
+    assert len(set(answered)) == 1
+    assert tab.complaints == []
+
+
+def test_a_race_of_live_servers_shows_each_with_its_policy(tab: Tab, server: Server, tmp_path: Path) -> None:
+    flags = ("--model", "mock:llm-mock@50", "--max-batch-size", "4")
+    with Server(tmp_path / "log", "dynamic", *flags) as other:
+        page = tab.open(f"/race?run={tab.url}&run=http://127.0.0.1:{other.port}")
+        for one in (server, other):
+            one.post(prompt="hi", num_tokens=9)
+        tab.until("EB.race.lanes.every((lane) => lane.model.columns.length >= 9)")
+        assert page.locator(".lane .badge").all_text_contents() == ["static", "dynamic"]
+        tab.until("[...document.querySelectorAll('.figures span:first-child b')].every((e) => +e.textContent >= 1)")
+        assert not page.is_visible("#seek")
+        named = f"asked http://127.0.0.1:{other.port}/events?"  # it alone, as the address asks for
+        assert [said for said in tab.complaints if not said.startswith(named)] == []
+
+
+def test_the_race_within_a_report_needs_no_server(chromium: Any, tmp_path: Path) -> None:
+    runs = {
+        policy: drive(scheduler(policy, 4), requests((0, 5, 3), (0, 9, 8), (1, 2, 6))).records()
+        for policy in ("static", "dynamic")
+    }
+    path = tmp_path / "report.html"
+    races = {"a <burst>": runs, "another": runs}
+    path.write_text(f"<!doctype html><title>x</title>{race.section(races)}")
+    page = chromium.new_page()
+    said: list[str] = []
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: said.append(request.url))
+    page.goto(path.as_uri())
+    wait_until(lambda: len(page.frames) == 2)
+    frame = page.frames[1]
+    wait_until(lambda: frame.evaluate("globalThis.EB?.race?.lanes.length") == 2, 15)
+    assert frame.locator(".badge").all_text_contents()[1:] == ["static", "dynamic"]
+    frame.evaluate("EB.race.clock = 1e9")
+    wait_until(lambda: frame.locator(".done", has_text="finished in").count() == 2)
+    assert frame.locator(".figures span:first-child b").all_text_contents() == ["3 of 3"] * 2
+    assert frame.locator("#load option").all_text_contents() == ["a <burst>", "another"]
+    assert said == [path.as_uri()]
+    page.close()
+
+
+def test_a_comparison_is_raced_load_by_load(tab: Tab, comparison: Path) -> None:
+    page = tab.open("/race")
+    page.set_input_files("#files", comparison / "iterations.jsonl")
+    tab.until("EB.race.lanes.length === 3")
+    assert page.locator("#load option").all_text_contents() == LOADS
+    firsts = set()
+    for load in LOADS:
+        page.select_option("#load", load)
+        assert page.locator(".lane .badge").all_text_contents() == THREE
+        assert "7 requests of the same lengths" in str(page.text_content("#lead"))
+        page.evaluate("EB.race.clock = 1e9")
+        tab.until("document.querySelectorAll('.done:not(:empty)').length === 3")
+        answered = page.locator(".figures span:first-child b").all_text_contents()
+        assert answered == ["7 of 7"] * 3
+        firsts.add(page.evaluate("EB.race.lanes[0].origin"))
+    assert len(firsts) == 2
+    assert tab.complaints == []
+
+
+def test_a_report_races_every_policy_under_every_load(chromium: Any, comparison: Path) -> None:
+    path = comparison / "race.html"
+    path.write_text(f"<!doctype html><title>x</title>{race.embed(store.read(comparison))}")
+    page = chromium.new_page()
+    page.goto(path.as_uri())
+    wait_until(lambda: len(page.frames) == 2)
+    frame = page.frames[1]
+    wait_until(lambda: frame.evaluate("globalThis.EB?.race?.lanes.length") == 3, 15)
+    assert frame.locator("#load option").all_text_contents() == LOADS
+    frame.select_option("#load", LOADS[1])
+    assert frame.locator(".lane .badge").all_text_contents() == THREE
+    page.close()
+
+
+def test_runs_of_different_requests_are_not_called_the_same(tab: Tab, tmp_path: Path) -> None:
+    page = tab.open("/race")
+    tab.until("EB.race.lanes.length === 2")
+    assert "Each lane serves the same" in str(page.text_content("#lead"))  # by id and length
+    for policy, tokens in (("static", 3), ("dynamic", 4)):
+        records = drive(scheduler(policy, 4), requests((0, 5, tokens), (0, 9, 8))).records()
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        (tmp_path / f"{policy}.jsonl").write_text(lines)
+    page.set_input_files("#files", [tmp_path / "static.jsonl", tmp_path / "dynamic.jsonl"])
+    tab.until("EB.race.lanes[0].total === 2")
+    lead = str(page.text_content("#lead"))
+    assert "different requests" in lead
+    assert "took" not in lead
+    assert page.locator("#load").is_hidden()
