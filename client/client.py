@@ -15,7 +15,6 @@ import json
 import os
 import secrets
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +31,8 @@ from . import data, flags, runs
 from .console import FINE, SOME_FAILED, UNREACHABLE, USAGE, Display, emit, emit_json, guarded, leave, say
 from .options import FILE, POSITIVE, Choice, Command, Number, Option, Read, UsageError, Values
 from .report import measure, tables
-from .send.target import Failed, Target, ask, fetch_stats, model_name
+from .send.load import Failed, raise_for, send_all
+from .send.target import Target, fetch_stats, model_name
 from .workloads import catalog, corpus
 from .workloads.arrivals import Arrivals
 
@@ -179,19 +179,19 @@ def run_single(settings: Settings, console: Console) -> int:
         say(console, "note: --prompt sends one request; the flags of a load run are ignored")
     seed = {} if read.seed is None else {"seed": read.seed}
     planned = data.Planned(0, 0.0, read.prompt, read.numtokens)
-    start = time.perf_counter()
     try:
-        answer = ask(target, planned, show=lambda piece: emit(piece, end=""), **seed)
+        (outcome,) = send_all(target, [planned], on_text=lambda piece: emit(piece, end=""), fields=seed)
+        raise_for(outcome)
     except Failed as error:
         kind, detail = error.args
         say(console, f"error: {kind}: {detail}")
         write_result({"error": kind, "detail": detail}, read.json, console)
         return SOME_FAILED
-    elapsed_ms = (time.perf_counter() - start) * 1000
-    emit("" if target.dialect.stream else answer.text)
-    say(console, f"{answer.tokens} tokens in {elapsed_ms:,.0f} ms, id {answer.id or 'unknown'}")
-    result = {"completion": answer.text, "id": answer.id, "num_tokens": answer.tokens,
-              "prompt_tokens": answer.prompt_tokens, "e2el_ms": elapsed_ms}  # fmt: skip
+    emit("" if target.dialect.stream else outcome.completion)
+    elapsed_ms = 1000 * outcome.latency
+    say(console, f"{outcome.tokens} tokens in {elapsed_ms:,.0f} ms, id {outcome.id or 'unknown'}")
+    result = {"completion": outcome.completion, "id": outcome.id, "num_tokens": outcome.tokens,
+              "prompt_tokens": outcome.prompt_tokens, "e2el_ms": elapsed_ms}  # fmt: skip
     write_result(result, read.json, console)
     return FINE
 

@@ -21,8 +21,8 @@ from . import data
 from .console import Display, say
 from .options import UsageError
 from .report import measure
-from .send.load import LoadRun
-from .send.target import Failed, KeyRefused, ServerUnreachable, Target, ask, fetch_stats
+from .send.load import Failed, LoadRun, raise_for, send_all
+from .send.target import KeyRefused, ServerUnreachable, Target, fetch_stats
 from .workloads.arrivals import Arrivals
 
 GRACE_SECONDS = 10.0  # for open requests after the first Ctrl-C
@@ -105,11 +105,11 @@ def send(
 
 def warm_up(target: Target, trace: Sequence[data.Planned], count: int) -> int:
     """Send `count` short requests one by one, unmeasured; return how many were answered."""
+    prompts = [planned.prompt for planned in itertools.islice(itertools.cycle(trace), count)]
     answered = 0
-    for planned in itertools.islice(itertools.cycle(trace), count):
-        short = data.Planned(-1, 0.0, planned.prompt, WARMUP_TOKENS)
+    for outcome in send_all(target, [data.Planned(i, 0.0, p, WARMUP_TOKENS) for i, p in enumerate(prompts)]):
         with contextlib.suppress(Failed):
-            ask(target, short)
+            raise_for(outcome)
             answered += 1
     return answered
 

@@ -13,15 +13,16 @@ import gc
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import aiohttp
 
 from ..data import Planned
 from ..report.measure import Outcome
 from .dialects import Answer, Events, Refused, Unreadable, status_failure
-from .target import CANNOT_CONNECT, Target
+from .target import CANNOT_CONNECT, CONNECT_SECONDS, KeyRefused, ServerUnreachable, Target
 
 DETAIL_CHARACTERS = 200
 HEARTBEAT_SECONDS = 0.01
@@ -97,11 +98,38 @@ def failure(error: BaseException) -> tuple[str, str]:
     return "unreadable answer", f"{type(error).__name__}: {error}"
 
 
+class Failed(Exception):
+    """A request got no complete answer; the arguments are the kind of failure and its detail."""
+
+
+def raise_for(outcome: Outcome) -> None:
+    """Raise ServerUnreachable, KeyRefused or Failed for a failed request."""
+    if outcome.error == CANNOT_CONNECT:
+        raise ServerUnreachable(outcome.detail)
+    if outcome.error.startswith("HTTP 401"):
+        raise KeyRefused
+    if outcome.error:
+        raise Failed(outcome.error, outcome.detail)
+
+
+def send_all(target: Target, trace: Sequence[Planned], **options: Any) -> list[Outcome]:
+    """Send requests one after the other and return their outcomes; `options` are those of LoadRun."""
+    run = LoadRun(replace(target, connect_timeout=CONNECT_SECONDS), trace, users=1, **options)
+    run.start()
+    try:
+        while not run.wait(1):  # in slices, because on Windows Ctrl-C does not interrupt an endless wait
+            pass
+    finally:
+        run.close()
+    return run.outcomes()
+
+
 class LoadRun:
     """One run of a trace against a server: start it, wait for it, then read the outcomes.
 
     With `users` the loop is closed: each of that many users sends its next request `think` seconds after the answer,
-    and the times of the trace are ignored. `on_outcome` is called for each outcome in the sending thread.
+    and the times of the trace are ignored. `on_outcome` is called for each outcome and `on_text` for each piece of a
+    streamed text, both in the sending thread. `fields` are added to each request.
     """
 
     def __init__(
@@ -111,12 +139,16 @@ class LoadRun:
         users: int | None = None,
         think: float = 0.0,
         on_outcome: Callable[[Outcome], None] = lambda outcome: None,
+        on_text: Callable[[str], None] | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> None:
         self._target = target
         self._trace = trace
         self._users = users
         self._think = think
         self._on_outcome = on_outcome
+        self._on_text = on_text
+        self._fields = fields or {}
         self._lock = threading.Lock()
         self._running: dict[int, tuple[Planned, float]] = {}
         self._outcomes: list[Outcome] = []
@@ -258,7 +290,7 @@ class LoadRun:
 
     async def _ask(self, session: aiohttp.ClientSession, planned: Planned, intended: float) -> None:
         dialect = self._target.dialect
-        body = json.dumps(dialect.body(planned)).encode()
+        body = json.dumps(dialect.body(planned, **self._fields)).encode()
         reading = _Reading(planned, intended, self.now())
         try:
             # A redirect would turn the POST into a GET and time two requests as one.
@@ -292,7 +324,7 @@ class LoadRun:
         return reading.outcome(now)
 
     async def _follow(self, answer: aiohttp.ClientResponse, reading: _Reading) -> Outcome:
-        events = Events()
+        events, shown = Events(), 0
         reading.answer.id = answer.headers.get("X-Request-Id", "")
         async for received in answer.content.iter_any():
             now = self.now()
@@ -300,6 +332,9 @@ class LoadRun:
                 tokens = self._target.dialect.feed(data, reading.answer)
                 if tokens is not None:
                     reading.token(now, tokens)
+            if self._on_text is not None:
+                self._on_text(reading.answer.text[shown:])
+                shown = len(reading.answer.text)
         if not reading.answer.ended:
             return reading.outcome(self.now(), "stream cut", "the stream ended without its final event")
         return reading.outcome(self.now())

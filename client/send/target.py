@@ -1,18 +1,16 @@
-"""The server under load: its address, single requests to it, and its statistics.
+"""The server under load: its address, and what it reports about itself.
 
-Single requests use `requests`; `load` sends the load.
+`load` sends the requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import requests
 
-from ..data import Planned
-from .dialects import Answer, Dialect, Events, Refused, Unreadable, status_failure
+from .dialects import Dialect
 
 CONNECT_SECONDS = 5.0
 STATS_SECONDS = 10.0
@@ -50,7 +48,7 @@ class Target:
         return requests.utils.get_environ_proxies(self.url).get(self.url.partition(":")[0])
 
     def session(self) -> requests.Session:
-        """Return a session for a single request."""
+        """Return a session for a report of the server."""
         session = requests.Session()
         # A .netrc would replace our key, so only the proxies are read from the environment.
         session.proxies = requests.utils.get_environ_proxies(self.url)
@@ -82,65 +80,6 @@ def fetch_stats(target: Target) -> dict[str, Any] | None:
     """Fetch the server's `/stats`; return None if the server has no statistics."""
     body = fetch(target, "/stats")
     return body if isinstance(body, dict) else None
-
-
-def ask(target: Target, planned: Planned, show: Callable[[str], None] = lambda text: None, **extra: Any) -> Answer:
-    """Send one request and wait; a streaming dialect calls `show` with each piece of text.
-
-    Raise ServerUnreachable, KeyRefused, or Failed for all other failures.
-    """
-    with target.session() as session:
-        try:
-            reply = session.post(
-                target.url + target.dialect.path,
-                json=target.dialect.body(planned, **extra),
-                timeout=(CONNECT_SECONDS, target.timeout),
-                allow_redirects=False,
-                stream=target.dialect.stream,
-            )
-            if reply.status_code == 200 and target.dialect.stream:
-                return _follow(target.dialect, reply.iter_content(None), show)
-            return _whole(target.dialect, reply, planned)
-        except (Refused, Unreadable) as error:
-            raise Failed("unreadable answer" if isinstance(error, Unreadable) else "error event", str(error)) from error
-        except requests.ConnectTimeout as error:
-            raise ServerUnreachable("timed out while connecting") from error
-        except requests.Timeout as error:
-            raise Failed("timeout", "timed out; raise --timeout to wait longer") from error
-        except requests.RequestException as error:
-            if "NewConnectionError" in repr(error):
-                raise ServerUnreachable(str(error)) from error
-            raise Failed(
-                "connection broken", "the server closed the connection before the answer was complete"
-            ) from error
-
-
-class Failed(Exception):
-    """A request got no complete answer; the arguments are the kind of failure and its detail."""
-
-
-def _whole(dialect: Dialect, reply: requests.Response, planned: Planned) -> Answer:
-    if reply.status_code == 401:
-        raise KeyRefused
-    try:
-        content = reply.json()
-    except (ValueError, RecursionError):
-        content = reply.content[:60]
-    if reply.status_code != 200:
-        raise Failed(*status_failure(reply.status_code, content))
-    return dialect.read(content, reply.headers, planned)
-
-
-def _follow(dialect: Dialect, pieces: Iterator[bytes], show: Callable[[str], None]) -> Answer:
-    events, answer, shown = Events(), Answer(), 0
-    for piece in pieces:
-        for data in events.cut(piece):
-            dialect.feed(data, answer)
-        show(answer.text[shown:])
-        shown = len(answer.text)
-    if not answer.ended:
-        raise Failed("stream cut", "the stream ended without its final event")
-    return answer
 
 
 def model_name(target: Target) -> str | None:
