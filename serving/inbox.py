@@ -49,7 +49,8 @@ class Inbox:
         self.is_stopping = False
         self.is_closed = False
         self.arrived: list[Inference] = []
-        # The inferences that the loop has taken and not finished. Only its thread changes them, so it reads them unlocked.
+        # The inferences that the loop has taken and not finished. Its thread reads them without the lock, because only
+        # `close` changes them in another thread.
         self.open: dict[Sequence, Inference] = {}
         self._switches: deque[tuple[Policy, Future[None]]] = deque()
         self._ended: list[Inference] = []  # by their callers or deadlines

@@ -41,8 +41,8 @@ class Text(Protocol):
     def text(self, output_ids: list[int]) -> str: ...
 
 
-class Loop(Protocol):
-    """The loop that computes an inference, as the inference sees it: `serving.inbox.Inbox`."""
+class Owner(Protocol):
+    """The object through which an inference reaches the loop that computes it: `serving.inbox.Inbox`."""
 
     is_closed: bool
 
@@ -129,12 +129,12 @@ class Inference:
         )  # fmt: skip
         self._lock = threading.Lock()
         self._kept: int | None = None  # number of tokens when `end_early` ended it
-        self._loop: Loop | None = None
+        self._owner: Owner | None = None
         self._was_lost = False  # at the last check
 
-    def attach(self, loop: Loop, now: float) -> None:
-        """Connect the inference to the loop that will compute it; `BatchingManager.enqueue` calls this once."""
-        self._loop = loop
+    def attach(self, owner: Owner, now: float) -> None:
+        """Connect the inference to the loop that will compute it, and stamp its arrival; `enqueue` calls this once."""
+        self._owner = owner
         self.sequence.arrived_at = now
         if self.slo_s is not None:
             self.sequence.deadline = now + self.slo_s
@@ -225,12 +225,12 @@ class Inference:
 
     def end_if_lost(self) -> None:
         """End it if the loop no longer will; waiters call this about every second."""
-        loop, error = self._loop, failure(self.sequence.error)
-        if loop is None or self.is_finished:
+        owner, error = self._owner, failure(self.sequence.error)
+        if owner is None or self.is_finished:
             return
-        if loop.is_closed:
-            self.finished(error or loop.closed_error())
-        elif loop.has_lost(self):
+        if owner.is_closed:
+            self.finished(error or owner.closed_error())
+        elif owner.has_lost(self):
             # The loop may be about to end it, so only the second check in a row counts.
             if self._was_lost:
                 log.error("the completion of a request was lost, and has been recovered")
@@ -253,16 +253,16 @@ class Inference:
 
     def end_early(self) -> None:
         """End it now, as finished, with the tokens it has."""
-        if self._end(None, early=True) and self._loop is not None:
-            self._loop.remove([self])
+        if self._end(None, early=True) and self._owner is not None:
+            self._owner.remove([self])
 
 
 def cancel_all(errors: Iterable[tuple[Inference, InferenceError]]) -> None:
     """End inferences with these errors; their slots and pages are freed within one iteration."""
     ended = [inference for inference, error in errors if inference._end(error, early=False)]
-    for loop in {inference._loop for inference in ended}:
-        if loop is not None:
-            loop.remove([inference for inference in ended if inference._loop is loop])
+    for owner in {inference._owner for inference in ended}:
+        if owner is not None:
+            owner.remove([inference for inference in ended if inference._owner is owner])
 
 
 def timeout_error(seconds: float) -> InferenceError:

@@ -22,7 +22,7 @@ MAX_FAILURES = 5
 FAILURE_SECONDS = 60.0
 
 
-class Loop(Protocol):
+class Watched(Protocol):
     """A loop in a thread: `heartbeat` changes in each iteration, at least every second when idle."""
 
     @property
@@ -47,7 +47,7 @@ class Watchdog:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: Watched,
         stall_seconds: float,
         clock: Callable[[], float] = time.monotonic,
         dump: Callable[[], None] = dump_stacks,
