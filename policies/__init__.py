@@ -1,7 +1,8 @@
-"""Batching policies: a loop, one a file here, or `loop+order` with an order from `policies/orders/`.
+"""Batching policies: one loop per file, or `loop+order` with an order from `policies/orders/`.
 
-The file's name is the policy's name, a hyphen for each underscore. There is no registry to edit: a new file here is a
-new policy, and one of the user's own is named by its file (`path/to/my_policy.py`) or module (`my_package.my_policy`).
+The name of a policy is that of its file, with a hyphen for each underscore. There is no registry to edit: a new file
+here is a new policy, and a user's own policy is named by its file (`path/to/my_policy.py`) or module
+(`my_package.my_policy`).
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from typing import NamedTuple
 from scheduling.options import nearest, options_of
 from scheduling.policy import Policy
 
-TAKEN = {"self", "max_batch_size"}  # arguments of every policy that are no options
+TAKEN = {"self", "max_batch_size"}  # arguments of every policy that are not options
 
 
 class OptionInfo(NamedTuple):
-    """What can be said with `--policy-option option=value`."""
+    """One option of a policy, set with `--policy-option option=value`."""
 
     option: str
     default: str
@@ -42,7 +43,7 @@ def order_names() -> list[str]:
 def check_name(name: str, *, own: bool = True) -> None:
     """Raise ValueError with the nearest match when there is no such policy.
 
-    `own=False` knows the policies of this package alone: no file and no module that somebody names is run.
+    With `own=False`, only the policies of this package are known, and no user's file or module is imported.
     """
     loop, order = _split(name, own)
     _check(loop, "policy", names(), own)
@@ -51,7 +52,7 @@ def check_name(name: str, *, own: bool = True) -> None:
 
 
 def absolute(name: str) -> str:
-    """Return a name that means the same in any folder: of what is a file, its whole path."""
+    """Return a name that means the same in any folder: a file is named by its absolute path."""
     loop, order = _split(name)
     whole = [str(Path(part).expanduser().absolute()) if _is_file(part) else part for part in (loop, order)]
     return "+".join(filter(None, whole))
@@ -67,7 +68,7 @@ def get_policy(
 ) -> Policy:
     """Return the policy called `name`, `loop` or `loop+order`, with `options`, which may be text.
 
-    ValueError says which name, option or value is wrong, and what would be right.
+    Raise ValueError, with the remedy, for a wrong name, option or value.
     """
     check_name(name, own=own)
     given = {**(options or {}), **more}
@@ -76,9 +77,7 @@ def get_policy(
             f"policy {name} has no option {taken!r}. Leave it out; slots are set at the start, by --max-batch-size"
         )
     loop, order = _split(name)
-    made = _class_of(loop, order)
-    policy = made(max_batch_size=max_batch_size, **given)
-    assert isinstance(policy, Policy)
+    policy = _class_of(loop, order)(max_batch_size=max_batch_size, **given)
     if order:
         policy.name = f"{policy.name}+{_stem(order)}"
     return policy
@@ -94,7 +93,7 @@ def describe(name: str) -> list[OptionInfo]:
 
 
 def summary(name: str) -> str:
-    """Return what a policy says of itself in one line."""
+    """Return the first line of a policy's documentation."""
     check_name(name)
     doc = _module(_split(name)[0], "policies").__doc__ or ""
     return doc.strip().partition("\n")[0]
@@ -105,7 +104,7 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _split(name: str, own: bool = True) -> tuple[str, str]:
-    """Return loop and order; without `own` nobody looks whether it is a file."""
+    """Return loop and order; without `own`, the name is not looked up as a file."""
     loop, plus, order = name.rpartition("+")
     return (name, "") if not plus or (own and _is_file(name)) else (loop, order)
 
@@ -129,7 +128,7 @@ def _check(name: str, kind: str, known: list[str], own: bool) -> None:
     raise ValueError(f"unknown {kind} {name!r}.{nearest(name, known)} Use one of: {', '.join(known)}")
 
 
-def _module(name: str, room: str) -> ModuleType:
+def _module(name: str, package: str) -> ModuleType:
     if _is_file(name):
         path = Path(name).expanduser()
         spec = spec_from_file_location(f"policies._own.{path.stem}", path)
@@ -138,7 +137,7 @@ def _module(name: str, room: str) -> ModuleType:
         module = sys.modules[spec.name] = module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
-    return import_module(name if "." in name else f"{room}.{name.replace('-', '_')}")
+    return import_module(name if "." in name else f"{package}.{name.replace('-', '_')}")
 
 
 def _stem(name: str) -> str:
@@ -146,19 +145,19 @@ def _stem(name: str) -> str:
 
 
 def _class_of(loop: str, order: str) -> type[Policy]:
-    """Return the class that decides as the loop does, among those that the order puts first."""
-    made = _find(_module(loop, "policies"), "Policy", loop)
+    """Return a class that inherits from the loop and, after it, from the order."""
+    loop_class = _find(_module(loop, "policies"), "Policy", loop)
     if not order:
-        return made
-    first = _find(_module(order, "policies.orders"), "Order", order)
-    return type("Policy", (made, first), {"__module__": made.__module__})
+        return loop_class
+    order_class = _find(_module(order, "policies.orders"), "Order", order)
+    return type("Policy", (loop_class, order_class), {"__module__": loop_class.__module__})
 
 
-def _find(module: ModuleType, name: str, said: str) -> type[Policy]:
+def _find(module: ModuleType, name: str, policy: str) -> type[Policy]:
     found = getattr(module, name, None)
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise ValueError(
-            f"{said} has no class {name} that inherits from scheduling.policy.Policy. Write "
+            f"{policy} has no class {name} that inherits from scheduling.policy.Policy. Write "
             f"`class {name}(policy.Policy)` in it"
         )
     return found

@@ -1,8 +1,8 @@
 """Dynamic batching that finds its batch size: one more while tokens come fast enough, half of it when not (AIMD).
 
-Every `every` steps that decode, the 99th percentile of their lengths, which is that of the gaps between tokens, is held
-against `target`. Who runs when the size is halved runs on; nobody joins until enough have left (Chiu and Jain 1989; for
-batch sizes Clipper, NSDI 2017).
+Every `every` decode steps, the 99th percentile of their lengths, which is that of the gaps between tokens, is compared
+with `target`. When the size is halved, running requests finish, and none joins until enough have left (Chiu and Jain
+1989; for batch sizes Clipper, NSDI 2017).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Policy(policy.Policy):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self.batch_size = 1  # the batch size for now
-        self._gaps: list[tuple[float, int]] = []  # seconds of a step, and how many tokens it parted
+        self.batch_size = 1  # the current batch size
+        self._gaps: list[tuple[float, int]] = []  # seconds of a step, and how many tokens waited for it
 
     def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         return max(0, min(len(waiting), budget.slots, self.batch_size - len(running)))

@@ -1,8 +1,8 @@
-"""Static batches of prompts of like length: the batch with the least padding that the oldest can be in.
+"""Static batches of prompts of similar length: the batch with the least padding that contains the oldest request.
 
-When there are more than fit, those who wait are looked at in the order of their prompts' lengths; of all runs of
-`max_batch_size` neighbours that contain the first in order, the one is taken that pads least. So nobody starves, and a
-long prompt finds long company (length buckets, as in tf.data and fairseq).
+Waiting requests are sorted by the lengths of their prompts. Of all runs of `max_batch_size` neighbors that contain the
+first in order, the one with the least padding is taken. So no request starves, and a long prompt finds other long ones
+(length buckets, as in tf.data and fairseq).
 """
 
 from __future__ import annotations

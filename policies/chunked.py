@@ -1,8 +1,8 @@
-"""Chunked prefill (Sarathi-Serve, OSDI 2024; vLLM V1; DeepSpeed's Dynamic SplitFuse): a step never computes more than C tokens.
+"""Chunked prefill (Sarathi-Serve, OSDI 2024; vLLM V1; DeepSpeed's Dynamic SplitFuse): a step computes at most C tokens.
 
-First one token for each decode, then the rest of the prompts that have begun, then new ones while C, slots and KV last;
-the last prompt is cut. A decode is never left out, so nobody's stream stalls for a whole prompt. With C without end it
-is `dynamic`.
+One token for each decode comes first, then the rest of the prompts that have begun, then new prompts as far as C, slots
+and KV allow; the last prompt is cut. Decodes are never left out, so no stream stalls for a whole prompt. With unlimited
+C it is `dynamic`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Static batching whose members leave when they are done: late arrivals still wait until everybody has left.
+"""Static batching whose members leave when they are done; arrivals still wait until the whole batch has left.
 
-Who has all its tokens is answered at once and stops costing; prompts are padded as in `static`. What is between
-`static` and this is the price of holding rows, what is between this and `dynamic` that of joining late.
+A finished member is answered at once and costs nothing any more; prompts are padded as in `static`. The difference
+between `static` and this policy is the price of holding rows, that between this and `dynamic` the price of joining
+late.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Static batches of exactly k: nobody starts until k wait (bulk service with a fixed batch).
+"""Static batches of exactly k: no batch starts until k requests wait (bulk service with a fixed batch).
 
-A server must not keep the last ones for ever: when the oldest has waited for `flush` seconds, or when nobody will
-arrive any more, whoever waits makes a batch. The engine has k slots, or fewer if `max_batch_size` says so.
+A server must not keep the last ones forever: after the oldest has waited for `flush` seconds, or when no more requests
+will arrive, the waiting ones form a batch. The engine has k slots, or fewer if `max_batch_size` is smaller.
 """
 
 from __future__ import annotations

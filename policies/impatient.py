@@ -1,6 +1,6 @@
-"""Static batching that answers early but goes on paying for the row (Ray's variant in Anyscale's test, 2023).
+"""Static batching that answers early but keeps paying for the row (Ray's variant in Anyscale's test, 2023).
 
-A batch takes exactly as long as under `static`; only the answers of its short members come when they are ready.
+A batch takes exactly as long as under `static`; only its short members are answered as soon as they are done.
 """
 
 from policies import static

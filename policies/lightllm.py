@@ -1,10 +1,10 @@
-"""LightLLM's and S-LoRA's loop: try to admit every so many decodes, by the peak that the cache will reach.
+"""LightLLM's and S-LoRA's loop: admit every few decode steps, by the peak that the KV cache will reach.
 
-Admission is tried when nobody runs, or when `max_wait` decode steps have passed since somebody joined, and then in each
-step until somebody does. A candidate fits if the tokens in cache stay below `pool` to the end: with everybody sorted by
-the tokens to come, most first, max over k of (rest_k x k + sum of what the first k hold now). Who joins gets a step for
-its prompt, at most `batch_max_tokens` of them, in which the others pause. Nothing is ever displaced. A request that
-exceeds the pool runs alone.
+Admission is tried when no request runs, or when `max_wait` decode steps have passed since the last one joined, and then
+in each step until one does. A candidate fits if the tokens in cache stay below `pool` to the end: with all requests
+sorted by the tokens still to come, most first, max over k of (rest_k x k + sum of what the first k hold now). Requests
+that join get a step for their prompts, at most `batch_max_tokens` of them, in which the others pause. No request is
+ever preempted. A request that exceeds the pool runs alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Policy(policy.Policy):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self._decodes = 0  # steps since somebody joined
+        self._decodes = 0  # steps since a request joined
         if self.per_client and "client" not in self.claims.heeds:
             self.claims = replace(self.claims, heeds=(*self.claims.heeds, "client", "length"))
 
@@ -47,9 +47,9 @@ class Policy(policy.Policy):
 
     @staticmethod
     def _peak(batch: list[Sequence]) -> int:
-        """Return the most tokens that the cache will hold if nobody else joins."""
+        """Return the most tokens that the cache will hold if no other request joins."""
         parts = [
-            (s.max_tokens - len(s.output_ids), s.length - bool(s.output_ids))  # the newest is not in yet
+            (s.max_tokens - len(s.output_ids), s.length - bool(s.output_ids))  # the newest is not in cache yet
             for s in batch
         ]
         peak = held = 0

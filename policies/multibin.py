@@ -1,9 +1,9 @@
-"""Multi-bin batching: static batches of requests whose predicted lengths are alike (arXiv 2412.04504).
+"""Multi-bin batching: static batches of requests with similar predicted lengths (arXiv 2412.04504).
 
-Arrivals go into k bins of equal mass by predicted length, first in first out. A bin with `max_batch_size` waiting gives
-a batch; batches are served in the order of their completion. At low load, a bin whose oldest has waited for `flush`
-seconds gives what it has. The bounds of the bins are the quantiles of the predictions seen so far, or are given.
-Useless with continuous batching, where nobody waits for the longest.
+Arrivals go into k bins of equal mass by predicted length, first in, first out. A bin with `max_batch_size` waiting
+requests gives a batch; batches are served in the order in which they became full. At low load, a bin whose oldest
+request has waited for `flush` seconds gives what it has. The bounds of the bins are the quantiles of the predictions so
+far, unless they are set. With continuous batching it is useless, since no request waits for the longest.
 """
 
 from __future__ import annotations

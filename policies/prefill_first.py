@@ -1,9 +1,9 @@
-"""Prefill first (vLLM v0, SOSP 2023): a step computes prompts if anybody new fits, and tokens of all others if not.
+"""Prefill first (vLLM v0, SOSP 2023): a step computes prompts if a new request fits, and otherwise one token of each.
 
-Decodes never share a step with prompt tokens; a stream of arrivals stalls everybody's tokens for whole prompts. Who
-waits joins while slots, KV and the tokens of one step last. With `kv_tokens`, sequences are admitted by the tokens they
-have now, as vLLM does, and when the KV is full the newest loses its slot and is computed anew later; without it, pages
-are reserved for the whole answer and nobody is displaced.
+Decodes never share a step with prompt tokens, so a stream of arrivals stalls all other streams for whole prompts.
+Requests join as far as slots, KV and the tokens of one step allow. With `kv_tokens`, they are admitted by the tokens
+they have now, as in vLLM, and when the KV is full the newest loses its slot and is recomputed later. Without it, pages
+are reserved for whole answers and no request is preempted.
 """
 
 from __future__ import annotations

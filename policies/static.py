@@ -1,8 +1,8 @@
 """Static batching: a batch starts together, runs to its longest member, and is answered together.
 
-The batch is a rectangle, as in a classic server: prompts are padded to the longest, and members that have all their
-tokens are computed on (and counted as held) until everybody has. Nobody joins on the way. Greedy: an idle engine takes
-whoever waits, up to its slots, and never waits for company (bulk service).
+The batch is a rectangle, as in a classic server: prompts are padded to the longest, and finished members are still
+computed (and counted as held) until all are done. No request joins meanwhile. It is greedy: an idle engine takes the
+waiting requests, up to its slots, and never waits for more (bulk service).
 """
 
 from collections.abc import Collection

@@ -1,8 +1,8 @@
 """Static batching of identical shapes: what the original (lievan/effective-batching) calls static.
 
-An idle engine empties the queue, groups it by (prompt length, tokens asked for) in order of first appearance, cuts the
+An idle engine empties the queue, groups it by (prompt length, requested tokens) in order of first appearance, cuts the
 groups at the slots (the original: 128), and runs them one after the other before it looks at the queue again. Nothing
-is padded and nobody is held; with lengths that differ it serves one at a time.
+is padded and no slot is held; with different lengths it serves one request at a time.
 """
 
 from __future__ import annotations

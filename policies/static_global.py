@@ -1,8 +1,8 @@
 """Static batches that all run to the longest of the whole collection: Anyscale's naive baseline (2023).
 
-Everybody is collected first, until nobody will arrive any more, `n` wait, or the oldest has waited for `flush` seconds.
-Then come batches of `max_batch_size`, each decoded to the most tokens that anybody in the collection asked for. It is
-here to reproduce a published number, not to be used.
+First it collects requests until no more will arrive, `n` wait, or the oldest has waited for `flush` seconds. Then it
+runs batches of `max_batch_size`, each decoded to the largest number of tokens in the collection. It reproduces a
+published number and is not meant for use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Policy(static.Policy):
         self.claims = replace(claims, patience=self.flush, overruns=True)
         self._collected: dict[Sequence, None] = {}
         self._longest = 0  # tokens of the longest of the collection
-        self._steps = 0  # of the present batch
+        self._steps = 0  # of the current batch
 
     def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         if running:

@@ -1,9 +1,9 @@
 """TGI's queue (Hugging Face text-generation-inference, router/src/infer.rs): joining must be worth a pause.
 
-With n running, those who wait join only when at least floor(n x ratio) of them fit, or any of them when `max_waiting`
-decode steps have passed since somebody joined. Who joins gets a step for its prompt, in which the others pause, and a
-decode step follows before the next try. The prompts and answers in the batch are at most `max_total_tokens` long
-together; a request longer than that runs alone.
+With n running, waiting requests join only when at least floor(n x ratio) of them fit, or any number of them after
+`max_waiting` decode steps without one joining. They get a step for their prompts, in which the others pause, and a
+decode step follows before the next try. The prompts and answers of a batch have at most `max_total_tokens` together; a
+longer request runs alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Policy(policy.Policy):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self._decodes = 0  # steps since somebody joined
+        self._decodes = 0  # steps since a request joined
 
     def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         if not running:
@@ -39,7 +39,7 @@ class Policy(policy.Policy):
     def _fit(
         self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float, needed: int
     ) -> bool:
-        """Whether the first `needed` in order fit together."""
+        """Return whether the first `needed` requests in order fit together."""
         if needed > min(len(waiting), budget.slots):
             return False
         joining = list(running)

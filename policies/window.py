@@ -1,8 +1,8 @@
-"""Triton's dynamic batching: an idle engine waits a little for company, and likes certain batch sizes.
+"""Triton's dynamic batching: an idle engine waits a little for more requests, and prefers certain batch sizes.
 
-With n waiting: as many as there are slots if n is enough; else the largest preferred size that n reaches; else all n
-when the oldest has waited for `delay`; else it sleeps until then. The batch runs as under `static`. With no delay and no
-preferred size it is `static` (NVIDIA Triton, "dynamic batcher": preferred_batch_size, max_queue_delay_microseconds).
+With n waiting, it starts: as many as there are slots if n is enough; else the largest preferred size that n reaches;
+else all n once the oldest has waited for `delay`. The batch runs as under `static`. Without a delay and preferred sizes
+it is `static` (NVIDIA Triton, "dynamic batcher": preferred_batch_size, max_queue_delay_microseconds).
 """
 
 from __future__ import annotations

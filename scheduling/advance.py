@@ -1,4 +1,4 @@
-"""What the outputs of a step do to its sequences. It must not know who joins or leaves."""
+"""Apply the outputs of a step to its sequences. This module must not know which sequences join or leave."""
 
 from __future__ import annotations
 

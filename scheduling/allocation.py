@@ -1,4 +1,4 @@
-"""Who computes how many tokens in the next step, checked against what each sequence has left."""
+"""The tokens of each sequence in the next step, checked against what it has left."""
 
 from __future__ import annotations
 

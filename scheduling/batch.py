@@ -1,4 +1,4 @@
-"""The running sequences with their slots and pages: who joins takes both, who leaves gives both back."""
+"""The running sequences with their slots and pages: both are taken at admission and freed together."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Batch:
         return max(0, min(len(self._free_slots), self.slot_cap - len(self.running)))
 
     def budget(self, tokens: int) -> Budget:
-        """Return what is free before a step that may compute so many tokens."""
+        """Return what is free before a step that may compute this many tokens."""
         return Budget(self.free_slots, self.pages.free_tokens, tokens, self.pages.page_size)
 
     def join(self, seq: Sequence) -> bool:

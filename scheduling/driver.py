@@ -1,6 +1,7 @@
 """Drive a scheduler over a list of arrivals, on a clock that only its steps and its sleep move.
 
-The simulator, the law checker and the tests are such drivers. A subclass says what a step computes and how long it takes.
+The simulator, the law checker and the tests are such drivers. A subclass says what a step computes and how long it
+takes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What a policy can be told: a default, bounds and one line of help, declared as attributes of its class.
+"""Options of a policy: a default, bounds and one line of help, declared as attributes of its class.
 
-`delay: float = option(0.0, "seconds that ...", low=0.0)` in a class gives each of its objects a `delay`, read from
-text, held to its bounds, and told by `describe`. The type of the default is the type of the option.
+`delay: float = option(0.0, "seconds that ...", low=0.0)` in a class gives each of its objects a `delay`, which is
+parsed from text, checked against its bounds, and listed by `describe`. The type of the default is the type of the
+option.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ T = TypeVar("T")
 
 
 class OptionError(ValueError):
-    """An option that does not exist, or a value outside of its bounds."""
+    """An option that does not exist, or a value outside its bounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: numbers lie in low..high, words are one of `choices`, a tuple is whole numbers with commas."""
+    """One option: a number from low to high, one of `choices`, or a tuple of whole numbers separated by commas."""
 
     default: Any
     help: str
@@ -30,7 +31,7 @@ class Option:
 
     @property
     def bounds(self) -> str:
-        """Return what values are good, for people."""
+        """The allowed values, in words."""
         if self.choices:
             return " or ".join(self.choices)
         if isinstance(self.default, bool):
@@ -43,18 +44,18 @@ class Option:
         return (kind + " and ".join(ends)) or "any number"
 
     def read(self, name: str, value: object) -> Any:
-        """Return `value`, text or not, as what it stands for; OptionError when it is not a good one."""
+        """Return `value`, which may be text, as the option's type; raise OptionError if it is not allowed."""
         try:
-            found = self._parse(value)
+            parsed = self._parse(value)
         except (TypeError, ValueError):
-            found = None
-        parts = found if isinstance(found, tuple) else (found,)
-        if found is None or not all(self._is_good(part) for part in parts):
+            parsed = None
+        parts = parsed if isinstance(parsed, tuple) else (parsed,)
+        if parsed is None or not all(self._is_allowed(part) for part in parts):
             raise OptionError(
                 f"policy option {name} is {value!r}, but must be {self.bounds} ({self.help}). "
                 f"Leave it out for the default {self.default!r}"
             )
-        return found
+        return parsed
 
     def _parse(self, value: object) -> Any:
         if isinstance(self.default, bool):
@@ -67,7 +68,7 @@ class Option:
             return None
         return type(self.default)(value)
 
-    def _is_good(self, value: Any) -> bool:
+    def _is_allowed(self, value: Any) -> bool:
         if isinstance(value, str):
             return not self.choices or value in self.choices
         low_enough = self.high is None or value <= self.high  # False for nan
@@ -82,19 +83,19 @@ def option(
 
 
 def options_of(cls: type) -> dict[str, Option]:
-    """Return the options that a class and its bases declare, the bases' first."""
-    found: dict[str, Option] = {}
+    """Return the options that a class and its bases declare, those of the bases first."""
+    options: dict[str, Option] = {}
     for base in reversed(cls.__mro__):
         for name, value in vars(base).items():
             if isinstance(value, Option):
-                found[name] = value
-            elif name in found:  # a class that gives it a fixed value has no such option any more
-                del found[name]
-    return found
+                options[name] = value
+            elif name in options:  # a class that sets a fixed value removes the option
+                del options[name]
+    return options
 
 
 def values_of(target: object) -> dict[str, Any]:
-    """Return the options of `target` and the values that they have."""
+    """Return the options of `target` with their values."""
     return {name: getattr(target, name) for name in options_of(type(target))}
 
 
@@ -105,7 +106,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def set_options(target: object, given: Mapping[str, object]) -> None:
-    """Give `target` all its options: those given, checked, and the defaults of the rest."""
+    """Set all options of `target`: the given ones, checked, and the defaults of the others."""
     known = options_of(type(target))
     for name in given:
         if name not in known:

@@ -1,8 +1,8 @@
 """The pool of KV pages and its prefix cache: bookkeeping of numbers, no tensors.
 
-All pages that a request can ever need are reserved when it is admitted, so nothing grows, nothing is preempted and
-nothing runs out of memory on the way. Full pages of a prompt are published under a hash chain of their tokens;
-a later prompt that begins with the same tokens shares them. Page 0 belongs to nobody: padding rows point at it.
+All pages that a request can ever need are reserved when it joins, so that no request runs out of memory later. Full
+pages of a prompt are published under a hash chain of their tokens, and a later prompt that begins with the same tokens
+shares them. Page 0 is never reserved: padding rows point at it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 
 class PagePool:
-    """`n_pages` pages of `page_size` tokens each, page 0 not among those given out.
+    """`n_pages` pages of `page_size` tokens each; page 0 is never reserved.
 
-    `salt` names what makes keys and values differ between pools: model, dtype.
+    `salt` is what makes keys and values differ between pools: model and dtype.
     """
 
     def __init__(self, n_pages: int, page_size: int, *, prefix_cache: bool = True, salt: str = "") -> None:
@@ -27,7 +27,7 @@ class PagePool:
         self.total = n_pages - 1
         self.query_tokens = 0
         self.hit_tokens = 0
-        self.cached = 0  # free pages whose content can still be found; read by other threads too
+        self.cached = 0  # free pages whose content can still be found; other threads read it, too
         self._salt = hashlib.sha256(salt.encode()).digest()
         self._references = [0] * n_pages
         self._key: list[bytes | None] = [None] * n_pages
@@ -36,7 +36,7 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Pages that can be given out, cached ones among them."""
+        """Pages that can be reserved, including cached ones."""
         return len(self._free)
 
     @property
@@ -52,7 +52,7 @@ class PagePool:
     def hashes(self, tokens: list[int]) -> list[bytes]:
         """Return the hash chain of the full pages of a prompt, without the page of its last token.
 
-        One token at least is left to compute, since its logits are needed.
+        At least one token is left to compute, since its logits are needed.
         """
         return list(self._chain(tokens)) if self.prefix_cache else []
 
@@ -75,6 +75,8 @@ class PagePool:
 
     def reserve(self, hashes: list[bytes], tokens: int, prompt_tokens: int = 0) -> tuple[list[int], int] | None:
         """Take pages for `tokens` tokens; return (pages, cached tokens), or None when there are too few."""
+        # Sharing is legal because a shared page is never written: it is full, its keys and values depend only on
+        # the tokens up to their position, which the chain hashes, and a sequence writes behind its cached tokens.
         hits = [self._by_key[key] for key in hashes[: self._match(hashes)]]
         fresh = self.pages_for(tokens) - len(hits)
         if fresh > len(self._free) - sum(self._references[p] == 0 for p in hits):
@@ -94,13 +96,13 @@ class PagePool:
         return hits + taken, len(hits) * self.page_size
 
     def publish(self, pages: list[int], hashes: list[bytes]) -> None:
-        """Make the content of `pages` findable; call it when their keys and values have been computed."""
+        """Let later prompts find the content of `pages`, whose keys and values must be computed."""
         for page, key in zip(pages, hashes):
             if self._by_key.setdefault(key, page) == page:
                 self._key[page] = key
 
     def release(self, pages: list[int]) -> None:
-        """Give pages back; a prefix outlives its tail, and pages without content are reused first."""
+        """Free pages; a prefix is evicted after its tail, and pages that cannot be found are reused first."""
         for page in reversed(pages):
             assert self._references[page] > 0, f"page {page} is freed twice"
             self._references[page] -= 1

@@ -1,11 +1,11 @@
-"""What a batching policy decides: who is first, who joins, how many tokens each computes, who leaves.
+"""The hooks of a batching policy: which requests join, how many tokens each computes, and which leave.
 
 A policy is one file in `policies/` with a class `Policy(scheduling.policy.Policy)` that overrides only what makes it
-different. Before each step the scheduler calls
+different. The scheduler calls these hooks before each step:
 
     preempt -> admit -> order -> blocked_by -> allocate_tokens
 
-then the model computes the step, and then it calls
+Then the model computes the step, and these follow:
 
     on_token (for each token) -> on_step -> release
 
@@ -138,7 +138,7 @@ class Policy:
         """Note that a request generated a token."""
 
     def on_step(self, plan: Plan, now: float) -> None:
-        """Note that a step was computed, from `plan.started_at` to `now`; nobody has left yet."""
+        """Note that a step was computed, from `plan.started_at` to `now`; no request has left yet."""
 
     def on_finish(self, seq: Sequence, now: float) -> None:
         """Note that a request left, for any reason."""

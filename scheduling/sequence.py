@@ -1,4 +1,4 @@
-"""One request on its way through the scheduler: token ids, time stamps, pages and state.
+"""One request on its way through the scheduler: token ids, times, pages and state.
 
 It must not know text, HTTP or how a token is computed.
 """
@@ -15,10 +15,10 @@ WAIT_REASONS = ("slots_full", "token_budget", "kv_full", "policy_order", "window
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A prompt, the tokens it asks for, and how far it has come.
+    """A prompt, the number of tokens to generate, and its progress.
 
-    `stop` is asked for each new token and returns a finish reason or None. `sampling` belongs to the model and
-    is never looked at here. Times are seconds of the clock that the scheduler is given.
+    `stop` is called with each new token and returns a finish reason or None. `sampling` belongs to the model and is not
+    read here. Times are seconds of the scheduler's clock.
     """
 
     prompt_ids: list[int]
@@ -29,12 +29,14 @@ class Sequence:
     sampling: Any = None
     client: str = ""
     priority: int = 0
-    deadline: float | None = None  # when its client wants the whole answer
+    deadline: float | None = None  # when its client needs the whole answer
 
     output_ids: list[int] = field(default_factory=list)
-    details: list[Any] = field(default_factory=list)  # what the model tells of each output token
+    details: list[Any] = field(
+        default_factory=list
+    )  # what the model adds to each output token, such as log probabilities
     prompt_details: list[Any] = field(default_factory=list)
-    computed: int = 0  # tokens whose keys and values lie in the pages
+    computed: int = 0  # tokens whose keys and values are in the pages
     cached: int = 0  # of these, prompt tokens found in the prefix cache
     preemptions: int = 0  # how often it lost its slot
     recompute_until: int = 0  # tokens that were computed before the last preemption, and are recomputed
@@ -57,17 +59,17 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Tokens so far: the prompt and what was generated."""
+        """Tokens so far: the prompt and the output."""
         return len(self.prompt_ids) + len(self.output_ids)
 
     @property
     def total(self) -> int:
-        """Tokens at most: what is reserved at admission."""
+        """The most tokens it can have: what is reserved at admission."""
         return len(self.prompt_ids) + self.max_tokens
 
     @property
     def pending(self) -> int:
-        """Tokens known but not computed: the rest of the prompt, or 1 when decoding."""
+        """Known tokens that are not computed: the rest of the prompt, or 1 when decoding."""
         return len(self.prompt_ids) + len(self.output_ids) - self.computed
 
     @property
@@ -81,7 +83,7 @@ class Sequence:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has all its tokens, though it may still hold its slot."""
+        """Whether it has all its tokens; it may still hold its slot."""
         return self.finish_reason is not None
 
     @property
@@ -98,7 +100,7 @@ class Sequence:
             self.prompt_details.clear()
 
     def tokens(self, start: int, count: int) -> list[int]:
-        """Return the token ids of places start .. start + count."""
+        """Return the token ids of positions start .. start + count."""
         n = len(self.prompt_ids)
         if start >= n:
             return self.output_ids[start - n : start - n + count]

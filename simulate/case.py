@@ -26,8 +26,8 @@ class Request:
 class Case:
     """Requests in order of arrival, and the slots, tokens and pages that serve them.
 
-    `pages` is (pages, tokens of a page), or None for unlimited KV. `cancels` are pairs of a step, before which a request
-    is cancelled, and its index among those inside.
+    `pages` is (pages, tokens of a page), or None for unlimited KV. `cancels` are pairs of a step, before which a
+    request is cancelled, and its index among those inside.
     """
 
     requests: tuple[Request, ...]

@@ -189,6 +189,7 @@ def _law_of(words: str) -> str:
 
 def _place(error: BaseException) -> str:
     """Return the file and line that raised an exception."""
-    places = [(Path(f.filename).name, f.lineno) for f in inspect.getinnerframes(error.__traceback__)]  # type: ignore[arg-type]
+    assert error.__traceback__ is not None
+    places = [(Path(f.filename).name, f.lineno) for f in inspect.getinnerframes(error.__traceback__)]
     name, line = places[-1]
     return f"line {line} of {name}"

@@ -1,4 +1,4 @@
-"""Orders that are fair between clients: a queue for each client, and an account of what each has been given."""
+"""Orders that are fair between clients: a queue for each client, and an account of the service it received."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduling import policy
 from scheduling.options import OptionError, option
 from scheduling.sequence import Sequence
 
-KEPT = 1024  # accounts at least; who names a new client with each request must not fill the memory
+KEPT = 1024  # accounts at least; requests that each name a new client must not fill the memory
 
 
 class Fair(policy.Policy):
@@ -30,22 +30,22 @@ class Fair(policy.Policy):
         raise NotImplementedError
 
     def charge(self, client: str, price: float) -> None:
-        """Write a price on a client's account, a fraction of it for a client of more weight."""
+        """Add a price, divided by the client's weight, to its account."""
         self.counters[client] = self.counters.get(client, 0.0) + price / self.weight(client)
 
     def weight(self, client: str) -> float:
-        """Return the share that a client has been given, 1 unless `weights` names it."""
+        """Return the weight of a client, 1 unless `weights` names it."""
         return self._weights.get(client, 1.0)
 
     def backlogged(self) -> list[str]:
-        """Return the clients with somebody waiting, in the order first seen."""
+        """Return the clients with waiting requests, in the order first seen."""
         return [client for client in self.counters if client in self._queues]
 
     def _queue_of(self, client: str) -> Collection[Sequence]:
         return self._queues.get(client, ())
 
     def _leave(self, seq: Sequence) -> None:
-        """Take a sequence out of its client's queue, and the queue away with the last one."""
+        """Remove a request from its client's queue, and the queue when it is empty."""
         queue = self._queues.get(seq.client)
         if queue is not None:
             queue.pop(seq, None)
@@ -53,14 +53,14 @@ class Fair(policy.Policy):
                 del self._queues[seq.client]
 
     def _forget(self) -> None:
-        """Close accounts of clients with nobody waiting, the least first: a new client's is nearest to those."""
+        """Delete accounts of clients without waiting requests, the least first: those are nearest to a new client's."""
         idle = [client for client in self.counters if client not in self._queues]
         idle.sort(key=self.counters.__getitem__)
         for client in idle[: len(self.counters) - KEPT]:
             del self.counters[client]
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
-        """Yield the heads of the queues; what does not join is passed over as if it had been charged."""
+        """Yield the heads of the queues; a request that does not join is passed over as if it had been charged."""
         places: dict[str, Iterator[Sequence]] = {}
         passed: dict[str, float] = {}
         heads = {client: next(iter(self._queues[client])) for client in self.backlogged()}
@@ -98,7 +98,7 @@ class Fair(policy.Policy):
     def on_admit(self, seq: Sequence, now: float) -> None:
         super().on_admit(seq, now)
         self._leave(seq)
-        if not seq.preemptions:  # what it loses by that is not its client's fault
+        if not seq.preemptions:  # its client is not charged for recomputing
             self.charge(seq.client, self.price_of_joining(seq))
 
     def on_cancel(self, seq: Sequence, now: float) -> None:

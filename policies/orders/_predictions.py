@@ -1,7 +1,7 @@
-"""Guesses of how many tokens a request will ask for in the end, for policies that go by length.
+"""Predictions of how many tokens a request will generate, for policies that go by length.
 
-The chance in them is a hash of the seed and the request's id, so that a prediction is the same in every run, and the
-same for a request whoever else is there. Whoever asks for a prediction must not look at `max_tokens` beside it.
+Their randomness is a hash of the seed and the request's id, so that a prediction is the same in every run, whatever
+else is in the queue. A policy that uses a prediction must not look at `max_tokens` beside it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from scheduling import policy
 from scheduling.options import option
 from scheduling.sequence import Sequence
 
-PRIOR = 64.0  # tokens, where nothing is known yet
+PRIOR = 64.0  # tokens, when nothing is known yet
 KEPT = 1024  # clients whose last answers are remembered
 
 
 def chance(seed: int, id: str, what: str = "") -> float:
-    """Return a number from (0, 1), which looks like chance and belongs to this seed and id."""
+    """Return a pseudorandom number from (0, 1) that belongs to this seed and id."""
     digest = blake2b(f"{seed}:{what}:{id}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") + 0.5) / 2.0**64
 
@@ -33,7 +33,7 @@ def gauss(seed: int, id: str) -> float:
 
 
 class Predicting(policy.Policy):
-    """Has `predict`; `predictor` says how good it is."""
+    """A policy with `predict`, whose quality is that of the `predictor`."""
 
     predictor = option(
         "oracle",
@@ -56,11 +56,11 @@ class Predicting(policy.Policy):
         self.claims = replace(self.claims, heeds=("length", "client") if self.predictor == "mean" else ("length",))
 
     def predict(self, seq: Sequence) -> float:
-        """Return how many tokens this sequence will generate, as far as is known; the same at every call."""
-        found = self._predicted.get(seq)
-        if found is None:
-            found = self._predicted[seq] = self._guess(seq)
-        return found
+        """Return how many tokens this sequence will generate, as far as known; the same at every call."""
+        length = self._predicted.get(seq)
+        if length is None:
+            length = self._predicted[seq] = self._guess(seq)
+        return length
 
     def _oracle(self, seq: Sequence) -> float:
         return float(seq.max_tokens)
@@ -70,8 +70,8 @@ class Predicting(policy.Policy):
 
     def _uniform(self, seq: Sequence) -> float:
         """Return the length with an error drawn evenly from -`error` to +`error` of it."""
-        drawn = 2.0 * chance(self.seed, seq.id, "error") - 1.0
-        return seq.max_tokens * (1.0 + self.error * drawn)
+        relative_error = self.error * (2.0 * chance(self.seed, seq.id, "error") - 1.0)
+        return seq.max_tokens * (1.0 + relative_error)
 
     def _classes(self, seq: Sequence) -> float:
         """Return the middle of the class that the sequence is put into."""
@@ -81,7 +81,7 @@ class Predicting(policy.Policy):
         return (k + 0.5) * self.longest / self.classes
 
     def _mean(self, seq: Sequence) -> float:
-        """Return the mean of the client's last answers; of everybody's while the client has none."""
+        """Return the mean of the client's last answers, or of all clients' while it has none."""
         past = self._past.get(seq.client) or self._past.get("")
         return sum(past) / len(past) if past else PRIOR
 
@@ -92,6 +92,6 @@ class Predicting(policy.Policy):
             for client in {seq.client, ""}:
                 past = self._past.pop(client, None) or deque(maxlen=self.recent)
                 past.append(len(seq.output_ids))
-                self._past[client] = past  # at the end: the first is who has been away longest
+                self._past[client] = past  # at the end: the first client has been away longest
             while len(self._past) > KEPT:
                 del self._past[next(iter(self._past))]

@@ -1,4 +1,4 @@
-"""Orders by a key that a sequence gets when it arrives: a sorted list, so that no step looks through the queue."""
+"""Orders by a key that a sequence gets when it arrives: a sorted list, so that no step searches the queue."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from itertools import count
 from scheduling import policy
 from scheduling.sequence import Sequence
 
-Entry = tuple[float, int, Sequence]  # key, number of arrival, both negated: the first in order is the last here
+Entry = tuple[float, int, Sequence]  # key and number of arrival, both negated: the first in order is the last here
 
 
 class Sorted(policy.Policy):
-    """Least key first, then by arrival. `is_overdue` lets the oldest go before."""
+    """Least key first, then by arrival; a request that `is_overdue` goes before all others."""
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        # Where nobody joins while somebody runs, a slot that is given up helps nobody.
+        # In a closed loop, no request could join in the place of a preempted one.
         self.preempts = not self.closed
         self._numbers = count()
         self._entries: dict[Sequence, Entry] = {}
         self._sorted: list[Entry] = []
 
     def key(self, seq: Sequence, now: float) -> float:
-        """Return what the order goes by, asked once, when a sequence begins to wait."""
+        """Return the key of a sequence; called once, when it begins to wait."""
         raise NotImplementedError
 
     def is_overdue(self, seq: Sequence, now: float) -> bool:
-        """Whether the oldest goes before everybody else, whatever its key."""
+        """Return whether the oldest request goes first, whatever its key."""
         return False
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
@@ -44,7 +44,7 @@ class Sorted(policy.Policy):
 
     def _by_key(self) -> Iterator[Sequence]:
         entries = self._sorted
-        passed = 0  # of those at the end, who were yielded and did not join
+        passed = 0  # entries at the end that were yielded and did not join
         while passed < len(entries):
             entry = entries[-1 - passed]
             yield entry[2]

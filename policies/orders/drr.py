@@ -1,9 +1,9 @@
 """Deficit round robin between clients (Shreedhar and Varghese 1995), in tokens.
 
-Each client has a deficit that its prompts, when they join, and its tokens, when they come, are taken from. Clients with a
-deficit above 0 are served, in the order first seen; when none who waits has any, a round begins and everybody who waits
-gets `quantum` more, times its weight. The length of an answer is not known when it is begun, so a client may overdraw by
-one request, and waits out the debt. A client with nobody waiting saves nothing up.
+Each client has a deficit, from which its prompts are subtracted when they join, and its tokens when they are generated.
+Clients with a deficit above 0 are served, in the order first seen. When no waiting client has any, a round begins: each
+of them gets `quantum` more, times its weight. The length of an answer is unknown when it begins, so a client may
+overdraw by one request, and waits until the debt is paid. A client without waiting requests saves nothing.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ class Order(Fair):
             clients = self.backlogged()
             if clients and not passed and all(self.counters[client] >= 0 for client in clients):
                 self._begin_round(clients)
-            found = self._next(passed)
-            if found is None:
+            seq = self._next(passed)
+            if seq is None:
                 return
-            yield found
-            if found.state == "waiting":
-                passed[found] = None
+            yield seq
+            if seq.state == "waiting":
+                passed[seq] = None
 
     def _begin_round(self, clients: list[str]) -> None:
-        """Give each a quantum, or as many as it takes until one may be served."""
+        """Give each client a quantum, or as many as one of them needs to be served."""
         rounds = min(1 + ceil(self.counters[c] // self.quantum) for c in clients)
         for client in clients:
             self.counters[client] -= rounds * self.quantum
 
     def _next(self, passed: dict[Sequence, None]) -> Sequence | None:
-        """Return the head of the first client with something left; of the one with most when nobody has."""
+        """Return the head of the first client with a deficit left, or of the one with most if none has."""
         queues = self._queues
         heads = {c: next((s for s in queues[c] if s not in passed), None) for c in self.backlogged()}
         able = [client for client, head in heads.items() if head is not None]

@@ -1,6 +1,6 @@
-"""Earliest deadline first (Liu and Layland 1973): by the time at which the whole answer is wanted.
+"""Earliest deadline first (Liu and Layland 1973): by the time at which the whole answer is needed.
 
-A request that names none is given `slo` seconds and `slo_per_token` for each token that it asks for.
+A request without a deadline gets `slo` seconds, and `slo_per_token` for each requested token.
 """
 
 from __future__ import annotations

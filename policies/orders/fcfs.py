@@ -1,4 +1,4 @@
-"""First come, first served: by arrival, which every loop does by itself."""
+"""First come, first served: by arrival, the order of every loop by default."""
 
 from scheduling import policy
 

@@ -1,6 +1,6 @@
-"""Least counter first: `vtc` without the lift, so that a client which returns is favoured until it has caught up.
+"""Least counter first: `vtc` without the lift, so that a returning client is favored until it has caught up.
 
-It is here to show what the lift is for (Sheng et al., OSDI 2024).
+It shows what the lift is for (Sheng et al., OSDI 2024).
 """
 
 from __future__ import annotations

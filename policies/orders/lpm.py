@@ -1,7 +1,7 @@
-"""Longest prefix match (SGLang, arXiv 2312.07104): who finds most of its prompt in the cache goes first.
+"""Longest prefix match (SGLang, arXiv 2312.07104): the request with most of its prompt in the cache goes first.
 
-Like prompts then run one after the other while their pages are still there. When more than `most` wait, looking for
-the longest costs more than it saves, and it is first come, first served (SGLang: 128).
+Similar prompts then run one after the other while their pages are still cached. With more than `most` waiting requests,
+the search costs more than it saves, and the order is first come, first served (SGLang: 128).
 """
 
 from __future__ import annotations

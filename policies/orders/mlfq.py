@@ -1,10 +1,10 @@
-"""Skip-join multi-level feedback queue (FastServe, arXiv 2305.05920), for lengths that nobody knows.
+"""Skip-join multi-level feedback queue (FastServe, arXiv 2305.05920), for unknown lengths.
 
-Level i has a quantum of `quantum` x 2^i seconds. A newcomer joins the first level whose quantum is at least the time of
-its own prompt, and sinks by one each time it has run for its level's quantum. A lower level gives its slots up to a
-higher one, and computes what it had anew later. Every `lift_every` steps, whoever has waited for more than `starving`
-seconds rises to the top. FastServe swaps what it preempts to the host; computing it anew is dearer, so here it pays only
-when many wait. Who joins is left alone until it has moved on by a token.
+Level i has a quantum of `quantum` x 2^i seconds. A new request joins the first level whose quantum covers its own
+prompt, and sinks by one level each time it has run for its level's quantum. Requests of a lower level are preempted for
+those of a higher one, and recomputed later. Every `lift_every` steps, requests that have waited for more than
+`starving` seconds rise to the top. FastServe swaps preempted requests to the host; recomputing costs more, so here it
+pays only in a long queue. A request that joins is not preempted until it has generated a token.
 """
 
 from __future__ import annotations

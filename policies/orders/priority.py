@@ -1,6 +1,6 @@
-"""By priority, the lower number first (Triton: 1 is the highest), first come first served within.
+"""By priority, the lower number first (Triton: 1 is the highest), first come, first served within one level.
 
-With `aging`, a request rises by one level each time it has waited for so many seconds, so that none starves.
+With `aging`, a request rises by one level each time it has waited for that many seconds, so that none starves.
 """
 
 from __future__ import annotations
@@ -20,5 +20,5 @@ class Order(Sorted):
         self.claims = replace(self.claims, heeds=("priority",))
 
     def key(self, seq: Sequence, now: float) -> float:
-        """Return the level; all age alike, so it is enough to add the time of arrival once."""
+        """Return the level; all requests age equally, so the time of arrival is added once."""
         return seq.priority + (seq.arrived_at / self.aging if self.aging else 0.0)

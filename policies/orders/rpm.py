@@ -1,7 +1,7 @@
-"""A limit on requests per minute and client: at most `limit` are accepted in any 60 s, the rest is refused.
+"""A limit on requests per client and minute: at most `limit` are accepted in any 60 s, the others are refused.
 
-First come, first served among those who are accepted. What services do who do not want to think about fairness; it
-turns work away when there is room for it.
+Accepted requests are served first come, first served. It is the simplest protection against a greedy client, and it
+refuses work even when the engine is idle.
 """
 
 from __future__ import annotations

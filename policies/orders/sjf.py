@@ -1,8 +1,8 @@
-"""Shortest job first: who is predicted to ask for the fewest tokens, so that few wait for a long one.
+"""Shortest job first: the request with the fewest predicted tokens, so that few requests wait for a long one.
 
-Best for the mean latency of one server if lengths are known (Phipps 1956). So that no long request starves, the oldest
-goes first once it has waited for more than `guard` seconds, or for more than `guard_ratio` times what it is predicted to
-take, at the seconds a token of those who are done. No predictor saves more of the mean wait in a burst than the Gini
+It is best for the mean latency of one server with known lengths (Phipps 1956). So that no long request starves, the
+oldest goes first once it has waited for more than `guard` seconds, or for more than `guard_ratio` times its predicted
+time, at the seconds per token of finished requests. No predictor saves more of the mean wait in a burst than the Gini
 coefficient of the lengths.
 """
 
@@ -23,7 +23,7 @@ class Order(Predicting, Sorted):
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
         self.claims = replace(self.claims, guard=self.guard)
-        self._served, self._tokens = 0.0, 0  # seconds and tokens of those who are done
+        self._served, self._tokens = 0.0, 0  # seconds and tokens of finished requests
 
     def key(self, seq: Sequence, now: float) -> float:
         return self.predict(seq)

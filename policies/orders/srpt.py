@@ -1,8 +1,8 @@
-"""Shortest remaining work first, with displacement (TRAIL, arXiv 2410.01035): the B with least predicted work left run.
+"""Shortest remaining work first, with preemption (TRAIL, arXiv 2410.01035): the requests with the least work left run.
 
-A running sequence gives up its slot to one with less work left, and computes what it had anew later; but only while its
-age, the tokens it has generated, is below `c` times its prediction: the nearer the end, the dearer the loss. Who joins
-is left alone until it has moved on by a token.
+A running request is preempted for one with less predicted work left, and recomputed later, but only while the number of
+its tokens is below `c` times its prediction: the nearer the end, the more is lost. A request that joins is not
+preempted until it has generated a token.
 """
 
 from __future__ import annotations

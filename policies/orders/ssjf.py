@@ -1,4 +1,4 @@
-"""Speculative shortest job first (arXiv 2404.08509): `sjf` by what a small model guesses, here a log-normal error.
+"""Speculative shortest job first (arXiv 2404.08509): `sjf` with the guesses of a small model, here a log-normal error.
 
 The paper's predictor puts 81.4 % of requests into the right one of two classes; that is predictor=classes with
 accuracy=0.814.

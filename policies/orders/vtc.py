@@ -1,14 +1,14 @@
-"""Virtual token counter (Sheng et al., OSDI 2024): fair between clients, by the service that they have received.
+"""Virtual token counter (Sheng et al., OSDI 2024): fair between clients, by the service that they received.
 
-Each client has a counter. It grows by the price of a prompt when a request of the client joins and by the price of each
-token that the client is given, divided by the client's weight. The head of the client with the least counter goes first.
-A client that had nothing waiting and comes back is lifted to the least counter of those with requests waiting or, if
-there are none, to that of the client whose request left the queue last: nobody saves up service by staying away. Of two
-clients that always have requests waiting, neither is served more than twice (the price of the dearest prompt + what the
-tokens of a full batch cost) beyond the other.
+Each client has a counter. It grows by the price of a prompt when a request of the client joins, and by the price of
+each token that it generates, divided by the client's weight. The head of the client with the least counter goes first.
+A client that returns without waiting requests is lifted to the least counter of the waiting clients or, without any, to
+that of the client whose request left the queue last, so that no client saves up service by staying away. Of two clients
+that always have waiting requests, neither gets more than twice (the price of the longest prompt + that of the tokens of
+a full batch) beyond the other.
 
-A token has a price of its own (`cost=linear`), or a request is charged for the time that a profile says it takes alone
-(`cost=profile`, the artifact's second cost function): long contexts are dearer then.
+Either a token has a price of its own (`cost=linear`), or a request is charged for the time that it takes alone
+according to a profile (`cost=profile`, the artifact's second cost function), in which long contexts cost more.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Order(Fair):
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
-        self._decoded: list[Sequence] = []  # those given a token by the step that ended at `_at`
+        self._decoded: list[Sequence] = []  # those that got a token in the step that ended at `_at`
         self._at = float("-inf")
         self._left_last = ""  # the client whose request left the queue last
         self.claims = replace(self.claims, fair=not self.count_twice)
 
     def price(self, prompt: int, output: float) -> float:
-        """Return what a request of so many prompt tokens costs until it has generated so many."""
+        """Return the price of a request with this many prompt and generated tokens."""
         if self.cost == "profile":
             a, b, c, d, e = PROFILE
             return a * prompt + b * output + c * prompt * output + d * output * output + e
@@ -56,7 +56,7 @@ class Order(Fair):
         return self.price(len(seq.prompt_ids), 0)
 
     def price_of_token(self, seq: Sequence, number: int) -> float:
-        """Return what the token of that number, the first is 1, costs the client."""
+        """Return the price of a sequence's token by its number, from 1."""
         prompt = len(seq.prompt_ids)
         return self.price(prompt, number) - self.price(prompt, number - 1)
 

@@ -1,8 +1,8 @@
-"""VTC that charges ahead: what a request is predicted to cost is on its client's account when it joins.
+"""VTC that charges in advance: the predicted cost of a request is on its client's account when it joins.
 
-Tokens beyond the prediction are charged as they come; what was charged and not given is paid back at the finish. The
-better the prediction, the smaller the gap between clients (Sheng et al., OSDI 2024, section 4.4). Their three: the mean
-of the client's last five (`predictor=mean`), exact (`oracle`), and exact but for up to 50 % (`uniform`, `error=0.5`).
+Tokens beyond the prediction are charged as they come, and unused ones are refunded at the end. Better predictions make
+the gap between clients smaller (Sheng et al., OSDI 2024, section 4.4). The paper's three are the mean of the client's
+last five (`predictor=mean`), exact (`oracle`), and exact within 50 % (`uniform`, `error=0.5`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Order(Predicting, vtc.Order):
         super().__init__(max_batch_size, **options)
         # It is as fair as its predictions are right, and lengths only change what a client pays.
         self.claims = replace(self.claims, fair=False, heeds=("client",))
-        self._ahead: dict[Sequence, float] = {}  # tokens that were charged when it joined
+        self._ahead: dict[Sequence, float] = {}  # tokens that were charged at admission
 
     def price_of_joining(self, seq: Sequence) -> float:
         return self.price(len(seq.prompt_ids), self.predict(seq))
@@ -47,6 +47,6 @@ class Order(Predicting, vtc.Order):
             self._charge_between(seq, ahead, number)
 
     def _charge_between(self, seq: Sequence, paid: float, due: float) -> None:
-        """Charge for `due` tokens instead of the `paid` ones; less than before is a refund."""
+        """Charge for `due` tokens instead of the `paid` ones; fewer of them are a refund."""
         prompt = len(seq.prompt_ids)
         self.charge(seq.client, self.price(prompt, due) - self.price(prompt, paid))
