@@ -5,8 +5,8 @@ there before the host has seen the token. So `decode` launches the next step for
 its own afterwards; the device never waits for Python.
 
 A step that was launched ahead may be used, or forgotten, for these reasons:
-* It is used only by sequences whose position and last token are those that it decoded (`Flight.serves`), so its tokens
-  are theirs. Its other rows do not matter, even if their sequences have left.
+* It is used only by sequences whose position, last token and pages are those that it decoded (`Flight.serves`), so its
+  tokens, keys and values are theirs. Its other rows do not matter, even if their sequences have left.
 * A step that no sequence can use is forgotten. It wrote the keys and values of right tokens at their positions, where
   the next step writes the same ones again, or behind the end of a context, which nothing reads.
 * It may still write to pages that a member has released. Their next owner's steps come later on the same stream, and
@@ -39,11 +39,15 @@ RowLogits = Callable[[Rows, int], Tensor]  # the logits of the first n rows, who
 
 @dataclass(slots=True)
 class Flight:
-    """A step that was launched: the row of each sequence, and the position that each row computes."""
+    """A step that was launched: the row of each sequence, and the position and pages of each row.
+
+    The scheduler gives a sequence another list when it gives it other pages, so the identity of the list suffices.
+    """
 
     row_of: dict[Sequence, int]
     held: list[Sequence]
     positions: list[int]
+    pages: list[list[int]]
     size: int
     drawing: sampling.Drawing
     tokens: Tensor
@@ -58,6 +62,8 @@ class Flight:
         for seq in sequences:
             row = self.row_of.get(seq)
             if row is None or self.positions[row] != seq.computed or self.inputs[row] != seq.output_ids[-1]:
+                return False
+            if self.pages[row] is not seq.pages:
                 return False
         return True
 
@@ -137,7 +143,7 @@ class Decoder:
         positions = [seq.computed for seq in members]
         drawing = sampling.drawing_for([seq.sampling for seq in sequences])
         row_of = {seq: row for row, seq in enumerate(sequences)}
-        return self._launch(row_of, list(held), positions, size, drawing)
+        return self._launch(row_of, list(held), positions, [seq.pages for seq in members], size, drawing)
 
     def _launch_after(self, flight: Flight, sequences: Many[Sequence]) -> Flight | None:
         """Launch the step after `flight` for `sequences`; None if a smaller bucket suffices or a context is full."""
@@ -152,11 +158,11 @@ class Decoder:
             held = range(len(flight.positions) - len(flight.held), len(flight.positions))
             self.rows.keep([*row_of.values(), *held])
         positions = [position + 1 for position in flight.positions]
-        return self._launch(row_of, flight.held, positions, flight.size, flight.drawing)
+        return self._launch(row_of, flight.held, positions, flight.pages, flight.size, flight.drawing)
 
     def _launch(
-        self, row_of: dict[Sequence, int], held: list[Sequence], positions: list[int], size: int,
-        drawing: sampling.Drawing,
+        self, row_of: dict[Sequence, int], held: list[Sequence], positions: list[int], pages: list[list[int]],
+        size: int, drawing: sampling.Drawing,
     ) -> Flight:  # fmt: skip
         slot = self._launches % BUFFERS
         self._launches += 1
@@ -165,7 +171,7 @@ class Decoder:
         tokens.copy_(self.drawn[:size], non_blocking=True)
         if copied is not None:
             copied.record()
-        return Flight(row_of, held, positions, size, drawing, tokens, logits, copied)
+        return Flight(row_of, held, positions, pages, size, drawing, tokens, logits, copied)
 
     def _step(self, size: int, drawing: sampling.Drawing) -> Tensor:
         """Decode one token of the first `size` rows and advance them; return the logits [size, V]."""

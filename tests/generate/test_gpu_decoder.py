@@ -94,6 +94,24 @@ def test_pages_of_a_sequence_that_left_are_safe_for_the_next() -> None:
     assert [stayer.output_ids, comer.output_ids] == expected
 
 
+def test_a_sequence_that_moved_to_other_pages_does_not_use_the_step_ahead() -> None:
+    runner = gpu_runner()
+    seq = Sequence([5] * 60, 12, sampling=GREEDY, pages=[1, 2])
+    for step in range(12):
+        if step == 6:
+            for pool in (runner.keys, runner.values):
+                pool[:, 3:5] = torch.nan
+                pool[:, 3, :, : seq.computed] = pool[:, 1, :, : seq.computed]
+                pool[:, 4, :, : seq.computed - 64] = pool[:, 2, :, : seq.computed - 64]
+            seq.pages = [3, 4]
+        (token,) = runner.forward(Plan(step, 0.0, [seq], [seq.pending]))
+        assert isinstance(token, int)
+        seq.computed = seq.length
+        seq.output_ids.append(token)
+    assert runner.decoder.used_ahead == 9  # of 11 decodes, the first and the one after the move were not
+    assert [seq.output_ids] == run(make_model(CONFIG), [Sequence([5] * 60, 12, sampling=GREEDY)])
+
+
 def test_a_step_that_fails_or_runs_twice_changes_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = gpu_runner()
     requests = ragged(CONFIG, 6, 5, temperature=1.0)
