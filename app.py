@@ -90,7 +90,7 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
 
 
 def connect(service: Service, engine: Engine) -> None:
-    """Serve with this engine: set its time limits, and connect its loop to everything that records requests and steps."""
+    """Serve with this engine: set its time limits, and connect its loop to all recorders of requests and steps."""
     manager = engine.manager
     manager.deadlines.queue_timeout = service.config.queue_limit
     manager.deadlines.request_timeout = service.config.request_timeout

@@ -108,7 +108,7 @@ class Loop:
     def _remove(self, ended: list[Inference], now: float) -> None:
         """Remove inferences that ended before their last token from the scheduler, in one pass for each reason."""
         for reason, has_error in (("length", False), ("abort", True)):
-            # A dict, because one may be here twice. One that has left meanwhile, or was ended before it arrived, is not open.
+            # A dict, because one may be here twice. One that has left meanwhile or has not arrived yet is not open.
             sequences = {i.sequence: None for i in ended if (i.error is not None) == has_error}
             leaving = [seq for seq in sequences if seq in self.inbox.open]
             if leaving:

@@ -55,7 +55,7 @@ class Parts:
 
 @contextmanager
 def engine_stack() -> Iterator[None]:
-    """Give the threads started in this context the system's usual stack, which GPU drivers and Triton's compiler expect."""
+    """Start threads with the usual stack of the system, as GPU drivers and Triton's compiler expect."""
     before = threading.stack_size(ENGINE_STACK)
     try:
         yield

@@ -161,7 +161,7 @@ class Recovery:
     def _bisect(self, plan: Plan, failed_alone: bool = False) -> list[Output]:
         """Retry the whole step, since the fault may have been transient, then halves until each culprit is alone.
 
-        About 2 log2 n steps find one of n. A request that is alone must fail twice, in case that fault is transient too.
+        About 2 log2 n steps find one of n. A request that is alone must fail twice, as its fault may be transient too.
         """
         n = len(plan.sequences)
         result = self._try(plan)

@@ -1,4 +1,4 @@
-"""What a server has done before its first request, so that the first need not pay for it, and that nothing shows."""
+"""A server computes its first steps before the first request, and shows them nowhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Loaded = tuple[FlaskClient, Service, list[str]]
 
 @pytest.fixture
 def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loaded]:
-    """Return a server that nobody has asked anything yet, and the phases that it has computed."""
+    """Return a server without requests, and the phases that it has computed."""
     phases: list[str] = []
     forward = ModelRunner.forward
 
@@ -39,19 +39,19 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loaded]:
     engine.manager.stop()
 
 
-def test_prompt_and_answer_have_been_computed_before_the_server_is_ready(loaded: Loaded) -> None:
+def test_a_prompt_and_tokens_are_computed_before_the_server_is_ready(loaded: Loaded) -> None:
     client, _, phases = loaded
     assert client.get("/ready").status_code == 200
     assert phases[:2] == ["prefill", "decode"]
     assert len(phases) < 5
 
 
-def test_the_first_steps_are_counted_nowhere(loaded: Loaded) -> None:
+def test_the_warm_up_is_not_counted(loaded: Loaded) -> None:
     client, service, _ = loaded
     lines = client.get("/metrics").text.splitlines()
-    counted = [line.split() for line in lines if line.split("{")[0].split()[0].endswith("_total")]
-    assert counted
-    assert {value for name, value in counted if "http_requests" not in name} == {"0.0"}
+    counters = [line.split() for line in lines if line.split("{")[0].split()[0].endswith("_total")]
+    assert counters
+    assert {value for name, value in counters if "http_requests" not in name} == {"0.0"}
     stats = client.get("/stats").get_json()
     engine = stats["engine"]
     assert stats["requests"] == stats["total-tokens-handled"] == engine["iterations"] == 0
@@ -59,20 +59,19 @@ def test_the_first_steps_are_counted_nowhere(loaded: Loaded) -> None:
     kv = engine["kv"]
     assert kv["pages_used"] == kv["pages_cached"] == kv["query_tokens"] == 0
     assert not service.requests.open
-    # The first request is the first in every book.
     id = client.post("/inference", json={"prompt": "hi", "num_tokens": 2}).get_json()["id"]
     assert client.get(f"/requests/{id}").get_json()["iterations"] == [1, 2]
     assert client.get("/stats").get_json()["total-tokens-handled"] == 2
 
 
-def test_the_first_steps_change_no_text(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_warm_up_changes_no_text(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     client, service, _ = loaded
-    ask = {"prompt": "to be", "num_tokens": 20, "seed": 3}
-    texts = [client.post("/inference", json=ask).get_json()["completion"]]
+    body = {"prompt": "to be", "num_tokens": 20, "seed": 3}
+    texts = [client.post("/inference", json=body).get_json()["completion"]]
     monkeypatch.setattr("launch.engine.warm_up", lambda model: None)
     app = create_app(service.config)
     cold: Service = app.extensions["service"]
     connect(cold, load_engine(cold.config))
-    texts.append(app.test_client().post("/inference", json=ask).get_json()["completion"])
+    texts.append(app.test_client().post("/inference", json=body).get_json()["completion"])
     cold.engine.manager.stop()
     assert texts[0] == texts[1]
