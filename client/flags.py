@@ -107,10 +107,10 @@ def check(flags: Values) -> None:
     if flags.prompt == "":
         raise UsageError("--prompt is empty. Use at least one character")
     if flags.prompt is not None and flags.numtokens is None:
-        raise UsageError("--prompt needs a length. Use --prompt TEXT --numtokens 40")
+        raise UsageError("--prompt requires --numtokens. Use --prompt TEXT --numtokens 40")
     if flags.numtokens is not None and flags.prompt is None:
         raise UsageError(
-            f"--numtokens {flags.numtokens} goes with --prompt. Use --numtokens_range "
+            f"--numtokens {flags.numtokens} requires --prompt. Use --numtokens_range "
             f"{flags.numtokens} to fix the length in a load run"
         )
     if flags.prompt is not None and (flags.burst or flags.rate or flags.load):

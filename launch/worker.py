@@ -1,6 +1,6 @@
 """The gunicorn worker: a gthread worker whose main thread never waits for a client, and that drains before it exits.
 
-What it changes, because the stock worker
+The stock gthread worker does none of that. It
 
 * waits up to 2 seconds in its main thread for a client to close, and reads at most 64 KiB of a rejected body;
 * leaves new clients waiting while it shuts down, and closes all connections on SIGINT and SIGQUIT without an answer;
@@ -38,7 +38,7 @@ POLL_SECONDS = 0.02
 QUICK_SECONDS = 1.5  # to answer the open requests on SIGINT or SIGQUIT
 REJECTIONS_PER_SECOND = 50
 REJECTION_BURST = 64
-REJECTION_SECONDS = 0.02  # rejections are collected for so long, so that they wake the main thread together
+REJECTION_SECONDS = 0.02  # between two looks at waiting requests, so that one wakeup rejects several
 PENDING = object()  # the result of a request that the completer will answer
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -92,10 +92,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         self.method_queue = Callbacks()
         self._waiting: deque[TConn] = deque()  # requests for text while the server is full
         self._rejections = TokenBucket(REJECTIONS_PER_SECOND, REJECTION_BURST)
-
-    def init_process(self) -> None:
         self._closing = ClosingConnections(self._forget)
-        super().init_process()
 
     def _forget(self) -> None:
         self.nr_conns -= 1

@@ -108,7 +108,7 @@ def arrival_options(num: int = 1000, rate: float = 2.0) -> list[Option]:
 
 
 class Hint(NamedTuple):
-    """Something beside length that an order can go by: its option, its name, and how to get it."""
+    """A property of requests that an order can use: its option, its name, an order that uses it, and how to get it."""
 
     option: str
     words: str
@@ -143,38 +143,47 @@ def _shown(value: Any) -> str:
 
 
 def check_policies(args: Values, reported: Collection[str] = ()) -> list[Policy]:
-    """Return the policies as they will run; refuse options that none of them goes by.
+    """Return the policies as they will run; reject options that none of them uses.
 
-    `reported` are hints that the command's result tells of whatever the policy does.
+    The command's result reports the hints in `reported` for every policy.
     """
     if len(set(args.policies)) < len(args.policies):
         twice = next(name for name in args.policies if args.policies.count(name) > 1)
         raise UsageError(f"policy {twice} is given twice. Name it once")
-    given = options(args.policy_option, "--policy-option")
-    slots = getattr(args, "slots", None) or [args.max_batch_size]
-    made = [[policies.get_policy(name, max_batch_size=n, options=given) for name in args.policies] for n in slots]
+    chosen = options(args.policy_option, "--policy-option")
     named = ", ".join(args.policies)
-    for n, some in zip(slots, made):
-        if all(policy.max_batch_size < n for policy in some):
+    every: list[Policy] = []
+    for slots in getattr(args, "slots", None) or [args.max_batch_size]:
+        some = [policies.get_policy(name, max_batch_size=slots, options=chosen) for name in args.policies]
+        if all(policy.max_batch_size < slots for policy in some):
             most = max(policy.max_batch_size for policy in some)
             why = f"has no effect: {named} never runs more than {most} at once. Leave it out"
             refuse(args, ("max_batch_size", "slots"), why)
-    every = [policy for some in made for policy in some]
-    ragged = [policy for policy in every if not policy.padded]
+        every += some
+    _check_tokens_per_step(args, named, every)
+    _check_hints(args, named, every, reported)
+    return every
+
+
+def _check_tokens_per_step(args: Values, named: str, every: Iterable[Policy]) -> None:
+    ragged = [policy.max_batch_size for policy in every if not policy.padded]
     if not ragged:
         why = f"has no effect: {named} pads prompts and splits none. Leave it out"
         refuse(args, ("max_tokens_per_step",), why)
-    elif (most := max(policy.max_batch_size for policy in ragged)) > args.max_tokens_per_step:
+    elif (most := max(ragged)) > args.max_tokens_per_step:
         why = f"is too few: {most} running requests compute a token each. Use {most} or more, or fewer slots"
         refuse(args, ("max_tokens_per_step",), why)
+
+
+def _check_hints(args: Values, named: str, every: Sequence[Policy], reported: Collection[str]) -> None:
     known = {*policies.names(), *policies.order_names()}
-    if all(part in known for name in args.policies for part in name.split("+")):
-        for hint, (option, words, order, _) in HINTS.items():
-            if hint not in reported and not any(hint in policy.claims.heeds for policy in every):
-                loop = args.policies[0].partition("+")[0]
-                why = f"has no effect: {named} does not go by {words}. Use {loop}+{order}, or leave it out"
-                refuse(args, (option,), why)
-    return every
+    if not all(part in known for name in args.policies for part in name.split("+")):
+        return  # a policy from a user's file may use any hint
+    loop = args.policies[0].partition("+")[0]
+    for hint, (option, words, order, _) in HINTS.items():
+        if hint not in reported and not any(hint in policy.claims.heeds for policy in every):
+            why = f"has no effect: {named} does not go by {words}. Use {loop}+{order}, or leave it out"
+            refuse(args, (option,), why)
 
 
 def notes(args: Values, made: Iterable[Policy], rows: workloads.Rows) -> Iterator[str]:
@@ -209,7 +218,7 @@ def with_engine(args: Values, cost: Cost) -> Cost:
 
 
 def check_engine(args: Values, cost: Cost, made: Iterable[Policy]) -> None:
-    """Refuse an engine under which no step of these policies takes another time."""
+    """Reject an --engine that changes the time of no step of these policies."""
     if not isinstance(cost, Ragged | Padded):
         return
     law = cost.law
@@ -298,7 +307,7 @@ def make_rows(args: Values, *, unit: bool = False, draws_more: bool = False) -> 
 
 
 def config_of(args: Values) -> dict[str, Any]:
-    """Return what repeats a run."""
+    """Return the options that repeat a run."""
     return {
         name: str(value) if isinstance(value, Path) else value
         for name, value in vars(args).items()
