@@ -29,7 +29,7 @@ import config as settings
 import policies
 from api import dashboard, docs, events, operations, policy
 from api.dialects import chat, native, openai, tgi, tokens
-from api.http import admission, auth, cors, errors, middleware, query
+from api.http import admission, auth, cors, errors, middleware
 from api.http.deferral import App
 from api.service import Engine, Service
 from config import Config
@@ -72,14 +72,11 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
         connect(service, engine)
     modules = (native, openai, chat, tgi, tokens, operations, policy, events, dashboard, docs)
     service.operations = [operation for module in modules for operation in module.OPERATIONS]
-    generating = frozenset((op.method, op.path) for op in service.operations if op.generates)
-    service.generating = frozenset(f"{m.upper()} {path}".encode() for m, path in generating)
     app.before_request(middleware.enter)
     cors.install(app, config.origins)
     app.before_request(auth.check(config.api_key))
-    app.before_request(admission.check(service, generating))
+    app.before_request(admission.check(service))
     app.after_request(middleware.leave(service))
-    app.after_request(query.name_unread(service.operations))  # runs before `leave`, which counts them
     app.teardown_request(middleware.abandon(service))
     for module in modules:
         app.register_blueprint(module.blueprint(service))

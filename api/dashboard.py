@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flask import Blueprint, Response, jsonify, request
 from werkzeug.exceptions import NotFound
-from werkzeug.utils import safe_join
+from werkzeug.security import safe_join
 
 from api import generation
 from api.demo import Load
@@ -104,8 +104,7 @@ def _file(name: str, others: str) -> Response:
     path = safe_join(str(WEB), name)
     if path is None or not Path(path).is_file():
         raise NotFound
-    media = mimetypes.guess_type(name)[0] or "text/plain"
-    response = Response(Path(path).read_bytes(), mimetype=media)
+    response = Response(Path(path).read_bytes(), mimetype=mimetypes.guess_type(name)[0] or "text/plain")
     headers = response.headers
     headers["Cache-Control"] = "no-cache"  # revalidate each time: another version may be served
     headers["Content-Security-Policy"] = POLICY.format(others=others)

@@ -1,4 +1,4 @@
-"""GET /openapi.json and a page that shows it: plain HTML made here, with no script and no other host."""
+"""GET /openapi.json, and a page that shows it in plain HTML, without scripts and other hosts."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ table{border-collapse:collapse}td,th{text-align:left;padding:.15rem .8rem .15rem
 
 
 def blueprint(service: Service) -> Blueprint:
+    """Return the routes."""
     routes = Blueprint("docs", __name__)
 
     def described() -> dict[str, Any]:
         engine = service.engine
         context = 1024 if engine is None else engine.context
         keyed = bool(service.config.api_key)
-        found = document(service.operations, VERSION, OPEN, keyed, most_tokens=context - 1)
         size = 50257 if engine is None else engine.vocabulary or engine.tokenizer.vocab_size
-        result: dict[str, Any] = within_vocabulary(found, size)
+        plain = document(service.operations, VERSION, OPEN, keyed, most_tokens=context - 1)
+        result: dict[str, Any] = within_vocabulary(plain, size)
         return result
 
     @routes.get("/openapi.json")
@@ -55,8 +56,7 @@ def blueprint(service: Service) -> Blueprint:
 def page(document: dict[str, Any]) -> str:
     """Return the document as HTML, its operations by tag."""
     by_tag: dict[str, list[str]] = {}
-    described = [*document["paths"].items(), *document.get("x-unlisted", {}).items()]
-    for path, methods in described:
+    for path, methods in [*document["paths"].items(), *document.get("x-unlisted", {}).items()]:
         for method, operation in methods.items():
             text = _operation(path, method, operation, document["components"]["schemas"])
             by_tag.setdefault(operation["tags"][0], []).append(text)
@@ -76,7 +76,7 @@ def _operation(path: str, method: str, operation: dict[str, Any], schemas: dict[
         for code, reply in operation["responses"].items()
     )
     body = ""
-    content = operation.get("requestBody", {}).get("content", {}).get("application/json")
+    content = operation.get("x-body") or operation.get("requestBody", {}).get("content", {}).get("application/json")
     if content:
         schema = content["schema"]
         name = schema.get("$ref", "").rpartition("/")[2]

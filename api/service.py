@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from api.http.deferral import Completer
@@ -22,6 +23,8 @@ from stats import ServerStats
 
 
 class Tokenizer(Protocol):
+    """The interface of a tokenizer."""
+
     vocab_size: int
     longest_token: int
     eot_id: int
@@ -41,7 +44,7 @@ class Policies(Protocol):
 
 
 class Shadow(Protocol):
-    """The simulation of another policy on the same requests; handlers only read its report."""
+    """The interface of the simulation of another policy on the same requests."""
 
     def on_arrival(self, inference: Inference) -> None: ...
     def observe(self, iteration: Any, left: list[Inference]) -> None: ...
@@ -62,9 +65,9 @@ class Engine:
     dtype: str
     context: int
     page_size: int
-    vocabulary: int = 0  # ids that the model has; 0: as many as the tokenizer
-    special_end: bool = True  # <|endoftext|> in a prompt is that token, but on /inference
-    stall_seconds: float | None = None  # unless the device says so
+    vocabulary: int = 0  # token ids of the model; 0: as many as the tokenizer has
+    special_end: bool = True  # <|endoftext|> in a prompt is the special token, except on /inference
+    stall_seconds: float | None = None  # None: the default of the device
     facts: dict[str, Any] = field(default_factory=dict)
     loaded_at: float = field(default_factory=time.time)
     shadow: Shadow | None = None
@@ -82,7 +85,7 @@ class Engine:
 
 STALL_SECONDS = 300.0
 GPU_STALL_SECONDS = 60.0
-STEP_SECONDS = 0.2  # for which the last step is waited for
+STEP_SECONDS = 0.2  # to wait for the last step when the server stops
 
 
 class Service:
@@ -92,14 +95,13 @@ class Service:
         self.config = config
         self.engine: Engine | None = None  # set by the composition root, which connects its loop to this object
         self.failure: str | None = None
-        self.policies = policies  # to switch to
+        self.policies = policies  # that /policy offers
         self.draining = False
-        self.serves = False  # under gunicorn: only then there is a log to write
-        self.deaths: Callable[[], int] = lambda: 0  # of engines in this server's worker processes
+        self.serves = False  # True under gunicorn, which has an access log
+        self.deaths: Callable[[], int] = lambda: 0  # engines that failed for good, in all worker processes
         self.feed = Feed(show_text=config.dashboard_show_text)
         self.access_log = QueuedLog(sys.stdout)
         self.operations: list[Operation] = []
-        self.generating: frozenset[bytes] = frozenset()  # "POST /path" of what generates text
         self.places = Places(config.max_open_requests)
         self.watcher = Watcher()
         self.requests = RequestRegistry(self.watcher)
@@ -107,6 +109,11 @@ class Service:
         self.stats = ServerStats(self.meters)
         self.completer = Completer()
         self.socket_writer = SocketWriter()
+
+    @cached_property
+    def generating(self) -> frozenset[str]:
+        """The routes that generate text, such as "POST /inference"."""
+        return frozenset(f"{op.method.upper()} {op.path}" for op in self.operations if op.generates)
 
     def status(self) -> tuple[str, str | None]:
         """Return ok, loading, stalled or dead, and the reason."""
@@ -132,7 +139,7 @@ class Service:
 
     @property
     def stall_seconds(self) -> float:
-        """Seconds without an iteration after which the loop counts as hung: no step takes that long."""
+        """The seconds without an iteration after which the loop counts as stalled: no step takes that long."""
         if self.engine is not None and self.engine.stall_seconds is not None:
             return self.engine.stall_seconds
         on_gpu = self.engine is not None and self.engine.device.startswith("cuda")
@@ -156,7 +163,7 @@ class Service:
         return len(self.feed.viewers)
 
     def stop(self) -> None:
-        """End all open requests, because the process ends."""
+        """End all open requests, because the process exits."""
         self.feed.close()
         if self.engine is not None:
             self.engine.manager.stop(patience=STEP_SECONDS)

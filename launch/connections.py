@@ -36,15 +36,15 @@ def limit_blocking(listener: socket.socket, receive: float, send: float) -> None
         listener.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(whole), int(rest * 1e6)))
 
 
-def peek_request(client: socket.socket) -> bytes:
+def peek_request(client: socket.socket) -> str:
     """Return method and path of the next request without reading it; nothing under TLS or if it has not arrived."""
     if type(client) is not socket.socket:
-        return b""
+        return ""
     try:
         start = client.recv(REQUEST_LINE_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except OSError:
-        return b""
-    return start.split(b"?", 1)[0].split(b" HTTP/", 1)[0]
+        return ""
+    return start.split(b"?", 1)[0].split(b" HTTP/", 1)[0].decode("latin-1")
 
 
 def send_response(exchange: Exchange, resp: Any) -> bytes:

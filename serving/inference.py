@@ -30,6 +30,15 @@ class InferenceError(Exception):
         self.retry_after = retry_after
 
 
+class GrowingText(Protocol):
+    """The part of an answer that is certain while it grows."""
+
+    shown_tokens: int
+
+    def feed(self, tokens: list[int]) -> str: ...
+    def rest(self, whole: str) -> str: ...
+
+
 class Text(Protocol):
     """Converts the token ids of one answer to text, and detects stop strings."""
 
@@ -39,6 +48,7 @@ class Text(Protocol):
     def stop_reason(self) -> str | int | None: ...
     def feed(self, token: int) -> str | None: ...
     def text(self, output_ids: list[int]) -> str: ...
+    def growing(self, follows_tokens: bool = False) -> GrowingText: ...
 
 
 class Owner(Protocol):

@@ -34,7 +34,8 @@ OPERATIONS = [
     ),
     Operation(
         "post", "/", "like /generate if the body has inputs (the answer is a list of one), otherwise a greeting", "tgi",
-        media="text/plain", answer={"type": "string"}, generates=True, tgi=True,
+        body=CompatRequest, example=SENT, any_body=True, answer={"type": "array", "items": GENERATED},
+        also={"text/plain": {"type": "string"}}, generates=True, streams=True, tgi=True,
     ),
     Operation("get", "/info", "the served model and the limits on requests", "tgi", answer={"type": "object"}, errors=(503,)),
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Admission: each generating request takes a place before its body is read.
 
-A rejection is cheap and waits for nothing. There are as many places as requests may be queued or running, so that HTTP
+A rejection is cheap and waits for nothing. There are as many places as requests may be queued or running, so HTTP
 threads remain for health checks and rejections. This module must not know what a request asks for.
 """
 
@@ -15,16 +15,15 @@ from api.http.errors import ApiError, shown
 from api.http.registry import RequestContext
 from api.service import Service
 
-HAS_PLACE = "effective_batching.has_place"  # in the WSGI environment: the server took a place for this request
+HAS_PLACE = "effective_batching.has_place"  # in the WSGI environment: the server has taken a place for this request
 
 
-def check(service: Service, generating: frozenset[tuple[str, str]]) -> Callable[[], None]:
-    """Return a before-request hook: requests with a `generating` method and path need a place."""
+def check(service: Service) -> Callable[[], None]:
+    """Return a before-request hook that takes a place for a generating request."""
 
     def before_request() -> None:
         environ = request.environ
-        path = request.path
-        if (environ["REQUEST_METHOD"].lower(), path) not in generating:
+        if f"{environ['REQUEST_METHOD']} {request.path}" not in service.generating:
             return
         g.generates = True
         service.meters.arrived()

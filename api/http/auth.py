@@ -22,9 +22,9 @@ def check(key: str) -> Callable[[], None]:
         if not expected or request.path in OPEN or request.routing_exception is not None:
             return  # an unknown path is 404 and a wrong method 405, with or without the key
         if request.endpoint in PAGES or (request.path == "/" and dashboard.wants_page()):
-            return  # static files, that ask for the key themselves
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        if scheme != "Bearer" or not hmac.compare_digest(given.encode("utf-8", "replace"), expected):
+            return  # the live page asks for the key itself
+        scheme, _, key_sent = request.headers.get("Authorization", "").partition(" ")
+        if scheme != "Bearer" or not hmac.compare_digest(key_sent.encode("utf-8", "replace"), expected):
             raise ApiError(
                 "the API key is missing or wrong. Send the header 'Authorization: Bearer KEY'",
                 type="authentication_error",

@@ -1,4 +1,4 @@
-"""Reads a body and checks it: limits, strict JSON, and messages that name value, bound and remedy."""
+"""Reads and validates bodies: limits, strict JSON, and errors that name the value, the bound and the remedy."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from config import nearest
 
 log = logging.getLogger(__name__)
 LIMIT = 1 << 20  # bytes
-DEPTH = 32  # of brackets
+DEPTH = 32  # nested brackets
 MOST_VALUES = 1 << 17  # in a body: 64 prompts of 1,024 token ids are half of it
-MOST_KEYS = 1 << 14  # and lists and objects, which cost more to build than what is in them
-MOST_NAMES = 100  # of unknown fields that an answer names
+MOST_KEYS = 1 << 14  # with lists and objects, which cost more to build than plain values
+MOST_NAMES = 100  # unknown fields that an answer names
 NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
 def read(request: Request) -> bytes:
-    """Return the body, counted while it is read: a chunked one has no length to trust."""
+    """Return the body, counted while it is read, because a chunked body states no length."""
     if request.headers.get("Content-Encoding", "identity").lower() not in ("identity", ""):
         raise ApiError("Content-Encoding is not supported. Send the body as plain, uncompressed JSON", status=415)
     if (request.content_length or 0) > LIMIT:
@@ -49,12 +49,12 @@ def read(request: Request) -> bytes:
 
 
 def _too_large() -> ApiError:
-    """Return what is raised at once: one that a frame kept would keep the frame, and its body, until the next GC."""
+    """Return the error, to be raised at once: a local variable would keep it, its frame and the body until the next GC."""
     return ApiError(f"the body is larger than {LIMIT:,} bytes. Send a shorter prompt", status=413)
 
 
 def _piece(request: Request, most: int) -> bytes:
-    """Return the next bytes of the body, none at its end; 408 when they are too long in coming."""
+    """Return the next bytes of the body, or none at its end; raise 408 if they do not arrive in time."""
     try:
         return request.stream.read(most)
     except BlockingIOError:
@@ -63,7 +63,7 @@ def _piece(request: Request, most: int) -> bytes:
             type="timeout_error",
             status=408,
         ) from None
-    except Exception as error:  # of the HTTP server's own classes: no chunk, or a cut connection
+    except Exception as error:  # classes of the HTTP server: a malformed chunk or a broken connection
         log.info("cannot read a request body: %r", error)
         raise ApiError(
             "the body is truncated, or its chunks are malformed. Send the complete body with its Content-Length"
@@ -71,9 +71,9 @@ def _piece(request: Request, most: int) -> bytes:
 
 
 def parse(body: bytes, example: str) -> dict[str, Any]:
-    """Return the one JSON object in `body`; ApiError with line and column, or an example when it is empty.
+    """Return the JSON object in `body`; raise ApiError with line and column of a fault.
 
-    Large bodies are parsed one at a time: together they would take as long, and more memory.
+    Large bodies are parsed one at a time: in parallel they would take as long, and more memory.
     """
     with large.alone(len(body)):
         return _parse(body, example)
@@ -88,7 +88,7 @@ def _parse(body: bytes, example: str) -> dict[str, Any]:
         raise ApiError(f"the body is not valid UTF-8 at byte {error.start}. Send JSON in UTF-8") from None
     _check_structure(body)
     try:
-        # Hooks are calls of Python, between which other threads get their turn.
+        # The hooks are Python calls, between which other threads can run.
         value = json.loads(
             text, object_pairs_hook=_unique, parse_constant=_not_finite, parse_float=_finite, parse_int=_whole
         )
@@ -103,16 +103,16 @@ def _parse(body: bytes, example: str) -> dict[str, Any]:
 
 
 def _check_structure(body: bytes) -> None:
-    """Refuse a body that nests too deeply or holds too many values, before any of them is built.
+    """Raise ApiError for a body that is nested too deeply or has too many values, before any of them is built.
 
-    It is right up to the first place that is no JSON, and nothing after that place is built.
+    The counts are exact up to the first syntax error, and nothing after it is built.
     """
     opened = body.count(b"[") + body.count(b"{")
     if opened <= DEPTH and opened + body.count(b":") <= MOST_KEYS and body.count(b",") < MOST_VALUES:
-        return  # whatever is in strings
+        return  # even if none of these are in strings
     most_quotes = 2 * (MOST_VALUES + MOST_KEYS)
     pieces = body.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"', most_quotes)
-    bare = b"".join(pieces[::2])  # what is between the strings
+    bare = b"".join(pieces[::2])  # the text between the strings
     brackets = bare.translate(None, NO_BRACKETS)
     depth = 0
     for bracket in brackets[: 2 * MOST_KEYS]:
@@ -151,26 +151,25 @@ def _not_finite(name: str) -> NoReturn:
 
 
 def _finite(text: str) -> float:
-    """Return a number with a point or an exponent; 1e999 is infinite and refused."""
+    """Return a number with a point or an exponent; refuse 1e999, which is infinite."""
     value = float(text)
     return value if math.isfinite(value) else _not_finite(text)
 
 
 def take(request: Request, example: str, any_type: bool = False) -> dict[str, Any]:
-    """Return the request's JSON object; without `any_type` it must say that it is JSON."""
+    """Return the JSON object of the request; without `any_type` its content type must be JSON."""
     kind = request.mimetype
     if not any_type and kind != "application/json" and not kind.endswith("+json"):
         raise ApiError(
             f"the content type is {shown(kind or 'absent')}, but must be application/json. "
-            "Send the header 'Content-Type: application/json' "
-            "(curl: -H 'Content-Type: application/json')",
+            "Send the header 'Content-Type: application/json' (curl: -H 'Content-Type: application/json')",
             status=415,
         )
     return parse(read(request), example)
 
 
 def name_ignored(response: Response, names: Iterable[str]) -> Response:
-    """Name in a header what was ignored, in characters that a header can carry."""
+    """List ignored fields in a header, in characters that a header can carry."""
     if text := ", ".join(islice(names, MOST_NAMES)):
         header = "".join(c if c.isascii() and c.isprintable() else "?" for c in text[:1000])
         response.headers["X-Ignored-Params"] = header
@@ -178,12 +177,12 @@ def name_ignored(response: Response, names: Iterable[str]) -> Response:
 
 
 def validate(schema: type[Schema], fields: dict[str, Any]) -> tuple[Schema, list[str]]:
-    """Return the checked object and the names of the first unknown fields; null is as good as absent."""
+    """Return the validated object and the names of the first unknown fields; null counts as absent."""
     ignored: list[str] = []
     try:
         return schema.model_validate(_known(schema, fields, ignored)), ignored
     except ValidationError as error:
-        raise _plain_words(error, schema, fields, ignored) from None
+        raise _validation_error(error, schema, fields, ignored) from None
 
 
 def _known(schema: type[BaseModel], fields: Any, ignored: list[str], path: str = "") -> Any:
@@ -208,10 +207,10 @@ def _schema_of(annotation: Any) -> type[BaseModel] | None:
     return next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
 
 
-def _plain_words(
+def _validation_error(
     error: ValidationError, schema: type[BaseModel], fields: dict[str, Any], ignored: list[str]
 ) -> ApiError:
-    """Return an error that names, for the first faults, the value, the bound and the remedy."""
+    """Return an error with value, bound and remedy of the first faults."""
     faults = error.errors(include_url=False, include_context=True)
     texts = []
     for fault in faults[:5]:
@@ -245,10 +244,10 @@ def _value_at(fields: Any, place: tuple[int | str, ...], otherwise: Any) -> Any:
 
 def _field_at(schema: type[BaseModel], place: tuple[int | str, ...]) -> FieldInfo | None:
     """Return the innermost field of a path such as ("parameters", "stop", 3)."""
-    found = schema.model_fields.get(str(place[0])) if place else None
-    inner = None if found is None else _schema_of(found.annotation)
+    field = schema.model_fields.get(str(place[0])) if place else None
+    inner = None if field is None else _schema_of(field.annotation)
     within = _field_at(inner, place[1:]) if inner is not None else None
-    return within or found
+    return within or field
 
 
 def _reason(message: str) -> str:

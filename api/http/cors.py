@@ -11,8 +11,8 @@ import re
 from flask import Flask, Response, current_app, request
 
 METHODS = "GET, HEAD, POST, PUT, DELETE"
-EXPOSED = "X-Request-Id, X-Ignored-Params, Retry-After"  # what a page may read beside the body
-MAX_AGE = "600"  # seconds for which a browser need not ask again
+EXPOSED = "X-Request-Id, X-Ignored-Params, Retry-After"  # headers that a page may read
+MAX_AGE = "600"  # seconds for which a browser may remember a preflight
 HEADERS = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,1000}")
 
 
@@ -42,14 +42,14 @@ def _preflight() -> Response | None:
     response = Response(status=204)
     response.headers["Access-Control-Allow-Methods"] = METHODS
     response.headers["Access-Control-Max-Age"] = MAX_AGE
-    asked = request.headers.get("Access-Control-Request-Headers", "")
-    if HEADERS.fullmatch(asked):
-        response.headers["Access-Control-Allow-Headers"] = asked
+    headers = request.headers.get("Access-Control-Request-Headers", "")
+    if HEADERS.fullmatch(headers):
+        response.headers["Access-Control-Allow-Headers"] = headers
     return response
 
 
 def _grant(response: Response) -> Response:
-    """Allow the page to read a response, an error or a stream."""
+    """Allow a page of an allowed origin to read the response."""
     origin = allowed_origin()
     if origin is not None:
         response.headers["Access-Control-Allow-Origin"] = origin

@@ -1,4 +1,4 @@
-"""The errors of all dialects in one table (docs/api.md), with value, bound and remedy."""
+"""The errors of all dialects in one table (see docs/api.md), with value, bound and remedy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATUS = {
     "out_of_memory": 503,
     "timeout_error": 504,
 }
-TGI_PATHS = frozenset({"/", "/generate", "/generate_stream"})  # of POST
+TGI_PATHS = frozenset({"/", "/generate", "/generate_stream"})  # POST only
 TGI_STATUS = {400: 422, 499: 500, 500: 424}
 TGI_TYPE = {
     "invalid_request_error": "validation",
@@ -35,7 +35,7 @@ LONGEST_VALUE = 100
 
 
 class ApiError(Exception):
-    """A response other than 200, with the parameter at fault and OpenAI's error type."""
+    """An error response, with OpenAI's error type and the parameter at fault."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class ApiError(Exception):
 
 
 def shown(value: object) -> str:
-    """Return a value for a message: its repr, truncated so that it cannot flood a log.
+    """Return the repr of a value for a message, truncated so that it cannot flood a log.
 
-    Only the shown part is formatted: a value may have a megabyte.
+    Only the part that is shown is formatted, because a value may have a megabyte.
     """
     text = ""
     for piece in _written(value):
@@ -74,7 +74,7 @@ def shown(value: object) -> str:
 
 
 def _written(value: object) -> Iterator[str]:
-    """Yield the repr of what JSON holds, piece by piece."""
+    """Yield the repr of a JSON value piece by piece."""
     if isinstance(value, str):
         yield repr(value[: LONGEST_VALUE + 1])
     elif isinstance(value, list):
@@ -96,6 +96,7 @@ def _written(value: object) -> Iterator[str]:
 
 
 def from_inference(error: InferenceError) -> ApiError:
+    """Convert the error of an inference to an ApiError."""
     code = "out_of_memory" if error.kind == "out_of_memory" else None
     return ApiError(str(error), type=error.kind, code=code, retry_after=error.retry_after)
 
@@ -133,7 +134,7 @@ def status(error: ApiError) -> int:
 
 
 def content(error: ApiError) -> dict[str, Any]:
-    """Return the body of an error in the dialect of the request, also for the last event of a stream."""
+    """Return the body of an error in the dialect of the request; it is also the last event of a failed stream."""
     if is_tgi():
         return {"error": str(error), "error_type": TGI_TYPE.get(error.type, error.type)}
     return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
@@ -141,7 +142,7 @@ def content(error: ApiError) -> dict[str, Any]:
 
 def response(error: ApiError) -> Response:
     """Return an error response in the format and with the status of the request's dialect."""
-    g.refusal = error
+    g.error = error
     result = jsonify(content(error))
     result.status_code = status(error)
     result.headers.update(error.headers)

@@ -1,4 +1,4 @@
-"""The thread pool of request handlers. It must not know what they do."""
+"""The thread pool of request handlers. This module must not know what they do."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 log = logging.getLogger(__name__)
-AT_ONCE = 4  # handlers that compute: more would only compete for the interpreter
-BUSY_SECONDS = 0.005  # after which a handler is taken to wait for something, and another may run
+AT_ONCE = 4  # computing handlers; more would only compete for the interpreter
+BUSY_SECONDS = 0.005  # after which a handler counts as blocked, and another may run
 
 Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -35,14 +35,15 @@ class HandlerPool:
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._turns: set[Turn] = set()  # at most AT_ONCE; who waits for long has lost his
+        self._turns: set[Turn] = set()  # at most AT_ONCE; a blocked thread loses its turn
         self._backlog: deque[Task] = deque()
         self._begun: queue.SimpleQueue[tuple[Turn, Task]] = queue.SimpleQueue()
-        self._idle = 0  # threads that wait for a task, less the tasks that wait for them
+        self._idle = 0  # waiting threads, minus the tasks already assigned to them
         self._threads = 0
 
     @property
     def has_backlog(self) -> bool:
+        """Whether tasks wait for a thread."""
         return bool(self._backlog)
 
     def submit(self, task: Callable[..., Any], *args: Any) -> None:
@@ -52,7 +53,7 @@ class HandlerPool:
             self._begin()
 
     def relieve(self) -> None:
-        """Run tasks of the backlog instead of those that seem blocked; call this every few milliseconds."""
+        """Give the turns of blocked threads to the backlog; call this every few milliseconds."""
         with self._lock:
             late = time.monotonic() - BUSY_SECONDS
             self._turns = {turn for turn in self._turns if turn.began > late}
@@ -62,7 +63,7 @@ class HandlerPool:
         """Do nothing: the threads end with the process."""
 
     def _begin(self) -> None:
-        """Give free turns to the backlog; the caller holds the lock."""
+        """Give free turns to the backlog; call this with the lock held."""
         while self._backlog and len(self._turns) < AT_ONCE:
             if self._idle <= 0:
                 if self._threads == self._most:
@@ -93,7 +94,7 @@ class HandlerPool:
                     function(*args)
                 except Exception:
                     log.exception("a request handler failed")
-                del function, args  # not to keep a connection alive while idle
+                del function, args  # an idle thread must not keep a connection alive
                 task = self._next(turn)
 
     def _next(self, turn: Turn) -> Task | None:

@@ -1,8 +1,8 @@
-"""Large work of handlers: done by one thread at a time, its memory returned to the system.
+"""Large work of handlers: only one thread does any at a time, and its memory is returned to the system.
 
-Threads that compute at the same time take as long together as one after the other, since they share the interpreter,
-but the loop then waits for each of them before it gets it back. And glibc keeps what they free in an arena of each
-thread: hundreds of megabytes in a few hundred threads that have each read a megabyte.
+Threads share the interpreter, so computing in parallel saves no time, but the loop would have to wait for each of them
+before it gets the interpreter back. And glibc keeps freed memory in an arena per thread: hundreds of megabytes in a few
+hundred threads that have each read a megabyte.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-LARGE = 1 << 13  # bytes; less is done at once
+LARGE = 1 << 13  # bytes; smaller work needs no turn
 TRIM_EVERY = 16 << 20  # bytes
 turn = threading.Lock()  # held by the thread that does large work
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, other C libraries do not
@@ -20,7 +20,7 @@ _used = 0
 
 
 def alone(size: int) -> AbstractContextManager[None]:
-    """Let work on so many bytes, if they are many, be done while no other thread does such work."""
+    """Return a context in which no other thread works on as many bytes, if `size` is large."""
     return _in_turn(size) if size > LARGE else nullcontext()
 
 

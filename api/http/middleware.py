@@ -1,7 +1,7 @@
 """The middleware: checks before every request, and accounting after every response.
 
-After the response, the request gives back its places, is counted, and gets a line in the access log: lengths and
-times, never texts.
+After its last byte, a request gives back its places, is counted, and gets a line in the access log: lengths and times,
+never texts.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from flask import Request, Response, g, request
 from werkzeug.exceptions import NotFound, SecurityError
 
-from api.http import cors
-from api.http.auth import OPEN
+from api.http import body, cors
+from api.http.auth import OPEN, PAGES
 from api.http.errors import ApiError, shown
 from api.http.registry import RequestContext
 from api.service import Service
@@ -34,8 +34,8 @@ REJECTED_TYPES = {"overloaded": "queue_full", "unavailable_error": "unavailable"
 def enter() -> None:
     """Give the request an id, the client's own if it is valid, and reject cross-site requests of browsers."""
     environ = request.environ  # its plain dictionary costs less than Flask's view of the headers
-    given = environ.get("HTTP_X_REQUEST_ID", "")
-    g.request_id = given if ID.fullmatch(given) else uuid.uuid4().hex
+    client_id = environ.get("HTTP_X_REQUEST_ID", "")
+    g.request_id = client_id if ID.fullmatch(client_id) else uuid.uuid4().hex
     g.began = time.perf_counter()
     if isinstance(request.routing_exception, SecurityError):
         raise ApiError(
@@ -43,10 +43,10 @@ def enter() -> None:
             "Use a host name from that list, or add this one"
         )
     if environ["PATH_INFO"].startswith("//"):
-        raise NotFound  # flask itself would read it as one slash
+        raise NotFound  # Flask would treat it as a single slash
     changes = environ["REQUEST_METHOD"] in ("POST", "PUT", "DELETE")
-    crosses = changes and environ.get("HTTP_SEC_FETCH_SITE") == "cross-site"
-    if crosses and cors.allowed_origin() is None:
+    is_cross_site = changes and environ.get("HTTP_SEC_FETCH_SITE") == "cross-site"
+    if is_cross_site and cors.allowed_origin() is None:
         raise ApiError(
             "cross-site requests from a browser are not allowed. Use a page served by this server, a client "
             "other than a browser, or add the site's origin to --cors-origins",
@@ -55,27 +55,41 @@ def enter() -> None:
 
 
 def leave(service: Service) -> Callable[[Response], Response]:
-    """Return an after-request hook: it sends the request's id, and ends the request after its last byte."""
+    """Return an after-request hook that adds our headers, and ends the request after its last byte."""
+    queries = {op.path: op.query for op in service.operations}
 
     def after_request(response: Response) -> Response:
-        state, asked = g._get_current_object(), request._get_current_object()
+        state, current = g._get_current_object(), request._get_current_object()  # type: ignore[attr-defined]
         context: RequestContext | None = state.get("context")
+        if request.environ.get("QUERY_STRING"):
+            _name_ignored_queries(response, queries.get(request.path, ()))
         response.headers["X-Request-Id"] = state.request_id
         ignored = response.headers.get("X-Ignored-Params", "")
         state.n_ignored = ignored.count(",") + 1 if ignored else 0
         length = None if response.is_streamed else response.content_length
-        # Not with the response itself: a cycle would keep it until the next GC.
-        see_off = partial(_see_off, service, asked, response.status_code, length, state)
-        state.departs = True
-        if response.is_streamed:  # its generator may never start: this is called all the same
+        # Without a reference to the response: the cycle would keep it until the next GC.
+        finish = partial(_finish, service, current, response.status_code, length, state)
+        state.ends_with_response = True
+        if response.is_streamed:
             if context is not None:
                 context.streams = True
-            response.call_on_close(see_off)
+            response.call_on_close(finish)  # is called even if the generator never starts
         else:
-            see_off()
+            finish()
         return response
 
     return after_request
+
+
+def _name_ignored_queries(response: Response, known: Any) -> None:
+    """Add query parameters without effect to X-Ignored-Params, except on pages, whose scripts may read them."""
+    if request.url_rule is None or response.status_code >= 400:
+        return
+    if request.endpoint not in PAGES and response.mimetype != "text/html":
+        named = response.headers.get("X-Ignored-Params")
+        body.name_ignored(
+            response, [*([named] if named else []), *(name for name in request.args if name not in known)]
+        )
 
 
 def abandon(service: Service) -> Callable[[BaseException | None], None]:
@@ -83,21 +97,21 @@ def abandon(service: Service) -> Callable[[BaseException | None], None]:
 
     def teardown_request(error: BaseException | None) -> None:
         context: RequestContext | None = g.get("context")
-        if context is not None and not g.get("departs"):
+        if context is not None and not g.get("ends_with_response"):
             service.requests.leave(context)
 
     return teardown_request
 
 
-def _see_off(service: Service, asked: Request, status: int, length: int | None, state: Any) -> None:
-    """End a request: give back its places, count it and log it. Its context may be gone by then."""
+def _finish(service: Service, current: Request, status: int, length: int | None, state: Any) -> None:
+    """Give back the places of a request, count it and log it. Flask's context may have ended by then."""
     context: RequestContext | None = state.get("context")
     if context is not None and not service.requests.leave(context):
         return
     gone = context is not None and context.gone
     status = 499 if gone else status
-    route = asked.url_rule.rule if asked.url_rule is not None else "other"
-    error: ApiError | None = state.get("refusal")
+    route = current.url_rule.rule if current.url_rule is not None else "other"
+    error: ApiError | None = state.get("error")
     rejected = None if error is None else REJECTED_TYPES.get(error.type, REJECTIONS.get(status))
     outputs = [] if context is None else [len(i.output_ids) for i in context.inferences]
     service.meters.answered(route, status, rejected, state.n_ignored, outputs, state.get("generates", False))
@@ -106,12 +120,12 @@ def _see_off(service: Service, asked: Request, status: int, length: int | None, 
     record: dict[str, Any] = {
         "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
         "id": state.request_id,
-        "client": asked.remote_addr,
-        "method": asked.method if asked.method.isalpha() else shown(asked.method),
+        "client": current.remote_addr,
+        "method": current.method if current.method.isalpha() else shown(current.method),
         "route": route,
         "status": status,
         "seconds": round(time.perf_counter() - state.began, 6),
-        "bytes_in": asked.content_length,
+        "bytes_in": current.content_length,
         "bytes_out": length,
     }
     if error is not None:

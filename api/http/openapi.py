@@ -1,7 +1,6 @@
-"""The OpenAPI document, built from the `OPERATIONS` that each module declares for its routes.
+"""The OpenAPI 3.1 document, built from the `OPERATIONS` that each module declares beside its handlers.
 
-Each route is described beside its handler. This module turns the descriptions into OpenAPI 3.1. It must not know
-what any route does.
+This module must not know what any route does.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-Schema = Mapping[str, Any]
+Schema = dict[str, Any]
 REFERENCE = "#/components/schemas/{model}"
 WHAT = {
     200: "success",
@@ -61,8 +60,8 @@ IGNORED: Schema = {
 }
 BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 TOKEN_COUNTS = ("num_tokens", "max_tokens", "max_completion_tokens", "max_new_tokens")
-BY_VALUE = ("default", "const", "enum", "example", "examples")  # whose content is no schema
-CHANGING = ("post", "put", "delete")  # what another site's page may not send
+BY_VALUE = ("default", "const", "enum", "example", "examples")  # keywords whose content is not a schema
+CHANGING = ("post", "put", "delete")  # methods that pages of other sites may not use
 GENERATING = (400, 404, 413, 415, 429, 499, 500, 503, 504)
 TGI_GENERATING = (404, 413, 415, 422, 424, 429, 500, 503, 504)
 
@@ -71,8 +70,9 @@ TGI_GENERATING = (404, 413, 415, 422, 424, 429, 500, 503, 504)
 class Operation:
     """The description of one method of one path (`/requests/{id}`).
 
-    `answer` is the schema of the 200 (None: `media` says all), `answers` those of other codes that are no errors in
-    the usual form. One that `generates` takes a place in the queue before its body is read.
+    `answer` is the schema of the answer with status 200, whose content type is `media`. `also` has the schemas of its
+    other content types, and `answers` those of other statuses, if they are not errors in the usual form. An operation
+    that `generates` takes a place in the queue before its body is read.
     """
 
     method: str
@@ -83,16 +83,19 @@ class Operation:
     example: Any = None
     answer: type[BaseModel] | Schema | None = None
     media: str = "application/json"
-    streams: bool = False  # the answer may be text/event-stream too
+    also: Mapping[str, Schema] = field(default_factory=dict)
+    streams: bool = False  # the answer can also be text/event-stream
     answers: Mapping[int, Schema] = field(default_factory=dict)
     errors: tuple[int, ...] = ()
     query: Mapping[str, Schema] = field(default_factory=dict)
     generates: bool = False
-    unlisted: str = ""  # why tools that try every path must not find it: it is described beside the paths
+    any_body: bool = False  # any other body is accepted as well
+    unlisted: str = ""  # why tools that call every path must not find it: it is described beside the paths
     tgi: bool = False
 
     @property
     def id(self) -> str:
+        """The operationId."""
         words = re.sub(r"\W+", "_", self.path).strip("_") or "root"
         return f"{self.method}_{words}"
 
@@ -100,7 +103,7 @@ class Operation:
 def document(
     operations: Sequence[Operation], version: str, open_paths: frozenset[str], keyed: bool, most_tokens: int = 1023
 ) -> dict[str, Any]:
-    """Return the OpenAPI document; with `keyed`, every path but the open ones requires the key.
+    """Return the OpenAPI document; with `keyed`, every path except the open ones requires the key.
 
     `most_tokens` is the largest number of tokens that the context leaves for an answer.
     """
@@ -136,11 +139,12 @@ def document(
 
 
 def _operation(op: Operation, named: Mapping[Any, Any], keyed: bool) -> dict[str, Any]:
-    def schema(what: Any) -> Any:
-        return named[what] if isinstance(what, type) else what
+    def schema(form: Any) -> Any:
+        return named[form] if isinstance(form, type) else form
 
-    plain = op.answer is None or op.media == EVENTS  # an event is no schema's instance
-    answered: dict[str, Any] = {op.media: {} if plain else {"schema": schema(op.answer)}}
+    has_schema = op.answer is not None and op.media != EVENTS  # no schema describes an event
+    answered: dict[str, Any] = {op.media: {"schema": schema(op.answer)} if has_schema else {}}
+    answered |= {media: {"schema": form} for media, form in op.also.items()}
     if op.streams:
         answered[EVENTS] = {}
     responses: dict[str, Any] = {"200": {"description": WHAT[200], "content": answered}}
@@ -160,7 +164,10 @@ def _operation(op: Operation, named: Mapping[Any, Any], keyed: bool) -> dict[str
         content: dict[str, Any] = {"schema": schema(op.body)}
         if op.example is not None:
             content["example"] = op.example
-        result["requestBody"] = {"required": True, "content": {"application/json": content}}
+        if op.any_body:  # a requestBody would say that no other body is valid
+            result["x-body"] = content
+        else:
+            result["requestBody"] = {"required": True, "content": {"application/json": content}}
     if keyed:
         result["security"] = [{"key": []}]
     return result
@@ -184,7 +191,7 @@ def _parameters(op: Operation) -> list[dict[str, Any]]:
 
 
 def _plain(schema: Any) -> Any:
-    """Return a schema in JSON Schema's own words: pydantic leaves its own where a validator comes first."""
+    """Return a schema in JSON Schema's keywords; pydantic leaves its own where a validator comes first."""
     if isinstance(schema, list):
         return [_plain(item) for item in schema]
     if not isinstance(schema, dict):
@@ -199,7 +206,7 @@ def _plain(schema: Any) -> Any:
 
 
 def _nullable(schema: dict[str, Any], most_tokens: int) -> dict[str, Any]:
-    """Return the schema of an object in which null is as good as absent, as `body.validate` has it."""
+    """Return the schema of an object in which null counts as absent, as in `body.validate`."""
     required = schema.get("required", ())
     properties = {}
     for name, value in schema.get("properties", {}).items():

@@ -1,6 +1,6 @@
-"""Notices clients that hang up while their request waits or runs: one thread for all sockets, no polling.
+"""Notices clients that disconnect while their request waits or runs: one thread for all sockets, without polling.
 
-WSGI has no such notice, but gunicorn puts the socket into `environ["gunicorn.socket"]`. A client that
+WSGI does not report this, but gunicorn puts the socket into `environ["gunicorn.socket"]`. A client that
 half-closes its connection (`nc -q`) is treated as disconnected. Without EPOLLRDHUP (macOS) the thread peeks twice a
 second. This module must not know what a request is.
 """
@@ -23,8 +23,8 @@ class Watch(NamedTuple):
     """A watched socket, with the callback to call when its client disconnects."""
 
     sock: socket.socket
-    tell: Callable[[list[Any]], None]
-    who: Any
+    report: Callable[[list[Any]], None]
+    client: Any
 
 
 class Watcher:
@@ -36,16 +36,16 @@ class Watcher:
         self._epoll: select.epoll | None = None
         self._thread: threading.Thread | None = None
 
-    def add(self, sock: socket.socket, tell: Callable[[list[Any]], None], who: Any) -> int:
+    def add(self, sock: socket.socket, report: Callable[[list[Any]], None], client: Any) -> int:
         """Watch a socket; return the number to `remove` it by.
 
-        `tell` is called with a list of all that have disconnected by then, including `who`.
+        `report` is called with a list of all clients that have disconnected by then, including `client`.
         """
         with self._lock:
             if self._thread is None:
                 self._begin()
             number = sock.fileno()
-            self._watched[number] = Watch(sock, tell, who)
+            self._watched[number] = Watch(sock, report, client)
             if self._epoll is not None:
                 mask = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR | select.EPOLLONESHOT
                 self._epoll.register(number, mask)
@@ -71,7 +71,7 @@ class Watcher:
     def _wait(self) -> None:
         assert self._epoll is not None
         while True:
-            self._tell([number for number, _ in self._epoll.poll()])
+            self._report([number for number, _ in self._epoll.poll()])
 
     def _peek(self) -> None:
         pause = threading.Event()
@@ -86,19 +86,19 @@ class Watcher:
                     is_gone = True
                 if is_gone:
                     gone.append(number)
-            self._tell(gone)
+            self._report(gone)
 
-    def _tell(self, numbers: list[int]) -> None:
+    def _report(self, numbers: list[int]) -> None:
         """Report disconnected clients, except sockets removed meanwhile, whose numbers may be reused."""
-        told: dict[Callable[[list[Any]], None], list[Any]] = {}
+        reports: dict[Callable[[list[Any]], None], list[Any]] = {}
         with self._lock:
             watched = {n: self._watched[n] for n in numbers if n in self._watched}
             for number in _gone(list(watched)):
                 self._forget(number)
-                told.setdefault(watched[number].tell, []).append(watched[number].who)
-        for tell, gone in told.items():
+                reports.setdefault(watched[number].report, []).append(watched[number].client)
+        for report, gone in reports.items():
             try:
-                tell(gone)
+                report(gone)
             except Exception:
                 log.exception("cannot cancel the request of a disconnected client")
 
@@ -106,8 +106,8 @@ class Watcher:
 def _gone(numbers: list[int]) -> list[int]:
     """Return the sockets whose clients have disconnected."""
     if not hasattr(select, "POLLRDHUP"):
-        return numbers  # who peeked has seen it
-    look = select.poll()
+        return numbers  # peeking has shown it
+    poll = select.poll()
     for number in numbers:
-        look.register(number, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
-    return [number for number, _ in look.poll(0)]
+        poll.register(number, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+    return [number for number, _ in poll.poll(0)]

@@ -84,6 +84,13 @@ def test_routes_that_generate_say_how_they_refuse(app: Flask) -> None:
     }  # fmt: skip
 
 
+def test_the_root_takes_a_request_of_tgi_or_any_other_body(app: Flask) -> None:
+    root = operations(described(app))["post", "/"]
+    assert root["x-body"]["schema"] == {"$ref": "#/components/schemas/CompatRequest"}
+    assert "requestBody" not in root
+    assert set(root["responses"]["200"]["content"]) == {"application/json", "text/plain", "text/event-stream"}
+
+
 def test_with_a_key_every_route_but_the_open_ones_asks_for_it() -> None:
     found = described(create_app(Config(api_key="k")), key="k")
     validate(found)
