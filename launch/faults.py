@@ -192,9 +192,9 @@ class Faults(BaseModel):
         def make_faulty(prompt: str, *args: Any, **options: Any) -> Inference:
             inference = make(prompt, *args, **options)
             if self.bad_detokenize is not None and self.bad_detokenize.prompt_contains in prompt:
-                inference.text = BrokenText(inference.text)
+                inference.text = broken = BrokenText(inference.text)
                 if inference.sequence.stop is not None:
-                    inference.sequence.stop = inference.text.feed
+                    inference.sequence.stop = broken.feed
             if self.lose_event is not None and self.lose_event.prompt_contains in prompt:
                 lose_event(inference)
             return inference

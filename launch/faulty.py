@@ -30,6 +30,9 @@ class BrokenText:
     def growing(self, follows_tokens: bool = False) -> BrokenText:
         return self
 
+    def rest(self, whole: str) -> str:
+        raise ValueError("an armed fault: bad_detokenize")
+
     @property
     def shown_tokens(self) -> int:
         return 0

@@ -33,8 +33,8 @@ class InferenceError(Exception):
 class GrowingText(Protocol):
     """The part of an answer that is certain while it grows."""
 
-    shown_tokens: int
-
+    @property
+    def shown_tokens(self) -> int: ...
     def feed(self, tokens: list[int]) -> str: ...
     def rest(self, whole: str) -> str: ...
 
