@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 from safetensors.numpy import save_file
 
 import policies
@@ -174,17 +173,6 @@ def fake_engine(
     manager.start(policies.get_policy(policy, max_batch_size=max_batch_size))
     wait_until(lambda: manager.is_alive)
     return Engine(manager, tokenizer, make_inference, "fake", "cpu", "float32", context, page_size=16)
-
-
-def why_no_kernel() -> str:
-    """Return why packed_linear.c does not run here, for tests that are skipped then."""
-    from generate.cpu import linear
-
-    try:
-        fits = linear._library().packed_linear_supported()
-    except (linear.KernelError, OSError) as error:
-        return str(error)
-    return "packed_linear.c is off or wrong here" if fits else "needs a processor with AVX-512-BF16"
 
 
 def unchunked(data: bytes) -> bytes:
@@ -355,12 +343,3 @@ def in_background(act: Callable[[], Any]) -> Iterator[list[Any]]:
     yield results
     thread.join(60)
     assert not thread.is_alive(), "it hangs"
-
-
-def multiply_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Triton's interpreter sum every row of a tile alike, as a GPU does: the BLAS it calls does not."""
-
-    def matmul(a: np.ndarray, b: np.ndarray, dtype: Any) -> np.ndarray:
-        return np.einsum("mk,kn->mn", a, b, dtype=dtype)
-
-    monkeypatch.setattr("triton.runtime.interpreter.np.matmul", matmul)

@@ -13,12 +13,13 @@ import cases_http
 import cases_process
 import cases_prompt
 import cases_queue
+import cases_storms
 import pytest
 from fleet import Fleet
 from support import ROOT
 from table import Case
 
-MODULES = (cases_body, cases_prompt, cases_http, cases_queue, cases_engine, cases_process)
+MODULES = (cases_body, cases_prompt, cases_http, cases_queue, cases_engine, cases_process, cases_storms)
 TABLE = [case for module in MODULES for case in module.CASES]
 IDS = [f"{letter}{n}" for letter, most in (("A", 22), ("B", 15), ("C", 10), ("D", 8), ("E", 8), ("F", 3), ("I", 11))
        for n in range(1, most + 1)]  # fmt: skip

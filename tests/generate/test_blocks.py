@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import why_no_kernel
+from kernels import why_no_kernel
 
 from generate.cpu.attention import CAttention, PackedRows
 from generate.cpu.blocks import CBlocks, LayeredBlocks, make_blocks

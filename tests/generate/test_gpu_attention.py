@@ -10,7 +10,8 @@ import sys
 
 import pytest
 import torch
-from support import ROOT, clean_environment, multiply_in_one_order
+from kernels import multiply_in_one_order
+from support import ROOT, clean_environment
 from torch import Tensor
 
 from generate.gpu import choose

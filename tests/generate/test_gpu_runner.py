@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import multiply_in_one_order
+from kernels import multiply_in_one_order
 from test_runner import SHAPES, make_model, ragged, run
 
 from config import Config

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from support import why_no_kernel
+from kernels import why_no_kernel
 from torch.nn import functional as F
 
 from generate.cpu import linear

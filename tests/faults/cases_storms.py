@@ -1,0 +1,137 @@
+"""I6 to I11: many clients at once, slow ones, hostile ones, and a machine that has nothing left."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from cases_engine import neighbours
+from cases_queue import IMPATIENT, reset
+from harness import LONG, MB, PATIENCE, SLOTS, Setting, Watched
+from support import read_answer, wait_until
+from table import Act, Case, body
+
+from benchmarks.abuse import Hostile, hostile, send
+
+CROWDED = Setting(("--max-queue-tokens", str(1 << 21)), queue=1500 - SLOTS)
+ROOMY = Setting(queue=120, environment=IMPATIENT.environment, mock=True)  # slow bodies have places too
+A_CROWD = 300 * MB  # may be added by 1,500 who are there at once
+
+
+def storm(act: Callable[[Any], None]) -> Act:
+    """Return the act of 1,500 clients that go all at once: who comes next is answered soon."""
+
+    def go(server: Watched) -> None:
+        before = server.figures()["http"]
+        sent = [server.begin("/inference", LONG) for _ in range(server.places)]
+        wait_until(lambda: server.figures()["http"]["received"] >= before["received"] + len(sent), 60)
+        for sock in sent:
+            act(sock)
+        server.ledger.leave(len(sent))
+        one = body("/inference", tokens=1)
+        wait_until(lambda: server.ask("/inference", one).status == 200, PATIENCE)
+        wait_until(server.is_at_rest, PATIENCE)
+        assert server.figures()["http"]["cancelled"] == before["cancelled"] + len(sent)
+
+    return go
+
+
+def fifteen_hundred_wait(server: Watched) -> None:
+    """All are answered, each with its own text, and cost less than 300 MB beyond the model."""
+    sent = [server.begin("/inference", body("/inference", f"no {i}", 3)) for i in range(server.places)]
+    answers = []
+    most = 0
+    for i, sock in enumerate(sent):
+        answers.append(read_answer(sock))
+        sock.close()
+        most = max(most, server.pulse().rss) if i % 100 == 0 else most
+    for answer in answers:
+        server.note("/inference", answer)
+    assert {answer.status for answer in answers} == {200}
+    assert all(a.json["completion"].startswith(f"no {i}") for i, a in enumerate(answers))
+    assert most - server.cold.rss < A_CROWD
+
+
+def slow_clients(server: Watched) -> None:
+    """50 that stop within the headers, 50 within the body, 50 that never hang up: nobody else notices."""
+    head = b"POST /inference HTTP/1.1\r\nHost: x\r\n"
+    with contextlib.ExitStack() as stack:
+        rude = [stack.enter_context(server.connect()) for _ in range(150)]
+        for i, sock in enumerate(rude):
+            whole = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            sock.sendall((head, head + b"Content-Length: 99\r\n\r\n{", whole)[i // 50])
+        expected = neighbours(server)
+        seconds = []
+        for _ in range(20):
+            began = time.monotonic()
+            assert server.get("/health").status == 200
+            seconds.append(time.monotonic() - began)
+        assert max(seconds) < PATIENCE / 2
+        assert neighbours(server) == expected
+        for sock in rude:  # by now each is told, or closed
+            with contextlib.suppress(ConnectionError):
+                while sock.recv(65536):
+                    pass
+    for _ in range(50):  # bodies that stalled are answered 408
+        server.ledger.note("POST", "/inference", 408)
+
+
+def little_memory(server: Watched) -> None:
+    """With no more memory to be had: all are answered, by fewer at a time; none alone is too large for it."""
+    pid = server.worker
+    status = Path(f"/proc/{pid}/status").read_text()
+    size = int(next(line for line in status.splitlines() if line.startswith("VmSize")).split()[1])
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_AS)
+    resource.prlimit(pid, resource.RLIMIT_AS, ((size << 10) - 64 * MB, hard))
+    prompts = [body("/inference", chr(97 + i) * 900, 100) for i in range(SLOTS)]
+    prompts += [body("/v1/completions", [chr(65 + i) * 900] * SLOTS, 50) for i in range(3)]
+    sent = [server.begin(("/inference", "/v1/completions")[i >= SLOTS], each) for i, each in enumerate(prompts)]
+    codes = [read_answer(sock).status for sock in sent]
+    for sock in sent:
+        sock.close()
+    resource.prlimit(pid, resource.RLIMIT_AS, (soft, hard))
+    faults = server.figures()["engine"]["faults"]
+    assert set(codes) <= {200, 503}, codes
+    # One at a time may find all that it needs in what the process has already.
+    assert faults["out_of_memory"] > 0 or server.policy == "nobatch", "the limit met nobody"
+    assert (server.worker, faults["deaths"]) == (pid, 0)
+    assert server.canary() == server.golden
+    wait_until(server.is_at_rest, PATIENCE)
+
+
+def hostile_bodies(server: Watched) -> None:
+    """What 32 clients sent that was refused, 1,000 times up to a megabyte, is not kept in the heap of each thread."""
+    bodies = [*hostile()] * 40
+
+    def ask(body: Hostile) -> None:
+        answer = send(server.port, body, "hostile")
+        assert answer.status in (200, 400, 422, 429), answer
+        server.ledger.note("POST", body.path, answer.status)
+
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(ask, bodies))
+
+
+CASES = [
+    Case("I6", "1,500 that close", storm(socket.socket.close), setting=CROWDED, quick=False,
+         growth=A_CROWD),
+    Case("I6", "1,500 that reset", storm(reset), setting=CROWDED, quick=False,
+         growth=A_CROWD),
+    Case("I6", "1,500 that wait", fifteen_hundred_wait, setting=CROWDED, quick=False,
+         growth=A_CROWD),
+    Case("I7", "50 slow headers, 50 slow bodies, 50 that stay", slow_clients, setting=ROOMY),
+    Case("I8", "no file descriptors",
+         tests=("tests/launch/test_front_door.py::test_a_server_without_file_descriptors_waits_for_some_and_goes_on",)),
+    Case("I9", "no memory", little_memory, quick=False, ends=True),
+    Case("I9", "hostile bodies", hostile_bodies, quick=False, growth=70 * MB),
+    Case("I10", "engine faults under load", tests=("tests/faults/cases_engine.py::beside_neighbours",)),
+    Case("I11", "frozen viewers",
+         tests=("tests/api/test_events.py::test_frozen_viewers_hinder_nobody_and_the_server_still_ends",
+                "tests/api/test_events.py::test_the_seventeenth_gets_503")),
+]  # fmt: skip
