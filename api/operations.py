@@ -1,6 +1,6 @@
-"""Looking in: whether the process responds, whether the batching loop is alive, who is served and what became of whom.
+"""Health checks, metrics, slots, and the state of single requests.
 
-No answer here waits for the engine. What is told of a request are lengths and times, no text.
+No answer here waits for the engine. A request is described by lengths and times, never by its text.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ OPERATIONS = [
 
 
 def blueprint(service: Service) -> Blueprint:
+    """Return the routes."""
     routes = Blueprint("operations", __name__)
     exposition = Exposition(service)
 
@@ -95,10 +96,10 @@ def blueprint(service: Service) -> Blueprint:
 
     @routes.get("/requests/<id>")
     def timeline(id: str) -> Response:
-        found = service.requests.find(id)
-        if found is None:
+        record = service.requests.find(id)
+        if record is None:
             raise _unknown(id)
-        return jsonify(found)
+        return jsonify(record)
 
     @routes.delete("/requests/<id>")
     def cancel(id: str) -> Response:
@@ -142,31 +143,31 @@ def _unknown(id: str) -> ApiError:
 
 
 def _slots(service: Service, fail: str) -> list[dict[str, Any]]:
-    """Return the slots in order; ApiError 503 when one was to be idle and none is."""
+    """Return the slots in order; with `fail`, raise ApiError if none is idle."""
     if fail not in ("0", "1"):
         raise ApiError(f"fail_on_no_slot is {shown(fail)}, but must be 0 or 1. Send 0 or 1", param="fail_on_no_slot")
     engine = service.engine
     scheduler = None if engine is None else engine.manager.scheduler
-    taken = {} if scheduler is None else {seq.slot: seq for seq in list(scheduler.running)}
+    by_slot = {} if scheduler is None else {seq.slot: seq for seq in list(scheduler.running)}
     total = engine.manager.max_batch_size if engine is not None else 0
-    if fail == "1" and len(taken) >= total:
+    if fail == "1" and len(by_slot) >= total:
         raise ApiError(
             f"all {total} slots are in use. Try again later, or raise --max-batch-size",
             type="unavailable_error",
             retry_after=service.retry_after(),
         )
     context = engine.context if engine is not None else 0
-    return [_slot(number, taken.get(number), context) for number in range(total)]
+    return [_slot(number, by_slot.get(number), context) for number in range(total)]
 
 
 def _slot(number: int, seq: Any, context: int) -> dict[str, Any]:
     if seq is None:
-        what: dict[str, Any] = {"id_task": None, "state": "idle", "prompt_tokens": 0, "params": {}}
+        content: dict[str, Any] = {"id_task": None, "state": "idle", "prompt_tokens": 0, "params": {}}
         decoded = remain = 0
     else:
         phase = "prefill" if seq.is_prefilling else "decode"
         state = "held" if seq.is_finished else phase
-        what = {"id_task": seq.id, "state": state, "prompt_tokens": len(seq.prompt_ids),
+        content = {"id_task": seq.id, "state": state, "prompt_tokens": len(seq.prompt_ids),
                 "params": {"max_tokens": seq.max_tokens, **_plain(seq.sampling)}}  # fmt: skip
         decoded = len(seq.output_ids)
         remain = 0 if seq.is_finished else seq.max_tokens - decoded
@@ -174,7 +175,7 @@ def _slot(number: int, seq: Any, context: int) -> dict[str, Any]:
         "id": number,
         "n_ctx": context,
         "is_processing": seq is not None,
-        **what,
+        **content,
         "next_token": {"n_decoded": decoded, "n_remain": remain},
     }
 

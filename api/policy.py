@@ -1,7 +1,7 @@
-"""GET and PUT /policy: which policy decides, and another one in its place while requests run.
+"""GET and PUT /policy: the active policy, and a switch to another one while requests run.
 
-The loop changes its policy between two iterations, so that nobody is lost; the answer comes when it has. Only the
-policies that are here can be named: nothing that the network says is looked for in the file system or imported.
+The loop switches between two iterations, so no request is lost, and the answer follows the switch. Only the policies of
+this project can be named: no name from the network is looked up in the file system or imported.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ OPERATIONS = [
 
 
 def blueprint(service: Service) -> Blueprint:
+    """Return the routes."""
     routes = Blueprint("policy", __name__)
 
     @routes.get("/policy")
@@ -60,13 +61,13 @@ def blueprint(service: Service) -> Blueprint:
     @routes.put("/policy")
     def switch() -> Response:
         engine, known = generation.ready_engine(service), _known(service)
-        asked, ignored = body.validate(PolicyRequest, body.take(request, EXAMPLE))
+        params, ignored = body.validate(PolicyRequest, body.take(request, EXAMPLE))
         try:
-            made = known.get_policy(asked.policy, service.config.max_batch_size, asked.options, own=False)
+            policy = known.get_policy(params.policy, service.config.max_batch_size, params.options, own=False)
         except ValueError as error:
             raise ApiError(str(error)[:2000], param="policy") from None
         try:
-            engine.manager.switch(made, timeout=service.stall_seconds)
+            engine.manager.switch(policy, timeout=service.stall_seconds)
         except InferenceError as error:
             raise errors.from_inference(error) from None
         now = state(engine)
@@ -77,14 +78,14 @@ def blueprint(service: Service) -> Blueprint:
 
 
 def state(engine: Engine) -> dict[str, Any]:
-    """Return who decides now, with what parameters, over how many slots."""
+    """Return the active policy, its options and the number of slots."""
     manager = engine.manager
     options = {name: _plain(value) for name, value in manager.policy_options.items()}
     return {"policy": engine.policy, "options": options, "max_batch_size": manager.max_batch_size}
 
 
 def _plain(value: Any) -> Any:
-    """Return a parameter as JSON has it; numbers without end are words there."""
+    """Return a JSON value for an option: infinite numbers become strings."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

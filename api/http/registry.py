@@ -22,7 +22,7 @@ from serving.inference import cancel_all
 
 Waited = Callable[[Inference], Mapping[str, tuple[int, float]]]
 KEPT = 1000  # finished requests that can still be looked up
-PREFIXES = ("chatcmpl-", "cmpl-")  # what an id in an answer has before ours
+PREFIXES = ("chatcmpl-", "cmpl-")  # of ids in OpenAI's answers
 
 
 class Places:
@@ -87,7 +87,7 @@ class RequestContext:
                 return False
             self.left = True
         self._give_back(self.places)
-        if self.is_open:  # a handler that ends while they run has nobody to give them to
+        if self.is_open:  # the handler ended, so no client will read the answer
             self.gone = self.gone or self.streams
             kind = "cancelled" if self.gone else "abandoned"
             self.end(InferenceError(kind, "the request was abandoned"))
@@ -106,7 +106,7 @@ class RequestRegistry:
         self._latest: dict[str, str] = {}  # the name of the latest request with this id
         self._numbers = count(2)
         self._epoch = time.time() - clock()
-        # What says for which reasons an inference has waited until now: the loop, once there is one.
+        # Returns why an inference has waited so far; the loop replaces it.
         self.waited: Waited = lambda inference: inference.sequence.waited
 
     @property
@@ -177,7 +177,7 @@ class RequestRegistry:
         with self._lock:
             if context.running == 0:
                 self._open.pop(context.name, None)
-                if context.name not in self._done:  # it was refused, so there is nothing to look up
+                if context.name not in self._done:  # it was rejected, so there is no record of it
                     self._forget(context.id, context.name)
         return True
 
@@ -210,15 +210,15 @@ class RequestRegistry:
 
     def cancel(self, id: str) -> str | None:
         """Cancel the requests with this id; return their resulting state, or None if there are none."""
-        found = self.find(id)
-        if found is None:
+        record = self.find(id)
+        if record is None:
             return None
         with self._lock:
-            contexts = [context for context in self._open.values() if context.id == found["id"]]
+            contexts = [context for context in self._open.values() if context.id == record["id"]]
         for context in contexts:
             context.end(InferenceError("cancelled", "the request was cancelled by DELETE /requests/<id>"))
-        found = self.find(id) or found
-        return "cancelled" if found["finish_reason"] == "cancelled" else found["state"]
+        record = self.find(id) or record
+        return "cancelled" if record["finish_reason"] == "cancelled" else record["state"]
 
     def _describe(self, context: RequestContext) -> dict[str, Any]:
         choices = [self._timeline(inference) for inference in context.inferences]
