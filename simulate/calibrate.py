@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,7 @@ def choose(steps: Rows[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:
     errors = cross_validate(fit, steps, seconds)
     best = Fit(fit(steps, seconds), errors, drift)
     for knee in (k for k in KNEES if 8 <= k < most):
-        errors = cross_validate(lambda s, t, knee=knee: fit(s, t, knee), steps, seconds)
+        errors = cross_validate(partial(fit, knee=knee), steps, seconds)
         if np.abs(errors).mean() < 0.9 * best.mape:
             best = Fit(fit(steps, seconds, knee), errors, drift)
     if best.mape > ACCEPT_MAPE or best.worst > ACCEPT_WORST:

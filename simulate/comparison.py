@@ -7,7 +7,7 @@ It must not know how either run was made.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Any
@@ -69,20 +69,20 @@ def compare(run: Run, outcomes: Rows[Outcome], records: Rows[Record]) -> list[Co
     if len(gaps) and len(run.gaps):
         found += _statistics("ITL", np.frombuffer(run.gaps), gaps)
     if records:
-        sizes = [np.array(list(batch_sizes(side).elements())) for side in (steps_of(run), records)]
-        found.append(Comparison("mean batch size", *(float(s.mean()) for s in sizes), unit=""))
+        predicted, measured = (float(np.mean(list(batch_sizes(side).elements()))) for side in (steps_of(run), records))
+        found.append(Comparison("mean batch size", predicted, measured, unit=""))
     return found
 
 
 def _statistics(name: str, predicted: np.ndarray, measured: np.ndarray, **bounds: float) -> list[Comparison]:
-    both = (predicted, measured)
-    statistics = {
-        "mean": [float(side.mean()) for side in both],
-        "p50": [float(np.percentile(side, 50)) for side in both],
-        "p99": [float(np.percentile(side, 99)) for side in both],
+    statistics: dict[str, Callable[[np.ndarray], float]] = {
+        "mean": lambda side: float(side.mean()),
+        "p50": lambda side: float(np.percentile(side, 50)),
+        "p99": lambda side: float(np.percentile(side, 99)),
     }
     return [
-        Comparison(f"{statistic} {name}", *values, bounds.get(statistic)) for statistic, values in statistics.items()
+        Comparison(f"{statistic} {name}", of(predicted), of(measured), bounds.get(statistic))
+        for statistic, of in statistics.items()
     ]
 
 

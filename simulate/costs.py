@@ -8,6 +8,7 @@ policies or how it was fitted. `published.py` has the models by name.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -210,8 +211,10 @@ def load(path: str | Path) -> tuple[Affine | Interpolated, Host, dict[str, Any]]
     try:
         facts = json.loads(Path(path).read_text())
         constants = dict(facts["cost"])
-        kinds = {"affine": Affine, "interpolated": Interpolated.from_dict}
-        model: Affine | Interpolated = kinds[constants.pop("kind")](**constants)
+        kinds: dict[str, Callable[..., Affine | Interpolated]] = {
+            "affine": Affine, "interpolated": Interpolated.from_dict
+        }  # fmt: skip
+        model = kinds[constants.pop("kind")](**constants)
         model.seconds(prefilling(1))  # TypeError here when a constant is not a number
         host = {key: float(value) for key, value in facts.get("host", {}).items()}
         return model, Host(**host), facts

@@ -189,16 +189,17 @@ def prefix_aware(slack: float = 2.0, page: int = 16) -> Router:
     fallback = power_of_two()
 
     def route(fleet: Fleet, seq: Sequence) -> int:
-        keys, key = [], 0
+        pages: list[tuple[int, int]] = []
+        key = 0
         for k in range(len(seq.prompt_ids) // page):
             key = hash((key, *seq.prompt_ids[k * page : (k + 1) * page]))
-            keys.append((k, key))
-        found = next((home[k] for k in reversed(keys) if k in home), None)
+            pages.append((k, key))
+        found = next((home[k] for k in reversed(pages) if k in home), None)
         mean = sum(fleet.load) / len(fleet.load)
         if found is None or fleet.load[found] > slack * mean + 4:
             found = fallback(fleet, seq)
-        for k in keys:
-            home[k] = found
+        for known in pages:
+            home[known] = found
         return found
 
     return route

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from client.options import nearest
 from simulate.costs import Affine, Cost, Host, Phases, interpolate, load
@@ -174,11 +175,8 @@ MODELS: dict[str, Cost] = {
 
 def make(name: str, options: Mapping[str, float] | None = None) -> Cost:
     """Return the cost model with that name, or in a file that `calibrate` wrote, with some constants changed."""
-    if name.endswith(".json"):
-        model = load(name)[0]
-    elif name in MODELS:
-        model = MODELS[name]
-    else:
+    model: Any = load(name)[0] if name.endswith(".json") else MODELS.get(name)
+    if model is None:
         raise ValueError(
             f"unknown cost model {name!r}.{nearest(name, MODELS)} Use one of: {', '.join(MODELS)}, or a file of "
             "'python -m simulate calibrate'"
@@ -187,7 +185,8 @@ def make(name: str, options: Mapping[str, float] | None = None) -> Cost:
     for key in options or ():
         if key not in known:
             raise ValueError(f"cost model {name!r} has no constant {key!r}. Use {', '.join(known)}")
-    return replace(model, **options or {})  # type: ignore[type-var]
+    changed: Cost = replace(model, **options or {})
+    return changed
 
 
 def host_of(name: str) -> Host:

@@ -117,7 +117,7 @@ def result(
         "request_goodput": goodput(run, wanted.get("ttft"), wanted.get("tpot"), wanted.get("e2el")),
         **measure.statistics_ms("ttft", run.ttft.tolist()),
         **measure.statistics_ms("tpot", tpots(run)[many].tolist()),
-        **measure.statistics_ms("itl", np.frombuffer(run.gaps) if run.gaps else []),
+        **measure.statistics_ms("itl", run.gaps),
         "ttfts": run.ttft.tolist(),
     }
     if not gaps:

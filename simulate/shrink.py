@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
@@ -42,7 +43,7 @@ class Shrinker:
             before = self.case
             self._simplify_all(1)
             for i in range(len(self.case.requests)):
-                self._simplify(lambda case, i=i: _simpler_request(case, i))
+                self._simplify(partial(_simpler_request, i=i))
         return self.broken, self.case
 
     def _simplify_all(self, finest: int) -> None:

@@ -72,22 +72,26 @@ class Run:
 
     @property
     def arrival(self) -> np.ndarray:
-        return np.array([seq.arrived_at for seq in self.done]) - self.host.alpha0
+        return np.array([seq.arrived_at - self.host.alpha0 for seq in self.done])
 
     @property
     def latency(self) -> np.ndarray:
         """Seconds from arrival to the end of the answer."""
-        return np.array([seq.finished_at for seq in self.done]) + self.host.alpha1 - self.arrival
+        return self._since_arrival("finished_at", self.host.alpha1)
 
     @property
     def ttft(self) -> np.ndarray:
         """Seconds from arrival to the first token."""
-        return np.array([seq.first_token_at for seq in self.done]) - self.arrival
+        return self._since_arrival("first_token_at")
 
     @property
     def waiting(self) -> np.ndarray:
         """Seconds from arrival to admission."""
-        return np.array([seq.scheduled_at for seq in self.done]) - self.arrival
+        return self._since_arrival("scheduled_at")
+
+    def _since_arrival(self, name: str, more: float = 0.0) -> np.ndarray:
+        before = self.host.alpha0
+        return np.array([getattr(seq, name) + more - (seq.arrived_at - before) for seq in self.done], float)
 
     @property
     def tokens(self) -> np.ndarray:
