@@ -3,32 +3,22 @@
 import contextlib
 import json
 import os
-import shutil
-import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mock_server import STATS, MockServer, mock_server
+from mock_server import STATS, MockServer
 
-from client import client, flags, runs
+from client import client, flags
 from client.data import Planned
-from client.report import measure, tables
+from client.report import measure
 from client.send import load
 from client.send.target import Target
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def server() -> Iterator[MockServer]:
-    with mock_server() as mock:
-        yield mock
 
 
 def run(server: MockServer, *flags: str, **environ: str) -> int:
@@ -45,15 +35,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def outcome(index: int = 0, **changes: Any) -> measure.Outcome:
-    usual = {"asked_tokens": 10, "intended": 0.0, "sent": 0.0, "ended": 1.0, "tokens": 10}
-    return measure.Outcome(index, **{**usual, **changes})
-
-
-def facts(num_prompts: int) -> measure.RunFacts:
-    return measure.RunFacts("", {}, 1, "", 1.0, 1.0, num_prompts, None, None, {}, {})
 
 
 def test_into_a_pipe_a_run_ends_with_a_table_and_one_json_line(
@@ -162,33 +143,6 @@ def test_a_slow_server_delays_no_send(server: MockServer) -> None:
     assert max(o.sent for o in outcomes) < min(o.ended for o in outcomes)
     assert all(o.sent >= o.intended for o in outcomes)
     assert measure.max_concurrent(outcomes) == 40
-
-
-def test_latency_counts_from_the_intended_time_and_holds_the_lag() -> None:
-    outcomes = [outcome(0), outcome(1, intended=1.0, sent=1.5, ended=3.0, tokens=20)]
-    result = measure.result(outcomes, facts(2))
-    assert result["e2els"] == [1.0, 2.0]
-    assert result["mean_e2el_ms"] == 1500
-    assert result["p90_e2el_ms"] == pytest.approx(1900)
-    assert result["client_lag"]["max_ms"] == 500
-    assert result["client_lag"]["p50_ms"] == 250
-    assert result["mean_latency_per_token_ms"] == pytest.approx(100)
-    assert result["duration"] == 3.0
-    assert result["output_throughput"] == 10
-    assert any("lag p99 495.0 ms" in warning for warning in tables.warnings_of(result, outcomes))
-
-
-def test_a_punctual_client_is_not_warned_about() -> None:
-    outcomes = [outcome(sent=0.009)]
-    assert tables.warnings_of(measure.result(outcomes, facts(1)), outcomes) == []
-
-
-def test_a_run_in_which_nothing_finished_still_has_a_result() -> None:
-    result = measure.result([outcome(tokens=0, error="timeout")], facts(2))
-    assert (result["completed"], result["failed"], result["unsent"]) == (0, 1, 1)
-    assert result["mean_e2el_ms"] is result["output_throughput"] is None
-    assert json.loads(json.dumps(result, allow_nan=False)) == result
-    assert dict(tables.rows(result))["Duration (s)"] == "-"
 
 
 @pytest.mark.parametrize(
@@ -338,83 +292,3 @@ def test_ip_comes_from_the_environment_then_from_env_file_then_from_us(
     assert url() == "http://10.0.0.5:8500"
     assert url(IP="::1") == "http://[::1]:8500"
     assert capsys.readouterr().err == ""
-
-
-def started(command: list[str], folder: Path, server: MockServer, **environ: str) -> subprocess.Popen[str]:
-    flags = ["--port", str(server.port)]
-    kept = {name: value for name, value in os.environ.items() if name not in ("IP", "PYTHONPATH")}
-    return subprocess.Popen(
-        [sys.executable, *command, *flags],
-        cwd=folder,
-        env={**kept, **environ},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-@pytest.mark.parametrize(
-    ("command", "folder"), [(["client.py"], "client"), (["client/client.py"], "."), (["-m", "client.client"], ".")]
-)
-def test_it_starts_all_three_ways_with_nothing_but_its_folder(
-    command: list[str], folder: str, server: MockServer, tmp_path: Path
-) -> None:
-    shutil.copytree(ROOT / "client", tmp_path / "client", ignore=lambda *_: {".env", "__pycache__"})
-    (tmp_path / "client" / ".env").write_text("IP=127.0.0.1\n")
-    process = started([*command, "--burst", "--numsamples", "3"], tmp_path / folder, server)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    assert json.loads(out.splitlines()[-1])["completed"] == 3
-    assert "IP is not set" not in err
-
-
-@pytest.mark.skipif(os.name == "nt", reason="signals as on Unix")
-def test_ctrl_c_stops_sending_and_sums_up_what_finished(server: MockServer) -> None:
-    command = ["client/client.py", "--rate", "20", "--numsamples", "5000"]
-    process = started(command, ROOT, server, IP="127.0.0.1")
-    deadline = time.monotonic() + 30
-    while not server.asked and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
-    result = json.loads(out.splitlines()[-1])
-    assert process.returncode == 1
-    assert result["completed"] >= 1
-    assert result["failed"] == 0
-    assert result["unsent"] == 5000 - result["completed"]
-    assert "stopped early" in err
-    assert "Traceback" not in err
-
-
-@pytest.mark.skipif(os.name == "nt", reason="signals as on Unix")
-@pytest.mark.process
-def test_a_second_ctrl_c_leaves_at_once(server: MockServer) -> None:
-    server.ttft = 60
-    process = started(["client/client.py", "--burst"], ROOT, server, IP="127.0.0.1")
-    deadline = time.monotonic() + 30
-    while len(server.asked) < 100 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    assert process.stderr is not None
-    while "stopped sending" not in process.stderr.readline():
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130  # and not 1, as after the time that a first Ctrl-C grants
-    assert "Traceback" not in err
-
-
-def test_the_progress_line_says_how_far_the_run_is(server: MockServer) -> None:
-    sending = load.LoadRun(Target("http://127.0.0.1"), [Planned(0, 0.0, "a", 1)])
-    display = client.Display(sending, client.Console(stderr=True), last_send=0.0)
-    line = display.line(load.Counts(total=100, sent=60, done=48, failed=2, tokens=900, seconds=10))
-    expected = "sent 60/100  running 10  done 48  failed 2  90 tokens/s  ETA 10 s"
-    assert line == expected
-
-
-def test_on_a_terminal_a_bar_is_drawn_to_the_end(server: MockServer) -> None:
-    with open(os.devnull, "w") as nowhere:
-        console = client.Console(file=nowhere, force_terminal=True, record=True, width=120)
-        target = Target(server.url)
-        runs.send(target, [Planned(i, 0.0, "a", 1) for i in range(3)], console)
-        assert "done 3" in console.export_text()

@@ -1,14 +1,14 @@
 """Every measure against a server of known delays, and against cases with known answers."""
 
+import json
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from mock_server import MockServer, mock_server
+from mock_server import MockServer
 from rich.console import Console
 
 from client import runs
@@ -20,12 +20,6 @@ from client.send.target import Target
 from client.workloads.arrivals import Arrivals
 
 TTFT, ITL, TOKENS = 0.05, 0.02, 6
-
-
-@pytest.fixture
-def server() -> Iterator[MockServer]:
-    with mock_server() as mock:
-        yield mock
 
 
 def trace(count: int, gap: float = 0.01, tokens: int = TOKENS) -> list[Planned]:
@@ -264,3 +258,30 @@ def test_the_result_has_the_keys_of_vllm_bench_serve() -> None:
           for m in ("ttft", "tpot", "itl", "e2el")),
     }  # fmt: skip
     assert wanted <= set(measure.result([outcome()], facts(1)))
+
+
+def test_latency_counts_from_the_intended_time_and_holds_the_lag() -> None:
+    outcomes = [outcome(0), outcome(1, intended=1.0, sent=1.5, ended=3.0, tokens=20)]
+    result = measure.result(outcomes, facts(2))
+    assert result["e2els"] == [1.0, 2.0]
+    assert result["mean_e2el_ms"] == 1500
+    assert result["p90_e2el_ms"] == pytest.approx(1900)
+    assert result["client_lag"]["max_ms"] == 500
+    assert result["client_lag"]["p50_ms"] == 250
+    assert result["mean_latency_per_token_ms"] == pytest.approx(100)
+    assert result["duration"] == 3.0
+    assert result["output_throughput"] == 10
+    assert any("lag p99 495.0 ms" in warning for warning in tables.warnings_of(result, outcomes))
+
+
+def test_a_punctual_client_is_not_warned_about() -> None:
+    outcomes = [outcome(sent=0.009)]
+    assert tables.warnings_of(measure.result(outcomes, facts(1)), outcomes) == []
+
+
+def test_a_run_in_which_nothing_finished_still_has_a_result() -> None:
+    result = measure.result([outcome(tokens=0, error="timeout")], facts(2))
+    assert (result["completed"], result["failed"], result["unsent"]) == (0, 1, 1)
+    assert result["mean_e2el_ms"] is result["output_throughput"] is None
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert dict(tables.rows(result))["Duration (s)"] == "-"

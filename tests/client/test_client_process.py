@@ -1,0 +1,100 @@
+"""The client as a process: how it starts, what Ctrl-C does, and its progress."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from mock_server import MockServer
+
+from client import client, runs
+from client.data import Planned
+from client.send import load
+from client.send.target import Target
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def started(command: list[str], folder: Path, server: MockServer, **environ: str) -> subprocess.Popen[str]:
+    flags = ["--port", str(server.port)]
+    kept = {name: value for name, value in os.environ.items() if name not in ("IP", "PYTHONPATH")}
+    return subprocess.Popen(
+        [sys.executable, *command, *flags],
+        cwd=folder,
+        env={**kept, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "folder"), [(["client.py"], "client"), (["client/client.py"], "."), (["-m", "client.client"], ".")]
+)
+def test_it_starts_all_three_ways_with_nothing_but_its_folder(
+    command: list[str], folder: str, server: MockServer, tmp_path: Path
+) -> None:
+    shutil.copytree(ROOT / "client", tmp_path / "client", ignore=lambda *_: {".env", "__pycache__"})
+    (tmp_path / "client" / ".env").write_text("IP=127.0.0.1\n")
+    process = started([*command, "--burst", "--numsamples", "3"], tmp_path / folder, server)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert json.loads(out.splitlines()[-1])["completed"] == 3
+    assert "IP is not set" not in err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals as on Unix")
+def test_ctrl_c_stops_sending_and_sums_up_what_finished(server: MockServer) -> None:
+    command = ["client/client.py", "--rate", "20", "--numsamples", "5000"]
+    process = started(command, ROOT, server, IP="127.0.0.1")
+    deadline = time.monotonic() + 30
+    while not server.asked and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    result = json.loads(out.splitlines()[-1])
+    assert process.returncode == 1
+    assert result["completed"] >= 1
+    assert result["failed"] == 0
+    assert result["unsent"] == 5000 - result["completed"]
+    assert "stopped early" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals as on Unix")
+@pytest.mark.process
+def test_a_second_ctrl_c_leaves_at_once(server: MockServer) -> None:
+    server.ttft = 60
+    process = started(["client/client.py", "--burst"], ROOT, server, IP="127.0.0.1")
+    deadline = time.monotonic() + 30
+    while len(server.asked) < 100 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "stopped sending" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130  # and not 1, as after the time that a first Ctrl-C grants
+    assert "Traceback" not in err
+
+
+def test_the_progress_line_says_how_far_the_run_is(server: MockServer) -> None:
+    sending = load.LoadRun(Target("http://127.0.0.1"), [Planned(0, 0.0, "a", 1)])
+    display = client.Display(sending, client.Console(stderr=True), last_send=0.0)
+    line = display.line(load.Counts(total=100, sent=60, done=48, failed=2, tokens=900, seconds=10))
+    expected = "sent 60/100  running 10  done 48  failed 2  90 tokens/s  ETA 10 s"
+    assert line == expected
+
+
+def test_on_a_terminal_a_bar_is_drawn_to_the_end(server: MockServer) -> None:
+    with open(os.devnull, "w") as nowhere:
+        console = client.Console(file=nowhere, force_terminal=True, record=True, width=120)
+        target = Target(server.url)
+        runs.send(target, [Planned(i, 0.0, "a", 1) for i in range(3)], console)
+        assert "done 3" in console.export_text()
