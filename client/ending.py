@@ -39,9 +39,9 @@ def copy_for_readme(folder: Path, into: Path, console: Console) -> None:
         return
     into.mkdir(parents=True, exist_ok=True)
     s = results.summary
-    made = f"Made by `{s['command']}` on {s['machine'].get('processor')}, {s['date'][:10]}."
+    origin = f"Made by `{s['command']}` on {s['machine'].get('processor')}, {s['date'][:10]}."
     table = (folder / "table.md").read_text("utf-8")
-    (into / "comparison.md").write_text(f"{table}\n{made}\n", encoding="utf-8")
+    (into / "comparison.md").write_text(f"{table}\n{origin}\n", encoding="utf-8")
     first, last = (store.slug(results.loads[i]) for i in (0, -1))
     for name, kind in README_PLOTS.items():
         picture = folder / "plots" / f"{kind.format(first=first, last=last)}.png"

@@ -156,11 +156,11 @@ class Recording:
         seen = sorted((d for d in self._done.copy() if since < d[1][0] < end), key=lambda d: d[1][0])
         first = next((i for i, (alone, _, _) in enumerate(seen) if alone), len(seen))
         from_idle = bool(seen) and first <= len(seen) // 2
-        kept = seen[first:] if from_idle else seen
-        return [row for _, row, _ in kept], [hashes for _, _, hashes in kept], from_idle
+        window = seen[first:] if from_idle else seen
+        return [row for _, row, _ in window], [hashes for _, _, hashes in window], from_idle
 
     def steps(self) -> list[tuple[Step, float]]:
-        return [row for kept in list(self._steps.values()) for row in kept.copy()]
+        return [row for steps in list(self._steps.values()) for row in steps.copy()]
 
     def mean_gap(self) -> float:
         """Return the mean time in seconds between two steps."""

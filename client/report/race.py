@@ -44,8 +44,8 @@ def section(races: dict[str, Runs]) -> str:
     """Return the heading and a frame with the races, one per load."""
     recorded = []
     for load, runs in races.items():
-        kept, seconds = cut(runs)
-        recorded.append({"load": load, "cut": seconds, "runs": kept})
+        shortened, seconds = cut(runs)
+        recorded.append({"load": load, "cut": seconds, "runs": shortened})
     loads = html.escape(", ".join(races))
     return (
         f"<h2>Race</h2><p>The slots of each policy, step by step, in its first run under {loads}.</p>"
@@ -59,8 +59,8 @@ def cut(runs: Runs, limit: int = MAX_STEPS) -> tuple[Runs, float | None]:
     if not ends:
         return runs, None
     end = min(ends)
-    kept = {policy: [step for step in steps if step["t"] - steps[0]["t"] < end] for policy, steps in runs.items()}
-    return kept, end
+    shortened = {policy: [step for step in steps if step["t"] - steps[0]["t"] < end] for policy, steps in runs.items()}
+    return shortened, end
 
 
 def document(recorded: list[dict[str, Any]]) -> str:

@@ -65,16 +65,8 @@ COLUMNS: list[tuple[str, tuple[str, ...], float, int, str]] = [
     ("s per requested token", ("fairness", "slope_ms_per_token"), 0.001, 4, ""),
     ("r", ("fairness", "r"), 1, 3, ""),
 ]
-
-SHORT = (
-    "output tokens/s",
-    "ms per token, mean",
-    "E2E p50, s",
-    "E2E p99, s",
-    "TTFT p50, s",
-    "TTFT p99, s",
-    "ITL p99, ms",
-)
+SHORT = ("output tokens/s", "ms per token, mean", "E2E p50, s", "E2E p99, s", "TTFT p50, s", "TTFT p99, s",
+         "ITL p99, ms")  # fmt: skip
 
 
 def best(results: Results, load: str, key: str, prefer: str) -> str | None:
@@ -92,19 +84,19 @@ def best(results: Results, load: str, key: str, prefer: str) -> str | None:
 def rows(results: Results, loads: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Return heads and rows of a table of some loads, one row per policy; empty columns are left out."""
     pairs = [(p, load) for p in results.policies for load in loads if results.of(p, load)]
-    kept = [c for c in COLUMNS if any(average(results.of(*pair), *c[1]) is not None for pair in pairs)]
+    columns = [c for c in COLUMNS if any(average(results.of(*pair), *c[1]) is not None for pair in pairs)]
     many = len(loads) > 1
-    rivals = {c[0]: best(results, loads[0], c[1][0], c[4]) for c in kept if c[4] and not many}
+    rivals = {c[0]: best(results, loads[0], c[1][0], c[4]) for c in columns if c[4] and not many}
     theirs = not many and any(p in ORIGINAL for p, _ in pairs)
     lines = []
     for policy, load in pairs:
         cells = [policy, *([load] if many else [])]
-        for head, path, scale, digits, _ in kept:
+        for head, path, scale, digits, _ in columns:
             value = average(results.of(policy, load), *path)
             text = shown(None if value is None else value * scale, digits)
             cells.append(f"**{text}**" if rivals.get(head) == policy else text)
         lines.append([*cells, *([_theirs(policy)] if theirs else [])])
-    names = ["policy", *(["load"] if many else []), *(c[0] for c in kept)]
+    names = ["policy", *(["load"] if many else []), *(c[0] for c in columns)]
     return [*names, *(["the original's (theirs)"] if theirs else [])], lines
 
 
@@ -148,12 +140,12 @@ def short_tables(results: Results) -> list[Table]:
     short = []
     for heading, heads, lines in tables(results):
         table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        kept = [i for i, head in enumerate(heads) if head in ("policy", "load", *SHORT)]
-        for i in kept:
+        columns = [i for i, head in enumerate(heads) if head in ("policy", "load", *SHORT)]
+        for i in columns:
             justify: Literal["left", "right"] = "left" if heads[i] in ("policy", "load") else "right"
             table.add_column(heads[i], justify=justify, min_width=max(map(len, heads[i].split())))
         for cells in lines:
-            table.add_row(*(Text(cells[i].strip("*"), "bold" if cells[i].startswith("**") else "") for i in kept))
+            table.add_row(*(Text(cells[i].strip("*"), "bold" if cells[i].startswith("**") else "") for i in columns))
         short.append(table)
     return short
 

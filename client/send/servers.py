@@ -66,13 +66,13 @@ def started(policy: str, arguments: Sequence[str], log: Path, key: str | None = 
         raise UsageError("this client was installed without the server. Use name=http://HOST:PORT instead of a policy")
     port = free_port()
     command = [sys.executable, str(APP), policy, "--host", "127.0.0.1", "--port", str(port)]
-    kept = {name: text for name, text in os.environ.items() if name != "BATCHING"}
+    environment = {name: text for name, text in os.environ.items() if name != "BATCHING"}
     # Not an argument: every user of the machine can read those.
-    kept |= {"EB_API_KEY": key} if key else {}
+    environment |= {"EB_API_KEY": key} if key else {}
     with log.open("w") as file:
         # In a new session, so that Ctrl-C reaches only the client, which lets requests finish.
         process = subprocess.Popen(
-            [*command, *arguments], stdout=subprocess.DEVNULL, stderr=file, env=kept, start_new_session=True
+            [*command, *arguments], stdout=subprocess.DEVNULL, stderr=file, env=environment, start_new_session=True
         )
     with signals_raise():
         try:
