@@ -1,25 +1,21 @@
-"""Who goes away, or takes too long: its slot, its pages and its place are free at once, whatever it was doing."""
+"""A client that disconnects: its slot, pages and place are free at once, whatever it was doing."""
 
 from __future__ import annotations
 
 import json
 import socket
 import struct
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from calls import half_close
 from flask import Flask
-from support import FakeModel, Server, fake_engine, in_background, wait_until
+from support import Server, in_background, wait_until
 
-from api.http.watcher import Watcher
 from api.service import Service
-from app import connect, create_app
-from config import Config
 
 POLICIES = ("nobatch", "static", "dynamic")
 MOCK = "mock:llm-mock"
@@ -29,110 +25,6 @@ LONG = {"prompt": "x", "num_tokens": 1000, "ignore_eos": True}
 def service(app: Flask) -> Service:
     result: Service = app.extensions["service"]
     return result
-
-
-# ---------------------------------------------------------------- the watcher
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    ours, theirs = socket.socketpair()
-    yield ours, theirs
-    ours.close()
-    theirs.close()
-
-
-Pair = tuple[socket.socket, socket.socket]
-
-
-def hang_up(sock: socket.socket) -> None:
-    sock.close()
-
-
-def half_close(sock: socket.socket) -> None:
-    sock.shutdown(socket.SHUT_WR)
-
-
-def leave_bytes_behind(sock: socket.socket) -> None:
-    sock.sendall(b"the next request")
-    sock.close()
-
-
-@pytest.mark.parametrize(
-    ("act", "peeks"),  # peeking cannot see beyond bytes that nobody has read
-    [(hang_up, False), (hang_up, True), (half_close, False), (half_close, True), (leave_bytes_behind, False)],
-)
-def test_a_hang_up_is_told_once(pair: Pair, act: Any, peeks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if peeks:  # as where there is no EPOLLRDHUP
-        monkeypatch.delattr("select.EPOLLRDHUP")
-        monkeypatch.setattr("api.http.watcher.PEEK_SECONDS", 0.01)
-    ours, theirs = pair
-    told: list[int] = []
-    watcher = Watcher()
-    number = watcher.add(ours, told.extend, 1)
-    assert told == []
-    act(theirs)
-    wait_until(lambda: told)
-    watcher.remove(number)
-    assert told == [1]
-
-
-def test_who_is_removed_is_not_watched_and_its_number_can_be_used_again(pair: Pair) -> None:
-    ours, theirs = pair
-    told: list[str] = []
-    watcher = Watcher()
-    for name in ("first", "second"):
-        number = watcher.add(ours, told.extend, name)
-        assert number == ours.fileno()
-        if name == "first":
-            watcher.remove(number)
-            watcher.remove(number)
-    theirs.close()
-    wait_until(lambda: told)
-    assert told == ["second"]
-
-
-def test_a_callback_that_raises_does_not_end_the_watch(pair: Pair) -> None:
-    def fail(gone: list[Any]) -> None:
-        raise KeyError
-
-    watcher = Watcher()
-    ours, theirs = pair
-    watcher.add(ours, fail, 0)
-    theirs.close()
-    mine, other = socket.socketpair()
-    with mine, other:
-        told: list[int] = []
-        watcher.add(mine, told.extend, 1)
-        other.close()
-        wait_until(lambda: told)
-
-
-def test_those_who_hang_up_at_once_are_told_of_at_once(pair: Pair) -> None:
-    ours, theirs = pair
-    is_busy, may_go_on = threading.Event(), threading.Event()
-
-    def dawdle(gone: list[Any]) -> None:
-        is_busy.set()
-        may_go_on.wait(10)
-
-    watcher = Watcher()
-    watcher.add(ours, dawdle, 0)
-    theirs.close()
-    assert is_busy.wait(10)
-    told: list[list[Any]] = []
-    with ExitStack() as stack:
-        for i in range(20):
-            mine, other = socket.socketpair()
-            stack.enter_context(mine)
-            watcher.add(mine, told.append, i)
-            other.close()
-        may_go_on.set()
-        wait_until(lambda: told)
-    assert [sorted(each) for each in told] == [list(range(20))]
-
-
-# ---------------------------------------------------------------- real clients
 
 
 @pytest.fixture(scope="module")
@@ -290,148 +182,3 @@ def test_who_outlasts_the_drain_is_told(tmp_path: Path) -> None:
         for connection in connections:
             connection.close()
         assert server.process.wait(20) == 0
-
-
-# ---------------------------------------------------------------- deadlines and places, in-process
-
-
-@pytest.fixture
-def model() -> FakeModel:
-    return FakeModel()
-
-
-def small(model: FakeModel, max_batch_size: int = 1, **options: Any) -> Flask:
-    """Return an app whose engine has few slots."""
-    app = create_app(Config(policy="dynamic", max_batch_size=max_batch_size, **options))
-    queue = service(app).config.max_queue
-    engine = fake_engine(model, max_batch_size=max_batch_size, max_queue=queue)
-    connect(service(app), engine)
-    return app
-
-
-def stop(app: Flask) -> None:
-    engine = service(app).engine
-    assert engine is not None
-    engine.manager.stop()
-
-
-def ask(app: Flask, headers: dict[str, str] | None = None, **fields: Any) -> Any:
-    body = {"prompt": "hi", "num_tokens": 3} | fields
-    return app.test_client().post("/inference", json=body, headers=headers)
-
-
-@pytest.mark.parametrize("by_header", [False, True])
-def test_who_waits_too_long_is_answered_504_and_never_computed(model: FakeModel, by_header: bool) -> None:
-    app = small(model, queue_timeout=60.0 if by_header else 0.1)
-    headers = {"X-Queue-Timeout": "0.1"} if by_header else None
-    seen: set[int] = set()
-
-    def slow(plan: Any) -> None:
-        seen.update(len(seq.prompt_ids) for seq in plan.sequences)
-        time.sleep(0.02)
-
-    model.before = slow
-    with in_background(lambda: ask(app, num_tokens=40)) as first:
-        wait_until(lambda: model.plans)
-        refusal = ask(app, headers, prompt="late")
-    assert refusal.status_code == 504
-    error = refusal.get_json()["error"]
-    assert error["type"] == "timeout_error"
-    assert "0.1 s" in error["message"]
-    assert first[0].status_code == 200
-    assert seen == {2}
-    stats = app.test_client().get("/stats").get_json()
-    counts = ("requests", "requests-timed-out", "requests-cancelled", "requests-failed")
-    assert [stats[key] for key in counts] == [1, 1, 0, 0]
-    stop(app)
-
-
-def test_a_request_may_ask_for_less_time_and_not_for_more(model: FakeModel) -> None:
-    model.before = lambda plan: time.sleep(0.01)
-    app = small(model, request_timeout=0.3)
-    for seconds, limit in (("0.05", "0.05 s"), ("1e9", "0.3 s")):
-        reply = ask(app, {"X-Request-Timeout": seconds}, num_tokens=900)
-        assert reply.status_code == 504
-        assert limit in reply.get_json()["error"]["message"]
-    for bad in ("0", "-1", "nan", "inf", "soon", ""):
-        reply = ask(app, {"X-Request-Timeout": bad})
-        assert reply.status_code == 400
-        assert reply.get_json()["error"]["param"] == "X-Request-Timeout"
-    assert service(app).places.taken == 0
-    stop(app)
-
-
-@pytest.mark.parametrize("status", ["429", "503"])
-def test_a_full_server_refuses_before_it_reads_and_says_when_to_come(model: FakeModel, status: str) -> None:
-    go = threading.Event()
-    app = small(model, max_queue=1, overload_status=status)
-    assert ask(app, num_tokens=9).status_code == 200
-    model.before = lambda plan: go.wait(10) and None  # type: ignore[func-returns-value]
-    with in_background(lambda: ask(app)) as first, in_background(lambda: ask(app)) as second:
-        wait_until(lambda: service(app).places.taken == 2)
-        encoded = service(app).engine.tokenizer.encoded  # type: ignore[union-attr]
-        for path, body in (("/inference", b"{bad"), ("/generate", b""), ("/v1/completions", b"")):
-            reply = app.test_client().post(path, data=body)
-            assert reply.status_code == int(status)
-            assert 1 <= int(reply.headers["Retry-After"]) <= 60
-        assert service(app).engine.tokenizer.encoded == encoded  # type: ignore[union-attr]
-        assert app.test_client().get("/stats").status_code == 200
-        go.set()
-    assert [r.status_code for r in first + second] == [200, 200]
-    assert service(app).places.taken == 0
-    stop(app)
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"{bad", b'{"prompt": 5}', b'{"prompt": "x", "num_tokens": 9999}', b"x" * (1 << 20 | 1)]
-)
-def test_who_is_refused_gives_its_place_back(model: FakeModel, body: bytes) -> None:
-    app = small(model)
-    for path in ("/inference", "/v1/completions", "/generate", "/generate_stream", "/"):
-        app.test_client().post(path, data=body, content_type="application/json").close()
-    assert (service(app).places.taken, service(app).requests.open) == (0, 0)
-    stop(app)
-
-
-def test_a_handler_that_fails_leaves_nothing_running(model: FakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = small(model)
-    engine = service(app).engine
-    assert engine is not None
-    take_in = engine.manager.enqueue_all
-
-    def fail(inferences: Any) -> None:
-        take_in(inferences)
-        raise KeyError("lost")
-
-    monkeypatch.setattr(engine.manager, "enqueue_all", fail)
-    model.before = lambda plan: time.sleep(0.005)
-    assert ask(app, num_tokens=900).status_code == 500
-    wait_until(lambda: service(app).requests.open == 0)
-    assert (service(app).places.taken, engine.manager.running) == (0, 0)
-    stop(app)
-
-
-def test_a_stream_that_is_never_read_gives_everything_back(model: FakeModel) -> None:
-    app = small(model)
-    model.before = lambda plan: time.sleep(0.005)
-    reply = ask(app, num_tokens=900, stream=True)
-    assert service(app).places.taken == 1
-    reply.close()
-    engine = service(app).engine
-    assert engine is not None
-    wait_until(lambda: service(app).requests.open == 0)
-    assert (service(app).places.taken, engine.manager.running) == (0, 0)
-    stop(app)
-
-
-def test_the_time_to_come_again_is_that_of_the_queue(model: FakeModel) -> None:
-    app = small(model, max_queue=50)
-    manager = service(app).engine.manager  # type: ignore[union-attr]
-    assert manager.retry_after() == 1
-    for _ in range(100):
-        manager.inbox.rate.add(tokens=50, seconds=1.0)
-    for queued, seconds in ((0, 1), (50, 1), (51, 2), (1000, 20), (10**9, 60)):
-        manager.inbox.queued_tokens = queued
-        assert manager.retry_after() == seconds
-    manager.inbox.queued_tokens = 0
-    stop(app)

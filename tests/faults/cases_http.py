@@ -138,7 +138,7 @@ CASES = [
     Case("C7", "a page of another site", all_of(
         pages_of_other_sites_are_refused, hosts_do_not_matter_by_default)),
     Case("C8", "no key, and wrong ones, on every route", every_route_but_health_wants_the_key, setting=LOCKED,
-         tests=("tests/api/test_api.py::test_every_route_but_health_asks_for_the_key",)),
+         tests=("tests/api/test_routes.py::test_every_route_but_health_asks_for_the_key",)),
     Case("C9", "a forged X-Forwarded-For", a_forged_origin_is_not_believed),
     Case("C10", "looking in under full load", looking_in_waits_for_no_request, setting=SLOW),
 ]  # fmt: skip

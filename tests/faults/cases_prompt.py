@@ -158,7 +158,7 @@ CASES = [
     Case("B5", "ids beyond the vocabulary beside seven neighbours", strange_ids_harm_no_neighbour),
     Case("B6", "a prompt that cannot fit whatever its tokens",
          refuses({"prompt": "x" * 200_000}, says="bytes"),
-         tests=("tests/api/test_api.py::test_what_cannot_fit_is_not_even_tokenized",)),
+         tests=("tests/api/test_native_errors.py::test_what_cannot_fit_is_not_even_tokenized",)),
     Case("B7", "characters split over tokens in a stream", a_stream_joins_to_the_whole,
          tests=("tests/api/test_streaming.py::test_what_a_reader_sees_joins_to_the_whole_text",)),
     Case("B8", "far too many choices", refuses(*OVER_THE_CAP, codes=OPENAI)),

@@ -180,7 +180,7 @@ CASES = [
          tests=("tests/api/test_cancel.py::test_two_hundred_that_go_in_the_middle_leave_nothing_behind",)),
     Case("D5", "a reader that stops", who_stops_reading_is_dropped, setting=IMPATIENT, quick=False),
     Case("D6", "readers that leave before, within and after", readers_leave_streams, setting=SLOW,
-         tests=("tests/api/test_cancel.py::test_a_stream_that_is_never_read_gives_everything_back",)),
+         tests=("tests/api/test_deadlines.py::test_a_stream_that_is_never_read_gives_everything_back",)),
     Case("D7", "one long among many short, and the reverse", long_and_short_both_finish, setting=SLOW),
     Case("D8", "a slot that falls free while others wait", a_free_slot_is_used_at_once, setting=SLOW,
          policies=("dynamic",)),

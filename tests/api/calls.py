@@ -1,0 +1,56 @@
+"""Calls that the tests of the API share."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from flask import Flask
+from flask.testing import FlaskClient
+from support import FakeModel, fake_engine
+from werkzeug.test import TestResponse
+
+from api.service import Engine, Service
+from app import create_app
+from config import Config
+
+Tiny = tuple[FlaskClient, Engine]
+
+
+def service(app: Flask) -> Service:
+    result: Service = app.extensions["service"]
+    return result
+
+
+def small(model: FakeModel, **options: Any) -> Flask:
+    """Return an app whose queue or patience is as small as `options` say."""
+    timeout = options.pop("request_timeout", 600.0)
+    return create_app(Config(request_timeout=timeout), fake_engine(model, **options))
+
+
+def ask(client: FlaskClient, **fields: Any) -> TestResponse:
+    return client.post("/inference", json={"prompt": "hi", "num_tokens": 3} | fields)
+
+
+def raw(client: FlaskClient, body: bytes, **options: Any) -> TestResponse:
+    return client.post("/inference", data=body, **options)
+
+
+def error(response: TestResponse, status: int = 400) -> dict[str, Any]:
+    """Return the error of a refusal after checking what every refusal promises."""
+    assert response.status_code == status, response.text
+    assert response.mimetype == "application/json"
+    assert len(response.data) < 8192
+    assert not any(word in response.text for word in ("Traceback", ".py", "site-packages"))
+    body = response.get_json()
+    assert list(body) == ["error"]
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert len(body["error"]["message"]) > 20
+    if status in (429, 503):
+        assert int(response.headers["Retry-After"]) >= 1
+    result: dict[str, Any] = body["error"]
+    return result
+
+
+def half_close(sock: socket.socket) -> None:
+    sock.shutdown(socket.SHUT_WR)

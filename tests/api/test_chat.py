@@ -1,0 +1,124 @@
+"""/v1/chat/completions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from calls import error
+from flask import Flask
+from flask.testing import FlaskClient
+from openai_calls import USER, chat, served
+from support import FakeModel
+
+
+@pytest.fixture
+def app(model: FakeModel) -> Iterator[Flask]:
+    yield from served(model)
+
+
+def test_a_conversation_is_plain_text(client: FlaskClient, model: FakeModel) -> None:
+    prompts: list[str] = []
+    model.before = lambda plan: prompts.append(bytes(plan.sequences[0].prompt_ids).decode())
+    parts = [{"type": "text", "text": "How "}, {"type": "text", "text": "so?"}]
+    reply = chat(
+        client, {"role": "system", "content": "Be brief."}, USER, {"role": "assistant", "content": "Ho"},
+        {"role": "user", "content": parts}, max_tokens=1,
+    )  # fmt: skip
+    assert reply.status_code == 200
+    assert prompts == ["System: Be brief.\nUser: Hi\nAssistant: Ho\nUser: How so?\nAssistant:"]
+
+
+def test_a_chat_answer_has_every_field(client: FlaskClient) -> None:
+    answer = chat(client, USER, n=2).get_json()
+    assert answer["id"].startswith("chatcmpl-")
+    assert answer["object"] == "chat.completion"
+    assert [c["index"] for c in answer["choices"]] == [0, 1]
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": "abcd"}
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 8
+
+
+def test_a_chat_answer_ends_where_the_user_would_speak(client: FlaskClient, model: FakeModel) -> None:
+    model.says = list(b" Yes.\nUser: more")
+    answer = chat(client, USER, max_completion_tokens=40, max_tokens=None).get_json()
+    assert answer["choices"][0]["message"]["content"] == " Yes."
+    assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+def test_fields_of_a_message_that_nobody_reads_are_named(client: FlaskClient) -> None:
+    said = {"role": "assistant", "content": "Ho", "refusal": None, "tool_calls": [], "audio": {"id": 1}}
+    for stream in (False, True):
+        reply = chat(client, USER | {"name": "Ada"}, said, USER, odd=1, stream=stream)
+        assert reply.headers["X-Ignored-Params"] == "odd, messages.0.name, messages.1.audio"
+
+
+def test_the_first_chunk_of_a_chat_has_the_role_and_text(client: FlaskClient) -> None:
+    reply = chat(client, USER, stream=True, stream_options={"include_usage": True})
+    frames = [f[6:] for f in reply.text.split("\n\n") if f]
+    assert frames[-1] == "[DONE]"
+    chunks = [json.loads(f) for f in frames[:-1]]
+    deltas = [c["choices"][0]["delta"] for c in chunks[:-1]]
+    assert deltas[0]["role"] == "assistant"
+    assert deltas[0]["content"]
+    assert all("role" not in delta for delta in deltas[1:])
+    assert "".join(d["content"] for d in deltas) == "abcd"
+    assert {c["object"] for c in chunks} == {"chat.completion.chunk"}
+    assert chunks[-1]["usage"]["completion_tokens"] == 4
+
+
+def test_chat_takes_all_the_room_by_default(client: FlaskClient) -> None:
+    usage = chat(client, USER, max_tokens=None).get_json()["usage"]
+    assert usage["total_tokens"] == 1024
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"response_format": {"type": "text"}}, {"logprobs": False, "top_logprobs": 0}, {"chat_template_kwargs": {}},
+     {"tools": [], "tool_choice": "auto", "functions": [], "function_call": "auto"}],
+    ids=repr,
+)  # fmt: skip
+def test_a_field_that_changes_nothing_in_a_chat_is_taken(client: FlaskClient, fields: dict[str, Any]) -> None:
+    reply = chat(client, USER, **fields)
+    assert reply.status_code == 200, reply.text
+    assert "X-Ignored-Params" not in reply.headers
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_chats_limit_of_minus_one_is_all_the_room_there_is(client: FlaskClient, name: str) -> None:
+    usage = chat(client, USER, **{"max_tokens": None, name: -1}).get_json()["usage"]
+    assert usage["total_tokens"] == 1024
+
+
+def test_a_developer_speaks_as_the_system_and_an_assistant_may_have_said_nothing(
+    client: FlaskClient, model: FakeModel
+) -> None:
+    prompts: list[str] = []
+    model.before = lambda plan: prompts.append(bytes(plan.sequences[0].prompt_ids).decode())
+    developer = {"role": "developer", "content": "Be brief."}
+    for silent in ({"content": None}, {}, {"content": ""}):
+        reply = chat(client, developer, {"role": "assistant"} | silent, USER, max_tokens=1)
+        assert reply.status_code == 200, reply.text
+    assert set(prompts) == {"System: Be brief.\nAssistant: \nUser: Hi\nAssistant:"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"messages": []}, {"messages": None}, {"messages": "x"}, {"messages": [{"role": "tool", "content": "x"}]},
+     {"messages": [{"role": "user"}]}, {"messages": [{"role": "user", "content": None}]},
+     {"messages": [{"role": "system"}]}, {"messages": [{"role": "developer", "content": None}]},
+     {"messages": [{"role": "assistant", "content": 5}]}, {"messages": [{"role": "assistant", "content": []}]},
+     {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
+     {"messages": [{"role": "user", "content": []}]}, {"messages": ["x"]}, {"tools": [{}]}, {"logprobs": True},
+     {"response_format": {"type": "json_object"}}, {"chat_template": "x"}, {"chat_template_kwargs": {"a": 1}},
+     {"max_tokens": 0}, {"max_tokens": 3, "max_completion_tokens": 4}, {"n": 17}, {"top_logprobs": 1},
+     {"max_tokens": -2}, {"max_completion_tokens": 0, "max_tokens": None}, {"tool_choice": "required"},
+     {"logprobs": 0}, {"top_logprobs": False}],
+    ids=repr,
+)  # fmt: skip
+def test_a_bad_chat_is_refused(client: FlaskClient, model: FakeModel, fields: dict[str, Any]) -> None:
+    refusal = error(chat(client, USER, **fields))
+    assert refusal["param"] in fields
+    assert model.plans == 0

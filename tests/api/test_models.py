@@ -1,0 +1,83 @@
+"""/v1/models, /version, /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from calls import error
+from flask import Flask
+from flask.testing import FlaskClient
+from openai_calls import EOT_ID, served
+from support import EOT, FakeModel
+
+from app import create_app
+from config import VERSION, Config
+
+
+@pytest.fixture
+def app(model: FakeModel) -> Iterator[Flask]:
+    yield from served(model)
+
+
+def test_the_served_model_is_listed(client: FlaskClient) -> None:
+    listed = client.get("/v1/models").get_json()
+    assert listed["object"] == "list"
+    card = listed["data"][0]
+    assert card == client.get("/v1/models/fake").get_json()
+    assert (card["id"], card["object"], card["root"], card["parent"]) == ("fake", "model", "fake", None)
+    assert card["max_model_len"] == 1024
+    assert abs(card["created"] - time.time()) < 60
+
+
+def test_the_version_is_told_before_the_model_is_there(client: FlaskClient) -> None:
+    assert client.get("/version").get_json() == {"version": VERSION}
+    loading = create_app(Config()).test_client()
+    assert loading.get("/version").get_json() == {"version": VERSION}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_another_model_is_not_found(client: FlaskClient, path: str) -> None:
+    body = {"model": "gpt-5", "prompt": "x", "messages": [{"role": "user", "content": "x"}], "tokens": [1]}
+    refusal = error(client.post(path, json=body), 404)
+    assert (refusal["type"], refusal["param"]) == ("not_found_error", "model")
+    assert refusal["code"] == "model_not_found"
+    assert "'fake'" in refusal["message"]
+    assert error(client.get("/v1/models/no/such"), 404)["code"] == "model_not_found"
+
+
+def test_text_becomes_ids_and_ids_text(client: FlaskClient) -> None:
+    text = f"hé{EOT}"
+    answer = client.post("/tokenize", json={"prompt": text}).get_json()
+    assert answer == {"count": 4, "max_model_len": 1024, "tokens": [104, 0xC3, 0xA9, EOT_ID]}
+    back = client.post("/detokenize", json={"tokens": answer["tokens"]}).get_json()
+    assert back == {"prompt": text}
+    assert client.post("/tokenize", json={"prompt": ""}).get_json()["tokens"] == []
+    assert client.post("/detokenize", json={"tokens": []}).get_json() == {"prompt": ""}
+
+
+def test_a_text_that_is_not_tokenized_since_another_is_is_named(client: FlaskClient) -> None:
+    reply = client.post("/tokenize", json={"prompt": "a", "inputs": "bc", "odd": 1})
+    assert reply.get_json()["tokens"] == [97]
+    assert reply.headers["X-Ignored-Params"] == "odd, inputs"
+
+
+def test_tgi_wants_the_place_of_each_token(client: FlaskClient) -> None:
+    answer = client.post("/tokenize", json={"inputs": "hé"}).get_json()
+    assert answer == [
+        {"id": 104, "text": "h", "start": 0, "stop": 1},
+        {"id": 0xC3, "text": "é", "start": 1, "stop": 2},
+        {"id": 0xA9, "text": "é", "start": 1, "stop": 2},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/tokenize", {}), ("/tokenize", {"prompt": 5}), ("/tokenize", {"prompt": None, "inputs": None}),
+     ("/detokenize", {}), ("/detokenize", {"tokens": [-1]}), ("/detokenize", {"tokens": [257]}),
+     ("/detokenize", {"tokens": "x"}), ("/detokenize", {"tokens": [True]})],
+)  # fmt: skip
+def test_bad_tokens_are_refused(client: FlaskClient, path: str, body: dict[str, Any]) -> None:
+    assert error(client.post(path, json=body))["param"] in ("prompt", "tokens")

@@ -1,0 +1,108 @@
+"""Routes, methods, other sites and the key."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from calls import ask, error, raw
+from flask.testing import FlaskClient
+from support import FakeModel
+
+from app import create_app
+from config import Config
+
+KEY = "s3cret"
+
+
+def test_looking_in_has_no_side_effect(client: FlaskClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ask(client)
+    before = client.get("/stats").get_json()
+    for path in ("/stats", "/stats/token_data.csv", "/health"):
+        client.get(path)
+    after = client.get("/stats").get_json()
+    before["engine"].pop("uptime_s")
+    after["engine"].pop("uptime_s")
+    assert before == after
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/healthz", "/ping", "/ready", "/health/ready"])
+def test_health_says_who_is_served(client: FlaskClient, path: str) -> None:
+    body = client.get(path).get_json()
+    assert (body["status"], body["model"], body["policy"]) == ("ok", "fake", "dynamic")
+    assert body["last_iteration_age_s"] < 5
+
+
+def test_a_post_to_the_root_is_greeted(client: FlaskClient) -> None:
+    reply = client.post("/", data=b"whatever")
+    assert (reply.status_code, reply.mimetype) == (200, "text/plain")
+    assert len(reply.text.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "path", ["/nowhere", "//", "//inference", "/inference/", "/%2e%2e/etc/passwd", "/static/app", "/stats%00"]
+)
+def test_an_unknown_path_is_404_and_lists_the_known(client: FlaskClient, path: str) -> None:
+    refusal = error(
+        client.get("/", environ_overrides={"PATH_INFO": path}) if path.startswith("//") else client.get(path), 404
+    )
+    assert refusal["type"] == "not_found_error"
+    assert "/inference" in refusal["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"), [("GET", "/inference", "POST"), ("PUT", "/stats", "GET"), ("DELETE", "/", "POST")]
+)
+def test_a_wrong_method_is_405_with_allow(client: FlaskClient, method: str, path: str, allowed: str) -> None:
+    reply = client.open(path, method=method)
+    refusal = error(reply, 405)
+    assert allowed in reply.headers["Allow"].split(", ")
+    assert allowed in refusal["message"]
+
+
+def test_pages_of_other_sites_are_refused(client: FlaskClient, model: FakeModel) -> None:
+    body = b'{"prompt": "x", "num_tokens": 1}'
+    for content_type in ("text/plain", "application/json"):
+        reply = raw(client, body, headers={"Sec-Fetch-Site": "cross-site"}, content_type=content_type)
+        assert error(reply, 403)["type"] == "permission_error"
+        assert "Access-Control-Allow-Origin" not in reply.headers
+    assert model.plans == 0
+    assert raw(client, body, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
+
+
+OPEN = {"/health", "/healthz", "/ping", "/ready", "/health/live", "/health/ready"}
+
+
+@pytest.fixture
+def locked() -> FlaskClient:
+    return create_app(Config(api_key=KEY)).test_client()
+
+
+def test_every_route_but_health_asks_for_the_key(locked: FlaskClient) -> None:
+    rules = [(rule.rule, m) for rule in locked.application.url_map.iter_rules() for m in rule.methods or ()]
+    assert {path for path, _ in rules} >= OPEN | {"/inference", "/stats", "/stats/token_data.csv", "/"}
+    for path, method in rules:
+        path = re.sub(r"<[^>]*>", "x", path)
+        status = locked.open(path, method=method).status_code
+        is_open = path in OPEN | {"/race", "/web/x"}  # static files
+        assert (status == 401) == (not is_open), (method, path)
+
+
+@pytest.mark.parametrize(
+    "header", [None, "", KEY, "Bearer", "Bearer ", "Bearer wrong", f"Bearer  {KEY}", f"bearer {KEY}",
+               f"Basic {KEY}", f"Bearer {KEY} ", f"Bearer {KEY}x", "Bearer \xe9\xff"],
+)  # fmt: skip
+def test_a_wrong_key_is_refused(locked: FlaskClient, header: str | None) -> None:
+    headers = {} if header is None else {"Authorization": header}
+    reply = locked.get(f"/stats?api_key={KEY}", headers=headers)
+    assert error(reply, 401)["type"] == "authentication_error"
+    assert reply.headers["WWW-Authenticate"] == "Bearer"
+    assert KEY not in reply.text
+
+
+def test_the_right_key_opens(locked: FlaskClient) -> None:
+    assert locked.get("/stats", headers={"Authorization": f"Bearer {KEY}"}).status_code == 200
+    assert locked.get("/nowhere").status_code == 404
