@@ -14,29 +14,17 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from client.options import (
-    TEXT,
-    Argument,
-    Choice,
-    Command,
-    Number,
-    OnOff,
-    Option,
-    Parameter,
-    Read,
-    Secret,
-    Size,
-    Type,
-    read_dotenv,
-)
+from client.options import KEY, TEXT, Argument, Choice, Command, Number, OnOff, Option, Parameter, Read, Size, Type
 from client.options import UsageError as ConfigError
 from client.options import nearest as nearest
 from client.options import read as read_options
+from client.options import read_dotenv as read_dotenv
 
 __all__ = ["Config", "ConfigError", "Loaded", "describe", "flag", "load", "nearest", "variable"]
 
 ROOT = Path(__file__).resolve().parent
 VERSION = "0.1.0"
+GROUPS = {"policy_option": "batching", "model": "model", "host": "server"}  # the first setting of each
 COMPLETE = "EB_INTERNAL_COMPLETE"  # set where the environment holds every setting
 RESERVE = 32  # HTTP threads in addition to those of open requests
 LOOPBACK = ("localhost", "127.0.0.1")  # no page of another site has these host names
@@ -69,9 +57,9 @@ def _check_origins(text: str) -> None:
     read_origins(text)
 
 
-def setting(default: Any, help: str, group: str, type: Type | None = None) -> Any:
+def setting(default: Any, help: str, type: Type | None = None) -> Any:
     type = type or (OnOff() if isinstance(default, bool) else TEXT)
-    return field(default=default, metadata={"help": help, "group": group, "type": type})
+    return field(default=default, metadata={"help": help, "type": type})
 
 
 def seconds(low: float, high: float = 86400) -> Number:
@@ -82,97 +70,82 @@ def seconds(low: float, high: float = 86400) -> Number:
 class Config:
     """The settings of one server."""
 
-    policy: str = setting("nobatch", "batching policy; the variable BATCHING sets it too", "batching")
+    policy: str = setting("nobatch", "batching policy; the variable BATCHING sets it too")
     policy_option: str = setting(
-        "", "option of the policy as NAME=VALUE; separate several with commas or repeat the flag", "batching"
+        "", "option of the policy as NAME=VALUE; separate several with commas or repeat the flag"
     )
-    max_batch_size: int = setting(
-        64, "slots: maximum number of requests computed together", "batching", Number(1, 4096)
-    )
+    max_batch_size: int = setting(64, "slots: maximum number of requests computed together", Number(1, 4096))
     max_tokens_per_step: int = setting(
-        0, "maximum tokens per step; longer prompts are split into chunks; 0: 256 on a CPU, 2048 on a GPU", "batching",
-        Number(0, 1 << 20),
+        0, "maximum tokens per step; longer prompts are split into chunks; 0: 256 on a CPU, 2048 on a GPU",
+        Number(0, 1 << 20)
     )  # fmt: skip
     max_queue: int = setting(
-        1024, "maximum number of queued requests, beyond those that run; further requests get 429", "batching",
-        Number(0, 16384),
-    )  # fmt: skip
-    max_queue_tokens: int = setting(
-        1 << 20, "maximum tokens of queued requests, prompts and answers; further requests get 429", "batching",
-        Number(1, 1 << 40),
-    )  # fmt: skip
-    queue_timeout: float = setting(
-        0.0, "maximum seconds in the queue, then 504; 0: no limit but --request-timeout",
-        "batching", seconds(0),
-    )  # fmt: skip
-    request_timeout: float = setting(
-        600.0, "maximum seconds from arrival to answer, then 504", "batching", seconds(0.01)
+        1024, "maximum number of queued requests, beyond those that run; further requests get 429", Number(0, 16384)
     )
+    max_queue_tokens: int = setting(
+        1 << 20, "maximum tokens of queued requests, prompts and answers; further requests get 429", Number(1, 1 << 40)
+    )
+    queue_timeout: float = setting(
+        0.0, "maximum seconds in the queue, then 504; 0: no limit but --request-timeout", seconds(0)
+    )
+    request_timeout: float = setting(600.0, "maximum seconds from arrival to answer, then 504", seconds(0.01))
     shadow: str = setting(
-        "", "another policy to simulate on the same requests at the lowest priority; /stats and the live "
-        "page show the result", "batching",
+        "", "another policy to simulate on the same requests at the lowest priority; /stats and the live page show "
+        "the result"
     )  # fmt: skip
     shadow_cost: str = setting(
-        "", "cost model file for --shadow, written by 'python -m simulate calibrate'; unset: fitted to this server's steps",
-        "batching",
+        "", "cost model file for --shadow, written by 'python -m simulate calibrate'; unset: fitted to this "
+        "server's steps"
     )  # fmt: skip
     model: str = setting(
-        "", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2, bard, or a folder with a GPT-2 "
-        "checkpoint; unset: gpt2-medium, or bard if that cannot be loaded; mock:llm-mock or "
-        "mock:FILE.json: no weights, only the delays of a cost model (append @10 for a tenth of them)", "model",
+        "", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2, bard, or a folder with a GPT-2 checkpoint; unset: "
+        "gpt2-medium, or bard if that cannot be loaded; mock:llm-mock or mock:FILE.json: no weights, only the "
+        "delays of a cost model (append @10 for a tenth of them)"
     )  # fmt: skip
     load_format: str = setting(
-        "auto", "dummy: random weights of the right shape, for benchmarks", "model", Choice(["auto", "dummy"])
+        "auto", "dummy: random weights of the right shape, for benchmarks", Choice(["auto", "dummy"])
     )
-    device: str = setting("auto", "device to compute on", "model", Choice(["auto", "cpu", "cuda"]))
+    device: str = setting("auto", "device to compute on", Choice(["auto", "cpu", "cuda"]))
     dtype: str = setting(
-        "auto", "number format of weights and KV cache", "model", Choice(["auto", "float32", "bfloat16", "float16"])
+        "auto", "number format of weights and KV cache", Choice(["auto", "float32", "bfloat16", "float16"])
     )
     batch_invariant: bool = setting(
-        False, "on a GPU: compute the same tokens for a request alone and in any batch, slightly slower; always so on a CPU",
-        "model",
+        False, "on a GPU: compute the same tokens for a request alone and in any batch, slightly slower; always so "
+        "on a CPU"
     )  # fmt: skip
     tokenizer_file: str = setting(
-        "", "file with GPT-2's byte-pair ranks (*.tiktoken); unset: downloaded once and cached", "model"
+        "", "file with GPT-2's byte-pair ranks (*.tiktoken); unset: downloaded once and cached"
     )
-    kv_memory: int = setting(
-        0, "memory for KV pages, such as 512M or 2G; 0: a share of the free memory", "model", Size()
-    )
+    kv_memory: int = setting(0, "memory for KV pages, such as 512M or 2G; 0: a share of the free memory", Size())
     end_of_text: str = setting(
-        "special", "meaning of <|endoftext|> in a prompt: the special token, or plain text; always plain text on /inference", "model",
-        Choice(["special", "text"]),
+        "special", "meaning of <|endoftext|> in a prompt: the special token, or plain text; always plain text on "
+        "/inference", Choice(["special", "text"])
     )  # fmt: skip
-    prefix_cache: bool = setting(True, "share KV pages between prompts with the same prefix", "model")
-    compute_threads: int = setting(0, "number of compute threads on a CPU; 0: one per core", "model", Number(0, 1024))
-    host: str = setting("0.0.0.0", "address to listen on", "server")
-    port: int = setting(8500, "port to listen on", "server", Number(1, 65535))
-    max_connections: int = setting(
-        0, "maximum open sockets; 0: queue and batch size plus 544", "server", Number(0, 1 << 20)
-    )
+    prefix_cache: bool = setting(True, "share KV pages between prompts with the same prefix")
+    compute_threads: int = setting(0, "number of compute threads on a CPU; 0: one per core", Number(0, 1024))
+    host: str = setting("0.0.0.0", "address to listen on")
+    port: int = setting(8500, "port to listen on", Number(1, 65535))
+    max_connections: int = setting(0, "maximum open sockets; 0: queue and batch size plus 544", Number(0, 1 << 20))
     receive_timeout: float = setting(
         10.0, "maximum seconds to wait for the next byte of a request, then the connection is closed",
-        "server", seconds(0.1, 3600),
+        seconds(0.1, 3600)
     )  # fmt: skip
     send_timeout: float = setting(
         30.0, "maximum seconds that a client may read no byte of its response, then the connection is closed",
-        "server", seconds(0.1, 3600),
+        seconds(0.1, 3600)
     )  # fmt: skip
     trusted_hosts: str = setting(
-        "", "allowed Host headers, separated by commas; .example.org includes its subdomains; unset: any", "server"
+        "", "allowed Host headers, separated by commas; .example.org includes its subdomains; unset: any"
     )
     cors_origins: str = setting(
         "", "origins whose pages may use this server from a browser, separated by commas, such as "
-        "https://chat.example.org; *: any; unset: none", "server", Read(_check_origins),
+        "https://chat.example.org; *: any; unset: none", Read(_check_origins)
     )  # fmt: skip
-    overload_status: str = setting("429", "HTTP status when the server is full", "server", Choice(["429", "503"]))
-    access_log: bool = setting(
-        True, "write a JSON line to stdout for each request: lengths and times, never prompts", "server"
-    )
-    dashboard_show_text: bool = setting(
-        False, "show the beginnings of prompts on the live page, to all of its viewers", "server"
-    )
-    tgi_metrics: bool = setting(False, "also export TGI's metric names (tgi_*) on /metrics", "server")
-    api_key: str = setting("", "key that clients must send as a bearer token", "server", Secret())
+    overload_status: str = setting("429", "HTTP status when the server is full", Choice(["429", "503"]))
+    access_log: bool = setting(True, "write a JSON line to stdout for each request: lengths and times, never prompts")
+    dashboard_show_text: bool = setting(False, "show the beginnings of prompts on the live page, to all of its viewers")
+    tgi_metrics: bool = setting(False, "also export TGI's metric names (tgi_*) on /metrics")
+    api_key: str = setting("", "key that clients must send as a bearer token", KEY)
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -291,6 +264,7 @@ def _unknown_variables(names: Sequence[str]) -> list[str]:
 def command(policies: Mapping[str, str] | None = None) -> Command:
     """Return the command line of the server, made of the settings; --help lists the policies."""
     policy, *others = fields(Config)
+    group = ""
     sections: dict[str, list[Parameter]] = {
         "arguments": [
             Argument(
@@ -305,12 +279,13 @@ def command(policies: Mapping[str, str] | None = None) -> Command:
         ],
     }  # fmt: skip
     for item in others:
+        group = GROUPS.get(item.name) or group
         is_list = item.name == "policy_option"
         option = Option(
             flag(item.name), item.metadata["help"], item.metadata["type"], envvar=variable(item.name),
             default=[] if is_list else item.default, repeat=is_list,
         )  # fmt: skip
-        sections.setdefault(item.metadata["group"], []).append(option)
+        sections.setdefault(group, []).append(option)
     return Command("./server.sh", INTRO, sections, {"policies": list(policies.items())} if policies else None)
 
 
@@ -319,6 +294,6 @@ def describe(loaded: Loaded) -> str:
     lines = []
     for item in fields(Config):
         value = getattr(loaded.config, item.name)
-        shown = "(set)" if isinstance(item.metadata["type"], Secret) and value else _text(value) or "(unset)"
+        shown = "(set)" if item.metadata["type"] is KEY and value else _text(value) or "(unset)"
         lines.append(f"{flag(item.name):<24}{shown:<24}{loaded.origin[item.name]}")
     return "\n".join(lines)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from . import data
 from .console import EXIT_CODES, say, writable
-from .options import POSITIVE, Choice, Command, Number, Option, Parameter, Read, Secret, UsageError, Values, read
+from .options import KEY, POSITIVE, Choice, Command, Number, Option, Parameter, Read, UsageError, Values, read
 from .send import dialects
 from .send.target import Target
 from .workloads import arrivals, catalog, corpus
@@ -62,7 +62,7 @@ SENT = [
     ),
 ]  # fmt: skip
 API = Option("--api", "API of the server", Choice(dialects.APIS), default="inference")
-API_KEY = Option("--api-key", "API key; client/.env may set the variable too", Secret(), envvar="EB_API_KEY")
+API_KEY = Option("--api-key", "API key; client/.env may set the variable too", KEY, envvar="EB_API_KEY")
 TIMEOUT = Option("--timeout", "cancel a request after S seconds without data", POSITIVE, metavar="S", default=600.0)
 
 

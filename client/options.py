@@ -124,20 +124,6 @@ class OnOff(Type):
         return SWITCH[str(value).lower()]
 
 
-class Secret(Type):
-    """Text for an HTTP header, which no message shows."""
-
-    name = "KEY"
-
-    def parse(self, value: Any) -> Any:
-        if not (value.isascii() and value.isprintable()):
-            raise ValueError
-        return value
-
-    def explain(self, value: Any, error: Exception) -> str:
-        return " has characters that are not allowed in an HTTP header. Use printable ASCII"
-
-
 class Read(Type):
     """Text that a function reads or only checks; the text of its ValueError names the value and the remedy."""
 
@@ -152,7 +138,13 @@ class Read(Type):
         return f": {error}"
 
 
+def _check_key(text: str) -> None:
+    if not (text.isascii() and text.isprintable()):
+        raise ValueError("the key has characters that are not allowed in an HTTP header. Use printable ASCII")
+
+
 TEXT = Type()
+KEY = Read(_check_key, "KEY")
 FILE = Read(Path, "FILE")
 FOLDER = Read(Path, "DIR")
 POSITIVE = Number(0, kind=float, above=True)

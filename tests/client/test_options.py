@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from client import client, compare, options, top
-from client.options import Argument, Choice, Command, Number, OnOff, Option, Secret, Size, UsageError, Values
+from client.options import Argument, Choice, Command, Number, OnOff, Option, Size, UsageError, Values
 
 COMMAND = Command(
     "tool", "Do it.\n\n\b\n  an example", {
@@ -23,7 +23,7 @@ COMMAND = Command(
             Option("--mode", "mode", Choice(["fast", "slow"]), default="fast"),
             Option("--cache", "share pages", OnOff(), default=True, envvar="EB_CACHE"),
             Option("--memory", "bytes", Size(), default=0),
-            Option("--key", "key", Secret(), envvar="EB_KEY"),
+            Option("--key", "key", options.KEY, envvar="EB_KEY"),
             Option("--stream/--no-stream", "stream", None, default=True),
             Option("--quick", "be quick", None),
             Option("--secret-flag", "not shown", hidden=True),
