@@ -16,6 +16,7 @@ from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 
 Request = tuple[int, int | list[int], int]  # arrival, prompt (or its length), output tokens
+Pool = Callable[[], PagePool | None]
 
 
 def requests(*trace: Request) -> list[Sequence]:
@@ -28,8 +29,17 @@ def requests(*trace: Request) -> list[Sequence]:
     ]
 
 
+def burst(*shapes: tuple[int, int]) -> list[Sequence]:
+    return requests(*((0, prompt, output) for prompt, output in shapes))
+
+
 def scheduler(policy: str, slots: int, pages: PagePool | None = None, budget: int = 1 << 30) -> Scheduler:
     return Scheduler(policies.get_policy(policy, max_batch_size=slots), pages, budget)
+
+
+def made(name: str, slots: int, pages: PagePool | None = None, **options: object) -> Scheduler:
+    """Return a scheduler without a token budget, whose policy has these options."""
+    return Scheduler(policies.get_policy(name, slots, options), pages, 1 << 30)
 
 
 def prompt_tokens(plan: Plan) -> int:
@@ -47,6 +57,18 @@ def toy_cost(plan: Plan) -> int:
 def next_tokens(plan: Plan) -> list[Output]:
     """Return the number of tokens so far of each sequence that is due one."""
     return [len(seq.output_ids) if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)]
+
+
+def failing(rows: dict[int, list[int]]) -> Callable[[Plan], list[Output]]:
+    """Return a model whose given rows of given steps are failures."""
+
+    def forward(plan: Plan) -> list[Output]:
+        outputs = next_tokens(plan)
+        for index in rows.get(plan.number, []) if outputs else ():
+            outputs[index % len(outputs)] = RuntimeError("this row's own fault")
+        return outputs
+
+    return forward
 
 
 class Run(Driver):
@@ -204,6 +226,10 @@ def drive(
     return run
 
 
+def order_of_admission(run: Run) -> list[str]:
+    return [id for it in run.iterations for id in it.joined]
+
+
 @st.composite
 def traces(draw: st.DrawFn) -> list[Request]:
     """Draw up to 12 small requests in order of arrival, prompts of two words so that prefixes recur."""
@@ -218,7 +244,7 @@ def traces(draw: st.DrawFn) -> list[Request]:
 
 
 @st.composite
-def pools(draw: st.DrawFn) -> Callable[[], PagePool | None]:
+def pools(draw: st.DrawFn) -> Pool:
     """Draw what makes a pool in which each request of `traces` fits alone, or what makes none."""
     if draw(st.booleans()):
         return lambda: None

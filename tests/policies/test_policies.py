@@ -1,13 +1,13 @@
-"""Each policy on its own: timelines worked out by hand, and what makes it itself on any trace."""
+"""Timelines by hand, the three basic loops, and how policies are found and take options."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 
 import pytest
-from driver import Request, Run, drive, pools, requests, scheduler, traces
+from driver import Request, Run, burst, drive, pools, requests, scheduler, traces
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +20,6 @@ from scheduling.sequence import Sequence
 TRACE_A = [(0, 4, 3), (5, 8, 1), (6, 2, 5), (60, 4, 2)]
 TRACE_B = [(0, 5, 4), (1, 5, 6), (2, 5, 2), (3, 5, 1)]
 ALL = ["nobatch", "static", "dynamic"]
-
 # First token / finish of each request, then end of the run, steps, held slot-steps.
 TIMELINES = """
 A nobatch                             | 14/38 | 56/56   | 68/116 | 130/142 | 142 | 11 | 0
@@ -43,7 +42,6 @@ B dynamic                             | 15/60 | 32/108  | 77/91  | 108/108 | 108
 B dynamic+fcfs                        | 15/60 | 32/108  | 77/91  | 108/108 | 108 | 7  | 0
 B dynamic+sjf                         | 15/63 | 78/138  | 49/63  | 32/32   | 138 | 10 | 0
 """
-
 slots = st.integers(1, 5)
 
 
@@ -100,7 +98,7 @@ def test_static_takes_the_oldest_that_wait_up_to_its_slots(trace: list[Request],
 
 
 @given(traces(), slots, pools())
-def test_dynamic_leaves_no_slot_idle_while_the_oldest_who_waits_fits(
+def test_dynamic_leaves_no_slot_idle_while_the_oldest_request_fits(
     trace: list[Request], slots: int, pool: Callable[[], PagePool | None]
 ) -> None:
     def planned(scheduler: Scheduler, plan: Plan) -> None:
@@ -156,7 +154,7 @@ def test_only_policies_are_imported(name: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["static", "dynamic"])
-def test_a_batch_of_nobody_is_refused(policy: str) -> None:
+def test_a_batch_size_of_zero_is_refused(policy: str) -> None:
     with pytest.raises(ValueError, match="max_batch_size is 0"):
         policies.get_policy(policy, max_batch_size=0)
 
@@ -169,272 +167,6 @@ def test_the_budget_is_shared_decodes_first_then_prompts_in_order() -> None:
     running = [first, decoding, second, third, done]
     assert policy.allocate_tokens(running, 10) == [6, 1, 3, 0, 0]
     assert policy.allocate_tokens(running, 100) == [6, 1, 5, 4, 0]
-
-
-def made(name: str, slots: int, pages: PagePool | None = None, **options: object) -> Scheduler:
-    return Scheduler(policies.get_policy(name, slots, options), pages, 1 << 30)
-
-
-def burst(*shapes: tuple[int, int]) -> list[Sequence]:
-    return requests(*((0, prompt, output) for prompt, output in shapes))
-
-
-def joined(run: Run) -> list[list[str]]:
-    return [it.joined for it in run.iterations if it.joined]
-
-
-def seen(run: Run) -> list[tuple]:
-    return [(it.t, it.seconds, it.members, it.joined, it.left) for it in run.iterations]
-
-
-@given(traces(), slots)
-def test_elastic_holds_nobody_and_a_member_of_a_batch_is_never_later_than_under_static(
-    trace: list[Request], slots: int
-) -> None:
-    together = [(0, prompt, output) for _, prompt, output in trace][:slots]
-    static = drive(scheduler("static", slots), requests(*together))
-    elastic = drive(scheduler("elastic", slots), requests(*together))
-    assert elastic.held == 0
-    for early, late in zip(elastic.sequences, static.sequences):
-        assert early.finished_at == early.last_token_at <= late.finished_at
-
-
-@given(traces(), slots)
-def test_impatient_is_static_but_for_when_it_answers(trace: list[Request], slots: int) -> None:
-    runs = [drive(scheduler(name, slots), requests(*trace)) for name in ("static", "impatient")]
-    static, impatient = ([(it.t, it.seconds, it.members) for it in run.iterations] for run in runs)
-    assert static == impatient
-    assert all(s.finished_at == s.last_token_at for s in runs[1].sequences)
-
-
-@given(traces(), slots)
-def test_static_exact_pads_nothing_and_holds_nobody(trace: list[Request], slots: int) -> None:
-    run = drive(scheduler("static-exact", slots), requests(*trace))
-    assert run.held == sum(it.slot_steps.padding for it in run.iterations) == 0
-
-
-def test_static_exact_groups_the_queue_by_shape_in_order_of_first_appearance() -> None:
-    shapes = [(3, 2), (4, 2), (3, 2), (3, 2), (3, 1), (4, 2)]
-    run = drive(scheduler("static-exact", 2), burst(*shapes))
-    assert joined(run) == [["r0", "r2"], ["r3"], ["r1", "r5"], ["r4"]]
-
-
-def test_static_exact_empties_the_queue_before_it_looks_again() -> None:
-    run = drive(scheduler("static-exact", 4), requests((0, 3, 1), (0, 4, 1), (1, 3, 1), (2, 4, 1)))
-    assert joined(run) == [["r0"], ["r1"], ["r2"], ["r3"]]
-
-
-def test_fixed_starts_batches_of_exactly_k_and_flushes_the_last() -> None:
-    trace = [(10 * i, 3, 2) for i in range(7)]
-    loop = made("fixed", 8, k=3, flush=1000)
-    run = drive(loop, requests(*trace))
-    assert [len(group) for group in joined(run)] == [3, 3, 1]
-    assert run.sequences[-1].scheduled_at == 60 + 1000
-    assert loop.policy.max_batch_size == 3
-
-
-def test_fixed_waits_for_nobody_when_nobody_will_come() -> None:
-    loop = made("fixed", 8, k=3, flush="inf")
-    for seq in burst((3, 2), (3, 2)):
-        loop.add(seq)
-    assert loop.plan(0) is None
-    loop.drain()
-    plan = loop.plan(1)
-    assert plan is not None
-    assert len(plan.joined) == 2
-
-
-@given(traces())
-def test_fixed_of_one_is_static_of_one_is_nobatch(trace: list[Request]) -> None:
-    runs = [
-        seen(drive(loop, requests(*trace))) for loop in (made("fixed", 5, k=1), made("static", 1), made("nobatch", 5))
-    ]
-    assert runs[0] == runs[1] == runs[2]
-
-
-@given(traces(), slots, pools())
-def test_window_without_delay_is_static(trace: list[Request], slots: int, pool: Callable[[], PagePool | None]) -> None:
-    static, window = (seen(drive(scheduler(name, slots, pool()), requests(*trace))) for name in ("static", "window"))
-    assert static == window
-
-
-def test_a_lone_request_starts_when_the_window_closes() -> None:
-    run = drive(made("window", 4, delay=25), requests((7, 3, 2)))
-    assert run.sequences[0].scheduled_at == 32
-    assert run.sequences[0].waited == {"window": (0, 25)}
-
-
-def test_window_takes_the_largest_preferred_size_and_leaves_the_rest() -> None:
-    run = drive(made("window", 16, delay=500, preferred="4,8"), burst(*[(2, 1)] * 9))
-    assert [len(group) for group in joined(run)] == [8, 1]
-    assert run.sequences[8].scheduled_at == 500
-
-
-def test_static_global_decodes_each_batch_to_the_longest_of_all() -> None:
-    run = drive(made("static-global", 2, n=4), burst((2, 1), (2, 3), (2, 2), (2, 7)))
-    assert joined(run) == [["r0", "r1"], ["r2", "r3"]]
-    assert len(run.iterations) == 14
-    assert run.held == (6 + 4) + (5 + 0)
-
-
-def test_static_global_collects_until_its_oldest_has_waited_long_enough() -> None:
-    run = drive(made("static-global", 2, flush=30), requests((0, 2, 1), (20, 2, 1), (29, 2, 1)))
-    assert [s.scheduled_at for s in run.sequences] == [30, 30, 44]
-
-
-@given(traces(), slots, pools())
-def test_prefill_first_never_mixes_prompts_and_decodes(
-    trace: list[Request], slots: int, pool: Callable[[], PagePool | None]
-) -> None:
-    for name in ("prefill-first", "tgi", "lightllm"):
-        run = drive(scheduler(name, slots, pool()), requests(*trace))
-        for it in run.iterations:
-            assert len({m.phase for m in it.members if m.phase != "idle"}) == 1, name
-
-
-def test_with_a_long_prompt_the_worst_gap_is_longer_under_prefill_first_than_dynamic() -> None:
-    gaps = {}
-    for name in ("dynamic", "prefill-first", "chunked"):
-        loop = made(name, 4, **({"max_batched_tokens": 16} if name == "chunked" else {}))
-        run = drive(loop, requests((0, 2, 9), *((15 + i, 100, 1) for i in range(3))))
-        ends = [it.t + it.seconds for it in run.iterations if "r0" in {m.id for m in it.members if m.tokens}]
-        gaps[name] = max(b - a for a, b in pairwise(ends))
-    assert gaps["chunked"] < gaps["dynamic"] < gaps["prefill-first"]
-
-
-def test_who_pauses_is_in_the_record_as_idle() -> None:
-    run = drive(made("prefill-first", 2), requests((0, 4, 3), (5, 8, 1)))
-    second = run.iterations[1]
-    assert [(m.id, m.phase, m.tokens) for m in second.members] == [("r1", "prefill", 8), ("r0", "idle", 0)]
-    assert (second.batch_size, second.slot_steps.idle) == (1, 1)
-
-
-def test_prefill_first_displaces_the_newest_and_computes_it_anew() -> None:
-    run = drive(made("prefill-first", 4, kv_tokens=12), burst((4, 8), (4, 4)))
-    first, second = run.sequences
-    assert (first.preemptions, second.preemptions) == (0, 1)
-    assert [it.preempted for it in run.iterations if it.preempted] == [["r1"]]
-    assert [s.output_ids for s in run.sequences] == [list(range(8)), list(range(4))]
-    assert sum(it.slot_steps.recomputed for it in run.iterations) == pytest.approx(6 / 7)
-    for it in run.iterations:
-        assert sum(m.computed for m in it.members if m.phase != "idle") <= 12
-
-
-@given(traces(), slots, st.integers(1, 12), pools())
-def test_chunked_computes_at_most_c_tokens_and_leaves_no_decode_out(
-    trace: list[Request], slots: int, c: int, pool: Callable[[], PagePool | None]
-) -> None:
-    def planned(scheduler: Scheduler, plan: Plan) -> None:
-        assert sum(plan.counts) <= c
-        assert all(seq in plan.sequences for seq in scheduler.running if seq.output_ids)
-
-    loop = made("chunked", slots, pool(), max_batched_tokens=c)
-    drive(loop, requests(*trace), planned=planned)
-
-
-@given(traces(), slots, st.integers(1, 12))
-def test_chunked_fills_every_step_while_prompt_tokens_are_left(trace: list[Request], slots: int, c: int) -> None:
-    def planned(scheduler: Scheduler, plan: Plan) -> None:
-        left = sum(seq.pending for seq in scheduler.running) > sum(plan.counts)
-        queue = scheduler.waiting and len(scheduler.running) < slots
-        assert sum(plan.counts) == c or not (left or queue)
-
-    drive(made("chunked", slots, max_batched_tokens=c), requests(*trace), planned=planned)
-
-
-@given(traces(), slots, pools())
-def test_chunked_without_end_is_dynamic(trace: list[Request], slots: int, pool: Callable[[], PagePool | None]) -> None:
-    chunked = drive(made("chunked", slots, pool(), max_batched_tokens=10**6), requests(*trace))
-    assert seen(chunked) == seen(drive(scheduler("dynamic", slots, pool()), requests(*trace)))
-
-
-def test_who_waits_for_tokens_of_a_step_is_told_so() -> None:
-    run = drive(made("chunked", 4, max_batched_tokens=4), burst((8, 1), (2, 1)))
-    assert run.sequences[1].waited == {"token_budget": (2, 28)}
-
-
-def test_tgi_lets_join_when_enough_wait_or_after_so_many_decodes() -> None:
-    trace = [(0, 2, 30), (0, 2, 30), (0, 2, 30), (0, 2, 30), (20, 2, 1)]
-    alone = drive(made("tgi", 8, ratio=0.5, max_waiting=5), requests(*trace))
-    # one of four is fewer than half, so it waits for the fifth decode after the first step
-    assert alone.sequences[4].first_iteration == 1 + 5 + 1
-    company = drive(made("tgi", 8, ratio=0.5, max_waiting=5), requests(*trace, (20, 2, 1)))
-    assert [s.first_iteration for s in company.sequences[4:]] == [3, 3]
-
-
-@given(traces(), slots, st.integers(20, 40))
-def test_tgi_is_never_over_its_budget(trace: list[Request], slots: int, most: int) -> None:
-    def planned(scheduler: Scheduler, plan: Plan) -> None:
-        assert sum(seq.total for seq in scheduler.running) <= most
-
-    drive(made("tgi", slots, max_total_tokens=most), requests(*trace), planned=planned)
-
-
-def test_tgi_lets_a_decode_follow_each_prompt_step() -> None:
-    run = drive(made("tgi", 8, ratio=0), requests(*((i, 2, 20) for i in range(5))))
-    phases = ["prefill" in {m.phase for m in it.members} for it in run.iterations]
-    assert not any(a and b for a, b in pairwise(phases))
-
-
-@given(traces(), slots, st.integers(22, 60), st.integers(0, 4))
-def test_lightllm_never_fills_more_than_its_pool_and_displaces_nobody(
-    trace: list[Request], slots: int, pool: int, wait: int
-) -> None:
-    def planned(scheduler: Scheduler, plan: Plan) -> None:
-        held = sum(s.computed for s in scheduler.running) + sum(plan.counts)
-        assert held < pool
-        assert not any(s.preemptions for s in scheduler.running)
-
-    drive(made("lightllm", slots, pool=pool, max_wait=wait), requests(*trace), planned=planned)
-
-
-def test_lightllm_tries_every_ten_decodes_and_then_each_step() -> None:
-    run = drive(made("lightllm", 2), requests((0, 2, 14), (0, 2, 30), (1, 2, 1)))
-    # both slots are taken until r0 is done; r0 joined in step 1, so tries are due from step 12 on
-    assert [s.first_iteration for s in run.sequences] == [1, 1, 15]
-    late = drive(made("lightllm", 3), requests((0, 2, 14), (0, 2, 30), (1, 2, 1)))
-    assert late.sequences[2].first_iteration == 12
-
-
-def test_multibin_batches_like_with_like_in_the_order_of_completion() -> None:
-    lengths = [1, 9, 2, 8, 9, 1, 8, 2]
-    run = drive(made("multibin", 2, bounds="5"), burst(*((2, n) for n in lengths)))
-    assert joined(run) == [["r0", "r2"], ["r1", "r3"], ["r4", "r6"], ["r5", "r7"]]
-
-
-def test_multibin_flushes_a_bin_whose_oldest_has_waited() -> None:
-    run = drive(made("multibin", 2, bounds="5", flush=50), requests((0, 2, 1), (10, 2, 9)))
-    assert [s.scheduled_at for s in run.sequences] == [50, 62]
-
-
-def test_multibins_bins_have_equal_mass() -> None:
-    policy = policies.get_policy("multibin", 1000, k=4)
-    sequences = burst(*((1, 1 + i * 37 % 100) for i in range(400)))
-    for seq in sequences:
-        policy.on_arrival(seq, 0)
-    sizes = [len(members) for members in policy._bins]  # type: ignore[attr-defined]
-    assert min(sizes) > 80
-
-
-def test_bucket_pads_no_more_than_static_on_the_same_burst() -> None:
-    def padding(name: str, shapes: list[tuple[int, int]]) -> int:
-        return sum(plan.padding for plan in drive(scheduler(name, 4), burst(*shapes)).plans)
-
-    for seed in range(20):
-        shapes = [(1 + (i * i + seed) * 7919 % 50, 2) for i in range(40)]
-        assert padding("bucket", shapes) < padding("static", shapes)
-
-
-def test_adaptive_finds_the_batch_size_that_its_target_allows_and_holds_it() -> None:
-    """15 rows take 40. Few come first, then more than can be served: a step in load."""
-    loop = made("adaptive", 32, target=40, every=5)
-    trace = [(i * 200, 1, 30) for i in range(20)] + [(4000 + i, 1, 30) for i in range(150)]
-    run = drive(loop, requests(*trace))
-    loaded = [it for it in run.iterations if it.t > 6000 and it.queue]
-    assert len(loaded) > 100
-    assert sum(it.seconds > 40 for it in loaded) < 0.2 * len(loaded)
-    assert 8 < sum(it.batch_size for it in loaded) / len(loaded) < 15
-    assert {it.batch_size for it in drive(made("adaptive", 32, target=1), requests(*trace)).iterations} <= {1, 2}
 
 
 def test_options_are_read_from_text_and_held_to_their_bounds() -> None:
@@ -456,7 +188,7 @@ def test_options_are_read_from_text_and_held_to_their_bounds() -> None:
 
 
 @pytest.mark.parametrize("name", [*policies.names(), *(f"static+{o}" for o in policies.order_names())])
-def test_every_policy_says_what_it_is_and_what_it_can_be_told(name: str) -> None:
+def test_every_policy_has_a_summary_and_documented_options(name: str) -> None:
     assert policies.summary(name).rstrip(".")
     for option, default, bounds, help in policies.describe(name):
         assert bounds
@@ -491,7 +223,7 @@ def test_a_policy_of_ones_own_is_named_by_its_file_or_module(tmp_path: Path, mon
         policies.get_policy(str(path), 8, own=False)
 
 
-def test_what_is_no_policy_is_refused_with_what_it_should_be(tmp_path: Path) -> None:
+def test_a_file_without_a_policy_is_refused_with_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "empty.py"
     path.write_text("")
     with pytest.raises(ValueError, match=r"no class Policy that inherits from scheduling\.policy"):
