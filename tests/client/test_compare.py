@@ -279,13 +279,13 @@ def test_a_server_that_does_not_start_is_said_with_its_own_words(tmp_path: Path)
 
 @pytest.mark.process
 def test_a_real_server_is_started_compared_and_stopped(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "client.compare", "dynamic", "--model", "bard", *SMALL,
+    command = [sys.executable, "-m", "client.compare", "dynamic", "--model", "mock:llm-mock@20", *SMALL,
                "--load-format", "auto", "--out", str(tmp_path), "--name", "real", "--no-plots"]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     results = store.read(tmp_path / "real")
     assert results.runs[0]["completed"] == 12
-    assert results.runs[0]["model_id"] == "bard"
+    assert results.runs[0]["model_id"] == "mock:llm-mock@20"
     assert results.iterations("dynamic", "burst")
     assert sum(results.runs[1]["slot_steps"].values()) > 0
     url = Target(f"http://127.0.0.1:{free_port()}").url

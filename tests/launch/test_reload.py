@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import Server, in_background, wait_until, write_checkpoint
+from support import Server, in_background, wait_until
 
 LONG = {"prompt": "the house", "num_tokens": 200, "temperature": 0}
 
@@ -27,12 +27,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def workers(server: Server) -> set[int]:
     master = server.process.pid
     return set(map(int, Path(f"/proc/{master}/task/{master}/children").read_text().split()))
-
-
-def put(path: Path, content: bytes) -> None:
-    """Write another file in the place of this one, which the worker that serves may have mapped."""
-    path.unlink()
-    path.write_bytes(content)
 
 
 def reload(server: Server) -> set[int]:
@@ -65,9 +59,10 @@ def test_a_reload_finishes_accepted_requests_and_answers_new_ones_503_until_the_
 
 @pytest.mark.process
 def test_a_reload_of_a_broken_model_ends_the_server_and_says_why(tmp_path: Path) -> None:
-    model = write_checkpoint(tmp_path / "own")
-    with Server(tmp_path / "log", "dynamic", "--model", str(model), "--compute-threads", "1") as server:
-        put(model / "model.safetensors", b"")
+    model = tmp_path / "cost.json"
+    model.write_text('{"cost": {"kind": "affine", "base": 0.002}}')
+    with Server(tmp_path / "log", "dynamic", "--model", f"mock:{model}") as server:
+        model.write_text("{")
         server.process.send_signal(signal.SIGHUP)
         assert server.process.wait(60) == 3
         assert "error: " in server.output()

@@ -147,7 +147,7 @@ def test_the_guard_lets_no_long_request_wait_much_longer_than_it_says() -> None:
 
 def test_a_higher_class_waits_less_and_ageing_lifts_the_lower() -> None:
     def waits(**options: object) -> list[float]:
-        sequences = many(300, seed=6, gap=850)
+        sequences = many(300, seed=6, gap=280, longest=40)
         for i, seq in enumerate(sequences):
             seq.priority = i % 3
         drive(made("nobatch+priority", 1, **options), sequences)

@@ -83,13 +83,16 @@ def test_a_run_is_told_and_written_like_a_measured_one(capsys: pytest.CaptureFix
     assert len((out / "requests.csv").read_text().splitlines()) == 41
 
 
-def test_the_folder_of_a_simulation_is_that_of_a_comparison(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("plots", [["--no-plots"], pytest.param([], marks=pytest.mark.full)], ids=["files", "plots"])
+def test_the_folder_of_a_simulation_is_that_of_a_comparison(
+    plots: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """File by file: what one has, the other has, with the same columns and keys."""
     with mock_server() as server:
         server.step = {"n": 1, "t": 0.0, "seconds": 0.1, "queue": 0, "members": []}
         flags = ["--workload", "fixed:8:4", "--numsamples", "12", "--load", "poisson:200", "--seed", "3"]
-        assert compare.main([f"real={server.url}", *flags, "--out", str(tmp_path), "--name", "a"], {}) == 0
-    simulated = ["run", "dynamic", "static", "--num", "12", "--rate", "3", "--out", str(tmp_path / "b")]
+        assert compare.main([f"real={server.url}", *flags, *plots, "--out", str(tmp_path), "--name", "a"], {}) == 0
+    simulated = ["run", "dynamic", "static", "--num", "12", "--rate", "3", "--out", str(tmp_path / "b"), *plots]
     run(capsys, *simulated)
     real, ours = store.read(tmp_path / "a"), store.read(tmp_path / "b")
     assert ours.policies == ["dynamic", "static"]
@@ -102,8 +105,9 @@ def test_the_folder_of_a_simulation_is_that_of_a_comparison(capsys: pytest.Captu
     assert set(real.iterations("real", "poisson:200")[0]) <= set(step)
     kinds = {path.name for path in (tmp_path / "a").iterdir() if path.name[:8] != "arrivals"}
     assert kinds == {path.name for path in (tmp_path / "b").iterdir()}
-    plots = [{path.stem.partition(".")[0] for path in (tmp_path / n / "plots").iterdir()} for n in "ab"]
-    assert plots[0] <= plots[1] >= {"slots", "waste", "ttft-over-prompt", "batch-sizes"}
+    if not plots:
+        drawn = [{path.stem.partition(".")[0] for path in (tmp_path / n / "plots").iterdir()} for n in "ab"]
+        assert drawn[0] <= drawn[1] >= {"slots", "waste", "ttft-over-prompt", "batch-sizes"}
     assert "holds results already" in run(capsys, *simulated, code=2)[1]
 
 

@@ -221,8 +221,11 @@ def test_every_option_has_a_case(command: str) -> None:
     assert set(options_of(command)) == set(CASES[command])
 
 
+DRAWN = {("run", "--no-plots"), ("prefix", "--out")}  # pictures take seconds
 PAIRS = [
-    pytest.param(option, base, value, id=f"{command} {option}")
+    pytest.param(
+        option, base, value, id=f"{command} {option}", marks=pytest.mark.full if (command, option) in DRAWN else ()
+    )
     for command, cases in CASES.items()
     for option, (base, value) in cases.items()
 ]
