@@ -18,7 +18,7 @@ MEMORY_SECONDS = 10.0  # of work that the average rate covers; older work decays
 class Deadlines:
     """The deadlines of requests: one for the wait in the queue and one for the whole request.
 
-    `queue_timeout` and `request_timeout` are the server's limits in seconds. A shorter limit of a request applies to it.
+    `queue_timeout` and `request_timeout` are the server's limits in seconds; a request may have shorter ones.
     """
 
     def __init__(self, queue_timeout: float = math.inf, request_timeout: float = math.inf) -> None:
