@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from generate.runner import ModelRunner
 from generate.sampling import NotFinite
 from launch.faults import Faults
 from models.gpt2 import GPT, GPTConfig
+from scheduling.iteration import Plan
 from scheduling.pages import PagePool
-from scheduling.scheduler import Scheduler
+from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 from serving.recovery import Recovery
 
@@ -112,12 +114,33 @@ def test_failed_steps_and_memory_shortages_change_no_tokens(policy: str, dtype: 
     sequences = ragged(config, 12, 3)
     for seq in sequences:
         books.add(seq)
-    while (plan := books.plan(0.0)) is not None:
-        books.commit(plan, recovery.compute(books, plan), 0.0)
+    while books.step(lambda plan: recovery.compute(books, plan), lambda: 0.0):
         assert not recovery.is_suspect or recovery.probe()
     assert recovery.out_of_memory == 3  # with 8, again, with 4
     assert any(seq.preemptions for seq in sequences)
     assert [seq.output_ids for seq in sequences] == expected
+
+
+class Halving(ModelRunner):
+    """A runner that computes every fourth step in halves, as recovery does after a failure."""
+
+    def forward(self, plan: Plan) -> list[Output]:
+        n = len(plan.sequences)
+        if plan.number % 4 or n < 2:
+            return super().forward(plan)
+        halves = (slice(0, n // 2), slice(n // 2, n))
+        parts = [
+            replace(plan, sequences=plan.sequences[half], counts=plan.counts[half], held=[], repeats=False)
+            for half in halves
+        ]
+        return [output for part in parts for output in super(Halving, self).forward(part)]
+
+
+def test_a_step_after_one_in_halves_computes_all_members() -> None:
+    config = SHAPES["heads of 64"]
+    expected = run(make_model(config), ragged(config, 8, 3), arrivals=8)
+    halving = Halving(make_model(config), 120, 64)
+    assert run(make_model(config), ragged(config, 8, 3), arrivals=8, runner=halving) == expected
 
 
 class Counting(ModelRunner):

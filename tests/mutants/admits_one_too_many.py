@@ -1,4 +1,4 @@
-"""Planted fault: lets B + 1 join."""
+"""Planted fault: admits one request more than there are slots."""
 
 from scheduling import policy
 

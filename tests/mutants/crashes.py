@@ -1,4 +1,4 @@
-"""Planted fault: an error on the way."""
+"""Planted fault: raises an error at the fifth token."""
 
 from scheduling import policy
 

@@ -1,4 +1,4 @@
-"""Planted fault: asks everybody's random generator."""
+"""Planted fault: uses the global random generator."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Planted fault: whoever is last in the queue never joins."""
+"""Planted fault: the last request in the queue never joins."""
 
 from scheduling import policy
 

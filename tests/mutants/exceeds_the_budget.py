@@ -1,4 +1,4 @@
-"""Planted fault: computes whole prompts, whatever a step may compute."""
+"""Planted fault: computes whole prompts, whatever the token budget."""
 
 from scheduling import policy
 

@@ -1,4 +1,4 @@
-"""Planted fault: with seven running, whole prompts are computed, whatever a step may compute."""
+"""Planted fault: with seven requests running, computes whole prompts, whatever the token budget."""
 
 from scheduling import policy
 

@@ -1,4 +1,4 @@
-"""Planted fault: lets who is done go twice, with their pages."""
+"""Planted fault: releases finished requests twice, with their pages."""
 
 from scheduling import policy
 

@@ -1,4 +1,4 @@
-"""Planted fault: who is done keeps the slot for one more iteration."""
+"""Planted fault: a finished request keeps its slot for one more iteration."""
 
 from scheduling import policy
 

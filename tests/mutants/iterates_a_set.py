@@ -1,4 +1,4 @@
-"""Planted fault: goes by where objects lie in memory, without saying so."""
+"""Planted fault: an order that depends on addresses in memory, through a set."""
 
 from scheduling import policy
 

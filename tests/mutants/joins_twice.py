@@ -1,4 +1,4 @@
-"""Planted fault: names the same sequence twice."""
+"""Planted fault: names the same request twice."""
 
 from scheduling import policy
 

@@ -1,4 +1,4 @@
-"""Planted fault: when a hundred have joined, whoever is first in line then is passed over for good."""
+"""Planted fault: after a hundred admissions, passes over the first request in the queue for good."""
 
 from scheduling import policy
 

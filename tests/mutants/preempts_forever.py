@@ -1,4 +1,4 @@
-"""Planted fault: takes everybody off their slots, again and again."""
+"""Planted fault: preempts all requests, again and again."""
 
 from scheduling import policy
 

@@ -1,4 +1,4 @@
-"""Planted fault: goes by the time of day."""
+"""Planted fault: an order that reads the time of day."""
 
 from scheduling import policy
 

@@ -1,4 +1,4 @@
-"""Planted fault: turns prompts of more than twelve tokens away."""
+"""Planted fault: refuses prompts of more than twelve tokens."""
 
 from scheduling import policy
 

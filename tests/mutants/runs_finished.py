@@ -1,4 +1,4 @@
-"""Planted fault: puts somebody first who is done."""
+"""Planted fault: puts a finished request first."""
 
 from scheduling import policy
 

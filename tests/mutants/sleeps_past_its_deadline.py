@@ -1,4 +1,4 @@
-"""Planted fault: a window that asks to be woken too late."""
+"""Planted fault: a window whose deadline is too late."""
 
 from policies import window
 

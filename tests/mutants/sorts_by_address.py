@@ -1,4 +1,4 @@
-"""Planted fault: goes by where objects lie in memory, and says so."""
+"""Planted fault: an order that depends on addresses in memory, through id()."""
 
 from scheduling import policy
 

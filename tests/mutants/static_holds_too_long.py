@@ -1,4 +1,4 @@
-"""Planted fault: a static batch that runs once more when everybody is done."""
+"""Planted fault: a static batch that runs once more after all members are done."""
 
 from policies import static
 

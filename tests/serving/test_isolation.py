@@ -147,9 +147,13 @@ def test_the_others_get_the_tokens_of_a_run_without_faults(
     books = scheduler(policy, slots, PagePool(200, 4))
     for seq in sequences:
         books.add(seq)
-    while (plan := books.plan(now[0])) is not None:
+
+    def compute(plan: Plan) -> list[Output]:
         now[0] += 100.0
-        books.commit(plan, recovery.compute(books, plan), now[0])
+        return recovery.compute(books, plan)
+
+    while books.step(compute, lambda: now[0]):
+        pass
     assert books.is_idle
     for seq in sequences:
         if POISON in seq.prompt_ids:

@@ -24,7 +24,7 @@ PLANTED = {
     "never_lifts": ("dynamic+", {"fair between clients"}),
     "ignores_the_guard": ("dynamic+", {"starvation guard"}),
     "sleeps_past_its_deadline": ("", {DEADLINES}),
-    "wakes_in_vain": ("", {DEADLINES}),
+    "admits_none_when_woken": ("", {DEADLINES}),
     "reads_the_clock": ("", {"purity"}),
     "draws_lots": ("", {"purity"}),
     "sorts_by_address": ("", {"purity"}),
@@ -34,15 +34,15 @@ PLANTED = {
     "holds_too_long": ("", {"slots of finished requests"}),
     "static_holds_too_long": ("", {"slots of finished requests"}),
     "exceeds_the_budget": ("", {"tokens of a step"}),
-    "forgets_who_was_cancelled": ("", {"no request runs after it finishes"}),
-    "pauses_everybody": ("", {"no crash"}),
+    "forgets_cancellations": ("", {"no request runs after it finishes"}),
+    "pauses_all": ("", {"no crash"}),
     "preempts_forever": ("", {"no request starves"}),
     "crashes": ("", {"no crash"}),
     "loses_one_after_100_joins": ("", {WORK}),
     "exceeds_the_budget_of_seven": ("", {"tokens of a step"}),
     "refuses_long_prompts": ("", {"no request is refused"}),
 }
-OPTIONS = {"sleeps_past_its_deadline": {"delay": 20}, "wakes_in_vain": {"delay": 20}}
+OPTIONS = {"sleeps_past_its_deadline": {"delay": 20}, "admits_none_when_woken": {"delay": 20}}
 
 LOOPS = policies.names()
 ORDERS = [f"dynamic+{order}" for order in policies.order_names()]

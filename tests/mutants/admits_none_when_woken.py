@@ -1,4 +1,4 @@
-"""Planted fault: a window that admits nobody when it is woken."""
+"""Planted fault: a window that admits no request when it is woken."""
 
 from policies import window
 

@@ -1,4 +1,4 @@
-"""Planted fault: every other step computes nothing for anybody."""
+"""Planted fault: steps that compute nothing for any request."""
 
 from scheduling import policy
 

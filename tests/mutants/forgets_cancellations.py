@@ -1,4 +1,4 @@
-"""Planted fault: a queue of its own that hears of arrivals and not of cancellations."""
+"""Planted fault: a queue of its own that is not told of cancellations."""
 
 from scheduling import policy
 
