@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from generate.gpu import sampling
-from generate.gpu.graphs import Replayer, make_replayer
+from generate.gpu.graphs import GraphReplayer, Replayer
 from generate.gpu.rows import Rows
 from scheduling.sequence import Sequence
 
@@ -85,8 +85,8 @@ class Decoder:
         self.rows = rows
         self.context = context
         self.row_logits = row_logits
-        self.replayer = make_replayer(self._step, rows.capacity, rows.device)
         on_gpu = rows.device.type == "cuda"
+        self.replayer: Replayer = (GraphReplayer if on_gpu else Replayer)(self._step, rows.capacity)
         self.drawn = torch.zeros(rows.capacity, dtype=torch.int64, device=rows.device)
         # A buffer is used again BUFFERS launches later. Its tokens were read long before: at most two steps are in flight.
         self._buffers = torch.zeros(BUFFERS, rows.capacity, dtype=torch.int64, pin_memory=on_gpu)

@@ -74,9 +74,3 @@ class GraphReplayer(Replayer):
         graph, logits = self.graphs[rows, drawing]
         graph.replay()
         return logits
-
-
-def make_replayer(step: Step, capacity: int, device: torch.device) -> Replayer:
-    """Return graphs where there is a GPU, else the step itself."""
-    kind = GraphReplayer if device.type == "cuda" else Replayer
-    return kind(step, capacity)

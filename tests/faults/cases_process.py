@@ -209,7 +209,7 @@ CASES = [
     Case("F1", "INT to master and worker", signals(INT, to_all=True),
          setting=LASTING, ends=True, quick=False),
     Case("F2", "starts that cannot work",
-         tests=("tests/generate/test_launches.py::test_what_cannot_work_is_refused_in_one_line",
+         tests=("tests/launch/test_launches.py::test_what_cannot_work_is_refused_in_one_line",
                 "tests/launch/test_server.py::test_a_broken_model_is_one_line_with_the_remedy",
                 "tests/launch/test_config.py::test_a_taken_port_is_one_line_with_the_remedy",
                 "tests/launch/test_config.py::test_too_few_open_files_are_refused_and_a_soft_limit_is_raised")),
