@@ -1,8 +1,8 @@
-"""From timings of single steps to a cost model: the grid, the fit, its honest error, and the file.
+"""Calibration: from timings of single steps to a cost model, its error and its file.
 
-The engine is timed in a process of its own (`python -m benchmarks.probe`), or by any function that is given: this room
-has no torch. The fit is non-negative least squares on rows divided by the measured time, so that relative errors count.
-It is judged on points that it has not seen.
+The engine is timed in a process of its own (`python -m benchmarks.probe`), because this package imports no torch. The fit
+is non-negative least squares on rows divided by the measured time, so that relative errors count. Its error is measured
+on points that are left out of it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DRIFT = 0.05
 
 @dataclass(frozen=True)
 class Point:
-    """A step to time: so many decodes at a context, beside prompts in chunks after cached tokens."""
+    """A step to time: rows that decode at one context length, beside prompts in chunks after cached tokens."""
 
     decodes: int = 0
     context: int = 0
@@ -58,7 +58,7 @@ Measure = Callable[[Rows[Point]], Iterable[float]]
 
 @dataclass(frozen=True)
 class Fit:
-    """A law with its errors: `errors` are relative, of points held back by cross-validation."""
+    """A law, and its relative errors on points held out by cross-validation."""
 
     cost: Affine | Interpolated
     errors: np.ndarray
@@ -176,7 +176,7 @@ def choose(steps: Rows[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:
 def calibrate(measure: Measure, points: Rows[Point], seed: int = 0) -> tuple[Fit, list[dict[str, Any]]]:
     """Time each point twice, in random order at different times, and fit; return the fit and what was measured.
 
-    `drift` is the median difference between the two times: above 5 % the machine was not its own.
+    `drift` is the median difference between the two times; above 5 % other programs used the machine.
     """
     rng = np.random.default_rng(seed)
     order = np.concatenate([rng.permutation(len(points)) for _ in range(2)])
@@ -197,7 +197,7 @@ def calibrate(measure: Measure, points: Rows[Point], seed: int = 0) -> tuple[Fit
 
 
 def probe(arguments: Rows[str], facts: dict[str, Any]) -> Measure:
-    """Return a measure that times the real engine in a process of its own; `facts` are filled with what it says."""
+    """Return a function that times the real engine in a process of its own, which also fills `facts`."""
 
     def measure(points: Rows[Point]) -> Iterator[float]:
         command = [sys.executable, "-m", "benchmarks.probe", *arguments]
@@ -207,13 +207,13 @@ def probe(arguments: Rows[str], facts: dict[str, Any]) -> Measure:
             process.stdin.write(json.dumps([asdict(point) for point in points]) + "\n")
             process.stdin.close()
             for line in process.stdout:
-                told = json.loads(line)
-                if "error" in told:
-                    raise ValueError(told["error"])
-                if "seconds" in told:
-                    yield told["seconds"]
+                message = json.loads(line)
+                if "error" in message:
+                    raise ValueError(message["error"])
+                if "seconds" in message:
+                    yield message["seconds"]
                 else:
-                    facts.update(told)
+                    facts.update(message)
         if process.returncode:
             raise RuntimeError(
                 f"the engine's process exited with {process.returncode}; its output is above. Use --model and "
@@ -223,16 +223,16 @@ def probe(arguments: Rows[str], facts: dict[str, Any]) -> Measure:
     return measure
 
 
-def write(path: Path, found: Fit, rows: Rows[dict[str, Any]], host: Host, facts: dict[str, Any]) -> None:
+def write(path: Path, fit: Fit, rows: Rows[dict[str, Any]], host: Host, facts: dict[str, Any]) -> None:
     """Write the file that `--cost FILE.json` and `--model mock:FILE.json` read."""
-    told = {
-        "cost": to_dict(found.cost),
+    content = {
+        "cost": to_dict(fit.cost),
         "host": asdict(host),
-        "mape": found.mape,
-        "worst": found.worst,
-        "drift": found.drift,
+        "mape": fit.mape,
+        "worst": fit.worst,
+        "drift": fit.drift,
         "machine": facts,
         "points": list(rows),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(told, indent=1) + "\n")
+    path.write_text(json.dumps(content, indent=1) + "\n")

@@ -28,7 +28,7 @@ from simulate.trial import try_case
 
 CASES = 2000
 LARGE_CASES = 8
-TWICE = 4  # every so many small cases are run twice, to see whether the second run is the same
+TWICE = 4  # one small case in this many runs twice, to see whether the second run equals the first
 
 
 DESCRIPTION = """\
@@ -79,7 +79,7 @@ def check(
     large: int = LARGE_CASES,
     progress: Progress | None = None,
 ) -> Verdict:
-    """Try the policy called `name`, or in that file, on so many cases; ValueError when there is none."""
+    """Test the policy with this name, or in this file, on `cases` and `large` cases; ValueError if it does not exist."""
 
     def make(slots: int) -> Policy:
         return policies.get_policy(name, slots, options)

@@ -50,7 +50,7 @@ class Comparison:
 
 
 def compare(run: Run, outcomes: Rows[Outcome], records: Rows[Record]) -> list[Comparison]:
-    """Set a simulated run beside what a client and the server's own records say of the real one."""
+    """Compare a simulated run with the outcomes of a client and the steps of the server."""
     latency = np.array([outcome.latency for outcome in outcomes])
     makespan = max(o.ended for o in outcomes) - min(o.intended for o in outcomes)
     busy = sum(record["seconds"] for record in records) / makespan

@@ -1,7 +1,7 @@
 """Many replicas behind a router: each with its own scheduler, all on one virtual clock.
 
-Here an event heap is needed: the next event is the end of some replica's step, or an arrival, which the router gives to
-a replica by what it knows then. A thousand replicas are only as slow as their steps together.
+This needs an event heap: the next event is the end of a step of some replica, or an arrival, which the router sends to a
+replica by the load at that moment. The cost of a simulation is that of the steps of all replicas.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Router = Callable[["Fleet", Sequence], int]
 
 @dataclass
 class FleetRun(Run):
-    """The run of a fleet: times, gaps and steps of all replicas, and to which of them each request went."""
+    """The run of a fleet: times, gaps and steps of all replicas, and the replica of each request."""
 
     where: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
 
@@ -37,7 +37,7 @@ class FleetRun(Run):
 
 
 class Fleet:
-    """The replicas and what a router may look at: `load[i]` requests are with replica i, `rng` is its chance.
+    """The replicas, and what a router may use: the number of requests `load[i]` at replica i, and the generator `rng`.
 
     Each replica has the cost and the host overheads that a simulated engine has on its own.
     """
@@ -61,7 +61,7 @@ class Fleet:
             scheduler.record = False
 
     def run(self, arrivals: Iterable[Sequence], route: Router) -> FleetRun:
-        """Serve all arrivals; each goes to the replica that `route` names."""
+        """Serve all arrivals, each at the replica that `route` chooses."""
         result = self.result
         result.sequences = sorted(arrivals, key=lambda seq: seq.arrived_at)
         if result.sequences:
@@ -142,7 +142,7 @@ class Fleet:
 
 
 def round_robin() -> Router:
-    """Each in turn."""
+    """Each replica in turn."""
     turn = -1
 
     def route(fleet: Fleet, seq: Sequence) -> int:
@@ -154,12 +154,12 @@ def round_robin() -> Router:
 
 
 def random_split() -> Router:
-    """Anyone, by chance: what many independent front ends do."""
+    """A random replica, as many independent front ends choose."""
     return lambda fleet, seq: fleet.rng.randrange(len(fleet.load))
 
 
 def least_loaded() -> Router:
-    """Whoever has the fewest requests, the first of equals by chance."""
+    """The replica with the fewest requests; ties are broken at random."""
 
     def route(fleet: Fleet, seq: Sequence) -> int:
         least = min(fleet.load)
@@ -171,7 +171,7 @@ def least_loaded() -> Router:
 
 
 def power_of_two() -> Router:
-    """The less loaded of two drawn by chance (Mitzenmacher, 2001)."""
+    """The less loaded of two random replicas (Mitzenmacher, 2001)."""
 
     def route(fleet: Fleet, seq: Sequence) -> int:
         a, b = (fleet.rng.randrange(len(fleet.load)) for _ in range(2))
@@ -181,9 +181,9 @@ def power_of_two() -> Router:
 
 
 def prefix_aware(slack: float = 2.0, page: int = 16) -> Router:
-    """Whoever was last given the longest part of this prompt, unless it has `slack` times the mean load and 4 more.
+    """The replica that last received the longest part of this prompt, unless its load is `slack` times the mean plus 4.
 
-    The router keeps its own map from the head of a prompt (whole pages) to a replica, so it asks nobody.
+    The router keeps its own map from the first pages of a prompt to a replica, so it queries no replica.
     """
     home: dict[tuple[int, int], int] = {}
     fallback = power_of_two()
@@ -210,4 +210,4 @@ ROUTERS: dict[str, Callable[[], Router]] = {
     "power-of-two": power_of_two, "prefix-aware": prefix_aware,
 }  # fmt: skip
 NEED_CACHE = {"prefix-aware"}
-CHANCELESS = {"round-robin"}  # the others break ties, or choose, by chance
+CHANCELESS = {"round-robin"}  # the others break ties, or choose, at random

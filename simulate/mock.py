@@ -1,4 +1,4 @@
-"""A model without weights: it takes the time that a cost model predicts, and gives tokens made of nothing.
+"""A model without weights: it takes the time that a cost model predicts, and its tokens are filler.
 
 In the server it sleeps, so that `--model mock:llm-mock` or `mock:FILE.json` serves the real API at the predicted speed,
 or, with `@10` behind the name, ten times as fast; in the simulator it moves the clock. The tokens depend on the prompt
@@ -27,7 +27,7 @@ KV_BYTES = 96 * 1024  # keys and values of a token of GPT-2 medium in 16 bit, wh
 
 
 class Scored(NamedTuple):
-    """What is told of a token where log probabilities are asked for: all tokens are as likely."""
+    """The log probability of a token, in which all tokens are equally likely."""
 
     token: int
     logprob: float
@@ -38,7 +38,7 @@ class Scored(NamedTuple):
 class MockModel:
     """Computes plans in the time that `cost` says, on the clock that `sleep` moves.
 
-    A sleep that lasted too long makes the next one shorter, so that the steps keep their pace on the whole. With a
+    A sleep that lasts too long makes the next one shorter, so that the steps keep their pace on average. With a
     `speed` of 10 a step takes a tenth of its time. It answers with `ids` alone.
     """
 
@@ -68,7 +68,7 @@ class MockModel:
 
     @property
     def description(self) -> str:
-        """What it does instead of computing, in words."""
+        """A description of what it does instead of computing."""
         slept = "a step sleeps as long as the cost model says"
         return slept if self.speed == 1 else f"{slept} / {self.speed:g}"
 

@@ -1,4 +1,4 @@
-"""Pictures of what the commands found, where matplotlib is there."""
+"""Pictures of the commands' results, if matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def check(path: Path) -> None:
         raise UsageError(f"--out is {str(path)!r}, but must end in {', '.join(FORMATS)}. Use plan.png")
 
 
-def draw(picture: Callable[[Any, Any], None], told: Any, path: Path, console: Console) -> None:
-    """Draw into a file; without matplotlib say so, since the figures are told anyway."""
+def draw(picture: Callable[[Any, Any], None], results: Any, path: Path, console: Console) -> None:
+    """Draw into a file; without matplotlib print a note, because the figures are printed anyway."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         say(console, "no picture: matplotlib is not installed. Run: pip install matplotlib")
         return
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    picture(figure, told)
+    picture(figure, results)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     say(console, f"written: {path}")
@@ -55,18 +55,18 @@ BY_BATCH = (
     ("ttft", "p99_ttft_s", "Time to first token, p99", "TTFT (s)"),
     ("latency", "p99_latency_per_token_ms", "Latency by output tokens, p99", "ms per token"),
 )
-Told = list[dict[str, Any]]
+Table = list[dict[str, Any]]
 
 
-def prefix(told: dict[str, Any], folder: Path, console: Console) -> None:
+def prefix(results: dict[str, Any], folder: Path, console: Console) -> None:
     """Draw hits, TTFT and TPOT over cache size, what the batch size does, and the caches on a trace if there was one."""
     try:
         from client.report import album
     except ImportError:
         say(console, "no pictures: matplotlib is not installed. Run: pip install matplotlib")
         return
-    shares = {key.partition("_")[2]: rows for key, rows in told.items() if key[:6] == "share_"}
-    caption = f"{told['cost']} · 50 prompts at once, after {told['train']:,} others · simulated"
+    shares = {key.partition("_")[2]: rows for key, rows in results.items() if key[:6] == "share_"}
+    caption = f"{results['cost']} · 50 prompts at once, after {results['train']:,} others · simulated"
     most = max(row["batch"] for rows in shares.values() for row in rows)
     kept = {share: [r for r in rows if r["batch"] == most] for share, rows in shares.items()}
     first = next(iter(shares.values()))[0]["kind"]
@@ -79,8 +79,8 @@ def prefix(told: dict[str, Any], folder: Path, console: Console) -> None:
         title = f"{title}, by tokens that the {first} holds"
         with album.drawn(folder, f"prefix-batch-{name}", title, caption, len(shares)) as drawing:
             _panels(drawing, alone, ("cache", "batch", key), "batch size", y)
-    if "caches" in told:
-        rows = [{**r, "kind": k, "found": r[k]} for k in ("trie", "lru") for r in told["caches"]]
+    if "caches" in results:
+        rows = [{**r, "kind": k, "found": r[k]} for k in ("trie", "lru") for r in results["caches"]]
         title = "Blocks of the second half of a trace found in the cache"
         with album.drawn(folder, "prefix-trace", title, "counted request by request") as drawing:
             _panels(drawing, {"": rows}, ("kind", "size", "found"), "blocks that the cache holds", "blocks")
@@ -88,9 +88,9 @@ def prefix(told: dict[str, Any], folder: Path, console: Console) -> None:
 
 
 def _panels(
-    drawing: tuple[list[Any], list[list[Any]]], shares: dict[str, Told], keys: tuple[str, str, str], x: str, y: str
+    drawing: tuple[list[Any], list[list[Any]]], shares: dict[str, Table], keys: tuple[str, str, str], x: str, y: str
 ) -> None:
-    """Draw a panel for each share; of `keys` the first tells the lines apart, the others are x and y."""
+    """Draw a panel for each share; `keys` name the value that distinguishes the lines, x and y."""
     from client.report import album
 
     (panels, table), (line, place, height) = drawing, keys

@@ -1,8 +1,7 @@
-"""How much can it hold? The highest rate at which a policy meets its limits, and how many replicas a load needs.
+"""Capacity: the highest rate at which a policy meets its limits, and the replicas that a load needs.
 
 Rates are bisected with common random numbers: one schedule at one request a second, played faster or slower. A run
-whose queue grows fails, whatever its percentiles say. It must not know where the cost
-comes from.
+whose queue grows fails, whatever its percentiles are. This module must not know where the cost comes from.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Limit:
         return f"{self.statistic} {self.measure} <= {self.bound:g} s"
 
     def value(self, run: Run, skip: int) -> float:
-        """Return what the run had, without its first `skip` requests."""
+        """Return the statistic of a run without its first `skip` requests."""
         if self.measure == "itl":
             values = np.frombuffer(run.gaps) if run.gaps else np.zeros(1)
             values = values[int(len(values) * skip / max(len(run.done), 1)) :]
@@ -75,9 +74,9 @@ DEFAULT_LIMITS = (Limit("ttft", "p99", 1.0), Limit("itl", "p99", 0.1))
 
 
 def queue_grows(arrival: np.ndarray, latency: np.ndarray) -> bool:
-    """Say whether the number in system has a positive slope with 95 % confidence that doubles it over the run.
+    """Whether the number in system has a positive slope with 95 % confidence that doubles it over the run.
 
-    The numbers are means over segments of the arrivals' time, so that neighbours hardly know of each other.
+    The numbers are means over segments of time, so that neighbors are hardly correlated.
     """
     edges = np.linspace(arrival[0], arrival[-1], SEGMENTS + 1)
     inside = np.zeros(SEGMENTS)
@@ -93,7 +92,7 @@ def queue_grows(arrival: np.ndarray, latency: np.ndarray) -> bool:
 
 @dataclass(frozen=True)
 class Capacity:
-    """The rate lies between `low`, which holds, and `high`, which does not; `binds` says why not."""
+    """The highest rate is between `low`, which meets all limits, and `high`, which does not because of `binds`."""
 
     low: float
     high: float
@@ -105,12 +104,12 @@ class Capacity:
         return self.low
 
     def replicas(self, rate: float) -> int:
-        """Return how many replicas hold `rate` when requests are split by chance, each stream Poisson again."""
+        """Return how many replicas sustain `rate` when requests are split at random, so that each stream is Poisson."""
         return math.ceil(rate / self.low - 1e-9) if self.low else 0
 
 
 def breaks(run: Run, limits: Rows[Limit]) -> str:
-    """Return the first thing that a run fails, in words; "" if it meets everything."""
+    """Return the first limit that a run breaks, in words; "" if it meets all."""
     skip = int(len(run.done) * WARM_UP)
     if len(run.done) < len(run.sequences):
         return f"{len(run.sequences) - len(run.done)} refused"
@@ -132,7 +131,7 @@ def capacity(
 ) -> Capacity:
     """Return the highest rate that meets all limits; `unit` is the schedule at one request a second.
 
-    The search begins at what a backlog is served at, which no rate that holds can much exceed.
+    The search begins at the rate at which a backlog is served, which no sustained rate can much exceed.
     """
     burst = replace(unit, at=np.zeros(len(unit.at)))
     flood = simulate(make(), burst.sequences(), cost, host)
@@ -161,9 +160,9 @@ def shortest_queue_replicas(
     host: Host | None = None,
     seed: int = 0,
 ) -> int:
-    """Return how many replicas hold `rate` when each request joins the shortest queue; `most` are known to do.
+    """Return how many replicas sustain `rate` when each request joins the shortest queue; `most` are enough.
 
-    A fleet is judged as one engine is: all limits, and a queue that does not grow.
+    A fleet has to meet the same as one engine: all limits, and a queue that does not grow.
     """
     low, high = 0, most
     while high - low > 1:

@@ -1,9 +1,9 @@
-"""A comparison served once more on the virtual clock: what the simulator says of each request that was measured.
+"""Predictions for a comparison: each measured request, simulated.
 
-It reads a folder that client.compare wrote. With a cost model of the user's the arrivals are served as a prediction.
-Without one they are replayed: a step that the server took, too, lasts as long as it did there, any other by a law
-fitted to the server's steps. `simulated.csv` is written into the folder, a line a request, and `simulated.json`, which
-says how near it came. It must not know how a picture is drawn of that.
+It reads a folder that client.compare wrote. With a cost model of the user the arrivals are predicted. Without one
+they are replayed: a step that the server took lasts as long as it did there, any other step by a law fitted to the
+server's steps. The module writes `simulated.csv`, with a line per request, and `simulated.json`, with the errors, into
+the folder. It must not know how pictures are drawn.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from simulate.costs import Cost, Host
 from simulate.simulator import Run, simulate
 from simulate.steps import Step, step_of_members
 
-FEWEST_STEPS = 30  # fewer make no law
-MOST_STEPS = 2000  # more teach it nothing
-STEP_TOKENS = 256  # of a server that does not tell
+FEWEST_STEPS = 30  # a fit needs this many
+MOST_STEPS = 2000  # more do not improve a fit
+STEP_TOKENS = 256  # of a server that does not report them
 COLUMNS = ("policy", "load", "repeat", "index", "ttft_s", "simulated_ttft_s", "latency_s", "simulated_latency_s")
 OWN = "each run's own steps"
 Record = Mapping[str, Any]
 Line = Mapping[str, str]
-Members = frozenset[tuple[str, int]]  # who computes in a step, and the tokens in cache after it
+Members = frozenset[tuple[str, int]]  # the requests of a step, and their tokens in cache after it
 
 
 class KnownHits(Reservations):
@@ -56,7 +56,7 @@ class KnownHits(Reservations):
 
 
 class Recorded(Cost):
-    """Steps last as long as they did in a record, with what lay between two; unknown ones by a law."""
+    """Step times from a record, including the pause before the next step; other steps take the time of a law."""
 
     name = "recorded"
 
@@ -79,7 +79,7 @@ class Recorded(Cost):
 
 
 def members_of(record: Record) -> Members:
-    """Return who computed in a step, and how far they had come after it."""
+    """Return the requests that computed in a step, with their tokens in cache after it."""
     return frozenset((m["id"], m["computed"]) for m in record["members"] if m["tokens"])
 
 
@@ -115,7 +115,7 @@ def scheduler_of(policy: Policy, engine: Record, hits: Mapping[str, int]) -> Sch
 def sequences(
     lines: Iterable[Line], records: Iterable[Record], arrivals: Mapping[str, float] | None = None
 ) -> list[Sequence]:
-    """Return the requests that were answered; those whose prompt or arrival nobody tells are left out.
+    """Return the requests that were answered; those with an unknown prompt length or arrival are left out.
 
     They arrive when the client sent them, or at `arrivals`.
     """
@@ -131,7 +131,7 @@ def sequences(
 
 
 def replay(run: Record, lines: Rows[Line], records: Rows[Record]) -> tuple[Run, dict[str, Any]]:
-    """Serve a run as the server's own clock saw it; return what came of it, and how many steps were alike."""
+    """Simulate a run on the server's clock; return the run, and how many steps equal those of the server."""
     scheduler = _scheduler(run, lines)
     cost = Recorded(records, law_of(records, scheduler.policy.padded))
     began: dict[str, float] = {}
@@ -156,7 +156,7 @@ def replay(run: Record, lines: Rows[Line], records: Rows[Record]) -> tuple[Run, 
 
 
 def seen(arrived: Mapping[str, float], records: Rows[Record]) -> dict[str, float]:
-    """Return when the loop saw each request: one that came while nobody ran, when the loop had woken up."""
+    """Return when the loop saw each request: after an idle time, that is when the loop woke up."""
     starts, ends, last = [], [], float("-inf")
     for before, record in zip([None, *records], records):
         if before is None or not _goes_on(before):
@@ -184,9 +184,9 @@ def _scheduler(run: Record, lines: Iterable[Line]) -> Scheduler:
 
 
 def predict(folder: Path, cost: str | None = None) -> dict[str, Any]:
-    """Serve every run of a comparison, write what came of it, and return how near it came.
+    """Simulate every run of a comparison, write the predictions, and return their errors.
 
-    Runs of servers that do not tell their policy, or of too few steps, are left out with the reason.
+    Runs of servers that do not report their policy, or of too few steps, are left out with the reason.
     """
     results = store.read(folder)
     given = published.make(cost) if cost else None
@@ -209,10 +209,10 @@ def predict(folder: Path, cost: str | None = None) -> dict[str, Any]:
             rows += [(*labels.values(), *each) for each in found]
         except (ValueError, KeyError) as error:
             left_out.append({**labels, "why": str(error)})
-    told = {"cost": cost or OWN, "compared": compared, "left_out": left_out}
+    summary = {"cost": cost or OWN, "compared": compared, "left_out": left_out}
     if rows:
-        _write(folder, rows, told)
-    return told
+        _write(folder, rows, summary)
+    return summary
 
 
 def _beside(run: Run, lines: Iterable[Line]) -> list[tuple[Any, ...]]:
@@ -240,8 +240,8 @@ def errors(found: Rows[tuple[Any, ...]]) -> dict[str, Any]:
     }
 
 
-def _write(folder: Path, rows: Rows[Rows[Any]], told: Mapping[str, Any]) -> None:
-    (folder / "simulated.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+def _write(folder: Path, rows: Rows[Rows[Any]], summary: Mapping[str, Any]) -> None:
+    (folder / "simulated.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     with (folder / "simulated.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)

@@ -1,7 +1,7 @@
-"""Prefix caches compared: llm-mock's static trie, which keeps what was asked for most, and a live cache of pages.
+"""Prefix caches compared: llm-mock's static trie, which keeps the most visited prefixes, and a live cache of pages.
 
 Two kinds of experiment. Traces of block hashes (Mooncake) are counted request by request, no engine needed. Prompts are
-served by the simulator with the trie in the place of the page pool, so that hits become time.
+served by the simulator with the trie in place of the page pool, so that hits save time.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ class TrieReservations(Reservations):
 
 
 class LivePool(PagePool):
-    """The server's pages: room for all who run, and `kept` pages with what was asked for most recently.
+    """The server's pages: enough for all running requests, and `kept` pages with the most recent prompts.
 
-    In the server what is kept is what room there is; here it is told apart, so that caches of equal size compare.
+    In the server all free pages are kept; here their number is fixed, so that caches of equal size can be compared.
     """
 
     def __init__(self, running: int, kept: int) -> None:
@@ -145,7 +145,7 @@ class LivePool(PagePool):
             self._forget(next(page for page in self._free if self._key[page] is not None))
 
     def warm(self, prompts: Rows[list[int]]) -> None:
-        """Let prompts pass through; those whose pages are sure to be gone at the end are left out."""
+        """Serve prompts to fill the cache; those whose pages are evicted at the end in any case are left out."""
         last: list[tuple[list[bytes], list[int]]] = []
         known: set[bytes] = set()
         for prompt in reversed(prompts):
@@ -212,8 +212,8 @@ def experiment(
 ) -> list[dict[str, Any]]:
     """Repeat llm-mock's table: 50 prompts after a cache of `train` others, over cache and batch sizes.
 
-    `kinds` of caches: "trie" is llm-mock's; "live" and "live+lpm" are pages of equal size, the latter with whoever
-    finds most in them first. "p99_latency_per_token_ms" is llm-mock's TPOT: latency by output tokens; ours stands
+    `kinds` of caches: "trie" is llm-mock's; "live" and "live+lpm" are pages of equal size, the latter admits the
+    longest hit first. "p99_latency_per_token_ms" is llm-mock's TPOT: latency by output tokens; ours stands
     beside it.
     """
     built, served = prompts(train, 1, share), prompts(50, 2, share)

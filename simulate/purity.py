@@ -1,4 +1,4 @@
-"""The law that is read from a policy's source: it asks nobody for time or chance, so that a run is the same again.
+"""The law that is read from a policy's source: it uses no clock and no randomness, so that a run can be repeated.
 
 It must not know cases; what a policy does when it runs is held against the other laws in `laws.py`.
 """

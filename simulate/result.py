@@ -1,4 +1,4 @@
-"""A simulated run told like a measured one: the same keys, the same files, so the same tables and plots.
+"""The result of a simulated run, in the keys and files of a measured one, for the same tables and plots.
 
 The folder is that of `client.compare`, written by the client's own code: summary.json, runs/*.json (with `simulation`
 beside the client's keys), requests.csv, iterations.jsonl.
@@ -34,20 +34,20 @@ def gaps_of(run: Run) -> dict[str, tuple[float, ...]]:
 
 
 def outcome(index: int, seq: Sequence, run: Run, gaps: Mapping[str, tuple[float, ...]]) -> measure.Outcome:
-    """Return what a client that sent this request on time would have seen, from the start of the run.
+    """Return the outcome that a client would have recorded, in seconds from the start of the run.
 
-    It tells of tokens one by one only where steps were recorded.
+    Gaps between tokens are in it only if steps were recorded.
     """
     sent = seq.arrived_at - run.host.alpha0 - run.began
-    told: dict[str, Any] = {"prompt_tokens": len(seq.prompt_ids), "cached_tokens": seq.cached}
+    details: dict[str, Any] = {"prompt_tokens": len(seq.prompt_ids), "cached_tokens": seq.cached}
     if seq.first_token_at is not None:
-        told["first"] = seq.first_token_at - run.began
+        details["first"] = seq.first_token_at - run.began
     if seq.id in gaps:
-        told |= {"gaps": gaps[seq.id], "chunks": (1,) * (len(gaps[seq.id]) + 1)}
+        details |= {"gaps": gaps[seq.id], "chunks": (1,) * (len(gaps[seq.id]) + 1)}
     if seq.scheduled_at is not None:
-        told["queue"] = seq.scheduled_at - run.began - sent
+        details["queue"] = seq.scheduled_at - run.began - sent
     if seq.iterations:
-        told |= {"batch_mean": seq.batch_sum / seq.iterations, "batch_max": seq.batch_max}
+        details |= {"batch_mean": seq.batch_sum / seq.iterations, "batch_max": seq.batch_max}
     finished = seq.finish_reason in ("length", "stop")
     return measure.Outcome(
         index=index,
@@ -59,7 +59,7 @@ def outcome(index: int, seq: Sequence, run: Run, gaps: Mapping[str, tuple[float,
         error="" if finished else str(seq.finish_reason),
         id=seq.id,
         user=seq.client,
-        **told,
+        **details,
     )
 
 
@@ -127,8 +127,8 @@ def result(
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """Return what only a simulation knows: steps, how busy the engine was, and how the slots were spent."""
-    told: dict[str, Any] = {
+    """Return the figures that only a simulation has: steps, utilization and how the slots were spent."""
+    figures: dict[str, Any] = {
         "steps": run.steps,
         "admissions": run.batches,
         "mean_joined": len(run.done) / run.batches if run.batches else None,
@@ -140,17 +140,17 @@ def summary(run: Run) -> dict[str, Any]:
     if run.iterations:
         kinds = run.iterations[0].slot_steps._fields
         spent = np.array([i.slot_steps for i in run.iterations]).sum(axis=0)
-        told["waste"] = dict(zip(kinds, (spent / spent.sum()).tolist()))
-        told["mean_batch"] = float(np.mean([i.batch_size for i in run.iterations]))
-    return told
+        figures["waste"] = dict(zip(kinds, (spent / spent.sum()).tolist()))
+        figures["mean_batch"] = float(np.mean([i.batch_size for i in run.iterations]))
+    return figures
 
 
 def by_hint(run: Run) -> dict[str, Any]:
-    """Return what orders by client or deadline are for: each client's means, and the share of deadlines met."""
-    told: dict[str, Any] = {}
+    """Return the means of each client, and the share of deadlines met."""
+    figures: dict[str, Any] = {}
     names = np.array([seq.client for seq in run.done])
     if any(names):
-        told["clients"] = {
+        figures["clients"] = {
             str(name): {
                 "requests": int((names == name).sum()),
                 "mean_ttft_ms": float(run.ttft[names == name].mean() * 1000),
@@ -162,13 +162,13 @@ def by_hint(run: Run) -> dict[str, Any]:
     if wanted:
         answered = (seq for seq in wanted if seq.finish_reason in ("length", "stop"))
         met = sum((s.finished_at or 0.0) + run.host.alpha1 <= (s.deadline or 0.0) for s in answered)
-        told["deadlines_met"] = met / len(wanted)
-    return told
+        figures["deadlines_met"] = met / len(wanted)
+    return figures
 
 
 def engine(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the server's `/stats` tells of its engine, as far as steps were recorded."""
-    told: dict[str, Any] = {
+    """Return the engine as the server's `/stats` describes it; slot steps and batches only if steps were recorded."""
+    facts: dict[str, Any] = {
         "model": config.get("cost"),
         "max_batch_size": config.get("max_batch_size"),
         "max_tokens_per_step": config.get("max_tokens_per_step"),
@@ -177,14 +177,14 @@ def engine(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
     if run.iterations:
         kinds = run.iterations[0].slot_steps._fields
         spent = np.array([i.slot_steps for i in run.iterations]).sum(axis=0)
-        told["slot_steps"] = dict(zip(kinds, spent.tolist()))
+        facts["slot_steps"] = dict(zip(kinds, spent.tolist()))
         sizes = Counter(i.batch_size for i in run.iterations)
-        told["batch_stats"] = [{"batch_size": n, "count": sizes[n]} for n in sorted(sizes)]
-    return told
+        facts["batch_stats"] = [{"batch_size": n, "count": sizes[n]} for n in sorted(sizes)]
+    return facts
 
 
 def machine(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Say that there was none."""
+    """Name the cost model in place of a machine."""
     return {"processor": f"simulated by {config.get('cost')}"}
 
 

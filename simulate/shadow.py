@@ -1,8 +1,8 @@
-"""What another policy would have made of the requests that a server has just served.
+"""Another policy, simulated on the requests that a server has just served.
 
 `python -m simulate.shadow` answers questions, one after the other, until its input ends: lines of JSON with rows
 ("requests" and "steps", in pieces) and then one with "ask". It simulates the policy asked for and the served one too,
-whose error says how far the rest can be believed. It must not know HTTP, threads, or how requests are observed.
+whose error shows how reliable the rest is. It must not know HTTP, threads, or how requests are observed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TERMS = ("base", "prefill", "token", "hinge", "row", "context", "pair")
 
 
 class Seen(NamedTuple):
-    """A request that has left: when it came, what it was, and the seconds it took (None: it had no whole answer).
+    """A finished request: its arrival, its lengths, and its latency in seconds (None: the answer was incomplete).
 
     `pages` names the full pages of its prompt by numbers, equal where their tokens and all before them are.
     """
@@ -49,7 +49,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Machine:
-    """What serves: its slots, its tokens of one step, and its KV pages (none: 0)."""
+    """The engine: slots, tokens per step, and KV pages (0: no pages)."""
 
     slots: int
     tokens_per_step: int = 2048
@@ -66,7 +66,7 @@ class Chosen:
 
 
 def sequences(trace: Iterable[Seen]) -> list[Sequence]:
-    """Return the requests anew: each asks for as many tokens as it got."""
+    """Return fresh sequences; each requests as many tokens as it received."""
     return [
         Sequence(
             [0] * seen.prompt, seen.tokens, id=str(i), arrived_at=seen.at, client=seen.client,
@@ -85,10 +85,10 @@ def serve(trace: Rows[Seen], policy: Chosen, machine: Machine, cost: Cost, host:
 
 
 def like_others(steps: Rows[Step], seconds: Rows[float]) -> list[int]:
-    """Return the places of the steps that took about as long as others of their size.
+    """Return the indices of the steps that took about as long as others of their class.
 
-    What took many times as long (the first step of all; a process that was stopped), or next to nothing, is the
-    machine's doing, and one such step could turn a fit of relative errors.
+    An outlier (the very first step, a process that was stopped) has its cause in the machine, and one such step could
+    distort a fit of relative errors.
     """
     groups: dict[tuple[bool, int], list[float]] = {}
     for step, taken in zip(steps, seconds):
@@ -101,9 +101,9 @@ def like_others(steps: Rows[Step], seconds: Rows[float]) -> list[int]:
 
 
 def fit(steps: Rows[Step], seconds: Rows[float]) -> tuple[Affine, float]:
-    """Fit the default law to steps that were served; return it and its mean relative error on them.
+    """Fit the default law to steps of a server; return it and its mean relative error on them.
 
-    Relative errors are fitted, which slow steps pull down: the law is scaled to take as long as all steps together.
+    A fit of relative errors is too fast when a few steps are slow, so the law is scaled to the total time of all steps.
     """
     kept = like_others(steps, seconds)
     steps, measured = [steps[i] for i in kept], np.array([seconds[i] for i in kept])
@@ -126,7 +126,7 @@ def figures(latency: np.ndarray, tokens: np.ndarray) -> dict[str, float]:
 
 
 def figures_of(run: Run, trace: Rows[Seen]) -> dict[str, float]:
-    """Return the figures of a simulated run, over those who had a whole answer from the server too."""
+    """Return the figures of a simulated run, over the requests that the server answered completely."""
     whole = np.array([trace[int(seq.id)].latency is not None for seq in run.done], bool)
     return figures(run.latency[whole], run.tokens[whole])
 
@@ -165,24 +165,24 @@ def answer(
 
 
 def main(lines: TextIO = sys.stdin, out: TextIO = sys.stdout) -> None:
-    """Answer questions; what goes wrong with one is told in its answer."""
+    """Answer questions; an answer reports what failed."""
     os.nice(LOWEST_PRIORITY)
     rows: dict[str, list[Any]] = {"requests": [], "steps": []}
     for line in lines:
-        told = json.loads(line)
-        if "ask" not in told:
-            for name, piece in told.items():
+        message = json.loads(line)
+        if "ask" not in message:
+            for name, piece in message.items():
                 rows[name] += piece
             continue
         try:
-            result = _asked(rows, told["ask"])
-        except Exception as error:  # of a policy, which may be anybody's
+            result = _answer_from(rows, message["ask"])
+        except Exception as error:  # a policy may come from anywhere
             result = {"problem": f"{type(error).__name__}: {error}"}
         rows = {"requests": [], "steps": []}
         print(json.dumps(result), file=out, flush=True)
 
 
-def _asked(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, Any]:
+def _answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, Any]:
     return answer(
         [Seen(*row) for row in rows["requests"]],
         [(Step(*row[:-1]), row[-1]) for row in rows["steps"]],

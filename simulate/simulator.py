@@ -1,6 +1,6 @@
 """The server's scheduler on a virtual clock: arrivals in, records out, the same from every run.
 
-One engine needs no event heap: the next event is the end of this step or, when nobody runs, the next arrival or the
+One engine needs no event heap: the next event is the end of this step or, when the engine is idle, the next arrival or the
 time at which the policy wants to be asked again. It must not know what a policy decides, or how a cost was fitted.
 
 Decode steps in which nothing can change but the clock are gone through without a plan for each; the result is equal
@@ -32,7 +32,7 @@ class PolicyHangs(RuntimeError):
 
 
 def waits_forever(scheduler: Scheduler) -> PolicyHangs:
-    """Return the error for a policy that admits nobody although nothing else will happen."""
+    """Return the error for a policy that admits no request although nothing else will happen."""
     return PolicyHangs(
         f"{scheduler.policy.name} admits no request, with {len(scheduler.waiting)} in its queue, none running and "
         "none left to arrive. Return a time from deadline(), or admit one"
@@ -40,7 +40,7 @@ def waits_forever(scheduler: Scheduler) -> PolicyHangs:
 
 
 def asks_forever(scheduler: Scheduler, now: float) -> PolicyHangs:
-    """Return the error for a policy that is woken again and again, and admits nobody."""
+    """Return the error for a policy that is called again and again and admits no request."""
     return PolicyHangs(
         f"{scheduler.policy.name} was called {FRUITLESS:,} times in a row by {now:g} s and admitted no request. "
         "Return a later time from deadline(), or admit one"
@@ -49,9 +49,9 @@ def asks_forever(scheduler: Scheduler, now: float) -> PolicyHangs:
 
 @dataclass
 class Run:
-    """What happened: the sequences with their times, and the sums of the steps. Times are seconds.
+    """The result of a simulation: the sequences with their times, and the sums of the steps. Times are seconds.
 
-    `gaps` are all times between two tokens of one sequence. `batches` counts the steps at which somebody joined.
+    `gaps` are all times between two tokens of one sequence. `batches` counts the steps at which sequences joined.
     """
 
     policy: str
@@ -120,7 +120,7 @@ def simulate(
     """Serve all arrivals and return the run; with `records`, the Iteration of each step too.
 
     `arrived_at` of a sequence is when it was sent; while the run lasts it is `host.alpha0` later, when it is seen.
-    Raises PolicyHangs when the policy will never let those who wait join.
+    Raise PolicyHangs when the policy never admits a waiting request.
     """
     simulation = Simulation(scheduler, arrivals, cost, host or Host(), records, fast_forward)
     simulation.run()

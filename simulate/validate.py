@@ -1,8 +1,8 @@
-"""The proof of the simulator: the same arrivals through a real server and through the model of it.
+"""Simulator accuracy: the same arrivals through a real server and through the simulator.
 
-A server is started in a process of its own and asked over HTTP, by streams. First, one request at a time, of two lengths:
-what they take beyond the cost model is the host's part, per request and per step. Then the open loop, whose arrivals and
-lengths the simulator serves too. Predicted stands beside measured, and a figure beyond its bound fails the command.
+A server is started in a process of its own and receives streamed HTTP requests. The first ones are sent one at a time, in
+two lengths: the time that they take beyond the cost model is the host's overhead per request and per step. Then follows
+the open loop, which is also simulated. A figure whose error is beyond its bound fails the command.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BAR = 14  # characters of the longest bar of the batch sizes
 
 @dataclass(frozen=True)
 class Single:
-    """Requests sent one at a time: median seconds by tokens asked for, and to the first; all of so many prompt tokens."""
+    """Requests sent one at a time: median seconds by output tokens, to the first token, and their prompt tokens."""
 
     seconds: dict[int, float]
     first: float
@@ -56,7 +56,7 @@ class Single:
 
 @dataclass(frozen=True)
 class Served:
-    """What a real server did with a trace: outcomes in order, its steps, what /stats says of its engine, single requests."""
+    """A trace served by a real server: outcomes in order, steps, the engine of /stats, and the single requests."""
 
     outcomes: list[Outcome]
     records: list[Record]
@@ -66,7 +66,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Validation:
-    """One policy's run, both ways."""
+    """One policy's run, simulated and served."""
 
     policy: str
     host: Host
@@ -87,7 +87,7 @@ class Validation:
         return comparison.agreement(*self.steps)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON has it."""
+        """Return the comparison as a JSON object."""
         sides = dict(zip(("predicted", "measured"), self.steps))
         sizes = {side: comparison.batch_sizes(steps) for side, steps in sides.items()}
         return {
@@ -119,14 +119,14 @@ def settings(flags: Rows[str]) -> config.Config:
 
 
 def cost_of_mock(model: str) -> Cost:
-    """Return what a step of `--model mock:...` takes."""
+    """Return the cost model of `--model mock:...`."""
     made = mock.load(model)
     assert isinstance(made.cost, Cost)
     return made.cost if made.speed == 1 else Scaled(made.cost, 1 / made.speed)
 
 
 def serve(policy: str, flags: Rows[str], trace: Rows[Planned]) -> Served:
-    """Start a server, send it single requests and then the trace; RuntimeError when it does not serve."""
+    """Start a server, send it single requests and then the trace; RuntimeError when it fails."""
     key = config.load().config.api_key or None
     try:
         with (
@@ -139,7 +139,7 @@ def serve(policy: str, flags: Rows[str], trace: Rows[Planned]) -> Served:
             events = EventRecorder(target, lines)
             events.start()
             if not events.is_connected():
-                raise RuntimeError("the server sends no /events, so its steps are not known")
+                raise RuntimeError("the server sends no /events, so its steps are unknown")
             events.label({"run": policy})
             try:
                 outcomes = send(target, trace)
@@ -154,7 +154,7 @@ def serve(policy: str, flags: Rows[str], trace: Rows[Planned]) -> Served:
 
 
 def draw(rate: float, count: int, seed: int, most: int = 128) -> list[Planned]:
-    """Draw Poisson arrivals of short prompts and U{1..most} tokens; no two prompts begin alike for long."""
+    """Draw Poisson arrivals of short prompts and U{1..most} output tokens; no two prompts share a page."""
     rng = np.random.default_rng(seed)
     times = np.cumsum(rng.exponential(1 / rate, count))
     return [
@@ -178,7 +178,7 @@ def send(target: Target, trace: Rows[Planned]) -> list[Outcome]:
 
 
 def alone(cost: Cost, prompt: int, tokens: int) -> Run:
-    """Return what the cost model says of a request on its own."""
+    """Simulate one request on its own."""
     scheduler = Scheduler(policies.get_policy("nobatch", max_batch_size=1))
     return simulate(scheduler, [Sequence([0] * prompt, tokens)], cost)
 
@@ -186,7 +186,7 @@ def alone(cost: Cost, prompt: int, tokens: int) -> Run:
 def fit_host(cost: Cost, single: Single) -> Host:
     """Return the overheads per request and per step that explain requests sent one at a time, none below 0.
 
-    The part before a request is seen is what its first token takes longer than its first step.
+    The overhead before the scheduler sees a request is the time to its first token beyond its first step.
     """
     (n0, t0), (n1, t1) = sorted(single.seconds.items())
     short, long = (alone(cost, single.prompt, n) for n in (n0, n1))
@@ -214,7 +214,7 @@ def measure_alone(target: Target) -> Single:
 def simulated(
     policy: str, options: dict[str, str], served: Served, trace: Rows[Planned], cost: Cost, host: Host
 ) -> Run:
-    """Serve the requests on the virtual clock, with the slots, tokens a step and KV pages that the server has."""
+    """Simulate the requests with the slots, tokens per step and KV pages of the server."""
     made = policies.get_policy(policy, served.engine["max_batch_size"], options)
     scheduler = scheduler_of(made, served.engine, {o.id: o.cached_tokens or 0 for o in served.outcomes})
     sequences = [
@@ -225,7 +225,7 @@ def simulated(
 
 
 def validate(policy: str, cost: Cost, trace: Rows[Planned], flags: Rows[str], options: dict[str, str]) -> Validation:
-    """Serve a trace both ways; the host's part is measured before."""
+    """Serve a trace and simulate it, with the host overheads measured before."""
     chosen = [f"{name}={value}" for name, value in options.items()]
     flags = [*flags, *(word for pair in chosen for word in ("--policy-option", pair))]
     served = serve(policy, flags, trace)
@@ -234,7 +234,7 @@ def validate(policy: str, cost: Cost, trace: Rows[Planned], flags: Rows[str], op
 
 
 def show(console: Console, validation: Validation) -> None:
-    """Print both sides for people: figures, errors, bounds, batch sizes and agreement."""
+    """Print figures, errors, bounds, batch sizes and agreement."""
     table = Table(title=f"{validation.policy}, {len(validation.served.outcomes)} requests")
     for name in ("", "predicted", "measured", "error", "bound"):
         table.add_column(name, justify="right" if name else "left")

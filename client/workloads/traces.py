@@ -1,8 +1,8 @@
-"""Traces of real services, read line by line: what cannot be read is named by its number, the rest is kept.
+"""Traces of real services, read line by line: lines that cannot be read are reported by number and skipped.
 
-Three forms are told apart by what is in them: CSV with a header (Azure's 2023 trace in its own columns or in
+The content determines the format: CSV with a header (Azure's 2023 trace in its own columns or in
 seconds, VTC's, our `requests.csv`, the simulator's), and JSON lines (Mooncake's, or ours with `at`, `num_tokens` and
-`prompt` or `prompt_tokens`). It must not know how prompts are made of lengths.
+`prompt` or `prompt_tokens`). This module must not know how prompts are made.
 """
 
 import csv
@@ -32,13 +32,13 @@ class Row:
 
 @dataclass(slots=True)
 class Trace:
-    """What a file holds: its rows by time, and what is to be said about it."""
+    """The content of a file: its rows by time, and the lines that could not be read."""
 
     rows: list[Row]
     bad: list[tuple[int, str]] = field(default_factory=list)
 
     def notes(self) -> list[str]:
-        """Say which lines were left out and why; nothing when all could be read."""
+        """Return a note about the skipped lines; none if all could be read."""
         if not self.bad:
             return []
         named = "; ".join(f"line {n}: {why}" for n, why in self.bad[:MOST_LINES_NAMED])
@@ -87,7 +87,7 @@ def _reason(error: Exception) -> str:
 
 
 def _lines(file: Any) -> Iterator[tuple[int, Callable[[], Row]]]:
-    """Yield each line's number and what reads it."""
+    """Yield the number of each line and a function that reads it."""
     head = next(((i, line) for i, line in enumerate(file, 1) if line.strip()), None)
     if head is None:
         return
