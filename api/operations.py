@@ -6,7 +6,6 @@ No answer here waits for the engine. A request is described by lengths and times
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from flask import Blueprint, Response, jsonify, request
@@ -182,10 +181,6 @@ def _slot(number: int, seq: Any, context: int) -> dict[str, Any]:
 
 def _plain(sampling: Any) -> dict[str, Any]:
     """Return the numbers among a request's sampling parameters."""
-    if isinstance(sampling, Mapping):
-        values = dict(sampling)
-    elif dataclasses.is_dataclass(sampling):
-        values = {f.name: getattr(sampling, f.name) for f in dataclasses.fields(sampling)}
-    else:
-        values = {}
+    fields = dataclasses.fields(sampling) if dataclasses.is_dataclass(sampling) else ()
+    values = {field.name: getattr(sampling, field.name) for field in fields}
     return {k: v for k, v in values.items() if isinstance(v, int | float | bool)}

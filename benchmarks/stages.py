@@ -24,7 +24,7 @@ import app as application
 from api.dialects import native
 from api.generation import start_generation
 from api.http import body
-from api.schemas import InferenceRequest
+from api.schemas.native import InferenceRequest
 from batching import BatchingManager
 from benchmarks import closed_loop
 from config import Config

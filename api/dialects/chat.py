@@ -16,8 +16,7 @@ from api.dialects.openai_writer import Writer, choose, usage
 from api.generation import GenerationRequest, Prompt, encode
 from api.http.errors import ApiError
 from api.http.openapi import Operation
-from api.schemas import ChatRequest
-from api.schemas.openai import Message
+from api.schemas.openai import ChatRequest, Message
 from api.service import Engine, Service
 from api.streaming import Delta
 from observe.feed import data

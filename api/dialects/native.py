@@ -20,7 +20,7 @@ from api.generation import (
 from api.http import body
 from api.http.deferral import Deferred
 from api.http.openapi import Operation
-from api.schemas import InferenceRequest
+from api.schemas.native import InferenceRequest
 from api.service import Engine, Service
 from api.streaming import Delta, StreamReader
 

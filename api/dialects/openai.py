@@ -24,8 +24,7 @@ from api.http import admission, body
 from api.http.deferral import Deferred
 from api.http.errors import ApiError
 from api.http.openapi import Operation
-from api.schemas import CompletionRequest
-from api.schemas.openai import UNLIMITED, Sampled
+from api.schemas.openai import UNLIMITED, CompletionRequest, Sampled
 from api.service import Engine, Service
 from config import VERSION
 

@@ -15,8 +15,7 @@ from api import streaming
 from api.dialects.logprobs import Logprobs, Scored, join, prompt_logprobs, prompt_scores
 from api.generation import Generation, total_score
 from api.http import parts
-from api.schemas import CompletionRequest
-from api.schemas.openai import Sampled
+from api.schemas.openai import CompletionRequest, Sampled
 from api.service import Engine
 from api.streaming import Delta, StreamReader
 from observe.feed import data, dumps

@@ -13,9 +13,8 @@ from api.http import admission, body
 from api.http.deferral import Deferred
 from api.http.errors import ApiError
 from api.http.openapi import Operation
-from api.schemas import CompatRequest, GenerateParameters, GenerateRequest, StreamRequest
 from api.schemas.fields import MOST_STOPS
-from api.schemas.tgi import MOST_ANSWERS
+from api.schemas.tgi import MOST_ANSWERS, CompatRequest, GenerateParameters, GenerateRequest, StreamRequest
 from api.service import Engine, Service
 from config import VERSION
 

@@ -13,7 +13,7 @@ from flask import Response, jsonify
 from api import streaming
 from api.dialects.logprobs import Pieces, prompt_scores
 from api.generation import Generation, mean_score, timings
-from api.schemas import GenerateParameters, GenerateRequest
+from api.schemas.tgi import GenerateParameters, GenerateRequest
 from api.service import Engine
 from api.streaming import Delta, StreamReader
 from serving.inference import Inference

@@ -16,7 +16,7 @@ from api.generation import check_ids, check_model, encode, ready_engine
 from api.http import admission, body, parts
 from api.http.errors import ApiError
 from api.http.openapi import Operation
-from api.schemas import DetokenizeRequest, TokenizeRequest
+from api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from api.service import Service, Tokenizer
 from observe.feed import dumps
 

@@ -12,19 +12,11 @@ from typing import Any
 
 import pytest
 from calls import half_close
-from flask import Flask
 from support import Server, in_background, wait_until
-
-from api.service import Service
 
 POLICIES = ("nobatch", "static", "dynamic")
 MOCK = "mock:llm-mock"
 LONG = {"prompt": "x", "num_tokens": 1000, "ignore_eos": True}
-
-
-def service(app: Flask) -> Service:
-    result: Service = app.extensions["service"]
-    return result
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import schemathesis
+from calls import service
 from flask import Flask
 from hypothesis import HealthCheck, Phase, given, settings
 from openapi_spec_validator import validate
@@ -17,14 +18,8 @@ from support import fake_engine
 
 from api.http.auth import OPEN
 from api.http.openapi import Operation, document
-from api.service import Service
 from app import connect, create_app
 from config import Config
-
-
-def service(app: Flask) -> Service:
-    result: Service = app.extensions["service"]
-    return result
 
 
 @pytest.fixture(scope="module")

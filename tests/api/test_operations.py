@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from calls import service
 from flask import Flask
 from flask.testing import FlaskClient
 from support import FakeModel, fake_engine, in_background, wait_until
@@ -21,15 +22,10 @@ from api.http.admission import take_more
 from api.http.errors import ApiError
 from api.http.registry import Places, RequestRegistry
 from api.http.watcher import Watcher
-from api.service import GPU_STALL_SECONDS, STALL_SECONDS, Service
+from api.service import GPU_STALL_SECONDS, STALL_SECONDS
 from app import connect, create_app
 from config import Config
 from observe.queued_log import QueuedLog
-
-
-def service(app: Flask) -> Service:
-    result: Service = app.extensions["service"]
-    return result
 
 
 @pytest.fixture
