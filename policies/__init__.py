@@ -8,7 +8,7 @@ here is a new policy, and a user's own policy is named by its file (`path/to/my_
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -70,17 +70,27 @@ def get_policy(
 
     Raise ValueError, with the remedy, for a wrong name, option or value.
     """
+    return policy_maker(name, own=own)(max_batch_size, options, **more)
+
+
+def policy_maker(name: str, *, own: bool = True) -> Callable[..., Policy]:
+    """Return a function that makes policies called `name` from slots and options; a user's file is imported once."""
     check_name(name, own=own)
-    given = {**(options or {}), **more}
-    for taken in TAKEN & given.keys():
-        raise ValueError(
-            f"policy {name} has no option {taken!r}. Leave it out; slots are set at the start, by --max-batch-size"
-        )
     loop, order = _split(name)
-    policy = _class_of(loop, order)(max_batch_size=max_batch_size, **given)
-    if order:
-        policy.name = f"{policy.name}+{_stem(order)}"
-    return policy
+    policy_class = _class_of(loop, order)
+
+    def make(max_batch_size: int = 32, options: Mapping[str, object] | None = None, **more: object) -> Policy:
+        values = {**(options or {}), **more}
+        for taken in TAKEN & values.keys():
+            raise ValueError(
+                f"policy {name} has no option {taken!r}. Leave it out; slots are set at the start, by --max-batch-size"
+            )
+        policy = policy_class(max_batch_size=max_batch_size, **values)
+        if order:
+            policy.name = f"{policy.name}+{_stem(order)}"
+        return policy
+
+    return make
 
 
 def describe(name: str) -> list[OptionInfo]:

@@ -40,7 +40,7 @@ Small cases have up to 5 slots, prompts of 12 tokens and 80 requests; large ones
 others: every request gets exactly its tokens and one outcome; slots, KV pages
 and the tokens of a step stay within their limits; no slot is idle while a
 request fits; no request starves; a second run gives the same result. A policy
-declares which laws it does not promise (scheduling/policy.py).
+says in its claims what else it promises and may do (scheduling/claims.py).
 """
 EXIT_STATUS = """\
 exit status: 0 when every law is kept, 1 when one is broken, 2 when the policy
@@ -81,8 +81,10 @@ def check(
 ) -> Verdict:
     """Test the policy with this name, or in this file, on `cases` and `large` cases; ValueError if it does not exist."""
 
+    maker = policies.policy_maker(name)
+
     def make(slots: int) -> Policy:
-        return policies.get_policy(name, slots, options)
+        return maker(slots, options)
 
     try:
         check_purity(make(4))

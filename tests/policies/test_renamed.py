@@ -11,6 +11,7 @@ from driver import drive, requests
 import policies
 from scheduling.renamed import RenamedWarning
 from scheduling.scheduler import Scheduler
+from simulate.__main__ import main
 from simulate.check import check
 
 OLD = '''
@@ -113,3 +114,11 @@ def test_a_check_reads_former_names(old: str, tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("False", "True"))
     with pytest.warns(RenamedWarning):
         assert policies.get_policy(str(path)).claims.holds
+
+
+def test_the_command_reports_each_name_once(tmp_path: Path) -> None:
+    path = tmp_path / "good.py"
+    path.write_text("from scheduling import policy\n\n\nclass Policy(policy.Policy):\n    apart = True\n")
+    with pytest.warns(RenamedWarning) as caught:
+        assert main(["check", str(path), "--cases", "20", "--large-cases", "0"]) == 0
+    assert len(caught) == 1
