@@ -180,9 +180,18 @@ def headline(results: Results) -> str:
     factor = f"{rates[ranked[0]] / rates[second]:.2f} times {second}" if rates[second] else second
     if last != second and rates[last]:
         factor += f" and {rates[ranked[0]] / rates[last]:.2f} times {last}"
-    is_certain = best(results, load, "output_throughput", "high") == ranked[0]
-    caveat = "" if is_certain else " (from one run each; add --repeats 3 to estimate the uncertainty)"
-    return f"{first}, {factor}{caveat}."
+    return f"{first}, {factor}{_caveat(results, load, ranked[0])}."
+
+
+def _caveat(results: Results, load: str, first: str) -> str:
+    """Return the reason why the first place is not certain; "" if it is."""
+    if best(results, load, "output_throughput", "high") == first:
+        return ""
+    count = min(len(results.of(policy, load)) for policy in results.policies if results.of(policy, load))
+    if count >= figures.MIN_RUNS:
+        return f" (but {count} runs each do not distinguish them)"
+    runs = "one run" if count == 1 else f"{count} runs"
+    return f" (from {runs} each; use --repeats {figures.MIN_RUNS} to estimate the uncertainty)"
 
 
 def _peaks(results: Results) -> str:

@@ -150,6 +150,18 @@ def test_the_originals_figures_are_marked_as_theirs() -> None:
 
 
 @pytest.mark.parametrize(
+    ("repeats", "words"), [(1, "from one run each"), (2, "from 2 runs each"), (3, "3 runs each do not")]
+)
+def test_the_headline_counts_the_runs_that_leave_it_uncertain(repeats: int, words: str) -> None:
+    runs = [
+        {"policy": policy, "load": "burst", "repeat": i, "output_throughput": rate + 10 * (i % 2)}
+        for policy, rate in (("a", 100.0), ("b", 99.0))
+        for i in range(repeats)
+    ]
+    assert words in summary.headline(store.Results(Path(), {"runs": runs}, []))
+
+
+@pytest.mark.parametrize(
     ("flags", "words"),
     [
         ("a b --goodput ttft:9 --no-stream", "use e2el:MS"),
