@@ -102,7 +102,7 @@ def test_names_kinds_and_labels_are_frozen(client: FlaskClient) -> None:
         assert {n for n in found[kind] if n.startswith("tgi_")} == TGI_NAMES[kind]
 
 
-def test_tgis_names_are_there_only_if_asked_for() -> None:
+def test_tgi_metrics_need_their_setting() -> None:
     client = create_app(Config()).test_client()
     assert "tgi_" not in client.get("/metrics").text
 
@@ -128,7 +128,7 @@ def test_the_values_of_labels_are_frozen_too(client: FlaskClient) -> None:
     assert labels["eb_policy_info"]["policy"] == {"dynamic"}
 
 
-def test_buckets_are_wires(client: FlaskClient) -> None:
+def test_buckets_are_frozen(client: FlaskClient) -> None:
     families = scrape(client)
 
     def bounds(name: str) -> list[float]:
@@ -147,7 +147,7 @@ def test_buckets_are_wires(client: FlaskClient) -> None:
     assert list(PER_TOKEN) == sorted(PER_TOKEN)
 
 
-def test_the_text_is_prometheus_and_openmetrics_if_asked_for(client: FlaskClient) -> None:
+def test_the_format_is_prometheus_or_openmetrics_by_the_accept_header(client: FlaskClient) -> None:
     ask(client)
     plain = client.get("/metrics")
     assert plain.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -168,7 +168,7 @@ def test_there_are_metrics_while_the_model_loads_and_many_servers_in_a_process()
         assert f'model_name="{name}"' in client.get("/metrics").text
 
 
-def test_no_label_takes_a_clients_words(client: FlaskClient) -> None:
+def test_no_label_has_a_value_from_a_client(client: FlaskClient) -> None:
     headers = {"X-Request-Id": "mine-alone"}
     client.get("/secret-path", headers=headers)
     client.get("/requests/secret-id", headers=headers)
@@ -202,7 +202,7 @@ def test_requests_and_tokens_are_counted(client: FlaskClient) -> None:
     assert value(client, "tgi_request_success_total") == 3
 
 
-def test_what_is_going_on_is_shown_while_it_does(model: FakeModel, client: FlaskClient) -> None:
+def test_running_requests_are_shown(model: FakeModel, client: FlaskClient) -> None:
     go = threading.Event()
     model.before = lambda plan: go.wait(10) and None  # type: ignore[func-returns-value]
     with in_background(lambda: ask(client)):
@@ -239,7 +239,9 @@ def test_refusals_failures_and_ignored_fields_are_counted(model: FakeModel, clie
     assert totals["received"] == sum(totals[k] for k in ("2xx", "4xx", "5xx", "cancelled"))
 
 
-def test_meters_that_raise_harm_nobody(app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observers_that_raise_affect_no_request(
+    app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*args: Any) -> None:
         raise KeyError
 

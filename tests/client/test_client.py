@@ -37,7 +37,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_into_a_pipe_a_run_ends_with_a_table_and_one_json_line(
+def test_in_a_pipe_a_run_ends_with_tables_and_one_line_of_json(
     server: MockServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "result.json"
@@ -88,7 +88,7 @@ def test_on_a_terminal_a_run_ends_with_its_table_and_the_path_of_its_result(serv
     assert result["server_after"]["engine"] == engine
 
 
-def test_on_a_terminal_json_is_printed_when_it_is_asked_for(server: MockServer, tmp_path: Path) -> None:
+def test_on_a_terminal_json_is_printed_on_request(server: MockServer, tmp_path: Path) -> None:
     lines = on_a_terminal(server, tmp_path, "--burst", "--numsamples", "2", "--json", "-")
     assert json.loads(lines[-1])["completed"] == 2
     assert list(tmp_path.iterdir()) == []
@@ -158,7 +158,7 @@ def test_a_slow_server_delays_no_send(server: MockServer) -> None:
         ((0, None), "connection broken"),
     ],
 )
-def test_failures_are_summed_up_by_kind_and_end_with_1(
+def test_failures_are_counted_by_kind_and_exit_with_1(
     server: MockServer, capsys: pytest.CaptureFixture[str], answer: tuple[int, Any], kind: str
 ) -> None:
     server.answer = lambda body: answer if len(server.asked) > 1 else None
@@ -217,7 +217,7 @@ def test_a_prompt_is_sent_alone_and_its_completion_printed(
     assert server.asked == [{"prompt": "ROMEO:", "num_tokens": 4, "seed": 2}]
 
 
-def test_a_refused_prompt_shows_the_servers_words_and_ends_with_1(
+def test_a_rejected_prompt_shows_the_servers_message_and_exits_with_1(
     server: MockServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.answer = lambda body: (400, {"error": {"message": "too long. Shorten it"}})
@@ -272,12 +272,12 @@ def test_usage_errors_end_with_2_value_and_remedy(flags: str, words: str, capsys
 
 
 @pytest.mark.parametrize("host", ["http://10.0.0.5", "10.0.0.5:8500", "a b"])
-def test_an_ip_that_is_no_host_is_a_usage_error(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_ip_is_a_usage_error(host: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert client.main([], {"IP": host}) == 2
     assert "Set IP=10.0.0.5 in client/.env" in capsys.readouterr().err
 
 
-def test_ip_comes_from_the_environment_then_from_env_file_then_from_us(
+def test_ip_comes_from_the_environment_then_from_the_env_file_then_from_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(flags, "ENV_FILE", tmp_path / ".env")

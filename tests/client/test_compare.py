@@ -43,7 +43,7 @@ def compared(pair: tuple[MockServer, MockServer], out: Path, *flags: str) -> tup
     return code, out / "x"
 
 
-def test_two_servers_get_the_same_requests_and_all_is_kept(
+def test_two_servers_get_the_same_requests_and_all_results_are_written(
     pair: tuple[MockServer, MockServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, folder = compared(pair, tmp_path)
@@ -89,7 +89,7 @@ def test_steps_of_the_server_are_copied_with_the_run_they_belong_to(
     assert results.iterations("slow", "burst") == []
 
 
-def test_a_server_that_is_not_there_is_said_and_the_others_are_kept(
+def test_an_unreachable_server_is_reported_and_the_others_are_compared(
     pair: tuple[MockServer, MockServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gone = f"gone=http://127.0.0.1:{free_port()}"
@@ -111,9 +111,7 @@ def test_failed_requests_are_warned_about_above_the_figures(
     assert any("12 failed: stream cut" in w for w in store.read(folder).summary["warnings"])
 
 
-def test_what_a_readme_shows_is_copied_under_names_that_stay(
-    pair: tuple[MockServer, MockServer], tmp_path: Path
-) -> None:
+def test_the_files_for_a_readme_have_fixed_names(pair: tuple[MockServer, MockServer], tmp_path: Path) -> None:
     into = tmp_path / "docs"
     flags = [f"a={pair[0].url}", *SMALL, "--out", str(tmp_path), "--name", "x"]
     assert compare.main([*flags, "--readme", str(into)], {}) == 0
@@ -126,9 +124,7 @@ def test_what_a_readme_shows_is_copied_under_names_that_stay(
     assert "Made by `python -m client.compare a=" in told
 
 
-def test_repeats_have_seeds_of_their_own_and_give_intervals(
-    pair: tuple[MockServer, MockServer], tmp_path: Path
-) -> None:
+def test_repeats_have_consecutive_seeds_and_give_intervals(pair: tuple[MockServer, MockServer], tmp_path: Path) -> None:
     _, folder = compared(pair, tmp_path, "--repeats", "3", "--no-stream")
     results = store.read(folder)
     runs = results.of("quick", "burst")
@@ -207,7 +203,7 @@ def test_a_trace_is_replayed_at_its_own_times(pair: tuple[MockServer, MockServer
     assert sorted(float(r["arrival_s"]) for r in requests) == [0, 0.1]
 
 
-def test_the_key_is_not_in_the_command_that_is_kept() -> None:
+def test_the_written_command_has_no_key() -> None:
     assert compare.hidden(["x", "--api-key", "s3cret", "--api-key=s3cret"]) == [
         "x", "--api-key", "KEY", "--api-key=KEY",
     ]  # fmt: skip
@@ -242,7 +238,7 @@ def test_gaps_of_streams_are_pooled_and_tpot_is_computed() -> None:
     assert lines["mean_tpot_ms"].a == pytest.approx(100)
 
 
-def test_different_arrivals_are_refused_unless_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_different_arrivals_are_rejected_without_the_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = []
     for name in "ab":
         path = tmp_path / f"{name}.json"
@@ -265,7 +261,7 @@ def test_a_sweep_stops_by_itself(pair: tuple[MockServer, MockServer], tmp_path: 
     assert runs[1]["output_throughput"] > 2 * runs[0]["output_throughput"]
 
 
-def test_saturation_is_a_rate_that_is_not_served_or_users_that_bring_nothing() -> None:
+def test_a_server_is_saturated_by_a_rate_it_cannot_serve_or_users_without_gain() -> None:
     def at(rate: float, served: float) -> dict[str, Any]:
         return {"request_rate": rate, "request_throughput": served, "output_throughput": served}
 
@@ -279,11 +275,11 @@ def test_saturation_is_a_rate_that_is_not_served_or_users_that_bring_nothing() -
 
 
 @pytest.mark.parametrize("flags", ["--over speed", "--over batch x=http://h:1", "--load burst", "--repeats 3"])
-def test_an_impossible_sweep_is_refused(flags: str, tmp_path: Path) -> None:
+def test_an_impossible_sweep_is_rejected(flags: str, tmp_path: Path) -> None:
     assert sweep.main([*flags.split(), "--out", str(tmp_path)], {}) == 2
 
 
-def test_a_server_that_does_not_start_is_said_with_its_own_words(tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_is_reported_with_its_own_message(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with pytest.raises(ServerFailed, match="dinamic"), started("dinamic", [], log):
         pass
@@ -323,7 +319,7 @@ with servers.started("static", [], pathlib.Path("log")) as url:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals as on Unix")
-def test_who_is_told_to_end_leaves_no_server(tmp_path: Path) -> None:
+def test_a_terminated_comparison_leaves_no_server(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     command = [sys.executable, "-c", STARTER]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}

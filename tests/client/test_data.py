@@ -49,7 +49,7 @@ def test_range_draws_from_the_list_with_prompts_as_long_as_the_answer() -> None:
     assert all(len(prompt.split()) == num_tokens for prompt, num_tokens in prompts)
 
 
-def test_buckets_are_5_to_145_ten_times_each_unless_told_otherwise() -> None:
+def test_buckets_are_5_to_145_ten_times_each_by_default() -> None:
     data = PromptData(1, seed=1)
     data.prompts.clear()
     data.generate_samples_buckets()
@@ -72,12 +72,12 @@ def test_prompt_and_answer_fit_the_context_at_two_tokens_a_word(num_tokens: int)
 
 
 @pytest.mark.parametrize("wrong", [[], [0], [10, MAX_NUM_TOKENS + 1]])
-def test_lengths_that_cannot_be_served_are_refused_with_a_remedy(wrong: list[int]) -> None:
+def test_lengths_that_cannot_be_served_are_rejected_with_a_remedy(wrong: list[int]) -> None:
     with pytest.raises(ValueError, match="Use"):
         PromptData(1, wrong, "range")
 
 
-def test_an_unknown_selection_is_refused_with_the_list() -> None:
+def test_an_unknown_selection_is_rejected_with_the_list() -> None:
     with pytest.raises(ValueError, match="normal, buckets, range"):
         PromptData(1, selection="pareto")
 

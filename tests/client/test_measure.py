@@ -82,7 +82,7 @@ def test_a_whole_answer_has_a_latency_and_no_ttft(server: MockServer, api: str) 
     assert result["output_lens"] == [20 if api == "tgi" else TOKENS] * 20
 
 
-def test_the_dialects_ask_for_exactly_so_many_tokens(server: MockServer) -> None:
+def test_the_dialects_request_an_exact_number_of_tokens(server: MockServer) -> None:
     for dialect in (Dialect("inference", True), Dialect("openai", True, "bard"), Dialect("tgi")):
         sent(server, dialect, trace(1))
     native, openai, tgi = server.asked
@@ -99,7 +99,7 @@ def test_a_chunk_of_many_tokens_is_one_gap_and_its_size_is_kept(server: MockServ
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_a_stream_without_its_end_has_failed(server: MockServer, api: str) -> None:
+def test_a_stream_without_its_final_event_has_failed(server: MockServer, api: str) -> None:
     server.cut_after = 3
     (only,) = sent(server, Dialect(api, True), trace(1)).outcomes()
     assert (only.error, only.tokens, len(only.gaps)) == ("stream cut", 0, 2)
@@ -152,7 +152,7 @@ def test_a_closed_loop_has_no_more_requests_than_users(server: MockServer) -> No
     assert [body["num_tokens"] for body in server.asked] == [TOKENS] * 24
 
 
-def test_a_thousand_requests_are_under_way_at_once(server: MockServer) -> None:
+def test_a_thousand_requests_are_open_at_once(server: MockServer) -> None:
     server.most = 1000
     planned = [Planned(i, i * 0.0015, "To be", 1) for i in range(1000)]
     outcomes = sent(server, Dialect(), planned).outcomes()
@@ -160,7 +160,7 @@ def test_a_thousand_requests_are_under_way_at_once(server: MockServer) -> None:
     assert measure.max_concurrent(outcomes) == 1000
 
 
-def test_outcomes_are_told_the_moment_they_come(server: MockServer) -> None:
+def test_outcomes_are_reported_at_once(server: MockServer) -> None:
     told: list[tuple[int, str]] = []
     run = load.LoadRun(
         Target(server.url), trace(5), on_outcome=lambda o: told.append((o.index, threading.current_thread().name))
@@ -189,7 +189,7 @@ def test_the_steady_part_leaves_filling_and_draining_out() -> None:
     assert measure.steady(even[:5])["output_throughput"] is None
 
 
-def test_goodput_counts_who_meets_all_limits() -> None:
+def test_goodput_counts_requests_within_all_limits() -> None:
     good = outcome(0, first=0.1, ended=1.0, tokens=10)
     late = replace(good, first=0.6)
     slow = replace(good, ended=3.0)
@@ -215,7 +215,7 @@ def test_fairness_is_a_line_and_jains_index() -> None:
     assert measure.fairness(users)["jain_users"] == pytest.approx(0.8)
 
 
-def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+def test_95_percent_intervals_contain_the_true_mean_as_often() -> None:
     rng = np.random.default_rng(3)
     covered = 0
     for seed in range(120):
@@ -226,7 +226,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     assert figures.intervals("e2el", [1.0] * 9) == dict.fromkeys(["mean_e2el_ms", "p50_e2el_ms", "p99_e2el_ms"])
 
 
-def test_the_peak_is_the_best_second_of_streams_alone() -> None:
+def test_the_peak_is_the_best_second_of_streams() -> None:
     burst = outcome(0, first=0.5, gaps=(0.1, 1.0), chunks=(0, 0, 0), tokens=9)
     assert measure.peak([burst]) == pytest.approx(6)
     assert measure.peak([burst, outcome(1)]) is None

@@ -106,6 +106,6 @@ def test_the_terminal_reads_a_server(url: str, capsys: pytest.CaptureFixture[str
     assert "9 steps" in capsys.readouterr().out
 
 
-def test_the_terminal_says_that_nobody_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_view_reports_an_unreachable_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert top.main(["127.0.0.1:1", "--seconds", "0.2"]) == 3
     assert capsys.readouterr().err.startswith("error: cannot reach http://127.0.0.1:1. Is the server running?")

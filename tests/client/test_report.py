@@ -68,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path / "x"
 
 
-def test_the_page_has_every_picture_and_asks_no_network(folder: Path) -> None:
+def test_the_page_has_every_plot_and_needs_no_network(folder: Path) -> None:
     page = (folder / "report.html").read_text()
     names = {path.stem for path in (folder / "plots").glob("*.png")}
     wanted = {
@@ -86,7 +86,7 @@ def test_the_page_has_every_picture_and_asks_no_network(folder: Path) -> None:
     assert "http" not in re.sub(r"base64,[^\"]*", "", page)
 
 
-def test_text_of_others_is_no_markup(folder: Path) -> None:
+def test_text_in_the_page_is_escaped(folder: Path) -> None:
     page = (folder / "report.html").read_text()
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
@@ -100,7 +100,7 @@ def test_the_same_results_give_the_same_pictures(folder: Path) -> None:
     assert (folder / "plots" / "waste.svg").read_bytes() == before
 
 
-def test_a_policy_has_one_colour_everywhere(folder: Path) -> None:
+def test_a_policy_has_the_same_color_everywhere(folder: Path) -> None:
     drawn = Album(store.read(folder), [])
     looks = [drawn.look(policy)["color"] for policy in drawn.results.policies]
     assert looks == [album.KNOWN["static"], album.OTHERS[0]]
@@ -108,7 +108,7 @@ def test_a_policy_has_one_colour_everywhere(folder: Path) -> None:
     assert caption == "n = 3 requests · bard · a CPU, 2 CPUs · seed 7 · 2026-11-20"
 
 
-def test_waste_is_what_was_spent_between_the_two_looks() -> None:
+def test_waste_is_the_difference_of_two_readings() -> None:
     before = {"engine": {"slot_steps": {"useful": 10}, "batch_stats": [{"batch_size": 1, "count": 4}]}}
     after = {"engine": {"slot_steps": {"useful": 25, "idle": 5},
                         "batch_stats": [{"batch_size": 1, "count": 4}, {"batch_size": 2, "count": 3}],
@@ -119,7 +119,7 @@ def test_waste_is_what_was_spent_between_the_two_looks() -> None:
     assert store.engine({"server_before": None, "server_after": None}) == (None, None)
 
 
-def test_the_slots_are_shown_where_most_happened() -> None:
+def test_the_slots_plot_shows_the_busiest_steps() -> None:
     empty = [{"n": n, "members": []} for n in range(900)]
     full = [{"n": 900 + n, "members": [{}] * 4} for n in range(600)]
     assert plots_steps.busiest(empty + full) == full
@@ -138,7 +138,7 @@ def test_a_sweep_has_its_curves_and_the_saturation(folder: Path) -> None:
     assert names == {"throughput-latency", "sweep-throughput", "sweep-e2el", "sweep-ttft"}
 
 
-def test_a_run_cut_short_still_has_its_page(tmp_path: Path) -> None:
+def test_an_interrupted_run_has_a_page(tmp_path: Path) -> None:
     kept = store.Store(tmp_path / "x", {"seed": 1, "name": "cut"})
     kept.close()
     assert "Nothing was measured." in page.write(tmp_path / "x").read_text()
@@ -155,7 +155,7 @@ def test_the_client_needs_no_matplotlib() -> None:
     assert (done.stdout.strip(), done.returncode) == ("False", 0), done.stderr
 
 
-def test_the_page_races_what_was_measured_and_not_what_warmed_up() -> None:
+def test_the_race_leaves_out_the_warm_up() -> None:
     def steps(policy: str, load: str) -> list[dict[str, Any]]:
         ids = ["warm", "warm", f"{policy}-1", f"{policy}-1"]
         return [

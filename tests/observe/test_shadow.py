@@ -102,7 +102,7 @@ def as_nice_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("policy", ["dynamic", "static", "chunked", "elastic"])
-def test_a_record_is_charged_for_what_its_plan_is(policy: str) -> None:
+def test_the_cost_of_a_record_is_the_cost_of_its_plan(policy: str) -> None:
     trace = [(i * 7, 3 + i * 5 % 40, 1 + i * 11 % 23) for i in range(40)]
     steps = []
 
@@ -115,7 +115,7 @@ def test_a_record_is_charged_for_what_its_plan_is(policy: str) -> None:
     assert found == steps
 
 
-def test_it_is_exactly_the_simulation_of_the_trace(tmp_path: Path) -> None:
+def test_the_shadow_is_exactly_the_simulation_of_the_trace(tmp_path: Path) -> None:
     path = tmp_path / "cost.json"
     path.write_text(json.dumps({"cost": {"kind": "affine", **COST.__dict__}}))
     shadow, run = watched(cost=str(path))
@@ -138,19 +138,19 @@ def test_it_is_exactly_the_simulation_of_the_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["dynamic", "static"])
-def test_fitted_to_the_steps_the_served_policy_is_met_within_a_few_per_cent(policy: str) -> None:
+def test_a_fit_to_the_steps_predicts_the_served_policy_within_3_percent(policy: str) -> None:
     told = ask(watched(policy)[0])
     assert max(map(abs, told["error"].values())) < 0.03
     assert told["cost"]["mean_error"] < 0.03
     assert told["cost"]["from"] == "steps of this server"
 
 
-def test_it_says_when_it_goes_beyond_the_steps_that_were_seen() -> None:
+def test_the_shadow_reports_when_it_extrapolates() -> None:
     assert ask(watched("nobatch")[0])["extrapolates"]
     assert not ask(watched("dynamic")[0])["extrapolates"]
 
 
-def test_who_is_asked_about_came_together_and_has_all_left() -> None:
+def test_only_requests_before_the_oldest_open_one_are_simulated() -> None:
     people = inferences(60)
     run = served("dynamic", people)
     shadow = Shadow("static", manager(), clock=lambda: run.ended)
@@ -165,7 +165,7 @@ def test_who_is_asked_about_came_together_and_has_all_left() -> None:
     assert from_idle
 
 
-def test_its_memory_is_bounded_and_forgets_what_is_not_whole() -> None:
+def test_the_memory_of_the_shadow_is_bounded() -> None:
     shadow = Shadow("static", manager(), clock=lambda: 500 + MAX_AGE)
     run = served("dynamic", inferences(1))
     for k in range(3 * MAX_REQUESTS):
@@ -212,7 +212,7 @@ def answers(shadow: Shadow, look: Callable[[], None] = lambda: None) -> list[dic
 
 
 @pytest.mark.process
-def test_a_process_of_its_own_gives_the_answer() -> None:
+def test_a_process_of_the_lowest_priority_simulates() -> None:
     shadow, run = watched(interval=0.01)
     kinds: list[int] = []
 
@@ -231,7 +231,7 @@ def test_a_process_of_its_own_gives_the_answer() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("code", ["raise SystemExit(3)", "print('no json', flush=True); input(); input()"])
-def test_a_crash_is_told_once_and_ends_it(code: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_crash_is_logged_once_and_ends_the_shadow(code: str, caplog: pytest.LogCaptureFixture) -> None:
     before = threading.active_count()
     shadow, _ = watched(interval=0.01, command=(sys.executable, "-c", code))
     with caplog.at_level(logging.WARNING):
@@ -243,14 +243,14 @@ def test_a_crash_is_told_once_and_ends_it(code: str, caplog: pytest.LogCaptureFi
     shadow.observe(None, [])
 
 
-def test_a_record_that_cannot_be_read_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_record_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     shadow = Shadow("static", manager())
     for _ in range(3):
         shadow.observe(SimpleNamespace(), [])  # type: ignore[arg-type]
     assert len(caplog.records) == 1
 
 
-def test_a_policy_that_fails_is_an_answer_and_no_crash() -> None:
+def test_a_failing_policy_is_reported_without_a_crash() -> None:
     shadow, _ = watched()
     shadow.policy = "no-such"
     assert "unknown policy 'no-such'" in ask(shadow)["problem"]
@@ -265,7 +265,7 @@ def test_the_law_is_scaled_to_the_time_of_all_steps() -> None:
     assert 0.03 < error < 0.2
 
 
-def test_one_step_out_of_line_does_not_turn_the_fit() -> None:
+def test_a_single_outlier_does_not_change_the_fit() -> None:
     run = served("dynamic", inferences())
     steps = [step_of_members(record.members, padded=False) for record in run.iterations]
     seconds = [record.seconds for record in run.iterations]
@@ -276,7 +276,7 @@ def test_one_step_out_of_line_does_not_turn_the_fit() -> None:
         assert law.seconds(steps[at]) == pytest.approx(seconds[at], rel=0.05)
 
 
-def test_who_had_no_whole_answer_is_load_and_no_figure() -> None:
+def test_incomplete_requests_are_load_but_not_in_the_figures() -> None:
     trace = [Seen(0.0, 5, 30, None), Seen(0.0, 5, 10, 1.0), Seen(0.5, 5, 10, 1.0)]
     nobatch = Chosen("nobatch", {})
     run = simulated.serve(trace, nobatch, Machine(8), Affine(base=0.1), Host())
@@ -292,7 +292,7 @@ def test_who_had_no_whole_answer_is_load_and_no_figure() -> None:
         ({"shadow": "static", "shadow_cost": "none.json"}, "simulate calibrate"),
     ],
 )
-def test_a_shadow_that_cannot_be_is_refused(settings: dict[str, str], words: str) -> None:
+def test_settings_that_cannot_work_are_rejected(settings: dict[str, str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         check(Config(**settings))
     assert issubclass(ConfigError, ValueError)
@@ -310,14 +310,14 @@ def state_of(server: Server) -> dict[str, Any]:
 
 
 @pytest.mark.process
-def test_the_command_line_refuses_it_before_anything_is_loaded() -> None:
+def test_the_command_line_rejects_it_before_a_model_is_loaded() -> None:
     result = run_app("dynamic", "--shadow", "statik", cwd=ROOT)
     assert result.returncode == 2
     assert result.stderr.startswith("error: unknown policy 'statik'. Did you mean 'static'?")
 
 
 @pytest.mark.process
-def test_a_server_says_what_the_other_policy_would_have_made_of_it(tmp_path: Path) -> None:
+def test_a_server_reports_how_the_other_policy_would_have_served(tmp_path: Path) -> None:
     flags = ("--model", "mock:llm-mock@20", "--max-batch-size", "8", "--shadow", "static")
     with Server(tmp_path / "log", "dynamic", *flags) as server:
         assert server.get("/stats").json["shadow"]["state"] == "waiting"
