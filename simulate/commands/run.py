@@ -109,10 +109,9 @@ def make_store(args: Values, rows: workloads.Rows) -> store.Store:
 def show_runs(console: Console, results: Sequence[dict[str, Any]]) -> None:
     """Print one result in full, or a line for each."""
     if len(results) == 1:
-        table = Table(title=f"{results[0]['policy']}, simulated", show_header=False)
-        for name, value in tables.rows({**results[0], "client_lag": {}}):
-            table.add_row(name, value)
-        console.print(table)
+        counts, times = tables.result(results[0])
+        counts.title = f"{results[0]['policy']}, simulated"
+        console.print(counts, times)
         return
     table = Table(title="simulated, the same arrivals for all")
     columns = {

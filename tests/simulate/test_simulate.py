@@ -78,6 +78,7 @@ def test_a_run_is_told_and_written_like_a_measured_one(capsys: pytest.CaptureFix
     assert told["mean_e2el_ms"] == summary["mean_e2el_ms"]
     assert "itls" not in told
     assert "steps in" in words
+    assert all(time in words for time in ("TTFT", "TPOT", "E2E"))
     lines = (out / "iterations.jsonl").read_text().splitlines()
     assert len(lines) == summary["simulation"]["steps"]
     assert len((out / "requests.csv").read_text().splitlines()) == 41
