@@ -18,6 +18,7 @@ from served import Serve, serving
 from support import FakeModel
 
 pytest_plugins = ["skips"]
+COMPUTES = ("simulate", "generate", "policies", "scheduling")
 
 # The default is quick; ./test.sh --all passes --hypothesis-profile full. A property that needs more examples than others
 # takes a multiple of `settings.default.max_examples`.
@@ -41,9 +42,9 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that start servers first, so that no worker is left with one at the end."""
+    """Put the files that start servers first, then those that compute, so that no worker ends with a long file."""
     starts_servers = {item.path for item in items if item.get_closest_marker("process")}
-    items.sort(key=lambda item: item.path not in starts_servers)
+    items.sort(key=lambda item: (item.path not in starts_servers, item.path.parent.name not in COMPUTES))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
