@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from scheduling.renamed import FormerField
 from scheduling.sequence import Sequence
 
 
@@ -25,6 +26,7 @@ class Plan:
     joined: list[Sequence] = field(default_factory=list)
     paused: list[Sequence] = field(default_factory=list)  # running, but without tokens in this step
     preempted: list[Sequence] = field(default_factory=list)
+    displaced = FormerField("displaced", "preempted")
     repeats: bool = False  # the same members as in the previous step, each of which decodes one token
 
     @property

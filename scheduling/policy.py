@@ -25,7 +25,7 @@ from typing import NamedTuple
 from scheduling.claims import Claims
 from scheduling.iteration import Plan
 from scheduling.options import set_options
-from scheduling.renamed import FormerAttribute, FormerClaim, RenamedWarning, adopt
+from scheduling.renamed import FormerAttribute, FormerClaim, FormerField, RenamedWarning, adopt, with_former
 from scheduling.sequence import Sequence
 
 
@@ -50,6 +50,8 @@ class Budget(NamedTuple):
         kv_tokens = self.kv_tokens - -(-tokens // self.page_size) * self.page_size
         return Budget(self.slots - 1, kv_tokens, self.tokens, self.page_size)
 
+    holds, less = FormerField("holds", "fits"), FormerField("less", "minus")  # type: ignore[misc]  # not fields
+
 
 class Policy:
     """Requests join and leave before any step, in order of arrival: Orca's dynamic batching."""
@@ -69,7 +71,7 @@ class Policy:
         self.max_batch_size = max_batch_size
         self.name = type(self).__module__.rpartition(".")[2].replace("_", "-")
         self.cached_tokens: Callable[[Sequence], int] = lambda seq: 0  # replaced by a scheduler with a prefix cache
-        self.claims = Claims(conserving=type(self).admit is Policy.admit)
+        self.claims = with_former(Claims(conserving=type(self).admit is Policy.admit), self)
         set_options(self, options)
 
     def refuse(self, seq: Sequence, now: float) -> bool:

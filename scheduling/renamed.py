@@ -39,6 +39,21 @@ class FormerAttribute:
         setattr(target, self.new, value)
 
 
+class FormerField:
+    """A former name in what hooks receive: reading it reads the new one, with a RenamedWarning."""
+
+    def __init__(self, old: str, new: str) -> None:
+        self.old, self.new = old, new
+
+    def __get__(self, target: object | None, owner: type) -> Any:
+        warnings.warn(
+            f"{self.old} of {owner.__name__} is now called {self.new}. Rename it; {self.old} works until the next release",
+            RenamedWarning,
+            stacklevel=2,
+        )
+        return getattr(owner if target is None else target, self.new)
+
+
 class FormerClaim:
     """A former attribute of a policy that is one of its claims now."""
 
@@ -46,12 +61,18 @@ class FormerClaim:
         self.name = name
 
     def __get__(self, target: Any, owner: type) -> Any:
-        return getattr(Claims() if target is None else target.claims, self.name)
+        return getattr(getattr(target, "claims", Claims()), self.name)
 
     def __set__(self, target: Any, value: object) -> None:
         _warn(type(target), self.name, f"claims.{self.name}", stacklevel=3)
-        target.claims = replace(target.claims, **{self.name: value})
-        target.__dict__.setdefault("_claimed", set()).add(self.name)
+        target.__dict__.setdefault("_claimed", {})[self.name] = value
+        if hasattr(target, "claims"):  # otherwise the `__init__` of Policy calls `with_former`
+            target.claims = replace(target.claims, **{self.name: value})
+
+
+def with_former(claims: Claims, target: object) -> Claims:
+    """Return the claims with those that a policy made by former attributes before it had claims."""
+    return replace(claims, **vars(target).get("_claimed", {}))
 
 
 def adopt(cls: type) -> None:
@@ -68,10 +89,10 @@ def adopt(cls: type) -> None:
             setattr(cls, new, vars(cls)[old])
             delattr(cls, old)
     former = {name: vars(cls)[name] for name in CLAIMS if name in vars(cls)}
-    former = {name: value for name, value in former.items() if not isinstance(value, Option)}
-    for name in former:
+    for name, value in former.items():
         _warn(cls, name, f"claims.{name}")
-        delattr(cls, name)
+        if not isinstance(value, Option | property):  # their value is that of each object
+            delattr(cls, name)
     if former:
         _claim_after_init(cls, former)
 
@@ -82,8 +103,10 @@ def _claim_after_init(cls: Any, former: dict[str, object]) -> None:
 
     def __init__(self: Any, *args: Any, **options: Any) -> None:
         own(self, *args, **options) if own is not None else super(cls, self).__init__(*args, **options)
-        claimed = vars(self).get("_claimed", set())
-        self.claims = replace(self.claims, **{k: v for k, v in former.items() if k not in claimed})
+        claimed = vars(self).get("_claimed", {})
+        missing = {name: value for name, value in former.items() if name not in claimed}
+        values = {name: getattr(self, name) if name in vars(cls) else value for name, value in missing.items()}
+        self.claims = replace(self.claims, **values)
 
     cls.__init__ = __init__
 

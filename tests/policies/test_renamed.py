@@ -95,6 +95,57 @@ def test_former_attributes_become_claims_and_the_last_one_set_counts(old: str) -
     assert (claims.conserving, claims.heeds, claims.patience) == (False, ("priority",), 9.0)
 
 
+def test_former_names_of_what_hooks_receive_work_with_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "counting.py"
+    path.write_text(
+        "from scheduling import policy\n\n\nclass Policy(policy.Policy):\n"
+        "    def admit(self, waiting, running, room, now):\n"
+        "        count = 0\n"
+        "        for seq in waiting:\n"
+        "            if len(running) + count == 2 or not room.holds(seq.total) or seq.displaced or seq.lost:\n"
+        "                break\n"
+        "            room, count = room.less(seq.total), count + 1\n"
+        "        return count\n\n"
+        "    def on_step(self, plan, now):\n"
+        "        assert not plan.displaced and plan.sequences[0].has_moved_on is not None\n"
+    )
+    with pytest.warns(RenamedWarning) as caught:
+        run = drive(Scheduler(policies.get_policy(str(path), 4)), requests((0, 3, 6), (0, 3, 6), (0, 3, 6)))
+    assert max(it.batch_size for it in run.iterations) == 2
+    assert {str(warning.message).split()[0] for warning in caught} == {
+        "holds", "less", "displaced", "lost", "has_moved_on"
+    }  # fmt: skip
+    assert {Path(warning.filename) for warning in caught} == {path}
+
+
+def test_a_former_attribute_may_be_set_before_the_base_class_is_initialized(tmp_path: Path) -> None:
+    path = tmp_path / "eager.py"
+    path.write_text(
+        "from scheduling import policy\n\n\nclass Policy(policy.Policy):\n"
+        "    def __init__(self, max_batch_size, **options):\n"
+        "        self.patience = 5.0\n"
+        "        super().__init__(max_batch_size, **options)\n"
+    )
+    with pytest.warns(RenamedWarning):
+        policy = policies.get_policy(str(path), 4)
+    assert (policy.claims.patience, policy.patience) == (5.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    "declared",
+    ['patience = option(5.0, "seconds", low=0.0)', "patience = property(lambda self: 5.0 + self.max_batch_size - 4)"],
+)
+def test_a_former_attribute_may_be_an_option_or_a_property(tmp_path: Path, declared: str) -> None:
+    path = tmp_path / "patient.py"
+    path.write_text(
+        "from scheduling import policy\nfrom scheduling.options import option\n\n\n"
+        f"class Policy(policy.Policy):\n    {declared}\n"
+    )
+    with pytest.warns(RenamedWarning):
+        policy = policies.get_policy(str(path), 4)
+    assert (policy.claims.patience, policy.patience) == (5.0, 5.0)
+
+
 def test_no_shipped_policy_uses_a_former_name() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", RenamedWarning)
