@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import NamedTuple
 
@@ -145,9 +146,22 @@ def _module(name: str, package: str) -> ModuleType:
         assert spec is not None
         assert spec.loader is not None
         module = sys.modules[spec.name] = module_from_spec(spec)
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:  # the user's code may raise anything
+            del sys.modules[spec.name]
+            raise ValueError(f"cannot load policy {name!r}: {_reason(error, path)}. Correct the file") from error
         return module
     return import_module(name if "." in name else f"{package}.{name.replace('-', '_')}")
+
+
+def _reason(error: Exception, path: Path) -> str:
+    """Return what went wrong in the file `path`, with the last line of it that was reached."""
+    text = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
+    if isinstance(error, SyntaxError):
+        return f"line {error.lineno}: {text}"
+    lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f"line {lines[-1]}: {text}" if lines else text
 
 
 def _stem(name: str) -> str:

@@ -84,3 +84,14 @@ def test_the_loops_own_time_is_measured_on_a_model_that_takes_none() -> None:
     row = measure("dynamic", 4, 30)
     assert (row["policy"], row["running"], row["steps"]) == ("dynamic", 4, 28)
     assert 0 < row["median_us"] <= row["p99_us"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("x = 1\nclass Policy(\n", "SyntaxError"), ("x = 1\nimport missing_module\n", "ModuleNotFoundError")],
+)
+def test_a_policy_file_that_cannot_be_loaded_is_a_named_error_with_its_line(tmp_path, text, reason):
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}.*line 2.*{reason}"):
+        policies.get_policy(str(path))
