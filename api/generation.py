@@ -220,7 +220,7 @@ def resolve_max_tokens(engine: Engine, prompt: Prompt, max_tokens: int | None, n
     )
     number = f"{tokens:,}" if tokens < 10**18 else errors.shown(tokens)
     raise ApiError(
-        f"prompt has {len(prompt.ids):,} tokens and {name} is {number}; their sum must be "
+        f"prompt has {len(prompt.ids):,} token{'' if len(prompt.ids) == 1 else 's'} and {name} is {number}; their sum must be "
         f"at most {engine.context:,}. {remedy}",
         param=name if room > 0 else "prompt", code="context_length_exceeded",
     )  # fmt: skip

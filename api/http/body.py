@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from api.http import large
 from api.http.errors import ApiError, shown
+from api.schemas.fields import UNSUPPORTED
 from config import nearest
 
 log = logging.getLogger(__name__)
@@ -31,8 +32,12 @@ Schema = TypeVar("Schema", bound=BaseModel)
 
 def read(request: Request) -> bytes:
     """Return the body, counted while it is read, because a chunked body states no length."""
-    if request.headers.get("Content-Encoding", "identity").lower() not in ("identity", ""):
-        raise ApiError("Content-Encoding is not supported. Send the body as plain, uncompressed JSON", status=415)
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.lower() not in ("identity", ""):
+        raise ApiError(
+            f"Content-Encoding {shown(encoding)} is not supported. Send the body as plain, uncompressed JSON",
+            status=415,
+        )
     if (request.content_length or 0) > LIMIT:
         raise _too_large()
     body = bytearray()
@@ -221,9 +226,11 @@ def _validation_error(
             guess = nearest(name, ignored, "Did you misspell it as")
             texts.append(f"{name} is missing.{guess} {remedy}")
         else:
-            reason = _reason(fault["msg"])
-            value = _value_at(fields, fault["loc"], fault["input"])
-            texts.append(f"{name} is {shown(value)}, but {reason}. {remedy}")
+            value = shown(_value_at(fields, fault["loc"], fault["input"]))
+            if field and field.description == UNSUPPORTED:
+                texts.append(f"{name} is {value}, which is not supported. Remove {name}")
+            else:
+                texts.append(f"{name} is {value}, but {_reason(fault['msg'])}. {remedy}")
     if len(faults) > 5:
         texts.append(f"and {len(faults) - 5} more")
     param = str(faults[0]["loc"][0]) if faults[0]["loc"] else None
@@ -253,4 +260,6 @@ def _field_at(schema: type[BaseModel], place: tuple[int | str, ...]) -> FieldInf
 def _reason(message: str) -> str:
     """Return pydantic's message as a clause: "must be ..."."""
     message = re.sub(r"^\w+ should ", "must ", message.removeprefix("Value error, "))
+    message = re.sub(r" after validation, not \d+$", "", message)
+    message = re.sub(r"a valid dictionary( or instance of \w+)?$", "an object", message)
     return f"{message[:1].lower()}{message[1:]}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,7 +94,7 @@ def _written(value: object) -> Iterator[str]:
             yield from _written(item)
         yield "}"
     else:
-        yield repr(value)
+        yield json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
 
 
 def from_inference(error: InferenceError) -> ApiError:
@@ -105,9 +107,9 @@ def from_http(error: HTTPException) -> ApiError:
     """Convert an error of Flask (unknown path, wrong method) to an ApiError."""
     status = error.code or 500
     if status == 404:
-        paths = sorted({rule.rule for rule in current_app.url_map.iter_rules()})
+        paths = sorted({re.sub(r"<\w+:", "<", rule.rule) for rule in current_app.url_map.iter_rules()})
         return ApiError(
-            f"path {shown(request.path)} does not exist. Use one of: {' '.join(paths)}", type="not_found_error"
+            f"path {shown(request.path)} does not exist. Use one of: {', '.join(paths)}", type="not_found_error"
         )
     if isinstance(error, MethodNotAllowed):
         methods = ", ".join(sorted(error.valid_methods or ()))

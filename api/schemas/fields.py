@@ -52,13 +52,13 @@ def _biases(value: Any) -> Any:
     if not isinstance(value, dict):
         raise ValueError("must be an object")
     if len(value) > MOST_BIASES:
-        raise ValueError(f"must have at most {MOST_BIASES} ids, but has {len(value):,}")
+        raise ValueError(f"must have at most {MOST_BIASES} ids, not {len(value):,}")
     biases: dict[int, float] = {}
     for key, bias in value.items():
         if not re.fullmatch(r"\d{1,18}", key):
-            raise ValueError(f"must have token ids as keys, but has {shown(key)}")
+            raise ValueError(f"must have token ids as keys, not {shown(key)}")
         if not -100 <= _number(bias) <= 100:
-            raise ValueError(f"must have values from -100 to 100, but has {shown(bias)}")
+            raise ValueError(f"must have values from -100 to 100, not {shown(bias)}")
         biases[int(key)] = float(bias)
     return biases
 
@@ -74,7 +74,7 @@ def prompts(value: Any) -> Any:
     if not isinstance(value[0], str | list):
         return [_ids(value)]
     if len(value) > MOST_PROMPTS:
-        raise ValueError(f"must have at most {MOST_PROMPTS} prompts, but has {len(value):,}")
+        raise ValueError(f"must have at most {MOST_PROMPTS} prompts, not {len(value):,}")
     if isinstance(value[0], list):
         return [_ids(entry) for entry in value]
     if not all(isinstance(entry, str) and entry for entry in value):
@@ -88,11 +88,11 @@ def _ids(value: Any) -> list[int]:
     if not value:
         raise ValueError("must not have an empty list of token ids")
     if len(value) > MOST_IDS:
-        raise ValueError(f"must have lists of at most {MOST_IDS:,} ids, but has one of {len(value):,}")
+        raise ValueError(f"must have lists of at most {MOST_IDS:,} ids, not one of {len(value):,}")
     ids = [whole(token) for token in value]
     for token in ids:
         if type(token) is not int or not 0 <= token < INT64:
-            raise ValueError(f"must have token ids of at least 0, but has {shown(token)}")
+            raise ValueError(f"must have token ids of at least 0, not {shown(token)}")
     return ids
 
 
@@ -134,7 +134,7 @@ def at_most(most: int) -> BeforeValidator:
 
     def check(value: Any) -> Any:
         if isinstance(value, list | dict) and len(value) > most:
-            raise ValueError(f"must have at most {most:,} items, but has {len(value):,}")
+            raise ValueError(f"must have at most {most:,} items, not {len(value):,}")
         return value
 
     return BeforeValidator(check)
@@ -203,4 +203,4 @@ PROMPT = "a non-empty string"
 PENALTY = "a number from -2 to 2"
 MODEL = "the name of the served model, or leave it out"
 KEPT_TOKENS = "a whole number of tokens to keep, at least 1"
-UNSUPPORTED = "null, or leave it out; it is not supported"
+UNSUPPORTED = "null, or leave it out: it is not supported"

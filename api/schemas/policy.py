@@ -17,12 +17,12 @@ def _options(value: Any) -> Any:
     if not isinstance(value, dict):
         raise ValueError("must be an object")
     if len(value) > MOST_OPTIONS:
-        raise ValueError(f"must have at most {MOST_OPTIONS} options, but has {len(value):,}")
+        raise ValueError(f"must have at most {MOST_OPTIONS} options, not {len(value):,}")
     for name, option in value.items():
         is_text = isinstance(option, str) and len(option) <= LONGEST_VALUE
         if len(name) > LONGEST_VALUE or not (is_text or _is_number(option)):
             raise ValueError(
-                f"must have numbers, true, false, or strings of at most {LONGEST_VALUE} characters, but has "
+                f"must have numbers, true, false, or strings of at most {LONGEST_VALUE} characters, not "
                 f"{shown(option)} for {shown(name)}"
             )
     return value
