@@ -71,7 +71,8 @@ class Experiment:
             except ServerUnreachable as error:
                 self.missing += 1
                 self.store.warn(f"{word}: cannot start or reach the server: {error}")
-                say(self.console, f"error: {word}: {error}. Start the server by hand to see why, or leave it out")
+                remedy = "Start it" if "://" in word else f"Run ./server.sh {word} to see why"
+                say(self.console, f"error: {word}: {error}. {remedy}, or leave it out")
             if self.interrupted:
                 self.store.warn("stopped early by Ctrl-C")
                 break

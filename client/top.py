@@ -258,10 +258,11 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         stop.set()
     if not watched.state:
-        print(
-            f"error: {watched.problem.partition('; ')[0]}. Is the server running? Start it with ./server.sh dynamic",
-            file=sys.stderr,
+        problem = watched.problem.partition("; ")[0]
+        remedy = (
+            ". Is the server running? Start it with ./server.sh dynamic" if problem.startswith("cannot reach") else ""
         )
+        print(f"error: {problem}{remedy}", file=sys.stderr)
         return UNREACHABLE
     return FINE
 

@@ -69,6 +69,8 @@ def fetch(target: Target, path: str) -> Any:
             body = answer.json() if answer.status_code == 200 else None
         except (requests.ReadTimeout, requests.JSONDecodeError, RecursionError):
             return None
+        except requests.ConnectionError as error:
+            raise ServerUnreachable(f"no server answers at {target.url}") from error
         except (requests.RequestException, OSError, ValueError) as error:
             raise ServerUnreachable(str(error)) from error
     if answer.status_code == 401:

@@ -67,8 +67,8 @@ def read(path: Path, most: int | None = None) -> Trace:
     if not rows:
         what = "; ".join(trace.notes()) or "the file is empty"
         raise ValueError(
-            f"{str(path)!r} has no request: {what}. Use a CSV with arrival_s, prompt_tokens, "
-            "output_tokens, or JSON lines"
+            f"{str(path)!r} has no request: {what}. Use a CSV with the columns "
+            "arrival_s, prompt_tokens and output_tokens, or JSON lines with at, prompt_tokens and num_tokens"
         )
     rows.sort(key=lambda row: row.at)
     began = rows[0].at
@@ -133,7 +133,7 @@ def _first(cell: Mapping[str, str], *names: str) -> str:
     for name in names:
         if cell.get(name):
             return cell[name]
-    raise KeyError(names[0])
+    raise KeyError(" or ".join(names))
 
 
 def _from_json(line: str) -> Row:
