@@ -56,19 +56,19 @@ def engine_options(
 ) -> list[Option]:
     """Return the options of the engine; `default_cost` describes a missing default."""
     return [
-        pairs("--policy-option", "may be repeated; 'python -m simulate check --help' lists the options of all policies"),
-        Option("--cost", f"a named model, or a file of `calibrate`{default_cost}", default=cost),
-        pairs("--cost-option", "may be repeated"),
+        pairs("--policy-option", "option of the policy; may be repeated; 'python -m simulate check --help' lists the options of all policies"),
+        Option("--cost", f"name of a cost model, or a file written by `calibrate`{default_cost}", default=cost),
+        pairs("--cost-option", "option of the cost model; may be repeated"),
         Option(
-            "--engine", "what padding costs; as-is: as the policy pads", Choice(["as-is", "ragged", "padded"]),
-            default="as-is",
+            "--engine", "whether a step computes padding; as-is: if the policy pads; ragged: never; padded: always",
+            Choice(["as-is", "ragged", "padded"]), default="as-is",
         ),
-        Option("--max-batch-size", "slots", Number(1), default=32),
+        Option("--max-batch-size", "slots: maximum number of requests computed together", Number(1), default=32),
         Option(
-            "--max-tokens-per-step", "longer prompts are split, except by policies that pad", Number(1),
+            "--max-tokens-per-step", "maximum tokens per step; longer prompts are split, except by policies that pad", Number(1),
             default=max_tokens_per_step,
         ),
-        *([Option("--kv-tokens", "tokens of KV pages; 0: no limit", Number(0), default=0)] if kv else []),
+        *([Option("--kv-tokens", "number of tokens that the KV pages hold; 0: no limit", Number(0), default=0)] if kv else []),
     ]  # fmt: skip
 
 
@@ -76,19 +76,19 @@ def arrival_options(num: int = 1000, rate: float = 2.0) -> list[Option]:
     """Return the options of the arrivals."""
     return [
         Option(
-            "--workload", f"one of the client's: {', '.join(form for form, _ in catalog.describe())}",
+            "--workload", f"a workload of the client: {', '.join(form for form, _ in catalog.describe())}",
             default="clipped-normal",
         ),
         Option(
-            "--arrivals", f"{', '.join(workloads.ARRIVALS)}, or an open load of the client's, as gamma:2:0.5",
+            "--arrivals", f"{', '.join(workloads.ARRIVALS)}, or an open load of the client, such as gamma:2:0.5",
             default="poisson",
         ),
         Option("--rate", "requests per second", POSITIVE, default=rate),
-        Option("--num", "requests; of a trace all, or its first NUM", Number(1), default=num),
-        Option("--trace", "a CSV or JSON-lines file instead", FILE),
+        Option("--num", "number of requests; with --trace: all of them, or the first N", Number(1), default=num),
+        Option("--trace", "take the requests from this CSV or JSON-lines file", FILE),
         Option("--speed", "play a trace this many times as fast", POSITIVE, default=1.0),
         Option(
-            "--context", "leave out requests whose prompt and answer are longer; 0: none", Number(0, name="TOKENS"),
+            "--context", "leave out requests whose prompt and answer together are longer; 0: keep all", Number(0, name="TOKENS"),
             default=0,
         ),
         Option(
@@ -100,10 +100,10 @@ def arrival_options(num: int = 1000, rate: float = 2.0) -> list[Option]:
             default=0,
         ),
         Option(
-            "--slo", "give each request one of these times to its deadline, all equally likely, for edf", POSITIVE,
+            "--slo", "give each request one of these deadlines, in seconds after its arrival, all equally likely, for edf", POSITIVE,
             metavar="SECONDS", several=True, default=[],
         ),
-        Option("--seed", "seed of everything drawn", Number(0), default=0),
+        Option("--seed", "random seed", Number(0), default=0),
     ]  # fmt: skip
 
 

@@ -20,13 +20,20 @@ def options() -> Sections:
     return {
         "options": [
             Option("--model", "model to time", default="gpt2-medium"),
-            Option("--load-format", "dummy: random weights of that shape", Choice(["auto", "dummy"]), default="auto"),
-            Option("--dtype", "number format", Choice(["auto", "float32", "bfloat16"]), default="auto"),
+            Option(
+                "--load-format", "dummy: random weights of the model's shape", Choice(["auto", "dummy"]), default="auto"
+            ),
+            Option("--dtype", "number format of the weights", Choice(["auto", "float32", "bfloat16"]), default="auto"),
             Option("--threads", "compute threads; 0: as many as the server uses", Number(0), default=0),
-            Option("--grid", "points to time", Choice(["small", "full"]), default="small"),
-            Option("--max-tokens-per-step", "the longest piece of a prompt", Number(8), default=256),
-            Option("--steps", "steps of each point, at each of two times", Number(1), default=5),
-            Option("--statistic", "min: when others use the machine too", Choice(["median", "min"]), default="median"),
+            Option("--grid", "number of points to time", Choice(["small", "full"]), default="small"),
+            Option("--max-tokens-per-step", "longest chunk of a prompt to time", Number(8), default=256),
+            Option("--steps", "number of steps per point, in each of two passes", Number(1), default=5),
+            Option(
+                "--statistic",
+                "statistic over the steps of a point; min: for a machine that others use too",
+                Choice(["median", "min"]),
+                default="median",
+            ),
             Option("--out", "file to write", FILE, default=Path("cost.json")),
         ]
     }

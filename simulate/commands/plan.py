@@ -40,14 +40,14 @@ def options() -> Sections:
             Option("--ttft", "p99 limit in seconds (default 1, if no limit is given)", POSITIVE),
             Option("--itl", "p99 limit in seconds (default 0.1, if no limit is given)", POSITIVE),
             Option(
-                "--limit", "as in p50:queue:2; may be repeated", metavar="STAT:MEASURE:S", repeat=True, default=[]
+                "--limit", "another limit, such as p50:queue:2; may be repeated", metavar="STAT:MEASURE:S", repeat=True, default=[]
             ),
             Option("--slots", "batch sizes to try (default: --max-batch-size)", Number(1), several=True),
             Option(
-                "--shortest-queue", "also find how many replicas hold the rate when each request joins the shortest "
-                "queue, if N or fewer do", Number(1), default=0,
+                "--shortest-queue", "also find how many replicas sustain the rate when each request joins the shortest "
+                "queue; try at most N", Number(1), default=0,
             ),
-            Option("--out", "picture of the capacities (.png or .svg)", FILE),
+            Option("--out", "plot of the capacities (.png or .svg)", FILE),
         ],
     }  # fmt: skip
 

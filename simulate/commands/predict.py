@@ -17,7 +17,9 @@ def options() -> Sections:
     """Return the options in sections of the help."""
     return {
         "arguments": [Argument("folder", "folder that client.compare wrote", FOLDER, required=True, metavar="DIR")],
-        "options": [Option("--cost", "a named model, or a file of `calibrate` (default: the runs' own steps)")],
+        "options": [
+            Option("--cost", "name of a cost model, or a file written by `calibrate` (default: the runs' own steps)")
+        ],
     }
 
 

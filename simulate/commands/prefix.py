@@ -18,19 +18,19 @@ def options() -> Sections:
     """Return the options in sections of the help."""
     return {
         "options": [
-            Option("--cost", "a named model, or a file of `calibrate`", default="llm-mock"),
+            Option("--cost", "name of a cost model, or a file written by `calibrate`", default="llm-mock"),
             Option(
-                "--kinds", "trie: llm-mock's, of the most visited edges; live: the server's pages; lpm: longest hit "
-                "first", Choice(prefix.KINDS, "KIND"), several=True, default=list(prefix.KINDS),
+                "--kinds", "caches to compare; trie: llm-mock's static trie; live: the server's pages; live+lpm: the "
+                "same, longest cached prefix first", Choice(prefix.KINDS, "KIND"), several=True, default=list(prefix.KINDS),
             ),
             Option(
-                "--sizes", "tokens that the cache holds: edges of the trie, or in pages of 16", Number(0),
+                "--sizes", "cache sizes in tokens: edges of the trie, or pages of 16", Number(0),
                 several=True, default=[0, 100, 300, 1000, 2000, 5000],
             ),
             Option("--batches", "batch sizes", Number(1), several=True, default=[1, 5, 10, 20]),
-            Option("--share", "tokens of a shared prompt", Number(0), several=True, default=[0, 200]),
-            Option("--train", "prompts that fill the cache before", Number(1), default=5000),
-            Option("--trace", "Mooncake's JSON lines: the caches by hits alone", FILE),
+            Option("--share", "tokens that all prompts share", Number(0), several=True, default=[0, 200]),
+            Option("--train", "number of prompts that fill the cache first", Number(1), default=5000),
+            Option("--trace", "also compare the caches' hits on a trace in Mooncake's JSON lines", FILE),
             Option("--out", "folder for the figures and plots", FOLDER),
         ]
     }  # fmt: skip

@@ -34,10 +34,13 @@ def options() -> Sections:
         "engine": engine_options(),
         "arrivals": arrival_options(),
         "result": [
-            Option("--out", "folder for all that client.compare writes, too", FOLDER),
-            Option("--no-plots", "leave pictures and page out", None),
+            Option("--out", "folder for the files that client.compare also writes", FOLDER),
+            Option("--no-plots", "write no plots and no page", None),
             Option("--no-records", "write no iterations.jsonl: much faster for long runs", None),
-            *(Option(f"--{name}", "limit in seconds, for the goodput", POSITIVE) for name in ("ttft", "tpot", "e2el")),
+            *(
+                Option(f"--{name}", f"{name.upper()} limit in seconds, for goodput", POSITIVE)
+                for name in ("ttft", "tpot", "e2el")
+            ),
         ],
     }
 
