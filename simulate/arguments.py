@@ -56,7 +56,7 @@ def engine_options(
 ) -> list[Option]:
     """Return the options of the engine; `default_cost` describes a missing default."""
     return [
-        pairs("--policy-option", "option of the policy; may be repeated; 'python -m simulate check --help' lists the options of all policies"),
+        pairs("--policy-option", "option of the policy; may be repeated; 'python -m simulate check --help' lists all"),
         Option("--cost", f"name of a cost model, or a file written by `calibrate`{default_cost}", default=cost),
         pairs("--cost-option", "option of the cost model; may be repeated"),
         Option(
@@ -65,10 +65,10 @@ def engine_options(
         ),
         Option("--max-batch-size", "slots: maximum number of requests computed together", Number(1), default=32),
         Option(
-            "--max-tokens-per-step", "maximum tokens per step; longer prompts are split, except by policies that pad", Number(1),
+            "--max-tokens-per-step", "maximum tokens per step; longer prompts are split, except by padding policies", Number(1),
             default=max_tokens_per_step,
         ),
-        *([Option("--kv-tokens", "number of tokens that the KV pages hold; 0: no limit", Number(0), default=0)] if kv else []),
+        *([Option("--kv-tokens", "tokens that the KV pages hold; 0: no limit", Number(0), default=0)] if kv else []),
     ]  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def arrival_options(num: int = 1000, rate: float = 2.0) -> list[Option]:
         Option("--trace", "take the requests from this CSV or JSON-lines file", FILE),
         Option("--speed", "play a trace this many times as fast", POSITIVE, default=1.0),
         Option(
-            "--context", "leave out requests whose prompt and answer together are longer; 0: keep all", Number(0, name="TOKENS"),
+            "--context", "leave out requests with a longer prompt and answer together; 0: keep all", Number(0, name="TOKENS"),
             default=0,
         ),
         Option(
@@ -100,7 +100,7 @@ def arrival_options(num: int = 1000, rate: float = 2.0) -> list[Option]:
             default=0,
         ),
         Option(
-            "--slo", "give each request one of these deadlines, in seconds after its arrival, all equally likely, for edf", POSITIVE,
+            "--slo", "give each request one of these deadlines, in seconds, all equally likely, for edf", POSITIVE,
             metavar="SECONDS", several=True, default=[],
         ),
         Option("--seed", "random seed", Number(0), default=0),

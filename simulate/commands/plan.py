@@ -40,7 +40,7 @@ def options() -> Sections:
             Option("--ttft", "p99 limit in seconds (default 1, if no limit is given)", POSITIVE),
             Option("--itl", "p99 limit in seconds (default 0.1, if no limit is given)", POSITIVE),
             Option(
-                "--limit", "another limit, such as p50:queue:2; may be repeated", metavar="STAT:MEASURE:S", repeat=True, default=[]
+                "--limit", "a limit such as p50:queue:2; may be repeated", metavar="STAT:MEASURE:S", repeat=True, default=[]
             ),
             Option("--slots", "batch sizes to try (default: --max-batch-size)", Number(1), several=True),
             Option(

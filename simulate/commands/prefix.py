@@ -21,7 +21,7 @@ def options() -> Sections:
             Option("--cost", "name of a cost model, or a file written by `calibrate`", default="llm-mock"),
             Option(
                 "--kinds", "caches to compare; trie: llm-mock's static trie; live: the server's pages; live+lpm: the "
-                "same, longest cached prefix first", Choice(prefix.KINDS, "KIND"), several=True, default=list(prefix.KINDS),
+                "same, longest hit first", Choice(prefix.KINDS, "KIND"), several=True, default=list(prefix.KINDS),
             ),
             Option(
                 "--sizes", "cache sizes in tokens: edges of the trie, or pages of 16", Number(0),
