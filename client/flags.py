@@ -55,7 +55,7 @@ SENT = [
     ),
     Option("--numsamples", "number of requests (default 100)", Number(1, 100_000)),
     Option("--seed", "seed of prompts, lengths and times (default: random, and printed)", Number(0, 2**63 - 1)),
-    Option("--warmup", "requests sent one by one before the run, not measured (default 0; compare and sweep: 3)", Number(0, 1000)),
+    Option("--warmup", "requests sent one by one before the run, not measured (default 0; 3 in compare and sweep)", Number(0, 1000)),
     Option(
         "--goodput", "latency limits in ms for goodput, such as ttft:500 tpot:50 e2el:9000", Read(slo, "SLO"),
         several=True, default=[],

@@ -188,4 +188,6 @@ def _find(module: ModuleType, name: str, policy: str) -> type[Policy]:
 
 
 def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

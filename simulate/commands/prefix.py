@@ -13,6 +13,11 @@ from simulate import pictures, prefix, published
 from simulate.arguments import refuse
 from simulate.commands.prepared import Sections
 
+HEADS = {
+    "cache": "size, tokens", "batch": "slots", "hit_tokens": "hits, tokens", "requests_per_s": "requests per s",
+    "p99_ttft_s": "TTFT p99, s", "p99_latency_per_token_ms": "ms/token p99", "p99_tpot_ms": "TPOT p99, ms",
+}  # fmt: skip
+
 
 def options() -> Sections:
     """Return the options in sections of the help."""
@@ -51,10 +56,11 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         table = Table(
             title=f"{args.cost}, prompts share {share} tokens" if share else f"{args.cost}, no shared prompts"
         )
-        for name in rows[0]:
-            table.add_column(name, justify="right")
+        table.add_column("cache")
+        for head in HEADS.values():
+            table.add_column(head, justify="right")
         for row in rows:
-            table.add_row(row["kind"], *(f"{row[key]:.4g}" for key in list(row)[1:]))
+            table.add_row(row["kind"], *(f"{row[key]:,.4g}" for key in HEADS))
         console.print(table)
     if blocks:
         result["caches"] = prefix.popularity_and_recency(blocks, (100, 300, 1000, 3000, 5000, 10_000, 30_000))
