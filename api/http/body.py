@@ -228,7 +228,7 @@ def _validation_error(
         else:
             value = shown(_value_at(fields, fault["loc"], fault["input"]))
             if field and field.description == UNSUPPORTED:
-                texts.append(f"{name} is {value}, which is not supported. Remove {name}")
+                texts.append(f"{name} is {value}, which is not supported. Leave it out")
             else:
                 texts.append(f"{name} is {value}, but {_reason(fault['msg'])}. {remedy}")
     if len(faults) > 5:
