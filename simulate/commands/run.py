@@ -116,14 +116,14 @@ def show_runs(console: Console, results: Sequence[dict[str, Any]]) -> None:
         counts.title = f"{results[0]['policy']}, simulated"
         console.print(counts, times)
         return
-    table = Table(title="simulated, the same arrivals for all")
+    table = Table(title="simulated, the same arrivals for all; times in ms")
     columns = {
-        "tokens/s": "output_throughput", "E2E mean ms": "mean_e2el_ms", "E2E p99 ms": "p99_e2el_ms",
-        "TTFT mean ms": "mean_ttft_ms", "TTFT p99 ms": "p99_ttft_ms", "ITL p99 ms": "p99_itl_ms",
+        "tokens/s": "output_throughput", "E2E mean": "mean_e2el_ms", "E2E p99": "p99_e2el_ms",
+        "TTFT mean": "mean_ttft_ms", "TTFT p99": "p99_ttft_ms", "ITL p99": "p99_itl_ms",
     }  # fmt: skip
     table.add_column("policy", overflow="fold")
     for name in columns:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for n in results:
         table.add_row(n["policy"], *(f"{n[key]:,.1f}" if n[key] is not None else "-" for key in columns.values()))
     console.print(table)
