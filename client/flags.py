@@ -67,12 +67,13 @@ TIMEOUT = Option("--timeout", "cancel a request after S seconds without data", P
 
 
 def command(name: str, help: str, sections: Mapping[str, Sequence[Parameter]], examples: Sequence[str]) -> Command:
-    """Return a command line whose help ends with the loads, the workloads, the examples and the exit codes."""
+    """Return a command line whose help ends with the loads (if it takes one), the workloads, the examples and the exit codes."""
+    takes_load = any(option.name == "load" for options in sections.values() for option in options)
     loads = [(form, text) for form, text, *_ in arrivals.KINDS.values() if form[:5] != "trace"]
     shown = "\n".join(["\b", *(f"  {line}" for line in examples)])
     return Command(
         name, help, sections,
-        {"loads": loads, "workloads": catalog.describe(), "examples": shown, "exit codes": EXIT_CODES},
+        {**({"loads": loads} if takes_load else {}), "workloads": catalog.describe(), "examples": shown, "exit codes": EXIT_CODES},
     )  # fmt: skip
 
 
