@@ -12,7 +12,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    __package__ = Path(__file__).resolve().parent.name
 
 import requests
 from rich.console import Console, Group

@@ -48,6 +48,15 @@ def test_it_starts_all_three_ways_with_nothing_but_its_folder(
     assert "IP is not set" not in err
 
 
+@pytest.mark.parametrize("program", ["compare.py", "sweep.py", "top.py", "graph.py"])
+def test_each_program_starts_in_the_folder_of_the_client(program: str, tmp_path: Path) -> None:
+    folder = tmp_path / "client"
+    shutil.copytree(ROOT / "client", folder, ignore=lambda *_: {".env", "__pycache__"})
+    command = [sys.executable, program, "--help"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 @pytest.mark.skipif(os.name == "nt", reason="signals as on Unix")
 def test_ctrl_c_stops_sending_and_sums_up_what_finished(server: MockServer) -> None:
     command = ["client/client.py", "--rate", "20", "--numsamples", "5000"]
