@@ -219,6 +219,10 @@ class ChatRequest(Sampled):
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=0), f.INTEGER] | None = Field(
         None, description=f.UNSUPPORTED
     )
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = Field(None, description=f.UNSUPPORTED)
+    audio: None = Field(None, description=f.UNSUPPORTED)
+    prediction: None = Field(None, description=f.UNSUPPORTED)
+    reasoning_effort: Literal["none"] | None = Field(None, description=f.UNSUPPORTED)
     chat_template: None = Field(None, description=f.UNSUPPORTED)
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=0)] | None = Field(None, description=f.UNSUPPORTED)
 

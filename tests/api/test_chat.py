@@ -77,7 +77,8 @@ def test_chat_takes_all_the_room_by_default(client: FlaskClient) -> None:
 @pytest.mark.parametrize(
     "fields",
     [{"response_format": {"type": "text"}}, {"logprobs": False, "top_logprobs": 0}, {"chat_template_kwargs": {}},
-     {"tools": [], "tool_choice": "auto", "functions": [], "function_call": "auto"}],
+     {"tools": [], "tool_choice": "auto", "functions": [], "function_call": "auto"},
+     {"modalities": ["text"], "reasoning_effort": "none", "audio": None}],
     ids=repr,
 )  # fmt: skip
 def test_a_field_that_changes_nothing_in_a_chat_is_taken(client: FlaskClient, fields: dict[str, Any]) -> None:
@@ -112,6 +113,7 @@ def test_a_developer_speaks_as_the_system_and_an_assistant_may_have_said_nothing
      {"messages": [{"role": "assistant", "content": 5}]}, {"messages": [{"role": "assistant", "content": []}]},
      {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
      {"messages": [{"role": "user", "content": []}]}, {"messages": ["x"]}, {"tools": [{}]}, {"logprobs": True},
+     {"modalities": ["text", "audio"]}, {"audio": {"voice": "ash"}}, {"prediction": {}}, {"reasoning_effort": "low"},
      {"response_format": {"type": "json_object"}}, {"chat_template": "x"}, {"chat_template_kwargs": {"a": 1}},
      {"max_tokens": 0}, {"max_tokens": 3, "max_completion_tokens": 4}, {"n": 17}, {"top_logprobs": 1},
      {"max_tokens": -2}, {"max_completion_tokens": 0, "max_tokens": None}, {"tool_choice": "required"},
