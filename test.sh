@@ -22,9 +22,9 @@ check > "$output" 2>&1 &
 checks=$!
 trap 'rm -f "$output"' EXIT
 
-# A worker for each core, and a file's tests in one worker. tests/conftest.py puts the longest files first.
+# Two workers for each core, because many tests wait for servers; a file's tests run in one worker, the longest files first.
 status=0
-.venv/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder "${chosen[@]}" "$@" || status=$?
+.venv/bin/python -m pytest -n "$((2 * $(nproc)))" --dist loadfile --no-loadscope-reorder "${chosen[@]}" "$@" || status=$?
 checked=0
 wait "$checks" || checked=$?
 echo "lint and types:"

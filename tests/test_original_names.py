@@ -10,7 +10,7 @@ import pytest
 from support import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
-CHAPTER = README.partition("## What the original's users find again")[2].partition("\n## ")[0]
+CHAPTER = README.partition("## For users of the original")[2].partition("\n## ")[0]
 CODE = "".join(re.findall(r"```python\n(.*?)```", CHAPTER, re.DOTALL))
 IMPORTS = [
     (statement.module, name.name)

@@ -264,6 +264,7 @@ def test_a_visit_leaves_once() -> None:
     assert (given, registry.open) == ([1], 0)
 
 
+@pytest.mark.full
 def test_a_hundred_thousand_refused_requests_leave_nothing_behind() -> None:
     registry = RequestRegistry(Watcher())
     tracemalloc.start()

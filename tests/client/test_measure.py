@@ -215,6 +215,7 @@ def test_fairness_is_a_line_and_jains_index() -> None:
     assert measure.fairness(users)["jain_users"] == pytest.approx(0.8)
 
 
+@pytest.mark.full
 def test_95_percent_intervals_contain_the_true_mean_as_often() -> None:
     rng = np.random.default_rng(3)
     covered = 0

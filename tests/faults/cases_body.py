@@ -192,8 +192,8 @@ CASES = [
          tests=("tests/api/test_operations.py::test_a_hundred_thousand_refused_requests_leave_nothing_behind",)),
     Case("A20", "a key twice among many", a_key_twice_among_many, growth=40 * MB,
          tests=("tests/api/test_bodies.py::test_a_key_that_is_there_twice_is_found_in_one_pass",)),
-    Case("A21", "lists of thousands of wrong items", lists_of_wrong_items,
+    Case("A21", "lists of thousands of wrong items", lists_of_wrong_items, quick=False,
          tests=("tests/api/test_bodies.py::test_no_kind_of_value_costs_much_to_check_in_any_field",)),
-    Case("A22", "a text that is too long to tokenize, and many long ones", a_text_too_long_to_tokenize,
+    Case("A22", "a text that is too long to tokenize, and many long ones", a_text_too_long_to_tokenize, quick=False,
          tests=("tests/api/test_bodies.py::test_a_large_body_to_tokenize_needs_a_place_and_a_small_one_none",)),
 ]  # fmt: skip

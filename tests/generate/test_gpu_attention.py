@@ -162,6 +162,7 @@ def test_the_fused_norm_adds_to_the_residual_and_norms_the_sum() -> None:
     assert (results[0][0] - results[1][0]).abs().max() < 1e-5
 
 
+@pytest.mark.full
 def test_the_kernels_compile_for_real_cards(pytestconfig: pytest.Config) -> None:
     """What has not changed since the last run is found in Triton's cache, which goes by the source."""
     assert pytestconfig.cache is not None

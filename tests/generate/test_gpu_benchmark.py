@@ -25,6 +25,7 @@ def measure(tmp_path: Path, sections: str, *argv: str) -> dict:
     return json.loads(path.read_text())
 
 
+@pytest.mark.full
 def test_it_checks_and_measures_without_a_gpu(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("triton", reason="Triton is not there: pip install triton")
     result = measure(tmp_path, "checks,decode,prefill")

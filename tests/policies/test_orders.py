@@ -75,6 +75,7 @@ def test_shortest_first_saves_the_gini_coefficient_of_a_bursts_wait() -> None:
     assert waits["nobatch+sjf"] < waits["nobatch"]
 
 
+@pytest.mark.full
 def test_better_predictions_wait_less() -> None:
     def wait(**options: object) -> float:
         sequences = many(150, seed=2)

@@ -99,6 +99,7 @@ class Crowd:
 
 
 @every_policy
+@pytest.mark.full
 def test_ten_thousand_requests_end_once_and_only_by_their_own_faults(policy: str) -> None:
     model = faulty(
         poison={"prompt_contains": "POISON"},

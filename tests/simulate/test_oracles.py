@@ -170,6 +170,7 @@ def waits(order: str, rate: float, n: int = 2000, seeds: int = 6, **options: obj
 
 
 @pytest.mark.parametrize(("rate", "fcfs", "sjf"), points(1, (1.3, 0.8121, 0.5872), (0.8, 0.2654, 0.2241)))
+@pytest.mark.full
 def test_the_mean_waits_of_one_server_are_those_of_phipps(rate: float, fcfs: float, sjf: float) -> None:
     found = waits("", rate)
     assert agrees(found, fcfs), found
@@ -195,6 +196,7 @@ def test_classes_of_length_wait_as_cobham_says(rate: float, classes: int, accura
     assert agrees(found, exact), found
 
 
+@pytest.mark.full
 def test_each_of_two_classes_waits_as_cobham_says() -> None:
     short, long = [], []
     for seed in range(6):
@@ -209,6 +211,7 @@ def test_each_of_two_classes_waits_as_cobham_says() -> None:
         assert agrees((np.mean(found), np.std(found, ddof=1) / np.sqrt(6)), exact)
 
 
+@pytest.mark.full
 def test_the_service_time_weighted_wait_is_conserved() -> None:
     """Sum of rho_k W_k = rho W_FCFS = 0.565784 at 1.3 per second, whatever the order knows."""
 

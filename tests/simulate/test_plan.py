@@ -44,6 +44,7 @@ def test_a_hundred_requests_a_second_need_186_such_servers() -> None:
     assert Capacity(1 - np.log(100) / 10, 1.0, "").replicas(100) == 186
 
 
+@pytest.mark.full
 def test_the_capacity_of_m_d_1_under_a_mean_limit() -> None:
     found = capacity(nobatch, jobs(6000, None, 1), MS, [Limit("e2el", "mean", 3.0)])
     assert found.rate == pytest.approx(0.8, rel=0.05)
@@ -147,6 +148,7 @@ def mean_of(router: str, replicas: int, seed: int) -> float:
     return float(run.latency.mean())
 
 
+@pytest.mark.full
 def test_routers_that_know_more_wait_less() -> None:
     """At 0.8 of eight servers: random is M/M/1 (5 s), and one queue for all (1.286 s) is the bound of the rest."""
     means = {
@@ -163,6 +165,7 @@ def test_a_random_split_leaves_each_replica_a_queue_of_its_own() -> None:
     assert agrees(found, 5.0) or found[0] == pytest.approx(5.0, rel=0.12)
 
 
+@pytest.mark.full
 def test_joining_the_shortest_queue_saves_replicas() -> None:
     limits = [Limit("e2el", "mean", 3.0)]
     alone = capacity(nobatch, jobs(4000, 1000.0, 1), MS, limits)

@@ -54,6 +54,7 @@ def test_the_lengths_are_anyscales(most: int, slots: int, mean: float, of_batch:
     assert np.mean([d.max() for d in drawn]) == pytest.approx(of_all, rel=0.05 if most > 1000 else 0.01)
 
 
+@pytest.mark.full
 def test_the_naive_baseline_and_vllm_come_near_what_was_measured() -> None:
     assert mean_rate("static-global", 1536) == pytest.approx(81, rel=0.25)
     assert mean_rate("prefill-first", 1536) == pytest.approx(1900, rel=0.25)

@@ -98,6 +98,7 @@ def test_mean_and_p99_latency_are_met(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", points(1, "FCFS__overload", "VTC__overload", "FCFS__real"))
+@pytest.mark.full
 def test_without_the_overheads_of_the_host_a_run_looks_too_fast(name: str) -> None:
     span, mean, _, _ = errors(name, fitted=False)
     assert span < errors(name)[0] - 0.03
@@ -105,6 +106,7 @@ def test_without_the_overheads_of_the_host_a_run_looks_too_fast(name: str) -> No
 
 
 @pytest.mark.parametrize("name", points(2, "FCFS__overload", "VTC__overload", "FCFS__poisson_short_long"))
+@pytest.mark.full
 def test_the_shares_of_two_clients_are_met(name: str) -> None:
     ours, theirs = service(name, simulated=True)[0], service(name, simulated=False)[0]
     assert ours == pytest.approx(theirs, abs=0.02)

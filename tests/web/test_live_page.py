@@ -201,6 +201,7 @@ def test_it_fits_a_small_screen_and_axe_finds_nothing_serious(
     tab.context.close()
 
 
+@pytest.mark.full
 def test_64_slots_at_speed_stay_smooth_and_small(tab: Tab) -> None:
     page = tab.open()
     tab.until("globalThis.EB && EB.page")

@@ -84,6 +84,7 @@ def test_the_race_within_a_report_needs_no_server(chromium: Any, tmp_path: Path)
     page.close()
 
 
+@pytest.mark.full
 def test_a_comparison_is_raced_load_by_load(tab: Tab, comparison: Path) -> None:
     page = tab.open("/race")
     page.set_input_files("#files", comparison / "iterations.jsonl")
