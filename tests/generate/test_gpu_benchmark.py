@@ -84,6 +84,7 @@ def test_a_section_that_is_cut_off_or_fails_keeps_its_results() -> None:
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
+@pytest.mark.full
 def test_decoding_up_to_the_last_position_of_the_context_is_measured(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "model", layers=1)
     context = json.loads((model / "config.json").read_text())["n_positions"]

@@ -43,6 +43,7 @@ def test_nobatch_is_pollaczek_khinchine(rate: float, exact: float) -> None:
     assert found[1] < 0.06 * exact
 
 
+@pytest.mark.full
 def test_nobatch_with_geometric_answers_is_pollaczek_khinchine() -> None:
     draw = lambda n, rng: geometric(n, rng) + 1  # noqa: E731
     found = replicate(mean_latency("nobatch", 1, COST_A, 1.2, 2000, draw), 6)
@@ -56,6 +57,7 @@ def test_nobatch_with_constant_service_is_m_d_1(rate: float, exact: float) -> No
     assert agrees(found, exact), found
 
 
+@pytest.mark.full
 def test_nobatch_on_llm_mock_is_m_d_1() -> None:
     def one(rng: Rng) -> float:
         trace = poisson(0.15, np.full(1500, 71), rng, prompt=100)
@@ -190,6 +192,7 @@ def test_the_mean_waits_of_one_server_are_those_of_phipps(rate: float, fcfs: flo
         (1.3, 4, 1.0, 0.6022),
     ),
 )
+@pytest.mark.full
 def test_classes_of_length_wait_as_cobham_says(rate: float, classes: int, accuracy: float, exact: float) -> None:
     predictor = {"predictor": "classes", "classes": classes, "accuracy": accuracy}
     found = waits("sjf", rate, guard=1e9, guard_ratio=1e9, **predictor)

@@ -65,6 +65,7 @@ def test_one_queue_before_eight_servers_is_erlang_c() -> None:
     assert np.mean(latencies) == pytest.approx(1.28603, rel=0.05)
 
 
+@pytest.mark.full
 def test_a_stricter_limit_never_raises_capacity() -> None:
     unit = workloads.draw("clipped-normal", 1.0, 300, seed=2)
     cost = published.make("oracle-a")
@@ -202,6 +203,7 @@ def test_the_shortest_queue_is_held_to_every_limit(limit: Limit) -> None:
     assert value(found) <= limit.bound < value(found - 1)
 
 
+@pytest.mark.full
 def test_the_overheads_of_the_host_are_in_what_the_shortest_queue_needs() -> None:
     unit, cost = workloads.draw("clipped-normal", 1.0, 400, seed=3), published.make("oracle-a")
     needed = [

@@ -60,6 +60,7 @@ def test_the_naive_baseline_and_vllm_come_near_what_was_measured() -> None:
     assert mean_rate("prefill-first", 1536) == pytest.approx(1900, rel=0.25)
 
 
+@pytest.mark.full
 def test_fastertransformer_is_static_with_a_second_of_sleep_before_each_batch() -> None:
     ratios = []
     for seed in range(2):
@@ -79,6 +80,7 @@ def test_the_loops_keep_their_order_and_the_gap_widens_with_the_spread_of_length
     assert all(a < b for a, b in pairwise(gaps))
 
 
+@pytest.mark.full
 def test_equal_cost_makes_vllm_and_tgi_differ_by_little() -> None:
     """Said openly: what was published as twice is 1.04 and about 1.4 when every step costs the same."""
     assert mean_rate("prefill-first", 32) / mean_rate("tgi", 32) == pytest.approx(1.04, abs=0.05)

@@ -184,6 +184,7 @@ def test_capacity_fleet_and_prefixes_are_told(capsys: pytest.CaptureFixture[str]
     assert told["share_40"][1]["hit_tokens"] > told["share_0"][1]["hit_tokens"]
 
 
+@pytest.mark.full
 def test_the_prefix_experiment_is_drawn_with_the_figures_beside_each_plot(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -104,6 +104,7 @@ def test_a_comparison_is_raced_load_by_load(tab: Tab, comparison: Path) -> None:
     assert tab.complaints == []
 
 
+@pytest.mark.full
 def test_a_report_races_every_policy_under_every_load(chromium: Any, comparison: Path) -> None:
     path = comparison / "race.html"
     path.write_text(f"<!doctype html><title>x</title>{race.embed(store.read(comparison))}")
