@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from typing import Any
 
@@ -131,17 +130,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         seconds = statistics.median(time_prefill(runner, tokens, args.chunk) for _ in range(4))
         prefill.append({"tokens": tokens, "ms": seconds * 1e3, "tokens_per_s": tokens / seconds})
     return {
-        "benchmark": "engine", "model": name, "load_format": args.load_format,
+        "model": name, "load_format": args.load_format,
         "dtype": str(runner.dtype).removeprefix("torch."), "attention": runner.attention,
         "temperature": args.temperature, "decode": rows, "prefix": time_prefix(runner, 512, args.chunk),
         "prefill": prefill, "chunk": args.chunk,
-        "command": "python -m benchmarks.engine " + " ".join(sys.argv[1:]),
     }  # fmt: skip
 
 
 def show(result: dict[str, Any]) -> None:
     console = Console(stderr=True)
-    table = Table(title=f"{result['model']} {result['dtype']}, {result['machine']['threads']} threads")
+    table = Table(title=f"{result['model']} {result['dtype']}, {torch.get_num_threads()} threads")
     for name in ("batch", "context", "ms a step", "tokens/s", "GB/s", "GFLOP/s", "of the limit"):
         table.add_column(name, justify="right")
     for r in result["decode"]:
