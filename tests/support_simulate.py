@@ -1,7 +1,8 @@
-"""What the simulator's tests share: schedulers and sequences from numbers, and estimates with their errors."""
+"""What the simulator's tests share: schedulers and sequences from numbers, estimates with their errors, commands."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,8 +12,12 @@ import pytest
 import policies
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from simulate import published
+from simulate.__main__ import main
 from simulate.costs import Cost
 from simulate.simulator import Run, simulate
+
+COST_A = published.make("oracle-a")
 
 
 def points(quick: int, *rows: Any) -> list[Any]:
@@ -56,3 +61,15 @@ def run_poisson(
     policy: str, slots: int, cost: Cost, rate: float, lengths: np.ndarray, rng: np.random.Generator, **options: Any
 ) -> Run:
     return simulate(make_scheduler(policy, slots, **options), poisson(rate, lengths, rng), cost)
+
+
+def uniform(n: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw L ~ U{1..128} decode steps after a prefill that yields no token: L + 1 tokens of ours."""
+    return rng.integers(1, 129, n) + 1
+
+
+def run_command(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> tuple[Any, str]:
+    """Run a command; return the object on stdout's last line, and the words on stderr."""
+    assert main(list(argv)) == code
+    captured = capsys.readouterr()
+    return json.loads(captured.out.splitlines()[-1]) if captured.out else None, captured.err

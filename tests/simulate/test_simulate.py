@@ -7,10 +7,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from mock_server import mock_server
+from support_simulate import run_command
 
 from client import compare
 from client.report import store
@@ -21,16 +21,9 @@ ROOT = Path(__file__).parents[2]
 SMALL = ["--num", "40", "--rate", "3"]
 
 
-def run(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> tuple[Any, str]:
-    """Run a command; return the object on stdout's last line, and the words on stderr."""
-    assert main(list(argv)) == code
-    captured = capsys.readouterr()
-    return json.loads(captured.out.splitlines()[-1]) if captured.out else None, captured.err
-
-
 def test_a_run_is_told_and_written_like_a_measured_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "one"
-    told, words = run(capsys, "run", "dynamic", *SMALL, "--out", str(out), "--e2el", "2", "--no-plots")
+    told, words = run_command(capsys, "run", "dynamic", *SMALL, "--out", str(out), "--e2el", "2", "--no-plots")
     summary = json.loads((out / "runs" / "dynamic.poisson-3.0.json").read_text())
     keys = [
         "date",
@@ -94,7 +87,7 @@ def test_the_folder_of_a_simulation_is_that_of_a_comparison(
         flags = ["--workload", "fixed:8:4", "--numsamples", "12", "--load", "poisson:200", "--seed", "3"]
         assert compare.main([f"real={server.url}", *flags, *plots, "--out", str(tmp_path), "--name", "a"], {}) == 0
     simulated = ["run", "dynamic", "static", "--num", "12", "--rate", "3", "--out", str(tmp_path / "b"), *plots]
-    run(capsys, *simulated)
+    run_command(capsys, *simulated)
     real, ours = store.read(tmp_path / "a"), store.read(tmp_path / "b")
     assert ours.policies == ["dynamic", "static"]
     assert real.summary.keys() == ours.summary.keys()
@@ -109,7 +102,7 @@ def test_the_folder_of_a_simulation_is_that_of_a_comparison(
     if not plots:
         drawn = [{path.stem.partition(".")[0] for path in (tmp_path / n / "plots").iterdir()} for n in "ab"]
         assert drawn[0] <= drawn[1] >= {"slots", "waste", "ttft-over-prompt", "batch-sizes"}
-    assert "holds results already" in run(capsys, *simulated, code=2)[1]
+    assert "holds results already" in run_command(capsys, *simulated, code=2)[1]
 
 
 def test_records_change_nothing_and_two_runs_are_the_same_bytes(
@@ -117,8 +110,8 @@ def test_records_change_nothing_and_two_runs_are_the_same_bytes(
 ) -> None:
     flags = ["run", "static", "--max-batch-size", "4", "--kv-tokens", "4000", *SMALL]
     flags += ["--no-plots"]
-    with_records, _ = run(capsys, *flags, "--out", str(tmp_path / "a"))
-    without, _ = run(capsys, *flags, "--out", str(tmp_path / "b"), "--no-records")
+    with_records, _ = run_command(capsys, *flags, "--out", str(tmp_path / "a"))
+    without, _ = run_command(capsys, *flags, "--out", str(tmp_path / "b"), "--no-records")
     assert not (tmp_path / "b" / "iterations.jsonl").exists()
     assert (tmp_path / "a" / "requests.csv").read_bytes() == (tmp_path / "b" / "requests.csv").read_bytes()
     assert with_records["trace_sha256"] == without["trace_sha256"]
@@ -128,7 +121,7 @@ def test_records_change_nothing_and_two_runs_are_the_same_bytes(
 
 def test_several_policies_meet_the_same_arrivals(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     flags = ["--no-plots", "--out", str(tmp_path)]
-    told, words = run(capsys, "run", "dynamic", "static", "nobatch", *SMALL, *flags)
+    told, words = run_command(capsys, "run", "dynamic", "static", "nobatch", *SMALL, *flags)
     assert [r["policy"] for r in told["runs"]] == ["dynamic", "static", "nobatch"]
     assert len({r["trace_sha256"] for r in told["runs"]}) == 1
     assert "| static |" in (tmp_path / "table.md").read_text()
@@ -139,7 +132,7 @@ def test_a_trace_and_options_are_taken(capsys: pytest.CaptureFixture[str], tmp_p
     path = tmp_path / "trace.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0,4,3\n1,600,600\n2,5,2\n")
     flags = ["--trace", str(path), "--context", "1024", "--cost", "constant", "--cost-option", "a=1"]
-    told, _ = run(capsys, "run", "window", *flags, "--policy-option", "delay=0.5", "--speed", "2")
+    told, _ = run_command(capsys, "run", "window", *flags, "--policy-option", "delay=0.5", "--speed", "2")
     assert told["num_prompts"] == 2
     assert told["request_rate"] == "inf"
     assert told["mean_ttft_ms"] > 1500
@@ -150,7 +143,7 @@ def test_lines_of_a_trace_that_cannot_be_read_are_named_and_the_rest_is_served(
 ) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0,4,3\nx,1,1\n0.1,5\n1,5,0\n2,5,2\n")
-    told, words = run(capsys, "run", "dynamic", "--trace", str(path))
+    told, words = run_command(capsys, "run", "dynamic", "--trace", str(path))
     assert told["num_prompts"] == 2
     assert all(said in words for said in ("3 of 5 lines", "line 3", "line 4", "line 5"))
 
@@ -160,26 +153,28 @@ def test_a_trace_may_have_prompts_as_texts_and_the_columns_of_others(
 ) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text('{"at": 7, "prompt": "' + "to be " * 16 + '", "num_tokens": 5}\n')
-    told, words = run(capsys, "run", "dynamic", "--trace", str(path))
+    told, words = run_command(capsys, "run", "dynamic", "--trace", str(path))
     assert told["total_input_tokens"] == 30
     assert "1 prompts of the trace are text" in words
     other = tmp_path / "other.csv"
     other.write_text("req_time,client,prompt_len,output_len\n3,a,40,5\n4,b,2,6\n")
-    told, words = run(capsys, "run", "dynamic", "--trace", str(other))
+    told, words = run_command(capsys, "run", "dynamic", "--trace", str(other))
     assert (told["total_input_tokens"], told["total_output_tokens"]) == (42, 11)
     assert set(told["simulation"]["clients"]) == {"a", "b"}
 
 
 def test_capacity_fleet_and_prefixes_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     picture = tmp_path / "a.png"
-    told, _ = run(capsys, "plan", "dynamic", "--num", "300", "--slots", "4", "16", "--limit", "p50:e2el:3",
+    told, _ = run_command(capsys, "plan", "dynamic", "--num", "300", "--slots", "4", "16", "--limit", "p50:e2el:3",
                   "--shortest-queue", "8", "--out", str(picture))  # fmt: skip
     few, many = told["capacities"]
     assert few["rate"] < many["rate"]
     assert picture.stat().st_size > 1000
-    told, _ = run(capsys, "fleet", "static", "--replicas", "4", "--rate", "9", "--num", "80", "--router", "random")
+    told, _ = run_command(
+        capsys, "fleet", "static", "--replicas", "4", "--rate", "9", "--num", "80", "--router", "random"
+    )
     assert told["routers"][0]["router"] == "random"
-    told, _ = run(capsys, "prefix", "--train", "60", "--sizes", "0", "50", "--batches", "10", "--share", "0", "40",
+    told, _ = run_command(capsys, "prefix", "--train", "60", "--sizes", "0", "50", "--batches", "10", "--share", "0", "40",
                   "--kinds", "trie")  # fmt: skip
     assert told["share_40"][1]["hit_tokens"] > told["share_0"][1]["hit_tokens"]
 
@@ -192,7 +187,7 @@ def test_the_prefix_experiment_is_drawn_with_the_figures_beside_each_plot(
     row = {"timestamp_ms": 0, "input_length": 9, "output_length": 9}
     lines = [json.dumps({**row, "hash_ids": [1, 2, n % 3]}) for n in range(12)]
     trace.write_text("\n".join(lines))
-    told, words = run(capsys, "prefix", "--train", "60", "--sizes", "0", "640", "--batches", "10",
+    told, words = run_command(capsys, "prefix", "--train", "60", "--sizes", "0", "640", "--batches", "10",
                       "--trace", str(trace), "--out", str(tmp_path / "x"))  # fmt: skip
     drawn = {path.stem for path in (tmp_path / "x").glob("*.svg")}
     assert {"prefix-hits", "prefix-ttft", "prefix-tpot", "prefix-batch-ttft", "prefix-trace"} <= drawn
@@ -207,73 +202,6 @@ def test_the_prefix_experiment_is_drawn_with_the_figures_beside_each_plot(
 
 
 # A command line and what its error names beside the remedy: the option or file, and the value or the bound.
-MISTAKES = [
-    ("rum", "'rum'", "Did you mean 'run'?"),
-    ("run", "POLICY", "missing"),
-    ("run dinamic", "dinamic", "Did you mean 'dynamic'?"),
-    ("run dynamic dynamic", "dynamic", "twice"),
-    ("run dynamic --rat 3", "--rat", "Did you mean '--rate'?"),
-    ("run dynamic --rate 0", "--rate", "above 0"),
-    ("run dynamic --num x", "--num", "'x'"),
-    ("run dynamic --seed -1", "--seed", "at least 0"),
-    ("run dynamic --cost lm-mock", "lm-mock", "Did you mean 'llm-mock'?"),
-    ("run dynamic --cost HERE/none.json", "none.json", "No such file"),
-    ("run dynamic --cost HERE/words.json", "words.json", "calibrate"),
-    ("run dynamic --cost-option a=b", "--cost-option a", "'b'"),
-    ("run dynamic --cost-option base=-1", "--cost-option base", "at least 0"),
-    ("run dynamic --cost llm-mock --cost-option rate=0", "llm-mock", "--cost-option"),
-    ("run dynamic --cost splitwise --cost-option prefill=1", "'prefill'", "mixed"),
-    ("run dynamic --policy-option x", "--policy-option", "'x'"),
-    ("run dynamic --workload orka", "orka", "Did you mean 'orca'?"),
-    ("run dynamic --kv-tokens 64", "--kv-tokens", "64"),
-    ("run dynamic --context 3", "--context", "3"),
-    ("run dynamic --max-tokens-per-step 8", "--max-tokens-per-step", "32"),
-    ("run dynamic --speed 2", "--speed", "--trace"),
-    ("run dynamic --trace HERE/none.csv", "none.csv", "No such file"),
-    ("run dynamic --trace HERE", "HERE", "directory"),
-    ("run dynamic --trace HERE/bytes.csv", "bytes.csv", "arrival_s, prompt_tokens"),
-    ("run dynamic --trace HERE/empty.csv", "empty.csv", "arrival_s, prompt_tokens"),
-    ("run dynamic --out HERE/empty.csv/x", "empty.csv", "directory"),
-    ("run dynamic --no-plots", "--no-plots", "--out"),
-    ("plan dynamic --limit p99:tft:1", "p99:tft:1", "as in p99:ttft:1"),
-    ("plan dynamic --ttft 0", "--ttft", "above 0"),
-    ("plan dynamic --trace HERE/none.csv", "none.csv", "No such file"),
-    ("plan dynamic --arrivals burst", "burst", "poisson"),
-    ("plan dynamic --out HERE/a.txt", "a.txt", ".png"),
-    ("fleet dynamic --router randm", "randm", "Did you mean 'random'?"),
-    ("fleet dynamic --router prefix-aware", "prefix-aware", "--kv-tokens"),
-    ("fleet dynamic --replicas 0", "--replicas", "at least 1"),
-    ("prefix --trace HERE/none.jsonl", "none.jsonl", "No such file"),
-    ("prefix --trace HERE/good.csv", "good.csv", "hash_ids"),
-    ("prefix --sizes 0 --train 90", "--train", "--sizes"),
-    ("calibrate --model nope", "'nope'", "gpt2-medium"),
-    ("calibrate --steps 0", "--steps", "at least 1"),
-    ("calibrate --out HERE", "--out", "cost.json"),
-    ("validate nope", "'nope'", "dynamic"),
-    ("validate dynamic --rate 0", "--rate", "above 0"),
-    ("predict HERE/none", "none", "client.compare"),
-    ("check", "POLICY", "missing"),
-    ("check nope", "'nope'", "dynamic"),
-    ("check dynamic --cases=-1", "--cases", "at least 0"),
-]
-
-
-@pytest.mark.parametrize(("line", "named", "more"), MISTAKES)
-def test_a_mistake_is_answered_in_one_line_with_a_remedy(
-    line: str, named: str, more: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "bytes.csv").write_bytes(bytes(range(256)) * 9)
-    (tmp_path / "empty.csv").write_text("")
-    (tmp_path / "good.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,4,3\n")
-    (tmp_path / "words.json").write_text('{"cost": {"kind": "affine", "base": "x"}}')
-    _, err = run(capsys, *line.replace("HERE", str(tmp_path)).split(), code=2)
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert named.replace("HERE", str(tmp_path)) in err
-    assert more in err
-    assert any(remedy in err for remedy in ("Use ", "Change ", "Check ", "Name ", "Make ", "Run "))
-
-
 @pytest.mark.parametrize(
     ("policy", "hint", "values"),
     [
@@ -290,21 +218,21 @@ def test_an_order_without_anything_to_go_by_is_noted(
 ) -> None:
     """With the options that the note names, the order differs from arrival, and there is no note."""
     few = ["--num", "120", "--rate", "9", "--max-batch-size", "4"]
-    plain, _ = run(capsys, "run", "dynamic", *few)
-    blind, words = run(capsys, "run", policy, *few)
+    plain, _ = run_command(capsys, "run", "dynamic", *few)
+    blind, words = run_command(capsys, "run", policy, *few)
     assert f"note: {policy} " in words
     assert hint in words
     assert blind["mean_ttft_ms"] == plain["mean_ttft_ms"]
-    sees, words = run(capsys, "run", policy, *few, hint, *values)
+    sees, words = run_command(capsys, "run", policy, *few, hint, *values)
     assert "note:" not in words
     assert sees["mean_ttft_ms"] != plain["mean_ttft_ms"]
 
 
 def test_prompts_that_share_a_beginning_are_found_in_the_pages(capsys: pytest.CaptureFixture[str]) -> None:
     shared = ["--num", "150", "--rate", "30", "--workload", "shared-prefix:20:300", "--cost", "affine"]
-    without, _ = run(capsys, "run", "dynamic", *shared)
-    arrival, _ = run(capsys, "run", "dynamic", *shared, "--kv-tokens", "6400")
-    longest_hit, _ = run(capsys, "run", "dynamic+lpm", *shared, "--kv-tokens", "6400")
+    without, _ = run_command(capsys, "run", "dynamic", *shared)
+    arrival, _ = run_command(capsys, "run", "dynamic", *shared, "--kv-tokens", "6400")
+    longest_hit, _ = run_command(capsys, "run", "dynamic+lpm", *shared, "--kv-tokens", "6400")
     assert arrival["mean_ttft_ms"] < without["mean_ttft_ms"]
     assert longest_hit["mean_ttft_ms"] != arrival["mean_ttft_ms"]
 
@@ -326,14 +254,14 @@ def test_an_order_that_can_tell_the_requests_apart_is_not_noted(
     rows = "\n".join(f"{i},4,3,{'ab'[i % 2]}" for i in range(8))
     Path("clients.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,client\n{rows}\n")
     more = [] if "--trace" in line else ["--num", "30"]
-    assert "note:" not in run(capsys, "run", *line.split(), *more)[1]
+    assert "note:" not in run_command(capsys, "run", *line.split(), *more)[1]
 
 
 def test_hints_leave_the_requests_as_they_were_and_show_what_orders_do(capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--num", "200", "--rate", "9", "--max-batch-size", "4"]
-    plain, _ = run(capsys, "run", "dynamic", *few)
+    plain, _ = run_command(capsys, "run", "dynamic", *few)
     flags = [*few, "--clients", "3", "--priorities", "2", "--slo", "1", "60"]
-    told, _ = run(capsys, "run", "dynamic", "dynamic+vtc", "dynamic+edf", "dynamic+priority", *flags)
+    told, _ = run_command(capsys, "run", "dynamic", "dynamic+vtc", "dynamic+edf", "dynamic+priority", *flags)
     fcfs, vtc, edf, _ = (run["simulation"] for run in told["runs"])
     assert told["runs"][0]["mean_ttft_ms"] == plain["mean_ttft_ms"]
     counts = [fcfs["clients"][f"client-{k}"]["requests"] for k in (1, 2, 3)]
@@ -349,13 +277,13 @@ def test_a_plan_of_a_trace_is_for_the_trace(capsys: pytest.CaptureFixture[str], 
     rows = "".join(f"{0.5 * i},20,{10 if i % 2 else 900}\n" for i in range(301))
     path.write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
     flags = ["plan", "dynamic", "--max-batch-size", "8", "--trace", str(path)]
-    told, _ = run(capsys, *flags)
+    told, _ = run_command(capsys, *flags)
     assert told["wanted"] == pytest.approx(2.0)
-    short, words = run(capsys, *flags, "--context", "500", "--speed", "3")
+    short, words = run_command(capsys, *flags, "--context", "500", "--speed", "3")
     assert short["wanted"] == pytest.approx(3.0)
     assert "151 of 301" in words
     assert short["capacities"][0]["rate"] > 10 * told["capacities"][0]["rate"]
-    other, _ = run(capsys, *flags, "--rate", "7")
+    other, _ = run_command(capsys, *flags, "--rate", "7")
     assert other["wanted"] == 7
     assert other["capacities"][0]["rate"] == told["capacities"][0]["rate"]
 

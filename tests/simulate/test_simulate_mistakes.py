@@ -1,0 +1,74 @@
+"""How the simulator answers mistakes on its command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support_simulate import run_command
+
+MISTAKES = [
+    ("rum", "'rum'", "Did you mean 'run'?"),
+    ("run", "POLICY", "missing"),
+    ("run dinamic", "dinamic", "Did you mean 'dynamic'?"),
+    ("run dynamic dynamic", "dynamic", "twice"),
+    ("run dynamic --rat 3", "--rat", "Did you mean '--rate'?"),
+    ("run dynamic --rate 0", "--rate", "above 0"),
+    ("run dynamic --num x", "--num", "'x'"),
+    ("run dynamic --seed -1", "--seed", "at least 0"),
+    ("run dynamic --cost lm-mock", "lm-mock", "Did you mean 'llm-mock'?"),
+    ("run dynamic --cost HERE/none.json", "none.json", "No such file"),
+    ("run dynamic --cost HERE/words.json", "words.json", "calibrate"),
+    ("run dynamic --cost-option a=b", "--cost-option a", "'b'"),
+    ("run dynamic --cost-option base=-1", "--cost-option base", "at least 0"),
+    ("run dynamic --cost llm-mock --cost-option rate=0", "llm-mock", "--cost-option"),
+    ("run dynamic --cost splitwise --cost-option prefill=1", "'prefill'", "mixed"),
+    ("run dynamic --policy-option x", "--policy-option", "'x'"),
+    ("run dynamic --workload orka", "orka", "Did you mean 'orca'?"),
+    ("run dynamic --kv-tokens 64", "--kv-tokens", "64"),
+    ("run dynamic --context 3", "--context", "3"),
+    ("run dynamic --max-tokens-per-step 8", "--max-tokens-per-step", "32"),
+    ("run dynamic --speed 2", "--speed", "--trace"),
+    ("run dynamic --trace HERE/none.csv", "none.csv", "No such file"),
+    ("run dynamic --trace HERE", "HERE", "directory"),
+    ("run dynamic --trace HERE/bytes.csv", "bytes.csv", "arrival_s, prompt_tokens"),
+    ("run dynamic --trace HERE/empty.csv", "empty.csv", "arrival_s, prompt_tokens"),
+    ("run dynamic --out HERE/empty.csv/x", "empty.csv", "directory"),
+    ("run dynamic --no-plots", "--no-plots", "--out"),
+    ("plan dynamic --limit p99:tft:1", "p99:tft:1", "as in p99:ttft:1"),
+    ("plan dynamic --ttft 0", "--ttft", "above 0"),
+    ("plan dynamic --trace HERE/none.csv", "none.csv", "No such file"),
+    ("plan dynamic --arrivals burst", "burst", "poisson"),
+    ("plan dynamic --out HERE/a.txt", "a.txt", ".png"),
+    ("fleet dynamic --router randm", "randm", "Did you mean 'random'?"),
+    ("fleet dynamic --router prefix-aware", "prefix-aware", "--kv-tokens"),
+    ("fleet dynamic --replicas 0", "--replicas", "at least 1"),
+    ("prefix --trace HERE/none.jsonl", "none.jsonl", "No such file"),
+    ("prefix --trace HERE/good.csv", "good.csv", "hash_ids"),
+    ("prefix --sizes 0 --train 90", "--train", "--sizes"),
+    ("calibrate --model nope", "'nope'", "gpt2-medium"),
+    ("calibrate --steps 0", "--steps", "at least 1"),
+    ("calibrate --out HERE", "--out", "cost.json"),
+    ("validate nope", "'nope'", "dynamic"),
+    ("validate dynamic --rate 0", "--rate", "above 0"),
+    ("predict HERE/none", "none", "client.compare"),
+    ("check", "POLICY", "missing"),
+    ("check nope", "'nope'", "dynamic"),
+    ("check dynamic --cases=-1", "--cases", "at least 0"),
+]
+
+
+@pytest.mark.parametrize(("line", "named", "more"), MISTAKES)
+def test_a_mistake_is_answered_in_one_line_with_a_remedy(
+    line: str, named: str, more: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "bytes.csv").write_bytes(bytes(range(256)) * 9)
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "good.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,4,3\n")
+    (tmp_path / "words.json").write_text('{"cost": {"kind": "affine", "base": "x"}}')
+    _, err = run_command(capsys, *line.replace("HERE", str(tmp_path)).split(), code=2)
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert named.replace("HERE", str(tmp_path)) in err
+    assert more in err
+    assert any(remedy in err for remedy in ("Use ", "Change ", "Check ", "Name ", "Make ", "Run "))
