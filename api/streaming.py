@@ -33,7 +33,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Delta(NamedTuple):
-    """What is new in one choice: its text, its tokens start..stop, and whether it has ended."""
+    """The new part of one choice: its text, its tokens start..stop, and whether it has ended."""
 
     choice: int
     text: str
@@ -131,7 +131,7 @@ class Coalescer:
         self._gap = INTERVAL  # seconds between the last tokens
 
     def sent(self, tokens: int) -> None:
-        """Note that so many tokens have been sent now."""
+        """Note that this many tokens have been sent now."""
         now = time.perf_counter()
         self._gap, self.sent_at = (now - self.sent_at) / (tokens or 1), now
 

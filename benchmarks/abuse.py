@@ -88,7 +88,7 @@ def hostile() -> list[Hostile]:
     return [Hostile(name, path, (BODIES[path] % extra).encode()) for name, path, extra in extras]
 
 
-def abuse(port: int, rate: float, seconds: float, begins: Any, told: Any) -> None:
+def abuse(port: int, rate: float, seconds: float, begins: Any, reports: Any) -> None:
     """Send the bodies in a random order at a steady rate, each with an id of its own; tell how each was answered."""
     bodies = hostile()
     begins.set()
@@ -100,7 +100,7 @@ def abuse(port: int, rate: float, seconds: float, begins: Any, told: Any) -> Non
         for number in range(int(rate * seconds)):
             time.sleep(max(0.0, began + number / rate - time.perf_counter()))
             answers.append(pool.submit(send, port, next(turns), f"abuse-{number}"))
-    told.put([answer.result() for answer in answers])
+    reports.put([answer.result() for answer in answers])
 
 
 def send(port: int, body: Hostile, id: str) -> Timed:
@@ -141,7 +141,7 @@ class Streams:
         self._thread.join(10)
 
     def measure(self, seconds: float, until_done: Callable[[], bool] = lambda: True) -> list[float]:
-        """Return the times of tokens, sorted, for so many seconds and until something is done."""
+        """Return the sorted times of tokens for at least this many seconds."""
         self._gaps = []
         began = time.perf_counter()
         while time.perf_counter() - began < seconds or not until_done():
@@ -200,9 +200,9 @@ def figures(gaps: list[float], memory: float) -> dict[str, float]:
 def measure(server: Served, args: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of the three parts, and what became of the hostile bodies."""
     context = multiprocessing.get_context("spawn")
-    begins, told = context.Event(), context.SimpleQueue()
+    begins, reports = context.Event(), context.SimpleQueue()
     seconds = 60 * args.minutes
-    sender = context.Process(target=abuse, args=(server.port, args.rate, seconds, begins, told), daemon=True)
+    sender = context.Process(target=abuse, args=(server.port, args.rate, seconds, begins, reports), daemon=True)
     with Streams(server.port, args.streams) as streams:
         for body in hostile():  # the first of each kind loads what it needs
             send(server.port, body, "warm")
@@ -210,10 +210,10 @@ def measure(server: Served, args: argparse.Namespace) -> dict[str, Any]:
         before = figures(streams.measure(args.quiet), server.memory)
         sender.start()
         begins.wait(PATIENCE)
-        during = figures(streams.measure(seconds, lambda: not told.empty() or not sender.is_alive()), server.memory)
-        if told.empty():
+        during = figures(streams.measure(seconds, lambda: not reports.empty() or not sender.is_alive()), server.memory)
+        if reports.empty():
             raise SystemExit("error: the process that sends the bodies ended early. See above")
-        answers: list[Timed] = told.get()
+        answers: list[Timed] = reports.get()
         sender.join()
         streams.measure(args.quiet / 4)
         after = figures(streams.measure(args.quiet), server.memory)

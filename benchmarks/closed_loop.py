@@ -17,7 +17,7 @@ from pathlib import Path
 
 @dataclass
 class Load:
-    """What the clients saw: seconds of each answer, and answers by status."""
+    """What the clients measured: seconds of each answer, and answers by status."""
 
     seconds: float = 0.0
     statuses: Counter[int] = field(default_factory=Counter)
@@ -66,7 +66,7 @@ def request(path: str, body: bytes | None = None, headers: str = "") -> bytes:
 
 
 def run(port: int, clients: int, message: bytes, seconds: float) -> Load:
-    """Let so many clients send a request over and over, and say what they saw."""
+    """Run this many clients that send a request repeatedly; return what they measured."""
     load = Load()
     poll = select.epoll()
     by_number: dict[int, Client] = {}

@@ -28,7 +28,7 @@ console = Console(stderr=True)
 
 
 def message(tokens: int, seed: int, stream: bool) -> bytes:
-    """Return an HTTP request that asks for so many tokens."""
+    """Return an HTTP request for this many tokens."""
     asked: dict[str, Any] = {
         "prompt": "Before we proceed any further, hear me speak. " * (1 + seed % 4),
         "max_tokens": tokens, "ignore_eos": True, "seed": seed, "stream": stream,

@@ -43,7 +43,7 @@ def viewers_of(port: int) -> int:
 
 @contextlib.contextmanager
 def watching(port: int, count: int) -> Iterator[None]:
-    """Let so many viewers watch meanwhile: every second one reads, the others have stopped to."""
+    """Keep this many viewers connected: every second one reads, the others have stopped reading."""
     until(lambda: viewers_of(port) == 0, 30)  # who read the last round's steps has its place until it is noticed
     sockets = [socket.create_connection(("127.0.0.1", port), 30) for _ in range(count)]
     over = threading.Event()

@@ -178,13 +178,13 @@ def _class_of(loop: str, order: str) -> type[Policy]:
 
 
 def _find(module: ModuleType, name: str, policy: str) -> type[Policy]:
-    found = getattr(module, name, None)
-    if not (isinstance(found, type) and issubclass(found, Policy)):
+    loaded = getattr(module, name, None)
+    if not (isinstance(loaded, type) and issubclass(loaded, Policy)):
         raise ValueError(
             f"{policy} has no class {name} that inherits from scheduling.policy.Policy. Write "
             f"`class {name}(policy.Policy)` in it"
         )
-    return found
+    return loaded
 
 
 def _text(value: object) -> str:

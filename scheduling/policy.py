@@ -34,7 +34,7 @@ class PolicyError(Exception):
 
 
 class Budget(NamedTuple):
-    """What is free before a step, and how many tokens the step may compute."""
+    """The slots and KV tokens that are free before a step, and the tokens that it may compute."""
 
     slots: int
     kv_tokens: int

@@ -47,10 +47,10 @@ class Reservations:
         """
         if self._pool is None:
             return True
-        found = self._pool.reserve(seq.hashes, seq.total, len(seq.prompt_ids))
-        if found is None:
+        reserved = self._pool.reserve(seq.hashes, seq.total, len(seq.prompt_ids))
+        if reserved is None:
             return False
-        seq.pages, seq.cached = found
+        seq.pages, seq.cached = reserved
         seq.computed = seq.cached
         return True
 

@@ -21,7 +21,7 @@ from serving.inference import InferenceError
 
 log = logging.getLogger(__name__)
 
-# The engine is at fault when so many steps fail for all requests and for the probe, within so many seconds.
+# The engine is at fault when this many steps fail for all requests and for the probe, within this many seconds.
 MAX_PROBE_FAILURES = 3
 PROBE_FAILURE_SECONDS = 60.0
 RETRY_PAUSE_SECONDS = 0.1  # before such a step is retried

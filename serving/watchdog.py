@@ -17,7 +17,7 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0
-# The engine is not restarted after so many failures within so many seconds.
+# The engine is not restarted after this many failures within this many seconds.
 MAX_FAILURES = 5
 FAILURE_SECONDS = 60.0
 

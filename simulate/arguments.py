@@ -33,13 +33,13 @@ def say(console: Console, text: str) -> None:
 
 def options(pairs: Sequence[str], flag: str) -> dict[str, str]:
     """Read name=value pairs."""
-    found = {}
+    values = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
             raise UsageError(f"{flag} is {pair!r}, but must be NAME=VALUE. Use {flag} {pair}=1")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def pairs(flag: str, help: str) -> Option:
@@ -186,11 +186,11 @@ def _check_hints(args: Values, named: str, every: Sequence[Policy], reported: Co
             refuse(args, (option,), why)
 
 
-def notes(args: Values, made: Iterable[Policy], rows: workloads.Rows) -> Iterator[str]:
+def notes(args: Values, chosen: Iterable[Policy], rows: workloads.Rows) -> Iterator[str]:
     """Yield notes about the requests, and about the orders that cannot tell them apart."""
     yield from rows.notes
     differ_in = rows.differ_in if args.kv_tokens else rows.differ_in - {"prefix"}
-    for policy in {policy.name: policy for policy in made}.values():
+    for policy in {policy.name: policy for policy in chosen}.values():
         heeds = policy.claims.heeds
         if heeds and not differ_in & set(heeds):
             hint = HINTS[heeds[0]]
@@ -217,14 +217,14 @@ def with_engine(args: Values, cost: Cost) -> Cost:
     return wrappers[args.engine](cost) if args.engine in wrappers else cost
 
 
-def check_engine(args: Values, cost: Cost, made: Iterable[Policy]) -> None:
+def check_engine(args: Values, cost: Cost, chosen: Iterable[Policy]) -> None:
     """Reject an --engine that changes the time of no step of these policies."""
     if not isinstance(cost, Ragged | Padded):
         return
     law = cost.law
     pads = law.seconds(prefilling(16, 64)) != law.seconds(prefilling(16, 64, padded=True))
     holds = law.seconds(decoding(2, 128, 64)) != law.seconds(decoding(1, 64, 64))
-    padded = {policy.padded for policy in made if policy.max_batch_size > 1}
+    padded = {policy.padded for policy in chosen if policy.max_batch_size > 1}
     if isinstance(cost, Ragged) and True not in padded:
         why = f"has no effect: {', '.join(args.policies)} does not pad. Leave it out"
     elif isinstance(cost, Padded) and False not in padded:
@@ -250,10 +250,10 @@ def _check_cost(name: str, cost: Cost) -> None:
 
 def make_scheduler(args: Values, policy: str, slots: int = 0, *, prefix_cache: bool = False) -> Scheduler:
     """Return a scheduler as the options describe it; `prefix_cache` needs prompts with ids."""
-    given = options(args.policy_option, "--policy-option")
-    made = policies.get_policy(policy, max_batch_size=slots or args.max_batch_size, options=given)
+    values = options(args.policy_option, "--policy-option")
+    instance = policies.get_policy(policy, max_batch_size=slots or args.max_batch_size, options=values)
     pages = PagePool(args.kv_tokens // PAGE_SIZE + 1, PAGE_SIZE, prefix_cache=prefix_cache) if args.kv_tokens else None
-    return Scheduler(made, pages, args.max_tokens_per_step)
+    return Scheduler(instance, pages, args.max_tokens_per_step)
 
 
 def has_own_rate(args: Values) -> bool:

@@ -187,13 +187,13 @@ def calibrate(measure: Measure, points: Rows[Point], seed: int = 0) -> tuple[Fit
     drift = float(np.median(np.abs(both[0] - both[1]) / both.mean(axis=0)))
     seconds = both.mean(axis=0)
     steps = [point.step for point in points]
-    found = choose(steps, seconds, drift)
-    predicted = predict(found.cost, steps)
+    fit = choose(steps, seconds, drift)
+    predicted = predict(fit.cost, steps)
     rows = [
         {**asdict(p), "seconds": float(t), "first": float(a), "second": float(b), "predicted": float(q)}
         for p, t, a, b, q in zip(points, seconds, *both, predicted)
     ]
-    return found, rows
+    return fit, rows
 
 
 def probe(arguments: Rows[str], facts: dict[str, Any]) -> Measure:

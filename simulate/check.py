@@ -95,8 +95,8 @@ def check(
         try:
             try_case(make, case, make_scheduler, number % TWICE == 0 or number > cases)
         except Broken as broken:
-            found = Shrinker(make, make_scheduler, case, broken).run()
-            return Verdict(name, min(number, cases), max(0, number - cases), *found)
+            smallest = Shrinker(make, make_scheduler, case, broken).run()
+            return Verdict(name, min(number, cases), max(0, number - cases), *smallest)
         if progress is not None:
             progress(number, cases + large)
     return Verdict(name, cases, large)
@@ -159,8 +159,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = read(build_command(), sys.argv[1:] if argv is None else argv)
         if not args.cases + args.large_cases:
             raise UsageError("--cases 0 and --large-cases 0 leave no case to test. Use --cases 100")
-        given = options(args.policy_option, "--policy-option")
-        verdict = check(args.policy, args.cases, args.seed, given, large=args.large_cases, progress=line)
+        values = options(args.policy_option, "--policy-option")
+        verdict = check(args.policy, args.cases, args.seed, values, large=args.large_cases, progress=line)
     except ValueError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

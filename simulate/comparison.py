@@ -56,22 +56,22 @@ def compare(run: Run, outcomes: Rows[Outcome], records: Rows[Record]) -> list[Co
     busy = sum(record["seconds"] for record in records) / makespan
     above = busy > SATURATED
     bound = SATURATED_LATENCY if above else LATENCY
-    found = [
+    comparisons = [
         Comparison("utilization", run.busy / run.makespan, busy, unit="%"),
         Comparison("makespan", run.makespan, makespan, MAKESPAN if above else None),
         *_statistics("latency", run.latency, latency, mean=bound, p99=bound),
     ]
     ttft = np.array([o.ttft for o in outcomes if o.ttft is not None])
     if len(ttft):
-        found += _statistics("TTFT", run.ttft, ttft, mean=TTFT)
+        comparisons += _statistics("TTFT", run.ttft, ttft, mean=TTFT)
     prompts = {seq.id: len(seq.prompt_ids) for seq in run.sequences}
     gaps = token_gaps(records, prompts)
     if len(gaps) and len(run.gaps):
-        found += _statistics("ITL", np.frombuffer(run.gaps), gaps)
+        comparisons += _statistics("ITL", np.frombuffer(run.gaps), gaps)
     if records:
         predicted, measured = (float(np.mean(list(batch_sizes(side).elements()))) for side in (steps_of(run), records))
-        found.append(Comparison("mean batch size", predicted, measured, unit=""))
-    return found
+        comparisons.append(Comparison("mean batch size", predicted, measured, unit=""))
+    return comparisons
 
 
 def _statistics(name: str, predicted: np.ndarray, measured: np.ndarray, **bounds: float) -> list[Comparison]:

@@ -194,13 +194,13 @@ def prefix_aware(slack: float = 2.0, page: int = 16) -> Router:
         for k in range(len(seq.prompt_ids) // page):
             key = hash((key, *seq.prompt_ids[k * page : (k + 1) * page]))
             pages.append((k, key))
-        found = next((home[k] for k in reversed(pages) if k in home), None)
+        replica = next((home[k] for k in reversed(pages) if k in home), None)
         mean = sum(fleet.load) / len(fleet.load)
-        if found is None or fleet.load[found] > slack * mean + 4:
-            found = fallback(fleet, seq)
+        if replica is None or fleet.load[replica] > slack * mean + 4:
+            replica = fallback(fleet, seq)
         for known in pages:
-            home[known] = found
-        return found
+            home[known] = replica
+        return replica
 
     return route
 

@@ -44,11 +44,11 @@ class Limit:
             values = np.frombuffer(run.gaps) if run.gaps else np.zeros(1)
             values = values[int(len(values) * skip / max(len(run.done), 1)) :]
         else:
-            found = {
+            measures = {
                 "ttft": lambda: run.ttft, "tpot": lambda: result.tpots(run), "e2el": lambda: run.latency,
                 "queue": lambda: run.waiting,
             }  # fmt: skip
-            values = found[self.measure]()[skip:]
+            values = measures[self.measure]()[skip:]
         if self.statistic == "mean":
             return float(values.mean())
         return float(np.percentile(values, float(self.statistic.removeprefix("p"))))

@@ -62,7 +62,7 @@ class Recorded(Cost):
 
     def __init__(self, records: Rows[Record], law: Cost) -> None:
         self.law = law
-        self.met = self.asked = 0
+        self.matched = self.steps = 0
         self.known: dict[Members, float] = {}
         for record, after in zip(records, [*records[1:], None]):
             lasted = record["seconds"]
@@ -72,10 +72,10 @@ class Recorded(Cost):
 
     def __call__(self, plan: Plan) -> float:
         pairs = zip(plan.sequences, plan.counts)
-        found = self.known.get(frozenset((seq.id, seq.computed + count) for seq, count in pairs))
-        self.asked += 1
-        self.met += found is not None
-        return self.law(plan) if found is None else found
+        charge = self.known.get(frozenset((seq.id, seq.computed + count) for seq, count in pairs))
+        self.steps += 1
+        self.matched += charge is not None
+        return self.law(plan) if charge is None else charge
 
 
 def members_of(record: Record) -> Members:
@@ -120,14 +120,14 @@ def sequences(
     They arrive when the client sent them, or at `arrivals`.
     """
     totals = {m["id"]: m["total"] for record in records for m in record["members"]}
-    found = []
+    result = []
     for line in lines:
-        id, asked, tokens = line["id"], int(line["asked_tokens"]), int(line["output_tokens"])
-        prompt = int(line["prompt_tokens"] or totals.get(id, asked) - asked)
+        id, requested, tokens = line["id"], int(line["asked_tokens"]), int(line["output_tokens"])
+        prompt = int(line["prompt_tokens"] or totals.get(id, requested) - requested)
         at = float(line["arrival_s"]) if arrivals is None else arrivals.get(id)
         if prompt > 0 and tokens > 0 and at is not None:
-            found.append(Sequence([0] * prompt, tokens, id=id, arrived_at=at, client=line["client"]))
-    return found
+            result.append(Sequence([0] * prompt, tokens, id=id, arrived_at=at, client=line["client"]))
+    return result
 
 
 def replay(run: Record, lines: Rows[Line], records: Rows[Record]) -> tuple[Run, dict[str, Any]]:
@@ -152,7 +152,7 @@ def replay(run: Record, lines: Rows[Line], records: Rows[Record]) -> tuple[Run, 
     simulated = simulate(scheduler, served, cost, Host(alpha1=half), fast_forward=False)
     for seq in simulated.sequences:
         seq.arrived_at = arrived[seq.id] - half
-    return simulated, {"steps": cost.asked, "steps_alike": cost.met, "beside_s": 2 * half}
+    return simulated, {"steps": cost.steps, "steps_alike": cost.matched, "beside_s": 2 * half}
 
 
 def seen(arrived: Mapping[str, float], records: Rows[Record]) -> dict[str, float]:
@@ -163,12 +163,12 @@ def seen(arrived: Mapping[str, float], records: Rows[Record]) -> dict[str, float
             starts.append(record["t"])
             ends.append(last)
         last = record["t"] + record["seconds"]
-    found = {}
+    times = {}
     for id, at in arrived.items():
         place = bisect_left(starts, at)
         idle = place < len(starts) and at >= ends[place]
-        found[id] = starts[place] if idle else at
-    return found
+        times[id] = starts[place] if idle else at
+    return times
 
 
 def _scheduler(run: Record, lines: Iterable[Line]) -> Scheduler:
@@ -189,7 +189,7 @@ def predict(folder: Path, cost: str | None = None) -> dict[str, Any]:
     Runs of servers that do not report their policy, or of too few steps, are left out with the reason.
     """
     results = store.read(folder)
-    given = published.make(cost) if cost else None
+    step_cost = published.make(cost) if cost else None
     host = published.host_of(cost) if cost else Host()
     rows: list[Rows[Any]] = []
     compared, left_out = [], []
@@ -199,14 +199,14 @@ def predict(folder: Path, cost: str | None = None) -> dict[str, Any]:
         lines = [line for line in lines if line["repeat"] == str(labels["repeat"])]
         records, run = results.iterations(**labels), results.whole(short)
         try:
-            if given is None:
+            if step_cost is None:
                 simulated, facts = replay(run, lines, records)
             else:
                 served = sequences(lines, records)
-                simulated, facts = simulate(_scheduler(run, lines), served, given, host), {}
-            found = _beside(simulated, lines)
-            compared.append({**labels, **errors(found), **facts})
-            rows += [(*labels.values(), *each) for each in found]
+                simulated, facts = simulate(_scheduler(run, lines), served, step_cost, host), {}
+            pairs = _beside(simulated, lines)
+            compared.append({**labels, **errors(pairs), **facts})
+            rows += [(*labels.values(), *each) for each in pairs]
         except (ValueError, KeyError) as error:
             left_out.append({**labels, "why": str(error)})
     summary = {"cost": cost or OWN, "compared": compared, "left_out": left_out}
@@ -220,18 +220,18 @@ def _beside(run: Run, lines: Iterable[Line]) -> list[tuple[Any, ...]]:
     if not run.done:
         raise ValueError("no request reports the length of its prompt")
     by_id = {line["id"]: line for line in lines}
-    found = []
+    result = []
     for seq, ttft, latency in zip(run.done, run.ttft.tolist(), run.latency.tolist()):
         line = by_id[seq.id]
-        found.append((int(line["index"]), line["ttft_s"], ttft, float(line["latency_s"]), latency))
-    return found
+        result.append((int(line["index"]), line["ttft_s"], ttft, float(line["latency_s"]), latency))
+    return result
 
 
-def errors(found: Rows[tuple[Any, ...]]) -> dict[str, Any]:
+def errors(pairs: Rows[tuple[Any, ...]]) -> dict[str, Any]:
     """Return measured and simulated mean and p99 of the latency, and the mean error of single requests."""
-    measured, simulated = (np.array([row[i] for row in found]) for i in (3, 4))
+    measured, simulated = (np.array([row[i] for row in pairs]) for i in (3, 4))
     return {
-        "requests": len(found),
+        "requests": len(pairs),
         "mean_s": float(measured.mean()),
         "simulated_mean_s": float(simulated.mean()),
         "p99_s": float(np.percentile(measured, 99)),

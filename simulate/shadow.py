@@ -79,9 +79,9 @@ def sequences(trace: Iterable[Seen]) -> list[Sequence]:
 
 def serve(trace: Rows[Seen], policy: Chosen, machine: Machine, cost: Cost, host: Host) -> Run:
     """Simulate one policy on the trace."""
-    made = policies.get_policy(policy.name, machine.slots, policy.options)
+    instance = policies.get_policy(policy.name, machine.slots, policy.options)
     pages = PagePool(machine.pages + 1, machine.page_size) if machine.pages else None
-    return simulate(Scheduler(made, pages, machine.tokens_per_step), sequences(trace), cost, host, records=False)
+    return simulate(Scheduler(instance, pages, machine.tokens_per_step), sequences(trace), cost, host, records=False)
 
 
 def like_others(steps: Rows[Step], seconds: Rows[float]) -> list[int]:

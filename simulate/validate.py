@@ -120,9 +120,9 @@ def settings(flags: Rows[str]) -> config.Config:
 
 def cost_of_mock(model: str) -> Cost:
     """Return the cost model of `--model mock:...`."""
-    made = mock.load(model)
-    assert isinstance(made.cost, Cost)
-    return made.cost if made.speed == 1 else Scaled(made.cost, 1 / made.speed)
+    loaded = mock.load(model)
+    assert isinstance(loaded.cost, Cost)
+    return loaded.cost if loaded.speed == 1 else Scaled(loaded.cost, 1 / loaded.speed)
 
 
 def serve(policy: str, flags: Rows[str], trace: Rows[Planned]) -> Served:
@@ -200,11 +200,11 @@ def fit_host(cost: Cost, single: Single) -> Host:
 def measure_alone(target: Target) -> Single:
     """Send single requests, one after the other."""
     prompt = "the king of this house"
-    found: dict[int, list[Outcome]] = {n: [] for n in ALONE}
+    outcomes_of: dict[int, list[Outcome]] = {n: [] for n in ALONE}
     for k in range(TIMES + 1):
         for n in ALONE:
-            found[n] += send(target, [Planned(0, 0.0, f"{WORDS[k]} {prompt}", n)])
-    kept = {n: outcomes[1:] for n, outcomes in found.items()}  # the first warms up
+            outcomes_of[n] += send(target, [Planned(0, 0.0, f"{WORDS[k]} {prompt}", n)])
+    kept = {n: outcomes[1:] for n, outcomes in outcomes_of.items()}  # the first warms up
     seconds = {n: float(np.median([o.latency for o in some])) for n, some in kept.items()}
     every = [outcome for some in kept.values() for outcome in some]
     first = float(np.median([o.ttft or 0.0 for o in every]))
@@ -215,8 +215,8 @@ def simulated(
     policy: str, options: dict[str, str], served: Served, trace: Rows[Planned], cost: Cost, host: Host
 ) -> Run:
     """Simulate the requests with the slots, tokens per step and KV pages of the server."""
-    made = policies.get_policy(policy, served.engine["max_batch_size"], options)
-    scheduler = scheduler_of(made, served.engine, {o.id: o.cached_tokens or 0 for o in served.outcomes})
+    instance = policies.get_policy(policy, served.engine["max_batch_size"], options)
+    scheduler = scheduler_of(instance, served.engine, {o.id: o.cached_tokens or 0 for o in served.outcomes})
     sequences = [
         Sequence([0] * (o.prompt_tokens or 1), planned.num_tokens, id=o.id, arrived_at=planned.at)
         for planned, o in zip(trace, served.outcomes)

@@ -160,9 +160,9 @@ def arrivals_of(name: str, rate: float) -> Arrivals:
     if name in ARRIVALS:
         return ARRIVALS[name](rate)
     if ":" in name:
-        found = arrivals.parse(name)
-        if found.users is None:
-            return found
+        process = arrivals.parse(name)
+        if process.users is None:
+            return process
         raise ValueError(
             f"{name!r} is a closed loop, which the simulator does not have. Use one of: {', '.join(ARRIVALS)}"
         )

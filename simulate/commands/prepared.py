@@ -18,11 +18,11 @@ def prepare(
     args: Values, console: Console, *, reported: Collection[str] = (), **how: bool
 ) -> tuple[Cost, Host, workloads.Rows]:
     """Check every option and return cost, host and requests; print the notes about them."""
-    made = check_policies(args, reported)
+    chosen = check_policies(args, reported)
     cost, host = make_cost(args)
-    check_engine(args, cost, made)
+    check_engine(args, cost, chosen)
     rows = make_rows(args, **how)
-    for note in notes(args, made, rows):
+    for note in notes(args, chosen, rows):
         say(console, f"note: {note}")
     return cost, host, rows
 

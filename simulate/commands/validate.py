@@ -56,9 +56,9 @@ def options() -> Sections:
 def run(args: Values, console: Console) -> dict[str, Any]:
     """Serve the same arrivals by a real server and by the simulator; `good` is false when an error exceeds its bound."""
     flags = validate.server_flags(args)
-    made = check_policies(args)
+    reference = check_policies(args)
     cost = _cost_to_validate(args, validate.settings(flags), console)
-    check_engine(args, cost, made)
+    check_engine(args, cost, reference)
     trace = validate.draw(args.rate, args.num, args.seed)
     runs, beyond = [], []
     for policy in args.policies:
