@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import importlib
 import json
 import logging
 import os
@@ -167,7 +166,7 @@ def main(argv: list[str] | None = None) -> None:
     if argv[:1] == ["doctor"]:
         argv = ["--doctor", *argv[1:]]
     try:
-        loaded = settings.load(argv, policies={name: _first_line(name) for name in policies.names()})
+        loaded = settings.load(argv, policies={name: policies.summary(name) for name in policies.names()})
         chosen = loaded.config
         policies.get_policy(chosen.policy, chosen.max_batch_size, chosen.policy_options)
         shadow.check(chosen)
@@ -206,12 +205,6 @@ def _resolve(config: Config) -> str:
         return catalog.resolve(config.model or None, config.load_format).to_json()
     finally:
         timer.cancel()
-
-
-def _first_line(policy: str) -> str:
-    """Return the first line of a policy's docstring."""
-    module = importlib.import_module(f"policies.{policy.replace('-', '_')}")
-    return (module.__doc__ or "").strip().partition("\n")[0]
 
 
 def _with_absolute_paths(config: Config) -> Config:
