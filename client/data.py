@@ -114,10 +114,7 @@ class PromptData:
         The distribution is truncated to 1..200: values outside are drawn again, so that they do not pile up at the
         bounds.
         """
-        lengths = np.rint(self._rng.normal(NORMAL_MEAN, NORMAL_SD, num_samples))
-        while (outside := (lengths < NORMAL_LOW) | (lengths > NORMAL_HIGH)).any():
-            again = self._rng.normal(NORMAL_MEAN, NORMAL_SD, int(outside.sum()))
-            lengths[outside] = np.rint(again)
+        lengths = redrawn(lambda n: self._rng.normal(NORMAL_MEAN, NORMAL_SD, n), num_samples, NORMAL_LOW, NORMAL_HIGH)
         words = self._rng.integers(MIN_WORDS, MAX_WORDS + 1, num_samples)
         for num_tokens, num_words in zip(lengths, words):
             self._add(int(num_words), int(num_tokens))
@@ -174,6 +171,14 @@ def plan(
     data = PromptData(num_samples, num_tokens_range, selection, prompt_seed)
     times = arrivals.times(num_samples, np.random.default_rng(arrival_seed))
     return [Planned(i, at, *sample) for i, (at, sample) in enumerate(zip(times, data.prompts))]
+
+
+def redrawn(lengths: Callable[[int], np.ndarray], count: int, lowest: int, highest: int) -> np.ndarray:
+    """Draw `count` rounded lengths, again where they are outside the bounds, so that none piles up at a bound."""
+    drawn: np.ndarray = np.rint(lengths(count))
+    while (outside := (drawn < lowest) | (drawn > highest)).any():
+        drawn[outside] = np.rint(lengths(int(outside.sum())))
+    return drawn.astype(int)
 
 
 def trace_sha256(trace: Sequence[Planned]) -> str:

@@ -240,8 +240,3 @@ def _measures(run: Run) -> dict[str, float]:
         "p99_latency_per_token_ms": float(np.percentile(per_token, 99) * 1e3),
         "p99_tpot_ms": float(np.percentile(tpots(run), 99) * 1e3),
     }
-
-
-def expected_misses(kinds: int, requests: int) -> float:
-    """Return how many of `kinds` system prompts are computed when requests draw them evenly: K (1 - (1 - 1/K)^N)."""
-    return kinds * (1 - (1 - 1 / kinds) ** requests)

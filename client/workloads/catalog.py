@@ -6,13 +6,13 @@ with longer contexts are scaled to 1,024, and their line says so.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from ..data import Planned, PromptData
+from ..data import Planned, PromptData, redrawn
 from ..options import nearest
 from . import traces
 from .arrivals import Arrivals
@@ -70,7 +70,7 @@ def original_normal(draw: Draw) -> list[Sample]:
 
 def clipped_normal(draw: Draw) -> list[Sample]:
     """Outputs N(100.5, 33.2) conditioned on 1..200, prompts U{10..80} tokens."""
-    outputs = _redrawn(lambda n: draw.rng.normal(100.5, 33.2, n), draw.count, 1, 200)
+    outputs = redrawn(lambda n: draw.rng.normal(100.5, 33.2, n), draw.count, 1, 200)
     return draw.samples(draw.rng.integers(10, 81, draw.count), outputs)
 
 
@@ -92,7 +92,7 @@ def anyscale(draw: Draw, cap: int = 512) -> list[Sample]:
 
 def anyscale_outputs(rng: np.random.Generator, count: int, cap: int) -> np.ndarray:
     """Draw round(Exp(128)), again where it is above the cap, and at least 1."""
-    lengths: np.ndarray = np.maximum(1, _redrawn(lambda n: rng.exponential(128, n), count, 0, cap))
+    lengths: np.ndarray = np.maximum(1, redrawn(lambda n: rng.exponential(128, n), count, 0, cap))
     return lengths
 
 
@@ -144,14 +144,6 @@ def fixed(draw: Draw, prompt: int = 128, output: int = 64) -> list[Sample]:
 
 def _selected(draw: Draw, selection: str) -> list[Sample]:
     return [Sample(*s) for s in PromptData(draw.count, None, selection, draw.rng).prompts]
-
-
-def _redrawn(lengths: Callable[[int], np.ndarray], count: int, lowest: int, highest: int) -> np.ndarray:
-    """Draw `count` rounded lengths, again where they are outside the bounds, so that none piles up at a bound."""
-    drawn: np.ndarray = np.rint(lengths(count))
-    while (outside := (drawn < lowest) | (drawn > highest)).any():
-        drawn[outside] = np.rint(lengths(int(outside.sum())))
-    return drawn.astype(int)
 
 
 WORKLOADS: dict[str, Callable[..., list[Sample]]] = {
@@ -285,11 +277,3 @@ def _replayed(path: Path, draw: Draw) -> tuple[list[Sample], list[str]]:
             f"to {LONGEST_ANSWER}, prompts to what is left of {CONTEXT:,}"
         )
     return samples, notes
-
-
-def trace_lines(planned: Sequence[Planned]) -> list[dict[str, object]]:
-    """Return a run as the lines of a trace file in this client's own form."""
-    return [
-        {"at": p.at, "prompt": p.prompt, "num_tokens": p.num_tokens} | ({"user": p.user} if p.user else {})
-        for p in planned
-    ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.data import plan, trace_sha256
+from client.data import Planned, plan, trace_sha256
 from client.workloads import arrivals, catalog, corpus, traces
 from client.workloads.arrivals import Arrivals
 
@@ -194,10 +194,17 @@ def test_mooncakes_blocks_become_shared_prefixes(tmp_path: Path) -> None:
     assert "line 5: not a JSON object" in replayed.notes[0]
 
 
+def trace_lines(run: list[Planned]) -> list[dict[str, object]]:
+    """Return a run as the lines of a trace file in the client's own form."""
+    return [
+        {"at": p.at, "prompt": p.prompt, "num_tokens": p.num_tokens} | ({"user": p.user} if p.user else {}) for p in run
+    ]
+
+
 def test_a_trace_of_our_own_comes_back_as_it_was(tmp_path: Path) -> None:
     before = drawn("multi-turn", 12, Arrivals("poisson", 3.0)).planned
     file = tmp_path / "own.jsonl"
-    file.write_text("\n".join(map(json.dumps, catalog.trace_lines(before))))
+    file.write_text("\n".join(map(json.dumps, trace_lines(before))))
     after = catalog.draw(f"trace:{file}", None, Arrivals("trace", 1.0), 9, TEXT).planned
     assert after == before
 
