@@ -85,9 +85,7 @@ def send(
     interrupted = False
     try:
         run.start()
-        # In slices: on Windows, Ctrl-C does not interrupt an endless wait.
-        while not run.wait(1):
-            pass
+        run.wait()
     except KeyboardInterrupt:
         interrupted = True
         run.stop()

@@ -26,6 +26,7 @@ from .target import CANNOT_CONNECT, CONNECT_SECONDS, KeyRefused, ServerUnreachab
 
 DETAIL_CHARACTERS = 200
 HEARTBEAT_SECONDS = 0.01
+SLICE_SECONDS = 1.0  # of a wait without a timeout: on Windows, Ctrl-C does not interrupt an endless one
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +118,7 @@ def send_all(target: Target, trace: Sequence[Planned], **options: Any) -> list[O
     run = LoadRun(replace(target, connect_timeout=CONNECT_SECONDS), trace, users=1, **options)
     run.start()
     try:
-        while not run.wait(1):  # in slices, because on Windows Ctrl-C does not interrupt an endless wait
-            pass
+        run.wait()
     finally:
         run.close()
     return run.outcomes()
@@ -186,7 +186,9 @@ class LoadRun:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until all sent requests have ended; return False after the timeout."""
-        over = self._finished.wait(seconds)
+        over = self._finished.wait(SLICE_SECONDS if seconds is None else seconds)
+        while seconds is None and not over:
+            over = self._finished.wait(SLICE_SECONDS)
         if self._broken is not None:
             raise self._broken
         return over
