@@ -21,7 +21,9 @@ from generate.cpu.blocks import make_blocks
 from generate.cpu.linear import make_head
 from generate.packing import pack, sample_outputs
 from generate.sampling import Draws, History
-from models.architecture import LanguageModel, ModelShape
+from models.architecture import ModelShape
+from models.gpt2 import GPT
+from models.network import Network
 from scheduling.iteration import Plan
 from scheduling.scheduler import Output
 from scheduling.sequence import Sequence
@@ -78,15 +80,15 @@ class _Decoded(NamedTuple):
 class ModelRunner:
     """The runner for CPUs, and in plain PyTorch for any device."""
 
-    def __init__(self, model: LanguageModel, n_pages: int, page_size: int) -> None:
-        self.config: ModelShape = model.config
+    def __init__(self, model: Network | GPT, n_pages: int, page_size: int) -> None:
+        network = model.network()
+        self.config: ModelShape = network.config
         self.page_size = page_size
-        weight = model.lm_head.weight
-        self.device, self.dtype = weight.device, weight.dtype
+        self.device, self.dtype = network.head.device, network.head.dtype
         self.attend = make_attention(self.dtype, self.device)
-        self.head = make_head(weight)
+        self.head = make_head(network.head)
         self.keys, self.values = memory.kv_pools(self.config, n_pages, page_size, self.dtype, self.device)
-        self.blocks = make_blocks(model, self.attend, self.keys, self.values)
+        self.blocks = make_blocks(network, self.attend, self.keys, self.values)
         self._last: _Decoded | None = None
 
     @property

@@ -30,7 +30,7 @@ from simulate import mock
 
 if TYPE_CHECKING:
     from generate.runner import Runner
-    from models.architecture import LanguageModel
+    from models.network import Network
 
 ENGINE_STACK = 8 << 20  # bytes
 RESOLVED = "EB_INTERNAL_RESOLVED"  # the launcher finds the model, its worker loads it
@@ -126,8 +126,8 @@ def _load_model(config: Config, slots: int) -> Parts:
     dtype = machine.choose_dtype(config.dtype, device)
     threads = machine.use_threads(config.compute_threads)
     tokenizer = load_tokenizer(resolved, config.tokenizer_file or None)
-    model = weights.load(resolved, dtype).to(device)
-    parameters = sum(p.numel() for p in model.parameters())
+    model = weights.load(resolved, dtype).network().to(device)
+    parameters = model.parameters
     shape = model.config
     n_pages = machine.kv_pages(shape, dtype, device, config.kv_memory, slots)
     runner = _make_runner(model, n_pages, slots, config)
@@ -154,12 +154,12 @@ def _load_model(config: Config, slots: int) -> Parts:
     )
 
 
-def _make_runner(model: LanguageModel, n_pages: int, slots: int, config: Config) -> Runner:
+def _make_runner(model: Network, n_pages: int, slots: int, config: Config) -> Runner:
     """Return the runner that computes steps on the model's device."""
     from generate import machine
     from generate.runner import ModelRunner
 
-    device = model.lm_head.weight.device
+    device = model.head.device
     if device.type != "cuda":
         return ModelRunner(model, n_pages, machine.PAGE_SIZE)
     from generate.gpu import runner as gpu

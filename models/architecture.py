@@ -1,14 +1,15 @@
-"""The border between the engine and an architecture: what `generate/` knows of any model.
+"""What the engine computes for a model: one description that the runners read, and nothing else of a family.
 
-An architecture is one file in `models/` with a `LanguageModel`. `generate/cpu/blocks.py` and `generate/gpu/layers.py`
-compute it on packed rows. The runners know nothing else of a model, so that a new architecture does not change them.
+A family (GPT-2, Llama, Qwen) is one file in `models/families/` that turns a checkpoint's config.json into an
+`Architecture` and names the checkpoint's tensors. `models/network.py` holds the tensors in the layout of the engine.
+It must not import torch: the launcher describes a model before it loads one.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from torch import nn
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 
 class ModelShape(Protocol):
@@ -26,8 +27,65 @@ class ModelShape(Protocol):
     def head_size(self) -> int: ...
 
 
-class LanguageModel(nn.Module):
-    """A module that computes logits from token ids; `lm_head.weight` (V, C) has its device and dtype."""
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Llama 3.1's stretch of the slow rotations, for contexts longer than the one it was first trained on."""
 
-    config: ModelShape
-    lm_head: nn.Linear
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embedding over whole heads: dimension i is rotated with dimension i + D/2.
+
+    `factor` divides all frequencies (the type "linear").
+    """
+
+    theta: float = 10_000.0
+    factor: float = 1.0
+    llama3: Llama3Scaling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One decoder-only transformer: its sizes, and the switches in which the families differ.
+
+    inner_size: width of the MLP; a gated MLP computes activation(gate) * up, each of this width.
+    rope: None for a learned table of positions.
+    qk_norm: each head of queries and keys has an RMS norm of its own before the rotation.
+    """
+
+    family: str
+    block_size: int
+    vocab_size: int
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_kv_head: int
+    head_size: int
+    inner_size: int
+    norm: Literal["layer", "rms"]
+    norm_epsilon: float
+    rope: Rope | None
+    activation: str
+    gated: bool
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    proj_bias: bool = False  # of the projection behind attention
+    mlp_bias: bool = False
+    tied: bool = True  # the head is the table of tokens
+    scale_attention: bool = True  # by 1 / sqrt(head size)
+    scale_by_layer: bool = False  # by 1 / (layer + 1), too
+
+    def attention_scale(self, layer: int) -> float:
+        """Return the factor of the dot products of `layer` before the softmax."""
+        scale = 1 / math.sqrt(self.head_size) if self.scale_attention else 1.0
+        return scale / (layer + 1) if self.scale_by_layer else scale
+
+    @property
+    def qkv_size(self) -> int:
+        """The width of queries, keys and values side by side."""
+        return (self.n_head + 2 * self.n_kv_head) * self.head_size

@@ -10,7 +10,7 @@ It must not know HTTP, batching or scheduling.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -18,23 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.architecture import LanguageModel
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    """Return GPT-2's own GELU; nanoGPT uses the erf form, which differs in the third digit."""
-    return F.gelu(x, approximate="tanh")
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu_new": gelu_tanh,
-    "gelu_pytorch_tanh": gelu_tanh,
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "silu": F.silu,
-    "swish": F.silu,
-    "tanh": torch.tanh,
-}
+from models.activations import ACTIVATIONS
+from models.architecture import Architecture
+from models.network import Block as NetworkBlock
+from models.network import Network, Norm, Projection
 
 
 @dataclass(frozen=True)
@@ -72,10 +59,15 @@ class GPTConfig:
     def inner_size(self) -> int:
         return self.n_inner or 4 * self.n_embd
 
-    def attention_scale(self, layer: int) -> float:
-        """Return the factor of the dot products of `layer` before the softmax."""
-        scale = 1 / math.sqrt(self.head_size) if self.scale_attn_weights else 1.0
-        return scale / (layer + 1) if self.scale_attn_by_inverse_layer_idx else scale
+    @property
+    def architecture(self) -> Architecture:
+        """The description that the engine reads."""
+        return Architecture(
+            "gpt2", self.block_size, self.vocab_size, self.n_layer, self.n_embd, self.n_head, self.n_head,
+            self.head_size, self.inner_size, "layer", self.layer_norm_epsilon, None, self.activation, False,
+            qkv_bias=True, proj_bias=True, mlp_bias=True, tied=self.tie_word_embeddings,
+            scale_attention=self.scale_attn_weights, scale_by_layer=self.scale_attn_by_inverse_layer_idx,
+        )  # fmt: skip
 
 
 class CausalSelfAttention(nn.Module):
@@ -85,7 +77,7 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
         self.resid_dropout = nn.Dropout(config.dropout)
         self.n_head = config.n_head
-        self.scale = config.attention_scale(layer)
+        self.scale = config.architecture.attention_scale(layer)
 
     def forward(self, x: Tensor) -> Tensor:
         B, T, C = x.shape
@@ -150,10 +142,8 @@ class Transformer(nn.Module):
         return cast("Iterator[Block]", iter(self.h))
 
 
-class GPT(LanguageModel):
+class GPT(nn.Module):
     """A GPT-2 language model with nanoGPT's names; `tie_word_embeddings` ties its head to `wte`."""
-
-    config: GPTConfig
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -174,6 +164,27 @@ class GPT(LanguageModel):
                 residual = name.endswith("c_proj.weight")
                 std = 0.02 / math.sqrt(2 * self.config.n_layer) if residual else 0.02
                 nn.init.normal_(parameter, std=std, generator=generator)
+
+    def network(self) -> Network:
+        """Return the weights in the engine's layout, which shares them."""
+
+        def projection(layer: nn.Linear) -> Projection:
+            return Projection(layer.weight.detach(), layer.bias.detach())
+
+        def norm(layer: nn.LayerNorm) -> Norm:
+            return Norm(layer.weight.detach(), layer.bias.detach())
+
+        body = self.transformer
+        embedding, head = body.wte.weight.detach(), self.lm_head.weight
+        blocks = [
+            NetworkBlock(
+                norm(block.ln_1), projection(block.attn.c_attn), projection(block.attn.c_proj),
+                norm(block.ln_2), projection(block.mlp.c_fc), projection(block.mlp.c_proj),
+            )
+            for block in body.blocks
+        ]  # fmt: skip
+        head = embedding if head is body.wte.weight else head.detach()
+        return Network(self.config.architecture, embedding, body.wpe.weight.detach(), blocks, norm(body.ln_f), head)
 
     def hidden(self, idx: Tensor, position: int = 0) -> Tensor:
         """Return the final hidden states (B, T, C) of token ids (B, T), the first at `position`."""

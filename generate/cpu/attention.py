@@ -69,9 +69,10 @@ class Attention(Protocol):
     def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float) -> Tensor:
         """Write the new tokens' keys and values into their pages; return the new tokens' attention.
 
-        qkv: [M, 3C], queries, keys and values of the packed row, C = H * D. keys, values: one layer's pools
-        [pages, H, P, D]. Returns [M, C] with finite values in padding rows. A token at
-        position p sees keys 0..p. Its result depends on its own sequence alone.
+        qkv: [M, (H + 2 KV) * D], H heads of queries, KV of keys and KV of values of the packed row. keys, values: one
+        layer's pools [pages, KV, P, D]. H is a multiple of KV; head h of the queries sees head h // (H / KV) of the
+        keys. Returns [M, H * D] with finite values in padding rows. A token at position p sees keys 0..p. Its result
+        depends on its own sequence alone.
         """
         ...
 
@@ -86,9 +87,11 @@ class TorchAttention:
     name = "torch"
 
     def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float) -> Tensor:
-        _, H, P, D = keys.shape
+        _, KV, P, D = keys.shape
+        H = qkv.shape[1] // D - 2 * KV
         cu_seqlens, context_lens = rows.cu_seqlens.tolist(), rows.context_lens.tolist()
-        q, k, v = qkv.view(-1, 3, H, D).unbind(1)  # (M, 3C) -> 3 of (M, H, D)
+        heads = qkv.view(len(qkv), -1, D)  # (M, H + 2 KV, D)
+        q, k, v = heads[:, :H], heads[:, H : H + KV], heads[:, H + KV :]
         out = torch.empty(len(qkv), H * D, dtype=qkv.dtype, device=qkv.device)
         out[cu_seqlens[-1] :] = 0
         for i, length in enumerate(context_lens):
@@ -98,8 +101,8 @@ class TorchAttention:
             positions = torch.arange(position, length, device=qkv.device)  # (T)
             keys[table[positions // P], :, positions % P] = k[first:last]
             values[table[positions // P], :, positions % P] = v[first:last]
-            past_k, past_v = (  # (pages, H, P, D) -> (1, H, length, D)
-                pool[table].transpose(0, 1).reshape(H, -1, D)[None, :, :length].float() for pool in (keys, values)
+            past_k, past_v = (  # (pages, KV, P, D) -> (1, KV, length, D)
+                pool[table].transpose(0, 1).reshape(KV, -1, D)[None, :, :length].float() for pool in (keys, values)
             )
             mask = None
             if last - first > 1 and position:
@@ -111,8 +114,9 @@ class TorchAttention:
                 attn_mask=mask,
                 is_causal=last - first > 1 and not position,
                 scale=scale,
+                enable_gqa=KV < H,
             )
-            out[first:last] = y[0].transpose(0, 1).reshape(last - first, H * D)  # (1, H, T, D) -> (T, C)
+            out[first:last] = y[0].transpose(0, 1).reshape(last - first, H * D)  # (1, H, T, D) -> (T, H * D)
         return out
 
 

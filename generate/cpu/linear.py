@@ -29,7 +29,7 @@ from generate import memory
 from generate.cpu.declarations import declarations
 from generate.cpu.kernels import KernelError, load_library
 from generate.cpu.team import team
-from models.gpt2 import ACTIVATIONS
+from models.activations import ACTIVATIONS
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +131,18 @@ class KernelLinear:
             m, self.n, self.k, mode, None, 0, 0,
         )  # fmt: skip
         return out
+
+
+class Gated:
+    """A gated MLP's first layer: activation(x Wg) * (x Wu), for a linear layer with the rows of Wg before those of Wu."""
+
+    def __init__(self, linear: LinearLayer, activation: str) -> None:
+        self.linear = linear
+        self.activate = ACTIVATIONS[activation]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self.linear(x).chunk(2, -1)  # (rows, inner) each
+        return self.activate(gate) * up
 
 
 def make_linear(weight: Tensor, bias: Tensor | None, activation: str | None = None) -> LinearLayer:

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from generate.cpu.linear import GELU_TANH_NAMES
-from models.architecture import LanguageModel
-from models.gpt2 import ACTIVATIONS, GPT
+from models import network
+from models.activations import ACTIVATIONS
 
 VOCABULARY_MULTIPLE = 64  # a product whose width is odd takes a slower kernel
 Attend = Callable[[int, Tensor, float], Tensor]  # layer, qkv [n, 3C], scale: attention [n, C]
@@ -126,26 +126,33 @@ class Block(NamedTuple):
 
 
 class Network:
-    """The layers of a model in the order of a step. Raises ValueError for an architecture other than GPT-2."""
+    """The layers of a model in the order of a step. Raises ValueError for an architecture other than GPT-2's."""
 
-    def __init__(self, model: LanguageModel, make_math: Callable[[str], PlainMath]) -> None:
-        if not isinstance(model, GPT):
-            raise ValueError(f"the engine cannot compute {type(model).__name__}. Use a GPT-2 model")
-        body, config = model.transformer, model.config
+    def __init__(self, model: network.Network, make_math: Callable[[str], PlainMath]) -> None:
+        config = model.config
+        if config.family != "gpt2" or model.positions is None:
+            raise ValueError(f"the engine cannot compute {config.family} on a GPU. Use a GPT-2 model")
         self.math = math = make_math(config.activation)
         self.vocabulary = config.vocab_size
-        self.wte, self.wpe = body.wte.weight, body.wpe.weight
+        self.wte, self.wpe = model.embedding, model.positions
         self.dtype = self.wte.dtype
+
+        def norm(part: network.Norm) -> Norm:
+            assert part.bias is not None
+            return Norm(part.weight.float(), part.bias.float(), config.norm_epsilon)
+
+        def layer(part: network.Projection, activation: str = "") -> Layer:
+            return Layer(part.weight.contiguous(), part.bias, activation)
+
         self.blocks = [
             Block(
-                _norm(block.ln_1), _layer(block.attn.c_attn), config.attention_scale(i),
-                _layer(block.attn.c_proj), _norm(block.ln_2),
-                _layer(block.mlp.c_fc, config.activation), _layer(block.mlp.c_proj),
+                norm(block.norm_1), layer(block.qkv), config.attention_scale(i), layer(block.attn_proj),
+                norm(block.norm_2), layer(block.fc, config.activation), layer(block.mlp_proj),
             )
-            for i, block in enumerate(body.blocks)
+            for i, block in enumerate(model.blocks)
         ]  # fmt: skip
-        self.ln_f = _norm(body.ln_f)
-        self.lm_head = math.prepare_head(model.lm_head.weight)
+        self.ln_f = norm(model.norm)
+        self.lm_head = math.prepare_head(model.head)
 
     def logits(self, ids: Tensor, positions: Tensor, attend: Attend, sample_rows: Tensor | None = None) -> Tensor:
         """Return float32 logits [n, V] of tokens `ids` at `positions`, or only those of `sample_rows`."""
@@ -163,11 +170,3 @@ class Network:
             residual, x = residual[sample_rows], x[sample_rows]
         x = math.add_norm(residual, x, self.ln_f, dtype)
         return math.head(x, self.lm_head)[:, : self.vocabulary]
-
-
-def _norm(module: nn.LayerNorm) -> Norm:
-    return Norm(module.weight.float(), module.bias.float(), module.eps)
-
-
-def _layer(module: nn.Linear, activation: str = "") -> Layer:
-    return Layer(module.weight.contiguous(), module.bias, activation)

@@ -28,7 +28,9 @@ from generate.gpu.rows import Rows, upload
 from generate.packing import pack, sample_outputs
 from generate.params import GREEDY
 from generate.sampling import NotFinite
-from models.architecture import LanguageModel, ModelShape
+from models.architecture import ModelShape
+from models.gpt2 import GPT
+from models.network import Network as Weights
 from scheduling.iteration import Plan
 from scheduling.scheduler import Output
 from scheduling.sequence import Sequence
@@ -46,12 +48,12 @@ class GpuRunner:
     """
 
     def __init__(
-        self, model: LanguageModel, n_pages: int, page_size: int, capacity: int = CAPACITY, strict: bool = False
+        self, model: Weights | GPT, n_pages: int, page_size: int, capacity: int = CAPACITY, strict: bool = False
     ) -> None:
-        self.config: ModelShape = model.config
+        weights = model.network()
+        self.config: ModelShape = weights.config
         self.page_size = page_size
-        weight = model.lm_head.weight
-        self.device, self.dtype = weight.device, weight.dtype
+        self.device, self.dtype = weights.head.device, weights.head.dtype
         self.keys, self.values = memory.kv_pools(self.config, n_pages, page_size, self.dtype, self.device)
         self._stream: torch.cuda.Stream | None = None
         if self.device.type == "cuda":  # the default stream cannot be recorded
@@ -59,10 +61,10 @@ class GpuRunner:
             self._stream = new_stream(self.device)
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._on_stream():
-            self._choose(model, max(capacity, BUCKETS[0]), strict)
+            self._choose(weights, max(capacity, BUCKETS[0]), strict)
 
     @torch.inference_mode()
-    def _choose(self, model: LanguageModel, capacity: int, strict: bool) -> None:
+    def _choose(self, model: Weights, capacity: int, strict: bool) -> None:
         """Choose the implementation of each part, after one comparison with plain PyTorch."""
         pages = -(-self.config.block_size // self.page_size)
         pool, target = self.keys.shape[1:], (self.dtype, self.device)
@@ -211,7 +213,7 @@ class GpuRunner:
 
 
 def make_runner(
-    model: LanguageModel, n_pages: int, page_size: int, capacity: int, strict: bool, any_format: bool
+    model: Weights | GPT, n_pages: int, page_size: int, capacity: int, strict: bool, any_format: bool
 ) -> GpuRunner:
     """Return a warm runner: kernels compiled, graphs recorded, a prompt computed.
 

@@ -9,21 +9,22 @@ from kernels import why_no_kernel
 from generate.cpu.attention import CAttention, PackedRows
 from generate.cpu.blocks import CBlocks, LayeredBlocks, make_blocks
 from generate.cpu.linear import kernel_runs
-from models.gpt2 import GPT, GPTConfig, Transformer
+from models.gpt2 import GPT, GPTConfig
+from models.network import Network
 
 CONFIG = GPTConfig(block_size=256, vocab_size=99, n_layer=3, n_head=2, n_embd=128)
 
 needs_kernel = pytest.mark.skipif(not kernel_runs(), reason=why_no_kernel())
 
 
-def make(config: GPTConfig) -> tuple[CBlocks | LayeredBlocks, Transformer, torch.Tensor, torch.Tensor]:
+def make(config: GPTConfig) -> tuple[CBlocks | LayeredBlocks, Network, torch.Tensor, torch.Tensor]:
     model = GPT(config)
     model.init_weights(torch.Generator().manual_seed(1))
     model = model.bfloat16().eval().requires_grad_(False)
     shape = (config.n_layer, 8, config.n_head, 64, config.head_size)
     keys, values = torch.zeros(shape).bfloat16(), torch.zeros(shape).bfloat16()
-    body = model.transformer
-    blocks = make_blocks(model, CAttention(torch.bfloat16), keys, values)
+    body = model.network()
+    blocks = make_blocks(body, CAttention(torch.bfloat16), keys, values)
     return blocks, body, keys, values  # type: ignore[return-value]
 
 

@@ -244,8 +244,7 @@ def test_the_thread_that_computes_has_a_whole_stack(monkeypatch: pytest.MonkeyPa
 def test_the_settings_reach_the_gpus_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[object, ...]] = []
     monkeypatch.setattr("generate.gpu.runner.make_runner", lambda *how: asked.append(how))
-    on_card = SimpleNamespace(weight=SimpleNamespace(device=torch.device("cuda")))
-    model = SimpleNamespace(lm_head=on_card)
+    model = SimpleNamespace(head=SimpleNamespace(device=torch.device("cuda")))
     engine._make_runner(model, 9, 32, Config(batch_invariant=True))  # type: ignore[arg-type]
     engine._make_runner(model, 9, 32, Config(dtype="float16"))  # type: ignore[arg-type]
     assert asked == [(model, 9, 128, 32, True, True), (model, 9, 128, 32, False, False)]

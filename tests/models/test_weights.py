@@ -15,7 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from support_checkpoints import reference, save, transformers
 
-from models import catalog, checkpoint, gpt2, weights
+from models import catalog, checkpoint, weights
+from models.activations import ACTIVATIONS
+from models.gpt2 import GPT
 
 SHAPES = {
     "heads of 8": {},
@@ -38,7 +40,7 @@ def greedy(forward: Any, ids: list[int], n: int) -> list[int]:
 
 
 @torch.no_grad()
-def assert_same(hf: Any, gpt: gpt2.GPT) -> None:
+def assert_same(hf: Any, gpt: GPT) -> None:
     ids = torch.randint(0, hf.config.vocab_size, (2, 19), generator=torch.Generator().manual_seed(1))
     ours, _ = gpt(ids, targets=ids)
     torch.testing.assert_close(ours, hf(ids).logits, rtol=1e-4, atol=1e-4)
@@ -195,7 +197,7 @@ def test_a_pickled_checkpoint_is_refused_with_the_remedy(tiny: Path, name: str) 
 
 
 def test_activations_are_the_models() -> None:
-    assert set(checkpoint.ACTIVATIONS) == set(gpt2.ACTIVATIONS)
+    assert set(checkpoint.ACTIVATIONS) == set(ACTIVATIONS)
 
 
 def test_the_resolved_model_is_read_from_its_json(tiny: Path) -> None:

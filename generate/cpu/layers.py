@@ -1,0 +1,107 @@
+"""A model's layers one by one, from Python: for any architecture, on any device, in any format.
+
+The oracle of `generate/cpu/blocks.py`, whose C computes all layers in one call, and what serves where that cannot run.
+It must not know requests, sampling, or who owns a page.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from generate.cpu.attention import Attention, PackedRows
+from generate.cpu.linear import Gated, KernelLinear, make_linear
+from generate.rotary import rms_norm, rotate, rotation_table
+from models import network
+from models.architecture import Architecture
+
+
+class Block:
+    """One transformer block with its weights in the fastest layout."""
+
+    def __init__(self, block: network.Block, config: Architecture, layer: int) -> None:
+        self.norm_1, self.norm_2 = block.norm_1, block.norm_2
+        self.normalize_1, self.normalize_2 = make_norm(block.norm_1, config), make_norm(block.norm_2, config)
+        self.turn = HeadRotation(block, config) if config.rope else None
+        self.scale = config.attention_scale(layer)
+        self.qkv = make_linear(*block.qkv)
+        self.attn_proj = make_linear(*block.attn_proj)
+        self.fc: Callable[[Tensor], Tensor]
+        if config.gated:
+            self.fc = Gated(make_linear(*block.fc), config.activation)
+        else:
+            self.fc = make_linear(*block.fc, config.activation)
+        self.mlp_proj = make_linear(*block.mlp_proj)
+
+    @property
+    def kernels(self) -> list[KernelLinear]:
+        """The linear layers in the order of blocks.c, without those that C does not compute."""
+        layers = (self.qkv, self.attn_proj, self.fc, self.mlp_proj)
+        return [layer for layer in layers if isinstance(layer, KernelLinear)]
+
+    def __call__(
+        self, x: Tensor, attend: Attention, keys: Tensor, values: Tensor, rows: PackedRows, rotation: Tensor | None
+    ) -> Tensor:
+        qkv = self.qkv(self.normalize_1(x))  # (M, C) -> (M, (H + 2 KV) * D)
+        if self.turn is not None and rotation is not None:
+            qkv = self.turn(qkv, rotation)
+        x = self.attn_proj.add(attend(qkv, keys, values, rows, self.scale), x)  # (M, H * D) -> (M, C)
+        return self.mlp_proj.add(self.fc(self.normalize_2(x)), x)  # (M, C) -> (M, inner) -> (M, C)
+
+
+class HeadRotation:
+    """What happens to queries and keys between their projection and attention: head norms, then the rotation."""
+
+    def __init__(self, block: network.Block, config: Architecture) -> None:
+        self.heads, self.kv_heads, self.head_size = config.n_head, config.n_kv_head, config.head_size
+        self.norms = block.q_norm, block.k_norm
+        self.epsilon = config.norm_epsilon
+
+    def __call__(self, qkv: Tensor, rotation: Tensor) -> Tensor:
+        """qkv: (M, (H + 2 KV) * D); rotation: float32 (M, 2, D/2)."""
+        heads = qkv.view(len(qkv), -1, self.head_size)  # (M, H + 2 KV, D)
+        last = self.heads + self.kv_heads
+        q, k, v = heads[:, : self.heads], heads[:, self.heads : last], heads[:, last:]
+        turned = []
+        for part, norm in zip((q, k), self.norms):
+            normed = part if norm is None else rms_norm(part, norm.weight, self.epsilon)
+            turned.append(rotate(normed, rotation))
+        return torch.cat((*turned, v), 1).view(len(qkv), -1)
+
+
+def make_norm(norm: network.Norm, config: Architecture) -> Callable[[Tensor], Tensor]:
+    """Return the layer norm or RMS norm of this architecture over the last dimension."""
+    if config.norm == "rms":
+        return functools.partial(rms_norm, weight=norm.weight, epsilon=config.norm_epsilon)
+    shape = norm.weight.shape
+    return lambda x: F.layer_norm(x, shape, norm.weight, norm.bias, config.norm_epsilon)
+
+
+class LayeredBlocks:
+    """Block after block, for any architecture, on any device and in any format."""
+
+    def __init__(
+        self, model: network.Network, blocks: Sequence[Block], attend: Attention, keys: Tensor, values: Tensor
+    ) -> None:
+        config = model.config
+        self.embedding, self.positions = model.embedding, model.positions
+        self.rotations: Tensor | None = None
+        if config.rope is not None:
+            table = rotation_table(config.rope, config.head_size, config.block_size)
+            self.rotations = table.to(model.embedding.device)  # (T, 2, D/2)
+        self.norm = make_norm(model.norm, config)
+        self.blocks, self.attend = blocks, attend
+        self.keys, self.values = keys, values
+
+    def __call__(self, ids: Tensor, positions: Tensor, rows: PackedRows, sample_rows: Tensor | None) -> Tensor:
+        x: Tensor = F.embedding(ids, self.embedding)  # (M, C)
+        if self.positions is not None:
+            x = x + F.embedding(positions, self.positions)
+        rotation = None if self.rotations is None else self.rotations[positions]  # (M, 2, D/2)
+        for block, keys, values in zip(self.blocks, self.keys, self.values):
+            x = block(x, self.attend, keys, values, rows, rotation)
+        return self.norm(x if sample_rows is None else x[sample_rows])  # (R, C)

@@ -1,0 +1,61 @@
+"""Rotary position embedding, and the RMS norm of heads before it, in plain PyTorch on any device.
+
+Su et al., RoFormer, 2021; in the form of Llama's checkpoints, which rotate dimension i with dimension i + D/2. It must
+not know pages, requests, or the layers of a family.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from models.architecture import Llama3Scaling, Rope
+
+
+def frequencies(rope: Rope, head_size: int) -> Tensor:
+    """Return the angle per position of each pair of dimensions, float32 [D/2].
+
+    In float32 like transformers: at position 8,000 the last bit of a frequency is a thousandth of a radian.
+    """
+    exponents = torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size
+    plain = 1.0 / (rope.theta**exponents) / rope.factor
+    return plain if rope.llama3 is None else _stretched(plain, rope.llama3)
+
+
+def _stretched(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
+    """Slow down long wavelengths by `factor`, keep short ones, and blend between (Llama 3.1, model card)."""
+    wavelength = 2 * math.pi / plain
+    longest = scaling.original_context / scaling.low_freq_factor
+    shortest = scaling.original_context / scaling.high_freq_factor
+    slow = torch.where(wavelength > longest, plain / scaling.factor, plain)
+    share = (scaling.original_context / wavelength - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    blended = (1 - share) * slow / scaling.factor + share * slow
+    between = (wavelength <= longest) & (wavelength >= shortest)
+    return torch.where(between, blended, slow)
+
+
+def rotation_table(rope: Rope, head_size: int, positions: int) -> Tensor:
+    """Return cosine and sine of every angle, float32 [positions, 2, D/2]."""
+    angles = torch.arange(positions).float()[:, None] * frequencies(rope, head_size)  # [T, D/2]
+    return torch.stack((angles.cos(), angles.sin()), 1)
+
+
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Return x [M, H, D] turned by `rotation` [M, 2, D/2], computed in float32, as x's dtype."""
+    first, second = x.float().chunk(2, -1)  # [M, H, D/2] each
+    cosine, sine = rotation[:, :1], rotation[:, 1:]  # [M, 1, D/2] each
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1).to(x.dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Return x / sqrt(mean(x^2) + epsilon) in float32, cast to x's dtype, and only then times weight, as Llama does.
+
+    Zhang and Sennrich, Root Mean Square Layer Normalization, 2019. Over the last dimension.
+    """
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+    return weight * normed.to(x.dtype)

@@ -1,0 +1,119 @@
+"""The tensors of a model in the engine's layout: queries, keys and values in one matrix, gate above up in another.
+
+It computes nothing: `generate/cpu/blocks.py` and `generate/gpu/layers.py` do. It must not know checkpoints or families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from models.architecture import Architecture
+
+
+class Norm(NamedTuple):
+    """weight (n). A layer norm has a bias, too."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+class Projection(NamedTuple):
+    """A linear layer: weight (out, in), bias (out)."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(slots=True)
+class Block:
+    """One layer. C = n_embd, H and KV heads of D values.
+
+    qkv: (H * D + 2 * KV * D, C), queries, then keys, then values.
+    attn_proj: (C, H * D).
+    fc: (inner, C), or (2 * inner, C) with the gate's rows before the up projection's.
+    mlp_proj: (C, inner).
+    q_norm, k_norm: (D), with `qk_norm` only.
+    """
+
+    norm_1: Norm
+    qkv: Projection
+    attn_proj: Projection
+    norm_2: Norm
+    fc: Projection
+    mlp_proj: Projection
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield all tensors."""
+        for part in (getattr(self, field.name) for field in fields(self)):
+            if part is not None:
+                yield from (tensor for tensor in part if tensor is not None)
+
+
+@dataclass(slots=True)
+class Network:
+    """A whole model. embedding: (V, C). positions: (T, C), None with rotary positions. head: (V, C), tied or own."""
+
+    config: Architecture
+    embedding: Tensor
+    positions: Tensor | None
+    blocks: list[Block]
+    norm: Norm
+    head: Tensor
+
+    def network(self) -> Network:
+        """Return itself; a `GPT` has this method, too."""
+        return self
+
+    def take_blocks(self) -> Iterator[Block]:
+        """Yield the blocks and forget them, so that packed weights can take the place of each in turn."""
+        blocks, self.blocks = self.blocks, []
+        blocks.reverse()
+        while blocks:
+            yield blocks.pop()
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield each tensor once."""
+        yield self.embedding
+        if self.positions is not None:
+            yield self.positions
+        for block in self.blocks:
+            yield from block.tensors()
+        yield from (tensor for tensor in self.norm if tensor is not None)
+        if self.head is not self.embedding:
+            yield self.head
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model has."""
+        return sum(tensor.numel() for tensor in self.tensors())
+
+    def to(self, target: torch.device | torch.dtype) -> Network:
+        """Return the model on another device or in another dtype; tensors that need no change are shared."""
+        embedding = self.embedding.to(target)
+        return Network(
+            self.config,
+            embedding,
+            None if self.positions is None else self.positions.to(target),
+            [_moved(block, target) for block in self.blocks],
+            _moved_part(self.norm, target),
+            embedding if self.head is self.embedding else self.head.to(target),
+        )
+
+
+Part = TypeVar("Part", Norm, Projection)
+
+
+def _moved(block: Block, target: torch.device | torch.dtype) -> Block:
+    parts = {field.name: getattr(block, field.name) for field in fields(block)}
+    return Block(**{name: part and _moved_part(part, target) for name, part in parts.items()})
+
+
+def _moved_part(part: Part, target: torch.device | torch.dtype) -> Part:
+    return type(part)(part.weight.to(target), None if part.bias is None else part.bias.to(target))
