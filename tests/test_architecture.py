@@ -20,7 +20,7 @@ WEB = {"flask", "werkzeug", "pydantic", "prometheus_client"}
 LAW: dict[str, set[str]] = {
     "scheduling": set(),
     "policies": {"scheduling"},
-    "models": {"huggingface_hub", "numpy", "safetensors", "tiktoken", "torch"},
+    "models": {"gguf", "huggingface_hub", "numpy", "safetensors", "tiktoken", "torch"},
     "model": {"models", "torch"},
     "generate": {"model", "models", "numpy", "scheduling", "torch", "triton"},
     "serving": {"scheduling"},
@@ -147,7 +147,8 @@ def test_only_the_gpus_kernels_know_triton_and_nobody_loads_them_unasked() -> No
 
 
 def test_looking_for_a_model_loads_no_torch() -> None:
-    assert "torch" not in loaded_by("import app, models.catalog, models.hub, models.checkpoint")
+    found = loaded_by("import app, models.catalog, models.hub, models.checkpoint, models.gguf_file")
+    assert "torch" not in found
 
 
 def test_the_law_sees_an_import_wherever_it_hides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

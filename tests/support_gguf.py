@@ -1,0 +1,89 @@
+"""Small GGUF files, written as llama.cpp's converter writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+from gguf import GGMLQuantizationType as Kind
+from support_checkpoints import transformers
+
+Tensors = Mapping[str, tuple[npt.NDArray[Any], Kind]]
+
+SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+         "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+LLAMA_KEYS = {
+    "block_count": 2,
+    "context_length": 64,
+    "embedding_length": 32,
+    "feed_forward_length": 48,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.freq_base": 5000.0,
+}
+
+
+def write(path: Path, architecture: str, keys: Mapping[str, Any], tensors: Tensors) -> Path:
+    """Write a GGUF file; a key without a group gets the architecture's, and its value's type becomes GGUF's."""
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in keys.items():
+        name = key if key.startswith(("general.", "tokenizer.", "split.")) else f"{architecture}.{key}"
+        kinds = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
+        getattr(writer, f"add_{kinds[type(value)]}")(name, value)
+    for name, (blocks, kind) in tensors.items():
+        writer.add_tensor(name, blocks, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def tiny(path: Path, changes: Mapping[str, Any] | None = None, extra: Tensors | None = None) -> Path:
+    """Write a file with the keys of a small llama, and its embedding alone."""
+    embedding = np.ones((61, 32), np.float32)
+    keys = {**LLAMA_KEYS, "vocab_size": 61, **(changes or {})}
+    layers = {f"blk.{n}.attn_norm.weight": (np.ones(32, np.float32), Kind.F32) for n in range(2)}
+    return write(path, "llama", keys, {"token_embd.weight": (embedding, Kind.F32), **layers, **(extra or {})})
+
+
+def random_model(architecture: str, **changes: Any) -> Any:
+    """Return a small model of transformers with random tensors: none can be left out unnoticed."""
+    torch.manual_seed(7)
+    hf = transformers()
+    if architecture == "gpt2":
+        shape = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_inner": 80}
+        shape |= {"bos_token_id": 1, "eos_token_id": 2}
+    else:
+        shape = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = hf.AutoModelForCausalLM.from_config(hf.AutoConfig.for_model(architecture, **{**shape, **changes}))
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.3)
+    return model.eval()
+
+
+def converted(path: Path, model: Any, keys: Mapping[str, Any], more: Tensors | None = None) -> Path:
+    """Write `model` with all tensors in F32, in llama.cpp's names and order of rows."""
+    architecture, config = model.config.model_type, model.config
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], 2)
+    tensors = dict(more or {})
+    for name, value in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+            value = permuted(value, config.num_attention_heads if "q_proj" in name else config.num_key_value_heads)
+        if architecture == "gpt2" and value.ndim == 2 and ".h." in name:
+            value = value.T
+        tensors[str(names.get_name(name, (".weight", ".bias")))] = (value.contiguous().numpy(), Kind.F32)
+    return write(path, architecture, keys, tensors)
+
+
+def permuted(rows: torch.Tensor, n_head: int) -> torch.Tensor:
+    """Return the rows of q or k as the converter of llama.cpp stores them for its interleaved rotation."""
+    return rows.reshape(n_head, 2, rows.shape[0] // n_head // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
