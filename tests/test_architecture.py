@@ -147,7 +147,7 @@ def test_only_the_gpus_kernels_know_triton_and_nobody_loads_them_unasked() -> No
 
 
 def test_looking_for_a_model_loads_no_torch() -> None:
-    found = loaded_by("import app, models.catalog, models.hub, models.checkpoint, models.gguf_file")
+    found = loaded_by("import app, models.catalog, models.hub, models.checkpoint, models.gguf_file, models.wheel")
     assert "torch" not in found
 
 

