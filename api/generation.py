@@ -249,7 +249,7 @@ def start_generation(
             seeds.append(seed_of(seed, j))
             inferences.append(
                 engine.make_inference(
-                    prompt.text, length, prompt.ids, seed=seeds[-1],
+                    prompt.text, length, prompt.ids, seed=seeds[-1], open_ended=request.max_tokens is None,
                     **context.inference_options(len(inferences)), **options,
                 )
             )  # fmt: skip

@@ -59,6 +59,7 @@ class _Decoded(NamedTuple):
 
     number: int
     sequences: list[Sequence]
+    page_counts: list[int]  # of the sequences, as the block tables have them
     rows: PackedRows
     draws: Draws
 
@@ -68,13 +69,28 @@ class _Decoded(NamedTuple):
         params = [seq.sampling for seq in plan.sequences]
         if any(p.logprobs is not None or p.prompt_logprobs is not None for p in params):
             return None
-        return cls(plan.number, plan.sequences, rows, Draws(params, rows.context_lens.device))
+        counts = [len(seq.pages) for seq in plan.sequences]
+        return cls(plan.number, plan.sequences, counts, rows, Draws(params, rows.context_lens.device))
 
     def is_followed_by(self, plan: Plan) -> bool:
         """Return whether the same sequences each compute one new token."""
         # After a failed step that was retried in halves, this is the second half, while the plan repeats the whole.
         follows = plan.repeats and plan.number == self.number + 1 and not plan.held
         return follows and plan.sequences == self.sequences
+
+    def with_new_pages(self) -> _Decoded:
+        """Return it with the pages in its block tables that sequences got since the last step."""
+        counts = [len(seq.pages) for seq in self.sequences]
+        if counts == self.page_counts:
+            return self
+        tables = self.rows.block_tables  # (n, width); this layout's own, so that rows may be changed in place
+        wider = max(counts) - tables.shape[1]
+        if wider > 0:
+            tables = torch.nn.functional.pad(tables, (0, wider))
+        for i, (count, before) in enumerate(zip(counts, self.page_counts)):
+            if count != before:
+                tables[i, before:count] = torch.tensor(self.sequences[i].pages[before:], dtype=torch.int32)
+        return self._replace(page_counts=counts, rows=replace(self.rows, block_tables=tables))
 
 
 class ModelRunner:
@@ -103,7 +119,7 @@ class ModelRunner:
     def forward(self, plan: Plan) -> list[Output]:
         """See `Runner.forward`."""
         if self._last is not None and self._last.is_followed_by(plan):
-            return self._decode_again(plan, self._last)
+            return self._decode_again(plan, self._last.with_new_pages())
         held = [seq for seq in plan.held if seq.pages] if plan.padded else []
         ids, positions, rows, sample_rows = self._pack(plan, held)
         outputs = sample_outputs(plan.sequences, plan.counts, self.logits(ids, positions, rows, sample_rows))
@@ -114,8 +130,7 @@ class ModelRunner:
         """Compute the next tokens of the sequences of the last step, in the layout of that step.
 
         The layout may be reused because nothing in it depends on the step but the positions: each sequence has one
-        row again, its parameters never change, and its pages were all allocated when it joined, so the block tables
-        already have the page of the new token.
+        row again, its parameters never change, and the block tables have the pages that it got since.
         """
         sequences = plan.sequences
         ids = torch.tensor([seq.output_ids[-1] for seq in sequences], device=self.device)  # (M)
@@ -128,6 +143,7 @@ class ModelRunner:
             return History(sequences[i].prompt_ids, sequences[i].output_ids)
 
         outputs: list[Output] = [*last.draws.draw(logits, next_positions, history)]
+        # A step that failed is computed again in the layout before it, with the same new pages.
         self._last = last._replace(number=plan.number)
         return outputs
 

@@ -1,10 +1,24 @@
 """Dynamic batching (Orca, OSDI 2022): requests join and leave between any two iterations, oldest first.
 
-A prompt is computed in the same step as the others' next tokens. Only slots and KV pages limit the batch.
+A prompt is computed in the same step as the others' next tokens. Only slots and KV pages limit the batch. With
+`reserve=prompt`, a request joins with pages for its prompt and a margin, and takes more as it grows (vLLM, SOSP 2023);
+when none is free, the last to join is preempted.
 """
 
+from __future__ import annotations
+
 from scheduling import policy
+from scheduling.options import option
+from scheduling.policy import MARGIN
+from scheduling.sequence import Sequence
 
 
 class Policy(policy.Policy):
-    """The default of every hook."""
+    reserve = option(
+        "all",
+        "KV pages at admission: all, for the whole answer if its length is requested; prompt, for prompt and margin",
+        choices=("all", "prompt"),
+    )
+
+    def reserve_tokens(self, seq: Sequence) -> int:
+        return seq.length + MARGIN if self.reserve == "prompt" else super().reserve_tokens(seq)

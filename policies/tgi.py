@@ -44,12 +44,12 @@ class Policy(policy.Policy):
             return False
         joining = list(running)
         for seq in self.order(waiting, now) if needed else ():
-            if not budget.fits(seq.total) or self.blocked_by(seq, joining, budget) is not None:
+            if not budget.fits(self.reserve_tokens(seq)) or self.blocked_by(seq, joining, budget) is not None:
                 return False
             joining.append(seq)
             if len(joining) == len(running) + needed:
                 break
-            budget = budget.minus(seq.total)
+            budget = budget.minus(self.reserve_tokens(seq))
         return len(joining) == len(running) + needed
 
     def blocked_by(self, seq: Sequence, running: list[Sequence], budget: Budget) -> str | None:

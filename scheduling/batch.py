@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from scheduling.pages import PagePool
 from scheduling.policy import Budget, PolicyError
@@ -36,9 +36,9 @@ class Batch:
         """Return what is free before a step that may compute this many tokens."""
         return Budget(self.free_slots, self.pages.free_tokens, tokens, self.pages.page_size)
 
-    def join(self, seq: Sequence) -> bool:
-        """Give a sequence a slot and all pages that it can need; return False if the pages are too few."""
-        if not self.pages.reserve(seq):
+    def join(self, seq: Sequence, tokens: int) -> bool:
+        """Give a sequence a slot and pages for so many tokens; return False if the pages are too few."""
+        if not self.pages.reserve(seq, tokens):
             return False
         seq.slot = heapq.heappop(self._free_slots)
         seq.state = "running"
@@ -57,3 +57,26 @@ class Batch:
             if seq.slot < self._slots:
                 heapq.heappush(self._free_slots, seq.slot)
             self.pages.release(seq)
+
+    def grow(self, choose_victim: Callable[[list[Sequence]], Sequence]) -> list[Sequence]:
+        """Give each sequence the pages that its next step needs; return those that lost slot and pages for it."""
+        victims: list[Sequence] = []
+        for seq in self.pages.outgrown(self.running):
+            while seq not in victims and not self.pages.grow(seq):
+                victims += self._free_pages(choose_victim)
+        return victims
+
+    def _free_pages(self, choose_victim: Callable[[list[Sequence]], Sequence]) -> list[Sequence]:
+        """Take the pages of one sequence, and its slot unless it is finished and only holds it."""
+        live = [seq for seq in self.running if seq.finish_reason is None]
+        if len(live) > 1:
+            victim = choose_victim(list(live))
+            if victim not in live:
+                raise PolicyError(f"victim: {victim.id} is not running. Return one of the requests passed in")
+            self.vacate([victim])
+            return [victim]
+        # Alone, each sequence fits; finished ones are computed no more without their pages.
+        for seq in self.running:
+            if seq is not live[0]:
+                self.pages.release(seq)
+        return []

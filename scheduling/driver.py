@@ -12,7 +12,7 @@ from math import inf
 
 from scheduling.iteration import Iteration, Plan
 from scheduling.scheduler import Output, Scheduler
-from scheduling.sequence import Sequence
+from scheduling.sequence import UNKNOWN_TOKEN, Sequence
 
 
 class Driver:
@@ -75,6 +75,6 @@ class Driver:
         self.now = self.next_event()
 
 
-def tokens_due(plan: Plan, token: int = 0) -> list[Output]:
+def tokens_due(plan: Plan, token: int = UNKNOWN_TOKEN) -> list[Output]:
     """Return `token` for each sequence that computes all its pending tokens, None for the others."""
     return [token if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)]

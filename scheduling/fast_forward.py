@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from scheduling.iteration import Plan
 from scheduling.scheduler import Scheduler
+from scheduling.sequence import UNKNOWN_TOKEN
 
 
 def identical_steps_ahead(scheduler: Scheduler, plan: Plan) -> int:
     """Return how many steps are sure to equal this plan, itself the first, unless a request arrives.
 
-    All members decode, none leaves before the last of these steps, and no waiting request can join.
+    All members decode, none leaves before the last of these steps, and no waiting request can join. The free pages
+    suffice for all of these steps.
     """
     hooks = scheduler.hooks
     quiet = hooks.repeats and hooks.on_step is None and not hooks.preempts
@@ -17,7 +19,8 @@ def identical_steps_ahead(scheduler: Scheduler, plan: Plan) -> int:
         return 1
     if any(s.pending > 1 or not s.output_ids or s.stop is not None for s in plan.sequences):
         return 1
-    return min((s.max_tokens - len(s.output_ids) for s in plan.sequences), default=1)
+    most = min((s.max_tokens - len(s.output_ids) for s in plan.sequences), default=1)
+    return scheduler.batch.pages.steps_without_shortage(plan.sequences, most)
 
 
 def admission_closed(scheduler: Scheduler) -> bool:
@@ -29,7 +32,7 @@ def admission_closed(scheduler: Scheduler) -> bool:
 def fast_forward(scheduler: Scheduler, plan: Plan, ends: list[float]) -> None:
     """Let as many steps pass as `ends` has times; the plan, not computed yet, is the step after them.
 
-    Each member gets a token, 0, at each of these times, as from that many commits. Only fewer steps than
+    Each member gets a token, which is unknown, at each of these times, as from that many commits. Only fewer steps than
     `identical_steps_ahead` may pass.
     """
     on_token, steps = scheduler.hooks.on_token, len(ends)
@@ -38,15 +41,17 @@ def fast_forward(scheduler: Scheduler, plan: Plan, ends: list[float]) -> None:
         for now in ends:
             for seq in plan.sequences:
                 seq.computed += 1
-                seq.output_ids.append(0)
+                seq.output_ids.append(UNKNOWN_TOKEN)
                 seq.last_token_at = now
                 on_token(seq, now)
     for seq in plan.sequences:
         if on_token is None:
             seq.computed += steps
-            seq.output_ids.extend([0] * steps)
+            seq.output_ids.extend([UNKNOWN_TOKEN] * steps)
             seq.last_token_at = ends[-1]
         seq.batch_sum += batch * steps
+    # Step by step, members would get the same pages in another order, which makes no difference that can be seen.
+    scheduler.batch.pages.catch_up(plan.sequences)
     plan.number += steps
     plan.started_at = ends[-1]
     scheduler.number = plan.number

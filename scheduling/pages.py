@@ -1,8 +1,8 @@
 """The pool of KV pages and its prefix cache: bookkeeping of numbers, no tensors.
 
-All pages that a request can ever need are reserved when it joins, so that no request runs out of memory later. Full
-pages of a prompt are published under a hash chain of their tokens, and a later prompt that begins with the same tokens
-shares them. Page 0 is never reserved: padding rows point at it.
+A sequence gets pages when it joins, and more as it grows. Full pages, of prompts and of answers, are published under a
+hash chain of their tokens, and a later sequence that begins with the same tokens shares them. Page 0 is never reserved:
+padding rows point at it.
 """
 
 from __future__ import annotations
@@ -54,12 +54,15 @@ class PagePool:
 
         At least one token is left to compute, since its logits are needed.
         """
-        return list(self._chain(tokens)) if self.prefix_cache else []
+        return self.chain([], tokens[: (len(tokens) - 1) // self.page_size * self.page_size])
 
-    def _chain(self, tokens: list[int]) -> Iterator[bytes]:
-        key = self._salt
+    def chain(self, hashes: list[bytes], tokens: list[int]) -> list[bytes]:
+        """Return how a hash chain goes on with the full pages of more tokens."""
+        return list(self._chain(hashes[-1] if hashes else self._salt, tokens)) if self.prefix_cache else []
+
+    def _chain(self, key: bytes, tokens: list[int]) -> Iterator[bytes]:
         size = self.page_size
-        for i in range((len(tokens) - 1) // size):
+        for i in range(len(tokens) // size):
             key = hashlib.sha256(key + array("I", tokens[i * size : (i + 1) * size]).tobytes()).digest()
             yield key
 
@@ -74,7 +77,10 @@ class PagePool:
         return len(hashes)
 
     def reserve(self, hashes: list[bytes], tokens: int, prompt_tokens: int = 0) -> tuple[list[int], int] | None:
-        """Take pages for `tokens` tokens; return (pages, cached tokens), or None when there are too few."""
+        """Take pages for `tokens` tokens; return (pages, cached tokens), or None when there are too few.
+
+        With `prompt_tokens`, they and those that are cached are counted.
+        """
         # Sharing is legal because a shared page is never written: it is full, its keys and values depend only on
         # the tokens up to their position, which the chain hashes, and a sequence writes behind its cached tokens.
         hits = [self._by_key[key] for key in hashes[: self._match(hashes)]]
@@ -86,17 +92,20 @@ class PagePool:
                 del self._free[page]
                 self.cached -= 1
             self._references[page] += 1
-        taken = [self._free.popitem(last=False)[0] for _ in range(fresh)]
-        for page in taken:
-            self._forget(page)
-            self._references[page] = 1
-        if self.prefix_cache:
+        if self.prefix_cache and prompt_tokens:
             self.query_tokens += prompt_tokens
             self.hit_tokens += len(hits) * self.page_size
-        return hits + taken, len(hits) * self.page_size
+        return hits + [self.take() for _ in range(fresh)], len(hits) * self.page_size
+
+    def take(self) -> int:
+        """Take the free page that is worth least; KeyError when there is none."""
+        page, _ = self._free.popitem(last=False)
+        self._forget(page)
+        self._references[page] = 1
+        return page
 
     def publish(self, pages: list[int], hashes: list[bytes]) -> None:
-        """Let later prompts find the content of `pages`, whose keys and values must be computed."""
+        """Let later sequences find the content of `pages`, whose keys and values must be computed."""
         for page, key in zip(pages, hashes):
             if self._by_key.setdefault(key, page) == page:
                 self._key[page] = key

@@ -3,7 +3,7 @@
 A policy is one file in `policies/` with a class `Policy(scheduling.policy.Policy)` that overrides only what makes it
 different. The scheduler calls these hooks before each step:
 
-    preempt -> admit -> order -> blocked_by -> allocate_tokens
+    preempt -> victim -> admit -> order -> blocked_by -> reserve_tokens -> allocate_tokens
 
 Then the model computes the step, and these follow:
 
@@ -27,6 +27,8 @@ from scheduling.iteration import Plan
 from scheduling.options import set_options
 from scheduling.renamed import FormerAttribute, FormerClaim, FormerField, RenamedWarning, adopt, with_former
 from scheduling.sequence import Sequence
+
+MARGIN = 64  # tokens: how far a request grows before it takes another KV page, if not all are reserved
 
 
 class PolicyError(Exception):
@@ -95,6 +97,24 @@ class Policy:
         Called for each request that `admit` counted; `running` includes those that have just joined.
         """
         return None
+
+    def reserve_tokens(self, seq: Sequence) -> int:
+        """Return for how many tokens a request gets KV pages when it joins, its known tokens at least.
+
+        It gets more pages as it grows and, when none is free, `victim` names the request that loses its own. The
+        default is the whole answer that a request asks for, or a margin if its client named no length. In a padded or
+        closed loop a victim would wait for the whole batch, so there it is always the whole answer.
+        """
+        if self.padded or self.closed or not seq.open_ended:
+            return seq.total
+        return seq.length + MARGIN
+
+    def victim(self, running: list[Sequence], now: float) -> Sequence:
+        """Return the request that loses its slot and pages to those that grow; it is recomputed later.
+
+        Called when no page is free, with at least two unfinished requests in the order in which they joined.
+        """
+        return running[-1]
 
     def preempt(
         self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float

@@ -1,6 +1,9 @@
-"""The KV pages of the scheduler's sequences: reserved when one joins, published when computed, released when it leaves.
+"""The KV pages of the scheduler's sequences: reserved when one joins, more as it grows, released when it leaves.
 
-Without a pool, as in most simulations, pages are unlimited.
+Each running sequence has pages for the tokens of its next step and of the one after, so that a runner may launch a step
+ahead. Full pages are published when the prompt is computed and, with those of the answer, when the sequence leaves: the
+next turn of a chat finds the last one, and a preempted request finds itself. Without a pool, as in most simulations,
+pages are unlimited.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ class Reservations:
 
     def __init__(self, pool: PagePool | None) -> None:
         self._pool = pool
+        self._steps_covered = 0  # for which the pages of all running sequences are known to suffice
 
     @property
     def free_tokens(self) -> int:
@@ -37,30 +41,101 @@ class Reservations:
             seq.hashes = self._pool.hashes(seq.prompt_ids)
 
     def cached_tokens(self, seq: Sequence) -> int:
-        """Return how many prompt tokens are in the prefix cache now."""
-        return 0 if self._pool is None else self._pool.cached_tokens(seq.hashes)
+        """Return how many tokens of a sequence are in the prefix cache now."""
+        return 0 if self._pool is None else self._pool.cached_tokens(self._findable(seq, self._pool))
 
-    def reserve(self, seq: Sequence) -> bool:
-        """Take all pages that a sequence can ever need; return False if there are too few.
+    def _findable(self, seq: Sequence, pool: PagePool) -> list[bytes]:
+        """Return the hashes of the pages that it may share: at least one token is left to compute."""
+        return seq.hashes[: (seq.length - 1) // pool.page_size]
 
-        What the prefix cache holds counts as computed.
+    def reserve(self, seq: Sequence, tokens: int) -> bool:
+        """Take pages for so many tokens of a sequence that joins; return False if there are too few.
+
+        What the prefix cache holds counts as computed. A sequence that joins again is not counted as a query again.
         """
+        self._steps_covered = 0
         if self._pool is None:
             return True
-        reserved = self._pool.reserve(seq.hashes, seq.total, len(seq.prompt_ids))
+        if not self._pool.can_ever_hold(seq.total):  # it could not grow to its end even alone
+            return False
+        query = 0 if seq.preemptions else len(seq.prompt_ids)
+        reserved = self._pool.reserve(self._findable(seq, self._pool), tokens, query)
         if reserved is None:
             return False
-        seq.pages, seq.cached = reserved
-        seq.computed = seq.cached
+        seq.pages, seq.computed = reserved
+        if not seq.preemptions:
+            seq.cached = seq.computed
         return True
 
+    def outgrown(self, running: list[Sequence]) -> list[Sequence]:
+        """Return the sequences that need one more page before the next step; called once for each step."""
+        # A step appends at most one token to each sequence, so that no pages are short for `covered` steps.
+        if self._pool is None or self._steps_covered > 0:
+            self._steps_covered -= 1
+            return []
+        size = self._pool.page_size
+        short: list[Sequence] = []
+        covered = ENDLESS
+        for seq in running:
+            held, prompt = len(seq.pages) * size, len(seq.prompt_ids)
+            if held < prompt + seq.max_tokens and seq.finish_reason is None:
+                spare = held - prompt - len(seq.output_ids)
+                covered = min(covered, spare)
+                if spare <= 0:
+                    short.append(seq)
+        self._steps_covered = covered - 1
+        return short
+
+    def grow(self, seq: Sequence) -> bool:
+        """Give a sequence one more page; return False if none is free."""
+        if self._pool is None or not self._pool.free:
+            return self._pool is None
+        seq.pages.append(self._pool.take())
+        return True
+
+    def steps_without_shortage(self, sequences: list[Sequence], most: int) -> int:
+        """Return for how many steps, up to `most`, the free pages suffice if each sequence decodes in all of them."""
+        if self._pool is None:
+            return most
+        fewest = 1  # for which all have their pages already
+        while fewest < most:
+            middle = (fewest + most + 1) // 2
+            if self._pages_needed(sequences, middle - 1, self._pool) <= self._pool.free:
+                fewest = middle
+            else:
+                most = middle - 1
+        return most
+
+    def _pages_needed(self, sequences: list[Sequence], steps: int, pool: PagePool) -> int:
+        """Return how many more pages sequences have after this many decodes."""
+        return sum(max(0, pool.pages_for(min(seq.length + steps + 1, seq.total)) - len(seq.pages)) for seq in sequences)
+
+    def catch_up(self, sequences: list[Sequence]) -> None:
+        """Give sequences the pages of the tokens that they got in several steps at once."""
+        self._steps_covered = 0
+        if self._pool is not None:
+            for seq in sequences:
+                seq.pages += [self._pool.take() for _ in range(self._pages_needed([seq], 0, self._pool))]
+
     def publish(self, seq: Sequence) -> None:
-        """Let later prompts find the pages of this one, which must be computed."""
-        if self._pool is not None and seq.hashes:
-            self._pool.publish(seq.pages, seq.hashes)
+        """Let later sequences find the full pages of this one that are computed."""
+        pool = self._pool
+        if pool is None or not pool.prefix_cache:
+            return
+        full = seq.computed // pool.page_size
+        known = len(seq.hashes)
+        if full > known:
+            start = known * pool.page_size
+            seq.hashes = seq.hashes + pool.chain(seq.hashes, seq.tokens(start, full * pool.page_size - start))
+        pool.publish(seq.pages[:full], seq.hashes[:full])
 
     def release(self, seq: Sequence) -> None:
         """Give the pages of a sequence back."""
-        if self._pool is not None and seq.pages:
-            self._pool.release(seq.pages)
-            seq.pages = []
+        if self._pool is None or not seq.pages:
+            return
+        # The pages of a step that failed may hold anything. A prompt that is being scored is computed whole when it
+        # joins again, so it must not find itself.
+        if seq.error is None and (seq.output_ids or not seq.prompt_details):
+            self.publish(seq)
+        self._pool.release(seq.pages)
+        seq.pages = []

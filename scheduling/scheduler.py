@@ -122,10 +122,7 @@ class Scheduler:
     def plan(self, now: float) -> Plan | None:
         """Let sequences join, and return what the next step computes, None if nothing."""
         self.wait_clock.tick(now, self.number)
-        preempted: list[Sequence] = []
-        if self.hooks.preempts and self.running:
-            preempted = self.policy.preempt(self.waiting, self.running, self.batch.budget(self.token_budget), now)
-            self._requeue(preempted, now)
+        preempted = self._preempt(now) if self.running else []
         joined = self._admit(now) if self.waiting else []
         if not self.running:
             return None
@@ -146,12 +143,24 @@ class Scheduler:
 
         They wait again, before all others, and their tokens are recomputed when they join again.
         """
+        self._vacate(sequences)
         self._requeue(sequences, now)
         plan.remove(sequences)
 
+    def _preempt(self, now: float) -> list[Sequence]:
+        """Let the policy preempt requests, and those that grow take the pages of others if none is free."""
+        preempted: list[Sequence] = []
+        if self.hooks.preempts:
+            preempted = self.policy.preempt(self.waiting, self.running, self.batch.budget(self.token_budget), now)
+            self._vacate(preempted)
+        victims = self.batch.grow(lambda running: self.policy.victim(running, now))
+        if victims:
+            self._repeat = None
+        self._requeue([*preempted, *victims], now)
+        return [*preempted, *victims]
+
     def _requeue(self, sequences: list[Sequence], now: float) -> None:
-        """Put running sequences before all that wait, the first to arrive first."""
-        self._vacate(sequences)
+        """Put sequences that were preempted before all that wait, the first to arrive first."""
         for seq in sorted(sequences, key=lambda seq: seq.arrived_at, reverse=True):
             seq.preempt()
             self.waiting[seq] = None
@@ -173,7 +182,7 @@ class Scheduler:
                 raise PolicyError(f"order: {seq.id} is {seq.state}, not waiting")
             if self.hooks.blocks:
                 reason = policy.blocked_by(seq, running, budget)
-            if reason is None and not self.batch.join(seq):
+            if reason is None and not self.batch.join(seq, self.tokens_to_reserve(seq)):
                 reason = "kv_full"
             if reason is not None:
                 break
@@ -188,6 +197,10 @@ class Scheduler:
         if self.waiting:
             self.wait_clock.reason = reason or self._why_waiting(now)
         return joined
+
+    def tokens_to_reserve(self, seq: Sequence) -> int:
+        """Return for how many tokens a sequence gets pages when it joins: at least for those of its first steps."""
+        return min(seq.total, max(seq.length + 1, self.policy.reserve_tokens(seq)))
 
     def _why_waiting(self, now: float) -> str:
         if not self.batch.free_slots:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from scheduling.renamed import FormerField
 
 State = Literal["waiting", "running", "held", "finished"]
+UNKNOWN_TOKEN = (1 << 32) - 1  # an answer's token where no model computes one; no prompt has it, so no prefix is found
 WAIT_REASONS = ("slots_full", "token_budget", "kv_full", "policy_order", "window")
 
 
@@ -32,6 +33,7 @@ class Sequence:
     client: str = ""
     priority: int = 0
     deadline: float | None = None  # when its client needs the whole answer
+    open_ended: bool = False  # its client named no length: `max_tokens` is what the context leaves, rarely needed
 
     output_ids: list[int] = field(default_factory=list)
     details: list[Any] = field(
@@ -39,7 +41,7 @@ class Sequence:
     )  # what the model adds to each output token, such as log probabilities
     prompt_details: list[Any] = field(default_factory=list)
     computed: int = 0  # tokens whose keys and values are in the pages
-    cached: int = 0  # of these, prompt tokens found in the prefix cache
+    cached: int = 0  # prompt tokens found in the prefix cache when it first joined
     preemptions: int = 0  # how often it lost its slot
     recompute_until: int = 0  # tokens that were computed before the last preemption, and are recomputed
     pages: list[int] = field(default_factory=list)
@@ -66,7 +68,7 @@ class Sequence:
 
     @property
     def total(self) -> int:
-        """The most tokens it can have: what is reserved at admission."""
+        """The most tokens it can have."""
         return len(self.prompt_ids) + self.max_tokens
 
     @property
@@ -95,7 +97,7 @@ class Sequence:
     def preempt(self) -> None:
         """Go back to waiting: the tokens so far stay, but all of them are recomputed."""
         self.recompute_until = max(self.recompute_until, self.computed)
-        self.computed = self.cached = 0
+        self.computed = 0
         self.preemptions += 1
         self.state = "waiting"
         if not self.output_ids:

@@ -97,9 +97,9 @@ class Inference:
 
     With a `wakeup` its tokens can be read as they come: `ready` is the number of published tokens. `on_end` is called
     in the thread that ends it, and must not block. With `scores_prompt` the whole prompt is computed, even if it is
-    cached, and `num_tokens` may be 0. `slo_s`, `queue_timeout` and `request_timeout` are seconds from its arrival: in
-    which the answer is wanted, and after which it times out in the queue and as a whole, if the server's own limits are
-    not shorter.
+    cached, and `num_tokens` may be 0. With `open_ended`, `num_tokens` is what the context leaves, since the client named
+    no length. `slo_s`, `queue_timeout` and `request_timeout` are seconds from its arrival: in which the answer is wanted,
+    and after which it times out in the queue and as a whole, if the server's own limits are not shorter.
     """
 
     def __init__(
@@ -113,6 +113,7 @@ class Inference:
         text: Text | None = None,
         client: str = "",
         priority: int = 0,
+        open_ended: bool = False,
         slo_s: float | None = None,
         queue_timeout: float = math.inf,
         request_timeout: float = math.inf,
@@ -135,6 +136,7 @@ class Inference:
         self.event_obj = threading.Event()
         self.sequence = Sequence(
             prompt_ids, num_tokens, id=self.id, sampling=sampling, client=client, priority=priority,
+            open_ended=open_ended,
             stop=text.feed if text is not None and text.watches else None,
         )  # fmt: skip
         self._lock = threading.Lock()

@@ -106,7 +106,7 @@ def describe_options() -> str:
     """Return the options of all policies and orders in lines for people, each with the policies that have it."""
     owners: dict[tuple[str, str, str], dict[str, list[str]]] = {}
     names = {name: name for name in policies.names()}
-    names |= {f"dynamic+{name}": name for name in policies.order_names()}
+    names |= {f"nobatch+{name}": name for name in policies.order_names()}
     for full, name in names.items():
         for item in policies.describe(full):
             defaults = owners.setdefault((item.option, item.help, item.bounds), {})

@@ -141,7 +141,7 @@ def check_conservation_of_work(scheduler: Scheduler, plan: Plan) -> None:
     if reason == "kv_full" and policy.claims.limits_kv:
         return
     if reason == "kv_full" and pages is not None:
-        if pages.reserve(first.hashes, first.total) is None:
+        if pages.reserve(first.hashes, scheduler.tokens_to_reserve(first)) is None:
             return
     elif reason == "token_budget":
         tokens, budget = sum(plan.counts), scheduler.token_budget

@@ -48,8 +48,8 @@ class KnownHits(Reservations):
         super().__init__(pool)
         self.hits = hits
 
-    def reserve(self, seq: Sequence) -> bool:
-        if not super().reserve(seq):
+    def reserve(self, seq: Sequence, tokens: int) -> bool:
+        if not super().reserve(seq, tokens):
             return False
         seq.computed = seq.cached = min(self.hits.get(seq.id, 0), len(seq.prompt_ids) - 1)
         return True

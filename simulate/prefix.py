@@ -124,7 +124,7 @@ class TrieReservations(Reservations):
         super().__init__(None)
         self.trie = trie
 
-    def reserve(self, seq: Sequence) -> bool:
+    def reserve(self, seq: Sequence, tokens: int) -> bool:
         seq.cached = seq.computed = min(self.trie.serve(seq.prompt_ids), len(seq.prompt_ids) - 1)
         return True
 

@@ -41,13 +41,15 @@ RowLogits = Callable[[Rows, int], Tensor]  # the logits of the first n rows, who
 class Flight:
     """A step that was launched: the row of each sequence, and the position and pages of each row.
 
-    The scheduler gives a sequence another list when it gives it other pages, so the identity of the list suffices.
+    The scheduler gives a sequence another list when it gives it other pages, so the identity of the list suffices; it
+    appends to the list when a sequence grows. `page_counts` are the pages that the rows' tables had at the launch.
     """
 
     row_of: dict[Sequence, int]
     held: list[Sequence]
     positions: list[int]
     pages: list[list[int]]
+    page_counts: list[int]
     size: int
     drawing: sampling.Drawing
     tokens: Tensor
@@ -55,7 +57,7 @@ class Flight:
     copied: torch.cuda.Event | None  # the tokens are on the host
     inputs: list[int] | None = None  # the tokens that it decodes, once the host has them
 
-    def serves(self, sequences: Many[Sequence], held: Many[Sequence]) -> bool:
+    def serves(self, sequences: Many[Sequence], held: Many[Sequence], page_size: int) -> bool:
         """Return whether it decodes the last token of each of `sequences`, whatever its other rows do."""
         if self.inputs is None or self.held != list(held):
             return False
@@ -63,7 +65,7 @@ class Flight:
             row = self.row_of.get(seq)
             if row is None or self.positions[row] != seq.computed or self.inputs[row] != seq.output_ids[-1]:
                 return False
-            if self.pages[row] is not seq.pages:
+            if self.pages[row] is not seq.pages or self.page_counts[row] * page_size <= seq.computed:
                 return False
         return True
 
@@ -81,8 +83,9 @@ class Decoder:
     No step is launched ahead for a position behind `context`, which has neither weights nor pages.
     """
 
-    def __init__(self, rows: Rows, row_logits: RowLogits, context: int) -> None:
+    def __init__(self, rows: Rows, row_logits: RowLogits, context: int, page_size: int) -> None:
         self.rows = rows
+        self.page_size = page_size
         self.context = context
         self.row_logits = row_logits
         on_gpu = rows.device.type == "cuda"
@@ -118,7 +121,7 @@ class Decoder:
         With `go_ahead`, also launch the step after this one for the same sequences, which are likely to go on.
         """
         flight, self.ahead = self.ahead, None
-        if flight is not None and flight.serves(sequences, held):
+        if flight is not None and flight.serves(sequences, held, self.page_size):
             self.used_ahead += 1
         else:
             flight = self._launch_for(sequences, held)
@@ -157,8 +160,19 @@ class Decoder:
             row_of = {seq: row_of[seq] for seq in sequences}
             held = range(len(flight.positions) - len(flight.held), len(flight.positions))
             self.rows.keep([*row_of.values(), *held])
+        self._extend(flight, row_of)
         positions = [position + 1 for position in flight.positions]
         return self._launch(row_of, flight.held, positions, flight.pages, flight.size, flight.drawing)
+
+    def _extend(self, flight: Flight, row_of: dict[Sequence, int]) -> None:
+        """Put the pages that sequences got since `flight` was launched into the tables of their rows.
+
+        The scheduler gives pages a step ahead, so that the next position has one. Where it has none, the request ends.
+        """
+        grown = [(seq, row) for seq, row in row_of.items() if len(seq.pages) > flight.page_counts[row]]
+        if grown:
+            sequences, rows = zip(*grown)
+            self.rows.extend(rows, sequences, [flight.page_counts[row] for row in rows])
 
     def _launch(
         self, row_of: dict[Sequence, int], held: list[Sequence], positions: list[int], pages: list[list[int]],
@@ -171,7 +185,8 @@ class Decoder:
         tokens.copy_(self.drawn[:size], non_blocking=True)
         if copied is not None:
             copied.record()
-        return Flight(row_of, held, positions, pages, size, drawing, tokens, logits, copied)
+        counts = [len(own) for own in pages]
+        return Flight(row_of, held, positions, pages, counts, size, drawing, tokens, logits, copied)
 
     def _step(self, size: int, drawing: sampling.Drawing) -> Tensor:
         """Decode one token of the first `size` rows and advance them; return the logits [size, V]."""

@@ -65,6 +65,16 @@ class Rows:
         )
         self.buffer.copy_(upload(torch.cat([part.view(-1) for part in parts]), self.device))
 
+    def extend(self, rows: Many[int], sequences: Many[Sequence], page_counts: Many[int]) -> None:
+        """Add to the tables of these rows the pages that their sequences have beyond `page_counts`."""
+        where = [
+            (row, column, seq.pages[column])
+            for row, seq, count in zip(rows, sequences, page_counts)
+            for column in range(count, len(seq.pages))
+        ]
+        row, column, page = upload(torch.tensor(where).T.contiguous(), self.device)
+        self.block_tables[row, column] = page
+
     def keep(self, rows: Many[int]) -> None:
         """Make every other row unused."""
         kept = torch.zeros(self.capacity, dtype=torch.int64)

@@ -77,7 +77,7 @@ class GpuRunner:
         self.attend_prompts = choose.make_prompts(pool, *target)
         self.network = Network(model, lambda activation: choose.make_math(strict, activation, *target))
         rows = Rows(capacity, pages, self.device)
-        self.decoder = Decoder(rows, self._row_logits, self.config.block_size)
+        self.decoder = Decoder(rows, self._row_logits, self.config.block_size, self.page_size)
 
     @property
     def attention(self) -> str:

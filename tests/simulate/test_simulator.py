@@ -48,7 +48,8 @@ def test_the_simulator_and_the_scheduler_under_test_do_the_same(
     name: str, trace: list, make_pages: object, slots: int
 ) -> None:
     def fresh() -> list[Sequence]:
-        return [Sequence(p, n, id=f"r{i}", arrived_at=at) for i, (at, p, n) in enumerate(trace)]
+        # None of these tokens is in an answer of the tests' driver, since the simulator's answers are in no prompt.
+        return [Sequence([100 + t for t in p], n, id=f"r{i}", arrived_at=at) for i, (at, p, n) in enumerate(trace)]
 
     mine = simulate(Scheduler(policies.get_policy(name, max_batch_size=slots), make_pages()), fresh(), Toy())
     theirs = drive(Scheduler(policies.get_policy(name, max_batch_size=slots), make_pages()), fresh())

@@ -1,0 +1,132 @@
+"""KV pages that grow: in a pool much too small for all requests, each gets the tokens that it gets alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from test_runner import SHAPES, make_model
+
+import policies
+from generate.gpu.runner import GpuRunner
+from generate.params import SamplingParams
+from generate.runner import ModelRunner
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+
+CONFIG = SHAPES["heads of 64"]
+PAGE_SIZE, SLOTS = 16, 16
+
+
+def requests(n: int, seed: int, **sampling: Any) -> list[Sequence]:
+    """Return open-ended requests that stop by themselves; half of the prompts begin alike."""
+    rng = random.Random(seed)
+    result = []
+    for i in range(n):
+        prompt = [7] * 33 * (i % 2) + [rng.randrange(CONFIG.vocab_size) for _ in range(rng.randrange(1, 24))]
+        last = rng.randrange(90, 180)
+        seq = Sequence(prompt, CONFIG.block_size - len(prompt), id=str(i), open_ended=True)
+        seq.sampling = SamplingParams(**{"seed": i, **sampling})
+        seq.stop = lambda token, seq=seq, last=last: "stop" if len(seq.output_ids) >= last else None
+        result.append(seq)
+    return result
+
+
+def pages_needed(sequences: list[Sequence]) -> int:
+    """Return the pages that the requests that can run at once have at their ends."""
+    return sum(sorted(-(-seq.length // PAGE_SIZE) for seq in sequences)[-SLOTS:])
+
+
+def serve(runner: Any, pages: int, sequences: list[Sequence], **options: Any) -> tuple[list[list[int]], int]:
+    """Return the tokens of all requests and the number of preemptions."""
+    pool = PagePool(pages, PAGE_SIZE, prefix_cache=options.pop("prefix_cache", True))
+    scheduler = Scheduler(policies.get_policy(options.pop("policy", "dynamic"), SLOTS, options), pool, 64)
+    for seq in sequences:
+        scheduler.add(seq)
+    preempted = 0
+    while (record := scheduler.step(runner.forward, lambda: 0.0)) is not None:
+        preempted += len(record.preempted)
+    assert scheduler.is_idle
+    assert pool.used == 0
+    assert preempted == sum(seq.preemptions for seq in sequences)
+    return [seq.output_ids for seq in sequences], preempted
+
+
+@pytest.mark.parametrize(
+    ("dtype", "temperature"),
+    [
+        (torch.float32, 1.0),
+        (torch.bfloat16, 0.0),
+        pytest.param(torch.float32, 0.0, marks=pytest.mark.full),
+        pytest.param(torch.bfloat16, 1.0, marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_a_quarter_of_the_pages_changes_no_token(dtype: torch.dtype, temperature: float) -> None:
+    alone, crowded = (requests(24, 2, temperature=temperature) for _ in range(2))
+    expected, none = serve(ModelRunner(make_model(CONFIG, dtype), 400, PAGE_SIZE), 400, alone)
+    assert none == 0
+    few = pages_needed(alone) // 4
+    tokens, preemptions = serve(ModelRunner(make_model(CONFIG, dtype), few, PAGE_SIZE), few, crowded)
+    assert tokens == expected
+    assert preemptions > 5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prefix_cache": False},
+        *(
+            pytest.param(options, marks=pytest.mark.full)
+            for options in (
+                {"policy": "chunked"},
+                {"policy": "prefill-first"},
+                {"policy": "lightllm"},
+                {"policy": "dynamic+srpt"},
+                {"policy": "static"},
+                {"reserve": "prompt"},
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_no_policy_changes_a_token_when_pages_run_out(options: dict[str, Any]) -> None:
+    runner = ModelRunner(make_model(CONFIG), 60, PAGE_SIZE)
+    assert serve(runner, 60, requests(16, 3), **options)[0] == serve(runner, 60, requests(16, 3), policy="nobatch")[0]
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_a_step_ahead_on_a_gpu_has_the_pages_that_it_needs(prefix_cache: bool) -> None:
+    expected, _ = serve(ModelRunner(make_model(CONFIG), 400, PAGE_SIZE), 400, requests(16, 4))
+    runner = GpuRunner(make_model(CONFIG), 60, PAGE_SIZE, capacity=SLOTS)
+    assert runner.warm_up()
+    tokens, preemptions = serve(runner, 60, requests(16, 4), prefix_cache=prefix_cache)
+    assert tokens == expected
+    assert preemptions > 3
+
+
+def test_a_gpu_stays_a_step_ahead_while_pages_grow() -> None:
+    runner = GpuRunner(make_model(CONFIG), 400, PAGE_SIZE, capacity=SLOTS)
+    sequences = [Sequence([i + 1] * 5, 120, open_ended=True, sampling=SamplingParams(seed=i)) for i in range(4)]
+    serve(runner, 400, sequences)
+    assert runner.decoder.used_ahead == 118  # of 119 decodes, the first of which was not launched ahead
+
+
+class Counting(ModelRunner):
+    """A runner that counts the steps that it packs."""
+
+    packed = 0
+
+    def _pack(self, *args: Any) -> Any:
+        self.packed += 1
+        return super()._pack(*args)
+
+
+def test_steps_are_not_packed_again_while_pages_grow() -> None:
+    runner = Counting(make_model(CONFIG), 400, PAGE_SIZE)
+    sequences = [Sequence([i + 1] * 5, 120, open_ended=True, sampling=SamplingParams(seed=i)) for i in range(4)]
+    serve(runner, 400, sequences)
+    assert runner.packed == 2  # the prompts and the first decodes
