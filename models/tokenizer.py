@@ -1,4 +1,4 @@
-"""Text to token ids and back, with tiktoken's encoder; also for text that comes in pieces.
+"""Text to token ids and back; also for text that comes in pieces.
 
 Ids become bytes, and bytes become text. The border between two tokens may cut a character, so a stream of tokens goes
 through a `Detokenizer`. It must not know HTTP or batching.
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-import tiktoken
-
 from models import ranks
 from models.catalog import BARD, ResolvedModel
-from models.ranks import TokenizerError
+from models.ranks import EOT, TokenizerError
+from models.tokenizer_files import from_folder
+from models.vocabulary import Vocabulary, of_ranks
 
-EOT = ranks.EOT
 LONGEST_RUN = 400_000  # characters of white space in a row; from some 700,000 on tiktoken's stack overflows
 
 
@@ -27,35 +27,73 @@ class TextError(ValueError):
 
 
 class Tokenizer:
-    """Encode text and decode ids with a tiktoken Encoding.
+    """Encode text and decode ids with a vocabulary.
 
-    Ids that the encoding does not know decode to nothing (a model's vocabulary may be padded), or, with `fold` (random
-    weights with a smaller model's tokenizer), as the id modulo the size of the vocabulary.
+    `eos_ids` end an answer, `bos_ids` begin a prompt, and `special_ids` are those of control tokens, which text never
+    becomes by itself. Ids that the vocabulary does not have decode to nothing (a model's vocabulary may be padded), or,
+    with `fold` (random weights with a smaller model's tokenizer), as the id modulo the size of the vocabulary.
     """
 
-    def __init__(self, encoding: tiktoken.Encoding, fold: bool = False, warning: str | None = None) -> None:
-        self.encoding = encoding
+    def __init__(self, vocabulary: Vocabulary, fold: bool = False, warning: str | None = None) -> None:
+        self.vocabulary = vocabulary
         self.fold = fold
         self.warning = warning
-        self.vocab_size = encoding.n_vocab
-        self.eot_id = encoding.encode_single_token(EOT)
-        self._bytes = [b""] * self.vocab_size
-        for token in encoding.token_byte_values():
-            self._bytes[encoding.encode_single_token(token)] = token
-        for text in encoding.special_tokens_set:
-            self._bytes[encoding.encode_single_token(text)] = text.encode()
+        self.vocab_size = len(vocabulary.pieces)
+        self.eos_ids = vocabulary.eos_ids
+        self.eot_id = vocabulary.eos_ids[0]
+        self.bos_ids = vocabulary.bos_ids
+        self.special_ids = frozenset(vocabulary.control.values()) | {*vocabulary.eos_ids}
+        self._bytes = vocabulary.pieces
         self.longest_token = max(map(len, self._bytes))
 
     def encode(self, text: str, end_of_text: Literal["text", "special"] = "text") -> list[int]:
         """Return the ids of `text`; `<|endoftext|>` in it is ordinary text or the special token.
 
-        Raises TextError for a text that the encoder cannot handle.
+        All other control tokens in it are ordinary text. Raises TextError for a text that the encoder cannot handle.
         """
         _refuse_long_runs(text)
+        if end_of_text == "special" and EOT in self.vocabulary.control and EOT in text:
+            return self._encode_parts(text, re.compile(re.escape(EOT)), {})
+        return self._encode(text, is_first=True)
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        """Return the ids of `text` without special tokens; tiktoken's own name."""
+        return self.encode(text)
+
+    def encode_rendered(self, text: str, quoted: Mapping[str, str]) -> list[int]:
+        """Return the ids of a rendered chat template, in which control tokens are special.
+
+        `quoted` maps marks in `text` to the ordinary text that they stand for, which is never special.
+        """
+        _refuse_long_runs(text)
+        return self._encode_parts(text, self._control, quoted)
+
+    @cached_property
+    def _control(self) -> re.Pattern[str]:
+        return text_pattern(self.vocabulary.control)
+
+    def _encode_parts(self, text: str, control: re.Pattern[str], quoted: Mapping[str, str]) -> list[int]:
+        """Return the ids of `text`, in which what `control` matches are control tokens."""
+        v = self.vocabulary
+        marks = text_pattern(quoted)
+        ids: list[int] = []
+        start, before = 0, ""
+        for match in [*control.finditer(text), None]:
+            token = match.group() if match else ""
+            part = text[start : match.start() if match else len(text)]
+            part = part.lstrip() if before in v.strips_right else part
+            part = part.rstrip() if token in v.strips_left else part
+            if part:
+                ids += self._encode(marks.sub(lambda mark: quoted[mark.group()], part), is_first=start == 0)
+            if match:
+                ids.append(v.control[token])
+                start, before = match.end(), token
+        return ids
+
+    def _encode(self, text: str, is_first: bool) -> list[int]:
+        encode = self.vocabulary.encode if is_first else self.vocabulary.encode_rest or self.vocabulary.encode
         try:
-            if end_of_text == "special":
-                return self.encoding.encode(text, allowed_special={EOT}, disallowed_special=())
-            return self.encoding.encode_ordinary(text)
+            return encode(text)
         except BaseException as error:
             # A panic of the encoder is a BaseException, and would end a thread without an answer.
             if type(error).__name__ != "PanicException" and not isinstance(error, ValueError):
@@ -63,10 +101,6 @@ class Tokenizer:
             raise TextError(
                 f"the text of {len(text):,} characters cannot be tokenized. Shorten its longest run"
             ) from error
-
-    def encode_ordinary(self, text: str) -> list[int]:
-        """Return the ids of `text` without special tokens; tiktoken's own name."""
-        return self.encode(text)
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of one id."""
@@ -81,16 +115,20 @@ class Tokenizer:
         return [
             i
             for i, text in enumerate(self._bytes)
-            if text.isascii() and text.decode().isprintable() and i != self.eot_id
+            if text.isascii() and text.decode().isprintable() and i not in self.special_ids
         ]
 
     def decode_bytes(self, tokens: Iterable[int]) -> bytes:
         """Return the bytes of `tokens`."""
         return b"".join(map(self.token_bytes, tokens))
 
-    def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of `tokens`; bytes that are not UTF-8 become U+FFFD."""
-        return self.decode_bytes(tokens).decode("utf-8", errors="replace")
+    def decode(self, tokens: Iterable[int], *, begins: bool = False) -> str:
+        """Return the text that `tokens` add to a text before them; bytes that are not UTF-8 become U+FFFD.
+
+        With `begins` there is no text before them, so that SentencePiece's first space is left out.
+        """
+        text = self.decode_bytes(tokens).decode("utf-8", errors="replace")
+        return text.removeprefix(" ") if begins and self.vocabulary.leading_space else text
 
 
 class Detokenizer:
@@ -119,25 +157,31 @@ class Detokenizer:
         return self._decoder.decode(b"", final=True)
 
 
+def text_pattern(texts: Iterable[str]) -> re.Pattern[str]:
+    """Return the pattern that finds any of `texts`, the longest one first; without texts it finds nothing."""
+    ordered = sorted(filter(None, texts), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered)) if ordered else r"(?!)")
+
+
 def load_tokenizer(resolved: ResolvedModel, file: str | Path | None = None) -> Tokenizer:
-    """Return the tokenizer of `resolved`: its folder's own, else GPT-2's from `file` or tiktoken's cache.
+    """Return the tokenizer of `resolved`: its folder's or GGUF file's own, else GPT-2's from `file` or tiktoken's cache.
 
     `file` is a rank file (EB_TOKENIZER_FILE). If there are no ranks for random weights, return bard's tokenizer with a
     `warning`. Raises TokenizerError.
     """
     if resolved.tokenizer is not None:
-        return _fitting(Tokenizer(ranks.from_folder(resolved.tokenizer)), resolved)
+        return _fitting(Tokenizer(_own(resolved.tokenizer)), resolved)
     if file:
-        return _fitting(Tokenizer(ranks.from_file(Path(file))), resolved)
+        return _fitting(Tokenizer(of_ranks(ranks.from_file(Path(file)))), resolved)
     try:
-        return _fitting(Tokenizer(ranks.from_tiktoken()), resolved)
+        return _fitting(Tokenizer(of_ranks(ranks.from_tiktoken())), resolved)
     except TokenizerError as error:
         if resolved.load_format != "dummy" or not (BARD / "vocab.json").is_file():
             raise
         warning = (
             f"{error}. Until then bard's tokenizer is used, which changes lengths in tokens; the text is random anyway"
         )
-        return _fitting(Tokenizer(ranks.from_folder(BARD), fold=True, warning=warning), resolved)
+        return _fitting(Tokenizer(from_folder(BARD), fold=True, warning=warning), resolved)
 
 
 def load_stand_in(file: str | Path | None = None, timeout_s: float = 3.0) -> Tokenizer:
@@ -147,11 +191,19 @@ def load_stand_in(file: str | Path | None = None, timeout_s: float = 3.0) -> Tok
     for a bad file.
     """
     if file:
-        return Tokenizer(ranks.from_file(Path(file)))
+        return Tokenizer(of_ranks(ranks.from_file(Path(file))))
     try:
-        return Tokenizer(ranks.from_tiktoken(timeout_s))
+        return Tokenizer(of_ranks(ranks.from_tiktoken(timeout_s)))
     except TokenizerError as error:
-        return Tokenizer(ranks.of_bytes(), warning=f"{error}. Until then each byte is a token")
+        return Tokenizer(of_ranks(ranks.of_bytes()), warning=f"{error}. Until then each byte is a token")
+
+
+def _own(source: Path) -> Vocabulary:
+    if source.is_dir():
+        return from_folder(source)
+    from models import gguf_reader, tokenizer_gguf
+
+    return tokenizer_gguf.from_gguf(gguf_reader.read(source).metadata, source.name)
 
 
 def _fitting(tokenizer: Tokenizer, resolved: ResolvedModel) -> Tokenizer:

@@ -20,7 +20,7 @@ WEB = {"flask", "werkzeug", "pydantic", "prometheus_client"}
 LAW: dict[str, set[str]] = {
     "scheduling": set(),
     "policies": {"scheduling"},
-    "models": {"gguf", "huggingface_hub", "numpy", "safetensors", "tiktoken", "torch"},
+    "models": {"gguf", "huggingface_hub", "jinja2", "numpy", "safetensors", "tiktoken", "tokenizers", "torch"},
     "model": {"models", "torch"},
     "generate": {"model", "models", "numpy", "scheduling", "torch", "triton"},
     "serving": {"scheduling"},

@@ -14,12 +14,15 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import dropwhile, islice
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from models import ranks
 from models.catalog import BARD
+from models.tokenizer import Tokenizer
+from models.tokenizer_files import from_folder
 
 OUT = ROOT / "client" / "workloads" / "plays.txt"
 WORDS = 40_000
@@ -27,7 +30,7 @@ SHORTEST_LINE = 3
 
 
 def lines(plays: Path, rank_file: Path) -> Iterator[str]:
-    encodings = [ranks.from_file(rank_file), ranks.from_folder(BARD)]
+    encodings: list[Any] = [ranks.from_file(rank_file), Tokenizer(from_folder(BARD))]
 
     @cache
     def is_one_token(text: str) -> bool:

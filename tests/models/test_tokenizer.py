@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -20,6 +21,8 @@ from models import catalog, ranks
 from models import tokenizer as loading
 from models.ranks import TokenizerError
 from models.tokenizer import Detokenizer, TextError, Tokenizer, load_tokenizer
+from models.tokenizer_files import from_folder
+from models.vocabulary import of_ranks
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 TEXT = (
@@ -33,7 +36,7 @@ def gpt2() -> Tokenizer:
     path = SHARED / "gpt2.tiktoken"
     if not path.is_file():
         pytest.skip("GPT-2's ranks (shared/data/gpt2.tiktoken) are not beside this checkout")
-    return Tokenizer(ranks.from_file(path))
+    return Tokenizer(of_ranks(ranks.from_file(path)))
 
 
 def train(folder: Path, specials: tuple[str, ...] = (ranks.EOT,)) -> Reference:
@@ -54,6 +57,11 @@ def train(folder: Path, specials: tuple[str, ...] = (ranks.EOT,)) -> Reference:
     return reference
 
 
+def byte_ids(tokenizer: Tokenizer, raw: bytes | list[int]) -> list[int]:
+    """Return the ids of single bytes."""
+    return [tokenizer.vocabulary.pieces.index(bytes([byte])) for byte in raw]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(tmp_path_factory.mktemp("bpe"))
@@ -62,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small(folder: Path) -> Tokenizer:
-    return Tokenizer(ranks.from_folder(folder))
+    return Tokenizer(from_folder(folder))
 
 
 def resolved(**changes: Any) -> catalog.ResolvedModel:
@@ -79,7 +87,7 @@ def test_gpt2_has_its_known_ids(gpt2: Tokenizer) -> None:
     for text, ids in known.items():
         assert gpt2.encode(text) == ids
         assert gpt2.decode(ids) == text
-    assert gpt2.encode("<|endoftext|>", end_of_text="special") == [50256] == [gpt2.eot_id]
+    assert gpt2.encode("<|endoftext|>", end_of_text="special") == [50256] == [*gpt2.eos_ids]
     assert (gpt2.vocab_size, gpt2.longest_token) == (50257, 128)
     assert gpt2.token_bytes(220) == b" "
 
@@ -99,13 +107,13 @@ def test_a_folders_tokenizer_is_that_of_the_tokenizers_library(folder: Path, sma
     assert small.decode(small.encode(text)) == text
 
 
-def test_tokenizer_json_alone_gives_the_same_tokenizer(tmp_path: Path) -> None:
+def test_tokenizer_json_and_the_older_files_give_the_same_tokenizer(tmp_path: Path) -> None:
     reference = train(tmp_path, (ranks.EOT, "<|pad|>"))
-    whole = Tokenizer(ranks.from_folder(tmp_path))
-    (tmp_path / "vocab.json").unlink()
-    alone = Tokenizer(ranks.from_folder(tmp_path))
+    alone = Tokenizer(from_folder(tmp_path))
+    (tmp_path / "tokenizer.json").unlink()
+    whole = Tokenizer(from_folder(tmp_path))
     assert whole.encode(TEXT) == alone.encode(TEXT) == reference.encode(TEXT).ids
-    assert alone.eot_id == reference.token_to_id(ranks.EOT)
+    assert alone.eos_ids[0] == reference.token_to_id(ranks.EOT)
     assert alone.token_bytes(reference.token_to_id("<|pad|>")) == b"<|pad|>"
     assert alone.vocab_size == reference.get_vocab_size()
 
@@ -123,13 +131,13 @@ def test_pieces_joined_are_the_whole_text(small: Tokenizer, ids: list[int], cuts
 @given(raw=st.lists(st.sampled_from([0x24, 0x80, 0xA0, 0xBF, 0xC0, 0xC3, 0xE0, 0xE6, 0xED, 0xF0, 0xF4, 0xFF])))
 @settings(max_examples=5 * settings.default.max_examples)
 def test_broken_bytes_stream_as_they_decode_at_once(small: Tokenizer, raw: list[int]) -> None:
-    ids = [small.encoding.encode_single_token(bytes([byte])) for byte in raw]
+    ids = byte_ids(small, raw)
     stream = Detokenizer(small)
     assert "".join([*(stream.feed([i]) for i in ids), stream.finish()]) == small.decode(ids)
 
 
 def test_half_a_character_is_held_back_and_flushed_as_a_replacement(small: Tokenizer) -> None:
-    ids = [small.encoding.encode_single_token(bytes([byte])) for byte in "é🙂".encode()]
+    ids = byte_ids(small, "é🙂".encode())
     stream = Detokenizer(small)
     assert [stream.feed([i]) for i in ids] == ["", "é", "", "", "", "🙂"]
     assert stream.finish() == ""
@@ -140,7 +148,7 @@ def test_half_a_character_is_held_back_and_flushed_as_a_replacement(small: Token
 def test_ids_of_a_padded_vocabulary_decode_to_nothing_or_fold(small: Tokenizer) -> None:
     word = small.encode("we")
     assert small.decode([*word, small.vocab_size, 50303]) == "we"
-    assert Tokenizer(small.encoding, fold=True).decode([word[0] + 3 * small.vocab_size]) == small.decode(word[:1])
+    assert Tokenizer(small.vocabulary, fold=True).decode([word[0] + 3 * small.vocab_size]) == small.decode(word[:1])
     with pytest.raises(TextError, match="negative"):
         small.decode([-1])
 
@@ -158,18 +166,14 @@ def test_long_runs_below_the_bound_are_encoded_in_time(small: Tokenizer) -> None
     assert time.thread_time() - began < 10
 
 
-def test_a_panic_of_the_encoder_is_a_named_error(small: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_panic_of_the_encoder_is_a_named_error(small: Tokenizer) -> None:
     class PanicException(BaseException):
         pass
 
-    class Panicking:
-        n_vocab = small.vocab_size
+    def panicking(text: str) -> list[int]:
+        raise PanicException("StackOverflow")
 
-        def encode_ordinary(self, text: str) -> list[int]:
-            raise PanicException("StackOverflow")
-
-    broken = Tokenizer(small.encoding)
-    monkeypatch.setattr(broken, "encoding", Panicking())
+    broken = Tokenizer(replace(small.vocabulary, encode=panicking))
     with pytest.raises(TextError, match=r"4 characters cannot be tokenized\. Shorten"):
         broken.encode("text")
 
@@ -201,7 +205,7 @@ def test_a_rank_file_is_used_and_a_missing_one_is_an_error(tmp_path: Path) -> No
     path = tmp_path / "bytes.tiktoken"
     path.write_text("\n".join(_lines()) + "\n")
     tokenizer = load_tokenizer(resolved(), path)
-    assert (tokenizer.vocab_size, tokenizer.eot_id) == (257, 256)
+    assert (tokenizer.vocab_size, tokenizer.eos_ids) == (257, (256,))
     assert tokenizer.encode("az") == [97, 122]
     with pytest.raises(TokenizerError, match=r"No such file.* Set EB_TOKENIZER_FILE"):
         load_tokenizer(resolved(), tmp_path / "nowhere")
@@ -228,14 +232,20 @@ FOLDERS = {
     "an id twice": (lambda f: _edit_vocab(f, lambda v: v.update(A=1)), "same id"),
     "no number": (lambda f: _edit_vocab(f, lambda v: v.update(A="1")), "whole number"),
     "broken": (lambda f: (f / "vocab.json").write_text("{"), "invalid JSON"),
-    "another kind": (lambda f: ((f / "vocab.json").unlink(), (f / "tokenizer.json").write_text("{}")), "not a GPT-2"),
-    "nothing": (lambda f: ((f / "vocab.json").unlink(), (f / "tokenizer.json").unlink()), "neither"),
+    "another kind": (lambda f: (f / "tokenizer.json").write_text("{}"), "not a tokenizer of"),
+    "a damaged file": (lambda f: (f / "tokenizer.json").write_text('{"model": {"type": "WordLevel"}}'), "cannot read"),
+    "an unknown class": (
+        lambda f: (f / "tokenizer_config.json").write_text('{"tokenizer_class": "XTokenizer"}'),
+        "XTokenizer",
+    ),
+    "nothing": (lambda f: (f / "vocab.json").unlink(), "neither"),
 }
 
 
 @pytest.mark.parametrize(("spoil", "says"), FOLDERS.values(), ids=FOLDERS.keys())
 def test_an_inconsistent_folder_is_refused_by_name(tmp_path: Path, spoil: Any, says: str) -> None:
     train(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
     spoil(tmp_path)
     with pytest.raises(TokenizerError, match=says.replace("|", r"\|")) as refusal:
         load_tokenizer(resolved(tokenizer=tmp_path))

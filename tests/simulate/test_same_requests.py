@@ -16,6 +16,8 @@ from client.data import Planned, trace_sha256
 from client.workloads import catalog, corpus
 from models import ranks
 from models.catalog import BARD
+from models.tokenizer import Tokenizer
+from models.tokenizer_files import from_folder
 from simulate.__main__ import main
 
 NUM = 40
@@ -29,7 +31,7 @@ BLOCKS = '{"timestamp": 3, "input_length": 600, "output_length": 5, "hash_ids": 
 @cache
 def tokenizers() -> list[Any]:
     """Return bard's tokenizer, and GPT-2's where it is."""
-    return [ranks.from_folder(BARD), *([ranks.from_file(GPT2)] if GPT2.is_file() else [])]
+    return [Tokenizer(from_folder(BARD)), *([ranks.from_file(GPT2)] if GPT2.is_file() else [])]
 
 
 def sent(*flags: str) -> list[Planned]:

@@ -1,0 +1,111 @@
+"""Every tokenizer that is not byte-level BPE with a known split, by the `tokenizers` library.
+
+Among them are those of Llama 2, TinyLlama and Mistral: SentencePiece's BPE, in which "▁" stands for a space and a
+character without a token becomes the tokens of its bytes. Import it only where one is needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tokenizers import Tokenizer, pre_tokenizers
+
+from models.ranks import ALPHABET, TokenizerError
+
+SPACE = "▁"
+
+
+def encoders(tokenizer: Tokenizer) -> tuple[Callable[[str], list[int]], Callable[[str], list[int]] | None]:
+    """Return what encodes ordinary text at the beginning of a prompt, and elsewhere if that differs.
+
+    Control tokens in such a text have no effect; other added tokens do.
+    """
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    step = tokenizer.pre_tokenizer
+    if not isinstance(step, pre_tokenizers.Metaspace) or step.prepend_scheme != "first":
+        return _encoder(tokenizer), None
+    rest = Tokenizer.from_str(tokenizer.to_str())
+    rest.encode_special_tokens = True
+    rest.pre_tokenizer = pre_tokenizers.Metaspace(step.replacement, "never", step.split)
+    return _encoder(tokenizer), _encoder(rest)
+
+
+def _encoder(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    def encode(text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # lone surrogates, as tiktoken replaces them
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    return encode
+
+
+def pieces(tokenizer: Tokenizer, source: str, size: int) -> tuple[list[bytes], bool]:
+    """Return the bytes of each id below `size`, and whether the first token of a text has a space that the text lacks.
+
+    Raises TokenizerError for a decoder whose tokens have no bytes of their own.
+    """
+    raw = {token: str(added) for token, added in tokenizer.get_added_tokens_decoder().items()}
+    steps = list(_steps(json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder is not None else {}))
+    kinds = [step.get("type") for step in steps]
+    convert, leading_space = _byte_level, False
+    if kinds != ["ByteLevel"]:
+        convert = _sentencepiece
+        unknown = next((step for step in steps if not _is_known(step)), None)
+        if unknown is not None or not ({"Replace", "Metaspace"} & set(kinds)):
+            name = "none" if unknown is None else unknown.get("type", "none")
+            raise TokenizerError(
+                f"the tokenizer in {source} has a decoder that is not supported: {name}. Use a model whose tokenizer is "
+                "byte-level BPE or SentencePiece"
+            )
+        leading_space = any(
+            step["type"] == "Strip" or (step["type"] == "Metaspace" and step.get("prepend_scheme") != "never")
+            for step in steps
+        )
+    found = [b""] * size
+    for token in range(size):
+        text = tokenizer.id_to_token(token)
+        if text is not None:
+            found[token] = raw[token].encode() if token in raw else convert(text)
+    return found, leading_space
+
+
+def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if decoder.get("type") == "Sequence":
+        for step in decoder["decoders"]:
+            yield from _steps(step)
+    else:
+        yield decoder
+
+
+def _is_known(step: dict[str, Any]) -> bool:
+    match step.get("type"):
+        case "Replace":
+            return bool(step["pattern"] == {"String": SPACE} and step["content"] == " ")
+        case "Metaspace":
+            return bool(step["replacement"] == SPACE)
+        case "Strip":
+            return bool((step["content"], step["start"], step["stop"]) == (" ", 1, 0))
+        case kind:
+            return kind in ("ByteFallback", "Fuse")
+
+
+def _byte_level(text: str) -> bytes:
+    if any(character not in ALPHABET for character in text):
+        return text.encode()
+    return bytes(ALPHABET[character] for character in text)
+
+
+def _sentencepiece(text: str) -> bytes:
+    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+        try:
+            return bytes([int(text[3:5], 16)])
+        except ValueError:
+            pass
+    return text.replace(SPACE, " ").encode()

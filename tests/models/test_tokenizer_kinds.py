@@ -1,0 +1,164 @@
+"""Tokenizers of each kind against transformers, from folders and from GGUF metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGUFValueType, GGUFWriter
+from support_tokenizers import CONTROL, KINDS, gguf_metadata, strings, train, write
+
+from models import catalog, tokenizer_gguf
+from models.ranks import TokenizerError
+from models.tokenizer import Detokenizer, Tokenizer, load_tokenizer
+from models.tokenizer_files import from_folder
+
+COUNT = 1000
+OURS = ("gpt2", "smollm", "llama-bpe", "qwen2")  # by tiktoken
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    root = tmp_path_factory.mktemp("kinds")
+    return lambda kind: root / kind if (root / kind).is_dir() else write(root / kind, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_thousand_strings_have_the_ids_of_transformers(folder_of: Callable[[str], Path], kind: str) -> None:
+    from transformers import AutoTokenizer
+
+    reference = AutoTokenizer.from_pretrained(folder_of(kind))
+    tokenizer = Tokenizer(from_folder(folder_of(kind)))
+    for text in strings(COUNT):
+        special = reference(text, add_special_tokens=False).input_ids
+        plain = reference(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        assert tokenizer.encode_rendered(text, {}) == special, text
+        assert tokenizer.encode(text) == plain, text
+        assert [*tokenizer.bos_ids, *special] == reference(text).input_ids
+        assert tokenizer.decode(plain, begins=True) == reference.decode(plain, clean_up_tokenization_spaces=False), text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_of_a_stream_join_and_keep_their_spaces(folder_of: Callable[[str], Path], kind: str) -> None:
+    tokenizer = Tokenizer(from_folder(folder_of(kind)))
+    for text in strings(100, seed=6):
+        ids = tokenizer.encode(f" {text} the end")
+        for cut in (1, 2, 5):
+            stream = Detokenizer(tokenizer)
+            pieces = [stream.feed(ids[i : i + cut]) for i in range(0, len(ids), cut)]
+            assert "".join(pieces) + stream.finish() == tokenizer.decode(ids)
+            assert "\ufffd" not in "".join(pieces)
+        assert tokenizer.decode(ids).startswith(" ")
+
+
+@pytest.mark.parametrize("kind", [*OURS, "metaspace"])
+def test_gguf_metadata_gives_the_same_tokenizer_as_the_folder(folder_of: Callable[[str], Path], kind: str) -> None:
+    of_folder = Tokenizer(from_folder(folder_of(kind)))
+    of_file = Tokenizer(tokenizer_gguf.from_gguf(gguf_metadata(kind)))
+    for text in strings(COUNT, seed=7):
+        assert of_file.encode(text) == of_folder.encode(text)
+        assert of_file.encode_rendered(text, {}) == of_folder.encode_rendered(text, {})
+    assert of_file.vocabulary.pieces == of_folder.vocabulary.pieces
+    assert of_file.bos_ids == of_folder.bos_ids
+    assert set(of_folder.eos_ids) <= set(of_file.eos_ids)
+
+
+def test_a_sentencepiece_vocabulary_with_scores_is_read_as_transformers_reads_it() -> None:
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
+
+    metadata = gguf_metadata("metaspace")
+    fields = {"tokens": "tokens", "scores": "scores", "token_type": "token_type", "tokenizer_type": "model"}
+    reference, _ = convert_gguf_tokenizer("llama", {k: metadata[f"tokenizer.ggml.{v}"] for k, v in fields.items()})
+    tokenizer = Tokenizer(tokenizer_gguf.from_gguf(metadata))
+    for text in strings(COUNT, seed=8):
+        assert tokenizer.encode_rendered(text, {}) == reference.encode(text, add_special_tokens=False).ids, text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_control_tokens_in_ordinary_text_are_ordinary(folder_of: Callable[[str], Path], kind: str) -> None:
+    tokenizer = Tokenizer(from_folder(folder_of(kind)))
+    text = "a" + "".join(CONTROL) + "b"
+    assert not tokenizer.special_ids & {*tokenizer.encode(text)}
+    assert tokenizer.decode(tokenizer.encode(text), begins=True) == text
+    marked = tokenizer.encode_rendered("<|im_start|>\ue123\ue001<|im_end|>", {"\ue123\ue001": text})
+    assert [i for i in marked if i in tokenizer.special_ids] == [tokenizer.vocabulary.control[t] for t in CONTROL[1:3]]
+    assert text in tokenizer.decode(marked)
+
+
+def test_an_id_of_every_file_ends_an_answer(tmp_path: Path) -> None:
+    write(tmp_path, "qwen2")
+    assert Tokenizer(from_folder(tmp_path)).eos_ids == (2,)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 3}')
+    assert Tokenizer(from_folder(tmp_path)).eos_ids == (2, 3)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [4, 0, 99999]}')
+    assert Tokenizer(from_folder(tmp_path)).eos_ids == (2, 4, 0)
+
+
+def test_a_byte_without_a_token_is_left_out() -> None:
+    metadata = gguf_metadata("smollm")
+    tokens = metadata["tokenizer.ggml.tokens"]
+    tokens[tokens.index("Ą")] = "unused"  # stands for byte 4
+    tokenizer = Tokenizer(tokenizer_gguf.from_gguf(metadata))
+    assert tokenizer.decode(tokenizer.encode("the\x04 end")) == "the end"
+
+
+def test_a_gguf_file_is_loaded_from_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    writer = GGUFWriter(path, "llama")
+    metadata = gguf_metadata("llama-bpe")
+    for name, value in metadata.items():
+        writer.add_key_value(name, value, KIND[type(value)], KIND[type(value[0])] if isinstance(value, list) else None)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    resolved = catalog.replace(catalog.resolve("gpt2", "dummy"), tokenizer=path)
+    assert load_tokenizer(resolved).encode("the end") == Tokenizer(tokenizer_gguf.from_gguf(metadata)).encode("the end")
+
+
+KIND = {
+    str: GGUFValueType.STRING, int: GGUFValueType.INT32, float: GGUFValueType.FLOAT32, list: GGUFValueType.ARRAY
+}  # fmt: skip
+GGUF = {
+    "no tokens": ({"tokens": None}, "no tokenizer.ggml.tokens"),
+    "numbers for tokens": ({"tokens": [1, 2]}, "no tokenizer.ggml.tokens"),
+    "a token twice": ({"tokens": ["a", "a"]}, "twice"),
+    "types that do not fit": ({"token_type": [1]}, "token_type"),
+    "another model": ({"model": "bert"}, "'bert'"),
+    "another pre-tokenizer": ({"pre": "tekken"}, "'tekken'"),
+    "no pre-tokenizer": ({"pre": None}, "pre-tokenizer"),
+    "no merges": ({"merges": None}, "no tokenizer.ggml.merges"),
+    "an unknown merge": ({"merges": ["zq zq"]}, "merge 1"),
+    "no scores": ({"model": "llama", "merges": None}, "scores"),
+    "no end": ({"eos_token_id": None, "token_type": None}, "eos_token_id"),
+}
+
+
+@pytest.mark.parametrize(("changes", "says"), GGUF.values(), ids=GGUF.keys())
+def test_gguf_metadata_that_cannot_be_read_is_refused_by_name(changes: dict[str, Any], says: str) -> None:
+    metadata = gguf_metadata("smollm")
+    for name, value in changes.items():
+        metadata[f"tokenizer.ggml.{name}"] = value
+        if value is None:
+            del metadata[f"tokenizer.ggml.{name}"]
+    with pytest.raises(TokenizerError, match=says):
+        tokenizer_gguf.from_gguf(metadata)
+
+
+def test_a_decoder_whose_tokens_have_no_bytes_is_refused_by_name(tmp_path: Path) -> None:
+    from tokenizers import decoders
+
+    write(tmp_path, "other")
+    tokenizer = train("other")
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(TokenizerError, match="WordPiece"):
+        from_folder(tmp_path)
+
+
+def test_long_runs_are_encoded_in_time_by_every_pattern(folder_of: Callable[[str], Path]) -> None:
+    for kind in KINDS:
+        tokenizer = Tokenizer(from_folder(folder_of(kind)))
+        for text in ("x" + " " * 50_000 + "x", "a" * 50_000, "x" + " \n" * 25_000, "1" * 50_000):
+            assert tokenizer.decode(tokenizer.encode(text), begins=True) == text

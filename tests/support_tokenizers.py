@@ -1,0 +1,121 @@
+"""Small tokenizers of each kind, trained for tests: folders as transformers saves them, and GGUF metadata."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from models import splits
+
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]")
+CORPUS = [
+    "First Citizen: we're 12 citizens, they'll say; I'D not!  Before we proceed any further,\n\nhear me speak. ",
+    "Größe, 東京 and 🙂🙂 cost 3.50 € \t each... مرحبا नमस्ते été e\u0301te\u0301  1234567\r\n",
+    "def f(x):\n    return {'a': x ** 2}  # the comment\n\tif x is None:\n\t\tpass\n<div class=\"a\">text</div>",
+    "the then there other mother brother is his this history in ing thing nothing user assistant system",
+] * 8
+SPELLINGS = ["'s", "'LL", "’s", "  ", "\n\n", "\t", "\r\n", "1", "2024", "½", "९", "e\u0301", "é", "東", "🙂", "👩‍👩‍👧", "\u00a0", "ſ", "İ",
+             "the", " The", "in", "def f(x):\n    return", "{}", "...", "¿", "ß", "\u200d", "\ufeff", "<think>", *CONTROL]  # fmt: skip
+KINDS = ("gpt2", "smollm", "llama-bpe", "qwen2", "sentencepiece", "metaspace", "other")
+
+
+def strings(count: int, seed: int = 5) -> list[str]:
+    """Return texts of Unicode, control tokens and code."""
+    rng = random.Random(seed)
+
+    def part() -> str:
+        if rng.random() < 0.5:
+            return rng.choice(SPELLINGS)
+        if rng.random() < 0.7:
+            return "".join(chr(rng.randrange(32, 127)) for _ in range(rng.randrange(1, 9)))
+        code = rng.choice([rng.randrange(0xA0, 0xD800), rng.randrange(0xE000, 0x20000)])
+        return chr(code) if rng.random() < 0.5 else rng.choice(CORPUS)[: rng.randrange(40)]
+
+    return ["".join(part() for _ in range(rng.randrange(12))) for _ in range(count)]
+
+
+def train(kind: str) -> Tokenizer:
+    """Return a trained tokenizer of one of `KINDS`."""
+    if kind in ("sentencepiece", "metaspace"):
+        return _sentencepiece(kind)
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind in ("gpt2", "smollm"))
+    steps: list[Any] = [byte_level]
+    if kind == "smollm":
+        steps = [pre_tokenizers.Digits(individual_digits=True), byte_level]
+    elif kind in ("llama-bpe", "qwen2"):
+        original = {"llama-bpe": splits.LLAMA3, "qwen2": splits.QWEN2}[kind].originals[0]
+        steps = [pre_tokenizers.Split(Regex(original), "isolated"), byte_level]
+    elif kind == "other":
+        steps = [pre_tokenizers.Split(Regex(r"\w+|\W"), "isolated"), byte_level]
+    tokenizer.pre_tokenizer = steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
+    tokenizer.normalizer = normalizers.NFC() if kind == "qwen2" else None
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False,
+        special_tokens=list(CONTROL),
+    )  # fmt: skip
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_tokens([AddedToken("<think>", special=False, normalized=False)])
+    if kind == "llama-bpe":
+        bos = CONTROL[0]
+        tokenizer.post_processor = processors.TemplateProcessing(f"{bos} $A", special_tokens=[(bos, 0)])
+    return tokenizer
+
+
+def _sentencepiece(kind: str) -> Tokenizer:
+    """Return a tokenizer in the form of Llama 2 (`sentencepiece`) or of newer conversions (`metaspace`)."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace()
+    trained.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=400, show_progress=False))
+    merges = [tuple(m) for m in json.loads(trained.to_str())["model"]["merges"]]
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *sorted(trained.get_vocab())]
+    vocab = {name: i for i, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    if kind == "sentencepiece":
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first", split=False)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    special = [AddedToken(text, normalized=False, special=True) for text in ("<unk>", "<s>", "</s>", *CONTROL)]
+    tokenizer.add_special_tokens(special)
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    return tokenizer
+
+
+def write(folder: Path, kind: str, **config: Any) -> Path:
+    """Write the tokenizer files of a model into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    train(kind).save(str(folder / "tokenizer.json"))
+    is_spm = kind in ("sentencepiece", "metaspace")
+    named = {"bos_token": "<s>", "eos_token": "</s>"} if is_spm else {"bos_token": CONTROL[0], "eos_token": CONTROL[2]}
+    content = {"tokenizer_class": "PreTrainedTokenizerFast", **named, **config}
+    (folder / "tokenizer_config.json").write_text(json.dumps(content))
+    return folder
+
+
+def gguf_metadata(kind: str, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
+    """Return what a GGUF file says of a tokenizer: byte-level BPE, or SentencePiece with scores instead of merges."""
+    tokenizer = tokenizer or train(kind)
+    by_id = {i: token for token, i in tokenizer.get_vocab(with_added_tokens=True).items()}
+    tokens = [by_id[i] for i in range(len(by_id))]
+    added = {i: token.special for i, token in tokenizer.get_added_tokens_decoder().items()}
+    kinds = [(3 if added[i] else 4) if i in added else 1 for i in range(len(tokens))]
+    metadata: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
+    if kind in ("sentencepiece", "metaspace"):
+        merges = json.loads(tokenizer.to_str())["model"]["merges"]
+        rank = {"".join(pair): -float(n) for n, pair in reversed([*enumerate(merges)])}
+        scores = [rank.get(token, -1e6) for token in tokens]
+        ids = {"bos": 1, "eos": 2, "unknown": 0}
+        metadata |= {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": scores}
+    else:
+        merges = [" ".join(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
+        ids = {"bos": 0, "eos": 2}
+        pre = "gpt-2" if kind == "gpt2" else kind
+        metadata |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": merges}
+    return metadata | {f"tokenizer.ggml.{name}_token_id": i for name, i in ids.items()}
