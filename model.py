@@ -92,7 +92,7 @@ def load_base_model_config(
     """Return (model, enc, device), the arguments of ServerModel; by default of gpt2-medium.
 
     If `model` is None and gpt2-medium cannot be loaded, load bard and log a warning. The ranks of GPT-2's tokenizer
-    come from EB_TOKENIZER_FILE where it is set. Raises the errors of `catalog.resolve`, `weights.load` and
+    come from EB_TOKENIZER_FILE where it is set. Raises the errors of `catalog.resolve`, `weights.load_gpt` and
     `models.tokenizer.load_tokenizer`.
     """
     resolved = catalog.resolve(model, load_format)
@@ -102,4 +102,4 @@ def load_base_model_config(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     target = torch.device(device)
-    return weights.load(resolved, dtype).to(target), enc, target
+    return weights.load_gpt(resolved, dtype).to(target), enc, target

@@ -12,7 +12,7 @@ import torch
 from generate import machine
 from generate.gpu.runner import GpuRunner, make_runner
 from models import catalog, weights
-from models.gpt2 import GPT, GPTConfig
+from models.gpt2 import GPT
 
 Keep = Callable[[Any], None]  # called with the results of a section so far
 
@@ -41,14 +41,14 @@ class Loader:
 
     def __init__(self, model: str, load_format: str, device: str, dtype: str) -> None:
         self.resolved = catalog.resolve(model, load_format)
-        self.shape = GPTConfig(**self.resolved.config)
+        self.shape = self.resolved.architecture
         self.device = machine.choose_device(device)
         self.dtype = machine.choose_dtype(dtype, self.device)
         self.page_size = machine.page_size(self.device)
 
     def reference(self) -> GPT:
         """Return the plain model in float32 on the CPU."""
-        return weights.load(self.resolved, torch.float32)
+        return weights.load_gpt(self.resolved, torch.float32)
 
     def runner(self, tokens: int, capacity: int, strict: bool = False) -> GpuRunner:
         """Return a warm runner with pages for `tokens` tokens, or for as many as the free memory holds."""

@@ -16,8 +16,7 @@ from torch import Tensor
 from generate import memory
 from generate.cpu.linear import LinearLayer, PackedLinear, make_linear
 from generate.machine import cores
-from models.architecture import ModelShape
-from models.gpt2 import GPTConfig
+from models.architecture import Architecture, ModelShape
 
 
 def best_seconds(call: Callable[[], object], seconds: float = 0.15, least: int = 3) -> float:
@@ -58,14 +57,15 @@ def arithmetic_rate(dtype: torch.dtype) -> float:
 def limit_seconds(
     shape: ModelShape, dtype: torch.dtype, batch: int, context: int, bandwidth: float, rate: float
 ) -> float:
-    """Return the least time of a decode step of GPT-2 (roofline).
+    """Return the least time of a decode step (roofline).
 
     max(weights / bandwidth, batch * operations / rate) + (keys, values and float32 logits) / bandwidth.
     """
-    assert isinstance(shape, GPTConfig)
-    c = shape.n_embd
-    read = shape.n_layer * (4 * c * c + 2 * c * shape.inner_size) + shape.vocab_size * c
-    kv = batch * context * 2 * shape.n_layer * c * dtype.itemsize
+    assert isinstance(shape, Architecture)
+    c, heads = shape.n_embd, shape.n_head * shape.head_size
+    mlp = (3 if shape.gated else 2) * c * shape.inner_size
+    read = shape.n_layer * (c * shape.qkv_size + heads * c + mlp) + shape.vocab_size * c
+    kv = batch * context * 2 * shape.n_layer * shape.n_kv_head * shape.head_size * dtype.itemsize
     logits = 8 * shape.vocab_size * batch
     linear = max(read * dtype.itemsize / bandwidth, batch * 2 * read / rate)
     return linear + (kv + logits) / bandwidth

@@ -93,7 +93,7 @@ def _weights(config: Config) -> str:
         mock.load(config.model)
         return f"{config.model} needs no weights"
     resolved = _resolved(config)
-    where = f"{resolved.name}: {resolved.folder or 'random weights'}"
+    where = f"{resolved.name}: {resolved.path or 'random weights'}"
     if resolved.name == "bard" and not config.model:
         where += f"; {catalog.DEFAULT} is not in the cache: the first start downloads it, or serves bard if the download fails"
     return where

@@ -126,7 +126,7 @@ def _load_model(config: Config, slots: int) -> Parts:
     dtype = machine.choose_dtype(config.dtype, device)
     threads = machine.use_threads(config.compute_threads)
     tokenizer = load_tokenizer(resolved, config.tokenizer_file or None)
-    model = weights.load(resolved, dtype).network().to(device)
+    model = weights.load(resolved, dtype).to(device)
     parameters = model.parameters
     shape = model.config
     n_pages = machine.kv_pages(shape, dtype, device, config.kv_memory, slots)

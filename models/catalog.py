@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from models import checkpoint, hub
+from models import checkpoint, families, hub
+from models.architecture import Architecture
 from models.checkpoint import CheckpointError
 
 DEFAULT = "gpt2-medium"
@@ -31,7 +32,7 @@ class ModelUnavailable(ValueError):
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """The model to serve: `config` holds GPTConfig's arguments, `folder` None means random weights.
+    """The model to serve: `config` is its config.json, `path` the folder of its files, None for random weights.
 
     `requested` is the user's choice (None for the default). `warning` is set when another model is served instead.
     `tokenizer` is the folder with the model's own tokenizer files, None for GPT-2's ranks.
@@ -40,11 +41,16 @@ class ResolvedModel:
     name: str
     requested: str | None
     load_format: str
-    folder: Path | None
+    path: Path | None
     revision: str | None
     config: dict[str, Any]
     tokenizer: Path | None
     warning: str | None = None
+
+    @property
+    def architecture(self) -> Architecture:
+        """What the engine computes for this model."""
+        return families.architecture_of(self.config)
 
     def to_json(self) -> str:
         """Return a text for `from_json`: the launcher resolves once and passes the result to its workers."""
@@ -54,7 +60,7 @@ class ResolvedModel:
     def from_json(cls, text: str) -> ResolvedModel:
         """Return the model that `to_json` wrote."""
         fields = json.loads(text)
-        for name in ("folder", "tokenizer"):
+        for name in ("path", "tokenizer"):
             fields[name] = fields[name] and Path(fields[name])
         return cls(**fields)
 
@@ -103,7 +109,7 @@ def _local(model: str, load_format: str) -> ResolvedModel:
         hint = f"Did you mean {near[0]!r}? " if near else ""
         raise UnknownModel(
             f"unknown model {model!r}, and there is no such folder. {hint}"
-            f"Use one of {', '.join(NAMES)}, or a folder with a GPT-2 checkpoint"
+            f"Use one of {', '.join(NAMES)}, or a folder with a checkpoint"
         )
     folder = folder.resolve()
     config = _check_folder(folder, load_format)
@@ -135,13 +141,11 @@ def _bard_instead(name: str, load_format: str, error: hub.HubError) -> ResolvedM
 
 
 def _check_folder(folder: Path, load_format: str) -> dict[str, Any]:
-    """Return the shape of the checkpoint in `folder`, after comparing it with the tensors that are stored."""
+    """Return the config of the checkpoint in `folder`, after comparing it with the tensors that are stored."""
     config = checkpoint.read_config(folder)
     if load_format == "dummy":
         return config
-    stored: checkpoint.Shapes = {}
-    for path in checkpoint.weight_files(folder):
-        stored |= checkpoint.safetensors_shapes(path)
+    stored = checkpoint.folder_shapes(folder, families.family_of(config).layout)
     checkpoint.check_shapes(stored, config, folder)
     return config
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from models.checkpoint import CheckpointError, Shapes
+from models.checkpoint import CheckpointError
 from models.gguf_config import ROPE_FACTORS, architecture_of, config, positive
 from models.gguf_reader import Array, GGUFFile, broken, quoted, read
+from models.tensors import Shapes
 
 __all__ = ["GGUFFile", "config", "hf_shapes", "hf_tensors", "read"]
 

@@ -59,6 +59,16 @@ class GPTConfig:
     def inner_size(self) -> int:
         return self.n_inner or 4 * self.n_embd
 
+    @classmethod
+    def of(cls, config: Architecture) -> GPTConfig:
+        """Return the shape of a model that the engine describes. Raises ValueError unless it is a GPT-2."""
+        if config.family != "gpt2":
+            raise ValueError(f"the model is of family {config.family}, not a GPT-2. Use bard or a gpt2 model")
+        return cls(
+            config.block_size, config.vocab_size, config.n_layer, config.n_head, config.n_embd, config.inner_size,
+            config.activation, config.norm_epsilon, config.scale_attention, config.scale_by_layer, config.tied,
+        )  # fmt: skip
+
     @property
     def architecture(self) -> Architecture:
         """The description that the engine reads."""
@@ -185,6 +195,27 @@ class GPT(nn.Module):
         ]  # fmt: skip
         head = embedding if head is body.wte.weight else head.detach()
         return Network(self.config.architecture, embedding, body.wpe.weight.detach(), blocks, norm(body.ln_f), head)
+
+    @classmethod
+    def from_network(cls, network: Network) -> GPT:
+        """Return a GPT that shares the weights of a GPT-2 in the engine's layout, for inference."""
+        with torch.device("meta"):  # shapes without memory; every tensor is put in place below
+            gpt = cls(GPTConfig.of(network.config))
+        body = gpt.transformer
+        parts: list[tuple[nn.Module, Norm | Projection]] = [(body.ln_f, network.norm)]
+        for block, source in zip(body.blocks, network.blocks):
+            parts += [
+                (block.ln_1, source.norm_1), (block.attn.c_attn, source.qkv), (block.attn.c_proj, source.attn_proj),
+                (block.ln_2, source.norm_2), (block.mlp.c_fc, source.fc), (block.mlp.c_proj, source.mlp_proj),
+            ]  # fmt: skip
+        for module, part in parts:
+            module.weight, module.bias = (nn.Parameter(cast(Tensor, t), requires_grad=False) for t in part)
+        assert network.positions is not None
+        body.wte.weight = nn.Parameter(network.embedding, requires_grad=False)
+        body.wpe.weight = nn.Parameter(network.positions, requires_grad=False)
+        tied = network.head is network.embedding
+        gpt.lm_head.weight = body.wte.weight if tied else nn.Parameter(network.head, requires_grad=False)
+        return gpt.eval()
 
     def hidden(self, idx: Tensor, position: int = 0) -> Tensor:
         """Return the final hidden states (B, T, C) of token ids (B, T), the first at `position`."""

@@ -26,7 +26,7 @@ class HubError(ValueError):
 
 @dataclass(frozen=True)
 class Published:
-    """A published model: repository, pinned revision, and its shape in `GPTConfig`'s names."""
+    """A published model: repository, pinned revision, and what its config.json says of its shape."""
 
     repo: str
     revision: str
@@ -34,7 +34,7 @@ class Published:
 
 
 def _gpt2(name: str, revision: str, n_layer: int, n_head: int, n_embd: int) -> Published:
-    shape = {**checkpoint.DEFAULTS, "n_layer": n_layer, "n_head": n_head, "n_embd": n_embd}
+    shape = {"model_type": "gpt2", "n_layer": n_layer, "n_head": n_head, "n_embd": n_embd}
     return Published(name, revision, shape)
 
 

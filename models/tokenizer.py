@@ -208,7 +208,7 @@ def _own(source: Path) -> Vocabulary:
 
 def _fitting(tokenizer: Tokenizer, resolved: ResolvedModel) -> Tokenizer:
     """Return `tokenizer`, or raise TokenizerError if it has ids that the model does not have."""
-    vocabulary = resolved.config["vocab_size"]
+    vocabulary = resolved.architecture.vocab_size
     if tokenizer.vocab_size > vocabulary:
         raise TokenizerError(
             f"the tokenizer has {tokenizer.vocab_size:,} ids, but model {resolved.name} has only "

@@ -1,6 +1,6 @@
-"""A `ResolvedModel` becomes a `GPT` with weights, read tensor by tensor straight into the wanted dtype.
+"""A `ResolvedModel` becomes a `Network`, read tensor by tensor straight into the wanted dtype and layout.
 
-It must not know tokenizers, HTTP, batching or scheduling.
+It must not know a single family, tokenizers, HTTP, batching or scheduling.
 """
 
 from __future__ import annotations
@@ -8,111 +8,133 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
-from models import checkpoint
+from models import checkpoint, families, tensors
+from models.architecture import Architecture
 from models.catalog import ResolvedModel
-from models.gpt2 import GPT, GPTConfig
+from models.family import Layout
+from models.gpt2 import GPT
+from models.network import Block, Network, Norm, Projection
+from models.tensors import Place
 
-TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")  # stored (in, out)
 DUMMY_POOL = 2**20 + 7  # odd, so that the rows of a tiled matrix differ
+NORMS = ("norm_1", "norm_2", "q_norm", "k_norm", "norm")
+RESIDUAL = ("attn_proj", "mlp_proj")
+EMBEDDING, POSITIONS, HEAD = (Place(None, part, "weight") for part in ("embedding", "positions", "head"))
 
 
-def load(resolved: ResolvedModel, dtype: torch.dtype | str = "float32", seed: int = 0) -> GPT:
-    """Return the model on the CPU in `dtype`, ready for inference (eval mode, no gradients).
+def load(resolved: ResolvedModel, dtype: torch.dtype | str = "float32", seed: int = 0) -> Network:
+    """Return the model on the CPU in `dtype`.
 
     At most two tensors exist in memory beside the model itself. Random weights depend on `seed` alone. Raises
     CheckpointError when the files do not hold what the config says.
     """
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    with torch.device("meta"):  # shapes without memory; every tensor is put in place below
-        gpt = GPT(GPTConfig(**resolved.config))
-    if resolved.folder is None:
-        _fill(gpt, dtype, seed)
-    else:
-        _read(gpt, resolved.config, resolved.folder, dtype)
-    return gpt.eval().requires_grad_(False)
+    config, layout = resolved.architecture, families.family_of(resolved.config).layout
+    if resolved.path is None:
+        return _assembled(config, _random(config, layout, dtype, seed))
+    stored: tensors.Shapes = {}
+    found = _read(config, layout, resolved.path, dtype, stored)
+    checkpoint.check_shapes(stored, resolved.config, resolved.path)
+    return _assembled(config, found)
 
 
-def _read(gpt: GPT, config: dict[str, Any], folder: Path, dtype: torch.dtype) -> None:
-    """Put the tensors of `folder` into `gpt`, converted to `dtype` one by one."""
-    expected = checkpoint.expected_shapes({**config, "tie_word_embeddings": False})
-    stored: checkpoint.Shapes = {}
-    head = None
-    for name, tensor in _tensors(folder):
+def load_gpt(resolved: ResolvedModel, dtype: torch.dtype | str = "float32", seed: int = 0) -> GPT:
+    """Return a GPT-2 as a module of PyTorch, ready for inference. Raises ValueError for another family."""
+    return GPT.from_network(load(resolved, dtype, seed))
+
+
+def _read(
+    config: Architecture, layout: Layout, path: Path, dtype: torch.dtype, stored: tensors.Shapes
+) -> dict[Place, Tensor]:
+    """Return the engine's tensors from the files at `path`, and note in `stored` the shape of all that is there."""
+    pieces = tensors.pieces(replace(config, tied=False), layout)  # a tied model may store a head, too
+    found: dict[Place, Tensor] = {}
+    for name, tensor in _tensors(path, layout):
         stored[name] = tuple(tensor.shape)
-        if expected.get(name) != stored[name]:
-            continue  # check_shapes below names it, together with all the others
-        source = tensor.to(dtype)  # convert before transposing: torch is slow when it does both at once
-        source = source.T if name.endswith(TRANSPOSED) else source
-        value = source.clone(memory_format=torch.contiguous_format)
-        if name == "lm_head.weight":
-            head = value
-        else:
-            _put(gpt, f"transformer.{name}", value)
-    checkpoint.check_shapes(stored, config, folder)
-    _join_head(gpt, head)
+        piece = pieces.get(name)
+        if piece is None or piece.shape != stored[name]:
+            continue  # check_shapes names it, together with all the others
+        # Convert before transposing: torch is slow when it does both at once.
+        source = tensor.to(dtype).T if piece.transposed else tensor
+        if piece.place not in found:
+            found[piece.place] = torch.empty((piece.rows, *source.shape[1:]), dtype=dtype)
+        found[piece.place][piece.start : piece.start + len(source)].copy_(source)
+    return found
 
 
-def _join_head(gpt: GPT, head: Tensor | None) -> None:
-    """Tie the head to `wte`, or keep it separate where the checkpoint does, as transformers does."""
-    wte = gpt.transformer.wte.weight
-    if head is not None and wte.is_meta:  # a tied checkpoint that stores the matrix under the head's name
-        _put(gpt, "transformer.wte.weight", head)
-    elif head is not None and not (gpt.config.tie_word_embeddings and torch.equal(head, wte)):
-        gpt.config = replace(gpt.config, tie_word_embeddings=False)
-        _put(gpt, "lm_head.weight", head)
-        return
-    gpt.lm_head.weight = gpt.transformer.wte.weight
-
-
-def _put(gpt: GPT, name: str, value: Tensor) -> None:
-    module, _, leaf = name.rpartition(".")
-    setattr(gpt.get_submodule(module), leaf, nn.Parameter(value, requires_grad=False))
-
-
-def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield plain name and tensor of everything the checkpoint in `folder` stores.
+def _tensors(path: Path, layout: Layout) -> Iterator[tuple[str, Tensor]]:
+    """Yield plain name and tensor of every weight at `path`.
 
     Each tensor is read from a mapping of its own: one mapping for all would keep every page that was read resident,
     and the peak would be twice the model.
     """
-    for path in checkpoint.weight_files(folder):
+    for file in checkpoint.weight_files(path):
         try:
-            for name in checkpoint.safetensors_shapes(path):
-                with safe_open(path, framework="pt") as file:
-                    yield checkpoint.plain_name(name), file.get_tensor(name)
+            for name in [name for name, _, _ in checkpoint.safetensors_headers(file)]:
+                if (plain := layout.plain_name(name)) is not None:
+                    with safe_open(file, framework="pt") as opened:
+                        yield plain, opened.get_tensor(name)
         except SafetensorError as error:
-            raise checkpoint.broken(path, error) from error
+            raise checkpoint.broken(file, error) from error
 
 
-def _fill(gpt: GPT, dtype: torch.dtype, seed: int) -> None:
-    """Fill `gpt` as `GPT.init_weights` would, but by copying one pool of random numbers.
+def _assembled(config: Architecture, found: dict[Place, Tensor]) -> Network:
+    """Return the network of these tensors, whose head is the embedding where both are equal, as in transformers."""
+    embedding, head = found.pop(EMBEDDING, None), found.pop(HEAD, None)
+    if embedding is None:  # a tied checkpoint that stores the matrix under the head's name
+        embedding = head
+    assert embedding is not None
+    if head is None or (config.tied and torch.equal(head, embedding)):
+        head = embedding
+    config = replace(config, tied=head is embedding)
+    return Network(
+        config=config,
+        embedding=embedding,
+        positions=found.pop(POSITIONS, None),
+        blocks=[_block(config, layer, found) for layer in range(config.n_layer)],
+        norm=Norm(*_pair(None, "norm", found)),
+        head=head,
+    )
+
+
+def _block(config: Architecture, layer: int, found: dict[Place, Tensor]) -> Block:
+    linear = {part: Projection(*_pair(layer, part, found)) for part in ("qkv", "attn_proj", "fc", "mlp_proj")}
+    norms = [Norm(*_pair(layer, part, found)) for part in ("norm_1", "norm_2")]
+    heads = [Norm(*_pair(layer, part, found)) if config.qk_norm else None for part in ("q_norm", "k_norm")]
+    return Block(norms[0], linear["qkv"], linear["attn_proj"], norms[1], linear["fc"], linear["mlp_proj"], *heads)
+
+
+def _pair(layer: int | None, part: str, found: dict[Place, Tensor]) -> tuple[Tensor, Tensor | None]:
+    return found.pop(Place(layer, part, "weight")), found.pop(Place(layer, part, "bias"), None)
+
+
+def _random(config: Architecture, layout: Layout, dtype: torch.dtype, seed: int) -> dict[Place, Tensor]:
+    """Return tensors as GPT-2 initializes them, but copied from one pool of random numbers.
 
     Drawing every number of gpt2-medium takes some 5 seconds; copying takes a fraction of one.
     """
     generator = torch.Generator().manual_seed(seed)
     pool = torch.randn(DUMMY_POOL, generator=generator)
-    residual = 0.02 / (2 * gpt.config.n_layer) ** 0.5
-    scaled = {std: (pool * std).to(dtype) for std in (0.02, residual)}
+    plain, residual = ((pool * std).to(dtype) for std in (0.02, 0.02 / (2 * config.n_layer) ** 0.5))
+    found: dict[Place, Tensor] = {}
     offset = 0
-    for name, parameter in list(gpt.named_parameters()):
-        if name.endswith("bias"):
-            value = torch.zeros(parameter.shape, dtype=dtype)
-        elif ".ln_" in name:
-            value = torch.ones(parameter.shape, dtype=dtype)
-        else:
-            numbers = scaled[residual if name.endswith("c_proj.weight") else 0.02]
-            value = torch.empty(parameter.shape, dtype=dtype)
-            flat, done = value.view(-1), 0
-            while done < len(flat):  # each tensor begins elsewhere in the pool
-                n = min(len(flat) - done, DUMMY_POOL - offset)
-                flat[done : done + n] = numbers[offset : offset + n]
-                done, offset = done + n, (offset + n) % DUMMY_POOL
-        _put(gpt, name, value)
-    if gpt.config.tie_word_embeddings:
-        gpt.lm_head.weight = gpt.transformer.wte.weight
+    for piece in tensors.pieces(config, layout).values():
+        if piece.place in found:
+            continue
+        columns = piece.shape[:1] if piece.transposed else piece.shape[1:]
+        value = found[piece.place] = torch.empty((piece.rows, *columns), dtype=dtype)
+        if piece.place.leaf == "bias" or piece.place.part in NORMS:
+            value.fill_(piece.place.leaf == "weight")
+            continue
+        numbers = residual if piece.place.part in RESIDUAL else plain
+        flat, done = value.view(-1), 0
+        while done < len(flat):  # each tensor begins elsewhere in the pool
+            n = min(len(flat) - done, DUMMY_POOL - offset)
+            flat[done : done + n] = numbers[offset : offset + n]
+            done, offset = done + n, (offset + n) % DUMMY_POOL
+    return found

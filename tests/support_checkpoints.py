@@ -34,3 +34,24 @@ def reference(**changes: Any) -> Any:
 def save(folder: Path, hf: Any, **options: Any) -> Path:
     hf.save_pretrained(folder, **options)
     return folder
+
+
+def reference_of(model_type: str, **changes: Any) -> Any:
+    """Return a small model of the Llama kind, of random tensors; its config has no token that ends a text."""
+    torch.manual_seed(3)
+    shape = {
+        "vocab_size": 211, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 160,
+        "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+    if model_type == "mistral":
+        shape["sliding_window"] = None
+    if model_type == "qwen2":
+        del shape["head_dim"]
+    auto = transformers()
+    hf = auto.AutoModelForCausalLM.from_config(auto.AutoConfig.for_model(model_type, **{**shape, **changes}))
+    for name, parameter in hf.named_parameters():
+        parameter.data.normal_(std=0.15)
+        if "norm" in name:
+            parameter.data += 1
+    return hf.eval()

@@ -35,10 +35,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from models import catalog, weights
 from models.gpt2 import GPT, GPTConfig
-from models.weights import TRANSPOSED
 from tools.bard_training import average, bits_per_byte, encode, train
 
 EOT = "<|endoftext|>"
+TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")  # stored (in, out)
 SHAPE = GPTConfig(vocab_size=4096, n_layer=6, n_head=4, n_embd=256, dropout=0.3)
 
 
@@ -152,7 +152,7 @@ def weights_of(folder: Path, tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
     """Return the weights of the bard in `folder`. Raises ValueError if its tokens are not those of `tokenizer`."""
     if Tokenizer.from_file(str(folder / "tokenizer.json")).to_str() != tokenizer.to_str():
         raise ValueError(f"{folder} has other tokens. Use bards that began with the same one")
-    return weights.load(catalog.resolve(str(folder))).state_dict()
+    return weights.load_gpt(catalog.resolve(str(folder))).state_dict()
 
 
 def arguments() -> argparse.Namespace:

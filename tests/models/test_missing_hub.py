@@ -68,7 +68,7 @@ def bad_hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_the_hub_the_default_becomes_bard_and_a_name_is_refused_in_time(bard: Path) -> None:
     began = time.perf_counter()
     resolved = catalog.resolve(None, timeout_s=0.4)
-    assert (resolved.name, resolved.requested, resolved.folder) == ("bard", None, bard)
+    assert (resolved.name, resolved.requested, resolved.path) == ("bard", None, bard)
     assert resolved.warning is not None
     assert re.search(r"cannot load gpt2-medium: .*hub.* bard .*INSTEAD.* Set HF_HOME", resolved.warning)
     with pytest.raises(catalog.ModelUnavailable, match=r"cannot load gpt2-xl: .* Use --model bard"):
@@ -127,5 +127,5 @@ def test_the_pinned_revision_is_downloaded_once_and_then_found_in_the_cache(
     assert asked == ["openai-community/gpt2-medium"]
     assert first.name == second.name == "gpt2-medium"
     assert first.revision == hub.PUBLISHED["gpt2-medium"].revision
-    assert first.folder == second.folder
+    assert first.path == second.path
     assert first.warning is None

@@ -18,6 +18,7 @@ from model import GPT, DynamicBatchingServerModel, GPTConfig, ServerModel, load_
 from models import catalog
 
 CONFIG = GPTConfig(block_size=64, vocab_size=257, n_layer=3, n_head=2, n_embd=32)
+SMALL = {"model_type": "gpt2", "n_positions": 64, "vocab_size": 257, "n_layer": 3, "n_head": 2, "n_embd": 32}
 PROMPTS = {"To be": 9, "O": 17, "What's in a name? That which we call a rose": 4, "Hark!": 1}
 
 
@@ -165,7 +166,7 @@ def test_the_original_loader_gives_model_tokenizer_and_device(monkeypatch: pytes
     ranks = tmp_path / "bytes.tiktoken"
     ranks.write_bytes(b"".join(base64.b64encode(bytes([i])) + b" %d\n" % i for i in range(256)))
     monkeypatch.setenv("EB_TOKENIZER_FILE", str(ranks))
-    small = catalog.ResolvedModel("small", None, "dummy", None, None, vars(CONFIG), None, "no hub")
+    small = catalog.ResolvedModel("small", None, "dummy", None, None, SMALL, None, "no hub")
     monkeypatch.setattr(catalog, "resolve", lambda *args: small)
     gpt, enc, device = load_base_model_config(device="cpu")
     assert device == torch.device("cpu")

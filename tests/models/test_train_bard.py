@@ -98,7 +98,7 @@ def test_a_trained_model_can_be_served_and_resumed(
         monkeypatch.setattr(sys, "argv", argv)
         trainer["main"]()
         losses.append(json.loads(capsys.readouterr().out)["bits_per_byte"])
-        loaded = weights.load(catalog.resolve(str(tmp_path / out)))
+        loaded = weights.load_gpt(catalog.resolve(str(tmp_path / out)))
         assert loaded.config.n_layer == 2
     assert losses[1] < losses[0]
     card = (tmp_path / "second" / "README.md").read_text()
@@ -110,7 +110,7 @@ def test_a_trained_model_can_be_served_and_resumed(
     monkeypatch.setattr(sys, "argv", argv)
     trainer["main"]()
     first, second, mean = (
-        weights.load(catalog.resolve(str(tmp_path / name))).state_dict() for name in ("first", "second", "mean")
+        weights.load_gpt(catalog.resolve(str(tmp_path / name))).state_dict() for name in ("first", "second", "mean")
     )
     for name, tensor in mean.items():
         torch.testing.assert_close(tensor, (first[name] + second[name]) / 2, atol=1e-5, rtol=1e-3)

@@ -1,0 +1,42 @@
+"""The families of models that can be served: one file each, found by looking into this folder.
+
+A family is a `Family` under the name FAMILY. Nothing here imports torch: the launcher describes a model before it
+loads one.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from typing import Any
+
+from models.architecture import Architecture
+from models.family import Config, ConfigError, Family, shortened
+
+
+@functools.cache
+def by_model_type() -> dict[str, Family]:
+    """Return the family of each `model_type`, reading all files of this folder once."""
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    families = [importlib.import_module(f"{__name__}.{name}").FAMILY for name in names]
+    return {model_type: family for family in families for model_type in family.model_types}
+
+
+def family_of(raw: Mapping[str, Any]) -> Family:
+    """Return the family of a model by its config.json. Raises ConfigError."""
+    model_type = raw.get("model_type")
+    family = by_model_type().get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        what = "no model_type" if model_type is None else f"model_type {shortened(model_type)}"
+        raise ConfigError(f"has {what}, which is not supported. Use a model of type {', '.join(by_model_type())}")
+    return family
+
+
+def architecture_of(raw: Mapping[str, Any]) -> Architecture:
+    """Return what the engine computes for the model of this config.json.
+
+    Raises ConfigError for sizes that do not fit and for each switch that is on and has no meaning here.
+    """
+    return family_of(raw).read(Config(raw))

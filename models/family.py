@@ -1,0 +1,195 @@
+"""What one file in `models/families/` gives: how its config.json is read, and how its checkpoints name tensors.
+
+It must not import torch, nor know a single family.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from models.architecture import Architecture, Llama3Scaling, Rope
+
+MOST = 2**24  # of any size: contexts, vocabularies, widths
+MOST_LAYERS = 1024
+# Those of models/activations.py, which cannot be imported without torch; a test compares the two.
+ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu", "swish", "tanh")
+
+# Keys of any config.json that do not change what a forward pass computes.
+HARMLESS = frozenset({
+    "architectures", "attention_dropout", "attn_pdrop",
+    "bos_token_id", "decoder_start_token_id", "dtype", "embd_pdrop", "eos_token_id", "finetuning_task",
+    "forced_bos_token_id", "forced_eos_token_id", "hidden_dropout", "id2label", "initializer_range", "is_decoder",
+    "is_llama_config", "keys_to_ignore_at_inference", "label2id", "max_sequence_length", "max_window_layers",
+    "model_type", "output_attentions", "output_hidden_states", "output_past", "pad_token_id", "prefix",
+    "problem_type", "reorder_and_upcast_attn", "resid_pdrop", "return_dict", "sep_token_id", "summary_activation",
+    "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
+    "tokenizer_class", "torch_dtype", "transformers.js_config", "transformers_version", "unk_token_id",
+    "unsloth_fixed", "unsloth_version", "use_cache",
+    # Of generate(), which older versions wrote here.
+    "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
+    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "length_penalty", "max_length", "min_length",
+    "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "output_scores",
+    "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "suppress_tokens", "temperature",
+    "top_k", "top_p", "typical_p",
+})  # fmt: skip
+# Switches that change nothing as long as they have this value.
+NEUTRAL: Mapping[str, Any] = {
+    "embedding_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "partial_rotary_factor": 1.0,
+    "pretraining_tp": 1,
+    "residual_multiplier": 1.0,
+    "use_bfloat16": True,
+}
+
+
+class ConfigError(ValueError):
+    """A config.json describes a model that cannot be served; the message goes on after the file's name."""
+
+
+class Config:
+    """A config.json, from which a family takes key by key. What is left may change the computation."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        self.raw = raw
+        self._taken: set[str] = set()
+
+    def take(self, *keys: str, default: Any = None) -> Any:
+        """Return the value of the first of `keys` that is present and not null."""
+        self._taken.update(keys)
+        return next((self.raw[key] for key in keys if self.raw.get(key) is not None), default)
+
+    def size(self, *keys: str, default: int | None = None, most: int = MOST) -> int:
+        """Return a whole number from 1 to `most`."""
+        value = self.take(*keys, default=default)
+        if value is None:
+            raise ConfigError(f"has no {keys[0]}. Use the config.json that belongs to the weights")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise ConfigError(f"sets {self._present(keys)} to {value!r}. Use a whole number from 1 to {most:,}")
+        return value
+
+    def number(self, key: str, default: float, below: float = float("inf")) -> float:
+        """Return a number above 0 and below `below`."""
+        return positive(key, self.take(key, default=default), below)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return true or false."""
+        value = self.take(key, default=default)
+        if not isinstance(value, bool):
+            raise ConfigError(f"sets {key} to {value!r}. Use true or false")
+        return value
+
+    def activation(self, key: str, default: str) -> str:
+        """Return the name of an activation."""
+        value = self.take(key, default=default)
+        if value not in ACTIVATIONS:
+            raise ConfigError(
+                f"sets {key} to {value!r}, which is not supported. Use a model with one of {', '.join(ACTIVATIONS)}"
+            )
+        return str(value)
+
+    def rope(self) -> Rope:
+        """Return the rotation, which transformers keeps in `rope_parameters` since version 5."""
+        theta, scaling, new = (self.take(key) for key in ("rope_theta", "rope_scaling", "rope_parameters"))
+        for key, value in (("rope_scaling", scaling), ("rope_parameters", new)):
+            if value is not None and not isinstance(value, dict):
+                raise ConfigError(f"sets {key} to {value!r}. Use the config.json that belongs to the weights")
+        return _rope({"rope_theta": 10_000.0 if theta is None else theta, **(scaling or {}), **(new or {})})
+
+    def refuse_rest(self) -> None:
+        """Raise ConfigError for a switch that is on and was not taken: ignored, it would change every answer."""
+        for key, value in self.raw.items():
+            if key in self._taken or key in HARMLESS or key.startswith("_"):  # transformers' own notes begin so
+                continue
+            if value and not (key in NEUTRAL and value == NEUTRAL[key]):
+                raise ConfigError(
+                    f"sets {key} to {shortened(value)}, which may change the computation and is not supported. "
+                    "Use a model without it"
+                )
+
+    def _present(self, keys: tuple[str, ...]) -> str:
+        return next((key for key in keys if self.raw.get(key) is not None), keys[0])
+
+
+def positive(key: str, value: Any, below: float = float("inf")) -> float:
+    """Return `value` as a float above 0 and below `below`. Raises ConfigError."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < below:
+        most = f" and below {below:g}" if below < float("inf") else ""
+        raise ConfigError(f"sets {key} to {shortened(value)}. Use a number above 0{most}")
+    return float(value)
+
+
+def shortened(value: Any) -> str:
+    """Return a value of a config.json for a message of one line."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _rope(given: dict[str, Any]) -> Rope:
+    """Return the rotation that the merged parameters describe; llama3 and linear are the scalings we have."""
+    kinds = (given.pop("rope_type", None), given.pop("type", None))  # "type" is the older name
+    kind = next((kind for kind in kinds if kind is not None), "default")
+    theta = positive("rope_theta", given.pop("rope_theta"))
+    if given.pop("partial_rotary_factor", None) not in (None, 1):
+        raise ConfigError("sets partial_rotary_factor, which is not supported. Use a model without it")
+    rope = Rope(theta)
+    if kind == "linear":
+        rope = Rope(theta, factor=positive("the factor of rope_scaling", given.pop("factor", None)))
+    elif kind == "llama3":
+        names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        factor, low, high, context = (positive(f"{name} of rope_scaling", given.pop(name, None)) for name in names)
+        if low >= high:
+            raise ConfigError(
+                f"sets low_freq_factor to {low}, but high_freq_factor to {high}. Use a low one below the high one"
+            )
+        rope = Rope(theta, llama3=Llama3Scaling(factor, low, high, int(context)))
+    elif kind != "default":
+        raise ConfigError(
+            f"sets rope_scaling to the type {shortened(kind)}, which is not supported. "
+            "Use a model with default, linear or llama3"
+        )
+    # What is unread changes the angles, but for the numbers of a scaling that is not in use.
+    unread = [k for k, value in given.items() if value and (kind != "default" or isinstance(value, (dict, list)))]
+    if unread:
+        raise ConfigError(f"sets {unread[0]} of rope_scaling, which is not supported. Use a model without it")
+    return rope
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a family's checkpoints name their tensors, without the leaf .weight or .bias.
+
+    parts: for each field of `models.network.Block`, the modules whose rows are stacked in it.
+    prefix: what all names but the head's begin with, or may lack.
+    layer: the form of a block's name.
+    transposed: linear layers are stored (in, out).
+    ignored: names of stored tensors that carry no weights.
+    """
+
+    prefix: str
+    embedding: str
+    norm: str
+    layer: str
+    parts: Mapping[str, tuple[str, ...]]
+    positions: str | None = None
+    head: str = "lm_head"
+    transposed: bool = False
+    ignored: re.Pattern[str] | None = None
+
+    def plain_name(self, name: str) -> str | None:
+        """Return the name of a stored tensor without its prefix, None for one that carries no weights."""
+        if self.ignored is not None and self.ignored.search(name):
+            return None
+        return name.removeprefix(self.prefix)
+
+
+@dataclass(frozen=True)
+class Family:
+    """model_types: the values of `model_type` in config.json that `read` understands."""
+
+    model_types: tuple[str, ...]
+    read: Callable[[Config], Architecture]
+    layout: Layout

@@ -1,0 +1,127 @@
+"""Which stored tensor goes where: a family's names and an architecture's sizes give name, shape and place of each.
+
+It must not import torch, nor know a single family or the format of a file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import NamedTuple
+
+from models.architecture import Architecture
+from models.family import Layout
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Place(NamedTuple):
+    """A tensor of the engine: a field of `models.network.Block` in layer `layer`, or of `Network` without one."""
+
+    layer: int | None
+    part: str
+    leaf: str
+
+
+class Piece(NamedTuple):
+    """One stored tensor: its shape in the file, and the rows of the engine's tensor that it fills.
+
+    rows: of the whole tensor in the engine. transposed: stored as (in, out).
+    """
+
+    shape: tuple[int, ...]
+    place: Place
+    start: int
+    rows: int
+    transposed: bool
+
+
+def pieces(config: Architecture, layout: Layout) -> dict[str, Piece]:
+    """Return every tensor of a checkpoint by its name without prefix; a tied head is not among them."""
+    C, V = config.n_embd, config.vocab_size
+    biased_norm = config.norm == "layer"
+    found: dict[str, Piece] = {}
+
+    def add(name: str, place: Place, columns: int | None, start: int, count: int, rows: int) -> None:
+        transposed = layout.transposed and columns is not None and place.layer is not None
+        shape = (count,) if columns is None else (columns, count) if transposed else (count, columns)
+        found[f"{name}.{place.leaf}"] = Piece(shape, place, start, rows, transposed)
+
+    add(layout.embedding, Place(None, "embedding", "weight"), C, 0, V, V)
+    if config.rope is None and layout.positions is not None:
+        add(layout.positions, Place(None, "positions", "weight"), C, 0, config.block_size, config.block_size)
+    for layer in range(config.n_layer):
+        for part, (counts, columns, bias) in _block(config).items():
+            names = layout.parts[part]
+            if len(names) == 1:  # stored as one tensor, like GPT-2's c_attn
+                counts = (sum(counts),)
+            start = 0
+            for name, count in zip(names, counts):
+                full = layout.layer.format(layer) + name
+                add(full, Place(layer, part, "weight"), columns, start, count, sum(counts))
+                if bias:
+                    add(full, Place(layer, part, "bias"), None, start, count, sum(counts))
+                start += count
+    for leaf in ("weight", "bias") if biased_norm else ("weight",):
+        add(layout.norm, Place(None, "norm", leaf), None, 0, C, C)
+    if not config.tied:
+        add(layout.head, Place(None, "head", "weight"), C, 0, V, V)
+    return found
+
+
+def _block(config: Architecture) -> dict[str, tuple[tuple[int, ...], int | None, bool]]:
+    """Return, for each part of a block, the rows that may be stored apart, the columns, and whether it has a bias."""
+    C, D, inner = config.n_embd, config.head_size, config.inner_size
+    q, kv = config.n_head * D, config.n_kv_head * D
+    norm: tuple[tuple[int, ...], int | None, bool] = ((C,), None, config.norm == "layer")
+    parts = {
+        "norm_1": norm,
+        "qkv": ((q, kv, kv), C, config.qkv_bias),
+        "attn_proj": ((C,), q, config.proj_bias),
+        "norm_2": norm,
+        "fc": ((inner, inner) if config.gated else (inner,), C, config.mlp_bias),
+        "mlp_proj": ((C,), inner, config.mlp_bias),
+    }
+    if config.qk_norm:
+        parts |= {"q_norm": ((D,), None, False), "k_norm": ((D,), None, False)}
+    return parts
+
+
+def differences(stored: Shapes, config: Architecture, layout: Layout) -> str:
+    """Return every missing, unexpected and mis-shaped tensor in one line, or nothing.
+
+    stored: by name without prefix. A tied model may also store a head, or store it in place of the embedding.
+    """
+    expected = {name: piece.shape for name, piece in pieces(config, layout).items()}
+    embedding, head = f"{layout.embedding}.weight", f"{layout.head}.weight"
+    if config.tied and head in stored:
+        expected[head] = expected[embedding]
+        if embedding not in stored:
+            del expected[embedding]
+    problems = []
+    missing = [name for name in expected if name not in stored]
+    unexpected = [name for name in stored if name not in expected]
+    if missing:
+        problems.append(f"missing {_grouped(missing)}")
+    if unexpected:
+        problems.append(f"unexpected {_grouped(unexpected)}")
+    wrong: dict[str, list[str]] = defaultdict(list)
+    for name, shape in expected.items():
+        if name in stored and stored[name] != shape:
+            wrong[f"is {list(stored[name])} but should be {list(shape)}"].append(name)
+    problems += [f"{_grouped(names)} {difference}" for difference, names in wrong.items()]
+    return "; ".join(problems)
+
+
+def _grouped(names: list[str]) -> str:
+    """Name all `names` in one line: h.0.ln_1.bias and h.1.ln_1.bias become h.{0,1}.ln_1.bias."""
+    layers: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        match = re.match(r"([a-z_.]+\.)(\d+)\.(.+)", name)
+        layers[f"{match[1]}{{}}.{match[3]}" if match else name].append(match[2] if match else "")
+    return ", ".join(
+        (form.format(numbers[0]) if len(numbers) == 1 else form.format(f"{{{','.join(numbers)}}}"))
+        if numbers[0]
+        else form
+        for form, numbers in layers.items()
+    )

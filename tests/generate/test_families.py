@@ -1,0 +1,101 @@
+"""Each family in several shapes computes what transformers computes, alone and among others."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support_checkpoints import reference, reference_of, save
+
+import policies
+from generate.cpu.attention import PackedRows
+from generate.params import GREEDY
+from generate.runner import ModelRunner
+from models import catalog, weights
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32}  # fmt: skip
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", {"n_positions": 160}),
+    "llama, 3:1": ("llama", {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72}),
+    "llama, 1:1, tied": ("llama", {"num_key_value_heads": 6, "tie_word_embeddings": True}),
+    "llama, 8:1, llama3 scaling": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1, "rope_parameters": LLAMA3}),
+    "llama, linear scaling": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 300.0, "factor": 4.0}}),
+    "llama, biases, gelu": ("llama", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"}),
+    "llama, heads of 64": ("llama", {"head_dim": 64, "num_attention_heads": 3, "num_key_value_heads": 1}),
+    "mistral": ("mistral", {"rms_norm_eps": 0.1}),
+    "qwen2, tied": ("qwen2", {"tie_word_embeddings": True, "num_attention_heads": 6}),
+    "qwen2": ("qwen2", {"num_attention_heads": 8, "num_key_value_heads": 1, "hidden_size": 64}),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3, tied, biases": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True, "num_key_value_heads": 6}),
+}  # fmt: skip
+PAGES, PAGE_SIZE = 200, 64
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute with the plain layers, which any other ones are compared with."""
+    monkeypatch.setenv("EB_KERNELS", "off")
+
+
+def build(shape: str, folder: Path) -> tuple[Any, ModelRunner]:
+    """Return transformers' model, and a runner of the files that transformers saved."""
+    model_type, changes = SHAPES[shape]
+    hf = reference(**changes) if model_type == "gpt2" else reference_of(model_type, **changes)
+    resolved = catalog.resolve(str(save(folder, hf)))
+    return hf, ModelRunner(weights.load(resolved), PAGES, PAGE_SIZE)
+
+
+def tokens(n: int, seed: int) -> list[int]:
+    return [random.Random(seed).randrange(211) for _ in range(n)]
+
+
+def served(runner: ModelRunner, prompts: list[list[int]], n: int, slots: int) -> list[list[int]]:
+    """Return the greedy answers, three new requests before each step and prompts in pieces."""
+    pool = PagePool(PAGES, PAGE_SIZE)
+    scheduler = Scheduler(policies.get_policy("dynamic", max_batch_size=slots), pool, max_tokens_per_step=96)
+    sequences = [Sequence(prompt, n, id=str(i), sampling=GREEDY) for i, prompt in enumerate(prompts)]
+    waiting = list(sequences)
+    while waiting or not scheduler.is_idle:
+        for seq in waiting[:3]:
+            scheduler.add(seq)
+        del waiting[:3]
+        scheduler.step(runner.forward, lambda: 0.0)
+    return [seq.output_ids for seq in sequences]
+
+
+@torch.no_grad()
+def answer(hf: Any, prompt: list[int], n: int) -> list[int]:
+    ids = list(prompt)
+    for _ in range(n):
+        ids.append(int(hf(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_and_greedy_tokens_are_those_of_transformers(shape: str, tmp_path: Path) -> None:
+    hf, runner = build(shape, tmp_path)
+    ids = torch.tensor(tokens(150, 1))
+    rows = PackedRows(*(torch.tensor(part, dtype=torch.int32) for part in ([0, 150], [150], [[1, 2, 3]])))
+    with torch.inference_mode():
+        ours = runner.logits(ids, torch.arange(150), rows, range(150))
+        torch.testing.assert_close(ours, hf(ids[None]).logits[0], rtol=1e-4, atol=1e-4)
+    prompts = [tokens(n, n) for n in (1, 9, 70)]
+    assert served(runner, prompts, 16, slots=3) == [answer(hf, prompt, 16) for prompt in prompts]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fifty_greedy_answers_are_those_of_transformers_alone_and_among_64(shape: str, tmp_path: Path) -> None:
+    hf, runner = build(shape, tmp_path)
+    prompts = [tokens(random.Random(i).randrange(1, 100), i) for i in range(64)]
+    expected = [answer(hf, prompt, 32) for prompt in prompts[:50]]
+    assert len({tuple(ids) for ids in expected}) > 40
+    assert served(runner, prompts[:50], 32, slots=1) == expected
+    assert served(runner, prompts, 32, slots=64)[:50] == expected

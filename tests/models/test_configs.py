@@ -1,0 +1,104 @@
+"""A config.json is understood or refused: no switch is ignored, and no size is taken on trust."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support_checkpoints import transformers
+
+from models.architecture import Architecture, Llama3Scaling
+from models.families import architecture_of
+from models.family import ConfigError
+
+SHAPE = {"vocab_size": 211, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
+         "num_attention_heads": 6, "max_position_embeddings": 160}  # fmt: skip
+LLAMA3 = {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192}
+
+
+def read(model_type: str = "llama", **changes: Any) -> Architecture:
+    return architecture_of({"model_type": model_type, **SHAPE, **changes})
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "gpt2"])
+def test_every_key_that_transformers_writes_is_understood(model_type: str) -> None:
+    changes = {"sliding_window": None} if model_type == "mistral" else {}
+    raw = transformers().AutoConfig.for_model(model_type, **changes)
+    config = architecture_of(raw.to_dict())
+    assert (config.vocab_size, config.n_layer) == (raw.vocab_size, raw.num_hidden_layers)
+    assert config.norm_epsilon == getattr(raw, "rms_norm_eps", 1e-5)
+
+
+def test_rotations_are_read_as_versions_4_and_5_of_transformers_write_them() -> None:
+    old = read(rope_theta=5e5, rope_scaling={"rope_type": "llama3", **LLAMA3}).rope
+    new = read(rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}).rope
+    assert old == new
+    assert new is not None
+    assert (new.theta, new.llama3) == (5e5, Llama3Scaling(32, 1, 4, 8192))
+    older = read(rope_scaling={"type": "linear", "factor": 2.5}).rope
+    assert older is not None
+    assert (older.theta, older.factor) == (10_000, 2.5)
+
+
+def test_head_size_kv_heads_and_head_are_what_the_family_says_by_default() -> None:
+    for model_type, head_size in (("llama", 8), ("qwen2", 8), ("qwen3", 128)):
+        config = read(model_type)
+        assert (config.head_size, config.n_kv_head, config.tied) == (head_size, 6, False)
+    assert read("llama", head_dim=24, num_key_value_heads=2).qkv_size == 10 * 24
+
+
+def test_biases_and_head_norms_are_the_familys() -> None:
+    flags = {t: (c.qkv_bias, c.proj_bias, c.mlp_bias, c.qk_norm)
+             for t in ("llama", "qwen2", "qwen3") for c in [read(t)]}  # fmt: skip
+    assert flags == {"llama": (False,) * 4, "qwen2": (True, False, False, False), "qwen3": (False, False, False, True)}
+    biased = read("llama", attention_bias=True)
+    assert (biased.qkv_bias, biased.proj_bias, biased.mlp_bias) == (True, True, False)
+
+
+def test_a_switch_that_is_off_or_changes_nothing_is_no_obstacle() -> None:
+    off = {"sliding_window": None, "num_experts": 0, "new_switch": False, "another": [], "pretraining_tp": 1,
+           "attention_dropout": 0.1, "partial_rotary_factor": 1.0, "use_cache": True}  # fmt: skip
+    assert read(**off) == read()
+    unused = {"use_sliding_window": False, "sliding_window": 32, "max_window_layers": 1}
+    assert read("qwen2", **unused) == read("qwen2")
+    assert read("mistral", sliding_window=160) == read("mistral", sliding_window=None)
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "sliding_window": ("mistral", {"sliding_window": 32}),
+    "sliding_window of 4096": ("mistral", {"max_position_embeddings": 8192}),
+    "a sliding_window": ("qwen3", {"use_sliding_window": True, "sliding_window": 32}),
+    "sets sliding_window": ("llama", {"sliding_window": 32}),
+    "layer_types": ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
+    "'yarn'": ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
+    "'dynamic'": ("qwen2", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}),
+    "attention_factor": ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0, "attention_factor": 2.0}}),
+    "full_attention": ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}),
+    "low_freq_factor": ("llama", {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 4.0}}),
+    "rope_theta": ("llama", {"rope_theta": -1}),
+    "partial_rotary_factor": ("llama", {"partial_rotary_factor": 0.5}),
+    "pretraining_tp": ("llama", {"pretraining_tp": 2}),
+    "num_experts": ("qwen3", {"num_experts": 128}),
+    "quantization_config": ("llama", {"quantization_config": {"quant_method": "awq"}}),
+    "final_logit_softcapping": ("llama", {"final_logit_softcapping": 30.0}),
+    "new_switch": ("llama", {"new_switch": "on"}),
+    "hidden_act to 'mish'": ("llama", {"hidden_act": "mish"}),
+    "num_key_value_heads 4": ("llama", {"num_key_value_heads": 4}),
+    "hidden_size 50": ("llama", {"hidden_size": 50}),
+    "heads of 7": ("llama", {"head_dim": 7}),
+    "vocab_size to 1152921504606846976": ("llama", {"vocab_size": 2**60}),
+    "num_hidden_layers to True": ("llama", {"num_hidden_layers": True}),
+    "rms_norm_eps to 2": ("llama", {"rms_norm_eps": 2}),
+    "no max_position_embeddings": ("llama", {"max_position_embeddings": None}),
+    "tie_word_embeddings": ("llama", {"tie_word_embeddings": "yes"}),
+    "model_type 'gemma3'": ("gemma3", {}),
+}
+
+
+@pytest.mark.parametrize("named", REFUSED)
+def test_what_would_change_the_answers_is_refused_by_name_with_the_remedy(named: str) -> None:
+    model_type, changes = REFUSED[named]
+    with pytest.raises(ConfigError) as refusal:
+        read(model_type, **changes)
+    assert named in str(refusal.value)
+    assert ". Use " in str(refusal.value)
