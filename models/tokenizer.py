@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from models import ranks
 from models.catalog import BARD, ResolvedModel
 from models.ranks import EOT, TokenizerError
 from models.tokenizer_files import from_folder
-from models.vocabulary import Vocabulary, of_ranks
+from models.vocabulary import Vocabulary, of_ranks, text_pattern
+
+if TYPE_CHECKING:
+    from models.chat_template import ChatTemplate, Message
 
 LONGEST_RUN = 400_000  # characters of white space in a row; from some 700,000 on tiktoken's stack overflows
 
@@ -43,6 +46,7 @@ class Tokenizer:
         self.eot_id = vocabulary.eos_ids[0]
         self.bos_ids = vocabulary.bos_ids
         self.special_ids = frozenset(vocabulary.control.values()) | {*vocabulary.eos_ids}
+        self.chat_template = _chat_template(vocabulary)
         self._bytes = vocabulary.pieces
         self.longest_token = max(map(len, self._bytes))
 
@@ -67,6 +71,15 @@ class Tokenizer:
         """
         _refuse_long_runs(text)
         return self._encode_parts(text, self._control, quoted)
+
+    def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> tuple[str, list[int]]:
+        """Return text and ids of a conversation's prompt by the model's chat template, which must exist.
+
+        Raises TemplateError where the template refuses the conversation, and TextError.
+        """
+        assert self.chat_template is not None
+        rendered = self.chat_template.render(messages, add_generation_prompt)
+        return rendered.plain(), self.encode_rendered(rendered.text, rendered.quoted)
 
     @cached_property
     def _control(self) -> re.Pattern[str]:
@@ -157,12 +170,6 @@ class Detokenizer:
         return self._decoder.decode(b"", final=True)
 
 
-def text_pattern(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return the pattern that finds any of `texts`, the longest one first; without texts it finds nothing."""
-    ordered = sorted(filter(None, texts), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, ordered)) if ordered else r"(?!)")
-
-
 def load_tokenizer(resolved: ResolvedModel, file: str | Path | None = None) -> Tokenizer:
     """Return the tokenizer of `resolved`: its folder's or GGUF file's own, else GPT-2's from `file` or tiktoken's cache.
 
@@ -196,6 +203,14 @@ def load_stand_in(file: str | Path | None = None, timeout_s: float = 3.0) -> Tok
         return Tokenizer(of_ranks(ranks.from_tiktoken(timeout_s)))
     except TokenizerError as error:
         return Tokenizer(of_ranks(ranks.of_bytes()), warning=f"{error}. Until then each byte is a token")
+
+
+def _chat_template(vocabulary: Vocabulary) -> ChatTemplate | None:
+    if vocabulary.template is None:
+        return None
+    from models.chat_template import ChatTemplate
+
+    return ChatTemplate(vocabulary.template, vocabulary.names, vocabulary.control)
 
 
 def _own(source: Path) -> Vocabulary:

@@ -5,6 +5,7 @@ It must not know where a vocabulary comes from.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,6 +83,12 @@ def byte_level(
         return ids if has_all_bytes else [token for token in ids if token < size]
 
     return encode, pieces
+
+
+def text_pattern(texts: Iterable[str]) -> re.Pattern[str]:
+    """Return the pattern that finds any of `texts`, the longest one first; without texts it finds nothing."""
+    ordered = sorted(filter(None, texts), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered)) if ordered else r"(?!)")
 
 
 def check_ids(source: str, vocab: Mapping[str, int]) -> None:
