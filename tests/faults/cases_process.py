@@ -101,7 +101,7 @@ def signals(*numbers: int, to_all: bool = False, at_once: bool = False) -> Act:
         def end() -> None:
             for i, number in enumerate(numbers):
                 if i and not at_once:
-                    wait_until(lambda: not server.is_ready())
+                    wait_until(lambda: not server.is_ready() and master_has_begun(server))
                 for pid in pids:
                     os.kill(pid, number)
 
@@ -109,6 +109,12 @@ def signals(*numbers: int, to_all: bool = False, at_once: bool = False) -> Act:
         assert_port_is_free(server)
 
     return act
+
+
+def master_has_begun(server: Watched) -> bool:
+    """Whether the master has closed its listening socket: until then a second signal could be one with the first."""
+    folder = Path(f"/proc/{server.process.pid}/fd")
+    return not any(os.readlink(fd).startswith("socket:") for fd in folder.iterdir())
 
 
 def ends_by(number: int) -> Act:
