@@ -167,10 +167,15 @@ def test_a_switch_that_changes_nothing_is_accepted(tmp_path: Path) -> None:
     assert gguf_file.config(gguf_file.read(tiny(tmp_path / "model.gguf", neutral)))["head_dim"] == 8
 
 
+def test_a_number_is_what_the_config_of_the_folder_says(tmp_path: Path) -> None:
+    config = gguf_file.config(gguf_file.read(tiny(tmp_path / "model.gguf")))
+    assert config["rms_norm_eps"] == 1e-5  # the file's float32 is 9.99999974e-06
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("block_count", 3_000_000_000),
+        ("block_count", 2_000_000_000),
         ("block_count", 0),
         ("embedding_length", "32"),
         ("attention.head_count", [4, 4]),
