@@ -138,13 +138,14 @@ class CAttention:
         self.entry = getattr(library, ENTRIES[dtype])
 
     def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float) -> Tensor:
-        M, pages, H, P, D = len(qkv), *keys.shape
+        M, pages, KV, P, D = len(qkv), *keys.shape
+        H = qkv.shape[1] // D - 2 * KV
         self._check(qkv, keys, values)
         out = torch.empty(M, H * D, dtype=self.dtype)
         code = self.entry(
             qkv.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
             rows.cu_seqlens.data_ptr(), rows.context_lens.data_ptr(), rows.block_tables.data_ptr(),
-            len(rows.context_lens), M, H, D, P, rows.block_tables.shape[1], pages, scale,
+            len(rows.context_lens), M, H, KV, D, P, rows.block_tables.shape[1], pages, scale,
         )  # fmt: skip
         if code:
             raise self.error(code, rows, M, P, pages)
@@ -152,17 +153,18 @@ class CAttention:
 
     def _check(self, qkv: Tensor, keys: Tensor, values: Tensor) -> None:
         """Refuse tensors with which the C code would read or write outside their memory."""
-        _, H, P, D = keys.shape
+        _, KV, P, D = keys.shape
+        H, rest = divmod(qkv.shape[1] - 2 * KV * D, D)
         if P % self.page_multiple:
             raise ValueError(f"the pages hold {P} tokens. Use a multiple of {self.page_multiple}")
         if self.max_head_size < D:
             raise ValueError(
                 f"the heads have {D} values, at most {self.max_head_size} fit. Set EB_KERNELS=off to use PyTorch"
             )
-        if values.shape != keys.shape or qkv.shape[1] != 3 * H * D:
+        if values.shape != keys.shape or rest or H < 1 or H % KV:
             raise ValueError(
                 f"qkv {tuple(qkv.shape)}, keys {tuple(keys.shape)} and values {tuple(values.shape)} do not fit. "
-                "Pass [M, 3*H*D] and [pages, H, P, D] twice"
+                "Pass [M, (H + 2*KV)*D], H a multiple of KV, and [pages, KV, P, D] twice"
             )
         for tensor in (qkv, keys, values):
             if tensor.dtype != self.dtype or not tensor.is_contiguous() or not tensor.is_cpu:
@@ -202,8 +204,8 @@ def make_attention(dtype: torch.dtype, device: torch.device | str = "cpu") -> At
 def self_test(attention: Attention, dtype: torch.dtype) -> None:
     """Compare `attention` with TorchAttention on a small ragged step. Raises KernelError where they differ."""
     generator = torch.Generator().manual_seed(0)
-    for D in (8, 64):
-        H, P = 2, 16
+    KV, P = 2, 16
+    for H, D in ((2, 8), (2, 64), (6, 64), (6, 128)):
         rows = PackedRows(
             torch.tensor([0, 1, 20, 21], dtype=torch.int32),
             torch.tensor([1, 19, 33], dtype=torch.int32),
@@ -215,14 +217,15 @@ def self_test(attention: Attention, dtype: torch.dtype) -> None:
             torch.tensor([[3, 1]], dtype=torch.int32),
         )
         steps = [
-            (step, torch.randn(M, 3 * H * D, generator=generator).to(dtype)) for step, M in ((past, 32), (rows, 23))
+            (step, torch.randn(M, (H + 2 * KV) * D, generator=generator).to(dtype))
+            for step, M in ((past, 32), (rows, 23))
         ]
         results = []
         for implementation in (attention, TorchAttention()):
-            keys, values = (torch.full((6, H, P, D), math.nan, dtype=dtype) for _ in range(2))
+            keys, values = (torch.full((6, KV, P, D), math.nan, dtype=dtype) for _ in range(2))
             results.append([implementation(qkv, keys, values, step, D**-0.5).float() for step, qkv in steps])
         tolerance = 0.03 if dtype == torch.bfloat16 else 1e-4
         for outputs, expected in zip(*results):
             error = (outputs - expected).abs().max().item()
             if not error < tolerance:  # NaN fails too
-                raise KernelError(f"{attention.name} is off by {error:.2g} from PyTorch at D={D}")
+                raise KernelError(f"{attention.name} is off by {error:.2g} from PyTorch at H={H}, D={D}")

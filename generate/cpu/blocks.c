@@ -89,7 +89,7 @@ int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int6
     layer_norm(x, b->ln_1, 0, normed, m, c, b->eps);
     model->linear(normed, b->c_attn.packed, b->c_attn.bias, 0, qkv, m, 3 * c, c, PLAIN, b->attn_proj.packed, c, c);
     int code = model->attention(qkv, b->keys, b->values, normed, cu_seqlens, context_lens, block_tables, n, (int)m,
-                                model->heads, model->head_size, model->page_size, max_pages, model->pages, b->scale);
+                                model->heads, model->heads, model->head_size, model->page_size, max_pages, model->pages, b->scale);
     if (code != OK) return code;
     model->linear(normed, b->attn_proj.packed, b->attn_proj.bias, x, x, m, c, c, PLAIN, b->c_fc.packed, model->inner,
                   c);

@@ -11,15 +11,15 @@ typedef uint16_t bf16;
 enum { MAX_HEAD_SIZE = 256, PAGE_MULTIPLE = 16 };
 enum { OK = 0, BAD_ROWS = 1, BAD_PAGE = 2, NO_MEMORY = 3 };
 
-// qkv [M, 3*H*D] and out [M, H*D] contiguous, pools [pages, H, P, D] contiguous, cu_seqlens [n+1], context_lens [n],
-// block_tables [n, max_pages]. Rows behind cu_seqlens[n] are padding and come out as zeros. Returns OK or a code above.
+// qkv [M, (H + 2*KV)*D] and out [M, H*D] contiguous, H a multiple of KV, pools [pages, KV, P, D] contiguous, cu_seqlens
+// [n+1], context_lens [n], block_tables [n, max_pages]. Rows behind cu_seqlens[n] are padding and come out as zeros. Returns OK or a code above.
 int paged_attention_f32(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
-                        const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int D, int P,
-                        int max_pages, int pages, float scale);
+                        const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV, int D,
+                        int P, int max_pages, int pages, float scale);
 int paged_attention_bf16(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
-                         const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int D, int P,
-                         int max_pages, int pages, float scale);
-// Returns whether bfloat16 heads of 64 take the AVX-512-BF16 path.
+                         const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV, int D,
+                         int P, int max_pages, int pages, float scale);
+// Returns whether bfloat16 heads of a multiple of 64 take the AVX-512-BF16 path.
 int paged_attention_has_bf16(void);
 
 // packed_linear.c

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from paged_world import NAN, World, assert_close
 
 from generate.cpu import kernels
 from generate.cpu.attention import CAttention, PackedRows, TorchAttention, make_attention
@@ -20,8 +20,6 @@ from generate.cpu.team import team
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 SHAPES = [(12, 64, 64), (16, 64, 16), (16, 64, 128), (25, 64, 64), (12, 8, 16), (16, 16, 64), (12, 80, 64), (3, 32, 16)]
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}  # bfloat16: its own rounding of weights and results
-NAN = math.nan
 
 
 @pytest.fixture(scope="session")
@@ -54,62 +52,6 @@ def kernel(dtype: torch.dtype) -> CAttention:
     except KernelError as error:
         pytest.skip(str(error))
     return CAttention(dtype)
-
-
-class World:
-    """Pools full of NaN, sequences whose pages lie in random order, and a scripted way to feed their tokens."""
-
-    def __init__(self, lengths: list[int], H: int, D: int, P: int, dtype: torch.dtype, seed: int = 0) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
-        self.H, self.D, self.P, self.dtype = H, D, P, dtype
-        counts = [math.ceil(length / P) for length in lengths]
-        order = torch.randperm(sum(counts) + 2, generator=self.generator).tolist()
-        self.block_tables = torch.full((len(lengths), max(counts) + 1), -7, dtype=torch.int32)
-        for i, count in enumerate(counts):
-            self.block_tables[i, :count] = torch.tensor([order.pop() for _ in range(count)])
-        self.pages = sum(counts) + 2
-        self.tokens = [torch.randn(length, 3 * H * D, generator=self.generator).to(dtype) for length in lengths]
-        self.clear()
-
-    def clear(self) -> None:
-        self.done = [0] * len(self.tokens)
-        shape = (self.pages, self.H, self.P, self.D)
-        self.keys, self.values = (torch.full(shape, NAN, dtype=self.dtype) for _ in range(2))
-
-    def step(self, attention, new: dict[int, int], padding: int = 0) -> dict[int, Tensor]:
-        """Feed new[i] further tokens of sequence i in one call and return its rows [new[i], C]."""
-        parts, cu_seqlens, context_lens = [], [0], []
-        for i, count in new.items():
-            parts.append(self.tokens[i][self.done[i] : self.done[i] + count])
-            self.done[i] += count
-            cu_seqlens.append(cu_seqlens[-1] + count)
-            context_lens.append(self.done[i])
-        parts.append(torch.full((padding, 3 * self.H * self.D), NAN, dtype=self.dtype))
-        rows = PackedRows(
-            torch.tensor(cu_seqlens, dtype=torch.int32),
-            torch.tensor(context_lens, dtype=torch.int32),
-            self.block_tables[list(new)].contiguous(),
-        )
-        qkv, scale = torch.cat(parts), self.D**-0.5
-        out = attention(qkv, self.keys, self.values, rows, scale)
-        assert out.shape == (len(qkv), self.H * self.D)
-        assert out.dtype == self.dtype
-        assert out[cu_seqlens[-1] :].isfinite().all()
-        return {i: out[a:b] for i, a, b in zip(new, cu_seqlens, cu_seqlens[1:])}
-
-    def run(self, attention, steps: list[dict[int, int]], padding: int = 0) -> list[Tensor]:
-        """Clear the pools, run all steps, return each sequence's rows together."""
-        self.clear()
-        rows: list[list[Tensor]] = [[] for _ in self.tokens]
-        for new in steps:
-            for i, part in self.step(attention, new, padding).items():
-                rows[i].append(part)
-        return [torch.cat(parts) if parts else torch.empty(0) for parts in rows]
-
-
-def assert_close(got: list[Tensor], expected: list[Tensor], dtype: torch.dtype) -> None:
-    for one, other in zip(got, expected):
-        torch.testing.assert_close(one.float(), other.float(), rtol=0.01, atol=TOLERANCE[dtype])
 
 
 @BOTH
@@ -160,6 +102,22 @@ def test_the_number_of_threads_does_not_change_a_bit(kernel: CAttention, dtype: 
         results.append(world.run(kernel, steps))
     for other in results[1:]:
         assert all(torch.equal(got, expected) for got, expected in zip(other, results[0]))
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("H", "KV", "D"), [(9, 3, 64), (8, 2, 128), (6, 3, 24), (20, 2, 64), (5, 1, 80)], ids=lambda n: str(n)
+)
+def test_a_group_of_heads_shares_its_keys(kernel: CAttention, dtype: torch.dtype, H: int, KV: int, D: int) -> None:
+    lengths = [70, 1, 34]
+    world = World(lengths, H, D, 16, dtype, KV=KV)
+    steps = [{0: 33, 2: 33}, {0: 1, 1: 1, 2: 1}, {0: 36}]
+    got = world.run(kernel, steps, padding=1)
+    assert_close(got, world.run(TorchAttention(), steps), dtype)
+    singly = world.run(kernel, [{i: 1} for i, n in enumerate(lengths) for _ in range(n)])
+    team().use(3, own=True)
+    for other in (singly, world.run(kernel, [dict(enumerate(lengths))])):
+        assert all(torch.equal(a, b) for a, b in zip(other, got))
 
 
 @BOTH
@@ -250,6 +208,8 @@ def test_tensors_of_the_wrong_kind_are_refused(kernel: CAttention) -> None:
         (good, pool.double()),
         (good, pool.transpose(0, 1)),
         (good[:, :24], pool),
+        (good[:, :44].contiguous(), pool),
+        (torch.zeros(1, 7 * 8), pool),
         (good, torch.zeros(2, 2, 8, 8)),
     ]:
         with pytest.raises(ValueError, match=r"Pass|Use"):

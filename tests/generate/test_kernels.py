@@ -78,7 +78,7 @@ def test_structs_have_the_compilers_sizes_and_offsets(tmp_path: Path) -> None:
 def test_functions_have_the_headers_types() -> None:
     functions = declarations().functions
     pointer, integer, number = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
-    assert functions["paged_attention_bf16"] == (integer, [pointer] * 7 + [integer] * 7 + [number])
+    assert functions["paged_attention_bf16"] == (integer, [pointer] * 7 + [integer] * 8 + [number])
     assert functions["packed_linear_size"] == (ctypes.c_int64, [ctypes.c_int64] * 2)
     assert functions["paged_attention_has_bf16"] == (integer, [])
     assert functions["use_team"] == (None, [pointer, integer])

@@ -1,0 +1,133 @@
+// What the parts of paged_attention.c share: one call's tensors, where a block of keys lies, and single elements.
+#pragma once
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+// A vector as wide as the machine's registers; a group of queries and of blocks that fits its registers.
+#if defined(__AVX512F__)
+#define LANES 16
+#define QUERIES 8  // that share each load of a key
+#define GROUP 2    // blocks of keys scored together for QUERIES queries
+#define COLUMNS 4  // vectors of a value row weighed together for HALF queries
+#elif defined(__AVX__)
+#define LANES 8
+#define QUERIES 4
+#define GROUP 1
+#define COLUMNS 2
+#else
+#define LANES 4
+#define QUERIES 4
+#define GROUP 1
+#define COLUMNS 4
+#endif
+#define BLOCK PAGE_MULTIPLE  // keys
+#define PARTS (BLOCK / LANES)  // vectors of a block's scores
+#define HALF 4               // queries weighed together: their sums fill the registers
+#define AHEAD 4              // blocks scored together for few queries
+#define FAR 4                // blocks that are prefetched ahead of their use by the queries of one token
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
+typedef uint16_t hvec __attribute__((vector_size(2 * LANES)));
+
+typedef struct {
+  const char *qkv;  // [M, H + 2 KV, D]
+  char *keys, *values, *out;
+  const int32_t *cu_seqlens, *context_lens, *block_tables;
+  int n, M, H, KV, D, P, max_pages, pages;
+  float scale;
+  int shared;                // query heads that see one head of keys: H / KV
+  long block, tile, stride;  // bytes of 16 keys, bytes of a (page, head), floats of a row of scores
+  int half;                  // bfloat16, else float32
+  int *items;                // [n + 1]: where each sequence's items begin
+  float *scratch;            // scores, stride * QUERIES for each worker
+} Call;
+
+typedef struct {
+  long row;            // packed row
+  int head, position;  // head of queries; position of the token
+} Query;
+
+// Queries that share their keys: up to QUERIES of one sequence's new tokens, in the query heads of one head of keys.
+// Those behind `count` repeat the last one and are not stored.
+typedef struct {
+  const int32_t *pages;  // the sequence's page table
+  int head, count, keys;  // head of keys; keys that the last query sees, and with it all: others weigh theirs with 0
+  Query at[QUERIES];
+} Queries;
+
+INLINE const char *query_values(const Call *c, Query q) {
+  return c->qkv + (q.row * (c->H + 2 * c->KV) + q.head) * c->D * (c->half ? 2 : 4);
+}
+
+INLINE char *output_of(const Call *c, Query q) {
+  return c->out + (q.row * c->H + q.head) * c->D * (c->half ? 2 : 4);
+}
+
+// The new key of a packed row; its value lies KV * D elements behind it.
+INLINE const char *new_key(const Call *c, long row, int h) {
+  return c->qkv + (row * (c->H + 2 * c->KV) + c->H + h) * c->D * (c->half ? 2 : 4);
+}
+
+// 16 keys or values of a sequence: block number `b` of head `h`, where `row` is the sequence's page table.
+INLINE char *block_at(const Call *c, char *pool, const int32_t *row, int h, int b) {
+  unsigned per_page = (unsigned)c->P / BLOCK, page = (unsigned)b / per_page, rest = (unsigned)b % per_page;
+  return pool + ((long)row[page] * c->KV + h) * c->tile + rest * c->block;
+}
+
+// What a decode row reads next: its key blocks, then its value blocks, then the next head's keys.
+INLINE const char *stream_at(const Call *c, const int32_t *row, int h, int blocks, int s) {
+  if (s < blocks) return block_at(c, c->keys, row, h, s);
+  if (s < 2 * blocks) return block_at(c, c->values, row, h, s - blocks);
+  s -= 2 * blocks;
+  return block_at(c, c->keys, row, h + 1 < c->KV ? h + 1 : h, s < blocks ? s : blocks - 1);
+}
+
+INLINE float widen(uint16_t x) {
+  uint32_t bits = (uint32_t)x << 16;
+  float f;
+  memcpy(&f, &bits, 4);
+  return f;
+}
+
+INLINE uint16_t narrow(float f) {
+  uint32_t bits;
+  memcpy(&bits, &f, 4);
+  if (f != f) return (uint16_t)(bits >> 16 | 0x40);  // rounding up could make a NaN an infinity
+  return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// a * b + c, rounded once where vectors do that too: left to itself the compiler fuses some scalar loops and not
+// others.
+INLINE float fused(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+INLINE float load1(const char *p, long i, int half) {
+  if (half) return widen(((const uint16_t *)p)[i]);
+  return ((const float *)p)[i];
+}
+
+INLINE vec load(const char *p, long i, int half) {
+  if (half) {
+    hvec h;
+    memcpy(&h, p + 2 * i, sizeof h);
+    return (vec)(__builtin_convertvector(h, uvec) << 16);
+  }
+  vec v;
+  memcpy(&v, p + 4 * i, sizeof v);
+  return v;
+}
