@@ -30,9 +30,9 @@ from rich.console import Console
 from . import data, flags, runs
 from .console import FINE, SOME_FAILED, UNREACHABLE, USAGE, Display, emit, emit_json, guarded, leave, say
 from .options import FILE, POSITIVE, Choice, Command, Number, Option, Read, UsageError, Values
-from .report import measure, tables
+from .report import conversations, measure, tables
 from .send.load import Failed, raise_for, send_all
-from .send.target import Target, fetch_stats, model_name
+from .send.target import Target, check_chat, fetch_context, fetch_stats, model_name
 from .workloads import catalog, corpus
 from .workloads.arrivals import Arrivals
 
@@ -47,6 +47,8 @@ EXAMPLES = (
     "python3 client.py --rate 4 --seed 1 --json result.json",
     "python3 client.py --burst --numsamples 64 --numtokens_range 10 20 40",
     "python3 client.py --load closed:16 --workload orca --stream --api openai",
+    "python3 client.py --workload chat --stream",
+    "python3 client.py --workload multi-turn:8 --load closed:8 --numsamples 128",
     'python3 client.py --prompt "hi" --numtokens 10',
 )
 
@@ -69,7 +71,7 @@ ORIGINAL = [
     ),
     Option(
         "--numtokens_range", "lengths to draw from, such as 10 20 40 (default 1 25 100); implies --selection range",
-        Number(1, data.MAX_NUM_TOKENS), several=True,
+        Number(1), several=True,
     ),
     Option("--prompt", "send only this prompt and print the completion (--seed is passed to the server)"),
     Option("--numtokens", "tokens to generate for --prompt", Number(1)),
@@ -90,7 +92,11 @@ WHERE = [
         metavar="ADDRESS",
     ),
     Option("--url", "base URL of the server, such as http://10.0.0.5:8000", Read(flags.base_url, "URL")),
-    Option("--model", "model name for --api openai (default: the name that the server reports)", metavar="NAME"),
+    Option(
+        "--model",
+        "model name for --api openai and for chats (default: the name that the server reports)",
+        metavar="NAME",
+    ),
     flags.API,
     Option("--stream", "stream the answers, to measure TTFT, TPOT and ITL", None),
     flags.API_KEY,
@@ -117,19 +123,22 @@ class Settings:
     arrivals: Arrivals
     seed: int
 
-    def plan(self) -> catalog.Plan:
-        """Return the requests of the run."""
+    def plan(self, context: int = corpus.USUAL_CONTEXT) -> catalog.Plan:
+        """Return the requests of the run for a model with this context."""
+        try:
+            return self._plan(self.flags.context or context)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+
+    def _plan(self, context: int) -> catalog.Plan:
         if self.flags.workload:
             text = corpus.load(Path(self.flags.text) if self.flags.text else None)
             count = self.flags.numsamples
             if not self.flags.workload.startswith("trace:"):
                 count = self.numsamples
-            try:
-                return catalog.draw(self.flags.workload, count, self.arrivals, self.seed, text)
-            except ValueError as error:
-                raise UsageError(str(error)) from error
+            return catalog.draw(self.flags.workload, count, self.arrivals, self.seed, text, context)
         chosen = self.flags.numtokens_range
-        drawn = data.plan(self.numsamples, chosen, self.selection, self.arrivals, self.seed)
+        drawn = data.plan(self.numsamples, chosen, self.selection, self.arrivals, self.seed, context)
         return catalog.Plan(drawn, self.arrivals)
 
     def config(self, plan: catalog.Plan) -> dict[str, Any]:
@@ -154,6 +163,8 @@ class Settings:
 def read_settings(argv: Sequence[str], environ: Mapping[str, str], console: Console) -> Settings:
     """Read flags, environment and client/.env (in this order of precedence) into settings."""
     read = flags.parse(build_command(), argv, environ)
+    if catalog.has_turns(read.workload):
+        read.stream = True  # the time to the first token of each turn is what such a run is for
     flags.check(read)
     replayed = read.workload and read.workload.startswith("trace:")
     usual = Arrivals("trace", 1.0) if replayed else Arrivals("poisson", flags.DEFAULT_RATE)
@@ -199,8 +210,10 @@ def run_single(settings: Settings, console: Console) -> int:
 def run_load(settings: Settings, console: Console) -> int:
     """Send a load, then print and write its result."""
     read, target = settings.flags, settings.target
-    plan = settings.plan()
     before = fetch_stats(target)
+    if catalog.is_chat(read.workload):
+        check_chat(target, read.workload)
+    plan = settings.plan(fetch_context(target) or corpus.USUAL_CONTEXT)
     runs.allow_files(len(plan.planned), plan.arrivals.kind == "burst")
     config = settings.config(plan)
     for note in plan.notes:
@@ -220,7 +233,7 @@ def run_load(settings: Settings, console: Console) -> int:
         target, plan.planned, plan.arrivals, settings.seed, config, before, after,
         slos=dict(read.goodput), warmup=warmup, stalls=sent.stalls,
     )  # fmt: skip
-    numbers = measure.result(sent.outcomes, facts)
+    numbers = conversations.result(sent.outcomes, facts)
     if read.verbose:
         for outcome in sorted(sent.outcomes, key=lambda outcome: outcome.index):
             say(console, f"--- request {outcome.index}\n{outcome.completion or outcome.error}")
@@ -273,8 +286,9 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         arguments = sys.argv[1:] if argv is None else argv
         settings = read_settings(arguments, os.environ if environ is None else environ, console)
         targets.append(settings.target)
-        if settings.target.dialect.api == "openai" and not settings.target.dialect.model:
-            named = replace(settings.target.dialect, model=model_name(settings.target))
+        dialect = settings.target.dialect
+        if (dialect.api == "openai" or catalog.is_chat(settings.flags.workload)) and not dialect.model:
+            named = replace(dialect, model=model_name(settings.target))
             settings = replace(settings, target=replace(settings.target, dialect=named))
         if settings.flags.prompt is not None:
             return run_single(settings, console)

@@ -34,7 +34,7 @@ from .options import FOLDER, Argument, Choice, Command, Number, Option, Paramete
 from .report import simulated, store
 from .send import dialects, servers
 from .send.target import Target, model_name
-from .workloads import arrivals
+from .workloads import arrivals, catalog
 
 THREE = ("nobatch", "static", "dynamic")
 EXAMPLES = (
@@ -140,7 +140,7 @@ def reached(word: str, args: Values, folder: Path) -> Iterator[Target]:
         return
     url = flags.base_url(url)
     target = Target(url, args.timeout, api_key=key, dialect=dialect)
-    if args.api == "openai":
+    if args.api == "openai" or catalog.is_chat(args.workload):
         target = replace(target, dialect=replace(dialect, model=model_name(target)))
     yield target
 

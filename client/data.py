@@ -15,12 +15,11 @@ from threading import Lock
 import numpy as np
 
 from .workloads.arrivals import Arrivals
-from .workloads.corpus import CONTEXT
+from .workloads.corpus import USUAL_CONTEXT
 
 # Each of these words is one token for GPT-2's tokenizer and for bard's. Two tokens a word keep prompt + num_tokens
 # inside the context for other tokenizers, too.
 TOKENS_PER_WORD = 2
-MAX_NUM_TOKENS = CONTEXT - TOKENS_PER_WORD
 
 NORMAL_MEAN, NORMAL_SD, NORMAL_LOW, NORMAL_HIGH = 100, 33, 1, 200
 MIN_WORDS, MAX_WORDS = 8, 64
@@ -58,14 +57,32 @@ _SENTENCES = (
 
 
 @dataclass(frozen=True, slots=True)
+class Chat:
+    """What makes a request a chat message whose answer ends where the model ends it.
+
+    If `capped`, the request's num_tokens are its max_tokens; otherwise it has none. The message of a later turn is sent
+    `think` seconds after the answer to request `after` has been read, with the whole conversation before it.
+    """
+
+    capped: bool = False
+    turn: int = 1
+    after: int | None = None
+    think: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Planned:
-    """One request of a run; `at` is in seconds after the start."""
+    """One request of a run; `at` is in seconds after the start.
+
+    A later turn of a conversation has no time of its own, but that of the first turn.
+    """
 
     index: int
     at: float
     prompt: str
     num_tokens: int
     user: str = ""
+    chat: Chat | None = None
 
 
 class PromptData:
@@ -77,7 +94,9 @@ class PromptData:
         num_tokens_range: Sequence[int] | None = None,
         selection: str = "normal",
         seed: int | np.random.SeedSequence | np.random.Generator | None = None,
+        context: int = USUAL_CONTEXT,
     ) -> None:
+        self.context = context
         self.prompts: list[tuple[str, int]] = []
         self.prompt_idx = 0
         self.prompt_idx_lock = Lock()
@@ -124,7 +143,7 @@ class PromptData:
 
         A prompt that would not fit the context beside its answer is shortened.
         """
-        for num_tokens in self._rng.choice(_checked(num_tokens_range), num_samples):
+        for num_tokens in self._rng.choice(self._checked(num_tokens_range), num_samples):
             self._add(int(num_tokens), int(num_tokens))
 
     def generate_samples_buckets(self, num_samples: int = BUCKET_SAMPLES) -> None:
@@ -141,13 +160,26 @@ class PromptData:
         self, num_samples: int, num_tokens_range: Sequence[int], descend: bool = False
     ) -> None:
         """Add short prompts with lengths drawn from the list; `descend` puts the longest first."""
-        lengths = self._rng.choice(_checked(num_tokens_range), num_samples)
+        lengths = self._rng.choice(self._checked(num_tokens_range), num_samples)
         for num_tokens in sorted(lengths, reverse=True) if descend else lengths:
             self._add(MIN_WORDS, int(num_tokens))
 
     def _add(self, num_words: int, num_tokens: int) -> None:
-        room = (CONTEXT - num_tokens) // TOKENS_PER_WORD
+        num_tokens = min(num_tokens, self.context - TOKENS_PER_WORD)
+        room = (self.context - num_tokens) // TOKENS_PER_WORD
         self.prompts.append((self._prompt(min(num_words, room)), num_tokens))
+
+    def _checked(self, num_tokens_range: Sequence[int]) -> list[int]:
+        if not num_tokens_range:
+            raise ValueError("num_tokens_range is empty. Use a range such as 10 20 40")
+        most = self.context - TOKENS_PER_WORD
+        for num_tokens in num_tokens_range:
+            if not 1 <= num_tokens <= most:
+                raise ValueError(
+                    f"num_tokens_range has {num_tokens}, but lengths must be from 1 to {most}. "
+                    f"Use lengths that leave room for a prompt in the context of {self.context} tokens"
+                )
+        return [int(num_tokens) for num_tokens in num_tokens_range]
 
     def _prompt(self, num_words: int) -> str:
         words: list[str] = []
@@ -161,14 +193,19 @@ class PromptData:
 
 
 def plan(
-    num_samples: int, num_tokens_range: Sequence[int] | None, selection: str, arrivals: Arrivals, seed: int
+    num_samples: int,
+    num_tokens_range: Sequence[int] | None,
+    selection: str,
+    arrivals: Arrivals,
+    seed: int,
+    context: int = USUAL_CONTEXT,
 ) -> list[Planned]:
     """Draw a run from one seed.
 
     Prompts and arrivals have separate generators, so that another rate sends the same prompts.
     """
     prompt_seed, arrival_seed = np.random.SeedSequence(seed).spawn(2)
-    data = PromptData(num_samples, num_tokens_range, selection, prompt_seed)
+    data = PromptData(num_samples, num_tokens_range, selection, prompt_seed, context)
     times = arrivals.times(num_samples, np.random.default_rng(arrival_seed))
     return [Planned(i, at, *sample) for i, (at, sample) in enumerate(zip(times, data.prompts))]
 
@@ -185,15 +222,3 @@ def trace_sha256(trace: Sequence[Planned]) -> str:
     """Return a hash of a run: equal exactly if prompts, lengths, times and users are equal."""
     rows = [[p.at, p.prompt, p.num_tokens, p.user] if p.user else [p.at, p.prompt, p.num_tokens] for p in trace]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-
-
-def _checked(num_tokens_range: Sequence[int]) -> list[int]:
-    if not num_tokens_range:
-        raise ValueError("num_tokens_range is empty. Use a range such as 10 20 40")
-    for num_tokens in num_tokens_range:
-        if not 1 <= num_tokens <= MAX_NUM_TOKENS:
-            raise ValueError(
-                f"num_tokens_range has {num_tokens}, but lengths must be from 1 to {MAX_NUM_TOKENS}. "
-                f"Use lengths that leave room for a prompt in the context of {CONTEXT} tokens"
-            )
-    return [int(num_tokens) for num_tokens in num_tokens_range]

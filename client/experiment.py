@@ -12,10 +12,10 @@ from rich.console import Console
 from . import runs
 from .console import FINE, SOME_FAILED, UNREACHABLE, say
 from .options import UsageError, Values
-from .report import measure, tables
+from .report import conversations, measure, tables
 from .report.store import Store
 from .send.events import EventRecorder
-from .send.target import ServerUnreachable, Target, fetch_stats
+from .send.target import ServerUnreachable, Target, check_chat, fetch_stats
 from .workloads import catalog, corpus
 from .workloads.arrivals import Arrivals
 
@@ -33,12 +33,13 @@ class Load:
 
 
 def draw(flags: Values, seed: int, count: int, workload: str) -> list[Load]:
-    """Draw all plans from the seed; each repeat adds 1 to it."""
+    """Draw all plans from the seed, for the context of --context; each repeat adds 1 to it."""
+    context = flags.context or corpus.USUAL_CONTEXT
     text = corpus.load(Path(flags.text) if flags.text else None)
     loads = []
     try:
         for pace in flags.load:
-            plans = [catalog.draw(workload, count, pace, seed + i, text) for i in range(flags.repeats)]
+            plans = [catalog.draw(workload, count, pace, seed + i, text, context) for i in range(flags.repeats)]
             loads.append(Load(pace.text, pace, plans, workload))
     except ValueError as error:
         raise UsageError(str(error)) from error
@@ -85,6 +86,8 @@ class Experiment:
     def run_loads(self, name: str, target: Target, loads: Sequence[Load], progress: str) -> None:
         """Send every load to a server; raise ServerUnreachable if it does not answer."""
         fetch_stats(target)
+        if catalog.is_chat(loads[0].workload):
+            check_chat(target, loads[0].workload)
         events = EventRecorder(target, self.store.iterations)
         events.start()
         try:
@@ -123,7 +126,7 @@ class Experiment:
         if events is not None:
             events.settle()
             events.label(None)
-        numbers = measure.result(sent.outcomes, self.facts(labels, target, plan, before, warmup, sent.stalls))
+        numbers = conversations.result(sent.outcomes, self.facts(labels, target, plan, before, warmup, sent.stalls))
         self.store.add(labels, numbers)
         for text in tables.warnings_of(numbers, sent.outcomes):
             self.store.warn(f"{labels['policy']}, {labels['load']}: {text}")

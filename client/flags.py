@@ -54,6 +54,10 @@ SENT = [
         Read(lambda text: corpus.load(Path(text)) and None, "FILE"),
     ),
     Option("--numsamples", "number of requests (default 100)", Number(1, 100_000)),
+    Option(
+        "--context", "longest prompt and answer together, in tokens (default: what the server reports, otherwise 1024; "
+        "1024 in compare and sweep)", Number(8),
+    ),
     Option("--seed", "seed of prompts, lengths and times (default: random, and printed)", Number(0, 2**63 - 1)),
     Option("--warmup", "requests sent one by one before the run, not measured (default 0; 3 in compare and sweep)", Number(0, 1000)),
     Option(

@@ -103,9 +103,10 @@ def send(
 
 def warm_up(target: Target, trace: Sequence[data.Planned], count: int) -> int:
     """Send `count` short requests one by one, unmeasured; return how many were answered."""
-    prompts = [planned.prompt for planned in itertools.islice(itertools.cycle(trace), count)]
+    chosen = enumerate(itertools.islice(itertools.cycle(trace), count))
+    short = [data.Planned(i, 0.0, p.prompt, WARMUP_TOKENS, chat=p.chat and data.Chat(capped=True)) for i, p in chosen]
     answered = 0
-    for outcome in send_all(target, [data.Planned(i, 0.0, p, WARMUP_TOKENS) for i, p in enumerate(prompts)]):
+    for outcome in send_all(target, short):
         with contextlib.suppress(Failed):
             raise_for(outcome)
             answered += 1

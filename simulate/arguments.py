@@ -17,6 +17,7 @@ from rich.console import Console
 import policies
 from client.options import FILE, POSITIVE, Argument, Choice, Number, Option, UsageError, Values
 from client.workloads import catalog
+from client.workloads.corpus import USUAL_CONTEXT
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
@@ -88,7 +89,8 @@ def arrival_options(num: int = 1000, rate: float = 2.0) -> list[Option]:
         Option("--trace", "take the requests from this CSV or JSON-lines file", FILE),
         Option("--speed", "play a trace this many times as fast", POSITIVE, default=1.0),
         Option(
-            "--context", "leave out requests with a longer prompt and answer together; 0: keep all", Number(0, name="TOKENS"),
+            "--context", "leave out requests with a longer prompt and answer together; above 1024: cut them to it, as the "
+            "client does for a model with that context; 0: keep all", Number(0, name="TOKENS"),
             default=0,
         ),
         Option(
@@ -285,7 +287,8 @@ def make_rows(args: Values, *, unit: bool = False, draws_more: bool = False) -> 
         replays = _replays_workload(args)
         count = None if replays and not args.is_given("num") else args.num
         arrivals = "trace" if replays else args.arrivals
-        rows = workloads.draw(args.workload, 1.0 if unit else args.rate, count, args.seed, arrivals)
+        context = max(args.context, USUAL_CONTEXT)
+        rows = workloads.draw(args.workload, 1.0 if unit else args.rate, count, args.seed, arrivals, context)
     if rows.client:
         source = "--trace" if args.trace else f"--workload {args.workload}"
         refuse(args, ("clients",), f"has no effect: {source} names its clients. Leave it out")

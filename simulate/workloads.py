@@ -170,18 +170,31 @@ def arrivals_of(name: str, rate: float) -> Arrivals:
     raise ValueError(f"unknown arrivals {name!r}.{guess} Use one of: {', '.join(ARRIVALS)}, or a load of the client's")
 
 
-def draw(workload: str, rate: float, count: int | None, seed: int = 0, arrivals: str = "poisson") -> Rows:
-    """Draw the run that the client sends with the same workload, arrivals, number of requests and seed.
+def draw(
+    workload: str,
+    rate: float,
+    count: int | None,
+    seed: int = 0,
+    arrivals: str = "poisson",
+    context: int = corpus.USUAL_CONTEXT,
+) -> Rows:
+    """Draw the run that the client sends with the same workload, arrivals, number of requests, seed and context.
 
-    `count` None takes all of a trace, and arrivals "trace" are its own.
+    `count` None takes all of a trace, and arrivals "trace" are its own. ValueError for a workload whose lengths only a
+    model knows.
     """
     if not (rate > 0 and math.isfinite(rate)):
         raise ValueError(f"the rate is {rate:g} per second, but must be above 0. Use --rate 2")
     if count is not None and count < 1:
         raise ValueError(f"the number of requests is {count}, but must be at least 1. Use --num 100")
     catalog.check(workload)
+    if workload.partition(":")[0] in catalog.OWN_LENGTHS:
+        raise ValueError(
+            f"the model decides how long the answers of {workload!r} are, so they cannot be simulated before a run. Run "
+            f"client.py --workload {workload} --csv run.csv and use --trace run.csv, or use --workload drawn-turns"
+        )
     process = Arrivals("trace", 1.0) if arrivals == "trace" else arrivals_of(arrivals, rate)
-    plan = catalog.draw(workload, count, process, seed, corpus.load())
+    plan = catalog.draw(workload, count, process, seed, corpus.load(), context)
     texts = [planned.prompt for planned in plan.planned]
     ids = _numbered(map(corpus.split, texts))
     clients = [planned.user for planned in plan.planned]

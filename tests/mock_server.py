@@ -1,4 +1,4 @@
-"""A server of known delays on the loopback, in all three dialects, for the tests of the client.
+"""A server of known delays on the loopback, in all dialects, for the tests of the client.
 
 It runs on an event loop in a thread of its own. `ttft` passes before the first token, `itl` between two; a
 whole answer comes after both. `answer` and `cut_after` make it misbehave.
@@ -17,6 +17,8 @@ from typing import Any
 STATS = {"policy": "dynamic", "requests": 3, "engine": {"model": "bard"}}
 REASONS = {200: "OK", 302: "Found", 400: "Bad Request"}
 Answer = tuple[int, Any]
+CHAT = "/v1/chat/completions"
+CHAT_TOKENS = 5  # of an answer that no max_tokens ends
 
 
 class MockServer:
@@ -34,6 +36,8 @@ class MockServer:
         self.running = self.most_running = 0
         self.most = 0  # nobody is answered before so many run
         self.stats: Answer = (200, STATS)
+        self.info: Answer = (404, {"error": {"message": "no such path"}})
+        self.chats = True  # whether it has the route of chats
         self.step: dict[str, Any] = {}  # told on /events after each request, if there is one
         self._viewers: list[asyncio.StreamWriter] = []
         # What a whole answer is, or None for the dialect's own.
@@ -92,6 +96,9 @@ class MockServer:
             await self._look(path, writer)
             return
         body = json.loads(await reader.readexactly(int(headers["content-length"])))
+        if path == CHAT and not (self.chats and body):
+            reply(writer, 400 if self.chats else 404, {"error": {"message": "no messages, or no such path"}})
+            return
         self.arrived.append(time.perf_counter())
         self.asked.append(body)
         self.paths.append(path)
@@ -112,12 +119,16 @@ class MockServer:
             writer.write(head_of(200, "text/event-stream"))
             self._viewers.append(writer)
             await self._over.wait()
-        known: dict[str, Answer] = {"/stats": self.stats, "/v1/models": (200, {"data": [{"id": "bard"}]})}
+        known: dict[str, Answer] = {
+            "/stats": self.stats,
+            "/info": self.info,
+            "/v1/models": (200, {"data": [{"id": "bard"}]}),
+        }
         reply(writer, *known.get(path, (404, {"error": {"message": "no such path"}})))
 
     async def _generate(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         count = body.get("num_tokens") or body.get("max_tokens")
-        count = count or body["parameters"]["max_new_tokens"]
+        count = count or (CHAT_TOKENS if path == CHAT else body["parameters"]["max_new_tokens"])
         own = self.answer(body)
         began = time.perf_counter()
         if path != "/generate_stream" and not body.get("stream"):
@@ -136,7 +147,7 @@ class MockServer:
             last = min(first + self.together, count)
             # To a fixed schedule: delays must not add up what the loop is late.
             await asyncio.sleep(began + self.ttft + self.itl * first - time.perf_counter())
-            writer.write(b": ping\n\n" + chunk(path, first, last, count, self.queue_s))
+            writer.write(b": ping\n\n" + chunk(path, first, last, count, self.queue_s, body))
             await writer.drain()
 
 
@@ -144,8 +155,11 @@ def timings(queue_s: float) -> dict[str, Any]:
     return {"queue_s": queue_s, "batch_mean": 2.0, "batch_max": 3}
 
 
-def usage(count: int) -> dict[str, Any]:
-    return {"prompt_tokens": 7, "completion_tokens": count, "total_tokens": 7 + count}
+def usage(count: int, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return 7 prompt tokens for each message, of which those of earlier turns are cached."""
+    prompt = 7 * len((body or {}).get("messages", "1"))
+    cached = {"prompt_tokens_details": {"cached_tokens": prompt - 7}} if body else {}
+    return {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count, **cached}
 
 
 def whole(path: str, body: dict[str, Any], count: int, queue_s: float) -> Answer:
@@ -154,12 +168,15 @@ def whole(path: str, body: dict[str, Any], count: int, queue_s: float) -> Answer
         return 200, {"generated_text": " and so on"}
     if path == "/v1/completions":
         return 200, {"id": "cmpl-1", "choices": [{"text": " and so on"}], "usage": usage(count)}
+    if path == CHAT:
+        message = {"role": "assistant", "content": f"answer {len(body['messages'])}"}
+        return 200, {"id": "c", "choices": [{"message": message, "finish_reason": "stop"}], "usage": usage(count, body)}
     text = body["prompt"] + " [bold]and so on"
     return 200, {"completion": text, "num_tokens": count, "prompt_tokens": 7, "id": "a",
                  "finish_reason": "length", "timings": timings(queue_s)}  # fmt: skip
 
 
-def chunk(path: str, first: int, last: int, count: int, queue_s: float) -> bytes:
+def chunk(path: str, first: int, last: int, count: int, queue_s: float, body: dict[str, Any]) -> bytes:
     """Return the event that brings tokens first..last of `count`."""
     end, text = last == count, " x" * (last - first)
     if path == "/generate_stream":
@@ -168,6 +185,9 @@ def chunk(path: str, first: int, last: int, count: int, queue_s: float) -> bytes
         return b"data:" + json.dumps(event).encode() + b"\n\n"
     if path == "/v1/completions":
         event = {"id": "cmpl-1", "choices": [{"index": 0, "text": text}], "usage": usage(last)}
+    elif path == CHAT:
+        choice = {"index": 0, "delta": {"content": text}, "finish_reason": "stop" if end else None}
+        event = {"id": "c", "choices": [choice], "usage": usage(last, body)}
     else:
         final = {"id": "a", "num_tokens": count, "prompt_tokens": 7, "finish_reason": "length"}
         event = {"text": text} | (final | {"timings": timings(queue_s)} if end else {})

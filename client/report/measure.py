@@ -26,7 +26,8 @@ _STATISTICS = ("mean", "median", "std", "p50", "p90", "p99")
 class Outcome:
     """The outcome of one request; times are seconds after the start of the run.
 
-    Only streams have `first`, `gaps` and `chunks` (tokens of each chunk, 0 if unknown).
+    Only streams have `first`, `gaps` and `chunks` (tokens of each chunk, 0 if unknown), and only chat messages `turn`
+    (1 for the first of a conversation) and `finish_reason`. `asked_tokens` of a chat are those that it got.
     """
 
     index: int
@@ -48,6 +49,8 @@ class Outcome:
     batch_max: int | None = None
     id: str = ""
     user: str = ""
+    finish_reason: str = ""
+    turn: int | None = None
 
     @property
     def latency(self) -> float:
@@ -245,6 +248,7 @@ def result(outcomes: Sequence[Outcome], facts: RunFacts) -> dict[str, Any]:
         "asked_lens": [outcome.asked_tokens for outcome in outcomes],
         "failures": dict(Counter(o.error for o in outcomes if o.error).most_common()),
         "unsent": facts.num_prompts - len(outcomes),
+        "finish_reasons": dict(Counter(o.finish_reason for o in done if o.finish_reason).most_common()),
         "warmup_requests": facts.warmup,
         "steady": steady(outcomes),
         "fairness": fairness(done),

@@ -27,7 +27,22 @@ def result(numbers: Mapping[str, Any]) -> list[Table]:
         times.add_column(name, justify="right" if name else "left")
     for label, *texts in latencies(numbers):
         times.add_row(label, *texts)
-    return [table, times]
+    return [table, times, *([by_turn(numbers["turns"])] if numbers.get("turns") else [])]
+
+
+def by_turn(turns: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the turns of conversations as a table; the expected tokens are those that the prefix cache must hold."""
+    table = Table(title="Turns of the conversations", title_justify="left")
+    columns = {
+        "turn": "turn", "answered": "completed", "TTFT ms, mean": "mean_ttft_ms", "p99": "p99_ttft_ms",
+        "E2E ms, mean": "mean_e2el_ms", "prompt tokens": "prompt_tokens", "cached": "cached_tokens",
+        "expected": "expected_cached_tokens",
+    }  # fmt: skip
+    for name in columns:
+        table.add_column(name, justify="right")
+    for turn in turns:
+        table.add_row(*(shown(turn[key], 1 if key.endswith("_ms") else 0) for key in columns.values()))
+    return table
 
 
 def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -40,6 +55,7 @@ def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Requests/s", shown(numbers["request_throughput"])),
         ("Input tokens", shown(numbers["total_input_tokens"], 0)),
         ("Output tokens", shown(numbers["total_output_tokens"], 0)),
+        ("Answers ended by the model", ended(numbers.get("finish_reasons") or {})),
         ("Output tokens/s (wall clock)", shown(numbers["output_throughput"])),
         ("Output tokens/s (steady part)", shown(numbers["steady"]["output_throughput"])),
         ("Total tokens/s", shown(numbers["total_token_throughput"])),
@@ -84,6 +100,12 @@ def shown(value: float | None, digits: int = 2) -> str:
     return f"{value:,.{0 if abs(value) >= 1000 else digits}f}"
 
 
+def ended(reasons: Mapping[str, int]) -> str:
+    """Format how many answers the model ended; the others reached a limit."""
+    total = sum(reasons.values())
+    return f"{total - reasons.get('length', 0)} of {total}" if total else "-"
+
+
 def fitted(fairness: Mapping[str, float | None]) -> str:
     """Format the fit of latency over requested tokens."""
     slope, intercept, r = (fairness[k] for k in ("slope_ms_per_token", "intercept_ms", "r"))
@@ -100,7 +122,8 @@ def warnings_of(numbers: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list
         warnings.append(f"{count} failed: {kind}" + (f": {detail}" if detail else ""))
     warnings += _lateness(numbers)
     if numbers["unsent"]:
-        warnings.append(f"stopped early: {numbers['unsent']} of {numbers['num_prompts']} were not sent")
+        why = "a turn before them failed, or the run stopped early" if numbers.get("turns") else "stopped early"
+        warnings.append(f"{why}: {numbers['unsent']} of {numbers['num_prompts']} were not sent")
     return warnings
 
 

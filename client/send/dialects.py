@@ -1,19 +1,21 @@
 """The dialects of requests: what is sent, and how answers and events are read.
 
-`inference` is the original's, `openai` is `/v1/completions`, `tgi` is `/generate`. Pure: this module must not know
-sockets or clocks.
+`inference` is the original's, `openai` is `/v1/completions`, `tgi` is `/generate`. Chat messages always go to
+`/v1/chat/completions`. Pure: this module must not know sockets or clocks.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..data import Planned
 
 APIS = ("inference", "openai", "tgi")
+CHAT_PATH = "/v1/chat/completions"
+Message = dict[str, str]
 
 
 class Unreadable(Exception):
@@ -39,27 +41,37 @@ class Answer:
     queue: float | None = None
     batch_mean: float | None = None
     batch_max: int | None = None
+    finish_reason: str = ""
     id: str = ""
     ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A form of requests: one of `APIS`, streamed or not, with the model's name if the API requires one."""
+    """A form of requests: one of `APIS` or chat, streamed or not, with the model's name if the API requires one."""
 
     api: str = "inference"
     stream: bool = False
     model: str | None = None
 
+    def of(self, planned: Planned) -> Dialect:
+        """Return the dialect of a request: chat messages have their own."""
+        return self if planned.chat is None else replace(self, api="chat")
+
     @property
     def path(self) -> str:
         """The route to post to."""
+        if self.api == "chat":
+            return CHAT_PATH
         if self.api == "tgi":
             return "/generate_stream" if self.stream else "/generate"
         return "/v1/completions" if self.api == "openai" else "/inference"
 
-    def body(self, planned: Planned, **extra: Any) -> dict[str, Any]:
-        """Return the body of a request for exactly `num_tokens` tokens, as far as the API allows that."""
+    def body(self, planned: Planned, before: Sequence[Message] = (), **extra: Any) -> dict[str, Any]:
+        """Return the body of a request for exactly `num_tokens` tokens, as far as the API allows that.
+
+        A chat message follows the messages `before`, and the model ends its answer.
+        """
         if self.api == "tgi":
             parameters = {"max_new_tokens": planned.num_tokens, "do_sample": True, **extra}
             return {"inputs": planned.prompt, "parameters": parameters}
@@ -69,18 +81,25 @@ class Dialect:
             return {"prompt": planned.prompt, "num_tokens": planned.num_tokens, **user, **streams, **extra}
         usage = {"include_usage": True, "continuous_usage_stats": True}
         stream = {"stream": True, "stream_options": usage} if self.stream else {}
+        model = {"model": self.model} if self.model else {}
+        if self.api == "chat":
+            most = {"max_tokens": planned.num_tokens} if planned.chat and planned.chat.capped else {}
+            messages = [*before, {"role": "user", "content": planned.prompt}]
+            return {**model, "messages": messages, **most, **user, **stream, **extra}
         return {
-            **({"model": self.model} if self.model else {}),
-            "prompt": planned.prompt, "max_tokens": planned.num_tokens, "temperature": 1.0,
+            **model, "prompt": planned.prompt, "max_tokens": planned.num_tokens, "temperature": 1.0,
             "ignore_eos": True, **user, **stream, **extra,
         }  # fmt: skip
 
     def read(self, content: Any, headers: Mapping[str, str], planned: Planned) -> Answer:
         """Return a complete answer; raise Unreadable if it has no text."""
         answer = Answer(ended=True, id=headers.get("X-Request-Id", ""))
-        reader = {"inference": _read_inference, "openai": _read_openai, "tgi": _read_tgi}[self.api]
+        readers = {"inference": _read_inference, "openai": _read_openai, "tgi": _read_tgi, "chat": _read_chat}
+        reader = readers[self.api]
         if not isinstance(content, dict) or not reader(content, headers, answer):
             raise Unreadable(f"200 without a completion: {str(content)[:60]}")
+        if answer.tokens is None and self.api == "chat":
+            raise Unreadable("200 without usage, so the length of the answer is unknown")
         if answer.tokens is None:
             # Some servers do not report it; they generate what was requested.
             answer.tokens = planned.num_tokens
@@ -102,8 +121,8 @@ class Dialect:
             raise Unreadable(f"not an event: {data[:60]!r}")
         if event.get("error"):
             raise Refused(*fault(event))
-        feeder = {"inference": _feed_inference, "openai": _feed_openai, "tgi": _feed_tgi}[self.api]
-        return feeder(event, answer)
+        feeders = {"inference": _feed_inference, "openai": _feed_openai, "tgi": _feed_tgi, "chat": _feed_chat}
+        return feeders[self.api](event, answer)
 
 
 def fault(content: Any) -> tuple[str, str]:
@@ -201,15 +220,48 @@ def _read_openai(content: Mapping[str, Any], _: Mapping[str, str], answer: Answe
     return True
 
 
+def _read_chat(content: Mapping[str, Any], _: Mapping[str, str], answer: Answer) -> bool:
+    choices = content.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):
+        return False
+    answer.text = _text(choice["message"].get("content"))
+    answer.finish_reason = _text(choice.get("finish_reason"))
+    answer.id = str(content.get("id") or answer.id)
+    _usage(content, answer)
+    return True
+
+
 def _feed_openai(event: Mapping[str, Any], answer: Answer) -> int | None:
+    tokens, choices = _choices(event, answer)
+    text = "".join(_text(c.get("text")) for c in choices)
+    answer.text += text
+    return tokens if text else None
+
+
+def _feed_chat(event: Mapping[str, Any], answer: Answer) -> int | None:
+    tokens, choices = _choices(event, answer)
+    text = ""
+    for choice in choices:
+        delta = choice.get("delta")
+        text += _text(delta.get("content")) if isinstance(delta, dict) else ""
+        answer.finish_reason = _text(choice.get("finish_reason")) or answer.finish_reason
+    answer.text += text
+    return tokens if text else None
+
+
+def _choices(event: Mapping[str, Any], answer: Answer) -> tuple[int, list[Mapping[str, Any]]]:
+    """Return how many tokens an event of OpenAI's APIs adds, and its choices."""
     answer.id = str(event.get("id") or answer.id)
     tokens = _usage(event, answer)
     choices = event.get("choices")
     if not isinstance(choices, list) or not all(isinstance(c, dict) for c in choices):
         raise Unreadable(f"event without choices: {str(event)[:60]}")
-    text = "".join(str(c.get("text") or "") for c in choices)
-    answer.text += text
-    return tokens if text else None
+    return tokens, choices
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _read_tgi(content: Mapping[str, Any], headers: Mapping[str, str], answer: Answer) -> bool:

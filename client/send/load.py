@@ -14,17 +14,17 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
 
 from ..data import Planned
 from ..report.measure import Outcome
-from .dialects import Answer, Events, Refused, Unreadable, status_failure
+from .dialects import Events, Message, status_failure
+from .reading import Reading, failure
 from .target import CANNOT_CONNECT, CONNECT_SECONDS, KeyRefused, ServerUnreachable, Target
 
-DETAIL_CHARACTERS = 200
 HEARTBEAT_SECONDS = 0.01
 SLICE_SECONDS = 1.0  # of a wait without a timeout: on Windows, Ctrl-C does not interrupt an endless one
 
@@ -44,59 +44,6 @@ class Counts:
     def running(self) -> int:
         """The number of open requests."""
         return self.sent - self.done - self.failed
-
-
-@dataclass(slots=True)
-class _Reading:
-    """One request while its answer arrives."""
-
-    planned: Planned
-    intended: float
-    sent: float
-    answer: Answer = field(default_factory=Answer)
-    first: float | None = None
-    last: float = 0.0
-    gaps: list[float] = field(default_factory=list)
-    chunks: list[int] = field(default_factory=list)
-
-    def token(self, now: float, count: int) -> None:
-        """Record a chunk of `count` tokens (0: unknown)."""
-        if self.first is None:
-            self.first = now
-        else:
-            self.gaps.append(now - self.last)
-        self.last = now
-        self.chunks.append(count)
-
-    def outcome(self, now: float, error: str = "", detail: str = "") -> Outcome:
-        """Return the outcome of the request."""
-        a, failed = self.answer, bool(error)
-        tokens = a.tokens if a.tokens is not None else self.planned.num_tokens
-        return Outcome(
-            self.planned.index, self.planned.num_tokens, self.intended, self.sent, now,
-            tokens=0 if failed else tokens, error=error, detail=detail[:DETAIL_CHARACTERS],
-            completion="" if failed else a.text, first=self.first, gaps=tuple(self.gaps),
-            chunks=tuple(self.chunks), prompt_tokens=a.prompt_tokens,
-            cached_tokens=a.cached_tokens, queue=a.queue, batch_mean=a.batch_mean,
-            batch_max=a.batch_max, id=a.id, user=self.planned.user,
-        )  # fmt: skip
-
-
-def failure(error: BaseException) -> tuple[str, str]:
-    """Return the kind of failure that an exception means for a request, and its detail."""
-    if isinstance(error, Refused):
-        return f"error event ({error.kind or 'no type'})", str(error)
-    if isinstance(error, Unreadable):
-        return "unreadable answer", str(error)
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return CANNOT_CONNECT, "timed out while connecting"
-    if isinstance(error, TimeoutError):
-        return "timeout", "timed out; raise --timeout to wait longer"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return CANNOT_CONNECT, "no connection to the server"
-    if isinstance(error, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError | OSError):
-        return ("connection broken", "the server closed the connection before the answer was complete")
-    return "unreadable answer", f"{type(error).__name__}: {error}"
 
 
 class Failed(Exception):
@@ -128,7 +75,8 @@ class LoadRun:
     """One run of a trace against a server: start it, wait for it, then read the outcomes.
 
     With `users` the loop is closed: each of that many users sends its next request `think` seconds after the answer,
-    and the times of the trace are ignored. `on_outcome` is called for each outcome and `on_text` for each piece of a
+    and the times of the trace are ignored. In a conversation a user sends each turn after reading the answer to the one
+    before; the turns after a failed one are not sent. `on_outcome` is called for each outcome and `on_text` for each piece of a
     streamed text, both in the sending thread. `fields` are added to each request.
     """
 
@@ -144,6 +92,9 @@ class LoadRun:
     ) -> None:
         self._target = target
         self._trace = trace
+        # The first turns, and the turn after each request.
+        self._firsts = [planned for planned in trace if planned.chat is None or planned.chat.after is None]
+        self._next = {p.chat.after: p for p in trace if p.chat is not None and p.chat.after is not None}
         self._users = users
         self._think = think
         self._on_outcome = on_outcome
@@ -154,6 +105,7 @@ class LoadRun:
         self._outcomes: list[Outcome] = []
         self._sent = self._done = self._tokens = 0
         self._requests: set[asyncio.Task[None]] = set()
+        self._stopped = False
         self.stalls: list[float] = []
         self._ready = threading.Event()
         self._finished = threading.Event()
@@ -171,6 +123,7 @@ class LoadRun:
 
     def stop(self) -> None:
         """Stop sending."""
+        self._stopped = True
         self._cancel(self._schedule)
 
     def close(self) -> None:
@@ -254,7 +207,7 @@ class LoadRun:
                 self._schedule.result()
 
     async def _open(self, session: aiohttp.ClientSession) -> None:
-        for planned in self._trace:
+        for planned in self._firsts:
             if (wait := planned.at - self.now()) > 0:
                 await asyncio.sleep(wait)
             self._begin(session, planned, planned.at)
@@ -267,7 +220,7 @@ class LoadRun:
             await asyncio.sleep(self._think)
             free.release()
 
-        for planned in self._trace:
+        for planned in self._firsts:
             await free.acquire()
             task = self._begin(session, planned, self.now())
             self._keep(asyncio.create_task(leave(task)))
@@ -278,10 +231,29 @@ class LoadRun:
         return task
 
     def _begin(self, session: aiohttp.ClientSession, planned: Planned, intended: float) -> asyncio.Task[None]:
+        self._count(planned, intended)
+        return self._keep(asyncio.create_task(self._converse(session, planned, intended)))
+
+    def _count(self, planned: Planned, intended: float) -> None:
         with self._lock:
             self._running[planned.index] = planned, intended
             self._sent += 1
-        return self._keep(asyncio.create_task(self._ask(session, planned, intended)))
+
+    async def _converse(self, session: aiohttp.ClientSession, planned: Planned, intended: float) -> None:
+        """Send a request, then the turns that follow it, until one fails or the user stops the run."""
+        messages: list[Message] = []
+        while True:
+            outcome = await self._ask(session, planned, intended, messages)
+            after = self._next.get(planned.index)
+            if after is None or after.chat is None or outcome.error:
+                return
+            messages.append({"role": "user", "content": planned.prompt})
+            messages.append({"role": "assistant", "content": outcome.completion})
+            await asyncio.sleep(after.chat.think + self._think)
+            if self._stopped:
+                return
+            planned, intended = after, self.now()
+            self._count(planned, intended)
 
     async def _beat(self) -> None:
         """Record how much longer than requested the loop slept: in that time it sent and read nothing."""
@@ -290,10 +262,12 @@ class LoadRun:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             self.stalls.append(time.perf_counter() - before - HEARTBEAT_SECONDS)
 
-    async def _ask(self, session: aiohttp.ClientSession, planned: Planned, intended: float) -> None:
-        dialect = self._target.dialect
-        body = json.dumps(dialect.body(planned, **self._fields)).encode()
-        reading = _Reading(planned, intended, self.now())
+    async def _ask(
+        self, session: aiohttp.ClientSession, planned: Planned, intended: float, before: Sequence[Message]
+    ) -> Outcome:
+        dialect = self._target.dialect.of(planned)
+        body = json.dumps(dialect.body(planned, before, **self._fields)).encode()
+        reading = Reading(planned, dialect, intended, self.now())
         try:
             # A redirect would turn the POST into a GET and time two requests as one.
             async with session.post(
@@ -312,8 +286,9 @@ class LoadRun:
             self._done += not outcome.error
             self._tokens += outcome.tokens
         self._on_outcome(outcome)
+        return outcome
 
-    async def _whole(self, answer: aiohttp.ClientResponse, reading: _Reading) -> Outcome:
+    async def _whole(self, answer: aiohttp.ClientResponse, reading: Reading) -> Outcome:
         payload = await answer.read()
         now = self.now()
         try:
@@ -322,16 +297,16 @@ class LoadRun:
             content = payload[:60]
         if answer.status != 200:
             return reading.outcome(now, *status_failure(answer.status, content))
-        reading.answer = self._target.dialect.read(content, answer.headers, reading.planned)
+        reading.answer = reading.dialect.read(content, answer.headers, reading.planned)
         return reading.outcome(now)
 
-    async def _follow(self, answer: aiohttp.ClientResponse, reading: _Reading) -> Outcome:
+    async def _follow(self, answer: aiohttp.ClientResponse, reading: Reading) -> Outcome:
         events, shown = Events(), 0
         reading.answer.id = answer.headers.get("X-Request-Id", "")
         async for received in answer.content.iter_any():
             now = self.now()
             for data in events.cut(received):
-                tokens = self._target.dialect.feed(data, reading.answer)
+                tokens = reading.dialect.feed(data, reading.answer)
                 if tokens is not None:
                     reading.token(now, tokens)
             if self._on_text is not None:

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
 import requests
 
-from .dialects import Dialect
+from ..options import UsageError
+from .dialects import CHAT_PATH, Dialect
 
 CONNECT_SECONDS = 5.0
 STATS_SECONDS = 10.0
@@ -82,6 +84,35 @@ def fetch_stats(target: Target) -> dict[str, Any] | None:
     """Fetch the server's `/stats`; return None if the server has no statistics."""
     body = fetch(target, "/stats")
     return body if isinstance(body, dict) else None
+
+
+def fetch_context(target: Target) -> int | None:
+    """Fetch the longest prompt and answer together that the server takes; None if it does not report it.
+
+    Raise ServerUnreachable and KeyRefused as `fetch` does.
+    """
+    info, models = fetch(target, "/info"), fetch(target, "/v1/models")
+    lengths = [info.get("max_total_tokens")] if isinstance(info, dict) else []
+    with contextlib.suppress(KeyError, IndexError, TypeError):
+        lengths.append(models["data"][0]["max_model_len"])
+    return next((n for n in lengths if type(n) is int and n > 1), None)
+
+
+def check_chat(target: Target, workload: str) -> None:
+    """Raise UsageError for a server without the route of chats; ServerUnreachable and KeyRefused as `fetch` does."""
+    with target.session() as session:
+        try:
+            # Without messages: a server that has the route refuses this before it generates anything.
+            status = session.post(target.url + CHAT_PATH, json={}, timeout=(CONNECT_SECONDS, STATS_SECONDS)).status_code
+        except (requests.RequestException, OSError, ValueError) as error:
+            raise ServerUnreachable(f"no server answers at {target.url}") from error
+    if status == 401:
+        raise KeyRefused
+    if status in (404, 405, 501):
+        raise UsageError(
+            f"{target.url} has no {CHAT_PATH} (HTTP {status}), which --workload {workload} needs. Use a server with that "
+            "route, or another workload, such as original"
+        )
 
 
 def model_name(target: Target) -> str | None:

@@ -2,7 +2,7 @@
 
 The client sends what `draw` returns, and the simulator simulates it. The same seed gives the same prompts, lengths and
 times, byte for byte, and another rate sends the same prompts. Lengths are in tokens (see `corpus`); those of papers
-with longer contexts are scaled to 1,024, and their line says so.
+with longer contexts are scaled to 1,024, and their line says so. Requests are cut to the context of the served model.
 """
 
 import math
@@ -14,36 +14,14 @@ import numpy as np
 
 from ..data import Planned, PromptData, redrawn
 from ..options import nearest
-from . import traces
+from . import chats, traces
 from .arrivals import Arrivals
-from .corpus import CONTEXT, Corpus, fitted
+from .corpus import USUAL_CONTEXT, Corpus, fitted
+from .sample import Draw, Sample
 
-LONGEST_ANSWER = CONTEXT // 2
+SCALED = 1024  # tokens to which the lengths of papers with longer contexts are scaled
 # Mooncake's prompts are eight and more times as long as the context.
 BLOCK_TOKENS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One request of a workload; only a trace sets `at`, its time in seconds."""
-
-    prompt: str
-    num_tokens: int
-    user: str = ""
-    at: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """The arguments of a workload: the number of requests, the random generator and the text."""
-
-    count: int
-    rng: np.random.Generator
-    corpus: Corpus
-
-    def samples(self, prompts: np.ndarray, outputs: np.ndarray) -> list[Sample]:
-        """Cut a prompt of each length from the text, shorter where it would not fit the context beside its answer."""
-        return [Sample(fitted(self.corpus.piece(self.rng, int(p)), int(o)), int(o)) for p, o in zip(prompts, outputs)]
 
 
 def original(draw: Draw) -> list[Sample]:
@@ -65,7 +43,7 @@ def original_code(draw: Draw) -> list[Sample]:
 def original_normal(draw: Draw) -> list[Sample]:
     """The original's other normal: outputs |N(100, 100)| rounded up, prompts |N(10, 10)|."""
     prompts, outputs = (np.abs(np.ceil(draw.rng.normal(m, m, draw.count))) for m in (10, 100))
-    return draw.samples(np.maximum(1, prompts), np.clip(outputs, 1, LONGEST_ANSWER))
+    return draw.samples(np.maximum(1, prompts), np.clip(outputs, 1, SCALED // 2))
 
 
 def clipped_normal(draw: Draw) -> list[Sample]:
@@ -106,44 +84,48 @@ def fastgen(draw: Draw, mean: int = 60) -> list[Sample]:
     """DeepSpeed-FastGen, halved: prompts N(600, 30 %), outputs N(MEAN (60), 30 %)."""
     prompts = np.clip(np.rint(draw.rng.normal(600, 180, draw.count)), 16, 900)
     outputs = np.rint(draw.rng.normal(mean, 0.3 * mean, draw.count))
-    return draw.samples(prompts, np.clip(outputs, 1, CONTEXT - prompts))
+    return draw.samples(prompts, np.clip(outputs, 1, SCALED - prompts))
 
 
 def shared_prefix(draw: Draw, prefixes: int = 10, length: int = 256) -> list[Sample]:
     """K (10) system prompts of P (256) tokens, one of them before each question; outputs U{1..128}."""
-    shared = [draw.corpus.piece(draw.rng, length) for _ in range(prefixes)]
+    shared = [draw.corpus.piece(draw.rng, min(length, draw.context)) for _ in range(prefixes)]
     chosen = draw.rng.integers(0, prefixes, draw.count)
     questions = draw.rng.integers(8, 65, draw.count)
     outputs = draw.rng.integers(1, 129, draw.count)
     return [
-        Sample(fitted(f"{shared[k]} {draw.corpus.piece(draw.rng, int(q))}", int(n)), int(n), f"prefix-{k}")
+        Sample(f"{shared[k]} {draw.corpus.piece(draw.rng, int(q))}", int(n), f"prefix-{k}")
         for k, q, n in zip(chosen, questions, outputs)
     ]
 
 
-def multi_turn(draw: Draw, turns: int = 5) -> list[Sample]:
-    """Chats of T (5) turns: each prompt begins with all before it and a stand-in for the answer."""
-    chats = math.ceil(draw.count / turns)
-    places = draw.rng.integers(0, 1 << 30, chats)
-    lengths = np.zeros(chats, int)
+def drawn_turns(draw: Draw, turns: int = 5) -> list[Sample]:
+    """Chats of T (5) turns of drawn lengths: each prompt begins with all before it and a stand-in for the answer."""
+    number = -(-draw.count // turns)
+    places = draw.rng.integers(0, 1 << 30, number)
+    lengths = np.zeros(number, int)
     samples = []
     for _ in range(turns):
-        for chat in range(chats):
+        for chat in range(number):
             question, answer = int(draw.rng.integers(10, 41)), int(draw.rng.integers(16, 97))
             lengths[chat] += question
             prompt = draw.corpus.at(int(places[chat]), int(lengths[chat]))
-            samples.append(Sample(fitted(prompt, answer), answer, f"chat-{chat}"))
+            samples.append(Sample(prompt, answer, f"chat-{chat}"))
             lengths[chat] += answer
     return samples[: draw.count]
 
 
 def fixed(draw: Draw, prompt: int = 128, output: int = 64) -> list[Sample]:
     """Prompts of P (128) tokens, outputs of N (64)."""
+    if prompt + output > draw.context:
+        raise ValueError(
+            f"fixed:{prompt}:{output} has {prompt + output:,} tokens, but the context holds {draw.context:,}. Use fewer"
+        )
     return draw.samples(np.full(draw.count, prompt), np.full(draw.count, output))
 
 
 def _selected(draw: Draw, selection: str) -> list[Sample]:
-    return [Sample(*s) for s in PromptData(draw.count, None, selection, draw.rng).prompts]
+    return [Sample(*s) for s in PromptData(draw.count, None, selection, draw.rng, draw.context).prompts]
 
 
 WORKLOADS: dict[str, Callable[..., list[Sample]]] = {
@@ -158,30 +140,38 @@ WORKLOADS: dict[str, Callable[..., list[Sample]]] = {
     "orca": orca,
     "fastgen": fastgen,
     "shared-prefix": shared_prefix,
-    "multi-turn": multi_turn,
+    "drawn-turns": drawn_turns,
     "fixed": fixed,
+    "chat": chats.chat,
+    "multi-turn": chats.multi_turn,
 }
 FORMS = {
     "anyscale": "anyscale[:CAP]",
     "fastgen": "fastgen[:MEAN]",
     "shared-prefix": "shared-prefix[:K:P]",
-    "multi-turn": "multi-turn[:T]",
+    "drawn-turns": "drawn-turns[:T]",
     "fixed": "fixed[:P:N]",
+    "chat": "chat[:CAP]",
+    "multi-turn": "multi-turn[:T:Z]",
 }
 HIGHEST = {
     "anyscale": (512,),
     "fastgen": (400,),
-    "shared-prefix": (10_000, 700),
-    "multi-turn": (50,),
-    "fixed": (1000, 1000),
+    "shared-prefix": (10_000, 1_000_000),
+    "drawn-turns": (50,),
+    "fixed": (1_000_000, 1_000_000),
+    "chat": (1_000_000,),
+    "multi-turn": (50, 600),
 }
+OWN_LENGTHS = ("chat", "multi-turn")  # the model alone knows how long the answers are
+SHAREGPT_LINE = "first messages of the chats in a ShareGPT JSON file; the model ends its answers"
 TRACE_LINE = "lengths and times of a trace, times F; longer requests than the context are cut"
 
 
 def describe() -> list[tuple[str, str]]:
     """Return each workload's form and its line of documentation."""
     lines = [(FORMS.get(name, name), (f.__doc__ or "").partition("\n")[0]) for name, f in WORKLOADS.items()]
-    return [*lines, ("trace:FILE[:F]", TRACE_LINE)]
+    return [*lines, ("sharegpt:FILE", SHAREGPT_LINE), ("trace:FILE[:F]", TRACE_LINE)]
 
 
 @dataclass(slots=True)
@@ -195,17 +185,32 @@ class Plan:
 
 def check(spec: str) -> None:
     """Raise ValueError for an unknown workload, or numbers out of bounds."""
-    if not spec.startswith("trace:"):
+    if spec.startswith("sharegpt:"):
+        file, form = spec.removeprefix("sharegpt:"), "sharegpt:FILE"
+    elif spec.startswith("trace:"):
+        file, form = _trace_file(spec)[0], "trace:FILE or trace:FILE:F"
+    else:
         _parse(spec)
-    elif not Path(_trace_file(spec)[0]).is_file():
-        raise ValueError(f"trace {_trace_file(spec)[0]!r} does not exist. Use trace:FILE or trace:FILE:F")
+        return
+    if not Path(file).is_file():
+        raise ValueError(f"{spec.partition(':')[0]} file {file!r} does not exist. Use {form}")
+
+
+def is_chat(spec: str | None) -> bool:
+    """Whether a workload sends chat messages."""
+    return (spec or "").partition(":")[0] in (*OWN_LENGTHS, "sharegpt")
+
+
+def has_turns(spec: str | None) -> bool:
+    """Whether a workload sends conversations with the model's real answers."""
+    return (spec or "").partition(":")[0] == "multi-turn"
 
 
 def _parse(spec: str) -> tuple[str, list[int]]:
     name, *words = spec.split(":")
     if name not in WORKLOADS:
         raise ValueError(
-            f"unknown workload {name!r}.{nearest(name, WORKLOADS)} Use one of {', '.join(WORKLOADS)}, trace:FILE"
+            f"unknown workload {name!r}.{nearest(name, WORKLOADS)} Use one of {', '.join(WORKLOADS)}, sharegpt:FILE, trace:FILE"
         )
     highest = HIGHEST.get(name, ())
     form = FORMS.get(name, name)
@@ -216,33 +221,46 @@ def _parse(spec: str) -> tuple[str, list[int]]:
         if not (word.isdecimal() and 1 <= int(word) <= most):
             raise ValueError(f"{spec!r} has {word!r}. Use {form}, numbers from 1 to {most:,}")
         numbers.append(int(word))
-    tokens = sum((*numbers, 64)[:2])
-    if name == "fixed" and tokens > CONTEXT:
-        raise ValueError(f"{spec!r} has {tokens:,} tokens, but the context holds {CONTEXT:,}. Use fewer")
     return name, numbers
 
 
-def draw(spec: str, count: int | None, arrivals: Arrivals, seed: int, corpus: Corpus) -> Plan:
-    """Draw a whole run from one seed; `count` None takes all of a trace.
+def draw(
+    spec: str, count: int | None, arrivals: Arrivals, seed: int, corpus: Corpus, context: int = USUAL_CONTEXT
+) -> Plan:
+    """Draw a whole run from one seed; `count` None takes all of a trace. Requests are cut to `context` tokens.
 
-    Prompts and arrivals have generators of their own: another rate sends the same prompts.
+    Prompts and arrivals have generators of their own: another rate sends the same prompts. The rate of conversations is
+    that of their first turns.
     """
     prompt_seed, arrival_seed = np.random.SeedSequence(seed).spawn(2)
     rng = np.random.default_rng(prompt_seed)
     notes: list[str] = []
     if spec.startswith("trace:"):
         file, speed = _trace_file(spec)
-        samples, notes = _replayed(Path(file), Draw(count or 0, rng, corpus))
+        samples, notes = _replayed(Path(file), Draw(count or 0, rng, corpus, context))
         if arrivals.kind == "trace":
             arrivals = Arrivals("trace", speed)
+    elif spec.startswith("sharegpt:"):
+        samples, notes = chats.sharegpt(Path(spec.removeprefix("sharegpt:")), Draw(count or 100, rng, corpus, context))
     else:
         name, numbers = _parse(spec)
-        samples = WORKLOADS[name](Draw(count or 100, rng, corpus), *numbers)
+        samples = WORKLOADS[name](Draw(count or 100, rng, corpus, context), *numbers)
+    lengths = [fitted(s.prompt, s.num_tokens, context) for s in samples]
+    cut = sum(fit != (s.prompt, s.num_tokens) for fit, s in zip(lengths, samples))
+    if cut:
+        notes.append(
+            f"{cut} of {len(samples)} requests are longer than the context of {context:,} tokens: outputs cut to what is left "
+            f"or {context // 2:,}, prompts to what is left then"
+        )
+    firsts = [s for s in samples if s.chat is None or s.chat.after is None]
     if arrivals.kind == "trace":
-        times = [sample.at / arrivals.value for sample in samples]
+        times = iter([sample.at / arrivals.value for sample in firsts])
     else:
-        times = arrivals.times(len(samples), np.random.default_rng(arrival_seed))
-    planned = [Planned(i, at, s.prompt, s.num_tokens, s.user) for i, (at, s) in enumerate(zip(times, samples))]
+        times = iter(arrivals.times(len(firsts), np.random.default_rng(arrival_seed)))
+    planned, at = [], 0.0
+    for i, (s, fit) in enumerate(zip(samples, lengths)):
+        at = next(times) if s.chat is None or s.chat.after is None else at
+        planned.append(Planned(i, at, *fit, s.user, s.chat))
     return Plan(planned, arrivals, notes)
 
 
@@ -258,22 +276,15 @@ def _trace_file(spec: str) -> tuple[str, float]:
 
 def _replayed(path: Path, draw: Draw) -> tuple[list[Sample], list[str]]:
     trace = traces.read(path, draw.count or None)
-    samples, cut, blocks = [], 0, 0
+    samples, blocks = [], 0
     for row in trace.rows:
-        output = min(row.num_tokens, LONGEST_ANSWER)
         # Equal blocks give equal text, so that a prefix cache finds the same beginnings.
         shared = " ".join(draw.corpus.at(block * 7919, BLOCK_TOKENS) for block in row.blocks)
-        text = shared or row.prompt or draw.corpus.piece(draw.rng, row.prompt_tokens)
-        prompt = fitted(text, output)
-        cut += (prompt, output) != (text, row.num_tokens)
+        # No longer than the context: lengths in a trace may be in millions.
+        drawn = shared or row.prompt or draw.corpus.piece(draw.rng, min(row.prompt_tokens, draw.context + 1))
         blocks += bool(shared)
-        samples.append(Sample(prompt, output, row.user, row.at))
+        samples.append(Sample(drawn, row.num_tokens, row.user, row.at))
     notes = trace.notes()
     if blocks:
         notes.append(f"the trace's blocks of 512 tokens are replayed as {BLOCK_TOKENS} each")
-    if cut:
-        notes.append(
-            f"{cut} of {len(samples)} requests of the trace are longer than the context: outputs cut "
-            f"to {LONGEST_ANSWER}, prompts to what is left of {CONTEXT:,}"
-        )
     return samples, notes

@@ -5,6 +5,7 @@ GPT-2's tokenizer and for bard's: as many words are as many tokens. tools/cut_pl
 text (--text, the prompts of a trace) is an estimate; the server's own count is in the result.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -14,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 FILE = Path(__file__).resolve().with_name("plays.txt")
-CONTEXT = 1024
+# Of a server that does not report its own, and of the simulator: most models hold at least as much.
+USUAL_CONTEXT = 1024
 CHARACTERS_PER_TOKEN = 3.2
 # The densest stretch of the plays has 2.4; text of estimated length is cut so that even there all fits the context.
 FEWEST_CHARACTERS = 2.3
@@ -92,9 +94,18 @@ def split(text: str) -> list[str]:
     return [text[a:b] for a, b in pairwise(ends)]
 
 
-def fitted(prompt: str, num_tokens: int) -> str:
-    """Shorten a prompt until it fits the context beside its answer, whatever the tokenizer of an unknown text."""
-    room = CONTEXT - num_tokens
-    if is_exact(prompt):
-        return " ".join(prompt.split(" ")[:room])
-    return prompt[: max(1, int(room * FEWEST_CHARACTERS))].rstrip() or prompt[:1]
+def fitted(prompt: str, num_tokens: int, context: int) -> tuple[str, int]:
+    """Return a prompt and the length of its answer, cut where they do not fit the context together.
+
+    An answer may have half of the context, and what a shorter prompt leaves of it. A text of unknown length is counted
+    as the densest one.
+    """
+    exact = is_exact(prompt)
+    tokens = len(prompt.split(" ")) if exact else math.ceil(len(prompt) / FEWEST_CHARACTERS)
+    if tokens + num_tokens <= context:
+        return prompt, num_tokens
+    num_tokens = min(num_tokens, max(context // 2, context - tokens))
+    room = context - num_tokens
+    if exact:
+        return " ".join(prompt.split(" ")[:room]), num_tokens
+    return prompt[: max(1, int(room * FEWEST_CHARACTERS))].rstrip() or prompt[:1], num_tokens

@@ -6,7 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from client.data import BUCKETS, CONTEXT, MAX_NUM_TOKENS, SELECTIONS, Arrivals, PromptData, plan, trace_sha256
+from client.data import BUCKETS, SELECTIONS, Arrivals, PromptData, plan, trace_sha256
+from client.workloads.corpus import USUAL_CONTEXT
 
 POISSON = Arrivals("poisson", 1.0)
 
@@ -64,14 +65,15 @@ def test_descend_puts_the_longest_first_as_the_original_did() -> None:
     assert set(drawn) == {1, 25, 100}
 
 
-@pytest.mark.parametrize("num_tokens", [1, 400, 700, MAX_NUM_TOKENS])
-def test_prompt_and_answer_fit_the_context_at_two_tokens_a_word(num_tokens: int) -> None:
-    for prompt, tokens in PromptData(5, [num_tokens], "range", seed=1).prompts:
-        assert 2 * len(prompt.split()) + tokens <= CONTEXT
+@pytest.mark.parametrize(("num_tokens", "context"), [(1, 1024), (400, 1024), (1022, 1024), (700, 8192), (8000, 8192)])
+def test_prompt_and_answer_fit_the_context_at_two_tokens_a_word(num_tokens: int, context: int) -> None:
+    for prompt, tokens in PromptData(5, [num_tokens], "range", seed=1, context=context).prompts:
+        assert tokens == num_tokens
+        assert 2 * len(prompt.split()) + tokens <= context
         assert prompt.strip()
 
 
-@pytest.mark.parametrize("wrong", [[], [0], [10, MAX_NUM_TOKENS + 1]])
+@pytest.mark.parametrize("wrong", [[], [0], [10, USUAL_CONTEXT - 1]])
 def test_lengths_that_cannot_be_served_are_rejected_with_a_remedy(wrong: list[int]) -> None:
     with pytest.raises(ValueError, match="Use"):
         PromptData(1, wrong, "range")

@@ -49,7 +49,10 @@ def simulated(folder: Path, *flags: str) -> tuple[list[dict[str, str]], dict[str
     return rows, json.loads(result.read_text())
 
 
-@pytest.mark.parametrize("spec", [*catalog.WORKLOADS, "fixed:30:7", "shared-prefix:2:40", "anyscale:100"])
+LENGTHS_KNOWN = [name for name in catalog.WORKLOADS if name not in catalog.OWN_LENGTHS]
+
+
+@pytest.mark.parametrize("spec", [*LENGTHS_KNOWN, "fixed:30:7", "shared-prefix:2:40", "anyscale:100"])
 def test_every_workload_is_the_same_in_both_worlds(spec: str, tmp_path: Path) -> None:
     planned = sent("--workload", spec, "--numsamples", str(NUM), "--rate", "3")
     rows, result = simulated(tmp_path / "out", "--workload", spec, "--num", str(NUM), "--rate", "3")
@@ -75,6 +78,22 @@ def test_every_open_load_is_the_same_in_both_worlds(load: str, arrivals: str, tm
     assert result["trace_sha256"] == trace_sha256(planned)
 
 
+def test_a_sharegpt_file_is_simulated_with_its_recorded_lengths(tmp_path: Path) -> None:
+    file = tmp_path / "sharegpt.json"
+    said = [{"from": "human", "value": "we come to the king"}, {"from": "gpt", "value": "the king is not in the house"}]
+    file.write_text(json.dumps([{"conversations": said}]))
+    planned = sent("--workload", f"sharegpt:{file}", "--numsamples", "3")
+    rows, result = simulated(tmp_path / "out", "--workload", f"sharegpt:{file}", "--num", "3", "--rate", "1")
+    assert [row["asked_tokens"] for row in rows] == ["7"] * 3
+    assert result["trace_sha256"] == trace_sha256(planned)
+
+
+@pytest.mark.parametrize("spec", catalog.OWN_LENGTHS)
+def test_lengths_that_only_a_model_knows_are_not_simulated(spec: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "dynamic", "--workload", spec, "--num", "5"]) == 2
+    assert "--trace run.csv" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("content", [TRACE, BLOCKS])
 def test_a_replayed_trace_is_the_same_in_both_worlds(content: str, tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
@@ -86,7 +105,7 @@ def test_a_replayed_trace_is_the_same_in_both_worlds(content: str, tmp_path: Pat
         assert [len(tokenizer.encode_ordinary(p.prompt)) for p in planned] == [int(r["prompt_tokens"]) for r in rows]
 
 
-@pytest.mark.parametrize("spec", ["original", "shared-prefix:3:40", "multi-turn:3", "orca"])
+@pytest.mark.parametrize("spec", ["original", "shared-prefix:3:40", "drawn-turns:3", "orca"])
 def test_prompts_share_as_many_tokens_as_the_simulator_has_them_share(spec: str) -> None:
     def common(a: list[Any], b: list[Any]) -> int:
         return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))

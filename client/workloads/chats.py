@@ -1,0 +1,121 @@
+"""Chats whose answers end where the model ends them: single messages, conversations, and those of a ShareGPT file.
+
+The length of such an answer is the model's, so the simulator cannot know it before a run. This module must not know how
+a message is sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import chain, islice, repeat
+from pathlib import Path
+from typing import Any
+
+from ..data import Chat
+from . import corpus, messages
+from .sample import Draw, Sample
+from .traces import Row, Trace
+
+QUESTION_TOKENS = 32  # at most, of a follow-up question with its part of the chat template
+START_TOKENS = 192  # at most, of the first message and the template's own system message
+FEWEST_TOKENS = 16
+SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant"}
+
+
+def chat(draw: Draw, cap: int = 0) -> list[Sample]:
+    """Short user messages, one per chat; the model ends its answers (CAP: after CAP tokens at the latest)."""
+    how = Chat(capped=cap > 0)
+    return [Sample(text, cap, chat=how) for text in _openings(draw, draw.count)]
+
+
+def multi_turn(draw: Draw, turns: int = 8, think: int = 0) -> list[Sample]:
+    """Conversations of T (8) turns: each follows the model's real answer to the last one, Z (0) seconds later."""
+    # An equal share of the context for every answer, so that the last turn fits it, too.
+    cap = (draw.context - START_TOKENS - QUESTION_TOKENS * (turns - 1)) // turns
+    if cap < FEWEST_TOKENS:
+        raise ValueError(
+            f"multi-turn:{turns} leaves {max(cap, 0)} of the context's {draw.context:,} tokens for each answer, but needs "
+            f"{FEWEST_TOKENS}. Use fewer turns"
+        )
+    samples: list[Sample] = []
+    for number, opening in enumerate(_openings(draw, -(-draw.count // turns))):
+        chosen = draw.rng.choice(len(messages.FOLLOW_UPS), turns - 1, replace=turns > len(messages.FOLLOW_UPS))
+        for turn, text in enumerate([opening, *(messages.FOLLOW_UPS[i] for i in chosen)], 1):
+            after = len(samples) - 1 if turn > 1 else None
+            samples.append(Sample(text, cap, f"chat-{number}", chat=Chat(True, turn, after, float(think))))
+    return samples[: draw.count]
+
+
+def _openings(draw: Draw, count: int) -> Iterator[str]:
+    """Yield first messages in random order; none comes again before all others have come."""
+    known = messages.openings()
+    shuffled = chain.from_iterable(draw.rng.permutation(len(known)) for _ in repeat(None))
+    return (known[i] for i in islice(shuffled, count))
+
+
+def sharegpt(path: Path, draw: Draw) -> tuple[list[Sample], list[str]]:
+    """Return the first user messages of a ShareGPT file in random order, and notes for the user.
+
+    `num_tokens` is the length of the recorded answer, which only the simulator uses.
+    """
+    trace = read(path)
+    notes = trace.notes()
+    shuffled = chain.from_iterable(draw.rng.permutation(len(trace.rows)) for _ in repeat(None))
+    rows = [trace.rows[i] for i in islice(shuffled, draw.count)]
+    if draw.count > len(trace.rows):
+        notes.append(
+            f"the file has {len(trace.rows):,} conversations, which are repeated to get {draw.count:,} requests"
+        )
+    return [Sample(row.prompt or "", row.num_tokens, chat=Chat()) for row in rows], notes
+
+
+def read(path: Path) -> Trace:
+    """Read a ShareGPT file; name the entries that have no question with an answer. ValueError if none has."""
+    try:
+        entries = json.loads(path.read_text("utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{str(path)!r}, line {error.lineno}: invalid JSON: {error.msg}. Use a ShareGPT file, a JSON list of conversations"
+        ) from error
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or "it is not a JSON list in UTF-8"
+        raise ValueError(f"cannot read {str(path)!r}: {reason}. Use another ShareGPT file") from error
+    if not isinstance(entries, list):
+        raise ValueError(
+            f"{str(path)!r} holds a JSON {type(entries).__name__}. Use a ShareGPT file, a list of conversations"
+        )
+    trace = Trace([], unit="entry")
+    for number, entry in enumerate(entries, 1):
+        try:
+            question, answer = _first_turn(entry)
+            lengths = len(corpus.split(question)), len(corpus.split(answer))
+            trace.rows.append(Row(0.0, *lengths, question))
+        except ValueError as error:
+            trace.bad.append((number, str(error)))
+    if not trace.rows:
+        what = "; ".join(trace.notes()) or "the list is empty"
+        raise ValueError(
+            f"{str(path)!r} has no conversation: {what}. Use a list of objects with conversations (from, value) or "
+            "messages (role, content)"
+        )
+    return trace
+
+
+def _first_turn(entry: Any) -> tuple[str, str]:
+    """Return the first question that has an answer, and this answer."""
+    said = entry.get("conversations") or entry.get("messages") if isinstance(entry, dict) else None
+    if not isinstance(said, list):
+        raise ValueError("has no list of conversations or messages")
+    question = ""
+    for message in said:
+        if not isinstance(message, dict):
+            raise ValueError("a message is not an object")
+        speaker = SPEAKERS.get(str(message.get("from", message.get("role"))))
+        text = message.get("value", message.get("content"))
+        text = text.strip() if isinstance(text, str) else ""
+        if speaker == "user":
+            question = text
+        elif speaker == "assistant" and question and text:
+            return question, text
+    raise ValueError("has no question with an answer")
