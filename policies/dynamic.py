@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from scheduling import policy
 from scheduling.options import option
-from scheduling.policy import MARGIN
 from scheduling.sequence import Sequence
 
 
@@ -21,4 +20,4 @@ class Policy(policy.Policy):
     )
 
     def reserve_tokens(self, seq: Sequence) -> int:
-        return seq.length + MARGIN if self.reserve == "prompt" else super().reserve_tokens(seq)
+        return seq.length + self.margin if self.reserve == "prompt" else super().reserve_tokens(seq)

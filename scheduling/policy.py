@@ -28,8 +28,6 @@ from scheduling.options import set_options
 from scheduling.renamed import FormerAttribute, FormerClaim, FormerField, RenamedWarning, adopt, with_former
 from scheduling.sequence import Sequence
 
-MARGIN = 64  # tokens: how far a request grows before it takes another KV page, if not all are reserved
-
 
 class PolicyError(Exception):
     """A policy's decision cannot be carried out; the message names the hook."""
@@ -64,6 +62,7 @@ class Policy:
     early = False  # a finished request is answered at once, although its row stays
     preempts = True  # `preempt` may return requests, if it is overridden
     max_batched_tokens = 1 << 60  # the policy's own limit on the tokens of one step
+    margin = 64  # tokens for which a request gets KV pages when it joins, beside its own, if not for its whole answer
 
     draining = False  # set by the scheduler: no more requests will arrive
 
@@ -107,7 +106,7 @@ class Policy:
         """
         if self.padded or self.closed or not seq.open_ended:
             return seq.total
-        return seq.length + MARGIN
+        return seq.length + self.margin
 
     def victim(self, running: list[Sequence], now: float) -> Sequence:
         """Return the request that loses its slot and pages to those that grow; it is recomputed later.

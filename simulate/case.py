@@ -20,13 +20,15 @@ class Request:
     client: str = "a"
     priority: int = 0
     deadline: float | None = None
+    open_ended: bool = False
 
 
 @dataclass(frozen=True)
 class Case:
     """Requests in order of arrival, and the slots, tokens and pages that serve them.
 
-    `pages` is (pages, tokens of a page), or None for unlimited KV. `cancels` are pairs of a step, before which a
+    `pages` is (pages, tokens of a page), or None for unlimited KV. Requests join with pages for a `margin` of tokens
+    beside their own, unless the policy reserves their whole answers. `cancels` are pairs of a step, before which a
     request is cancelled, and its index among those inside.
     """
 
@@ -34,6 +36,7 @@ class Case:
     slots: int = 2
     budget: int = ENDLESS
     pages: tuple[int, int] | None = None
+    margin: int = 64
     prefix_cache: bool = False
     drains: bool = True
     cancels: tuple[tuple[int, int], ...] = ()
@@ -44,7 +47,7 @@ class Case:
         fresh = [
             Sequence(
                 list(r.prompt), r.output, id=f"r{i}", arrived_at=r.arrival, client=r.client,
-                priority=r.priority, deadline=r.deadline,
+                priority=r.priority, deadline=r.deadline, open_ended=r.open_ended,
             )
             for i, r in (reversed(numbered) if backwards else numbered)
         ]  # fmt: skip

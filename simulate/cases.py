@@ -5,6 +5,7 @@ It must not know laws, or what a policy does with a case.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator
 from itertools import groupby
@@ -27,7 +28,8 @@ def make_cases(n: int, seed: int) -> Iterator[Case]:
             pages = (rng.randint(least, 3 * least), size)
         cancels = [(rng.randint(0, 25), rng.randint(0, 9)) for _ in range(rng.choice((0, 0, 1, 3)))]
         yield Case(
-            tuple(requests),
+            _open_ended(requests, random.Random(f"{seed}:{number}:open")),
+            margin=rng.choice((1, 1, 3, 64)),
             slots=rng.randint(1, 5) if number % 8 != 7 else rng.randint(1, 2),
             budget=rng.choice((ENDLESS, rng.randint(1, 12))),
             pages=pages if number % 8 != 7 else None,
@@ -45,6 +47,12 @@ def _few(rng: random.Random) -> list[Request]:
         deadline = now + rng.randint(0, 200) if rng.random() < 0.5 else None
         requests.append(Request(now, prompt, rng.randint(1, 8), rng.choice("aab"), rng.randint(0, 2), deadline))
     return requests
+
+
+def _open_ended(requests: list[Request], rng: random.Random) -> tuple[Request, ...]:
+    """Return the requests, of which in some cases none, in some about half and in some all are open-ended."""
+    share = rng.choice((0.0, 0.5, 1.0))
+    return tuple(dataclasses.replace(request, open_ended=rng.random() < share) for request in requests)
 
 
 def _rivals(rng: random.Random) -> list[Request]:
@@ -72,7 +80,8 @@ def make_large_cases(n: int, seed: int) -> Iterator[Case]:
             least = -(-max(len(r.prompt) + r.output for r in requests) // size) + 1
             pages = (rng.randint(least, 4 * least), size)
         yield Case(
-            tuple(requests),
+            _open_ended(requests, random.Random(f"{seed}:large:{number}:open")),
+            margin=8,
             slots=MOST_SLOTS,
             budget=rng.choice((64, 128, 512)) if number % 8 < 4 else ENDLESS,
             pages=pages,
@@ -100,7 +109,7 @@ def _crowd(rng: random.Random, mean_gap: float) -> list[Request]:
 
 def describe(case: Case) -> list[str]:
     """Return a case in lines for people; requests that are alike share a line."""
-    pages = f", {case.pages[0] - 1} KV pages of {case.pages[1]} tokens" if case.pages else ""
+    pages = f", {case.pages[0] - 1} KV pages of {case.pages[1]} tokens, a margin of {case.margin}" if case.pages else ""
     budget = f", {case.budget} tokens a step" if case.budget < ENDLESS else ""
     lines = [f"  {case.slots} slots{budget}{pages}; a step takes 10 + prompt tokens + 2 x decodes"]
     groups = [
@@ -129,4 +138,5 @@ def describe(case: Case) -> list[str]:
 def _shape(r: Request) -> str:
     priority = f", priority {r.priority}" if r.priority else ""
     deadline = f", deadline {r.deadline:g}" if r.deadline is not None else ""
-    return f"{r.arrival}: prompt {len(r.prompt)}, output {r.output}, client {r.client}{priority}{deadline}"
+    ends = ", open-ended" if r.open_ended else ""
+    return f"{r.arrival}: prompt {len(r.prompt)}, output {r.output}, client {r.client}{priority}{deadline}{ends}"

@@ -14,8 +14,12 @@ from math import inf
 from scheduling.iteration import Iteration, Plan
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from simulate.contents import Contents
 
 WORK = "no idle slot while a request fits"
+LEAK = "no page is leaked"
+PROGRESS = "progress after each preemption"
+TOKENS = "the same tokens as without preemption"
 NAMED = 8  # requests that a message names at most
 
 
@@ -73,6 +77,36 @@ class Books:
         latencies = sum((s.finished_at or 0) - s.arrived_at for s in sequences)
         if inside or abs(area - latencies) > 1e-6:
             raise Broken("Little's law", f"area {area:g}, sum of latencies {latencies:g}")
+
+
+class Preemptions:
+    """How many tokens the requests have generated, and how many they had when each was last preempted."""
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._at: dict[Sequence, int] = {}
+
+    def check(self, plan: Plan) -> None:
+        """Between two preemptions of a request, it or another one generates a token."""
+        for seq in plan.preempted:
+            if self._at.get(seq) == self._tokens:
+                raise Broken(PROGRESS, f"{seq.id} is preempted again, and no request has generated a token since")
+            self._at[seq] = self._tokens
+
+    def generate(self, tokens: int) -> None:
+        """Count the tokens of a step."""
+        self._tokens += tokens
+
+
+def check_contents(contents: Contents, plan: Plan) -> None:
+    """Each request attends to its own text, wherever it was computed."""
+    for seq, count in zip(plan.sequences, plan.counts):
+        if not contents.compute(seq, count):
+            raise Broken(
+                TOKENS,
+                f"in step {plan.number}, {seq.id} attends to keys and values of another text, after "
+                f"{seq.preemptions} preemptions and with {seq.computed} tokens that count as computed",
+            )
 
 
 def unanswered(scheduler: Scheduler) -> list[Sequence]:
@@ -189,8 +223,12 @@ def check_resources(scheduler: Scheduler, iteration: Iteration) -> None:
         raise Broken("slot-steps add up", f"{spent} of {slots} slots")
     if pages is not None:
         used = {page for seq in scheduler.running for page in seq.pages}
-        if pages.used != len(used) or 0 in used:
-            raise Broken("pages", f"{pages.used} pages are allocated, but {len(used)} are in use")
+        if 0 in used:
+            raise Broken("pages", "a request has page 0, which is for padding")
+        holding = [seq for seq in scheduler.waiting if seq.pages]
+        if pages.used != len(used) or holding:
+            still = f", and waiting requests have pages: {names(holding)}" if holding else ""
+            raise Broken(LEAK, f"{pages.used} pages are allocated, but {len(used)} are in use{still}")
 
 
 def check_all_free(scheduler: Scheduler) -> None:
@@ -199,4 +237,4 @@ def check_all_free(scheduler: Scheduler) -> None:
     if free != slots:
         raise Broken("slots", f"{free} of {slots} are free at the end")
     if pages is not None and pages.free != pages.total:
-        raise Broken("pages", f"{pages.used} pages are never freed")
+        raise Broken(LEAK, f"{pages.used} pages are never freed")

@@ -18,6 +18,7 @@ from scheduling.scheduler import Output, PolicyError, Scheduler
 from scheduling.sequence import Sequence
 from simulate import laws
 from simulate.case import Case
+from simulate.contents import Contents
 from simulate.fairness import Service
 from simulate.laws import Broken, names
 
@@ -51,7 +52,10 @@ class Trial(Driver):
         self.sequences = sequences
         self.policy: Policy = scheduler.policy
         self.records: list[Iteration] = []
+        self.policy.margin = case.margin
         self._books = laws.Books()
+        self._preemptions = laws.Preemptions()
+        self._contents = Contents(case.pages[1]) if case.pages is not None else None
         self._service = Service(self.policy) if self.policy.claims.fair else None
         self._cancels = dict(case.cancels)
         self._limit = step_limit(case, scheduler.token_budget)
@@ -124,12 +128,16 @@ class Trial(Driver):
         laws.check_guard(self.scheduler, plan, self._oldest)
         laws.check_plan(self.scheduler, plan)
         laws.check_conservation_of_work(self.scheduler, plan)
+        self._preemptions.check(plan)
+        if self._contents is not None:
+            laws.check_contents(self._contents, plan)
         outputs: list[Output] = [
             self._token(seq, len(seq.output_ids)) if count == seq.pending else None
             for seq, count in zip(plan.sequences, plan.counts)
         ]
         if self._service is not None:
             self._service.add(self.scheduler, plan, outputs)
+        self._preemptions.generate(sum(1 for output in outputs if output is not None))
         self._unanswered = laws.unanswered(self.scheduler)
         self.now += toy_cost(plan)
         return outputs

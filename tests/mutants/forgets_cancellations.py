@@ -11,6 +11,9 @@ class Policy(policy.Policy):
     def on_arrival(self, seq, now):
         self.queue.append(seq)
 
+    def on_preempt(self, seq, now):
+        self.queue.insert(0, seq)
+
     def on_admit(self, seq, now):
         self.queue.remove(seq)
 

@@ -14,6 +14,8 @@ from simulate.check import check, main
 
 MUTANTS = Path(__file__).parents[1] / "mutants"
 WORK, DEADLINES = "no idle slot while a request fits", "deadlines"
+LEAK, PROGRESS = "no page is leaked", "progress after each preemption"
+TOKENS = "the same tokens as without preemption"
 PLANTED = {
     "drops_the_last": ("", {WORK}),
     "breaks_its_claim": ("", {WORK}),
@@ -36,7 +38,10 @@ PLANTED = {
     "exceeds_the_budget": ("", {"tokens of a step"}),
     "forgets_cancellations": ("", {"no request runs after it finishes"}),
     "pauses_all": ("", {"no crash"}),
-    "preempts_forever": ("", {"no request starves"}),
+    "preempts_forever": ("", {"no request starves", PROGRESS}),
+    "preempts_before_a_token": ("", {PROGRESS}),
+    "resumes_in_lost_pages": ("", {TOKENS}),
+    "loses_a_page_of_its_victim": ("", {LEAK}),
     "crashes": ("", {"no crash"}),
     "loses_one_after_100_joins": ("", {WORK}),
     "exceeds_the_budget_of_seven": ("", {"tokens of a step"}),
@@ -52,6 +57,8 @@ COMPOSED = [
     "fixed+ssjf", "static-global+mlfq", "impatient+lcf",
 ]  # fmt: skip
 TUNED: list[tuple[str, dict[str, object]]] = [
+    ("dynamic", {"reserve": "prompt"}),
+    ("dynamic+srpt", {"reserve": "prompt"}),
     ("window", {"delay": "50", "preferred": "2,4"}),
     ("fixed", {"k": 3, "flush": "inf"}),
     ("multibin", {"k": 2, "flush": 60}),

@@ -1,0 +1,229 @@
+"""Requests that join with pages for their prompts, grow, lose their pages to others, and are computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from driver import Pool, drive, next_tokens, requests, scheduler, traces
+from hypothesis import given
+from hypothesis import strategies as st
+
+import policies
+from scheduling.iteration import Plan
+from scheduling.pages import PagePool
+from scheduling.policy import Policy, PolicyError
+from scheduling.reservations import Reservations
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from simulate.check import check
+from simulate.contents import Contents
+from simulate.costs import Cost
+from simulate.simulator import Run, simulate
+from simulate.steps import Step
+
+MORE = [
+    "chunked",
+    "tgi",
+    "lightllm",
+    "adaptive",
+    "static",
+    "dynamic+srpt",
+    "dynamic+mlfq",
+    "dynamic+vtc",
+    "dynamic+sjf",
+]
+LOOPS = ["dynamic", "prefill-first", *(pytest.param(name, marks=pytest.mark.full) for name in MORE)]
+cancels = st.dictionaries(st.integers(0, 25), st.lists(st.integers(0, 9), max_size=3), max_size=4)
+shortages = st.sets(st.integers(1, 25), max_size=3)
+
+
+def open_ended(*trace: tuple[int, int | list[int], int]) -> list[Sequence]:
+    sequences = requests(*trace)
+    for seq in sequences:
+        seq.open_ended = True
+    return sequences
+
+
+def growing(policy: str, slots: int, pool: PagePool | None, margin: int = 1, budget: int = 1 << 30) -> Scheduler:
+    made = scheduler(policy, slots, pool, budget)
+    made.policy.margin = margin
+    return made
+
+
+@st.composite
+def tight_pools(draw: st.DrawFn) -> Pool:
+    """Draw what makes a pool in which the largest request of `traces` just fits, or a little more."""
+    size = draw(st.integers(1, 5))
+    least = -(-20 // size) + 1
+    pages = draw(st.integers(least, 2 * least))
+    return partial(PagePool, pages, size, prefix_cache=draw(st.booleans()), salt="test")
+
+
+@pytest.mark.parametrize("policy", LOOPS)
+@given(traces(), st.integers(1, 5), tight_pools(), st.integers(1, 12), st.integers(1, 4), cancels, shortages)
+def test_each_request_gets_its_tokens_from_keys_of_its_own(
+    policy: str, trace: list, slots: int, pool: Pool, budget: int, margin: int, cancel: dict, out_of_memory: set[int]
+) -> None:
+    pages = pool()
+    assert pages is not None
+    contents = Contents(pages.page_size)
+
+    def planned(scheduler: Scheduler, plan: Plan) -> None:
+        assert all(contents.compute(seq, count) for seq, count in zip(plan.sequences, plan.counts))
+        live = [seq for seq in scheduler.running if not seq.is_finished]
+        assert all(len(seq.pages) * pages.page_size >= min(seq.length + 1, seq.total) for seq in live)
+        assert not any(seq.pages for seq in scheduler.waiting)
+
+    made = growing(policy, slots, pages, margin, budget)
+    run = drive(made, open_ended(*trace), cancel=cancel, preempt=out_of_memory, planned=planned)
+    for seq in run.sequences:
+        assert seq.finish_reason == "length" or any(cancel.values())
+        assert seq.output_ids == list(range(len(seq.output_ids)))
+    if not out_of_memory:
+        assert sum(len(it.preempted) for it in run.iterations) == sum(seq.preemptions for seq in run.sequences)
+    asked = sum(len(seq.prompt_ids) for seq in run.sequences if seq.scheduled_at is not None)
+    assert pages.query_tokens == (asked if pages.prefix_cache else 0)
+    assert pages.hit_tokens == sum(seq.cached for seq in run.sequences)
+
+
+@pytest.mark.parametrize(("is_open_ended", "running"), [(False, 21), (True, 64)])
+def test_64_chats_without_max_tokens_run_at_once_in_2_gib_of_gpt2_medium(is_open_ended: bool, running: int) -> None:
+    pages = (2 << 30) // (96 * 1024 * 64) + 1
+    made = scheduler("dynamic", 64, PagePool(pages, 64))
+    sequences = [Sequence([i] * 40, 1024 - 40, id=str(i), open_ended=is_open_ended) for i in range(64)]
+    for seq in sequences:
+        seq.stop = lambda token: "stop" if token == 200 else None
+        made.add(seq)
+    made.step(next_tokens, lambda: 0.0)
+    assert len(made.running) == running
+    while not made.is_idle:
+        made.step(next_tokens, lambda: 0.0)
+    assert {len(seq.output_ids) for seq in sequences} == {201}
+    assert sum(seq.preemptions for seq in sequences) == 0
+
+
+def test_the_last_to_join_is_preempted_and_recomputes_less_than_a_page() -> None:
+    pool = PagePool(9, 4)  # eight pages
+    first, second = open_ended((0, 8, 12), (1, [*range(50, 58)], 12))
+    run = drive(growing("dynamic", 2, pool), [first, second])
+    assert (first.preemptions, second.preemptions) == (0, 1)
+    # The pages of 12 and 16 tokens: both have four pages when the first needs its fifth.
+    again = next(it for it in run.iterations if "r1" in it.joined and it.n > 2)
+    assert first.finished_at is not None
+    assert again.t >= first.finished_at
+    member = next(m for m in again.members if m.id == "r1")
+    assert (member.phase, member.tokens) == ("prefill", member.computed % 4 or 4)
+    assert (pool.query_tokens, pool.hit_tokens) == (16, 0)
+
+
+def test_the_policy_names_the_victim() -> None:
+    class First(Policy):
+        def victim(self, running: list[Sequence], now: float) -> Sequence:
+            return running[0]
+
+    made = Scheduler(First(2), PagePool(9, 4))
+    made.policy.margin = 1
+    run = drive(made, open_ended((0, 8, 12), (1, [*range(50, 58)], 12)))
+    assert [seq.preemptions for seq in run.sequences] == [1, 0]
+
+
+def test_a_victim_that_does_not_run_is_an_error_of_the_policy() -> None:
+    stranger = Sequence([1], 1, id="stranger")
+    mine = type("Mine", (Policy,), {"victim": lambda self, running, now: stranger})(2)
+    mine.margin = 1
+    with pytest.raises(PolicyError, match="victim: stranger"):
+        drive(Scheduler(mine, PagePool(9, 4)), open_ended((0, 8, 12), (1, 8, 12)))
+
+
+def test_rows_that_a_static_batch_holds_give_up_their_pages_to_the_last_that_grows() -> None:
+    """Growing requests meet a static policy only after a live switch, since it reserves whole answers itself."""
+    made = growing("dynamic", 2, PagePool(9, 4))
+    run = drive(
+        made, open_ended((0, [*range(50, 62)], 3), (0, 8, 20)), switch={1: policies.get_policy("static", 2)}
+    )  # fmt: skip
+    held = [it.pages_used for it in run.iterations if any(m.phase == "held" for m in it.members)]
+    assert (held[0], held[-2]) == (7, 7)  # seven of the last that runs, before the end of the batch
+    assert max(held) == 8
+    assert [seq.preemptions for seq in run.sequences] == [0, 0]
+
+
+def test_the_next_turn_of_a_chat_finds_the_answer_of_the_last() -> None:
+    pool = PagePool(40, 4)
+    made = scheduler("dynamic", 2, pool)
+    (turn,) = requests((0, 6, 9))
+    drive(made, [turn])
+    hits = pool.hit_tokens
+    again = Sequence([*turn.prompt_ids, *turn.output_ids, 7, 7], 3, id="next")
+    drive(made, [again])
+    # Of 15 tokens, all but the last were computed: three full pages.
+    assert (again.cached, pool.hit_tokens - hits) == (12, 12)
+
+
+@pytest.mark.parametrize("reserve", ["all", "prompt"])
+def test_what_is_reserved_depends_on_the_option_and_on_the_request(reserve: str) -> None:
+    policy = policies.get_policy("dynamic", 2, {"reserve": reserve})
+    named, unnamed = Sequence([1] * 10, 500), Sequence([1] * 10, 500, open_ended=True)
+    expected = {"all": 510, "prompt": 74}[reserve]
+    assert (policy.reserve_tokens(named), policy.reserve_tokens(unnamed)) == (expected, 74)
+    assert policies.get_policy("static", 2).reserve_tokens(unnamed) == 510
+
+
+class Flat(Cost):
+    def seconds(self, step: Step) -> float:
+        return 1.0 + step.tokens / 64
+
+
+@pytest.mark.parametrize("policy", ["dynamic", "chunked", "prefill-first", "adaptive"])
+@pytest.mark.parametrize("pages", [60, 200, 1000])
+def test_a_leap_over_steps_in_which_pages_grow_changes_nothing(policy: str, pages: int) -> None:
+    def run(fast: bool) -> Run:
+        sequences = [
+            Sequence([0] * (5 + i % 7), 30 + 37 * i % 170, id=str(i), arrived_at=40.0 * (i // 3), open_ended=True)
+            for i in range(40)
+        ]
+        made = growing(policy, 8, PagePool(pages, 4, prefix_cache=False), 2)
+        return simulate(made, sequences, Flat(), fast_forward=fast)
+
+    leaping, walking = run(True), run(False)
+    assert [(s.finished_at, s.preemptions, s.batch_sum) for s in leaping.sequences] == [
+        (s.finished_at, s.preemptions, s.batch_sum) for s in walking.sequences
+    ]
+    assert (leaping.steps, leaping.gaps) == (walking.steps, walking.gaps)
+    if policy != "adaptive":
+        assert any(s.preemptions for s in walking.sequences) == (pages < 200)
+
+
+class Early(Reservations):
+    """Publishes a page before it is full."""
+
+    def publish(self, seq: Sequence) -> None:
+        seq.computed += 1
+        super().publish(seq)
+        seq.computed -= 1
+
+
+class Leaky(Reservations):
+    """Keeps the pages of a request that is preempted."""
+
+    def release(self, seq: Sequence) -> None:
+        if seq.is_finished:
+            super().release(seq)
+        seq.pages = []
+
+
+@pytest.mark.parametrize(
+    ("planted", "law"), [(Early, "the same tokens as without preemption"), (Leaky, "no page is leaked")]
+)
+def test_the_law_checker_notices_a_fault_in_the_bookkeeping_of_pages(
+    planted: Callable[[PagePool | None], Reservations], law: str
+) -> None:
+    class Faulty(Scheduler):
+        def __init__(self, policy: Policy, pages: PagePool | None = None, *args: int) -> None:
+            super().__init__(policy, pages, *args)
+            self.batch.pages = planted(pages)
+
+    verdict = check("dynamic", 300, make_scheduler=Faulty, large=0)
+    assert verdict.broken is not None
+    assert verdict.broken.law == law, str(verdict)
