@@ -1,14 +1,20 @@
 """LightLLM's and S-LoRA's loop: admit every few decode steps, by the peak that the KV cache will reach.
 
 Admission is tried when no request runs, or when `max_wait` decode steps have passed since the last one joined, and then
-in each step until one does. A candidate fits if the tokens in cache stay below `pool` to the end: with all requests
-sorted by the tokens still to come, most first, max over k of (rest_k x k + sum of what the first k hold now). Requests
-that join get a step for their prompts, at most `batch_max_tokens` of them, in which the others pause. No request is
-ever preempted. A request that exceeds the pool runs alone.
+in each step until one does. A candidate fits if the tokens in cache stay below `pool`, and the pages suffice, to the
+end: with all requests sorted by the tokens still to come, most first, the peak is the maximum over k of (rest_k x k +
+sum of what the first k hold now). Requests that join get a step for their prompts, at most `batch_max_tokens` of them,
+in which the others pause. A request that exceeds the pool runs alone.
+
+The peak counts on the length that a request asks for or, if its client named none, on the answers of the past
+(Past-Future, ASPLOS 2025): of the latest ones that were longer than its own is now, each request takes another quantile.
+Pages are taken as answers grow, and the last to join is preempted when the prediction was too low.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -17,6 +23,9 @@ from scheduling.iteration import Plan
 from scheduling.options import option
 from scheduling.policy import Budget
 from scheduling.sequence import Sequence
+
+REMEMBERED = 1000  # answers of the past
+GOLDEN = 0.6180339887498949  # multiples of it are spread evenly between two whole numbers
 
 
 class Policy(policy.Policy):
@@ -29,6 +38,10 @@ class Policy(policy.Policy):
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
         self._decodes = 0  # steps since a request joined
+        self._past: deque[int] = deque()  # lengths of the latest answers whose end was not known before
+        self._sorted: list[int] = []  # the same
+        self._quantile: dict[Sequence, float] = {}  # of the answers of the past, that a request counts on
+        self._quantiles = 0
         if self.per_client and "client" not in self.claims.heeds:
             self.claims = replace(self.claims, heeds=(*self.claims.heeds, "client", "length"))
 
@@ -41,15 +54,23 @@ class Policy(policy.Policy):
         most = min(self.batch_max_tokens, budget.tokens)
         if prompts and sum(prompts) + seq.pending > most:
             return "token_budget"
+        if not running:
+            return None
         batch = [*running, seq]
+        peak = self._peak(batch)
         pool = self.pool - self.per_client * len({other.client for other in batch})
-        return "kv_full" if running and self._peak(batch) >= pool else None
+        # The last page of each request may be nearly empty.
+        peak_of_pages = peak + len(batch) * budget.page_size
+        pages = budget.kv_tokens + sum(len(other.pages) for other in running) * budget.page_size
+        return "kv_full" if peak >= pool or peak_of_pages > pages else None
 
-    @staticmethod
-    def _peak(batch: list[Sequence]) -> int:
+    def reserve_tokens(self, seq: Sequence) -> int:
+        return seq.length + min(self.margin, self._rest(seq))
+
+    def _peak(self, batch: list[Sequence]) -> int:
         """Return the most tokens that the cache will hold if no other request joins."""
         parts = [
-            (s.max_tokens - len(s.output_ids), s.length - bool(s.output_ids))  # the newest is not in cache yet
+            (self._rest(s), s.length - bool(s.output_ids))  # the newest is not in cache yet
             for s in batch
         ]
         peak = held = 0
@@ -58,6 +79,18 @@ class Policy(policy.Policy):
             peak = max(peak, rest * k + held)
         return peak
 
+    def _rest(self, seq: Sequence) -> int:
+        """Return how many more tokens a request will generate, as far as that is known."""
+        tokens = len(seq.output_ids)
+        longer = bisect_right(self._sorted, tokens)
+        if not seq.open_ended or longer == len(self._sorted):
+            return seq.max_tokens - tokens
+        if seq not in self._quantile:
+            self._quantiles += 1
+            self._quantile[seq] = self._quantiles * GOLDEN % 1
+        index = longer + int(self._quantile[seq] * (len(self._sorted) - longer))
+        return min(seq.max_tokens, self._sorted[index]) - tokens
+
     def on_admit(self, seq: Sequence, now: float) -> None:
         super().on_admit(seq, now)
         self._decodes = 0
@@ -65,3 +98,12 @@ class Policy(policy.Policy):
     def on_step(self, plan: Plan, now: float) -> None:
         super().on_step(plan, now)
         self._decodes += any(len(seq.output_ids) > 1 for seq in plan.sequences)
+
+    def on_finish(self, seq: Sequence, now: float) -> None:
+        super().on_finish(seq, now)
+        self._quantile.pop(seq, None)
+        if seq.open_ended and seq.finish_reason != "abort":
+            self._past.append(len(seq.output_ids))
+            insort(self._sorted, len(seq.output_ids))
+            if len(self._past) > REMEMBERED:
+                del self._sorted[bisect_left(self._sorted, self._past.popleft())]

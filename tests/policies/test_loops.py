@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from driver import Request, Run, burst, drive, made, pools, requests, scheduler, traces
+from driver import Request, Run, burst, drive, made, next_tokens, pools, requests, scheduler, traces
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -225,6 +225,39 @@ def test_lightllm_never_exceeds_its_pool_and_preempts_no_request(
         assert not any(s.preemptions for s in scheduler.running)
 
     drive(made("lightllm", slots, pool=pool, max_wait=wait), requests(*trace), planned=planned)
+
+
+@given(traces(), slots, st.integers(1, 4), st.integers(20, 40), st.booleans())
+def test_lightllm_preempts_no_request_whose_length_is_known(
+    trace: list[Request], slots: int, size: int, tokens: int, prefix_cache: bool
+) -> None:
+    pool = PagePool(1 + -(-tokens // size), size, prefix_cache=prefix_cache)
+    loop = made("lightllm", slots, pool, max_wait=1)
+    loop.policy.margin = 1
+    assert not any(seq.preemptions for seq in drive(loop, requests(*trace)).sequences)
+
+
+def test_lightllm_counts_on_answers_as_long_as_those_of_the_past() -> None:
+    def most_at_once(past: int, answer: int) -> tuple[int, int]:
+        loop = made("lightllm", 16, PagePool(101, 4), max_wait=0)
+        for i, length in enumerate([past] * 20 + [answer] * 16):
+            seq = requests((0, 4, 300))[0]
+            seq.id, seq.open_ended = str(i), True
+            seq.stop = lambda token, length=length: "stop" if token + 1 >= length else None
+            loop.add(seq)
+        running = preempted = 0
+        while not loop.is_idle:
+            record = loop.step(next_tokens, lambda: 0.0)
+            assert record is not None
+            running = max(running, record.batch_size)
+            preempted += len(record.preempted)
+        return running, preempted
+
+    assert most_at_once(300, 300) == (2, 0)  # the second joins when the first is about to end
+    assert most_at_once(10, 10) == (16, 0)
+    running, preempted = most_at_once(10, 100)
+    assert running > 6
+    assert preempted > 0
 
 
 def test_lightllm_tries_every_ten_decodes_and_then_each_step() -> None:
