@@ -76,7 +76,7 @@
       const request = {
         number: this.next++, id, hue: -1, slot: -1, prompt: null, max: null, total: null, text: null,
         computed: 0, arrived: null, joined: null, joinedAt: 0, first: null, last: null, left: null,
-        leftAt: null, reason: null, hit: 0, prefilled: null, phase: null, seen: 0,
+        leftAt: null, reason: null, hit: 0, prefilled: null, phase: null, seen: 0, preempted: 0,
       };
       this.numbers.set(id, request.number);
       this.requests.set(request.number, request);
@@ -162,6 +162,7 @@
         }
         this.advance(request, member, kind, column);
       }
+      for (const id of record.displaced ?? []) this.request(id).preempted++; // it lost its slot, and waits again
       for (const gone of record.left) this.leave(gone, column);
       this.columns.push(column);
       this.version++;
@@ -195,12 +196,17 @@
       }
     }
 
-    // A prompt is known to be finished when the first decode follows it, or when the request leaves.
+    // A prompt is known to be finished when the first decode follows it, or when the request leaves. Recomputing after
+    // a preemption ends with the next token, not with the first.
     firstToken(request, column) {
       request.phase = KIND.DECODE;
-      request.first = request.last = request.prefilled;
       column.output += 1;
-      if (request.arrived !== null) column.firsts.push(request.first - request.arrived);
+      if (request.first !== null) column.gaps.push(request.prefilled - request.last);
+      else {
+        request.first = request.prefilled;
+        if (request.arrived !== null) column.firsts.push(request.first - request.arrived);
+      }
+      request.last = request.prefilled;
     }
 
     leave(gone, column) {
@@ -343,7 +349,8 @@
         if (request.left !== null && (live || !now || request.leftAt <= now.n)) {
           left.push({ request, slot: -1, state: "finished", done: request.computed });
         } else if (came && (request.arrived !== null || (request.joinedAt && now && request.joinedAt <= now.n))) {
-          waiting.push({ request, slot: -1, state: "waiting", done: 0 });
+          const again = request.preempted > 0;
+          waiting.push({ request, slot: -1, state: again ? "preempted" : "waiting", done: again ? request.computed : 0 });
         }
       }
       left.sort((a, b) => b.request.left - a.request.left);

@@ -12,7 +12,8 @@
     window: "the policy waited for more requests",
   };
   const WASTE = ["useful", "padding", "held", "idle", "recomputed"];
-  const STATES = { prefill: "▮ prefill", decode: "▶ decode", held: "▨ held", paused: "‖ paused", waiting: "… waiting" };
+  const STATES = { prefill: "▮ prefill", decode: "▶ decode", held: "▨ held", paused: "‖ paused", waiting: "… waiting",
+    preempted: "↺ preempted" };
 
   // Format seconds with three digits and a unit.
   function seconds(value) {
