@@ -42,7 +42,7 @@ TIMEOUT = 120.0  # seconds for one answer of the process
 ROWS_PER_LINE = 50  # of JSON encoded at once, because the loop needs the GIL
 COMMAND = (sys.executable, "-m", "simulate.shadow")
 
-Row = tuple[Any, ...]  # arrival, prompt tokens, output tokens, latency or None, client, priority, deadline
+Row = tuple[Any, ...]  # arrival, prompt tokens, output tokens, latency or None, client, priority, deadline, open-ended
 
 
 def check(config: Config) -> None:
@@ -137,7 +137,8 @@ class Recording:
             return
         complete = outcome(inference) in ("stop", "length") and seq.finished_at is not None
         latency = seq.finished_at - arrived if complete and seq.finished_at is not None else None
-        row = (arrived, len(seq.prompt_ids), len(seq.output_ids), latency, seq.client, seq.priority, seq.deadline)
+        lengths = len(seq.prompt_ids), len(seq.output_ids)
+        row = (arrived, *lengths, latency, seq.client, seq.priority, seq.deadline, seq.open_ended)
         if len(self._done) >= MAX_REQUESTS:
             # Requests are dropped in the order of their end: some that arrived before this one may be missing.
             self._since = max(self._since, self._done.popleft()[1][0])
@@ -145,7 +146,7 @@ class Recording:
         self.departures += 1
 
     def window(self) -> tuple[list[Row], list[list[bytes]], bool]:
-        """Return the requests to simulate, their prompts' pages, and whether they begin at an idle server.
+        """Return the requests to simulate, their pages, and whether they begin at an idle server.
 
         These are all requests that arrived in a span of time, up to the oldest one that is still open. The span begins
         with a request that found the server idle, if that leaves out less than half of them.

@@ -135,6 +135,7 @@ def summary(run: Run) -> dict[str, Any]:
         "busy": run.busy / run.makespan if run.makespan else None,
         "mean_queue_ms": float(run.waiting.mean() * 1000) if run.done else None,
         "refused": len(run.sequences) - len(run.done),
+        "preemptions": sum(seq.preemptions for seq in run.sequences),
         **by_hint(run),
     }
     if run.iterations:

@@ -34,7 +34,7 @@ TERMS = ("base", "prefill", "token", "hinge", "row", "context", "pair")
 class Seen(NamedTuple):
     """A finished request: its arrival, its lengths, and its latency in seconds (None: the answer was incomplete).
 
-    `pages` names the full pages of its prompt by numbers, equal where their tokens and all before them are.
+    `pages` names its full pages, of prompt and answer, by numbers, equal where their tokens and all before them are.
     """
 
     at: float
@@ -44,6 +44,7 @@ class Seen(NamedTuple):
     client: str = ""
     priority: int = 0
     deadline: float | None = None
+    open_ended: bool = False
     pages: Rows[int] = ()
 
 
@@ -70,7 +71,7 @@ def sequences(trace: Iterable[Seen]) -> list[Sequence]:
     return [
         Sequence(
             [0] * seen.prompt, seen.tokens, id=str(i), arrived_at=seen.at, client=seen.client,
-            priority=seen.priority, deadline=seen.deadline,
+            priority=seen.priority, deadline=seen.deadline, open_ended=seen.open_ended,
             hashes=[page.to_bytes(8, "big") for page in seen.pages],
         )
         for i, seen in enumerate(trace)
