@@ -19,9 +19,9 @@ from benchmarks import offline
 from benchmarks.gpu_loader import Keep, Loader, Sizes
 from generate.gpu import choose
 from generate.gpu.attention import DecodeAttention, DecodeRows, TorchDecode
+from generate.machine import PAGE_SIZE
 from generate.params import GREEDY, SamplingParams
-from generate.runner import ModelRunner, Runner
-from models.gpt2 import GPT
+from generate.runner import Runner
 from scheduling.iteration import Plan
 from scheduling.scheduler import Token
 from scheduling.sequence import Sequence
@@ -70,15 +70,18 @@ def _seconds(call: Callable[[], object], repeats: int = 10) -> float:
 def run(loader: Loader, sizes: Sizes, keep: Keep) -> dict[str, Any]:
     """Return the results of all checks."""
     rng = random.Random(1)
-    vocabulary = loader.reference().config.vocab_size
+    vocabulary = loader.shape.vocab_size
     prompts = [[rng.randrange(vocabulary) for _ in range(rng.randrange(4, 80))] for _ in range(sizes.prompts)]
     results: dict[str, Any] = {"attention": attention(loader), "prompts": sizes.prompts, "tokens": sizes.tokens}
     keep(results)
-    expected, logprobs = _reference(loader, prompts, sizes.tokens)
+    reference = loader.reference(kv_tokens(prompts, sizes.tokens, PAGE_SIZE))
+    expected = texts(reference, prompts, sizes.tokens, "dynamic"), first_logprobs(reference, prompts)
     for mode in ("fast", "strict"):
         if mode == "strict" and loader.device.type != "cuda":
             continue  # hours in the interpreter; tests/generate/test_gpu_runner.py has a smaller case
-        results[mode] = _texts(loader, prompts, expected, logprobs, sizes.tokens, mode == "strict")
+        runner = loader.runner(kv_tokens(prompts, sizes.tokens, loader.page_size), SLOTS, mode == "strict")
+        results[mode] = _texts(runner, reference, prompts, *expected)
+        del runner  # the next one needs its memory
         keep(results)
     return results
 
@@ -86,17 +89,22 @@ def run(loader: Loader, sizes: Sizes, keep: Keep) -> dict[str, Any]:
 def attention(loader: Loader) -> dict[str, Any]:
     """Return the decode kernel's largest error against float64, and whether its bits are the same alone."""
     on_gpu = loader.device.type == "cuda"
-    heads, size, lengths = (16, 128, [1, 128, 129, 500, 1000]) if on_gpu else (2, 16, [1, 16, 17, 40])
-    dtype, width, n = loader.dtype, 64, len(lengths)
+    shape, dtype = loader.shape, loader.dtype
+    size, lengths = (128, [1, 128, 129, 500, 1000]) if on_gpu else (16, [1, 16, 17, 40])
+    kv_heads = shape.n_kv_head if on_gpu else 1
+    heads, width, n = shape.n_head // shape.n_kv_head * kv_heads, shape.head_size, len(lengths)
+    if not on_gpu and heads > kv_heads:
+        dtype = torch.float32  # Triton's interpreter cannot multiply bfloat16
     pages = -(-max(lengths) // size)
-    keys, values = (choose.noise(1 + n * pages, heads, size, width, seed=i).to(loader.device, dtype) for i in (1, 2))
-    qkv = choose.noise(n, 3 * heads * width).to(loader.device, dtype)
+    pool = 1 + n * pages, kv_heads, size, width
+    keys, values = (choose.noise(*pool, seed=i).to(loader.device, dtype) for i in (1, 2))
+    qkv = choose.noise(n, (heads + 2 * kv_heads) * width).to(loader.device, dtype)
     block_tables = (torch.arange(n * pages).view(n, pages) + 1).to(loader.device)
     rows = DecodeRows(torch.tensor(lengths, device=loader.device), block_tables)
     try:
         from generate.gpu.triton_attention import TritonDecode
 
-        attend: DecodeAttention = TritonDecode(n, pages, heads, width, loader.device)
+        attend: DecodeAttention = TritonDecode(n, pages, heads, kv_heads, width, loader.device)
     except ImportError:
         attend = TorchDecode()
     out = attend(qkv, keys, values, rows, width**-0.5)
@@ -109,11 +117,11 @@ def attention(loader: Loader) -> dict[str, Any]:
 
 def _exact(qkv: Tensor, pools: tuple[Tensor, Tensor], table: Tensor, length: int) -> Tensor:
     """Return a row's attention in float64; its new token is already in the pages."""
-    _, heads, _, width = pools[0].shape
-    k, v = (pool[table].transpose(0, 1).reshape(heads, -1, width)[:, :length].double() for pool in pools)
-    q = qkv.view(3, heads, width)[0].double()
-    weights = (torch.einsum("hd,htd->ht", q, k) * width**-0.5).softmax(1)
-    return torch.einsum("ht,htd->hd", weights, v).flatten()
+    _, kv_heads, _, width = pools[0].shape
+    k, v = (pool[table].transpose(0, 1).reshape(kv_heads, -1, width)[:, :length].double() for pool in pools)
+    q = qkv[: -2 * kv_heads * width].view(kv_heads, -1, width).double()  # (KV, H / KV, D)
+    weights = (torch.einsum("kgd,ktd->kgt", q, k) * width**-0.5).softmax(2)
+    return torch.einsum("kgt,ktd->kgd", weights, v).flatten()
 
 
 def texts(runner: Runner, prompts: list[list[int]], tokens: int, policy: str) -> list[list[int]]:
@@ -143,21 +151,14 @@ def kv_tokens(prompts: list[list[int]], tokens: int, page_size: int) -> int:
     return SLOTS * (max(map(len, prompts)) + tokens + page_size)
 
 
-def _reference(loader: Loader, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], Tensor]:
-    size = 64
-    pages = kv_tokens(prompts, tokens, size) // size + 2
-    runner = ModelRunner(loader.reference(), pages, size)
-    return texts(runner, prompts, tokens, "dynamic"), first_logprobs(runner, prompts)
-
-
 def _texts(
-    loader: Loader, prompts: list[list[int]], expected: list[list[int]], logprobs: Tensor, tokens: int, strict: bool
+    runner: Runner, reference: Runner, prompts: list[list[int]], expected: list[list[int]], logprobs: Tensor
 ) -> dict[str, Any]:
-    runner = loader.runner(kv_tokens(prompts, tokens, loader.page_size), SLOTS, strict)
+    tokens = len(expected[0])
     error = float((first_logprobs(runner, prompts) - logprobs).abs().max())
     batch, alone = (texts(runner, prompts, tokens, policy) for policy in ("dynamic", "nobatch"))
     differ = [i for i, (a, b) in enumerate(zip(batch, expected)) if a != b]
-    gaps = _gaps(loader.reference(), [(prompts[i], expected[i], batch[i]) for i in differ])
+    gaps = _gaps(reference, [(prompts[i], expected[i], batch[i]) for i in differ])
     return {
         "dtype": str(runner.dtype).removeprefix("torch."), "logprob_error": error,
         "equal_to_cpu_float32": len(prompts) - len(differ),
@@ -166,12 +167,11 @@ def _texts(
     }  # fmt: skip
 
 
-@torch.inference_mode()
-def _gaps(model: GPT, pairs: list[tuple[list[int], list[int], list[int]]]) -> list[float]:
+def _gaps(reference: Runner, pairs: list[tuple[list[int], list[int], list[int]]]) -> list[float]:
     """Return for each prompt and two texts the float32 gap between the first two tokens that differ."""
     gaps = []
     for prompt, expected, text in pairs:
         at = next(i for i, (a, b) in enumerate(zip(expected, text)) if a != b)
-        logits = model(torch.tensor([prompt + expected[:at]]))[0][0, -1]  # (V)
-        gaps.append(float(logits[expected[at]] - logits[text[at]]))
+        (logprobs,) = first_logprobs(reference, [prompt + expected[:at]])  # (V)
+        gaps.append(float(logprobs[expected[at]] - logprobs[text[at]]))
     return gaps

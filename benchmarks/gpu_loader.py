@@ -11,8 +11,8 @@ import torch
 
 from generate import machine
 from generate.gpu.runner import GpuRunner, make_runner
+from generate.runner import ModelRunner
 from models import catalog, weights
-from models.gpt2 import GPT
 
 Keep = Callable[[Any], None]  # called with the results of a section so far
 
@@ -46,9 +46,10 @@ class Loader:
         self.dtype = machine.choose_dtype(dtype, self.device)
         self.page_size = machine.page_size(self.device)
 
-    def reference(self) -> GPT:
-        """Return the plain model in float32 on the CPU."""
-        return weights.load_gpt(self.resolved, torch.float32)
+    def reference(self, tokens: int) -> ModelRunner:
+        """Return the CPU's runner in float32, with pages for `tokens` tokens."""
+        size = machine.PAGE_SIZE
+        return ModelRunner(weights.load(self.resolved, torch.float32), tokens // size + 2, size)
 
     def runner(self, tokens: int, capacity: int, strict: bool = False) -> GpuRunner:
         """Return a warm runner with pages for `tokens` tokens, or for as many as the free memory holds."""

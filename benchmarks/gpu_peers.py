@@ -37,22 +37,18 @@ def requests(vocabulary: int, sizes: Sizes) -> Requests:
 def run(loader: Loader, sizes: Sizes, keep: Keep) -> dict[str, Any]:
     """Return tokens per second of this project, offline, and of transformers, or the reason for none."""
     try:
-        from transformers import GPT2Config, GPT2LMHeadModel
+        from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError:
         return {"transformers": "not installed: pip install transformers"}
     runner = loader.runner(sizes.burst * (64 + 2 * sizes.tokens + loader.page_size), sizes.burst)
-    shape = loader.shape
-    burst = requests(shape.vocab_size, sizes)
+    burst = requests(loader.shape.vocab_size, sizes)
     result: dict[str, Any] = {"effective-batching dynamic": ours(runner, burst)}
     keep(result)
     del runner
     gc.collect()  # the runner is part of reference cycles, and the peers need the memory of its pages
-    config = GPT2Config(
-        vocab_size=shape.vocab_size, n_positions=shape.block_size, n_embd=shape.n_embd,
-        n_layer=shape.n_layer, n_head=shape.n_head, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    model: Any = GPT2LMHeadModel(config)
-    model = model.to(loader.device, loader.dtype).eval()
+    config = AutoConfig.for_model(**{**loader.resolved.config, "bos_token_id": 0, "eos_token_id": 0})
+    new_model: Callable[..., Any] = AutoModelForCausalLM.from_config
+    model = new_model(config).to(loader.device, loader.dtype).eval()
     for name, rate_of in (("static generate", static), ("continuous batching", continuous)):
         try:
             result[f"transformers {name}"] = rate_of(model, burst)

@@ -24,16 +24,24 @@ FORMATS = ("fp16", "bf16")
 
 
 def kernels(dtype: str) -> dict[str, tuple[Any, dict[str, str], dict[str, Any]]]:
-    """Return each kernel, the types of its arguments, and its constants for gpt2-medium."""
+    """Return each kernel, the types of its arguments, and its constants for gpt2-medium, or for a Llama of 8 B."""
     x = f"*{dtype}"
     attend = dict.fromkeys(("QKV", "KEYS", "VALUES", "OUT"), x)
     attend |= {"BLOCK_TABLES": "*i64", "CONTEXT_LENS": "*i64", "PARTS": "*fp32", "ARRIVED": "*i32"}
     attend |= {"scale": "fp32", "MAX_PAGES": "i32"}
-    norm = {"R": "*fp32", "X": x, "W": "*fp32", "B": "*fp32", "Y": x, "eps": "fp32"}
+    layer_norm = {"R": "*fp32", "X": x, "W": "*fp32", "B": "*fp32", "Y": x, "eps": "fp32"}
     product = {"X": x, "W": x, "B": x, "Y": x, "M": "i32", "N": "i32"}
+    llama = {"KV": 8, "G": 4, "P": 128, "D": 128, "BG": 16, "BD": 128, "BN": 64, "MP": 64, "BP": 64}
     return {
-        "attend": (triton_attention._attend, attend, {"H": 16, "P": 128, "D": 64, "BD": 64, "BN": 64, "MP": 8}),
-        "norm": (triton_layers._add_norm, norm, {"C": 1024, "BC": 1024, "ADD": True}),
+        "attend": (triton_attention._attend, attend,
+                   {"H": 16, "P": 128, "D": 64, "BD": 64, "BN": 64, "MP": 8, "BP": 8}),
+        "attend group": (triton_attention._attend_group, attend, llama),
+        "norm": (triton_layers._add_norm, layer_norm, {"C": 1024, "BC": 1024, "ADD": True, "RMS": False}),
+        "rms norm": (triton_layers._add_norm, {**layer_norm, "W": x, "B": x},
+                     {"C": 4096, "BC": 4096, "ADD": True, "RMS": True}),
+        "turn": (triton_layers._turn, {"QKV": x, "R": "*fp32", "W": x, "eps": "fp32"},
+                 {"H": 32, "KV": 8, "D": 128, "BH": 4, "BD": 64, "NORM": True}),
+        "gate": (triton_layers._silu_gate, {"Y": x, "OUT": x}, {"N": 14336, "BN": 1024}),
         "linear": (triton_layers._linear, product,
                    {"K": 1024, "BM": 64, "BN": 64, "BK": 64, "BIAS": True, "GELU": True}),
     }  # fmt: skip

@@ -1,7 +1,8 @@
 """Attention of the two kinds of step of a GPU: decodes, one token per row, and prompts, packed one after the other.
 
 Each kind has a plain PyTorch implementation, the tests' oracle, and a fast one; `choose.py` takes the fast one where it
-agrees. Pools are [pages, H, P, D]. Unused rows of a decode have context length 0 and page 0; they write to page 0 at
+agrees. A packed row holds H heads of queries, then KV of keys, then KV of values; pools are [pages, KV, P, D]. H is a
+multiple of KV, and head h of the queries sees head h // (H / KV) of the keys. Unused rows of a decode have context length 0 and page 0; they write to page 0 at
 most, which belongs to no sequence.
 
 It must not know layers, requests, or who owns a page.
@@ -18,7 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-ROWS_AT_ONCE = 32  # of the plain implementation, which gathers whole block tables
+# Bounds on the memory that a long context takes beside the pools.
+ROWS_AT_ONCE, PLAIN_TOKENS = 32, 1 << 15  # of plain decodes, which gather whole block tables in float32
+SCORES_AT_ONCE = 1 << 22  # of plain prompts: queries times keys of a head
 
 
 class DecodeRows(NamedTuple):
@@ -34,11 +37,18 @@ class DecodeAttention(Protocol):
     name: str
 
     def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, scale: float) -> Tensor:
-        """Append the new keys and values to the pages; return the rows' attention [n, C], finite in unused rows.
+        """Append the new keys and values to the pages; return the rows' attention [n, H * D], finite in unused rows.
 
-        qkv: [n, 3C]. keys, values: one layer's pools. Reads nothing back, so that a graph can hold it.
+        qkv: [n, (H + 2 KV) * D]. keys, values: one layer's pools. Reads nothing back, so that a graph can hold it.
         """
         ...
+
+
+def split_heads(qkv: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries (n, H, D), keys and values (n, KV, D) of packed rows (n, (H + 2 KV) * D)."""
+    _, KV, _, D = keys.shape
+    heads = qkv.view(len(qkv), -1, D)  # (n, H + 2 KV, D)
+    return heads[:, : -2 * KV], heads[:, -2 * KV : -KV], heads[:, -KV:]
 
 
 class TorchDecode:
@@ -47,32 +57,34 @@ class TorchDecode:
     name = "torch"
 
     def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, scale: float) -> Tensor:
-        _, H, P, D = keys.shape
-        q, k, v = qkv.view(-1, 3, H, D).unbind(1)  # (n, 3C) -> 3 of (n, H, D)
+        P = keys.shape[2]
+        q, k, v = split_heads(qkv, keys)
         last = (rows.context_lens - 1).clamp(min=0)
         page = rows.block_tables.gather(1, (last // P)[:, None])[:, 0]
         keys[page, :, last % P] = k
         values[page, :, last % P] = v
-        out = torch.empty(len(qkv), H, D, dtype=qkv.dtype, device=qkv.device)
-        for first in range(0, len(qkv), ROWS_AT_ONCE):
-            part = slice(first, first + ROWS_AT_ONCE)
+        out = torch.empty(q.shape, dtype=qkv.dtype, device=qkv.device)
+        step = min(ROWS_AT_ONCE, max(1, PLAIN_TOKENS // (rows.block_tables.shape[1] * P)))
+        for first in range(0, len(qkv), step):
+            part = slice(first, first + step)
             out[part] = self._attend(q[part], keys, values, DecodeRows(last[part] + 1, rows.block_tables[part]), scale)
-        return out.view(-1, H * D)
+        return out.view(len(qkv), -1)
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: DecodeRows, scale: float) -> Tensor:
-        _, H, P, D = keys.shape
+        _, KV, P, D = keys.shape
         context_lens, tables = rows
         if tables.is_cpu:  # a graph may not read the longest context back
             tables = tables[:, : math.ceil(int(context_lens.max()) / P)]
         n, pages = tables.shape
-        past_k, past_v = (  # (n, pages, H, P, D) -> (n, H, pages * P, D)
-            pool[tables].transpose(1, 2).reshape(n, H, pages * P, D).float() for pool in (keys, values)
+        past_k, past_v = (  # (n, pages, KV, P, D) -> (n, KV, pages * P, D)
+            pool[tables].transpose(1, 2).reshape(n, KV, pages * P, D).float() for pool in (keys, values)
         )
         is_past = torch.arange(pages * P, device=q.device) < context_lens[:, None]  # (n, pages * P)
-        scores = (past_k @ q.float()[..., None])[..., 0] * scale  # (n, H, pages * P)
-        weights = scores.masked_fill(~is_past[:, None], -torch.inf).softmax(-1)
+        groups = q.reshape(n, KV, -1, D).float()  # (n, H, D) -> (n, KV, H / KV, D)
+        scores = (past_k @ groups.transpose(2, 3)).transpose(2, 3) * scale  # (n, KV, H / KV, pages * P)
+        weights = scores.masked_fill(~is_past[:, None, None], -torch.inf).softmax(-1)
         past_v = past_v.masked_fill(~is_past[:, None, :, None], 0)  # a fresh page may hold NaN, and 0 * NaN is NaN
-        return (weights[:, :, None] @ past_v)[:, :, 0]  # (n, H, D)
+        return (weights @ past_v).reshape(q.shape)  # (n, KV, H / KV, D) -> (n, H, D)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +113,20 @@ class PlainPrompts:
     name = "sdpa"
 
     def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, prompts: Prompts, scale: float) -> Tensor:
-        """Write the new tokens' keys and values into their pages; return the new tokens' attention [M, C]."""
-        _, H, _, D = keys.shape
+        """Write the new tokens' keys and values into their pages; return the new tokens' attention [M, H * D].
+
+        qkv: [M, (H + 2 KV) * D].
+        """
         rows = prompts.cu_seqlens_q[-1]
-        q, k, v = qkv[:rows].view(-1, 3, H, D).unbind(1)  # (M, 3C) -> 3 of (M, H, D)
+        q, k, v = split_heads(qkv[:rows], keys)
         keys[prompts.pages, :, prompts.offsets] = k
         values[prompts.pages, :, prompts.offsets] = v
         if prompts.past is not None:
             page, offset = prompts.past
-            k, v = keys[page, :, offset], values[page, :, offset]  # (all tokens, H, D)
-        out = torch.zeros(len(qkv), H * D, dtype=qkv.dtype, device=qkv.device)
-        out[:rows] = self._attend(q, k, v, prompts, scale).reshape(rows, H * D)
+            k, v = keys[page, :, offset], values[page, :, offset]  # (all tokens, KV, D)
+        y = self._attend(q, k, v, prompts, scale).reshape(rows, -1)  # (rows, H, D) -> (rows, H * D)
+        out = torch.zeros(len(qkv), y.shape[1], dtype=qkv.dtype, device=qkv.device)
+        out[:rows] = y
         return out
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, prompts: Prompts, scale: float) -> Tensor:
@@ -123,13 +138,25 @@ class PlainPrompts:
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Return the attention (t, H, D) of the last t of T tokens, q (t, H, D), k and v (T, H, D), in float32 or more."""
-    q, k, v = (  # (T, H, D) -> (1, H, T, D)
-        x.transpose(0, 1)[None].to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v)
-    )
+    """Return the attention (t, H, D) of the last t of T tokens, in float32 or more.
+
+    q: (t, H, D). k, v: (T, KV, D).
+    """
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    q, k, v = (x.transpose(0, 1)[None].to(dtype) for x in (q, k, v))  # (T, H, D) -> (1, H, T, D)
     new, whole = q.shape[2], k.shape[2]
-    seen = torch.ones(new, whole, dtype=torch.bool, device=q.device).tril(whole - new)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)[0].transpose(0, 1)
+    step = max(1, SCORES_AT_ONCE // whole)
+    parts = []
+    for first in range(0, new, step):  # a mask of all queries of a long prompt would take gigabytes
+        part = q[:, :, first : first + step]
+        end = whole - new + first + part.shape[2]  # what the part's last query sees
+        seen = torch.ones(part.shape[2], end, dtype=torch.bool, device=q.device).tril(end - part.shape[2])
+        parts.append(
+            F.scaled_dot_product_attention(
+                part, k[:, :, :end], v[:, :, :end], attn_mask=seen, scale=scale, enable_gqa=k.shape[1] < q.shape[1]
+            )
+        )
+    return torch.cat(parts, 2)[0].transpose(0, 1)
 
 
 class FlashPrompts(PlainPrompts):
@@ -139,8 +166,10 @@ class FlashPrompts(PlainPrompts):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, prompts: Prompts, scale: float) -> Tensor:
         cuts = prompts.cu_seqlens_q, prompts.cu_seqlens_k
-        longest = [max(b - a for a, b in itertools.pairwise(cut)) for cut in cuts]
+        queries, keys = (max(b - a for a, b in itertools.pairwise(cut)) for cut in cuts)
+        # It takes fewer KV heads than query heads. With at most one query per piece it would then cut the sums by the
+        # size of the batch, so it is told that there may be two.
         out: Tensor = torch.ops.aten._flash_attention_forward(
-            q, k, v, *prompts.cu_seqlens, *longest, 0.0, True, False, scale=scale
+            q, k, v, *prompts.cu_seqlens, max(2, queries), keys, 0.0, True, False, scale=scale
         )[0]
         return out

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from generate.gpu.attention import DecodeAttention, DecodeRows, FlashPrompts, PlainPrompts, Prompts, TorchDecode
-from generate.gpu.layers import FusedMath, Layer, Norm, PlainMath, StrictMath
+from generate.gpu.layers import FusedMath, Layer, Norm, PlainMath, StrictMath, Turn
+from generate.rotary import rotation_table
+from models.architecture import Architecture
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -23,32 +25,34 @@ log = logging.getLogger(__name__)
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
-def make_decode(rows: int, pages: int, pool: torch.Size, dtype: torch.dtype, device: torch.device) -> DecodeAttention:
-    """Return decode attention for `rows` block tables of `pages` pages, over pools [pages, H, P, D]."""
+def make_decode(
+    rows: int, pages: int, heads: int, pool: torch.Size, dtype: torch.dtype, device: torch.device
+) -> DecodeAttention:
+    """Return decode attention of `heads` heads for `rows` block tables of `pages` pages, over pools [pages, KV, P, D]."""
     if device.type != "cuda":
         return TorchDecode()
 
     def fast() -> tuple[DecodeAttention, float]:
         from generate.gpu.triton_attention import TritonDecode
 
-        attend = TritonDecode(rows, pages, pool[1], pool[3], device)
-        return attend, decode_error(attend, TorchDecode(), (min(rows, 3), pages), pool, dtype, device)
+        attend = TritonDecode(rows, pages, heads, pool[1], pool[3], device)
+        return attend, decode_error(attend, TorchDecode(), (min(rows, 3), pages), heads, pool, dtype, device)
 
     return agreed(fast, dtype, "decode attention") or TorchDecode()
 
 
-def make_prompts(pool: torch.Size, dtype: torch.dtype, device: torch.device) -> PlainPrompts:
-    """Return attention of prompts over pools [pages, H, P, D]: flash attention for 16 bits on a GPU."""
+def make_prompts(heads: int, pool: torch.Size, dtype: torch.dtype, device: torch.device) -> PlainPrompts:
+    """Return attention of prompts over pools [pages, KV, P, D]: flash attention for 16 bits on a GPU."""
     if device.type != "cuda" or dtype == torch.float32 or pool[3] % 8:
         return PlainPrompts()
 
     def fast() -> tuple[PlainPrompts, float]:
-        return FlashPrompts(), prompts_error(FlashPrompts(), PlainPrompts(), pool, dtype, device)
+        return FlashPrompts(), prompts_error(FlashPrompts(), PlainPrompts(), heads, pool, dtype, device)
 
     return agreed(fast, dtype, "attention of prompts") or PlainPrompts()
 
 
-def make_math(strict: bool, activation: str, dtype: torch.dtype, device: torch.device) -> PlainMath:
+def make_math(strict: bool, config: Architecture, dtype: torch.dtype, device: torch.device) -> PlainMath:
     """Return the layers' arithmetic; `strict` makes a row's bits independent of the batch, and has no fallback."""
     if strict:
         return StrictMath()
@@ -56,7 +60,7 @@ def make_math(strict: bool, activation: str, dtype: torch.dtype, device: torch.d
         return PlainMath()
 
     def fast() -> tuple[PlainMath, float]:
-        return FusedMath(), math_error(FusedMath(), PlainMath(), activation, dtype, device)
+        return FusedMath(), math_error(FusedMath(), PlainMath(), config, dtype, device)
 
     return agreed(fast, dtype, "the layers' arithmetic") or PlainMath()
 
@@ -91,7 +95,7 @@ def _difference(output: Tensor, expected: Tensor) -> float:
 
 
 def decode_error(
-    attend: DecodeAttention, other: DecodeAttention, shape: tuple[int, int], pool: torch.Size,
+    attend: DecodeAttention, other: DecodeAttention, shape: tuple[int, int], heads: int, pool: torch.Size,
     dtype: torch.dtype, device: torch.device,
 ) -> float:  # fmt: skip
     """Return the largest difference of two implementations on a small step with block tables of `shape`.
@@ -99,13 +103,14 @@ def decode_error(
     The step has a row of all pages, one of one page, and an unused one.
     """
     n, pages = shape
-    _, heads, size, width = pool
+    _, kv_heads, size, width = pool
     context_lens = torch.tensor([size * pages - 3, 1, 0][:n], device=device)
-    block_tables = torch.arange(n * pages).view(n, pages) + 1
-    block_tables[2:] = 0
+    block_tables = torch.zeros(n, pages, dtype=torch.int64)
+    block_tables[0] = torch.arange(pages) + 1
+    block_tables[1:2, 0] = pages + 1
     rows = DecodeRows(context_lens, block_tables.to(device))
-    keys, values = (noise(1 + n * pages, heads, size, width, seed=i).to(device, dtype) for i in (1, 2))
-    qkv = noise(n, 3 * heads * width).to(device, dtype)
+    keys, values = (noise(2 + pages, kv_heads, size, width, seed=i).to(device, dtype) for i in (1, 2))
+    qkv = noise(n, (heads + 2 * kv_heads) * width).to(device, dtype)
     output, expected = (
         implementation(qkv, keys.clone(), values.clone(), rows, width**-0.5).float()
         for implementation in (attend, other)
@@ -114,10 +119,10 @@ def decode_error(
 
 
 def prompts_error(
-    attend: PlainPrompts, other: PlainPrompts, pool: torch.Size, dtype: torch.dtype, device: torch.device
+    attend: PlainPrompts, other: PlainPrompts, heads: int, pool: torch.Size, dtype: torch.dtype, device: torch.device
 ) -> float:
     """Return the largest difference of two implementations on two pieces, one with a past of more than two pages."""
-    _, heads, size, width = pool
+    _, kv_heads, size, width = pool
     new, past = 40, 2 * size + 4
     queries, contexts = [0, 5, 5 + new], [0, 5, 5 + past + new]
     positions = torch.cat((torch.arange(5), size + torch.arange(past + new)))
@@ -126,8 +131,8 @@ def prompts_error(
     cu_seqlens = torch.tensor([queries, contexts], dtype=torch.int32, device=device)
     prompts = Prompts(queries, contexts, cu_seqlens, fresh[0], fresh[1], slots)
     pages = 2 + contexts[-1] // size
-    keys, values = (noise(pages, heads, size, width, seed=i).to(device, dtype) for i in (1, 2))
-    qkv = noise(queries[-1], 3 * heads * width).to(device, dtype)
+    keys, values = (noise(pages, kv_heads, size, width, seed=i).to(device, dtype) for i in (1, 2))
+    qkv = noise(queries[-1], (heads + 2 * kv_heads) * width).to(device, dtype)
     output, expected = (
         implementation(qkv, keys.clone(), values.clone(), prompts, width**-0.5).float()
         for implementation in (attend, other)
@@ -135,17 +140,39 @@ def prompts_error(
     return _difference(output, expected)
 
 
-def math_error(way: PlainMath, other: PlainMath, activation: str, dtype: torch.dtype, device: torch.device) -> float:
-    """Return the largest difference of two implementations through a norm, a linear layer and a head."""
-    rows, width, wide = 3, 64, 80
+def math_error(
+    way: PlainMath, other: PlainMath, config: Architecture, dtype: torch.dtype, device: torch.device
+) -> float:
+    """Return the largest difference of two implementations through the parts of a model with the switches of `config`.
+
+    A norm, a linear layer with the activation, a head; and the rotation of all heads, where there is one.
+    """
+    rows, width, wide = 3, 64, 80 * (1 + config.gated)
     x = noise(rows, width).to(device, dtype)
-    norm = Norm(noise(width, seed=1).to(device), noise(width, seed=2).to(device), 1e-5)
+    norm = Norm(noise(width, seed=1).to(device), noise(width, seed=2).to(device), config.norm_epsilon)
+    if config.norm == "rms":
+        norm = Norm(norm.weight.to(dtype), None, config.norm_epsilon)
     weight, bias = noise(wide, width, seed=3) / 8, noise(wide, seed=4) / 8
-    layer = Layer(weight.to(device, dtype), bias.to(device, dtype), activation)
+    bias_there = bias.to(device, dtype) if config.mlp_bias else None
+    layer = Layer(weight.to(device, dtype), bias_there, config.activation, config.gated)
     results = []
     for math in (way, other):
         residual = noise(rows, width, seed=5).to(device)
         y = math.linear(math.add_norm(residual, x, norm, dtype), layer)
         logits = math.head(y[:, :width], math.prepare_head(layer.weight))[:, :wide]
-        results.append(torch.cat((residual, y.float(), logits), 1))
+        parts = [residual, y.float(), logits]
+        if config.rope is not None:
+            parts.append(_turned(math, config, dtype, device))
+        results.append(torch.cat(parts, 1))
     return _difference(*results)
+
+
+def _turned(math: PlainMath, config: Architecture, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return queries, keys and values of three positions after head norms and rotation, float32."""
+    assert config.rope is not None
+    table = rotation_table(config.rope, config.head_size, config.block_size)
+    positions = torch.tensor([0, config.block_size // 2, config.block_size - 1])
+    norms = noise(2, config.head_size, seed=6).to(device, dtype) if config.qk_norm else None
+    turn = Turn(config.n_head, config.n_kv_head, config.head_size, norms, config.norm_epsilon)
+    qkv = noise(len(positions), config.qkv_size, seed=7).to(device, dtype)
+    return math.turn(qkv, table[positions].to(device), turn).float()

@@ -1,4 +1,4 @@
-"""GPT-2 between token ids and logits, with the residual in float32 and attention as an argument.
+"""A model between token ids and logits, for any architecture, with the residual in float32 and attention as an argument.
 
 `PlainMath` is plain PyTorch on any device, the oracle; `FusedMath` uses fewer kernels on a GPU. Decodes and prompts go
 through the same layers, and nothing here reads a number back, so that a graph can hold all of it.
@@ -16,26 +16,46 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from generate.cpu.linear import GELU_TANH_NAMES
+from generate.rotary import rms_norm, rotate, rotation_table
 from models import network
 from models.activations import ACTIVATIONS
+from models.architecture import Architecture
 
 VOCABULARY_MULTIPLE = 64  # a product whose width is odd takes a slower kernel
-Attend = Callable[[int, Tensor, float], Tensor]  # layer, qkv [n, 3C], scale: attention [n, C]
+SILU_NAMES = ("silu", "swish")
+Attend = Callable[[int, Tensor, float], Tensor]  # layer, qkv [n, (H + 2 KV) * D], scale: attention [n, H * D]
 
 
 class Layer(NamedTuple):
-    """A linear layer and its activation; weight (out, in)."""
+    """A linear layer and its activation; weight (out, in).
+
+    gated: the first half of the outputs goes through the activation and is multiplied by the second half.
+    """
 
     weight: Tensor
     bias: Tensor | None
     activation: str = ""
+    gated: bool = False
 
 
 class Norm(NamedTuple):
-    """A layer norm, its weight and bias in float32."""
+    """A layer norm, its weight and bias in float32; or an RMS norm, without a bias, its weight as the model has it."""
 
     weight: Tensor
-    bias: Tensor
+    bias: Tensor | None
+    eps: float
+
+
+class Turn(NamedTuple):
+    """What rotates queries and keys: H heads of queries, KV of keys, each of D values.
+
+    norms: [2, D], the weights of the RMS norms of the heads of queries and of keys before the rotation, or None.
+    """
+
+    H: int
+    KV: int
+    D: int
+    norms: Tensor | None
     eps: float
 
 
@@ -45,15 +65,37 @@ class PlainMath:
     name = "torch"
 
     def add_norm(self, residual: Tensor, x: Tensor | None, norm: Norm, dtype: torch.dtype) -> Tensor:
-        """Add x to the float32 residual in place; return the sum's layer norm as `dtype`."""
+        """Add x to the float32 residual in place; return the sum's norm as `dtype`.
+
+        An RMS norm multiplies by its weight after the cast, as Llama does.
+        """
         if x is not None:
             residual.add_(x)
-        return F.layer_norm(residual, residual.shape[1:], norm.weight, norm.bias, norm.eps).to(dtype)
+        if norm.bias is not None:
+            return F.layer_norm(residual, residual.shape[1:], norm.weight, norm.bias, norm.eps).to(dtype)
+        normed = residual * torch.rsqrt(residual.square().mean(-1, keepdim=True) + norm.eps)
+        return normed.to(dtype) * norm.weight
 
     def linear(self, x: Tensor, layer: Layer) -> Tensor:
-        """Return activation(x W + b) as x's dtype."""
-        y = F.linear(x, layer.weight, layer.bias)
-        return ACTIVATIONS[layer.activation](y) if layer.activation else y
+        """Return activation(x W + b) as x's dtype, with the gate if there is one."""
+        return self._activate(F.linear(x, layer.weight, layer.bias), layer)
+
+    def _activate(self, y: Tensor, layer: Layer) -> Tensor:
+        if not layer.activation:
+            return y
+        activate = ACTIVATIONS[layer.activation]
+        if not layer.gated:
+            return activate(y)
+        gate, up = y.chunk(2, -1)  # (n, inner) each
+        return activate(gate) * up
+
+    def turn(self, qkv: Tensor, rotation: Tensor, turn: Turn) -> Tensor:
+        """Return qkv [n, (H + 2 KV) * D] with queries and keys rotated; rotation: float32 [n, 2, D/2]."""
+        heads = qkv.view(len(qkv), -1, turn.D)  # (n, H + 2 KV, D)
+        parts, v = [heads[:, : turn.H], heads[:, turn.H : -turn.KV]], heads[:, -turn.KV :]
+        if turn.norms is not None:
+            parts = [rms_norm(part, weight, turn.eps) for part, weight in zip(parts, turn.norms)]
+        return torch.cat((*(rotate(part, rotation) for part in parts), v), 1).view(qkv.shape)
 
     def prepare_head(self, weight: Tensor) -> Tensor:
         """Return the head's weight in the layout of `head`."""
@@ -65,7 +107,7 @@ class PlainMath:
 
 
 class FusedMath(PlainMath):
-    """Fewer kernels on a GPU: residual and norm in one, the activation with its product, a padded head."""
+    """Fewer kernels on a GPU: residual and norm, head norms and rotation, activation and gate; a padded head."""
 
     name = "fused"
 
@@ -78,14 +120,23 @@ class FusedMath(PlainMath):
         return self.kernels.add_norm(residual, x, *norm, dtype)
 
     def linear(self, x: Tensor, layer: Layer) -> Tensor:
-        if layer.activation in GELU_TANH_NAMES:
-            assert layer.bias is not None
+        if layer.activation in GELU_TANH_NAMES and layer.bias is not None and not layer.gated:
             y: Tensor = torch._addmm_activation(layer.bias, x, layer.weight.t(), use_gelu=True)
             return y
         return super().linear(x, layer)
 
+    def _activate(self, y: Tensor, layer: Layer) -> Tensor:
+        if layer.gated and layer.activation in SILU_NAMES:
+            return self.kernels.silu_gate(y)
+        return super()._activate(y, layer)
+
+    def turn(self, qkv: Tensor, rotation: Tensor, turn: Turn) -> Tensor:
+        """See `PlainMath.turn`; in place."""
+        return self.kernels.turn(qkv, rotation, turn.H, turn.KV, turn.norms, turn.eps)
+
     def prepare_head(self, weight: Tensor) -> Tensor:
-        return F.pad(weight, (0, 0, 0, -len(weight) % VOCABULARY_MULTIPLE))
+        missing = -len(weight) % VOCABULARY_MULTIPLE
+        return F.pad(weight, (0, 0, 0, missing)) if missing else weight.contiguous()
 
     def head(self, x: Tensor, weight: Tensor) -> Tensor:
         if x.dtype == torch.float32:
@@ -103,9 +154,9 @@ class StrictMath(FusedMath):
     name = "strict"
 
     def linear(self, x: Tensor, layer: Layer) -> Tensor:
-        fused = layer.activation in GELU_TANH_NAMES
+        fused = layer.activation in GELU_TANH_NAMES and not layer.gated
         y = self.kernels.linear(x, layer.weight, layer.bias, gelu=fused)
-        return y if fused or not layer.activation else ACTIVATIONS[layer.activation](y)
+        return y if fused else self._activate(y, layer)
 
     def prepare_head(self, weight: Tensor) -> Tensor:
         return weight.contiguous()
@@ -115,58 +166,74 @@ class StrictMath(FusedMath):
         return logits
 
 
-class Block(NamedTuple):
-    ln_1: Norm
-    c_attn: Layer
-    scale: float
-    attn_proj: Layer
-    ln_2: Norm
-    c_fc: Layer
-    mlp_proj: Layer
+class Block:
+    """The parts of one transformer block, in the formats of the arithmetic."""
+
+    def __init__(self, block: network.Block, config: Architecture, layer: int) -> None:
+        self.norm_1, self.norm_2 = make_norm(block.norm_1, config), make_norm(block.norm_2, config)
+        self.qkv, self.attn_proj = _layer(block.qkv), _layer(block.attn_proj)
+        self.fc, self.mlp_proj = _layer(block.fc, config.activation, config.gated), _layer(block.mlp_proj)
+        self.scale = config.attention_scale(layer)
+        self.turn = make_turn(block, config)
+
+
+def make_norm(norm: network.Norm, config: Architecture) -> Norm:
+    """Return a norm in the formats of the arithmetic."""
+    if config.norm == "rms":
+        return Norm(norm.weight.contiguous(), None, config.norm_epsilon)
+    bias = torch.zeros_like(norm.weight) if norm.bias is None else norm.bias
+    return Norm(norm.weight.float().contiguous(), bias.float().contiguous(), config.norm_epsilon)
+
+
+def make_turn(block: network.Block, config: Architecture) -> Turn | None:
+    """Return the rotation of this architecture, None for learned positions."""
+    if config.rope is None:
+        return None
+    norms = None
+    if block.q_norm is not None and block.k_norm is not None:
+        norms = torch.stack((block.q_norm.weight, block.k_norm.weight))
+    return Turn(config.n_head, config.n_kv_head, config.head_size, norms, config.norm_epsilon)
+
+
+def _layer(part: network.Projection, activation: str = "", gated: bool = False) -> Layer:
+    return Layer(part.weight.contiguous(), part.bias, activation, gated)
 
 
 class Network:
-    """The layers of a model in the order of a step. Raises ValueError for an architecture other than GPT-2's."""
+    """The layers of a model in the order of a step."""
 
-    def __init__(self, model: network.Network, make_math: Callable[[str], PlainMath]) -> None:
+    def __init__(self, model: network.Network, math: PlainMath) -> None:
         config = model.config
-        if config.family != "gpt2" or model.positions is None:
-            raise ValueError(f"the engine cannot compute {config.family} on a GPU. Use a GPT-2 model")
-        self.math = math = make_math(config.activation)
+        self.math = math
         self.vocabulary = config.vocab_size
-        self.wte, self.wpe = model.embedding, model.positions
-        self.dtype = self.wte.dtype
-
-        def norm(part: network.Norm) -> Norm:
-            assert part.bias is not None
-            return Norm(part.weight.float(), part.bias.float(), config.norm_epsilon)
-
-        def layer(part: network.Projection, activation: str = "") -> Layer:
-            return Layer(part.weight.contiguous(), part.bias, activation)
-
-        self.blocks = [
-            Block(
-                norm(block.norm_1), layer(block.qkv), config.attention_scale(i), layer(block.attn_proj),
-                norm(block.norm_2), layer(block.fc, config.activation), layer(block.mlp_proj),
-            )
-            for i, block in enumerate(model.blocks)
-        ]  # fmt: skip
-        self.ln_f = norm(model.norm)
-        self.lm_head = math.prepare_head(model.head)
+        self.embedding, self.positions = model.embedding, model.positions
+        self.dtype = model.embedding.dtype
+        self.rotations: Tensor | None = None
+        if config.rope is not None:
+            table = rotation_table(config.rope, config.head_size, config.block_size)
+            self.rotations = table.to(model.embedding.device)  # [T, 2, D/2]
+        self.blocks = [Block(block, config, layer) for layer, block in enumerate(model.blocks)]
+        self.norm = make_norm(model.norm, config)
+        self.head = math.prepare_head(model.head)
 
     def logits(self, ids: Tensor, positions: Tensor, attend: Attend, sample_rows: Tensor | None = None) -> Tensor:
         """Return float32 logits [n, V] of tokens `ids` at `positions`, or only those of `sample_rows`."""
         math, dtype = self.math, self.dtype
-        residual = F.embedding(ids, self.wte).float() + F.embedding(positions, self.wpe)  # [n, C]
+        residual = F.embedding(ids, self.embedding).float()  # [n, C]
+        if self.positions is not None:
+            residual = residual + F.embedding(positions, self.positions)
+        rotation = None if self.rotations is None else self.rotations.index_select(0, positions)  # [n, 2, D/2]
         x = None  # each add_norm adds the layer before it to the residual
         for i, block in enumerate(self.blocks):
-            qkv = math.linear(math.add_norm(residual, x, block.ln_1, dtype), block.c_attn)  # [n, 3C]
+            qkv = math.linear(math.add_norm(residual, x, block.norm_1, dtype), block.qkv)  # [n, (H + 2 KV) * D]
+            if rotation is not None and block.turn is not None:
+                qkv = math.turn(qkv, rotation, block.turn)
             x = math.linear(attend(i, qkv, block.scale), block.attn_proj)  # [n, C]
-            x = math.linear(math.add_norm(residual, x, block.ln_2, dtype), block.c_fc)  # [n, inner]
+            x = math.linear(math.add_norm(residual, x, block.norm_2, dtype), block.fc)  # [n, inner]
             x = math.linear(x, block.mlp_proj)  # [n, C]
         if sample_rows is not None and x is not None:
             if not len(sample_rows):  # a launch for no rows is an error
                 return residual.new_empty(0, self.vocabulary)
             residual, x = residual[sample_rows], x[sample_rows]
-        x = math.add_norm(residual, x, self.ln_f, dtype)
-        return math.head(x, self.lm_head)[:, : self.vocabulary]
+        x = math.add_norm(residual, x, self.norm, dtype)
+        return math.head(x, self.head)[:, : self.vocabulary]

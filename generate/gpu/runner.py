@@ -10,10 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import itertools
 import logging
 from collections.abc import Callable
-from collections.abc import Sequence as Many
 
 import torch
 from torch import Tensor
@@ -24,6 +22,7 @@ from generate.gpu.attention import DecodeRows, Prompts
 from generate.gpu.decoder import Decoder
 from generate.gpu.graphs import BUCKETS
 from generate.gpu.layers import Network
+from generate.gpu.prompts import lay_out
 from generate.gpu.rows import Rows, upload
 from generate.packing import pack, sample_outputs
 from generate.params import GREEDY
@@ -67,15 +66,15 @@ class GpuRunner:
     def _choose(self, model: Weights, capacity: int, strict: bool) -> None:
         """Choose the implementation of each part, after one comparison with plain PyTorch."""
         pages = -(-self.config.block_size // self.page_size)
-        pool, target = self.keys.shape[1:], (self.dtype, self.device)
-        self.attend = choose.make_decode(capacity, pages, pool, *target)
+        pool, heads, target = self.keys.shape[1:], model.config.n_head, (self.dtype, self.device)
+        self.attend = choose.make_decode(capacity, pages, heads, pool, *target)
         if strict and self.attend.name == "torch" and self.device.type == "cuda":
             raise RuntimeError(
                 "--batch-invariant needs Triton's kernels, but they do not run on this machine; see the log. "
                 "Leave it out"
             )
-        self.attend_prompts = choose.make_prompts(pool, *target)
-        self.network = Network(model, lambda activation: choose.make_math(strict, activation, *target))
+        self.attend_prompts = choose.make_prompts(heads, pool, *target)
+        self.network = Network(model, choose.make_math(strict, model.config, *target))
         rows = Rows(capacity, pages, self.device)
         self.decoder = Decoder(rows, self._row_logits, self.config.block_size, self.page_size)
 
@@ -184,32 +183,20 @@ class GpuRunner:
         """Return the logits of the sample rows, after the pieces' keys and values are written."""
         packed = pack(prompts, counts)
         filler = [0] * padding
+        parts = lay_out(prompts, counts, self.page_size, self.device)
         ids, positions = upload(torch.tensor([packed.ids + filler, packed.positions + filler]), self.device)
-        attend = functools.partial(self._attend_pieces, self._prompts(prompts, counts))
+        attend = functools.partial(self._attend_pieces, parts)
         sample_rows = upload(torch.tensor(packed.sample_rows, dtype=torch.long), self.device)
         return self.network.logits(ids, positions, attend, sample_rows)
 
-    def _attend_pieces(self, prompts: Prompts, layer: int, qkv: Tensor, scale: float) -> Tensor:
-        return self.attend_prompts(qkv, self.keys[layer], self.values[layer], prompts, scale)
-
-    def _prompts(self, sequences: Many[Sequence], counts: Many[int]) -> Prompts:
-        """Return the slots of the pieces' tokens, new and past."""
-        size = self.page_size
-        context_lens = [seq.computed + count for seq, count in zip(sequences, counts)]
-        slots = [  # of each piece: page * size + offset of all its tokens
-            [seq.pages[position // size] * size + position % size for position in range(length)]
-            for seq, length in zip(sequences, context_lens)
-        ]
-        new = [own[len(own) - count :] for own, count in zip(slots, counts)]
-        fresh = upload(torch.tensor([*itertools.chain(*new)]), self.device)
-        past = None
-        if any(seq.computed for seq in sequences):
-            every = upload(torch.tensor([*itertools.chain(*slots)]), self.device)
-            past = torch.stack((every // size, every % size))
-        cu_seqlens_q = [0, *itertools.accumulate(counts)]
-        cu_seqlens_k = [0, *itertools.accumulate(context_lens)]
-        cu_seqlens = upload(torch.tensor([cu_seqlens_q, cu_seqlens_k], dtype=torch.int32), self.device)
-        return Prompts(cu_seqlens_q, cu_seqlens_k, cu_seqlens, fresh // size, fresh % size, past)
+    def _attend_pieces(self, parts: list[Prompts], layer: int, qkv: Tensor, scale: float) -> Tensor:
+        keys, values = self.keys[layer], self.values[layer]
+        outs, first = [], 0
+        for part in parts:
+            last = first + part.cu_seqlens_q[-1] if part is not parts[-1] else len(qkv)  # the last has the padding
+            outs.append(self.attend_prompts(qkv[first:last], keys, values, part, scale))
+            first = last
+        return torch.cat(outs) if len(outs) > 1 else outs[0]
 
 
 def make_runner(

@@ -1,4 +1,7 @@
-"""Triton kernels between the attentions: residual and layer norm in one, and a product with one order of sums.
+"""Triton kernels between the attentions: residual and norm in one, head norms and rotation in one, a gate, and a product
+with one order of sums.
+
+Each row is computed alone, with sums in one order, so that its bits do not depend on the batch.
 
 It must not know which layer it computes.
 """
@@ -12,10 +15,13 @@ from torch import Tensor
 
 # The same for any number of rows: the order of a row's sums depends on them.
 BLOCK_M, BLOCK_N, BLOCK_K = 64, 64, 64
+HEADS, COLUMNS = 4, 1024  # of one program of `turn` and of `silu_gate`
 
 
 @triton.jit
-def _add_norm(R, X, W, B, Y, eps, C: tl.constexpr, BC: tl.constexpr, ADD: tl.constexpr):
+def _add_norm(
+    R, X, W, B, Y, eps, C: tl.constexpr, BC: tl.constexpr, ADD: tl.constexpr, RMS: tl.constexpr
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BC)
     inside = c < C
@@ -23,23 +29,92 @@ def _add_norm(R, X, W, B, Y, eps, C: tl.constexpr, BC: tl.constexpr, ADD: tl.con
     if ADD:
         x += tl.load(X + row * C + c, mask=inside, other=0.0).to(tl.float32)
         tl.store(R + row * C + c, x, mask=inside)
-    z = tl.where(inside, x - tl.sum(x, 0) / C, 0.0)
-    y = z * tl.rsqrt(tl.sum(z * z, 0) / C + eps)
-    y = y * tl.load(W + c, mask=inside, other=0.0) + tl.load(B + c, mask=inside, other=0.0)
+    w = tl.load(W + c, mask=inside, other=0.0).to(tl.float32)
+    if RMS:  # the weight after the cast
+        y = x * tl.rsqrt(tl.sum(x * x, 0) / C + eps)
+        y = y.to(Y.dtype.element_ty).to(tl.float32) * w
+    else:
+        z = tl.where(inside, x - tl.sum(x, 0) / C, 0.0)
+        y = z * tl.rsqrt(tl.sum(z * z, 0) / C + eps)
+        y = y * w + tl.load(B + c, mask=inside, other=0.0)
     tl.store(Y + row * C + c, y.to(Y.dtype.element_ty), mask=inside)
 
 
 def add_norm(
-    residual: Tensor, x: Tensor | None, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype
+    residual: Tensor, x: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype
 ) -> Tensor:
-    """Add x [n, C] to the float32 residual in place, if there is one; return the sum's layer norm as `dtype`."""
+    """Add x [n, C] to the float32 residual in place, if there is one; return the sum's norm as `dtype`.
+
+    A layer norm with a bias, an RMS norm without.
+    """
     n, C = residual.shape
     y = torch.empty(n, C, dtype=dtype, device=residual.device)
     _add_norm[(n,)](
-        residual, residual if x is None else x, weight, bias, y, eps,
-        C=C, BC=triton.next_power_of_2(C), ADD=x is not None,
+        residual, residual if x is None else x, weight, weight if bias is None else bias, y, eps,
+        C=C, BC=triton.next_power_of_2(C), ADD=x is not None, RMS=bias is None,
     )  # fmt: skip
     return y
+
+
+@triton.jit
+def _turn(
+    QKV, R, W, eps, H: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
+    NORM: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    h = tl.program_id(1) * BH + tl.arange(0, BH)
+    d = tl.arange(0, BD)
+    half: tl.constexpr = D // 2
+    inside = (h < H + KV)[:, None] & (d < half)[None, :]  # [BH, BD]
+    at = QKV + row * ((H + 2 * KV) * D) + h[:, None] * D + d[None, :]
+    first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(at + half, mask=inside, other=0.0).to(tl.float32)
+    if NORM:  # the weight after the cast, and a cast after the weight
+        scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / D + eps)[:, None]
+        weight = W + (h >= H).to(tl.int32)[:, None] * D + d[None, :]
+        w = tl.load(weight, mask=inside, other=0.0).to(tl.float32)
+        first = (first * scale).to(QKV.dtype.element_ty).to(tl.float32) * w
+        w = tl.load(weight + half, mask=inside, other=0.0).to(tl.float32)
+        second = (second * scale).to(QKV.dtype.element_ty).to(tl.float32) * w
+        first = first.to(QKV.dtype.element_ty).to(tl.float32)
+        second = second.to(QKV.dtype.element_ty).to(tl.float32)
+    cosine = tl.load(R + row * D + d, mask=d < half, other=0.0)[None, :]
+    sine = tl.load(R + row * D + half + d, mask=d < half, other=0.0)[None, :]
+    tl.store(at, (first * cosine - second * sine).to(QKV.dtype.element_ty), mask=inside)
+    tl.store(at + half, (second * cosine + first * sine).to(QKV.dtype.element_ty), mask=inside)
+
+
+def turn(qkv: Tensor, rotation: Tensor, heads: int, kv_heads: int, norms: Tensor | None, eps: float) -> Tensor:
+    """Norm the heads of queries and keys of qkv [n, (heads + 2 kv_heads) * D] in place, if there are weights; rotate them.
+
+    rotation: float32 [n, 2, D/2], cosine and sine. norms: [2, D], of queries and keys.
+    """
+    n = len(qkv)
+    D = qkv.shape[1] // (heads + 2 * kv_heads)
+    _turn[(n, triton.cdiv(heads + kv_heads, HEADS))](
+        qkv, rotation, qkv if norms is None else norms, eps,
+        H=heads, KV=kv_heads, D=D, BH=HEADS, BD=triton.next_power_of_2(D // 2), NORM=norms is not None,
+    )  # fmt: skip
+    return qkv
+
+
+@triton.jit
+def _silu_gate(Y, OUT, N: tl.constexpr, BN: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    inside = n < N
+    gate = tl.load(Y + row * 2 * N + n, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(Y + row * 2 * N + N + n, mask=inside, other=0.0).to(tl.float32)
+    gate = (gate / (1.0 + tl.exp(-gate))).to(OUT.dtype.element_ty).to(tl.float32)  # as PyTorch rounds it
+    tl.store(OUT + row * N + n, (gate * up).to(OUT.dtype.element_ty), mask=inside)
+
+
+def silu_gate(y: Tensor) -> Tensor:
+    """Return silu(gate) * up [n, N] of gate and up side by side, y [n, 2 N]."""
+    n, N = len(y), y.shape[1] // 2
+    out = torch.empty(n, N, dtype=y.dtype, device=y.device)
+    _silu_gate[(n, triton.cdiv(N, COLUMNS))](y, out, N=N, BN=COLUMNS)
+    return out
 
 
 @triton.jit(do_not_specialize=["M"])  # one program for any number of rows

@@ -193,7 +193,7 @@ def test_strict_logits_do_not_depend_on_the_batch_and_their_texts_are_the_cpus(m
 
     config = GPTConfig(block_size=128, vocab_size=61, n_layer=1, n_head=1, n_embd=64)
     runner = GpuRunner(make_model(config), 120, 64, capacity=4, strict=True)
-    runner.attend = TritonDecode(4, 2, config.n_head, config.head_size, runner.device)
+    runner.attend = TritonDecode(4, 2, config.n_head, config.n_head, config.head_size, runner.device)
     seen: list[dict[tuple[str, int], torch.Tensor]] = []
     logits_of = runner.decoder.logits, runner._prompt_logits
 
