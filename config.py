@@ -98,7 +98,8 @@ class Config:
         "server's steps"
     )  # fmt: skip
     model: str = setting(
-        "", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2, bard, or a folder with a GPT-2 checkpoint; unset: "
+        "", "gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2, smollm2, bard; owner/name[@revision] or "
+        "owner/name:file.gguf from the hub; a folder with a checkpoint, or a .gguf file; unset: "
         "gpt2-medium, or bard if that cannot be loaded; mock:llm-mock or mock:FILE.json: no weights, only the "
         "delays of a cost model (append @10 for a tenth of them)"
     )  # fmt: skip

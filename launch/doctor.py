@@ -13,7 +13,7 @@ from pathlib import Path
 
 from config import Config
 from launch import preflight
-from models import catalog, hub
+from models import catalog
 from simulate import mock
 
 GIB = 1 << 30
@@ -112,8 +112,7 @@ def _tokenizer(config: Config) -> str:
 def _resolved(config: Config) -> catalog.ResolvedModel:
     """Find the model as the server would, but without downloads."""
     name = config.model or catalog.DEFAULT
-    is_local = name not in hub.PUBLISHED or config.load_format == "dummy" or hub.cached(name)
-    if is_local:
+    if catalog.is_here(config.model or None, config.load_format):
         return catalog.resolve(config.model or None, config.load_format)
     if not config.model:
         return catalog.resolve("bard", config.load_format)

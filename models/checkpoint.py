@@ -18,6 +18,7 @@ from models.architecture import Architecture
 from models.family import ConfigError, Layout
 from models.tensors import Shapes
 
+LONGEST_CONFIG = 100_000  # bytes; the launcher passes it to its worker in the environment
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -31,6 +32,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(
             f"{folder} has no config.json. Use a folder that save_pretrained of a transformers model wrote"
+        )
+    if path.stat().st_size > LONGEST_CONFIG:
+        raise CheckpointError(
+            f"{path} has {path.stat().st_size:,} bytes, at most {LONGEST_CONFIG:,} are read. Use the model's own file"
         )
     raw = read_json(path)
     architecture_of(raw, path)

@@ -188,8 +188,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Family:
-    """model_types: the values of `model_type` in config.json that `read` understands."""
+    """model_types: the values of `model_type` in config.json that `read` understands.
+
+    shares_tokenizer: all published models have the same tokenizer, so that a checkpoint may lack its files.
+    """
 
     model_types: tuple[str, ...]
     read: Callable[[Config], Architecture]
     layout: Layout
+    shares_tokenizer: bool = False

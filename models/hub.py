@@ -1,41 +1,65 @@
-"""Published GPT-2 models: their shapes, their pinned revisions, and their download.
+"""Models from the hub: any repository of safetensors, a GGUF file of one, and the published GPT-2 models by name.
 
-A cached model is used without the network. Otherwise the hub gets a few seconds to answer one small request, whatever
-name servers, proxies and retries do, and only then is the model downloaded.
+A cached model is used without the network. Otherwise the hub gets a few seconds to list the repository, whatever name
+servers, proxies and retries do. Then come the small files, and the weights last, after the config was understood and the
+disk was found large enough: a folder with weights is complete. The library writes each file beside its place and renames
+it, so that nothing half-written stays in the cache.
 
 It must not import torch: the launcher resolves a model before it loads one.
 """
 
 from __future__ import annotations
 
+import difflib
+import errno
+import shutil
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+from huggingface_hub import constants, errors
 
-from models import checkpoint
+from models import checkpoint, families
 
-FILES = ["config.json", "*.safetensors", "vocab.json", "merges.txt", "tokenizer.json"]
+TOKENIZERS = ("tokenizer.json", "vocab.json", "merges.txt")
+FILES = (
+    "config.json", "generation_config.json", *TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.jinja",
+)  # fmt: skip
+REMEDY = "Use --model bard or smollm2, or a local folder, or set HF_HOME to a cache that has it"
+SPARE = 64 << 20  # bytes to leave free on the disk
 
 
 class HubError(ValueError):
-    """The hub does not provide a model; the message is the reason alone, as a clause."""
+    """The hub does not provide a model; the message is the reason alone, as a clause, and `remedy` a sentence."""
+
+    def __init__(self, reason: str, remedy: str = REMEDY) -> None:
+        super().__init__(reason)
+        self.remedy = remedy
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A repository at a revision: a branch, a tag or a commit."""
+
+    name: str
+    revision: str = "main"
 
 
 @dataclass(frozen=True)
 class Published:
-    """A published model: repository, pinned revision, and what its config.json says of its shape."""
+    """A published model with a short name: its repository, pinned, and what its config.json says of its shape."""
 
-    repo: str
-    revision: str
+    repository: Repository
     shape: dict[str, Any]
 
 
 def _gpt2(name: str, revision: str, n_layer: int, n_head: int, n_embd: int) -> Published:
     shape = {"model_type": "gpt2", "n_layer": n_layer, "n_head": n_head, "n_embd": n_embd}
-    return Published(name, revision, shape)
+    return Published(Repository(name, revision), shape)
 
 
 PUBLISHED = {
@@ -47,45 +71,126 @@ PUBLISHED = {
 }
 
 
-def cached(name: str) -> Path | None:
-    """Return the folder of published model `name` in the cache, or None unless it is complete."""
-    model = PUBLISHED[name]
-    for repo in (model.repo, name):  # before the repositories had owners, caches held the bare name
-        config = huggingface_hub.try_to_load_from_cache(repo, "config.json", revision=model.revision)
-        if isinstance(config, str):
-            folder = Path(config).parent
-            try:
-                checkpoint.weight_files(folder)
-            except checkpoint.CheckpointError:
-                continue
-            return folder
+@dataclass(frozen=True)
+class Listing:
+    """The commit that a revision means, and the size of each file in it."""
+
+    commit: str
+    files: Mapping[str, int] = field(default_factory=dict)
+
+
+def cached(repository: Repository, weights: bool = True) -> Path | None:
+    """Return the folder of a repository in the cache, or None unless it is complete."""
+    names = [repository.name]
+    if repository in (model.repository for model in PUBLISHED.values()):
+        names.append(repository.name.rpartition("/")[2])  # before they had owners, caches held the bare name
+    for name in names:
+        config = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=repository.revision)
+        if isinstance(config, str) and _is_complete(Path(config).parent, weights):
+            return Path(config).parent
     return None
 
 
-def fetch(name: str, timeout_s: float) -> Path:
-    """Return the folder of published model `name`, after downloading the files that are not cached.
+def _is_complete(folder: Path, weights: bool) -> bool:
+    """Whether the weights are there, and a tokenizer: other programs cache models without."""
+    try:
+        if weights:
+            checkpoint.weight_files(folder)
+        family = families.by_model_type().get(str(checkpoint.read_json(folder / "config.json").get("model_type")))
+    except checkpoint.CheckpointError:
+        return False
+    has_tokenizer = any((folder / name).is_file() for name in TOKENIZERS)
+    return has_tokenizer or (family is not None and family.shares_tokenizer)
 
-    The hub must answer within `timeout_s` seconds; the download itself has no limit. Raises HubError.
+
+def cached_file(repository: Repository, file: str) -> Path | None:
+    """Return a file of a repository in the cache, if it is there."""
+    path = huggingface_hub.try_to_load_from_cache(repository.name, file, revision=repository.revision)
+    return Path(path) if isinstance(path, str) else None
+
+
+def fetch(repository: Repository, timeout_s: float, weights: bool = True) -> Path:
+    """Return the folder of a repository, after downloading the files that are not cached.
+
+    The hub must answer within `timeout_s` seconds; the download itself has no limit. Raises HubError, or
+    CheckpointError for a model that cannot be served, before its weights are downloaded.
     """
-    folder = cached(name)
+    folder = cached(repository, weights)
     if folder is not None:
         return folder
-    _probe(name, timeout_s)
-    return _download(name)
+    listing = _list(repository, timeout_s)
+    if "config.json" not in listing.files:
+        raise HubError(f"{repository.name} has no config.json", _instead(repository, listing))
+    folder = _download(repository, "config.json", listing, timeout_s).parent
+    checkpoint.read_config(folder)
+    names = [name for name in FILES if name in listing.files]
+    if weights:
+        names += _weights(repository, listing)
+    _check_space((name for name in names if not (folder / name).exists()), listing, folder)
+    for name in names:
+        _download(repository, name, listing, timeout_s)
+    if repository.revision != listing.commit:  # let the cache know what the branch means, now that all is there
+        _download(repository, "config.json", listing, timeout_s, repository.revision)
+    return folder
 
 
-def _probe(name: str, timeout_s: float) -> None:
-    """Request the headers of the model's config.json; raise HubError unless they come in time."""
+def fetch_file(repository: Repository, file: str, timeout_s: float) -> Path:
+    """Return one file of a repository, after downloading it unless it is cached. Raises HubError."""
+    path = cached_file(repository, file)
+    if path is not None:
+        return path
+    listing = _list(repository, timeout_s)
+    if file not in listing.files:
+        near = difflib.get_close_matches(file, listing.files, n=1, cutoff=0.3)
+        remedy = f"Did you mean {near[0]!r}?" if near else "Use a file that it has"
+        raise HubError(f"{repository.name} has no file {file!r}", remedy)
+    _check_space([file], listing, Path(constants.HF_HUB_CACHE))
+    return _download(repository, file, listing, timeout_s, repository.revision)
+
+
+def _weights(repository: Repository, listing: Listing) -> list[str]:
+    """Return the names of the weights: one file, or the shards and then their index."""
+    if "model.safetensors" in listing.files:
+        return ["model.safetensors"]
+    index = "model.safetensors.index.json"
+    shards = [name for name in listing.files if name.startswith("model-") and name.endswith(".safetensors")]
+    if index not in listing.files or not shards:
+        raise HubError(f"{repository.name} has no safetensors", _instead(repository, listing))
+    return [*sorted(shards), index]
+
+
+def _instead(repository: Repository, listing: Listing) -> str:
+    """Return a remedy for a repository without a checkpoint: its GGUF files, if any."""
+    files = sorted(name for name in listing.files if name.endswith(".gguf"))
+    if files:
+        return f"Use one of its GGUF files, such as --model {repository.name}:{files[0]}"
+    return "Use a repository with config.json and model.safetensors, or with a GGUF file"
+
+
+def _check_space(names: Iterable[str], listing: Listing, folder: Path) -> None:
+    """Raise HubError if the files `names` do not fit on the disk."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    needed, free = sum(listing.files[name] for name in names), shutil.disk_usage(existing).free
+    if needed + SPARE > free:
+        raise HubError(
+            f"its files have {needed / 2**30:.2f} GiB, but {free / 2**30:.2f} GiB are free at {existing}",
+            "Free some space, or set HF_HOME to another disk",
+        )
+
+
+def _list(repository: Repository, timeout_s: float) -> Listing:
+    """Return what the hub has of a repository; raise HubError unless it answers in time."""
     if huggingface_hub.is_offline_mode():
         raise HubError("it is not in the cache, and HF_HUB_OFFLINE disables downloads")
-    model = PUBLISHED[name]
-    url = huggingface_hub.hf_hub_url(model.repo, "config.json", revision=model.revision)
-    outcome: list[Exception | None] = []
+    outcome: list[Listing | Exception] = []
 
     def request() -> None:
         try:
-            huggingface_hub.get_hf_file_metadata(url, timeout=timeout_s)
-            outcome.append(None)
+            info = huggingface_hub.HfApi().model_info(
+                repository.name, revision=repository.revision, timeout=timeout_s, files_metadata=True
+            )
+            files = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
+            outcome.append(Listing(info.sha or repository.revision, files))
         except Exception as error:  # each failure there is a reason to do without the hub
             outcome.append(error)
 
@@ -95,17 +200,39 @@ def _probe(name: str, timeout_s: float) -> None:
     thread.join(timeout_s)
     if not outcome:
         raise HubError(f"the model hub did not answer within {timeout_s:g} s")
-    if outcome[0] is not None:
-        raise HubError(f"cannot reach the model hub: {_reason(outcome[0])}") from outcome[0]
+    if isinstance(outcome[0], Exception):
+        raise _refusal(outcome[0], repository, "cannot reach the model hub") from outcome[0]
+    return outcome[0]
 
 
-def _download(name: str) -> Path:
-    model = PUBLISHED[name]
+def _download(
+    repository: Repository, file: str, listing: Listing, timeout_s: float, revision: str | None = None
+) -> Path:
+    """Return a file, downloaded unless it is cached: all of one commit, even if the branch moves meanwhile."""
     try:
-        folder = huggingface_hub.snapshot_download(model.repo, revision=model.revision, allow_patterns=FILES)
+        return Path(
+            huggingface_hub.hf_hub_download(
+                repository.name, file, revision=revision or listing.commit, etag_timeout=timeout_s
+            )
+        )
     except Exception as error:
-        raise HubError(f"the download failed: {_reason(error)}") from error
-    return Path(folder)
+        raise _refusal(error, repository, f"the download of {file} failed") from error
+
+
+def _refusal(error: Exception, repository: Repository, what: str) -> HubError:
+    """Return the reason and the remedy for an error of the hub's library."""
+    name = repository.name
+    if isinstance(error, errors.GatedRepoError):
+        page = f"{constants.ENDPOINT}/{name}"
+        return HubError(f"{name} is gated", f"Accept its terms at {page}, and set HF_TOKEN to a token of your account")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return HubError(f"{name} has no revision {repository.revision!r}", "Use a branch, a tag or a commit of it")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        remedy = f"Check the name; if it is private, set HF_TOKEN. {REMEDY}"
+        return HubError(f"the model hub has no repository {name}, or it is private", remedy)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return HubError(f"{what}: {_reason(error)}", "Free some space, or set HF_HOME to another disk")
+    return HubError(f"{what}: {_reason(error)}")
 
 
 def _reason(error: Exception) -> str:

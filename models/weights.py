@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from models import checkpoint, families, tensors
+from models import checkpoint, families, gguf_file, tensors
 from models.architecture import Architecture
 from models.catalog import ResolvedModel
 from models.family import Layout
@@ -73,6 +73,11 @@ def _tensors(path: Path, layout: Layout) -> Iterator[tuple[str, Tensor]]:
     Each tensor is read from a mapping of its own: one mapping for all would keep every page that was read resident,
     and the peak would be twice the model.
     """
+    if path.is_file():
+        for name, values in gguf_file.hf_tensors(gguf_file.read(path)):
+            if (plain := layout.plain_name(name)) is not None:
+                yield plain, torch.from_numpy(values)
+        return
     for file in checkpoint.weight_files(path):
         try:
             for name in [name for name, _, _ in checkpoint.safetensors_headers(file)]:

@@ -63,4 +63,5 @@ FAMILY = Family(
         transposed=True,
         ignored=re.compile(r"h\.\d+\.attn\.(masked_)?bias$"),  # causal masks stored by old versions
     ),
+    shares_tokenizer=True,
 )

@@ -47,7 +47,7 @@ def test_no_pickle_is_read() -> None:
 
 def test_published_models_are_pinned_to_a_commit() -> None:
     for name, model in hub.PUBLISHED.items():
-        assert re.fullmatch("[0-9a-f]{40}", model.revision), name
+        assert re.fullmatch("[0-9a-f]{40}", model.repository.revision), name
 
 
 @pytest.mark.parametrize("breaks", [False, True])
