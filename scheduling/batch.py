@@ -58,19 +58,19 @@ class Batch:
                 heapq.heappush(self._free_slots, seq.slot)
             self.pages.release(seq)
 
-    def grow(self, choose_victim: Callable[[list[Sequence]], Sequence]) -> list[Sequence]:
+    def grow(self, choose_victim: Callable[[list[Sequence], float], Sequence], now: float) -> list[Sequence]:
         """Give each sequence the pages that its next step needs; return those that lost slot and pages for it."""
         victims: list[Sequence] = []
         for seq in self.pages.outgrown(self.running):
             while seq not in victims and not self.pages.grow(seq):
-                victims += self._free_pages(choose_victim)
+                victims += self._free_pages(choose_victim, now)
         return victims
 
-    def _free_pages(self, choose_victim: Callable[[list[Sequence]], Sequence]) -> list[Sequence]:
+    def _free_pages(self, choose_victim: Callable[[list[Sequence], float], Sequence], now: float) -> list[Sequence]:
         """Take the pages of one sequence, and its slot unless it is finished and only holds it."""
         live = [seq for seq in self.running if seq.finish_reason is None]
         if len(live) > 1:
-            victim = choose_victim(list(live))
+            victim = choose_victim(list(live), now)
             if victim not in live:
                 raise PolicyError(f"victim: {victim.id} is not running. Return one of the requests passed in")
             self.vacate([victim])

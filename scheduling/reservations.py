@@ -19,7 +19,8 @@ class Reservations:
 
     def __init__(self, pool: PagePool | None) -> None:
         self._pool = pool
-        self._steps_covered = 0  # for which the pages of all running sequences are known to suffice
+        self._step = 0
+        self._due: dict[int, list[tuple[Sequence, list[int]]]] = {}  # by step: sequences whose pages end, their pages
 
     @property
     def free_tokens(self) -> int:
@@ -53,7 +54,6 @@ class Reservations:
 
         What the prefix cache holds counts as computed. A sequence that joins again is not counted as a query again.
         """
-        self._steps_covered = 0
         if self._pool is None:
             return True
         if not self._pool.can_ever_hold(seq.total):  # it could not grow to its end even alone
@@ -65,26 +65,33 @@ class Reservations:
         seq.pages, seq.computed = reserved
         if not seq.preemptions:
             seq.cached = seq.computed
+        self._watch_growing(seq)
         return True
+
+    def _watch_growing(self, seq: Sequence) -> None:
+        tokens = len(seq.pages) * self.page_size
+        if tokens < seq.total:
+            self._watch(seq, tokens - seq.length)
 
     def outgrown(self, running: list[Sequence]) -> list[Sequence]:
         """Return the sequences that need one more page before the next step; called once for each step."""
-        # A step appends at most one token to each sequence, so that no pages are short for `covered` steps.
-        if self._pool is None or self._steps_covered > 0:
-            self._steps_covered -= 1
+        self._step += 1
+        due = self._due.pop(self._step, None)
+        if due is None or self._pool is None:
             return []
-        size = self._pool.page_size
-        short: list[Sequence] = []
-        covered = ENDLESS
-        for seq in running:
-            held, prompt = len(seq.pages) * size, len(seq.prompt_ids)
-            if held < prompt + seq.max_tokens and seq.finish_reason is None:
-                spare = held - prompt - len(seq.output_ids)
-                covered = min(covered, spare)
+        short = []
+        for seq, pages in due:
+            # A sequence that has left since has another list; one that did not decode in each step has tokens to spare.
+            if seq.pages is pages and seq.finish_reason is None:
+                spare = len(pages) * self._pool.page_size - seq.length
                 if spare <= 0:
                     short.append(seq)
-        self._steps_covered = covered - 1
-        return short
+                self._watch(seq, spare if spare > 0 else self._pool.page_size)
+        return sorted(short, key=running.index) if len(short) > 1 else short
+
+    def _watch(self, seq: Sequence, tokens: int) -> None:
+        """Look at a sequence again when it may have so many more tokens, since a step appends one at most."""
+        self._due.setdefault(self._step + tokens, []).append((seq, seq.pages))
 
     def grow(self, seq: Sequence) -> bool:
         """Give a sequence one more page; return False if none is free."""
@@ -112,10 +119,11 @@ class Reservations:
 
     def catch_up(self, sequences: list[Sequence]) -> None:
         """Give sequences the pages of the tokens that they got in several steps at once."""
-        self._steps_covered = 0
-        if self._pool is not None:
+        if self._pool is not None and self._due:
+            self._due.clear()
             for seq in sequences:
                 seq.pages += [self._pool.take() for _ in range(self._pages_needed([seq], 0, self._pool))]
+                self._watch_growing(seq)
 
     def publish(self, seq: Sequence) -> None:
         """Let later sequences find the full pages of this one that are computed."""

@@ -153,11 +153,13 @@ class Scheduler:
         if self.hooks.preempts:
             preempted = self.policy.preempt(self.waiting, self.running, self.batch.budget(self.token_budget), now)
             self._vacate(preempted)
-        victims = self.batch.grow(lambda running: self.policy.victim(running, now))
+        victims = self.batch.grow(self.policy.victim, now)
         if victims:
             self._repeat = None
-        self._requeue([*preempted, *victims], now)
-        return [*preempted, *victims]
+            preempted = [*preempted, *victims]
+        if preempted:
+            self._requeue(preempted, now)
+        return preempted
 
     def _requeue(self, sequences: list[Sequence], now: float) -> None:
         """Put sequences that were preempted before all that wait, the first to arrive first."""
