@@ -33,10 +33,10 @@ def blueprint(service: Service) -> Blueprint:
 
     def described() -> dict[str, Any]:
         engine = service.engine
-        context = 1024 if engine is None else engine.context
         keyed = bool(service.config.api_key)
-        size = 50257 if engine is None else engine.vocabulary or engine.tokenizer.vocab_size
-        plain = document(service.operations, VERSION, OPEN, keyed, most_tokens=context - 1)
+        size = None if engine is None else engine.vocabulary or engine.tokenizer.vocab_size
+        most = None if engine is None else engine.context - 1
+        plain = document(service.operations, VERSION, OPEN, keyed, most_tokens=most)
         result: dict[str, Any] = within_vocabulary(plain, size)
         return result
 

@@ -78,6 +78,15 @@ class Engine:
         return self.manager.policy_name
 
     @property
+    def sequences_that_fit(self) -> dict[int, int]:
+        """How many sequences of the context, its half, quarter and eighth the KV pages hold, by length in tokens."""
+        pages = self.manager.pages
+        if pages is None:
+            return {}
+        lengths = sorted({max(1, self.context >> shift) for shift in range(4)})
+        return {length: pages.total // pages.pages_for(length) for length in lengths}
+
+    @property
     def served_name(self) -> str:
         """The name that requests use for the model."""
         return self.model_name.removesuffix(" (random weights)")

@@ -32,7 +32,7 @@ def measure(policy: str, slots: int, tokens: int) -> dict[str, Any]:
     ends: list[float] = []
     manager = BatchingManager(
         MockModel(Constant(0.0, 0.0)),
-        pages=PagePool(mock.kv_pages(mock.GPT2_CONTEXT, 0, slots), mock.PAGE_SIZE),
+        pages=PagePool(mock.kv_pages(mock.GPT2, 0, slots), mock.PAGE_SIZE),
         max_batch_size=slots,
         max_queue=slots,
     )

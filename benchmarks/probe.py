@@ -20,6 +20,8 @@ from generate.runner import ModelRunner
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
 
+SPARE_TOKENS = 1024  # of KV, because sequences begin on pages of their own
+
 
 def plan_of(runner: ModelRunner, point: dict[str, int]) -> Plan:
     """Return the step of a point: decodes, and chunks of prompts after cached tokens."""
@@ -49,23 +51,42 @@ def tokens_of(point: dict[str, int]) -> int:
     return (point["decodes"] * (point["context"] + 80)) + point["prefills"] * (point["cached"] + point["chunk"] + 80)
 
 
+def check_context(runner: ModelRunner, name: str, context: int) -> None:
+    """Raise ValueError if the model holds fewer tokens than are to be timed."""
+    if context > runner.config.block_size:
+        most = runner.config.block_size
+        raise ValueError(
+            f"{name} holds {most:,} tokens, which is less than the {context:,} of the longest sequence to time. Use "
+            f"'python -m simulate calibrate --model {name} --context {most}'"
+        )
+
+
+def sizes(runner: ModelRunner) -> dict[str, int]:
+    """Return what a model without weights needs to stand for this one: context, token ids, bytes of KV per token."""
+    shape = runner.config
+    per_token = 2 * shape.n_layer * shape.n_kv_head * shape.head_size * runner.dtype.itemsize
+    return {"context": shape.block_size, "vocabulary": shape.vocab_size, "kv_bytes": per_token}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.probe", description=__doc__)
     parser.add_argument("--model", default="gpt2-medium")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--context", type=int, default=0, help="tokens that the model must hold")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--statistic", default="median", choices=("median", "min"))
     args = parser.parse_args()
     points: list[dict[str, int]] = json.load(sys.stdin)
     machine.use_threads(args.threads)
     try:
-        runner, name = make_runner(args, max(map(tokens_of, points)) + 1024)
+        runner, name = make_runner(args, max(map(tokens_of, points)) + SPARE_TOKENS)
+        check_context(runner, name, args.context)
     except ValueError as error:  # from --model, its files or --dtype; the message names the remedy
         print(json.dumps({"error": str(error)}), flush=True)
         return
-    facts = {"model": name, "dtype": str(runner.dtype).removeprefix("torch."), **measured.describe()}
+    facts = {"model": name, "dtype": str(runner.dtype).removeprefix("torch."), **sizes(runner), **measured.describe()}
     print(json.dumps(facts), flush=True)
     warm = Sequence([1] * 8, 1)
     warm.pages, warm.sampling = [1], decoding(runner, 1, 8, 0.0)[0].sampling

@@ -30,7 +30,7 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
     pages = engine.manager.pages
     fits = ""
     if pages is not None:
-        counts = (f"{pages.total // pages.pages_for(n):,} x {n:,}" for n in (128, 256, 512, 1024))
+        counts = (f"{count:,} x {length:,}" for length, count in engine.sequences_that_fit.items())
         fits = f", room for sequences x tokens: {' or '.join(counts)}"
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
     url = f"http://[{local}]:{config.port}" if ":" in local else f"http://{local}:{config.port}"

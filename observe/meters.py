@@ -21,7 +21,7 @@ PER_TOKEN = (.0005, .001, .002, .005, .01, .025, .05, .075, .1, .15, .2, .3, .4,
              40, 80)  # fmt: skip
 LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 ITERATION_TOKENS = (1, 8, *(16 << i for i in range(11)))
-TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 1024)
+TOKENS = (*(m * 10**e for e in range(5) for m in (1, 2, 5)), 100_000)
 CHOICES = (1, 2, 5, 10, 20)
 BATCH = tuple(1 << i for i in range(13))
 STATUS_CLASSES = ("2xx", "4xx", "5xx", "cancelled")

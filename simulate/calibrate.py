@@ -25,6 +25,7 @@ from simulate.steps import Step
 
 ROOT = Path(__file__).parents[1]
 KNEES = (64, 128, 256, 512)
+MARGIN = 24  # tokens below the context, of the longest sequences to time
 FOLDS = 5
 ACCEPT_MAPE, ACCEPT_WORST = 0.08, 0.20  # on a shared CPU; 0.05 on a GPU
 DRIFT = 0.05
@@ -73,18 +74,25 @@ class Fit:
         return float(np.abs(self.errors).max())
 
 
-def grid(size: str = "small", most: int = 256) -> list[Point]:
-    """Return the points to time; `small` for a CPU, `full` for a GPU; no step has more than `most` prompt tokens."""
+def grid(size: str = "small", most: int = 256, context: int = 1024) -> list[Point]:
+    """Return the points to time; `small` for a CPU, `full` for a GPU; no step has more than `most` prompt tokens.
+
+    No sequence is longer than `context`. Points beyond the usual contexts have no more tokens in all than the others.
+    """
     small = size == "small"
     batches = (1, 2, 4, 8, 16, 32) if small else (1, 2, 4, 8, 16, 32, 64, 128)
     contexts = (16, 128, 512) if small else (16, 128, 512, 960)
+    longest = context - MARGIN
     prompts = (8, 32, 128, 256) if small else (8, 32, 128, 512, 1000)
     chunks = (32, 128) if small else (32, 128, 512)
     points = [Point(b, c) for b in batches for c in contexts]
     points += [Point(prefills=n, chunk=p) for p in prompts for n in (1, 4) if n * p <= most or n == 1]
-    points += [Point(prefills=1, chunk=c, cached=512) for c in chunks if c + 512 < 1024]
+    points += [Point(prefills=1, chunk=c, cached=512) for c in chunks]
     points += [Point(d, 128, 1, c) for d in (4, 16) for c in chunks]
-    return [p for p in points if p.chunk <= most]
+    if longest > contexts[-1] + MARGIN and longest > 2 * 512:
+        points += [Point(b, longest) for b in batches if b == 1 or b * longest <= batches[-1] * contexts[-1]]
+        points += [Point(prefills=1, chunk=c, cached=longest - c) for c in chunks]
+    return [p for p in points if p.chunk <= most and max(p.context, p.cached + p.chunk) <= longest]
 
 
 def table(steps: Iterable[Step], knee: int = 0) -> np.ndarray:

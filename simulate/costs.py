@@ -174,6 +174,23 @@ class Host:
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """What a model without weights has beside its times: context, token ids, and bytes of keys and values per token.
+
+    The defaults are those of GPT-2 medium in 16 bit, for which the named cost models stand.
+    """
+
+    context: int = 1024
+    vocabulary: int = 50257
+    kv_bytes: int = 96 * 1024
+
+    @classmethod
+    def of(cls, machine: dict[str, Any]) -> Sizes:
+        """Read the description of the calibrated model in a file of `calibrate`; older files have no sizes."""
+        return cls(**{name: int(machine[name]) for name in ("context", "vocabulary", "kv_bytes") if name in machine})
+
+
+@dataclass(frozen=True)
 class Interpolated(Cost):
     """Measured points where no affine law fits: monotone in tokens, with terms for context and pairs beside it.
 

@@ -18,12 +18,11 @@ from scheduling.iteration import Plan
 from scheduling.scheduler import Output, Token
 from scheduling.sequence import Sequence as Request
 from simulate import costs, published
-from simulate.costs import Cost, Host
+from simulate.costs import Cost, Host, Sizes
 
-GPT2_VOCAB, GPT2_CONTEXT = 50257, 1024
 PREFIX = "mock:"
 PAGE_SIZE = 16
-KV_BYTES = 96 * 1024  # keys and values of a token of GPT-2 medium in 16 bit, where --kv-memory counts bytes
+GPT2 = Sizes()
 
 
 class Scored(NamedTuple):
@@ -47,8 +46,8 @@ class MockModel:
         cost: Cost | Callable[[Plan], float],
         *,
         name: str = "mock",
-        ids: Sequence[int] = range(GPT2_VOCAB - 1),  # the last would end a text
-        context: int = GPT2_CONTEXT,
+        ids: Sequence[int] = range(GPT2.vocabulary - 1),  # the last would end a text
+        sizes: Sizes = GPT2,
         host: Host | None = None,
         speed: float = 1.0,
         tokens_per_step: int = 2048,
@@ -58,7 +57,7 @@ class MockModel:
         self.cost = cost
         self.name = name
         self.ids = ids
-        self.context = context
+        self.sizes = sizes
         self.host = host or Host()
         self.speed = speed
         self.tokens_per_step = tokens_per_step
@@ -119,19 +118,22 @@ def is_mock(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
-def load(name: str, ids: Sequence[int] = range(GPT2_VOCAB - 1)) -> MockModel:
+def load(name: str, ids: Sequence[int] = range(GPT2.vocabulary - 1)) -> MockModel:
     """Return the model that `mock:llm-mock`, `mock:FILE.json` or the bare name means; ValueError with the remedy."""
     cost, speed = _parts(name)
-    host, tokens_per_step = Host(), 2048
+    host, tokens_per_step, sizes = Host(), 2048, GPT2
     if cost.endswith(".json"):
         _, host, facts = costs.load(cost)
-        tokens_per_step = facts.get("machine", {}).get("max_tokens_per_step", tokens_per_step)
+        machine = facts.get("machine", {})
+        tokens_per_step = machine.get("max_tokens_per_step", tokens_per_step)
+        sizes = Sizes.of(machine)
     shown = PREFIX + (Path(cost).name if cost.endswith(".json") else cost)
     return MockModel(
         published.make(cost),
         name=shown if speed == 1 else f"{shown}@{speed:g}",
         ids=ids,
         host=host,
+        sizes=sizes,
         speed=speed,
         tokens_per_step=tokens_per_step,
     )
@@ -158,16 +160,17 @@ def _parts(name: str) -> tuple[str, float]:
     return cost, speed
 
 
-def kv_pages(context: int, kv_memory: int, slots: int) -> int:
+def kv_pages(sizes: Sizes, kv_memory: int, slots: int) -> int:
     """Return how many pages to make, the first for padding: room for twice as many whole contexts as slots.
 
-    `kv_memory` bytes hold as many tokens as they would of GPT-2 medium. ValueError when they hold no context.
+    `kv_memory` bytes hold as many tokens as they would of the calibrated model, and of GPT-2 medium for a named cost
+    model. ValueError when they hold no context.
     """
-    least = -(-context // PAGE_SIZE)
-    pages = kv_memory // (KV_BYTES * PAGE_SIZE) if kv_memory else 2 * slots * least
+    least = -(-sizes.context // PAGE_SIZE)
+    pages = kv_memory // (sizes.kv_bytes * PAGE_SIZE) if kv_memory else 2 * slots * least
     if pages < least:
         raise ValueError(
-            f"--kv-memory is {kv_memory:,} bytes, which is too small for a full context of {context:,} tokens "
-            f"at GPT-2 medium's {KV_BYTES:,} bytes each. Set it to {least * PAGE_SIZE * KV_BYTES:,} at least"
+            f"--kv-memory is {kv_memory:,} bytes, which is too small for a full context of {sizes.context:,} tokens "
+            f"of {sizes.kv_bytes:,} bytes each. Set it to {least * PAGE_SIZE * sizes.kv_bytes:,} at least"
         )
     return pages + 1

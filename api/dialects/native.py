@@ -140,7 +140,7 @@ def statistics(service: Service) -> dict[str, Any]:
             "pages_total": pages.total, "pages_used": pages.used, "pages_free": pages.free,
             "pages_cached": pages.cached, "page_size": pages.page_size,
             "query_tokens": pages.query_tokens, "hit_tokens": pages.hit_tokens,
-            "sequences_that_fit": {str(n): pages.total // pages.pages_for(n) for n in (128, 256, 512, 1024)},
+            "sequences_that_fit": {str(n): count for n, count in engine.sequences_that_fit.items()},
         }  # fmt: skip
     if engine.shadow is not None:
         result["shadow"] = engine.shadow.report()

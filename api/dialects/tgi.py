@@ -155,7 +155,6 @@ def generation_request(engine: Engine, params: GenerateRequest, streams: bool) -
 def information(service: Service, engine: Engine) -> dict[str, Any]:
     """Return the body of /info: TGI's fields, then ours."""
     manager, pages = engine.manager, engine.manager.pages
-    fits = {} if pages is None else {str(n): pages.total // pages.pages_for(n) for n in (128, 256, 512, 1024)}
     return {
         "model_id": engine.served_name,
         "model_sha": engine.facts.get("revision"),
@@ -179,5 +178,5 @@ def information(service: Service, engine: Engine) -> dict[str, Any]:
         "attention_backend": engine.facts.get("attention"),
         "kv_pages": None if pages is None else pages.total,
         "page_size": engine.page_size,
-        "max_concurrent_sequences": fits,
+        "max_concurrent_sequences": {str(n): count for n, count in engine.sequences_that_fit.items()},
     }

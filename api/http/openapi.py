@@ -101,11 +101,15 @@ class Operation:
 
 
 def document(
-    operations: Sequence[Operation], version: str, open_paths: frozenset[str], keyed: bool, most_tokens: int = 1023
+    operations: Sequence[Operation],
+    version: str,
+    open_paths: frozenset[str],
+    keyed: bool,
+    most_tokens: int | None = None,
 ) -> dict[str, Any]:
     """Return the OpenAPI document; with `keyed`, every path except the open ones requires the key.
 
-    `most_tokens` is the largest number of tokens that the context leaves for an answer.
+    `most_tokens` is the largest number of tokens that the context leaves for an answer; None until it is known.
     """
     words = [f"{op.method.upper()} {op.path} ({op.unlisted}): {op.summary}" for op in operations if op.unlisted]
     models = {
@@ -205,13 +209,13 @@ def _plain(schema: Any) -> Any:
     return result
 
 
-def _nullable(schema: dict[str, Any], most_tokens: int) -> dict[str, Any]:
+def _nullable(schema: dict[str, Any], most_tokens: int | None) -> dict[str, Any]:
     """Return the schema of an object in which null counts as absent, as in `body.validate`."""
     required = schema.get("required", ())
     properties = {}
     for name, value in schema.get("properties", {}).items():
         for kind in value.get("anyOf", [value]) if name in TOKEN_COUNTS else ():
-            if kind.get("type") == "integer":
+            if kind.get("type") == "integer" and most_tokens is not None:
                 kind.setdefault("maximum", most_tokens)
         optional = name not in required and not _takes_null(value)
         properties[name] = _or_null(value) if optional else value

@@ -115,16 +115,18 @@ BIAS_SCHEMA = {
 }
 
 
-def within_vocabulary(schema: Any, size: int) -> Any:
-    """Return a schema that limits token ids to the vocabulary, whose size is known once the model is loaded."""
+def within_vocabulary(schema: Any, size: int | None) -> Any:
+    """Return a schema that limits token ids to the vocabulary; None until the model is loaded and its size is known."""
     if isinstance(schema, list):
         return [within_vocabulary(item, size) for item in schema]
     if not isinstance(schema, dict):
         return schema
     result = {k: within_vocabulary(v, size) for k, v in schema.items() if k != "x-token-id"}
-    if "x-token-id" in schema and "pattern" in schema:
+    if size is None or "x-token-id" not in schema:
+        return result
+    if "pattern" in schema:
         result["pattern"] = f"^[0-9]{{1,{len(str(size - 1)) - 1}}}$"
-    elif "x-token-id" in schema:
+    else:
         result["maximum"] = size - 1
     return result
 

@@ -27,6 +27,7 @@ def options() -> Sections:
             Option("--threads", "compute threads; 0: as many as the server uses", Number(0), default=0),
             Option("--grid", "number of points to time", Choice(["small", "full"]), default="small"),
             Option("--max-tokens-per-step", "longest chunk of a prompt to time", Number(8), default=256),
+            Option("--context", "longest sequence to time, at most the model's context", Number(64), default=1024),
             Option("--steps", "number of steps per point, in each of two passes", Number(1), default=5),
             Option(
                 "--statistic",
@@ -45,9 +46,9 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         raise UsageError(f"--out is {str(args.out)!r}, which is a folder. Use {args.out / 'cost.json'}")
     facts: dict[str, Any] = {"date": now(), "max_tokens_per_step": args.max_tokens_per_step}
     flags = ["--model", args.model, "--load-format", args.load_format, "--dtype", args.dtype,
-             "--threads", str(args.threads), "--steps", str(args.steps), "--statistic", args.statistic]  # fmt: skip
+             "--threads", str(args.threads), "--context", str(args.context), "--steps", str(args.steps), "--statistic", args.statistic]  # fmt: skip
     measure_points = calibrate.probe(flags, facts)
-    points = calibrate.grid(args.grid, args.max_tokens_per_step)
+    points = calibrate.grid(args.grid, args.max_tokens_per_step, args.context)
     began, shown, done = time.perf_counter(), 0.0, 0
 
     def watched(wanted: Sequence[calibrate.Point]) -> Iterator[float]:

@@ -8,6 +8,7 @@ from rich.console import Console
 
 import config
 from client.options import POSITIVE, Number, Option, UsageError, Values
+from client.workloads.corpus import USUAL_CONTEXT
 from config import Config
 from simulate import calibrate, comparison, mock, validate
 from simulate.arguments import (
@@ -88,8 +89,8 @@ def _cost_to_validate(args: Values, server: Config, console: Console) -> Cost:
         return with_engine(args, validate.cost_of_mock(server.model))
     say_wrapped(console, f"no --cost: timing the engine of {server.model} first")
     flags = ["--model", server.model, "--load-format", server.load_format, "--dtype", server.dtype,
-             "--threads", str(server.compute_threads)]  # fmt: skip
-    points = calibrate.grid("small", args.max_tokens_per_step)
+             "--threads", str(server.compute_threads), "--context", str(USUAL_CONTEXT)]  # fmt: skip
+    points = calibrate.grid("small", args.max_tokens_per_step, USUAL_CONTEXT)
     fit, _ = calibrate.calibrate(calibrate.probe(flags, {}), points)
     report(fit, console)
     return with_engine(args, fit.cost)

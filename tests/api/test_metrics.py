@@ -141,7 +141,7 @@ def test_buckets_are_frozen(client: FlaskClient) -> None:
     assert bounds("vllm:e2e_request_latency_seconds")[-4:-1] == [960, 1920, 7680]
     assert bounds("vllm:iteration_tokens_total")[:4] == [1, 8, 16, 32]
     assert bounds("vllm:iteration_tokens_total")[-2] == 16384
-    assert bounds("vllm:request_prompt_tokens")[-3:] == [1000, 1024, float("inf")]
+    assert bounds("vllm:request_prompt_tokens")[-3:] == [50_000, 100_000, float("inf")]
     assert bounds("eb_batch_size")[:4] == [1, 2, 4, 8]
     assert list(TTFT) == sorted(TTFT)
     assert list(PER_TOKEN) == sorted(PER_TOKEN)

@@ -49,6 +49,16 @@ def test_a_law_is_recovered_from_timings_with_noise(size: str, seed: int) -> Non
     assert found.drift < calibrate.DRIFT
 
 
+@pytest.mark.parametrize("size", ["small", "full"])
+@pytest.mark.parametrize("context", [256, 1024, 8192])
+def test_the_longest_sequences_are_timed_and_none_exceeds_the_context(size: str, context: int) -> None:
+    longest = max(max(point.context, point.cached + point.chunk) for point in grid(size, 256, context))
+    assert context / 2 <= longest < context
+    assert longest > 8000 or context < 8192
+    tokens = [point.decodes * point.context for point in grid(size, 256, context)]
+    assert max(tokens) <= 128 * 960
+
+
 def test_a_hinge_is_taken_where_there_is_one_and_only_there() -> None:
     law = Affine(base=0.01, token=1e-5, hinge=5e-5, knee=128, context=1e-8)
     found, _ = calibrate.calibrate(noisy(law, 0.005), grid("full", 1024))

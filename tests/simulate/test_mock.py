@@ -17,7 +17,7 @@ from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import mock
-from simulate.costs import Affine, Host, to_dict
+from simulate.costs import Affine, Host, Sizes, to_dict
 from simulate.mock import MockModel
 from simulate.published import Constant
 from simulate.simulator import simulate
@@ -93,11 +93,12 @@ def test_its_own_work_takes_less_than_a_millisecond_a_step_at_batch_64() -> None
 def test_models_are_found_by_name_and_by_file(tmp_path: Path) -> None:
     assert mock.load("mock:llm-mock").cost.seconds.__self__.name == "llm-mock"
     path = tmp_path / "cost.json"
-    facts = {"host": {"sigma": 0.25}, "machine": {"max_tokens_per_step": 256}}
+    facts = {"host": {"sigma": 0.25}, "machine": {"max_tokens_per_step": 256, "context": 8192, "kv_bytes": 23040}}
     path.write_text(json.dumps({"cost": to_dict(Affine(base=0.5)), **facts}))
     model = mock.load(f"mock:{path}")
     assert (model.cost, model.host, model.tokens_per_step) == (Affine(base=0.5), Host(sigma=0.25), 256)
-    assert (model.name, model.context, model.speed) == ("mock:cost.json", 1024, 1)  # no path
+    assert (model.name, model.sizes, model.speed) == ("mock:cost.json", Sizes(8192, 50257, 23040), 1)  # no path
+    assert mock.load("mock:llm-mock").sizes.context == 1024
     fast = mock.load(f"mock:{path}@2.5")
     assert (fast.name, fast.speed) == ("mock:cost.json@2.5", 2.5)
     with pytest.raises(ValueError, match="must be above 0"):

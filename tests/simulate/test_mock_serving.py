@@ -18,7 +18,7 @@ from app import _with_absolute_paths, create_app, start
 from client import sweep
 from config import Config
 from simulate import mock
-from simulate.costs import Affine, to_dict
+from simulate.costs import Affine, Sizes, to_dict
 
 FAST = "mock:llm-mock@1000"
 
@@ -90,10 +90,11 @@ print(sorted({{"torch", "transformers"}} & set(sys.modules)))
 
 
 def test_pages_hold_two_contexts_a_slot_or_what_the_memory_does() -> None:
-    assert mock.kv_pages(1024, 0, 3) == 3 * 2 * 64 + 1
-    assert mock.kv_pages(1024, 1024 * mock.KV_BYTES, 3) == 64 + 1
+    assert mock.kv_pages(mock.GPT2, 0, 3) == 3 * 2 * 64 + 1
+    assert mock.kv_pages(mock.GPT2, 1024 * mock.GPT2.kv_bytes, 3) == 64 + 1
+    assert mock.kv_pages(Sizes(8192, 49152, 23040), 2 * 8192 * 23040, 3) == 2 * 512 + 1
     with pytest.raises(ValueError, match=r"--kv-memory is 5 bytes.* Set it to 100,663,296 at least"):
-        mock.kv_pages(1024, 5, 3)
+        mock.kv_pages(mock.GPT2, 5, 3)
 
 
 def test_names_of_files_mean_the_same_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,6 +115,7 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--max-tokens-per-step": (CALIBRATE, "64"),
         "--steps": (CALIBRATE, "2"),
         "--statistic": (CALIBRATE, "min"),
+        "--context": (CALIBRATE, "4096"),
         "--out": ("calibrate --out OUT/other.json", "OUT/cost.json"),
     },
     "validate": {
