@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -168,30 +169,42 @@ def ignored_hints(engine: Engine, hints: SchedulingHints, path: str = "") -> lis
     ]
 
 
-def encode(engine: Engine, text: str, *, special: bool, keep: int | None = None, param: str = "prompt") -> list[int]:
+def encode(
+    engine: Engine, text: str, *, special: bool, keep: int | None = None, param: str = "prompt", begins: bool = True
+) -> list[int]:
     """Return the token ids of a text, or the last `keep` of them; raise ApiError if it is too long for the context.
 
-    With `special`, <|endoftext|> becomes the special token.
+    With `special`, <|endoftext|> becomes the special token. With `begins`, the ids that begin a prompt come first.
     """
+    if keep is None:
+        check_size(engine, [text], param)
+    with tokenizing(len(text), param):
+        text.encode("utf-8")
+        ids = engine.tokenizer.encode(text, "special" if special else "text")
+    ids = [*engine.tokenizer.bos_ids, *ids] if begins else ids
+    return ids if keep is None else ids[-keep:]
+
+
+def check_size(engine: Engine, texts: Iterable[str], param: str) -> None:
+    """Raise ApiError for texts with more bytes than the context can have."""
     most = engine.context * engine.tokenizer.longest_token
-    size = len(text.encode("utf-8", "replace"))
-    if keep is None and size > most:
+    size = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    if size > most:
         raise ApiError(
             f"{param} has {size:,} bytes, but a context of {engine.context:,} tokens holds at most {most:,}. "
             f"Shorten the {'prompt' if param == 'prompt' else param}",
             param=param, code="context_length_exceeded",
         )  # fmt: skip
-    ids = _tokenize(engine, text, special, param)
-    return ids if keep is None else ids[-keep:]
 
 
-def _tokenize(engine: Engine, text: str, special: bool, param: str) -> list[int]:
+@contextmanager
+def tokenizing(characters: int, param: str) -> Iterator[None]:
+    """Tokenize a text of so many characters within; a ValueError becomes an ApiError."""
     try:
-        text.encode("utf-8")
-        with large.alone(len(text)):
-            return engine.tokenizer.encode(text, "special" if special else "text")
+        with large.alone(characters):
+            yield
     except ValueError as error:
-        raise ApiError(f"{param} cannot be tokenized: {str(error)[:200]}", param=param) from None
+        raise ApiError(f"{param} cannot be tokenized: {str(error)[:400]}", param=param) from None
 
 
 def check_ids(engine: Engine, ids: Sequence[int], param: str) -> None:

@@ -15,7 +15,7 @@ from models.tokenizer import Detokenizer, Tokenizer
 class AnswerText:
     """Follows the generated tokens of one request.
 
-    The answer ends where the first of `stops` begins, at the first of `stop_ids`, and at `eot_id`; with `keep_stop`
+    The answer ends where the first of `stops` begins, and at the first of `stop_ids` or `eos_ids`; with `keep_stop`
     the stop stays in the text. None of them counts among the first `min_tokens` tokens. `hidden` ids never give text.
     """
 
@@ -25,14 +25,14 @@ class AnswerText:
         stops: Sequence[str] = (),
         stop_ids: Collection[int] = (),
         *,
-        eot_id: int | None = None,
+        eos_ids: Collection[int] = (),
         keep_stop: bool = False,
         min_tokens: int = 0,
         hidden: Collection[int] = (),
     ) -> None:
         self.stops = tuple(stops)
         self.stop_ids = frozenset(stop_ids)
-        self.eot_id = eot_id
+        self.eos_ids = frozenset(eos_ids)
         self.keep_stop = keep_stop
         self.min_tokens = min_tokens
         self.hidden = frozenset(hidden)
@@ -47,13 +47,13 @@ class AnswerText:
     @property
     def watches(self) -> bool:
         """Whether each token must be fed as it comes, to find the end."""
-        return bool(self.stops or self.stop_ids or self.eot_id is not None)
+        return bool(self.stops or self.stop_ids or self.eos_ids)
 
     def feed(self, token: int) -> str | None:
         """Add a token; return "stop" if the answer ends with it."""
         self._fed += 1
         counts = self._fed > self.min_tokens
-        if counts and token == self.eot_id:
+        if counts and token in self.eos_ids:
             return self._end(None)
         if counts and token in self.stop_ids:
             return self._end(token)

@@ -231,26 +231,25 @@ def inference_maker(tokenizer: Any) -> Callable[..., Inference]:
         **options: Any,
     ) -> Inference:
         params = {name: options.pop(name) for name in sampling_names & options.keys()}
-        eot_id = tokenizer.eot_id
-        banned_ids = frozenset(stop_ids) | (frozenset() if ignore_eos else {eot_id})
+        eos_ids = () if ignore_eos else tokenizer.eos_ids
         return Inference(
             prompt,
             num_tokens,
-            tokenizer.encode(prompt) if prompt_ids is None else prompt_ids,
+            [*tokenizer.bos_ids, *tokenizer.encode(prompt)] if prompt_ids is None else prompt_ids,
             sampling=SamplingParams(
                 seed=secrets.randbits(63) if seed is None else seed,
                 min_tokens=min_tokens,
-                banned_ids=banned_ids,
+                banned_ids=frozenset(stop_ids) | {*eos_ids},
                 **params,
             ),
             text=AnswerText(
                 tokenizer,
                 stops,
                 stop_ids,
-                eot_id=None if ignore_eos else eot_id,
+                eos_ids=eos_ids,
                 keep_stop=keep_stop,
                 min_tokens=min_tokens,
-                hidden=[eot_id] if hide_special else (),
+                hidden=tokenizer.special_ids if hide_special else (),
             ),
             **options,
         )

@@ -43,7 +43,6 @@ class Tokenizer:
         self.warning = warning
         self.vocab_size = len(vocabulary.pieces)
         self.eos_ids = vocabulary.eos_ids
-        self.eot_id = vocabulary.eos_ids[0]
         self.bos_ids = vocabulary.bos_ids
         self.special_ids = frozenset(vocabulary.control.values()) | {*vocabulary.eos_ids}
         self.chat_template = _chat_template(vocabulary)

@@ -84,7 +84,10 @@ class FakeTokenizer:
 
     vocab_size = 257
     longest_token = 4
-    eot_id = 256
+    bos_ids: tuple[int, ...] = ()
+    eos_ids = (256,)
+    special_ids = frozenset([256])
+    chat_template: Any = None
 
     def __init__(self) -> None:
         self.encoded = 0
@@ -96,13 +99,17 @@ class FakeTokenizer:
             return [t for i, part in enumerate(parts) for t in ([256] * (i > 0) + list(part.encode()))]
         return list(text.encode())
 
+    def encode_chat(self, messages: Any, add_generation_prompt: bool = True) -> tuple[str, list[int]]:
+        text, ids = self.chat_template(messages, add_generation_prompt)
+        return text, ids
+
     def token_bytes(self, token: int) -> bytes:
         return EOT.encode() if token == 256 else bytes([token])
 
     def decode_bytes(self, tokens: Iterable[int]) -> bytes:
         return b"".join(map(self.token_bytes, tokens))
 
-    def decode(self, tokens: Iterable[int]) -> str:
+    def decode(self, tokens: Iterable[int], *, begins: bool = False) -> str:
         return self.decode_bytes(tokens).decode("utf-8", "replace")
 
 
@@ -152,18 +159,19 @@ def fake_engine(
     context: int = 1024,
     max_batch_size: int = 8,
     max_queue: int = 8,
+    tokenizer: Any = None,
 ) -> Engine:
     """Return an engine whose loop runs on a fake model; stop it with `engine.manager.stop()`."""
-    tokenizer = FakeTokenizer()
+    tokenizer = tokenizer or FakeTokenizer()
 
     def make_inference(prompt: str, num_tokens: int, prompt_ids: list[int], **options: Any) -> Inference:
         sampling = {k: options.pop(k) for k in SAMPLING & options.keys()}
         written = {k: options.pop(k) for k in ("stops", "stop_ids", "keep_stop", "min_tokens") if k in options}
         text = AnswerText(
-            tokenizer,  # type: ignore[arg-type]
+            tokenizer,
             **written,
-            eot_id=None if sampling.get("ignore_eos", True) else tokenizer.eot_id,
-            hidden=[tokenizer.eot_id] if options.pop("hide_special", False) else (),
+            eos_ids=() if sampling.get("ignore_eos", True) else tokenizer.eos_ids,
+            hidden=tokenizer.special_ids if options.pop("hide_special", False) else (),
         )
         return Inference(prompt, num_tokens, prompt_ids, sampling=sampling, text=text, **options)
 

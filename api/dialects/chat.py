@@ -1,22 +1,25 @@
-"""POST /v1/chat/completions: a conversation as plain text, because GPT-2 has no chat format.
+"""POST /v1/chat/completions: a conversation by the model's chat template, or as plain text where it has none.
 
-The template is fixed and never comes from a request: a line `System: ...`, `User: ...` or `Assistant: ...` for each
-message, then `Assistant:`. The answer ends before a line that begins with `User:`. The role `developer` counts as
-`system`.
+The template never comes from a request. Plain text, as for GPT-2, has a line `System: ...`, `User: ...` or
+`Assistant: ...` for each message, then `Assistant:`; the answer ends before a line that begins with `User:`, and the
+role `developer` counts as `system`.
 """
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from typing import Any
 
-from flask import Blueprint, Response, jsonify
+from flask import Blueprint
 
+from api.dialects.logprobs import chat_logprobs
 from api.dialects.openai import USAGE, Kind, answer, min_tokens_error, options_of, token_limit
-from api.dialects.openai_writer import Writer, choose, usage
-from api.generation import GenerationRequest, Prompt, encode
+from api.dialects.openai_writer import Writer
+from api.generation import Generation, GenerationRequest, Prompt, check_size, encode, tokenizing
 from api.http.errors import ApiError
 from api.http.openapi import Operation
-from api.schemas.openai import ChatRequest, Message
+from api.schemas.openai import TEMPLATE_FIELDS, ChatRequest, Message
 from api.service import Engine, Service
 from api.streaming import Delta
 from observe.feed import data
@@ -27,7 +30,7 @@ STOP = "\nUser:"
 SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
 OPERATIONS = [
     Operation(
-        "post", "/v1/chat/completions", "answer a conversation, with one fixed plain template", "openai",
+        "post", "/v1/chat/completions", "answer a conversation, by the model's chat template or as plain text", "openai",
         body=ChatRequest, generates=True, streams=True,
         example={"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 8},
         answer={
@@ -50,10 +53,38 @@ def blueprint(service: Service) -> Blueprint:
     return routes
 
 
-def plain(messages: list[Message]) -> str:
+def prompt_of(engine: Engine, messages: list[Message], *, answers: bool = True, keep: int | None = None) -> Prompt:
+    """Return the prompt of a conversation, or its last `keep` tokens; with `answers` it ends where the answer begins."""
+    if engine.tokenizer.chat_template is None:
+        text = plain(messages, answers)
+        return Prompt(text, encode(engine, text, special=engine.special_end, keep=keep, param="messages"))
+    if keep is None:
+        check_size(engine, (message.content or "" for message in messages), "messages")
+    with tokenizing(sum(len(message.content or "") for message in messages), "messages"):
+        text, ids = engine.tokenizer.encode_chat([fields_of(message) for message in messages], answers)
+    return Prompt(text, ids if keep is None else ids[-keep:])
+
+
+def plain(messages: list[Message], answers: bool) -> str:
     """Return a conversation as text."""
+    if any(message.role not in SPEAKERS for message in messages):
+        raise ApiError(
+            "messages has the role tool, but this model has no chat template. Send only system, developer, user and "
+            "assistant", param="messages",
+        )  # fmt: skip
     lines = [f"{SPEAKERS[message.role]}: {message.content}" for message in messages]
-    return "\n".join([*lines, "Assistant:"])
+    return "\n".join([*lines, "Assistant:"] if answers else lines)
+
+
+def fields_of(message: Message) -> dict[str, Any]:
+    """Return the fields of a message that a chat template may read; the arguments of tool calls are objects there."""
+    extra = {name: value for name, value in (message.model_extra or {}).items() if name in TEMPLATE_FIELDS}
+    for call in extra["tool_calls"] if isinstance(extra.get("tool_calls"), list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            with suppress(ValueError, RecursionError):
+                function["arguments"] = json.loads(function["arguments"])
+    return {"role": message.role, "content": message.content, **{k: v for k, v in extra.items() if v is not None}}
 
 
 def generation_request(engine: Engine, params: ChatRequest) -> GenerationRequest:
@@ -68,11 +99,18 @@ def generation_request(engine: Engine, params: ChatRequest) -> GenerationRequest
     if most is not None and params.min_tokens > most:
         raise min_tokens_error(params.min_tokens, most)
     options = options_of(engine, params)
-    options["stops"] = [*params.stop, STOP]
-    text = plain(params.messages)
-    ids = encode(engine, text, special=engine.special_end, keep=params.truncate_prompt_tokens, param="messages")
+    if engine.tokenizer.chat_template is None:
+        options["stops"] = [*params.stop, STOP]
+    if params.top_logprobs is not None and params.top_logprobs > 0 and not params.logprobs:
+        raise ApiError(
+            f"top_logprobs is {params.top_logprobs}, but needs logprobs. Send logprobs: true, or remove top_logprobs",
+            param="top_logprobs",
+        )
+    if params.logprobs:
+        options["logprobs"] = params.top_logprobs or 0
+    prompt = prompt_of(engine, params.messages, keep=params.truncate_prompt_tokens)
     return GenerationRequest(
-        [Prompt(text, ids)], most, "max_tokens", options,
+        [prompt], most, "max_tokens", options,
         n=params.n, best_of=params.n, seed=params.seed, timeout_s=params.timeout_s,
     )  # fmt: skip
 
@@ -84,23 +122,31 @@ class ChatWriter(Writer[ChatRequest]):
     chunk_kind = "chat.completion.chunk"
     prefix = "chatcmpl-"
 
-    def whole(self) -> Response:
-        self.generation.wait()
-        choices = [self._choice(i, inference) for i, inference in enumerate(choose(self.generation))]
-        total = usage(self.generation, self.generation.inferences)
-        return jsonify({**self.head, "system_fingerprint": None, "choices": choices, "usage": total})
+    def __init__(self, engine: Engine, generation: Generation, params: ChatRequest) -> None:
+        super().__init__(engine, generation, params)
+        self.is_large = self._is_large(bool(params.logprobs), params.return_token_ids)
 
     def _choice(self, index: int, inference: Inference) -> dict[str, Any]:
         choice = {
             "index": index,
             "message": {"role": "assistant", "content": inference.answer},
-            "logprobs": None,
+            "logprobs": self._scores(inference, 0, len(inference.output_ids)),
             "finish_reason": inference.finish_reason,
             "stop_reason": inference.stop_reason,
         }
         if self.params.return_token_ids:
             choice["token_ids"] = inference.output_ids
         return choice
+
+    def _needs_tokens(self) -> bool:
+        return bool(self.params.logprobs) or self.params.return_token_ids
+
+    def _scores(self, inference: Inference, start: int, stop: int) -> dict[str, Any] | None:
+        """Return the logprobs object of tokens start..stop, if requested."""
+        if not self.params.logprobs:
+            return None
+        scored = self._scored(inference, start, stop)
+        return chat_logprobs(self.engine.tokenizer, scored, self.params.top_logprobs or 0, self._endings())
 
     def _chunk(self, delta: Delta) -> bytes:
         """Return the event of one choice. The first has role and text, so that it shows the time of the first token."""
@@ -111,7 +157,7 @@ class ChatWriter(Writer[ChatRequest]):
         choice = {
             "index": delta.choice,
             "delta": message,
-            "logprobs": None,
+            "logprobs": self._scores(inference, delta.start, delta.stop),
             "finish_reason": inference.finish_reason if delta.ended else None,
             "stop_reason": inference.stop_reason if delta.ended else None,
         }

@@ -7,7 +7,7 @@ how an answer is sent.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from api.service import Tokenizer
@@ -48,7 +48,7 @@ class Logprobs:
     `hidden` ids are left out.
     """
 
-    def __init__(self, tokenizer: Tokenizer, offset: int, most: int, hidden: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, offset: int, most: int, hidden: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._offset = offset
         self._most = most
@@ -76,6 +76,21 @@ class Logprobs:
         for id, value in (*detail.top[: self._most], (token, detail.logprob)):
             names.setdefault(token_name(self._tokenizer, id), value)
         return names
+
+
+def chat_logprobs(tokenizer: Tokenizer, scored: Sequence[Scored], most: int, hidden: Collection[int]) -> dict[str, Any]:
+    """Return the logprobs object of a chat for these tokens, each with `most` alternatives; `hidden` ids are left out."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        data = tokenizer.token_bytes(token)
+        return {"token": token_name(tokenizer, token), "logprob": logprob, "bytes": list(data)}
+
+    content = [
+        entry(token, detail.logprob) | {"top_logprobs": [entry(*top) for top in detail.top[:most]]}
+        for token, detail in scored
+        if token not in hidden
+    ]
+    return {"content": content, "refusal": None}
 
 
 def join(first: dict[str, list[Any]], second: dict[str, list[Any]]) -> dict[str, list[Any]]:

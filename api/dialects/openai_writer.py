@@ -6,6 +6,7 @@ This module must not know how a request is checked or computed.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -67,10 +68,27 @@ class Writer(Generic[Params]):
         self.usage_last = options is not None and options.include_usage
         self.usage_always = self.usage_last and options is not None and options.continuous_usage_stats
         self._begun: set[int] = set()
+        self._hidden = engine.tokenizer.special_ids if params.skip_special_tokens else frozenset()
 
     def whole(self) -> Response:
         """Wait for the answer and return it in one piece."""
+        self.generation.wait()
+        chosen = choose(self.generation)
+        choices = (self._choice(i, inference) for i, inference in enumerate(chosen))
+        head, total = {**self.head, "system_fingerprint": None}, usage(self.generation, chosen)
+        if not self.is_large:
+            return jsonify({**head, "choices": list(choices), "usage": total})
+        start, end = dumps(head)[:-1] + ',"choices":[', f'],"usage":{dumps(total)}}}\n'
+        return parts.response(chain([start], parts.items(choices, 1), [end]), is_large=True)
+
+    def _choice(self, index: int, inference: Inference) -> dict[str, Any]:
         raise NotImplementedError
+
+    def _is_large(self, is_scored: bool, with_prompts: bool) -> bool:
+        """Return whether the answer may have thousands of tokens with their scores, or many prompts."""
+        sequences = [inference.sequence for inference in self.generation.inferences]
+        tokens = sum(seq.max_tokens + len(seq.prompt_ids) * with_prompts for seq in sequences)
+        return tokens > (MOST_SCORED if is_scored else MOST_TOKENS)
 
     def stream(self) -> Response:
         """Return the answer as a stream."""
@@ -97,6 +115,14 @@ class Writer(Generic[Params]):
         """Return whether a chunk lists the tokens of its text."""
         return self.params.return_token_ids
 
+    def _endings(self) -> Collection[int]:
+        """Return the ids that logprobs leave out: control tokens, or the end of the text, unless they are shown."""
+        return self._hidden or (() if self.params.ignore_eos else self.engine.tokenizer.eos_ids)
+
+    def _scored(self, inference: Inference, start: int, stop: int) -> list[Scored]:
+        seq = inference.sequence
+        return [Scored(*pair) for pair in zip(seq.output_ids[start:stop], seq.details[start:stop])]
+
     def _chunk(self, delta: Delta) -> bytes:
         raise NotImplementedError
 
@@ -115,29 +141,11 @@ class CompletionWriter(Writer[CompletionRequest]):
 
     def __init__(self, engine: Engine, generation: Generation, params: CompletionRequest) -> None:
         super().__init__(engine, generation, params)
-        self._hidden = [engine.tokenizer.eot_id] if params.skip_special_tokens else []
         self._start = dumps(self.head)[:-1] + ',"choices":[{"index":'
         self._logprobs: dict[int, Logprobs] = {}
-        self.is_large = self._is_large()
-
-    def _is_large(self) -> bool:
-        """Return whether the answer may have thousands of tokens with their scores, or many prompts."""
-        params, sequences = self.params, [i.sequence for i in self.generation.inferences]
-        tokens = sum(seq.max_tokens for seq in sequences)
-        if params.echo or params.return_token_ids or params.prompt_logprobs is not None:
-            tokens += sum(len(seq.prompt_ids) for seq in sequences)
         is_scored = params.logprobs is not None or params.prompt_logprobs is not None
-        return tokens > (MOST_SCORED if is_scored else MOST_TOKENS)
-
-    def whole(self) -> Response:
-        self.generation.wait()
-        chosen = choose(self.generation)
-        choices = (self._choice(i, inference) for i, inference in enumerate(chosen))
-        head, total = {**self.head, "system_fingerprint": None}, usage(self.generation, chosen)
-        if not self.is_large:
-            return jsonify({**head, "choices": list(choices), "usage": total})
-        start, end = dumps(head)[:-1] + ',"choices":[', f'],"usage":{dumps(total)}}}\n'
-        return parts.response(chain([start], parts.items(choices, 1), [end]), is_large=True)
+        with_prompts = params.echo or params.return_token_ids or params.prompt_logprobs is not None
+        self.is_large = self._is_large(is_scored, with_prompts)
 
     def _choice(self, index: int, inference: Inference) -> dict[str, Any]:
         text, logprobs = inference.answer, None
@@ -170,16 +178,11 @@ class CompletionWriter(Writer[CompletionRequest]):
         if first:
             offset = len(inference.prompt)
             self._logprobs[index] = Logprobs(self.engine.tokenizer, offset, most, self._endings())
-        scored = [Scored(*pair) for pair in zip(seq.output_ids[start:stop], seq.details[start:stop])]
-        scores = self._logprobs[index].write(scored)
+        scores = self._logprobs[index].write(self._scored(inference, start, stop))
         if first and self.params.echo:
             before = Logprobs(self.engine.tokenizer, 0, most)
             scores = join(before.write(prompt_scores(seq.prompt_ids, seq.prompt_details)), scores)
         return scores
-
-    def _endings(self) -> list[int]:
-        """Return the ids that logprobs leave out: end-of-text, unless it is shown."""
-        return [] if self.params.ignore_eos and not self._hidden else [self.engine.tokenizer.eot_id]
 
     def _needs_tokens(self) -> bool:
         return self.params.logprobs is not None or self.params.return_token_ids

@@ -96,7 +96,7 @@ class TgiWriter:
         ]
 
     def _is_special(self, token: int) -> bool:
-        return token == self.tokenizer.eot_id
+        return token in self.tokenizer.special_ids
 
     def _token(self, token: int, text: str, logprob: float) -> dict[str, Any]:
         special = self._is_special(token)

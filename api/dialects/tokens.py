@@ -12,12 +12,13 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
+from api.dialects.chat import prompt_of
 from api.generation import check_ids, check_model, encode, ready_engine
 from api.http import admission, body, parts
 from api.http.errors import ApiError
 from api.http.openapi import Operation
 from api.schemas.tokens import DetokenizeRequest, TokenizeRequest
-from api.service import Service, Tokenizer
+from api.service import Engine, Service, Tokenizer
 from observe.feed import dumps
 
 EXAMPLE = '{"prompt": "ROMEO:"}'
@@ -25,7 +26,7 @@ SMALL = 1 << 14  # bytes of a body that needs no place in the queue
 TOKENS, CHARACTERS = 256, 1 << 14  # written at once
 OPERATIONS = [
     Operation(
-        "post", "/tokenize", "the token ids of a string: prompt for vLLM's API, inputs for TGI's", "tokens",
+        "post", "/tokenize", "the token ids of a string, or of a chat: prompt or messages for vLLM's API, inputs for TGI's", "tokens",
         body=TokenizeRequest, example={"prompt": "ROMEO:"}, answer={"type": ["object", "array"]},
         errors=(400, 404, 413, 415, 429, 503),
     ),
@@ -47,22 +48,19 @@ def blueprint(service: Service) -> Blueprint:
         admit(service)
         params, ignored = body.validate(TokenizeRequest, body.take(request, EXAMPLE))
         check_model(engine, params.model)
-        if params.prompt is None and params.inputs is None:
+        given = [name for name in ("prompt", "messages", "inputs") if getattr(params, name) is not None]
+        if not given:
             raise ApiError(
-                "either prompt or inputs is required. Send prompt for vLLM's answer format, or inputs for TGI's",
-                param="prompt",
-            )
-        name = "inputs" if params.prompt is None else "prompt"
-        text = params.inputs if params.prompt is None else params.prompt
-        assert text is not None
-        ids = encode(engine, text, special=engine.special_end, param=name)
-        if name == "inputs":
-            content = chain("[", parts.items(pieces(engine.tokenizer, text, ids), TOKENS), "]")
+                "either prompt, messages or inputs is required. Send prompt or messages for vLLM's answer format, or "
+                "inputs for TGI's", param="prompt",
+            )  # fmt: skip
+        ignored += given[1:]
+        ids = ids_of(engine, params, given[0])
+        if given[0] == "inputs":
+            content = chain("[", parts.items(pieces(engine.tokenizer, params.inputs or "", ids), TOKENS), "]")
         else:
             head = f'{{"count":{len(ids)},"max_model_len":{engine.context},"tokens":['
             content = chain([head], parts.items(ids, TOKENS), ["]}"])
-            if params.inputs is not None:
-                ignored.append("inputs")
         return body.name_ignored(parts.response(content, len(ids) > TOKENS), ignored)
 
     @routes.post("/detokenize")
@@ -72,12 +70,23 @@ def blueprint(service: Service) -> Blueprint:
         params, ignored = body.validate(DetokenizeRequest, body.take(request, '{"tokens": [1, 2]}'))
         check_model(engine, params.model)
         check_ids(engine, params.tokens, "tokens")
-        text = engine.tokenizer.decode(params.tokens)
+        text = engine.tokenizer.decode(params.tokens, begins=True)
         cuts = range(0, len(text), CHARACTERS)
         content = chain(['{"prompt":"'], (dumps(text[i : i + CHARACTERS])[1:-1] for i in cuts), ['"}'])
         return body.name_ignored(parts.response(content, len(text) > CHARACTERS), ignored)
 
     return routes
+
+
+def ids_of(engine: Engine, params: TokenizeRequest, name: str) -> list[int]:
+    """Return the ids of the field `name` of a request."""
+    if name == "messages":
+        assert params.messages is not None
+        return prompt_of(engine, params.messages, answers=params.add_generation_prompt).ids
+    text = params.inputs if name == "inputs" else params.prompt
+    assert text is not None
+    begins = params.add_special_tokens
+    return encode(engine, text, special=engine.special_end, param=name, begins=begins)
 
 
 def admit(service: Service) -> None:
@@ -88,15 +97,24 @@ def admit(service: Service) -> None:
 
 
 def pieces(tokenizer: Tokenizer, text: str, ids: list[int]) -> Iterator[dict[str, Any]]:
-    """Yield TGI's form: each token with the characters start..stop that contain it."""
+    """Yield TGI's form: each token with the characters start..stop that contain it.
+
+    Where the tokens stand for another text, such as a normalized one, the characters are those of that text.
+    """
+    first = next((i for i, token in enumerate(ids) if token not in tokenizer.bos_ids), len(ids))
+    for token in ids[:first]:
+        yield {"id": token, "text": tokenizer.decode([token]), "start": 0, "stop": 0}
+    ids = ids[first:]
+    if tokenizer.decode_bytes(ids) != text.encode():
+        text = tokenizer.decode(ids)
     ends = accumulate(len(character.encode()) for character in text)  # in bytes
     character, character_end, end = -1, 0, 0
     for token in ids:
         if end == character_end:
-            character, character_end = character + 1, next(ends)
+            character, character_end = character + 1, next(ends, character_end)
         start = character
         end += len(tokenizer.token_bytes(token))
         while character_end < end:
-            character, character_end = character + 1, next(ends)
+            character, character_end = character + 1, next(ends, end)
         stop = character + 1
         yield {"id": token, "text": text[start:stop], "start": start, "stop": stop}

@@ -22,6 +22,7 @@ from api.schemas import fields as f
 from api.schemas.scheduling_hints import SchedulingHints
 
 MOST_MESSAGES = 64
+TEMPLATE_FIELDS = ("name", "tool_calls", "tool_call_id", "reasoning_content")  # of a message, beside role and content
 UNLIMITED = -1  # as max_tokens: all tokens that the context leaves
 
 
@@ -102,8 +103,8 @@ class Sampled(SchedulingHints):
         Field(None, description=f.UNSUPPORTED)
     )
 
-    def ignored(self) -> list[str]:
-        """Return the fields with a value, within lists, that have no effect."""
+    def ignored(self, by_template: bool) -> list[str]:
+        """Return the fields with a value, within lists, that have no effect; `by_template` if a chat template reads them."""
         return []
 
 
@@ -177,8 +178,8 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="allow", json_schema_extra=SILENT_ASSISTANT)
 
-    role: Literal["system", "developer", "user", "assistant"] = Field(
-        description="system, developer, user or assistant"
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description="system, developer, user or assistant, or tool where the model's chat template has it"
     )
     content: Annotated[StrictStr | None, BeforeValidator(_content), WithJsonSchema(CONTENT_SCHEMA)] = Field(
         default=None,
@@ -195,12 +196,16 @@ class Message(BaseModel):
         return value or ""
 
 
+Messages = Annotated[
+    list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES), f.at_most(MOST_MESSAGES)
+]
+MESSAGES = 'a list such as [{"role": "user", "content": "..."}]'
+
+
 class ChatRequest(Sampled):
     """POST /v1/chat/completions. `max_completion_tokens` is another name of max_tokens; `min_tokens` is at most max_tokens."""
 
-    messages: Annotated[
-        list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES), f.at_most(MOST_MESSAGES)
-    ] = Field(description='a list such as [{"role": "user", "content": "..."}]')
+    messages: Messages = Field(description=MESSAGES)
     max_tokens: Limit | None = Field(
         None,
         description=f"a whole number of tokens to generate, at least 1, or (the default) {MOST_TOKENS}",
@@ -215,9 +220,9 @@ class ChatRequest(Sampled):
     tool_choice: Literal["none", "auto"] | None = Field(None, description=f.UNSUPPORTED)
     functions: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description=f.UNSUPPORTED)
     function_call: Literal["none", "auto"] | None = Field(None, description=f.UNSUPPORTED)
-    logprobs: f.Off | None = Field(None, description=f.UNSUPPORTED)
-    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=0), f.INTEGER] | None = Field(
-        None, description=f.UNSUPPORTED
+    logprobs: f.Flag | None = Field(None, description=f.FLAG)
+    top_logprobs: SkipJsonSchema[Annotated[int, Field(strict=True, ge=0, le=20), f.INTEGER] | None] = Field(
+        None, description="a whole number from 0 to 20, with logprobs: true"
     )
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = Field(None, description=f.UNSUPPORTED)
     audio: None = Field(None, description=f.UNSUPPORTED)
@@ -226,10 +231,11 @@ class ChatRequest(Sampled):
     chat_template: None = Field(None, description=f.UNSUPPORTED)
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=0)] | None = Field(None, description=f.UNSUPPORTED)
 
-    def ignored(self) -> list[str]:
+    def ignored(self, by_template: bool) -> list[str]:
+        read = TEMPLATE_FIELDS if by_template else ()
         return [
             f"messages.{i}.{name}"
             for i, message in enumerate(self.messages)
             for name, value in (message.model_extra or {}).items()
-            if value not in (None, [], {})
+            if value not in (None, [], {}) and name not in read
         ]

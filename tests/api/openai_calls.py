@@ -19,11 +19,11 @@ EOT_ID = 256
 USER = {"role": "user", "content": "Hi"}
 
 
-def served(model: FakeModel) -> Iterator[Flask]:
+def served(model: FakeModel, tokenizer: Any = None) -> Iterator[Flask]:
     """Yield an app with room for 20 requests."""
     app = create_app(Config(policy="dynamic", max_batch_size=8, max_queue=12, access_log=False))
     service: Service = app.extensions["service"]
-    engine = fake_engine(model, max_queue=12)
+    engine = fake_engine(model, max_queue=12, tokenizer=tokenizer)
     connect(service, engine)
     yield app
     engine.manager.stop()
