@@ -1,5 +1,5 @@
-// A step of GPT-2 in one call, from token ids to the normed rows that the head takes: embedding, layer norm, attention
-// and linear layers, without a hundred returns to Python. The linear and attention kernels are those of packed_linear.c
+// A step of a transformer in one call, from token ids to the normed rows that the head takes: embedding, norms, rotation
+// of queries and keys, attention and linear layers, without a hundred returns to Python. The linear and attention kernels are those of packed_linear.c
 // and paged_attention.c, passed by address; the rest is here. bfloat16 in and out, float32 inside.
 #include <math.h>
 #include <stdint.h>
@@ -30,7 +30,7 @@ static float total(const float *lanes) {
   return sum;
 }
 
-static void norm_row(const bf16 *x, const float *weight, bf16 *y, int64_t n, float eps) {
+static void layer_norm(const bf16 *x, const float *weight, bf16 *y, int64_t n, float eps) {
   const float *bias = weight + n;
   float sum[LANES] = {0}, square[LANES] = {0};
   int64_t whole = n / LANES * LANES;
@@ -48,56 +48,118 @@ static void norm_row(const bf16 *x, const float *weight, bf16 *y, int64_t n, flo
   for (int64_t i = 0; i < n; i++) y[i] = narrow((widen(x[i]) - mean) * factor * weight[i] + bias[i]);
 }
 
+// As rms_norm() in generate/rotary.py: rounded to bfloat16 before it is multiplied by the weight. y may be x.
+static void rms_norm(const bf16 *x, const float *weight, bf16 *y, int64_t n, float eps) {
+  float square[LANES] = {0};
+  int64_t whole = n / LANES * LANES;
+  for (int64_t i = 0; i < whole; i += LANES)
+    for (int j = 0; j < LANES; j++) square[j] += widen(x[i + j]) * widen(x[i + j]);
+  for (int64_t i = whole; i < n; i++) square[0] += widen(x[i]) * widen(x[i]);
+  float factor = 1 / sqrtf(total(square) / n + eps);
+  for (int64_t i = 0; i < n; i++) y[i] = narrow(widen(narrow(widen(x[i]) * factor)) * weight[i]);
+}
+
 typedef struct {
+  const Model *model;
   const bf16 *x;
   const float *weight;
   const int64_t *rows;  // of x, null for all in their order
   bf16 *y;
-  int64_t n;
-  float eps;
 } Norm;
 
-static void norm_rows(void *job, int64_t first, int64_t last, int worker) {
+static void norm_some(void *job, int64_t first, int64_t last, int worker) {
   const Norm *t = job;
+  int64_t n = t->model->width;
   for (int64_t r = first; r < last; r++)
-    norm_row(t->x + (t->rows ? t->rows[r] : r) * t->n, t->weight, t->y + r * t->n, t->n, t->eps);
+    (t->model->rms ? rms_norm : layer_norm)(t->x + (t->rows ? t->rows[r] : r) * n, t->weight, t->y + r * n, n,
+                                            t->model->eps);
 }
 
-// y [m, n] from x [any, n], weight [2, n]: weight and bias. Each row is computed by itself.
-static void layer_norm(const bf16 *x, const float *weight, const int64_t *rows, bf16 *y, int64_t m, int64_t n,
-                       float eps) {
-  Norm t = {x, weight, rows, y, n, eps};
-  share_out(norm_rows, &t, m, FEW);
+// y [m, C] from x [any, C]. Each row is computed by itself.
+static void norm(const Model *model, const bf16 *x, const float *weight, const int64_t *rows, bf16 *y, int64_t m) {
+  Norm t = {model, x, weight, rows, y};
+  share_out(norm_some, &t, m, FEW);
 }
 
-static void embed(const Model *model, const int64_t *ids, const int64_t *positions, bf16 *x, int64_t m) {
-  for (int64_t r = 0, c = model->width; r < m; r++, x += c) {
-    const bf16 *token = model->wte + ids[r] * c, *position = model->wpe + positions[r] * c;
+typedef struct {
+  const Model *model;
+  const Block *block;  // not of the embedding
+  const int64_t *ids, *positions;
+  bf16 *x;
+} Tokens;
+
+static void embed_some(void *job, int64_t first, int64_t last, int worker) {
+  const Tokens *t = job;
+  const Model *model = t->model;
+  for (int64_t r = first, c = model->width; r < last; r++) {
+    const bf16 *token = model->embedding + t->ids[r] * c;
+    bf16 *x = t->x + r * c;
+    if (!model->positions) {
+      memcpy(x, token, c * sizeof *x);
+      continue;
+    }
+    const bf16 *position = model->positions + t->positions[r] * c;
     for (int64_t i = 0; i < c; i++) x[i] = narrow(widen(token[i]) + widen(position[i]));
   }
 }
+
+// As rotate() in generate/rotary.py: dimension i of a head is turned with dimension i + D/2.
+static void rotate(bf16 *x, const float *restrict cosine, const float *restrict sine, int half) {
+  bf16 *restrict first = x, *restrict second = x + half;
+  for (int i = 0; i < half; i++) {
+    float a = widen(first[i]), b = widen(second[i]);
+    first[i] = narrow(a * cosine[i] - b * sine[i]);
+    second[i] = narrow(b * cosine[i] + a * sine[i]);
+  }
+}
+
+// The queries and keys of some rows of qkv.
+static void rotate_some(void *job, int64_t first, int64_t last, int worker) {
+  const Tokens *t = job;
+  const Model *model = t->model;
+  int D = model->head_size, heads = model->heads, keys = heads + model->kv_heads;
+  for (int64_t r = first; r < last; r++) {
+    const float *cosine = model->rotation + t->positions[r] * D, *sine = cosine + D / 2;
+    bf16 *x = t->x + r * (keys + model->kv_heads) * D;
+    for (int h = 0; h < keys; h++, x += D) {
+      const float *weight = h < heads ? t->block->q_norm : t->block->k_norm;
+      if (weight) rms_norm(x, weight, x, D, model->eps);
+      rotate(x, cosine, sine, D / 2);
+    }
+  }
+}
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int64_t *ids, const int64_t *positions,
                int64_t m, const int64_t *sample_rows, int64_t n_samples, bf16 *out, bf16 *work,
                const int32_t *cu_seqlens, const int32_t *context_lens, const int32_t *block_tables, int n,
                int max_pages) {
-  int64_t c = model->width;
-  bf16 *x = work, *normed = x + m * c, *qkv = normed + m * c, *inner = qkv;  // qkv is read before inner is written
-  embed(model, ids, positions, x, m);
+  int64_t c = model->width, attended = (int64_t)model->heads * model->head_size, inner = model->inner;
+  int64_t qkv_size = attended + 2 * (int64_t)model->kv_heads * model->head_size;
+  int64_t fc_size = model->mlp_mode == SWIGLU ? 2 * inner : inner;
+  bf16 *x = work, *normed = x + m * c, *qkv = normed + m * larger(c, attended);
+  bf16 *mlp = qkv;  // qkv is read before the MLP is written
+  Tokens tokens = {model, 0, ids, positions, x};
+  share_out(embed_some, &tokens, m, FEW);
+  tokens.x = qkv;
   for (const Block *b = blocks; b < blocks + n_blocks; b++) {
-    const bf16 *after = b + 1 < blocks + n_blocks ? b[1].c_attn.packed : 0;
-    layer_norm(x, b->ln_1, 0, normed, m, c, b->eps);
-    model->linear(normed, b->c_attn.packed, b->c_attn.bias, 0, qkv, m, 3 * c, c, PLAIN, b->attn_proj.packed, c, c);
+    const bf16 *after = b + 1 < blocks + n_blocks ? b[1].qkv.packed : 0;
+    norm(model, x, b->norm_1, 0, normed, m);
+    model->linear(normed, b->qkv.packed, b->qkv.bias, 0, qkv, m, qkv_size, c, PLAIN, b->attn_proj.packed, c, attended);
+    tokens.block = b;
+    if (model->rotation) share_out(rotate_some, &tokens, m, FEW);
     int code = model->attention(qkv, b->keys, b->values, normed, cu_seqlens, context_lens, block_tables, n, (int)m,
-                                model->heads, model->heads, model->head_size, model->page_size, max_pages, model->pages, b->scale);
+                                model->heads, model->kv_heads, model->head_size, model->page_size, max_pages,
+                                model->pages, b->scale);
     if (code != OK) return code;
-    model->linear(normed, b->attn_proj.packed, b->attn_proj.bias, x, x, m, c, c, PLAIN, b->c_fc.packed, model->inner,
+    model->linear(normed, b->attn_proj.packed, b->attn_proj.bias, x, x, m, c, attended, PLAIN, b->fc.packed, fc_size,
                   c);
-    layer_norm(x, b->ln_2, 0, normed, m, c, b->eps);
-    model->linear(normed, b->c_fc.packed, b->c_fc.bias, 0, inner, m, model->inner, c, GELU_TANH, b->mlp_proj.packed, c,
-                  model->inner);
-    model->linear(inner, b->mlp_proj.packed, b->mlp_proj.bias, x, x, m, c, model->inner, PLAIN, after, 3 * c, c);
+    norm(model, x, b->norm_2, 0, normed, m);
+    model->linear(normed, b->fc.packed, b->fc.bias, 0, mlp, m, fc_size, c, model->mlp_mode, b->mlp_proj.packed, c,
+                  inner);
+    model->linear(mlp, b->mlp_proj.packed, b->mlp_proj.bias, x, x, m, c, inner, PLAIN, after, qkv_size, c);
   }
-  layer_norm(x, model->ln_f, sample_rows, out, n_samples, c, model->eps);
+  norm(model, x, model->norm, sample_rows, out, n_samples);
   return OK;
 }

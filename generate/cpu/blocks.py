@@ -22,8 +22,9 @@ from generate.cpu.attention import Attention, CAttention, PackedRows
 from generate.cpu.declarations import declarations
 from generate.cpu.kernels import KernelError, load_library
 from generate.cpu.layers import Block, LayeredBlocks
-from generate.cpu.linear import GELU_TANH_NAMES
+from generate.cpu.linear import GELU_TANH_NAMES, SILU_NAMES
 from generate.cpu.team import team
+from generate.rotary import rotation_table
 from models.architecture import Architecture
 from models.network import Network, Norm
 
@@ -49,43 +50,56 @@ class CBlocks:
         self, model: Network, blocks: Sequence[Block], attend: CAttention, keys: Tensor, values: Tensor
     ) -> None:
         config = model.config
-        assert model.positions is not None
         self.run = _library().run_blocks
         self.attend = attend
-        self.width, self.inner = config.n_embd, config.inner_size
-        _, self.pages, heads, self.page_size, head_size = keys.shape
-        wte, wpe = model.embedding.contiguous(), model.positions.contiguous()
-        self.keep: list[object] = [blocks, attend, keys, values, wte, wpe]
-        structs = declarations().structs
+        self.width = config.n_embd
+        attended = config.n_head * config.head_size
+        # The rows of a step: the residual, what a norm or attention gives, and queries, keys and values or the MLP.
+        self.row_size = self.width + max(self.width, attended) + max(config.qkv_size, config.inner_size)
+        _, self.pages, _, self.page_size, _ = keys.shape
+        self.keep: list[object] = [blocks, attend, keys, values]
+        structs, constants = declarations().structs, declarations().constants
+        rotation = rotation_table(config.rope, config.head_size, config.block_size) if config.rope else None
         self.model = structs["Model"](
             linear=ctypes.cast(blocks[0].kernels[0].library.packed_linear, ctypes.c_void_p),
             attention=ctypes.cast(attend.entry, ctypes.c_void_p),
-            wte=wte.data_ptr(), wpe=wpe.data_ptr(), ln_f=self._norm(model.norm), eps=config.norm_epsilon,
-            width=self.width, inner=self.inner,
-            heads=heads, head_size=head_size, page_size=self.page_size, pages=self.pages,
+            embedding=self._address(model.embedding), positions=self._address(model.positions),
+            rotation=self._address(rotation), norm=self._norm(model.norm, config), eps=config.norm_epsilon,
+            rms=config.norm == "rms", mlp_mode=constants["SWIGLU" if config.gated else "GELU_TANH"],
+            heads=config.n_head, kv_heads=config.n_kv_head, head_size=config.head_size,
+            page_size=self.page_size, pages=self.pages, width=self.width, inner=config.inner_size,
         )  # fmt: skip
         entries = [
             structs["Block"](
-                self._norm(block.norm_1), self._norm(block.norm_2),
+                self._norm(block.norm_1, config), self._norm(block.norm_2, config),
+                *(self._address(weight.float()) if weight is not None else None for weight in block.head_norms),
                 *(structs["Linear"](layer.packed.data_ptr(), layer.bias_ptr) for layer in block.kernels),
-                keys=k.data_ptr(), values=v.data_ptr(), scale=block.scale, eps=config.norm_epsilon,
+                keys=k.data_ptr(), values=v.data_ptr(), scale=block.scale,
             )
             for block, k, v in zip(blocks, keys, values)
         ]  # fmt: skip
         self.table = (structs["Block"] * len(entries))(*entries)
 
-    def _norm(self, norm: Norm) -> int:
-        """Return the address of the weight and the bias of a layer norm, as float32."""
-        assert norm.bias is not None
-        both = torch.cat((norm.weight, norm.bias)).float().contiguous()
-        self.keep.append(both)
-        return both.data_ptr()
+    def _address(self, tensor: Tensor | None) -> int | None:
+        """Return the address of a tensor's values, which live as long as this object; None for none."""
+        if tensor is None:
+            return None
+        values = tensor.contiguous()
+        self.keep.append(values)
+        return values.data_ptr()
+
+    def _norm(self, norm: Norm, config: Architecture) -> int | None:
+        """Return the address of a norm's weight as float32, followed by the bias if it is a layer norm."""
+        parts = [norm.weight]
+        if config.norm == "layer":
+            parts.append(torch.zeros_like(norm.weight) if norm.bias is None else norm.bias)
+        return self._address(torch.cat(parts).float())
 
     def __call__(self, ids: Tensor, positions: Tensor, rows: PackedRows, sample_rows: Tensor | None) -> Tensor:
         M = len(ids)
         R = M if sample_rows is None else len(sample_rows)
         out = torch.empty((R, self.width), dtype=torch.bfloat16)
-        work = torch.empty(M * (2 * self.width + max(3 * self.width, self.inner)), dtype=torch.bfloat16)
+        work = torch.empty(M * self.row_size, dtype=torch.bfloat16)
         code = self.run(
             ctypes.byref(self.model), self.table, len(self.table), ids.data_ptr(), positions.data_ptr(), M,
             None if sample_rows is None else sample_rows.data_ptr(), R, out.data_ptr(), work.data_ptr(),
@@ -118,7 +132,8 @@ def make_blocks(model: Network, attend: Attention, keys: Tensor, values: Tensor)
 
 def _runs_in_c(config: Architecture) -> bool:
     """Return whether blocks.c computes this architecture."""
-    return config.family == "gpt2" and config.activation in GELU_TANH_NAMES
+    even = config.rope is None or config.head_size % 2 == 0
+    return even and config.activation in (SILU_NAMES if config.gated else GELU_TANH_NAMES)
 
 
 @functools.cache

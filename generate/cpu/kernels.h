@@ -24,7 +24,7 @@ int paged_attention_has_bf16(void);
 
 // packed_linear.c
 
-enum { PLAIN = 0, GELU_TANH = 1, FLOAT32 = 2 };  // modes of packed_linear
+enum { PLAIN = 0, GELU_TANH = 1, FLOAT32 = 2, SWIGLU = 3 };  // modes of packed_linear
 
 // Returns 1 where packed_linear can run, else 0: the caller then uses another way.
 int packed_linear_supported(void);
@@ -34,8 +34,10 @@ int packed_linear_use_tiles(int wanted);
 int64_t packed_linear_size(int64_t n, int64_t k);
 // Packs w [n, k] into panels; k is even. Outputs that fill the last panel are zero.
 void packed_linear_pack(const bf16 *w, bf16 *packed, int64_t n, int64_t k);
+// The same for mode SWIGLU: w has n / 2 rows of the gate, then n / 2 of the up projection.
+void packed_linear_pack_gated(const bf16 *w, bf16 *packed, int64_t n, int64_t k);
 // x [m, k], packed from packed_linear_pack, bias [n] or null, residual [m, n] or null, out [m, n] bfloat16, or float32
-// in mode FLOAT32. next, of [next_n, next_k], or null: the packed weight that is needed after this one.
+// in mode FLOAT32, or in mode SWIGLU the n / 2 products silu(gate) * up, which take no residual. next, of [next_n, next_k], or null: the packed weight that is needed after this one.
 void packed_linear(const bf16 *x, const bf16 *packed, const float *bias, const bf16 *residual, void *out, int64_t m,
                    int64_t n, int64_t k, int mode, const bf16 *next, int64_t next_n, int64_t next_k);
 
@@ -46,25 +48,31 @@ typedef struct {
   const float *bias;
 } Linear;
 
+// Norms are float32: weight [C], then bias [C] unless the norm is an RMS norm.
 typedef struct {
-  const float *ln_1, *ln_2;  // weight [C], then bias [C]
-  Linear c_attn, attn_proj, c_fc, mlp_proj;
+  const float *norm_1, *norm_2;
+  const float *q_norm, *k_norm;  // RMS norms of heads before the rotation, weight [D], or null
+  Linear qkv, attn_proj, fc, mlp_proj;
   bf16 *keys, *values;
-  float scale, eps;
+  float scale;
 } Block;
 
 typedef struct {
   __typeof__(packed_linear) *linear;
   __typeof__(paged_attention_bf16) *attention;
-  const bf16 *wte, *wpe;
-  const float *ln_f;
+  const bf16 *embedding;  // [V, C]
+  const bf16 *positions;  // [T, C], or null
+  const float *rotation;  // cosine and sine of every angle, [T, 2, D/2], or null; then D is even
+  const float *norm;
   float eps;
-  int64_t width, inner;
-  int heads, head_size, page_size, pages;
+  int rms;                // norms are RMS norms, else layer norms
+  int mlp_mode;           // of packed_linear for fc, GELU_TANH or SWIGLU
+  int heads, kv_heads, head_size, page_size, pages;
+  int64_t width, inner;   // C; of the MLP
 } Model;
 
-// ids, positions [m]; sample_rows [n_samples]: the rows to norm into out [n_samples, width], null for all in order.
-// work has m * (2 * width + max(3 * width, inner)) elements. Returns attention's code; unless that is OK, out is
+// ids, positions [m]; sample_rows [n_samples]: the rows to norm into out [n_samples, C], null for all in order. work has
+// m * (C + max(C, H*D) + max((H + 2*KV)*D, inner)) elements. Returns attention's code; unless that is OK, out is
 // undefined.
 int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int64_t *ids, const int64_t *positions,
                int64_t m, const int64_t *sample_rows, int64_t n_samples, bf16 *out, bf16 *work,

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("packed_linear.c")
 GELU_TANH_NAMES = ("gelu_new", "gelu_pytorch_tanh")
+SILU_NAMES = ("silu", "swish")
 
 
 class LinearLayer(Protocol):
@@ -100,19 +101,31 @@ def _pad(x: Tensor) -> Tensor:
 
 
 class KernelLinear:
-    """packed_linear.c: bfloat16 in, float32 sums, bfloat16 out, or float32 out with `wide`."""
+    """packed_linear.c: bfloat16 in, float32 sums, bfloat16 out, or float32 out with `wide`.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, activation: str | None = None, wide: bool = False) -> None:
+    `gated`: the weight has the rows of a gate before those of an up projection, and the layer gives silu(gate) * up.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: str | None = None,
+        wide: bool = False,
+        gated: bool = False,
+    ) -> None:
         self.library = _library()
         self.n, self.k = weight.shape
         self.packed = memory.empty((self.library.packed_linear_size(self.n, self.k),), weight.dtype)
-        self.library.packed_linear_pack(weight.contiguous().data_ptr(), self.packed.data_ptr(), self.n, self.k)
+        pack = self.library.packed_linear_pack_gated if gated else self.library.packed_linear_pack
+        pack(weight.contiguous().data_ptr(), self.packed.data_ptr(), self.n, self.k)
         self.bias = bias.float().contiguous() if bias is not None else None
         self.bias_ptr = self.bias.data_ptr() if self.bias is not None else None
-        fused = activation in GELU_TANH_NAMES
+        fused = gated or activation in GELU_TANH_NAMES
         modes = declarations().constants
         self.plain = modes["PLAIN"]
-        self.mode = modes["FLOAT32"] if wide else modes["GELU_TANH"] if fused else self.plain
+        self.mode = modes["FLOAT32" if wide else "SWIGLU" if gated else "GELU_TANH" if fused else "PLAIN"]
+        self.width = self.n // 2 if gated else self.n
         self.dtype = torch.float32 if wide else weight.dtype
         self.activate = ACTIVATIONS[activation] if activation and not fused else None
 
@@ -125,7 +138,7 @@ class KernelLinear:
 
     def _run(self, x: Tensor, residual: int | None, mode: int) -> Tensor:
         m = len(x)
-        out = torch.empty((m, self.n), dtype=self.dtype)
+        out = torch.empty((m, self.width), dtype=self.dtype)
         self.library.packed_linear(
             x.data_ptr(), self.packed.data_ptr(), self.bias_ptr, residual, out.data_ptr(),
             m, self.n, self.k, mode, None, 0, 0,
@@ -154,6 +167,13 @@ def make_linear(weight: Tensor, bias: Tensor | None, activation: str | None = No
     if packed_is_faster(weight.dtype):
         return PackedLinear(weight, bias, activation)
     return Linear(weight, bias, activation)
+
+
+def make_gated(weight: Tensor, bias: Tensor | None, activation: str) -> Callable[[Tensor], Tensor]:
+    """Return the fastest first layer of a gated MLP, for a weight with the rows of Wg before those of Wu."""
+    if _kernel_takes(weight) and activation in SILU_NAMES:
+        return KernelLinear(weight, bias, gated=True)
+    return Gated(make_linear(weight, bias), activation)
 
 
 def make_head(weight: Tensor) -> Callable[[Tensor], Tensor]:

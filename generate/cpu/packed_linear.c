@@ -6,6 +6,9 @@
 // way for all numbers of rows, and the order in which an output is summed depends on that and K alone: not on the
 // number of rows, not on threads. So a token's numbers are the same alone and in any batch, bit for bit.
 //
+// A gated MLP's first layer multiplies activation(gate) and up, halves of one product; its panels hold 16 rows of gate,
+// the same 16 of up, and again, so that both sums of an output meet in registers.
+//
 // Weights W [N, K] are packed once into panels of 64 outputs: [N/64][K/2][64][2], so that a panel is read straight
 // through and a pair of inputs meets 64 outputs in four registers, 16 pairs in four tiles. Each panel serves all rows
 // while it lies in the second-level cache, and the next one is fetched meanwhile.
@@ -48,14 +51,22 @@ typedef struct {
   const bf16 *w;
   bf16 *packed;
   int64_t n, k;
+  int gated;
 } Packing;
+
+// The row of w that is output `at` of the panels, or n where there is none.
+static int64_t packed_row(const Packing *t, int64_t at) {
+  if (!t->gated) return at < t->n ? at : t->n;
+  int64_t inner = t->n / 2, row = at / 32 * 16 + at % 16;
+  return row >= inner ? t->n : at / 16 % 2 ? inner + row : row;
+}
 
 static void pack_panels(void *job, int64_t first, int64_t last, int worker) {
   const Packing *t = job;
   for (int64_t p = first; p < last; p++)
     for (int64_t i = 0; i < t->k / 2; i++)
       for (int64_t j = 0; j < PANEL; j++) {
-        int64_t row = p * PANEL + j;
+        int64_t row = packed_row(t, p * PANEL + j);
         bf16 *to = t->packed + ((p * (t->k / 2) + i) * PANEL + j) * 2;
         to[0] = row < t->n ? t->w[row * t->k + 2 * i] : 0;
         to[1] = row < t->n ? t->w[row * t->k + 2 * i + 1] : 0;
@@ -63,7 +74,12 @@ static void pack_panels(void *job, int64_t first, int64_t last, int worker) {
 }
 
 void packed_linear_pack(const bf16 *w, bf16 *packed, int64_t n, int64_t k) {
-  Packing t = {w, packed, n, k};
+  Packing t = {w, packed, n, k, 0};
+  share_out(pack_panels, &t, (n + PANEL - 1) / PANEL, 1);
+}
+
+void packed_linear_pack_gated(const bf16 *w, bf16 *packed, int64_t n, int64_t k) {
+  Packing t = {w, packed, n, k, 1};
   share_out(pack_panels, &t, (n + PANEL - 1) / PANEL, 1);
 }
 
@@ -99,6 +115,12 @@ static inline __m512 gelu16(__m512 x) {
   return _mm512_div_ps(x, _mm512_add_ps(e, _mm512_set1_ps(1.f)));
 }
 
+// x sigmoid(x)
+static inline __m512 silu16(__m512 x) {
+  __m512 e = exp16(_mm512_sub_ps(_mm512_setzero_ps(), x));
+  return _mm512_div_ps(x, _mm512_add_ps(e, _mm512_set1_ps(1.f)));
+}
+
 typedef struct {
   const bf16 *x, *packed, *residual;
   const float *bias;
@@ -111,10 +133,14 @@ typedef struct {
   int tiles;
 } Task;
 
+static inline __mmask16 first_lanes(int64_t count) {
+  return count >= 16 ? 0xffff : count > 0 ? (__mmask16)((1u << count) - 1) : 0;
+}
+
 // 16 sums to outputs col and following of a row.
 static inline __attribute__((always_inline)) void put(const Task *t, int64_t row, int64_t col, __m512 sum) {
-  int64_t left = t->n - col, at = row * t->n + col;
-  __mmask16 mask = left >= 16 ? 0xffff : left > 0 ? (__mmask16)((1u << left) - 1) : 0;
+  int64_t at = row * t->n + col;
+  __mmask16 mask = first_lanes(t->n - col);
   __m512 y = t->bias ? _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, t->bias + col)) : sum;
   if (t->mode == FLOAT32) {
     _mm512_mask_storeu_ps((float *)t->out + at, mask, y);
@@ -123,6 +149,33 @@ static inline __attribute__((always_inline)) void put(const Task *t, int64_t row
   if (t->mode == GELU_TANH) y = gelu16(y);
   if (t->residual) y = _mm512_add_ps(y, widen(t->residual + at, mask));
   _mm256_mask_storeu_epi16((bf16 *)t->out + at, mask, (__m256i)_mm512_cvtneps_pbh(y));
+}
+
+// 16 sums of gate and of up to products col and following of a row.
+static inline __attribute__((always_inline)) void put_gated(const Task *t, int64_t row, int64_t col, __m512 gate,
+                                                            __m512 up) {
+  int64_t inner = t->n / 2;
+  __mmask16 mask = first_lanes(inner - col);
+  if (t->bias) {
+    gate = _mm512_add_ps(gate, _mm512_maskz_loadu_ps(mask, t->bias + col));
+    up = _mm512_add_ps(up, _mm512_maskz_loadu_ps(mask, t->bias + inner + col));
+  }
+  __m256i y = (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(silu16(gate), up));
+  _mm256_mask_storeu_epi16((bf16 *)t->out + row * inner + col, mask, y);
+}
+
+// The sums of panel p for a row.
+static inline __attribute__((always_inline)) void put_panel(const Task *t, int64_t row, int64_t p, __m512 s0, __m512 s1,
+                                                            __m512 s2, __m512 s3) {
+  if (t->mode == SWIGLU) {
+    put_gated(t, row, p * PANEL / 2, s0, s1);
+    put_gated(t, row, p * PANEL / 2 + 16, s2, s3);
+    return;
+  }
+  put(t, row, p * PANEL, s0);
+  put(t, row, p * PANEL + 16, s1);
+  put(t, row, p * PANEL + 32, s2);
+  put(t, row, p * PANEL + 48, s3);
 }
 
 static inline const char *fetch(const char *from, int lines) {
@@ -154,8 +207,7 @@ static inline __attribute__((always_inline)) void vector_block(const Task *t, in
       acc[r][3] = _mm512_dpbf16_ps(acc[r][3], b, w3);
     }
   }
-  for (int j = 0; j < 4; j++)
-    for (int r = 0; r < R; r++) put(t, row + r, p * PANEL + 16 * j, acc[r][j]);
+  for (int r = 0; r < R; r++) put_panel(t, row + r, p, acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
 }
 
 // Rows first up to last times panel p; meanwhile `bytes` from `next` on are fetched.
@@ -226,8 +278,10 @@ static void tile_panel(const Task *t, int64_t p, int64_t first, int64_t last, co
     _tile_stored(1, &sums[0][16], sizeof sums[0]);
     _tile_stored(2, &sums[0][32], sizeof sums[0]);
     _tile_stored(3, &sums[0][48], sizeof sums[0]);
-    for (int64_t r = row; r < end; r++)
-      for (int j = 0; j < PANEL; j += 16) put(t, r, p * PANEL + j, _mm512_load_ps(&sums[r - top][j]));
+    for (int64_t r = row; r < end; r++) {
+      const float *s = sums[r - top];
+      put_panel(t, r, p, _mm512_load_ps(s), _mm512_load_ps(s + 16), _mm512_load_ps(s + 32), _mm512_load_ps(s + 48));
+    }
   }
 }
 #else

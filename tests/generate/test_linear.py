@@ -10,7 +10,7 @@ from kernels import why_no_kernel
 from torch.nn import functional as F
 
 from generate.cpu import linear
-from generate.cpu.linear import KernelLinear, Linear, PackedLinear, make_head, make_linear, round_rows
+from generate.cpu.linear import KernelLinear, Linear, PackedLinear, make_gated, make_head, make_linear, round_rows
 
 ROWS = (1, 2, 3, 5, 6, 7, 12, 13, 15, 16, 17, 31, 64, 191, 192, 193, 400)
 
@@ -57,6 +57,22 @@ def test_the_kernel_fuses_residual_and_gelu() -> None:
     assert torch.allclose(active, F.gelu(plain, approximate="tanh"), atol=0.01, rtol=0.01)
     other = KernelLinear(weight, bias, "relu")(x).float()
     assert torch.allclose(other, plain.relu(), atol=0.02, rtol=0.01)
+
+
+@needs_kernel
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(("inner", "k"), [(96, 64), (50, 128), (7, 10)])
+def test_the_kernel_fuses_a_gate(inner: int, k: int) -> None:
+    weight, bias = (numbers(2 * inner, k) / k**0.5).bfloat16(), numbers(2 * inner, seed=2).bfloat16()
+    x = numbers(193, k, seed=3).bfloat16()
+    x[3, 0] = float("nan")
+    for given in (bias, None):
+        layer = make_gated(weight, given, "silu")
+        gate, up = F.linear(x.float(), weight.float(), None if given is None else given.float()).chunk(2, -1)
+        whole = layer(x)
+        assert torch.allclose(whole.float(), F.silu(gate) * up, atol=0.01, rtol=0.01, equal_nan=True)
+        for rows in (4, 16, 17, 40):
+            assert torch.equal(layer(x[:rows].contiguous()).nan_to_num(), whole[:rows].nan_to_num())
 
 
 @needs_kernel
