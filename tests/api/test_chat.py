@@ -41,6 +41,16 @@ def test_a_chat_answer_has_every_field(client: FlaskClient) -> None:
     assert answer["usage"]["completion_tokens"] == 8
 
 
+@pytest.mark.parametrize(("limit", "is_open_ended"), [(None, True), (3, False)])
+def test_a_chat_without_max_tokens_is_open_ended(
+    client: FlaskClient, model: FakeModel, limit: int | None, is_open_ended: bool
+) -> None:
+    flags: set[bool] = set()
+    model.before = lambda plan: flags.update(seq.open_ended for seq in plan.sequences)
+    assert chat(client, USER, max_tokens=limit).status_code == 200
+    assert flags == {is_open_ended}
+
+
 def test_a_chat_answer_ends_where_the_user_would_speak(client: FlaskClient, model: FakeModel) -> None:
     model.says = list(b" Yes.\nUser: more")
     answer = chat(client, USER, max_completion_tokens=40, max_tokens=None).get_json()

@@ -26,6 +26,7 @@ MISTAKES = [
     ("run dynamic --policy-option x", "--policy-option", "'x'"),
     ("run dynamic --workload orka", "orka", "Did you mean 'orca'?"),
     ("run dynamic --kv-tokens 64", "--kv-tokens", "64"),
+    ("run dynamic --policy-option reserve=prompt", "reserve=prompt", "--kv-tokens 65536"),
     ("run dynamic --context 3", "--context", "3"),
     ("run dynamic --max-tokens-per-step 8", "--max-tokens-per-step", "32"),
     ("run dynamic --speed 2", "--speed", "--trace"),
