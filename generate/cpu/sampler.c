@@ -9,6 +9,10 @@
 
 enum { LANES = 16, BLOCK = 1024 };
 
+// In these words of the compiler's, since it makes no vectors of the same comparisons in a loop over lanes.
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+
 // e^x for x <= 0, to 2 units in the last place; 0 below -87.
 static inline float exp_negative(float x) {
   float c = x < -87.f ? -87.f : x;
@@ -29,18 +33,31 @@ static inline float exp_negative(float x) {
 
 // The largest value of x, NaN if any is NaN or infinite.
 static float largest(const float *x, int64_t n) {
-  float m[LANES], bad[LANES];
-  for (int j = 0; j < LANES; j++) m[j] = x[0], bad[j] = 0;
+  float m = x[0], bad = 0;
+  vec most = m - (vec){0}, wrong = {0};
   int64_t i = 0;
-  for (; i + LANES <= n; i += LANES)
-    for (int j = 0; j < LANES; j++) {
-      float v = x[i + j];
-      m[j] = v > m[j] ? v : m[j];
-      bad[j] += v * 0.f;
-    }
-  for (; i < n; i++) m[0] = x[i] > m[0] ? x[i] : m[0], bad[0] += x[i] * 0.f;
-  for (int j = 1; j < LANES; j++) m[0] = m[j] > m[0] ? m[j] : m[0], bad[0] += bad[j];
-  return m[0] + bad[0];
+  for (; i + LANES <= n; i += LANES) {
+    vec v;
+    memcpy(&v, x + i, sizeof v);
+    ivec more = v > most;
+    most = (vec)((more & (ivec)v) | (~more & (ivec)most));
+    wrong += v * 0.f;
+  }
+  for (; i < n; i++) m = x[i] > m ? x[i] : m, bad += x[i] * 0.f;
+  for (int j = 0; j < LANES; j++) m = most[j] > m ? most[j] : m, bad += wrong[j];
+  return m + bad;
+}
+
+// The first place of m in x, which is there.
+static int64_t place_of(float m, const float *x, int64_t n) {
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) {
+    int32_t any = 0;
+    for (int j = 0; j < LANES; j++) any |= x[i + j] == m;
+    if (any) break;
+  }
+  while (x[i] != m) i++;
+  return i;
 }
 
 static double block_sum(const float *x, int64_t n, float m, float inverse_temperature) {
@@ -72,9 +89,7 @@ static int64_t draw(const float *x, int64_t n, float m, float inverse_temperatur
     if (below > goal) return i;
   }
   if (last >= 0) return last;  // rounding: the goal lay at the block's very end
-  for (int64_t i = 0; i < n; i++)
-    if (x[i] == m) return i;
-  return 0;
+  return place_of(m, x, n);
 }
 
 // The number in [0, 1) that draws the token at a position: splitmix64, as uniform() in sampling.py.
@@ -102,9 +117,7 @@ static void sample_some(void *job, int64_t first, int64_t last, int worker) {
     } else if (t->inverse_temperature[r] > 0) {
       t->out[r] = draw(x, t->n, m, t->inverse_temperature[r], uniform(t->seeds[r], t->positions[r]));
     } else {
-      int64_t i = 0;
-      while (x[i] != m) i++;
-      t->out[r] = i;
+      t->out[r] = place_of(m, x, t->n);
     }
   }
 }

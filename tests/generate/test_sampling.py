@@ -35,6 +35,12 @@ def test_greedy_takes_the_largest_and_of_equals_the_lowest_id(any_sampler: str) 
     assert sample(logits, [GREEDY] * 3, [1, 2, 3]) == [1, 0, 3]
 
 
+def test_greedy_finds_every_place_of_a_long_row(any_sampler: str) -> None:
+    logits = torch.full((37, 37), -2.0) + torch.eye(37)
+    logits[:, 36] += 1
+    assert sample(logits, [GREEDY] * 37, [1] * 37) == [*range(37)]
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_frequencies_follow_the_softmax(any_sampler: str, temperature: float) -> None:
     row = [1.0, 0.0, -1.0, 2.0, -3.0]
