@@ -20,7 +20,8 @@ from torch import Tensor
 
 from generate.gpu.attention import DecodeRows
 
-BLOCK = 64  # keys at once; a page is a multiple of it, or smaller
+# Keys at once; a page is a multiple of it, or smaller. With 64 keys of 128 values the registers of a group would spill.
+BLOCK, GROUP_BLOCK = 64, 32
 # Bounds the programs without work, the memory of partial results, and what the last program joins at once.
 MOST_PARTS = 64
 SMALLEST = 16  # of each side of a product of tensor cores
@@ -218,11 +219,12 @@ class TritonDecode:
         most = min(pages, MOST_PARTS)
         tensors = qkv, keys, values, rows.block_tables, rows.context_lens, out, self.parts, self.arrived
         sizes = {"P": P, "D": D, "MP": most, "BP": max(2, triton.next_power_of_2(most))}
-        BD, BN = triton.next_power_of_2(D), min(BLOCK, triton.next_power_of_2(P))
+        BD, block = triton.next_power_of_2(D), triton.next_power_of_2(P)
         if H == KV:
+            BN = min(BLOCK, block)
             _attend[(most, KV, n)](*tensors, scale, pages, H=H, BD=BD, BN=BN, **sizes)
         else:
             BG = triton.next_power_of_2(H // KV)
-            BG, BD, BN = (max(SMALLEST, size) for size in (BG, BD, BN))
+            BG, BD, BN = (max(SMALLEST, size) for size in (BG, BD, min(GROUP_BLOCK, block)))
             _attend_group[(most, KV, n)](*tensors, scale, pages, KV=KV, G=H // KV, BG=BG, BD=BD, BN=BN, **sizes)
         return out
