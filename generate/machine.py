@@ -100,8 +100,8 @@ def kv_pages(shape: ModelShape, dtype: torch.dtype, device: torch.device, kv_mem
     """Return the number of pages: as many as `kv_memory` bytes hold, or for 0 a share of the free memory.
 
     Pages beyond a whole context for each slot serve only the prefix cache. On a CPU it gets as many pages again as the
-    slots; a GPU's memory has no other use, so there it gets the rest of the share. Raises MachineError if not even one
-    whole context fits.
+    slots; a GPU's memory has no other use, so there it gets the rest of the share. There may be too few for one whole
+    context, see `longest_context`. Raises MachineError if not even one page fits.
     """
     size = page_size(device)
     page = bytes_per_token(shape, dtype) * size
@@ -117,9 +117,24 @@ def kv_pages(shape: ModelShape, dtype: torch.dtype, device: torch.device, kv_mem
         raise MachineError(
             f"--kv-memory is {kv_memory:,} bytes, but only {free:,} are free on the {device.type}. Lower it"
         )
-    if pages < context:
+    if pages < 1:
         raise MachineError(
-            f"{pages} KV pages of {page:,} bytes are too few for a full context of {shape.block_size:,} tokens "
-            f"({context} pages). Set --kv-memory to at least {context * page:,}, or use a smaller model"
+            f"memory for keys and values does not hold one page of {size} tokens, which has {page:,} bytes. "
+            f"Set --kv-memory to at least {context * page:,} for a context of {shape.block_size:,} tokens, "
+            "or use a smaller model"
         )
     return pages + 1  # page 0 is for padding
+
+
+def longest_context(shape: ModelShape, n_pages: int, device: torch.device) -> int:
+    """Return the context of the model, or as much of it as `n_pages` hold for one sequence."""
+    return min(shape.block_size, (n_pages - 1) * page_size(device))
+
+
+def short_context_warning(shape: ModelShape, context: int, dtype: torch.dtype) -> str:
+    """Return what to report where only `context` tokens of the model's fit."""
+    needed = -(-shape.block_size // GPU_PAGE_SIZE) * GPU_PAGE_SIZE * bytes_per_token(shape, dtype)
+    return (
+        f"memory for keys and values holds {context:,} of the model's {shape.block_size:,} tokens of context, so the "
+        f"context is {context:,}. For all of it, set --kv-memory to at least {needed:,} bytes"
+    )

@@ -73,9 +73,11 @@ def _computing(engine: Engine, fits: str) -> list[tuple[str, str]]:
             ("model", f"{engine.model_name}, no weights: {facts['instead']}, context {engine.context:,}"),
             ("KV pages", f"counted only{fits}"),
         ]
+    whole = facts.get("whole_context", engine.context)
+    cut = "" if whole == engine.context else f" of {whole:,}"
     return [
         ("model", f"{engine.model_name}, {facts.get('parameters', 0) / 1e6:.1f} M parameters, "
-                  f"context {engine.context:,}"),
+                  f"context {engine.context:,}{cut}"),
         ("device", f"{engine.device}, {engine.dtype}, {facts.get('compute_threads', 0)} threads, "
                    f"attention {facts.get('attention', '')}"),
         ("KV memory", f"{facts.get('kv_bytes', 0) / 2**20:,.0f} MiB{fits}"),

@@ -113,7 +113,10 @@ def _shadow_of(config: Config, manager: BatchingManager) -> Shadow:
 
 
 def _load_model(config: Config, slots: int) -> Parts:
-    """Load a model with KV pages for the whole contexts of `slots` sequences, or as many as fit into memory."""
+    """Load a model with KV pages for the whole contexts of `slots` sequences, or as many as fit into memory.
+
+    Where not one whole context fits, the context is cut to what does.
+    """
     from generate import machine
     from models import weights
     from models.tokenizer import load_tokenizer
@@ -130,6 +133,11 @@ def _load_model(config: Config, slots: int) -> Parts:
     parameters = model.parameters
     shape = model.config
     n_pages = machine.kv_pages(shape, dtype, device, config.kv_memory, slots)
+    context = machine.longest_context(shape, n_pages, device)
+    warnings = [resolved.warning, tokenizer.warning]
+    if context < shape.block_size:
+        warnings.append(machine.short_context_warning(shape, context, dtype))
+        model = model.shortened(context)
     runner = _make_runner(model, n_pages, slots, config)
     warm_up(runner)
     return Parts(
@@ -138,7 +146,7 @@ def _load_model(config: Config, slots: int) -> Parts:
         name=resolved.name + (" (random weights)" if resolved.load_format == "dummy" else ""),
         device=str(device),
         dtype=str(runner.dtype).removeprefix("torch."),
-        context=shape.block_size,
+        context=context,
         vocabulary=shape.vocab_size,
         n_pages=n_pages,
         page_size=runner.page_size,
@@ -149,7 +157,8 @@ def _load_model(config: Config, slots: int) -> Parts:
             "attention": runner.attention,
             "compute_threads": threads,
             "kv_bytes": runner.keys.nbytes * 2,
-            "warnings": [w for w in (resolved.warning, tokenizer.warning) if w],
+            "whole_context": shape.block_size,
+            "warnings": [warning for warning in warnings if warning],
         },
     )
 

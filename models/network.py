@@ -6,7 +6,7 @@ It computes nothing: `generate/cpu/blocks.py` and `generate/gpu/layers.py` do. I
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -88,6 +88,11 @@ class Network:
         yield from (tensor for tensor in self.norm if tensor is not None)
         if self.head is not self.embedding:
             yield self.head
+
+    def shortened(self, context: int) -> Network:
+        """Return the model for texts of at most `context` tokens; the tensors are shared."""
+        positions = None if self.positions is None else self.positions[:context]
+        return replace(self, config=replace(self.config, block_size=context), positions=positions)
 
     @property
     def parameters(self) -> int:

@@ -38,10 +38,11 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 PAGES, PAGE_SIZE = 200, 64
 
 
-@pytest.fixture(autouse=True)
-def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute with the plain layers, which any other ones are compared with."""
-    monkeypatch.setenv("EB_KERNELS", "off")
+@pytest.fixture(autouse=True, params=["kernels", "plain"])
+def layers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute with the C kernels, as the server does, and with the plain layers of PyTorch."""
+    if request.param == "plain":
+        monkeypatch.setenv("EB_KERNELS", "off")
 
 
 def build(shape: str, folder: Path) -> tuple[Any, ModelRunner]:
