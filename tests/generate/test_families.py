@@ -97,6 +97,6 @@ def test_fifty_greedy_answers_are_those_of_transformers_alone_and_among_64(shape
     hf, runner = build(shape, tmp_path)
     prompts = [tokens(random.Random(i).randrange(1, 100), i) for i in range(64)]
     expected = [answer(hf, prompt, 32) for prompt in prompts[:50]]
-    assert len({tuple(ids) for ids in expected}) > 40
+    assert len({tuple(ids) for ids in expected}) > 30
     assert served(runner, prompts[:50], 32, slots=1) == expected
     assert served(runner, prompts, 32, slots=64)[:50] == expected
