@@ -38,8 +38,8 @@ class Policy(policy.Policy):
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
         self._decodes = 0  # steps since a request joined
-        self._past: deque[int] = deque()  # lengths of the latest answers whose end was not known before
-        self._sorted: list[int] = []  # the same
+        self._answers: deque[int] = deque()  # lengths of the latest answers whose end was not known before
+        self._lengths: list[int] = []  # the same, sorted
         self._quantile: dict[Sequence, float] = {}  # of the answers of the past, that a request counts on
         self._quantiles = 0
         if self.per_client and "client" not in self.claims.heeds:
@@ -82,14 +82,14 @@ class Policy(policy.Policy):
     def _rest(self, seq: Sequence) -> int:
         """Return how many more tokens a request will generate, as far as that is known."""
         tokens = len(seq.output_ids)
-        longer = bisect_right(self._sorted, tokens)
-        if not seq.open_ended or longer == len(self._sorted):
+        longer = bisect_right(self._lengths, tokens)
+        if not seq.open_ended or longer == len(self._lengths):
             return seq.max_tokens - tokens
         if seq not in self._quantile:
             self._quantiles += 1
             self._quantile[seq] = self._quantiles * GOLDEN % 1
-        index = longer + int(self._quantile[seq] * (len(self._sorted) - longer))
-        return min(seq.max_tokens, self._sorted[index]) - tokens
+        index = longer + int(self._quantile[seq] * (len(self._lengths) - longer))
+        return min(seq.max_tokens, self._lengths[index]) - tokens
 
     def on_admit(self, seq: Sequence, now: float) -> None:
         super().on_admit(seq, now)
@@ -103,7 +103,7 @@ class Policy(policy.Policy):
         super().on_finish(seq, now)
         self._quantile.pop(seq, None)
         if seq.open_ended and seq.finish_reason != "abort":
-            self._past.append(len(seq.output_ids))
-            insort(self._sorted, len(seq.output_ids))
-            if len(self._past) > REMEMBERED:
-                del self._sorted[bisect_left(self._sorted, self._past.popleft())]
+            self._answers.append(len(seq.output_ids))
+            insort(self._lengths, len(seq.output_ids))
+            if len(self._answers) > REMEMBERED:
+                del self._lengths[bisect_left(self._lengths, self._answers.popleft())]

@@ -251,5 +251,7 @@ def test_every_order_goes_with_every_loop() -> None:
             Sequence([1] * (1 + i % 4), 1 + i % 3, id=f"r{i}", client="ab"[i % 2], arrived_at=9 * (i // 3))
             for i in range(12)
         ]
+        for seq in sequences[::3]:
+            seq.open_ended = True
         pool = PagePool(9, 2)
         drive(made(f"{loop}+{order}", 3, pool), sequences, cancel={2: [0], 4: [1]})
