@@ -241,7 +241,7 @@ def broken_models(checkpoint: Path, folder: Path) -> dict[str, tuple[Path, str]]
         ("no config", "config.json", None, "config.json"),
         ("no weights", "model.safetensors", None, "no weights"),
         ("garbage", "model.safetensors", b"not a checkpoint", "model.safetensors"),
-        ("no vocabulary", "vocab.json", b"{}", "the vocabulary has no"),
+        ("no vocabulary", "vocab.json", b"{}", "the tokenizer in"),
     ):
         broken = folder / name
         broken.mkdir()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support_checkpoints import reference, save, transformers
+from support_checkpoints import reference, reference_of, save, transformers
 
 from models import catalog, checkpoint, family, weights
 from models.activations import ACTIVATIONS
@@ -179,6 +179,22 @@ def test_a_broken_folder_is_refused_with_reason_and_remedy(tiny: Path, spoil: An
         catalog.resolve(str(tiny))
     assert re.search(r"\. .*(Use|use)", str(refusal.value))
     assert "\n" not in str(refusal.value)
+
+
+def test_tensors_of_another_family_that_do_not_fit_are_all_named(tmp_path: Path) -> None:
+    save(tmp_path, reference_of("llama"))
+    edit(tmp_path, num_key_value_heads=3, attention_bias=True)
+    with pytest.raises(checkpoint.CheckpointError) as refusal:
+        catalog.resolve(str(tmp_path))
+    problems = str(refusal.value)
+    assert "missing layers.{0,1}.self_attn.q_proj.bias" in problems
+    assert "layers.{0,1}.self_attn.v_proj.weight is [16, 48] but should be [24, 48]" in problems
+
+
+def test_the_originals_module_refuses_another_family(tmp_path: Path) -> None:
+    resolved = catalog.resolve(str(save(tmp_path, reference_of("qwen2"))))
+    with pytest.raises(ValueError, match=r"qwen2, not a GPT-2\. Use bard"):
+        weights.load_gpt(resolved)
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
