@@ -6,9 +6,9 @@ know threads, HTTP, tensors, or which of the two it is in.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 
+from scheduling.admission import Admission
 from scheduling.advance import Output, Token, advance
 from scheduling.allocation import allocate
 from scheduling.batch import Batch
@@ -18,7 +18,6 @@ from scheduling.pages import PagePool
 from scheduling.policy import Policy, PolicyError
 from scheduling.reservations import ENDLESS
 from scheduling.sequence import Sequence
-from scheduling.waiting import WaitClock
 
 __all__ = ["ENDLESS", "Forward", "Output", "PolicyError", "Scheduler", "Token"]
 
@@ -37,13 +36,12 @@ class Scheduler:
     ) -> None:
         self.pages = pages
         self.record = record
-        self.waiting: OrderedDict[Sequence, None] = OrderedDict()
         self.number = 0
         self.batch = Batch(pages)
-        self.running = self.batch.running
+        self.queue = Admission(self.batch)
+        self.running, self.waiting, self.wait_clock = self.batch.running, self.queue.waiting, self.queue.clock
         self._least_tokens_per_step = max_tokens_per_step
         self._repeat: Plan | None = None  # the last plan, if the next one equals it
-        self.wait_clock = WaitClock()
         self._use(policy)
 
     def _use(self, policy: Policy) -> None:
@@ -88,8 +86,7 @@ class Scheduler:
         if self.hooks.refuses and self.policy.refuse(seq, seq.arrived_at):
             seq.state, seq.finish_reason, seq.finished_at = "finished", "refused", seq.arrived_at
             return False
-        self.waiting[seq] = None
-        self.wait_clock.arrive(seq, seq.arrived_at)
+        self.queue.arrive(seq)
         self.policy.on_arrival(seq, seq.arrived_at)
         return True
 
@@ -123,10 +120,14 @@ class Scheduler:
         """Let sequences join, and return what the next step computes, None if nothing."""
         self.wait_clock.tick(now, self.number)
         preempted = self._preempt(now) if self.running else []
-        joined = self._admit(now) if self.waiting else []
+        joined: list[Sequence] = []
+        if self.waiting:
+            joined = self.queue.admit(self.policy, self.hooks, self.token_budget, self.number + 1, now)
         if not self.running:
             return None
         self.number += 1
+        if joined:
+            self._repeat = None
         if self._repeat is not None:
             # Legal until a sequence joins or leaves: each member has one token pending, and gets it (Hooks.repeats).
             last = self._repeat
@@ -136,7 +137,7 @@ class Scheduler:
 
     def wake_at(self, now: float) -> float | None:
         """Return when to plan again although nothing arrives; None to sleep until something does."""
-        return self.policy.deadline(self.waiting, now) if self.waiting and not self.running else None
+        return self.queue.wake_at(self.policy, now)
 
     def preempt(self, plan: Plan, sequences: list[Sequence], now: float) -> None:
         """Take members out of a plan that could not be computed.
@@ -162,60 +163,10 @@ class Scheduler:
         return preempted
 
     def _requeue(self, sequences: list[Sequence], now: float) -> None:
-        """Put sequences that were preempted before all that wait, the first to arrive first."""
-        for seq in sorted(sequences, key=lambda seq: seq.arrived_at, reverse=True):
-            seq.preempt()
-            self.waiting[seq] = None
-            self.waiting.move_to_end(seq, last=False)
-            self.wait_clock.arrive(seq, now)
+        """Let sequences that were preempted wait again."""
+        self.queue.requeue(sequences, now)
         for seq in sequences:
             self.policy.on_preempt(seq, now)
-
-    def _admit(self, now: float) -> list[Sequence]:
-        joined: list[Sequence] = []
-        if not self.batch.free_slots:
-            self.wait_clock.reason = "slots_full"
-            return joined
-        policy, running, budget = self.policy, self.running, self.batch.budget(self.token_budget)
-        n = min(policy.admit(self.waiting, running, budget, now), budget.slots)
-        reason = None
-        for seq in policy.order(self.waiting, now) if n > 0 else ():
-            if seq.state != "waiting":
-                raise PolicyError(f"order: {seq.id} is {seq.state}, not waiting")
-            if self.hooks.blocks:
-                reason = policy.blocked_by(seq, running, budget)
-            if reason is None and not self.batch.join(seq, self.tokens_to_reserve(seq)):
-                reason = "kv_full"
-            if reason is not None:
-                break
-            self._note_join(seq, now)
-            joined.append(seq)
-            if len(joined) == n:
-                break
-            if self.hooks.blocks:
-                budget = self.batch.budget(self.token_budget)
-        for seq in joined:
-            del self.waiting[seq]
-        if self.waiting:
-            self.wait_clock.reason = reason or self._why_waiting(now)
-        return joined
-
-    def tokens_to_reserve(self, seq: Sequence) -> int:
-        """Return for how many tokens a sequence gets pages when it joins: at least for those of its first steps."""
-        return min(seq.total, max(seq.length + 1, self.policy.reserve_tokens(seq)))
-
-    def _why_waiting(self, now: float) -> str:
-        if not self.batch.free_slots:
-            return "slots_full"
-        return "window" if self.wake_at(now) is not None else "policy_order"
-
-    def _note_join(self, seq: Sequence, now: float) -> None:
-        self.wait_clock.leave(seq, now)
-        if seq.scheduled_at is None:
-            seq.scheduled_at = now
-            seq.first_iteration = self.number + 1
-        self._repeat = None
-        self.policy.on_admit(seq, now)
 
     def commit(self, plan: Plan, outputs: list[Output], now: float) -> Iteration:
         """Take in the outputs of a step that was computed; return its record.
@@ -282,9 +233,7 @@ class Scheduler:
         waiting = [seq for seq in leaving if seq.state == "waiting"]
         if waiting:
             self.wait_clock.tick(now, self.number)
-        for seq in waiting:
-            del self.waiting[seq]
-            self.wait_clock.leave(seq, now)
+        self.queue.withdraw(waiting, now)
         self._vacate([seq for seq in leaving if seq.state != "waiting"])
         for seq in leaving:
             seq.finish_reason, seq.state, seq.finished_at = reason, "finished", now

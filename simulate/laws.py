@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection
 from math import inf
 
+from scheduling.admission import tokens_to_reserve
 from scheduling.iteration import Iteration, Plan
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
@@ -175,7 +176,7 @@ def check_conservation_of_work(scheduler: Scheduler, plan: Plan) -> None:
     if reason == "kv_full" and policy.claims.limits_kv:
         return
     if reason == "kv_full" and pages is not None:
-        if pages.reserve(first.hashes, scheduler.tokens_to_reserve(first)) is None:
+        if pages.reserve(first.hashes, tokens_to_reserve(policy, first)) is None:
             return
     elif reason == "token_budget":
         tokens, budget = sum(plan.counts), scheduler.token_budget

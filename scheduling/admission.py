@@ -1,0 +1,94 @@
+"""The queue: who waits, for which reason, and who joins the batch next.
+
+The policy decides; this module must not know steps, tokens, or why a sequence leaves the batch.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from scheduling.batch import Batch
+from scheduling.hooks import Hooks
+from scheduling.policy import Policy, PolicyError
+from scheduling.sequence import Sequence
+from scheduling.waiting import WaitClock
+
+
+class Admission:
+    """`waiting` is in order of arrival, except that preempted sequences go first."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.waiting: OrderedDict[Sequence, None] = OrderedDict()
+        self.clock = WaitClock()
+
+    def arrive(self, seq: Sequence) -> None:
+        """Put a sequence at the end of the queue."""
+        self.waiting[seq] = None
+        self.clock.arrive(seq, seq.arrived_at)
+
+    def requeue(self, sequences: list[Sequence], now: float) -> None:
+        """Put sequences that lost their slots before all that wait, the first to arrive first."""
+        for seq in sorted(sequences, key=lambda seq: seq.arrived_at, reverse=True):
+            seq.preempt()
+            self.waiting[seq] = None
+            self.waiting.move_to_end(seq, last=False)
+            self.clock.arrive(seq, now)
+
+    def withdraw(self, sequences: Iterable[Sequence], now: float) -> None:
+        """Take sequences out of the queue that will not join."""
+        for seq in sequences:
+            del self.waiting[seq]
+            self.clock.leave(seq, now)
+
+    def wake_at(self, policy: Policy, now: float) -> float | None:
+        """Return when to ask the policy again although nothing arrives; None to sleep until something does."""
+        return policy.deadline(self.waiting, now) if self.waiting and not self.batch.running else None
+
+    def admit(self, policy: Policy, hooks: Hooks, token_budget: int, step: int, now: float) -> list[Sequence]:
+        """Give slots and pages to the sequences that the policy lets join in this step; return them."""
+        joined: list[Sequence] = []
+        if not self.batch.free_slots:
+            self.clock.reason = "slots_full"
+            return joined
+        running, budget = self.batch.running, self.batch.budget(token_budget)
+        n = min(policy.admit(self.waiting, running, budget, now), budget.slots)
+        reason = None
+        for seq in policy.order(self.waiting, now) if n > 0 else ():
+            if seq.state != "waiting":
+                raise PolicyError(f"order: {seq.id} is {seq.state}, not waiting")
+            if hooks.blocks:
+                reason = policy.blocked_by(seq, running, budget)
+            if reason is None and not self.batch.join(seq, tokens_to_reserve(policy, seq)):
+                reason = "kv_full"
+            if reason is not None:
+                break
+            self._note_join(seq, step, now)
+            policy.on_admit(seq, now)
+            joined.append(seq)
+            if len(joined) == n:
+                break
+            if hooks.blocks:
+                budget = self.batch.budget(token_budget)
+        for seq in joined:
+            del self.waiting[seq]
+        if self.waiting:
+            self.clock.reason = reason or self._why_waiting(policy, now)
+        return joined
+
+    def _note_join(self, seq: Sequence, step: int, now: float) -> None:
+        self.clock.leave(seq, now)
+        if seq.scheduled_at is None:
+            seq.scheduled_at = now
+            seq.first_iteration = step
+
+    def _why_waiting(self, policy: Policy, now: float) -> str:
+        if not self.batch.free_slots:
+            return "slots_full"
+        return "window" if self.wake_at(policy, now) is not None else "policy_order"
+
+
+def tokens_to_reserve(policy: Policy, seq: Sequence) -> int:
+    """Return for how many tokens a sequence gets pages when it joins: at least for those of its first steps."""
+    return min(seq.total, max(seq.length + 1, policy.reserve_tokens(seq)))
