@@ -153,7 +153,12 @@ class Policy:
         """Note that a request joined; after a live switch, also each request that was running."""
 
     def on_preempt(self, seq: Sequence, now: float) -> None:
-        """Note that a request lost its slot and waits again."""
+        """Note that a request lost its slot and waits again: as if it had just arrived, unless this is overridden.
+
+        So a policy with a queue of its own cannot lose it.
+        """
+        if type(self).on_preempt is Policy.on_preempt:
+            self.on_arrival(seq, now)
 
     def on_token(self, seq: Sequence, now: float) -> None:
         """Note that a request generated a token."""

@@ -29,6 +29,8 @@ class Order(policy.Policy):
 
     def on_arrival(self, seq: Sequence, now: float) -> None:
         super().on_arrival(seq, now)
+        if seq.preemptions:  # it counted when it came
+            return
         recent = self._accepted.setdefault(seq.client, deque(maxlen=self.limit))
         recent.append(now)
         self._accepted.move_to_end(seq.client)

@@ -95,3 +95,43 @@ def test_a_policy_file_that_cannot_be_loaded_is_a_named_error_with_its_line(tmp_
     path.write_text(text)
     with pytest.raises(ValueError, match=rf"{re.escape(str(path))}.*line 2.*{reason}"):
         policies.get_policy(str(path))
+
+
+OWN_QUEUE = '''"""Last come, first served, from a queue of its own."""
+from scheduling import policy
+
+
+class Policy(policy.Policy):
+    def __init__(self, max_batch_size, **options):
+        super().__init__(max_batch_size, **options)
+        self.stack = []
+
+    def on_arrival(self, seq, now):
+        self.stack.append(seq)
+
+    def on_admit(self, seq, now):
+        self.stack.remove(seq)
+
+    def on_cancel(self, seq, now):
+        if seq in self.stack:
+            self.stack.remove(seq)
+
+    def order(self, waiting, now):
+        return self.stack[::-1]
+'''
+
+
+def test_a_queue_of_its_own_loses_no_preempted_request(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_QUEUE)
+    verdict = check(str(tmp_path / "own.py"), cases=150, large=0)
+    assert verdict.broken is None, str(verdict)
+
+
+def test_a_request_that_is_preempted_counts_once_for_its_clients_limit() -> None:
+    policy = policies.get_policy("dynamic+rpm", SLOTS, {"limit": 2})
+    seq, now = Sequence([1], 5, client="alice"), 1.0
+    policy.on_arrival(seq, now)
+    policy.on_admit(seq, now)
+    seq.preempt()
+    policy.on_preempt(seq, now)
+    assert not policy.refuse(Sequence([1], 5, client="alice"), now)
