@@ -31,8 +31,9 @@ def result(numbers: Mapping[str, Any]) -> list[Table]:
 
 
 def by_turn(turns: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the turns of conversations as a table; the expected tokens are those that the prefix cache must hold."""
-    table = Table(title="Turns of the conversations", title_justify="left")
+    """Return the turns of conversations as a table."""
+    caption = "expected: if the text of an answer tokenizes back to the tokens that the model generated"
+    table = Table(title="Turns of the conversations", title_justify="left", caption=caption, caption_justify="left")
     columns = {
         "turn": "turn", "answered": "completed", "TTFT ms, mean": "mean_ttft_ms", "p99": "p99_ttft_ms",
         "E2E ms, mean": "mean_e2el_ms", "prompt tokens": "prompt_tokens", "cached": "cached_tokens",

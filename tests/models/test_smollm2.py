@@ -124,3 +124,31 @@ def test_ninety_five_of_a_hundred_texts_in_bfloat16_are_those_of_transformers(re
     print(f"{len(differing)} of {len(prompts)} differ, leads {[round(lead, 3) for lead in differing]}")
     assert len(differing) <= 5
     assert all(lead < NEAR for lead in differing)
+
+
+@pytest.mark.full
+def test_each_turn_of_a_chat_finds_all_full_pages_that_it_shares_with_the_turn_before(
+    resolved: catalog.ResolvedModel,
+) -> None:
+    tokenizer = load_tokenizer(resolved)
+    runner = ModelRunner(weights.load(resolved, torch.bfloat16), PAGES, PAGE_SIZE)
+    scheduler = Scheduler(policies.get_policy("dynamic", max_batch_size=4), PagePool(PAGES, PAGE_SIZE), 256)
+    chat = [{"role": "user", "content": messages.openings()[0]}]
+    computed: list[int] = []  # the tokens of the turn before that have keys and values
+    found, expectation = [], []
+    for number in range(8):
+        prompt = tokenizer.encode_chat(chat)[1]
+        seq = Sequence(prompt, 100, id=str(number), sampling=GREEDY, open_ended=True)
+        seq.stop = lambda token: "stop" if token in tokenizer.eos_ids else None
+        scheduler.add(seq)
+        while not scheduler.is_idle:
+            scheduler.step(runner.forward, lambda: 0.0)
+        shared = next((i for i, (a, b) in enumerate(zip(computed, prompt)) if a != b), len(computed))
+        expectation.append(shared // PAGE_SIZE * PAGE_SIZE)
+        found.append(seq.cached)
+        computed = (prompt + seq.output_ids)[:-1]
+        ends = seq.output_ids[-1] in tokenizer.eos_ids
+        text = tokenizer.decode(seq.output_ids[:-1] if ends else seq.output_ids)
+        chat += [{"role": "assistant", "content": text}, {"role": "user", "content": messages.FOLLOW_UPS[number]}]
+    assert found == expectation
+    assert found[-1] > 400
