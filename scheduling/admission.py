@@ -22,6 +22,7 @@ class Admission:
         self.batch = batch
         self.waiting: OrderedDict[Sequence, None] = OrderedDict()
         self.clock = WaitClock()
+        self.blocked: Sequence | None = None  # the first in order that could not join, if that ended the last admission
 
     def arrive(self, seq: Sequence) -> None:
         """Put a sequence at the end of the queue."""
@@ -49,6 +50,7 @@ class Admission:
     def admit(self, policy: Policy, hooks: Hooks, token_budget: int, step: int, now: float) -> list[Sequence]:
         """Give slots and pages to the sequences that the policy lets join in this step; return them."""
         joined: list[Sequence] = []
+        self.blocked = None
         if not self.batch.free_slots:
             self.clock.reason = "slots_full"
             return joined
@@ -63,6 +65,7 @@ class Admission:
             if reason is None and not self.batch.join(seq, tokens_to_reserve(policy, seq)):
                 reason = "kv_full"
             if reason is not None:
+                self.blocked = seq
                 break
             self._note_join(seq, step, now)
             policy.on_admit(seq, now)

@@ -80,7 +80,7 @@ class Policy:
         return False
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
-        """Return the waiting requests, the first to join first; `waiting` is in order of arrival.
+        """Return the waiting requests, the first to join first; `waiting` is in order of arrival, after the preempted.
 
         It may be a generator, which yields the next request after the previous one has joined.
         """

@@ -131,7 +131,7 @@ def check_guard(scheduler: Scheduler, plan: Plan, oldest: Sequence | None) -> No
     if oldest is None or not plan.joined or guard == inf:
         return
     waited = plan.started_at - oldest.arrived_at
-    if waited > guard and plan.joined[0] is not oldest:
+    if waited > guard and plan.joined[0].arrived_at > oldest.arrived_at:
         raise Broken(
             "starvation guard",
             f"{oldest.id} has waited for {waited:g}, which is more than {guard:g}, and "
@@ -169,14 +169,16 @@ def check_conservation_of_work(scheduler: Scheduler, plan: Plan) -> None:
     free = policy.max_batch_size - len(scheduler.running)
     if not policy.claims.conserving or not scheduler.waiting or free <= 0:
         return
-    first = next(iter(policy.order(scheduler.waiting, now)), None)
+    # Admission changes the prefix cache, by which an order may go, so the request at which it stopped comes first.
+    first = scheduler.queue.blocked or next(iter(policy.order(scheduler.waiting, now)), None)
     if first is None:
         raise Broken(WORK, f"order() returns no request; waiting: {names(scheduler.waiting)}")
     reason, pages = scheduler.wait_clock.reason, scheduler.pages
     if reason == "kv_full" and policy.claims.limits_kv:
         return
     if reason == "kv_full" and pages is not None:
-        if pages.reserve(first.hashes, tokens_to_reserve(policy, first)) is None:
+        findable = first.hashes[: (first.length - 1) // pages.page_size]
+        if pages.reserve(findable, tokens_to_reserve(policy, first)) is None:
             return
     elif reason == "token_budget":
         tokens, budget = sum(plan.counts), scheduler.token_budget

@@ -96,7 +96,7 @@ class Trial(Driver):
     def deliver(self) -> None:
         super().deliver()
         self._cancel()
-        self._oldest = next(iter(self.scheduler.waiting), None)
+        self._oldest = min(self.scheduler.waiting, key=lambda seq: seq.arrived_at, default=None)
 
     def add(self, seq: Sequence) -> None:
         accepted = self.scheduler.add(seq)

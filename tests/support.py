@@ -27,6 +27,7 @@ from api.service import Engine
 from batching import BatchingManager, Inference
 from generate.text import AnswerText
 from scheduling.iteration import Plan
+from scheduling.pages import PagePool
 from scheduling.scheduler import Token
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -160,6 +161,7 @@ def fake_engine(
     max_batch_size: int = 8,
     max_queue: int = 8,
     tokenizer: Any = None,
+    pages: PagePool | None = None,
 ) -> Engine:
     """Return an engine whose loop runs on a fake model; stop it with `engine.manager.stop()`."""
     tokenizer = tokenizer or FakeTokenizer()
@@ -176,7 +178,11 @@ def fake_engine(
         return Inference(prompt, num_tokens, prompt_ids, sampling=sampling, text=text, **options)
 
     manager = BatchingManager(
-        model or FakeModel(), max_batch_size=max_batch_size, max_queue=max_queue, make_inference=make_inference
+        model or FakeModel(),
+        pages=pages,
+        max_batch_size=max_batch_size,
+        max_queue=max_queue,
+        make_inference=make_inference,
     )
     manager.start(policies.get_policy(policy, max_batch_size=max_batch_size))
     wait_until(lambda: manager.is_alive)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator
-from itertools import count
+from heapq import merge
+from itertools import count, islice, takewhile
 
 from scheduling import policy
 from scheduling.sequence import Sequence
@@ -33,7 +34,7 @@ class Sorted(policy.Policy):
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
         overdue: dict[Sequence, None] = {}
-        for seq in waiting:
+        for seq in _by_arrival(waiting):
             if not self.is_overdue(seq, now):
                 break
             overdue[seq] = None
@@ -75,3 +76,13 @@ class Sorted(policy.Policy):
         entry = self._entries.pop(seq, None)
         if entry is not None:
             del self._sorted[bisect_left(self._sorted, entry)]
+
+
+def _by_arrival(waiting: Collection[Sequence]) -> Iterator[Sequence]:
+    """Return the waiting requests, the first to arrive first; the queue has those that were preempted before all."""
+    preempted = sorted(takewhile(lambda seq: seq.preemptions, waiting), key=_arrival)
+    return merge(preempted, islice(waiting, len(preempted), None), key=_arrival)
+
+
+def _arrival(seq: Sequence) -> float:
+    return seq.arrived_at

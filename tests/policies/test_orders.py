@@ -255,3 +255,16 @@ def test_every_order_goes_with_every_loop() -> None:
             seq.open_ended = True
         pool = PagePool(9, 2)
         drive(made(f"{loop}+{order}", 3, pool), sequences, cancel={2: [0], 4: [1]})
+
+
+def test_a_preempted_request_does_not_overtake_an_overdue_one() -> None:
+    policy = policies.get_policy("dynamic+sjf", 2, {"guard": 10.0})
+    old, young = Sequence([1], 90, id="old", arrived_at=0.0), Sequence([1], 3, id="young", arrived_at=4.0)
+    preempted = Sequence([1], 50, id="preempted", arrived_at=5.0)
+    for seq in (old, young, preempted):
+        policy.on_arrival(seq, seq.arrived_at)
+    policy.on_admit(preempted, 5.0)
+    preempted.preempt()
+    policy.on_preempt(preempted, 12.0)
+    # The queue has what was preempted before all others.
+    assert [seq.id for seq in policy.order([preempted, old, young], 12.0)] == ["old", "young", "preempted"]
