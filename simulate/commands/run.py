@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+import policies
 from client import ending
 from client.options import FOLDER, POSITIVE, Option, UsageError, Values
 from client.report import store, tables
@@ -32,7 +33,14 @@ def options() -> Sections:
     return {
         "arguments": [policies_argument()],
         "engine": engine_options(),
-        "arrivals": arrival_options(),
+        "arrivals": [
+            *arrival_options(),
+            Option(
+                "--open-ended",
+                "requests name no length, as without max_tokens: they join with pages for prompt and margin, and grow",
+                None,
+            ),
+        ],
         "result": [
             Option("--out", "folder for the files that client.compare also writes", FOLDER),
             Option("--no-plots", "write no plots and no page", None),
@@ -50,13 +58,18 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     if not args.out:
         refuse(args, ("no_plots", "no_records"), "requires --out. Use --out DIR")
     cost, host, rows = prepare(args, console, reported=("client", "deadline"))
+    if args.open_ended:
+        check_open_ended(args)
     folder = make_store(args, rows) if args.out else None
     results = []
     for policy in args.policies:
         scheduler = make_scheduler(args, policy, prefix_cache=rows.ids is not None)
         began = time.perf_counter()
         records = folder is not None and not args.no_records
-        run = simulate(scheduler, rows.sequences(), cost, host, records=records)
+        sequences = rows.sequences()
+        for seq in sequences:
+            seq.open_ended = args.open_ended
+        run = simulate(scheduler, sequences, cost, host, records=records)
         seconds = time.perf_counter() - began
         limits = {"ttft": args.ttft, "tpot": args.tpot, "e2el": args.e2el}
         numbers = result.result(
@@ -79,9 +92,19 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     return short[0] if len(short) == 1 else {"runs": short}
 
 
+def check_open_ended(args: Values) -> None:
+    """Reject --open-ended where every request gets the pages of its whole answer at once."""
+    if not args.kv_tokens:
+        refuse(args, ("open_ended",), "has no effect on unlimited KV. Use --kv-tokens 65536")
+    chosen = [policies.get_policy(name, args.max_batch_size) for name in args.policies]
+    if all(policy.padded or policy.closed for policy in chosen):
+        why = f"has no effect: {', '.join(args.policies)} reserves whole answers. Use dynamic, or leave it out"
+        refuse(args, ("open_ended",), why)
+
+
 def hint_words(simulation: dict[str, Any]) -> str:
-    """Describe what clients waited and how many deadlines were met, where requests have them."""
-    words = ""
+    """Count preemptions, and describe what clients waited and how many deadlines were met, where there are any."""
+    words = f"; {simulation['preemptions']:,} preemptions" if simulation["preemptions"] else ""
     if simulation.get("clients"):
         means = sorted((numbers["mean_ttft_ms"], name) for name, numbers in simulation["clients"].items())
         (low, first), (high, last) = means[0], means[-1]

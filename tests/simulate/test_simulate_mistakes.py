@@ -27,6 +27,8 @@ MISTAKES = [
     ("run dynamic --workload orka", "orka", "Did you mean 'orca'?"),
     ("run dynamic --kv-tokens 64", "--kv-tokens", "64"),
     ("run dynamic --policy-option reserve=prompt", "reserve=prompt", "--kv-tokens 65536"),
+    ("run static --kv-tokens 640 --open-ended", "static", "Use dynamic"),
+    ("run dynamic --open-ended", "--open-ended", "--kv-tokens 65536"),
     ("run dynamic --context 3", "--context", "3"),
     ("run dynamic --max-tokens-per-step 8", "--max-tokens-per-step", "32"),
     ("run dynamic --speed 2", "--speed", "--trace"),

@@ -64,6 +64,7 @@ VALIDATE = "validate dynamic --cost llm-mock"
 CHECK = "check window"
 CASES: dict[str, dict[str, tuple[str, str]]] = {
     "run": {
+        "--open-ended": (f"run dynamic {SMALL} --kv-tokens 640", ""),
         **_for("run", SMALL),
         "--out": (f"run dynamic {SMALL}", "OUT/b --no-plots"),
         "--no-plots": (f"run dynamic {SMALL} --out OUT/b", ""),
