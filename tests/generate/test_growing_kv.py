@@ -130,3 +130,19 @@ def test_steps_are_not_packed_again_while_pages_grow() -> None:
     sequences = [Sequence([i + 1] * 5, 120, open_ended=True, sampling=SamplingParams(seed=i)) for i in range(4)]
     serve(runner, 400, sequences)
     assert runner.packed == 2  # the prompts and the first decodes
+
+
+def test_a_prompt_is_scored_once_although_it_is_computed_again() -> None:
+    def scored(pages: int) -> tuple[list[Sequence], int]:
+        sequences = requests(6, 5, logprobs=1, prompt_logprobs=1)
+        for seq in sequences:
+            seq.hashes = [f"scored {seq.id}".encode()]  # as the server has it: no page is found
+        return sequences, serve(ModelRunner(make_model(CONFIG), pages, PAGE_SIZE), pages, sequences)[1]
+
+    (alone, none), (crowded, preemptions) = scored(400), scored(24)
+    assert none == 0
+    assert preemptions > 1
+    for seq, other in zip(crowded, alone):
+        assert [d.token for d in seq.prompt_details] == seq.prompt_ids[1:]
+        assert [d.token for d in seq.details] == seq.output_ids == other.output_ids
+        assert [d.logprob for d in seq.prompt_details] == pytest.approx([d.logprob for d in other.prompt_details])
