@@ -54,7 +54,7 @@ def ask(client: FlaskClient, n: int = 3) -> Any:
 def test_the_answer_comes_when_the_policy_has_changed(client: FlaskClient) -> None:
     reply = client.put("/policy", json={"policy": "dynamic+priority", "options": {"aging": 30}})
     assert reply.status_code == 200, reply.text
-    wanted = {"policy": "dynamic+priority", "options": {"aging": 30.0}, "max_batch_size": 8}
+    wanted = {"policy": "dynamic+priority", "options": {"aging": 30.0, "reserve": "all"}, "max_batch_size": 8}
     assert reply.get_json() == wanted
     known = client.get("/policy").get_json()
     assert wanted.items() <= known.items()
