@@ -43,7 +43,7 @@ class Loader:
         self.resolved = catalog.resolve(model, load_format)
         self.shape = self.resolved.architecture
         self.device = machine.choose_device(device)
-        self.dtype = machine.choose_dtype(dtype, self.device)
+        self.dtype = machine.choose_dtype(dtype, self.device, self.resolved.trained_dtype)
         self.page_size = machine.page_size(self.device)
 
     def reference(self, tokens: int) -> ModelRunner:

@@ -33,11 +33,15 @@ def choose_device(wanted: str) -> torch.device:
     return torch.device("cuda" if has_cuda and wanted != "cpu" else "cpu")
 
 
-def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
-    """Return the number format; auto is the fastest one that the device computes in hardware."""
+def choose_dtype(wanted: str, device: torch.device, trained: str | None = None) -> torch.dtype:
+    """Return the number format; auto is the fastest one that the device computes in hardware.
+
+    On a GPU that is a 16-bit one: bfloat16 for a model that was `trained` in it, because its values may be too large for
+    float16, which is more exact for all others.
+    """
     if wanted == "auto":
         if device.type == "cuda":
-            return torch.float16
+            return torch.bfloat16 if trained == "bfloat16" and gpu_has_bfloat16() else torch.float16
         return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
     if wanted == "float16" and device.type == "cpu":
         raise MachineError("--dtype float16 is for GPUs. Use bfloat16 or float32 on a CPU")
@@ -52,6 +56,11 @@ def cpu_has_bfloat16() -> bool:
     except OSError:
         return False
     return any(name in flags for name in ("avx512_bf16", "amx_bf16", " bf16"))
+
+
+def gpu_has_bfloat16() -> bool:
+    """Return whether the GPU multiplies bfloat16 numbers in hardware."""
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def cores() -> int:

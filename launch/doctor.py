@@ -56,6 +56,8 @@ def _device(config: Config) -> str:
     from generate import machine
 
     device = machine.choose_device(config.device)
+    if device.type == "cuda" and config.dtype == "auto":
+        return f"computes on {device} in bfloat16 or float16, as the model was trained"
     dtype = str(machine.choose_dtype(config.dtype, device)).removeprefix("torch.")
     return f"computes on {device} in {dtype}"
 

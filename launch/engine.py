@@ -126,7 +126,7 @@ def _load_model(config: Config, slots: int) -> Parts:
         catalog.ResolvedModel.from_json(text) if text else catalog.resolve(config.model or None, config.load_format)
     )
     device = machine.choose_device(config.device)
-    dtype = machine.choose_dtype(config.dtype, device)
+    dtype = machine.choose_dtype(config.dtype, device, resolved.trained_dtype)
     threads = machine.use_threads(config.compute_threads)
     tokenizer = load_tokenizer(resolved, config.tokenizer_file or None)
     model = weights.load(resolved, dtype).to(device)

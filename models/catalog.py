@@ -55,6 +55,12 @@ class ResolvedModel:
         """What the engine computes for this model."""
         return families.architecture_of(self.config)
 
+    @property
+    def trained_dtype(self) -> str | None:
+        """The number format that its config.json names, such as "bfloat16"; transformers 4 calls it torch_dtype."""
+        name = self.config.get("dtype") or self.config.get("torch_dtype")
+        return name if isinstance(name, str) else None
+
     def to_json(self) -> str:
         """Return a text for `from_json`: the launcher resolves once and passes the result to its workers."""
         return json.dumps(asdict(self), default=str)
@@ -179,7 +185,8 @@ def _folder(folder: Path, requested: str | None, load_format: str) -> ResolvedMo
 def _gguf(file: Path, requested: str | None, load_format: str) -> ResolvedModel:
     """Find the model in a GGUF file, comparing its metadata with the tensors that it lists."""
     header = gguf_file.read(file)
-    config = gguf_file.config(header)
+    # The file does not name the format in which the model was trained; that of most models that are converted is bfloat16.
+    config = {**gguf_file.config(header), "dtype": "bfloat16"}
     checkpoint.architecture_of(config, file)
     layout = families.family_of(config).layout
     stored = {plain: shape for name, shape in gguf_file.hf_shapes(header).items() if (plain := layout.plain_name(name))}
