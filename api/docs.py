@@ -10,7 +10,7 @@ from flask import Blueprint, Response, jsonify
 
 from api.http.auth import OPEN
 from api.http.openapi import Operation, document
-from api.schemas.fields import within_vocabulary
+from api.schemas.fields import for_model
 from api.service import Service
 from config import VERSION
 
@@ -37,7 +37,7 @@ def blueprint(service: Service) -> Blueprint:
         size = None if engine is None else engine.vocabulary or engine.tokenizer.vocab_size
         most = None if engine is None else engine.context - 1
         plain = document(service.operations, VERSION, OPEN, keyed, most_tokens=most)
-        result: dict[str, Any] = within_vocabulary(plain, size)
+        result: dict[str, Any] = for_model(plain, size, chats=engine is None or engine.chats)
         return result
 
     @routes.get("/openapi.json")

@@ -92,6 +92,11 @@ class Engine:
         return {length: pages.total // pages.pages_for(length) for length in lengths}
 
     @property
+    def chats(self) -> bool:
+        """Whether the model has a chat template."""
+        return self.tokenizer.chat_template is not None
+
+    @property
     def served_name(self) -> str:
         """The name that requests use for the model."""
         return self.model_name.removesuffix(" (random weights)")

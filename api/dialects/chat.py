@@ -55,7 +55,7 @@ def blueprint(service: Service) -> Blueprint:
 
 def prompt_of(engine: Engine, messages: list[Message], *, answers: bool = True, keep: int | None = None) -> Prompt:
     """Return the prompt of a conversation, or its last `keep` tokens; with `answers` it ends where the answer begins."""
-    if engine.tokenizer.chat_template is None:
+    if not engine.chats:
         text = plain(messages, answers)
         return Prompt(text, encode(engine, text, special=engine.special_end, keep=keep, param="messages"))
     if keep is None:
@@ -99,7 +99,7 @@ def generation_request(engine: Engine, params: ChatRequest) -> GenerationRequest
     if most is not None and params.min_tokens > most:
         raise min_tokens_error(params.min_tokens, most)
     options = options_of(engine, params)
-    if engine.tokenizer.chat_template is None:
+    if not engine.chats:
         options["stops"] = [*params.stop, STOP]
     if params.top_logprobs is not None and params.top_logprobs > 0 and not params.logprobs:
         raise ApiError(

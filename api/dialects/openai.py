@@ -77,7 +77,7 @@ def answer(service: Service, kind: Kind[Params]) -> Response | Deferred:
     admission.take_more(service, kind.count(params) - 1)
     generation = start_generation(service, engine, kind.to_request(engine, params), streams=params.stream)
     writer = kind.writer(engine, generation, params)
-    ignored += params.ignored(engine.tokenizer.chat_template is not None) + ignored_hints(engine, params)
+    ignored += params.ignored(engine.chats) + ignored_hints(engine, params)
     if params.stream:
         return body.name_ignored(writer.stream(), ignored)
     if writer.is_large:  # not in the thread that writes all other answers

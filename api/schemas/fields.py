@@ -115,13 +115,19 @@ BIAS_SCHEMA = {
 }
 
 
-def within_vocabulary(schema: Any, size: int | None) -> Any:
-    """Return a schema that limits token ids to the vocabulary; None until the model is loaded and its size is known."""
+def for_model(schema: Any, size: int | None, chats: bool) -> Any:
+    """Return a schema that fits the served model.
+
+    Token ids are limited to `size` of them; None until the model is loaded and its size is known. Without `chats`, the
+    model has no chat template, and the values that need one are left out.
+    """
     if isinstance(schema, list):
-        return [within_vocabulary(item, size) for item in schema]
+        return [for_model(item, size, chats) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    result = {k: within_vocabulary(v, size) for k, v in schema.items() if k != "x-token-id"}
+    result = {k: for_model(v, size, chats) for k, v in schema.items() if k not in ("x-token-id", "x-needs-template")}
+    if not chats and "x-needs-template" in schema:
+        result["enum"] = [value for value in schema["enum"] if value not in schema["x-needs-template"]]
     if size is None or "x-token-id" not in schema:
         return result
     if "pattern" in schema:

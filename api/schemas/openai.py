@@ -179,7 +179,8 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow", json_schema_extra=SILENT_ASSISTANT)
 
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
-        description="system, developer, user or assistant, or tool where the model's chat template has it"
+        description="system, developer, user or assistant, or tool where the model's chat template has it",
+        json_schema_extra={"x-needs-template": ["tool"]},
     )
     content: Annotated[StrictStr | None, BeforeValidator(_content), WithJsonSchema(CONTENT_SCHEMA)] = Field(
         default=None,

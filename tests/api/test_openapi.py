@@ -120,6 +120,29 @@ def test_a_body_is_documented_in_the_words_of_json_schema_and_null_is_absence() 
     assert found["paths"]["/x"]["post"]["operationId"] == "post_x"
 
 
+@pytest.mark.parametrize("template", [None, "a template"])
+def test_a_chat_is_described_with_the_roles_that_the_model_has(template: str | None) -> None:
+    engine = fake_engine()
+    engine.tokenizer.chat_template = template
+    found = described(create_app(Config(), engine))["components"]["schemas"]
+    engine.manager.stop()
+    roles = found["Message"]["properties"]["role"]["enum"]
+    assert set(roles) == {"system", "developer", "user", "assistant"} | ({"tool"} if template else set())
+    assert "messages" in found["TokenizeRequest"]["properties"]
+    assert "x-needs-template" not in str(found)
+
+
+def test_limits_of_tokens_are_those_of_the_model_and_there_are_none_while_it_loads() -> None:
+    engine = fake_engine(context=77)
+    served = described(create_app(Config(), engine))["components"]["schemas"]
+    loading = described(create_app(Config()))["components"]["schemas"]
+    engine.manager.stop()
+    for schemas, most_tokens, most_id in ((served, 76, 256), (loading, None, None)):
+        kinds = schemas["InferenceRequest"]["properties"]["num_tokens"]
+        assert kinds.get("maximum") == most_tokens
+        assert schemas["DetokenizeRequest"]["properties"]["tokens"]["items"].get("maximum") == most_id
+
+
 def test_the_page_shows_every_route_and_needs_no_other_host(app: Flask) -> None:
     reply = app.test_client().get("/docs")
     assert reply.mimetype == "text/html"
