@@ -8,6 +8,8 @@ import sys
 from api.service import Engine
 from config import VERSION, Config
 
+QUESTION = '"messages":[{"role":"user","content":"What is the capital of France?"}]}'
+
 
 def warn(text: str) -> None:
     """Write a warning to stderr."""
@@ -47,11 +49,7 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
     ]  # fmt: skip
     lines = [f"effective-batching {VERSION}"] + [f"  {name:<10} {value}" for name, value in rows]
     bearer = " -H 'Authorization: Bearer KEY'" if config.api_key else ""
-    lines += [
-        "try",
-        f'  curl -X POST {url}/inference{bearer} -d \'{{"prompt":"ROMEO:","num_tokens":40}}\'',
-        f"  curl {url}/stats{bearer}",
-    ]
+    lines += ["try", *_request(engine, url, bearer), f"  curl {url}/stats{bearer}"]
     _write("\n".join(lines))
     if "*" in config.origins and not config.api_key:
         warn(
@@ -63,6 +61,20 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
             f"anyone who can reach {config.host}:{config.port} may use this server. "
             "Set --api-key, or use --host 127.0.0.1 to serve only this machine"
         )
+
+
+def _request(engine: Engine, url: str, bearer: str) -> list[str]:
+    """Return a command that sends a request: a chat if the model has a chat template.
+
+    It is greedy, because small chat models often answer nonsense at temperature 1, the default.
+    """
+    if not engine.chats:
+        return [f'  curl -X POST {url}/inference{bearer} -d \'{{"prompt":"ROMEO:","num_tokens":40}}\'']
+    return [
+        f"  curl {url}/v1/chat/completions{bearer} \\",
+        "  -H 'Content-Type: application/json' -d '{\"temperature\":0,",
+        f"  {QUESTION}'",
+    ]
 
 
 def _computing(engine: Engine, fits: str) -> list[tuple[str, str]]:

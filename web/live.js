@@ -38,7 +38,9 @@
       facts = {
         policy: state.policy, slots: state.slots, maxQueue: state.max_queue, model: state.model, epoch: state.epoch,
         device: state.device, dtype: state.dtype, parameters: state.parameters, pages: state.pages_total, run: state.run,
+        chats: state.chats,
       };
+      tryIt.ask(state.chats);
       for (const arrival of state.waiting) live.arrival(arrival);
       shadow = state.shadow;
       showFacts();
@@ -77,7 +79,7 @@
     },
   }, { key: () => key });
 
-  EB.setUpTry({
+  const tryIt = EB.setUpTry({
     headers,
     sent(id) {
       wanted = id;
@@ -91,7 +93,11 @@
     EB.put("facts", facts.model ? `${facts.model}${size} on ${facts.device}, ${facts.dtype}, ${facts.slots} slots` : "");
     document.title = `${facts.policy || ""} · effective-batching`;
     const bearer = key ? " -H 'Authorization: Bearer KEY'" : "";
-    EB.put("curl", `curl -X POST ${location.origin}/inference${bearer} -d '{"prompt":"ROMEO:","num_tokens":40}'`);
+    const [path, example] = facts.chats
+      ? ["v1/chat/completions -H 'Content-Type: application/json'",
+         '{"temperature":0,"messages":[{"role":"user","content":"What is the capital of France?"}]}']
+      : ["inference", '{"prompt":"ROMEO:","num_tokens":40}'];
+    EB.put("curl", `curl -X POST ${location.origin}/${path}${bearer} -d '${example}'`);
   }
 
   function showStatus() {

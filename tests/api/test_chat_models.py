@@ -58,6 +58,11 @@ def test_a_chat_is_rendered_and_ends_by_itself(
     assert answer["usage"]["prompt_tokens"] == len(prompts[0])
 
 
+def test_the_live_page_learns_that_the_model_has_chats(client: FlaskClient) -> None:
+    first = client.get("/events?detail=1", buffered=False).response
+    assert '"chats":true' in next(frame for frame in map(bytes.decode, first) if "event: state" in frame)
+
+
 @pytest.mark.parametrize("end", [0, 2])
 @pytest.mark.parametrize("stream", [False, True])
 def test_each_of_several_ids_ends_an_answer(

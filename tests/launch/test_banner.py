@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+import shlex
 from typing import Any
 
 import pytest
-from support import fake_engine
+from support import FakeTokenizer, fake_engine
 
+from app import create_app
 from config import Config
 from launch import banner
 
 
-def shown(config: Config, capsys: pytest.CaptureFixture[str], **facts: Any) -> str:
-    engine = dataclasses.replace(fake_engine(), facts=facts)
+def shown(
+    config: Config, capsys: pytest.CaptureFixture[str], tokenizer: FakeTokenizer | None = None, **facts: Any
+) -> str:
+    engine = dataclasses.replace(fake_engine(tokenizer=tokenizer), facts=facts)
     try:
         banner.show(config, engine, 1.25)
     finally:
@@ -33,6 +38,21 @@ def test_the_banner_names_what_is_served(capsys: pytest.CaptureFixture[str]) -> 
         assert words in text, words
     assert re.search(r"API key +none", text)
     assert "warning" not in text
+
+
+def test_a_model_with_a_chat_template_is_tried_with_a_chat(capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = FakeTokenizer()
+    tokenizer.chat_template = lambda messages, answers: ("hi", [104, 105])
+    lines = shown(Config(host="127.0.0.1", port=8123), capsys, tokenizer).splitlines()
+    command = "\n".join(lines[lines.index("try") + 1 : -1])
+    assert max(map(len, command.splitlines())) <= 80
+    words = shlex.split(command)
+    body = json.loads(words[words.index("-d") + 1])
+    engine = fake_engine(tokenizer=tokenizer)
+    path = words[1].removeprefix("http://127.0.0.1:8123")
+    reply = create_app(Config(access_log=False), engine).test_client().post(path, json={**body, "max_tokens": 2})
+    engine.manager.stop()
+    assert reply.get_json()["choices"][0]["message"]["content"] == "ab"
 
 
 @pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "http://127.0.0.1:"), ("::", "http://[::1]:"), ("10.1.2.3", "http://10.1.2.3:")])  # fmt: skip

@@ -12,6 +12,7 @@ import pytest
 from browser import Tab, in_a_browser
 from driver import drive, requests, scheduler
 from support import Server
+from support_tokenizers import write
 
 SHADOW = {
     "policy": "static", "served": "dynamic", "state": "ready", "requests": 1312, "latency-p50": 1.5,
@@ -20,6 +21,11 @@ SHADOW = {
     "served-simulated": {"latency-p50": 0.41, "latency-p99": 0.9, "latency-per-token": 0.02},
     "error": {"latency-p50": 0.02, "latency-p99": 0.125, "latency-per-token": 0.0},
     "cost": {"from": "steps of this server"},
+}  # fmt: skip
+
+TINY_LLAMA = {
+    "model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
 }  # fmt: skip
 
 pytestmark = in_a_browser
@@ -64,6 +70,26 @@ def test_the_box_streams_an_answer_and_text_stays_text(tab: Tab) -> None:
     tab.until("document.querySelector('#rows').textContent.includes('<img src=x')")
     tab.until("document.querySelector('#detail').textContent.includes('finished: length')")
     assert page.locator("#rows img, #detail img, #answer img").count() == 0
+    assert tab.complaints == []
+
+
+@pytest.mark.full
+def test_the_box_sends_a_message_to_a_model_with_a_chat_template(chromium: Any, tmp_path: Path) -> None:
+    folder = write(tmp_path, "llama-bpe", eos_token=None)  # random weights could end an answer before it begins
+    (folder / "config.json").write_text(json.dumps(TINY_LLAMA))
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}")
+    flags = ("--model", str(folder), "--load-format", "dummy", "--device", "cpu", "--dashboard-show-text", "on")
+    with Server(tmp_path / "log", "dynamic", *flags) as server:
+        tab = Tab(chromium, server)
+        page = tab.open()
+        tab.until("document.querySelector('#prompt').value.endsWith('France?')")
+        assert "/v1/chat/completions" in page.text_content("#curl")
+        page.fill("#prompt", "Who are you?")
+        page.click("#send")
+        tab.until("document.querySelector('#rows').textContent.includes('[user] Who are you?')")
+        tab.until("!document.querySelector('#send').disabled")
+        assert page.text_content("#answer").partition("Who are you?\n\n")[2].strip()
+        tab.context.close()
     assert tab.complaints == []
 
 
