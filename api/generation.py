@@ -226,11 +226,12 @@ def resolve_max_tokens(engine: Engine, prompt: Prompt, max_tokens: int | None, n
     tokens = 1 if max_tokens is None else max_tokens
     if tokens <= room and (room > 0 or tokens == 0):
         return tokens
-    remedy = (
-        f"Shorten the prompt or request at most {room:,} tokens"
-        if room > 0
-        else f"Shorten the prompt to at most {engine.context - 1:,} tokens"
-    )
+    if room > 0:
+        remedy = f"Shorten the prompt or request at most {room:,} tokens"
+    elif tokens < engine.context:
+        remedy = f"Shorten the prompt to at most {engine.context - max(tokens, 1):,} tokens"
+    else:
+        remedy = f"Shorten the prompt to at most {engine.context - 1:,} tokens, and request fewer tokens"
     number = f"{tokens:,}" if tokens < 10**18 else errors.shown(tokens)
     raise ApiError(
         f"prompt has {len(prompt.ids):,} token{'' if len(prompt.ids) == 1 else 's'} and {name} is {number}; their sum must be "

@@ -196,3 +196,9 @@ def test_what_cannot_fit_is_not_even_tokenized(app: Flask, client: FlaskClient) 
     assert f"{limit + 2:,} bytes" in refusal["message"]
     assert f"{limit:,}. Shorten the prompt" in refusal["message"]
     assert engine.tokenizer.encoded == 0  # type: ignore[attr-defined]
+
+
+def test_the_prompt_that_an_error_proposes_leaves_room_for_the_answer(client: FlaskClient) -> None:
+    refusal = error(ask(client, prompt="x" * 1024, num_tokens=25))
+    assert "at most 999 tokens" in refusal["message"]
+    assert ask(client, prompt="x" * 999, num_tokens=25).status_code == 200
