@@ -21,7 +21,7 @@ from pydantic.json_schema import SkipJsonSchema
 from api.schemas import fields as f
 from api.schemas.scheduling_hints import SchedulingHints
 
-MOST_MESSAGES = 64
+MOST_MESSAGES = 4096
 TEMPLATE_FIELDS = ("name", "tool_calls", "tool_call_id", "reasoning_content")  # of a message, beside role and content
 UNLIMITED = -1  # as max_tokens: all tokens that the context leaves
 

@@ -134,3 +134,9 @@ def test_a_bad_chat_is_refused(client: FlaskClient, model: FakeModel, fields: di
     refusal = error(chat(client, USER, **fields))
     assert refusal["param"] in fields
     assert model.plans == 0
+
+
+def test_a_chat_may_have_as_many_messages_as_fit_into_its_body(client: FlaskClient) -> None:
+    messages = [{"role": ("user", "assistant")[n % 2], "content": ""} for n in range(1001)]
+    answer = error(client.post("/v1/chat/completions", json={"messages": messages}))
+    assert answer["code"] == "context_length_exceeded"  # and not the number of messages
