@@ -129,9 +129,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise CheckpointError(
-            f"{path} is invalid JSON: {error}. Use the file that belongs to the checkpoint"
+            f"{path} is invalid JSON: {reason}. Use the file that belongs to the checkpoint"
         ) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not a JSON object. Use the checkpoint's own file")

@@ -226,8 +226,8 @@ def _fitting(tokenizer: Tokenizer, resolved: ResolvedModel) -> Tokenizer:
     if tokenizer.vocab_size > vocabulary:
         raise TokenizerError(
             f"the tokenizer has {tokenizer.vocab_size:,} ids, but model {resolved.name} has only "
-            f"{vocabulary:,}. Use a model folder with its own vocab.json and merges.txt, "
-            "or set EB_TOKENIZER_FILE to a rank file that fits"
+            f"{vocabulary:,}. Put the model's own tokenizer.json into its folder, "
+            "or set EB_TOKENIZER_FILE to ranks that fit"
         )
     return tokenizer
 

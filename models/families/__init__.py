@@ -29,8 +29,9 @@ def family_of(raw: Mapping[str, Any]) -> Family:
     model_type = raw.get("model_type")
     family = by_model_type().get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        what = "no model_type" if model_type is None else f"model_type {shortened(model_type)}"
-        raise ConfigError(f"has {what}, which is not supported. Use a model of type {', '.join(by_model_type())}")
+        missing = model_type is None
+        what = "has no model_type" if missing else f"has model_type {shortened(model_type)}, which is not supported"
+        raise ConfigError(f"{what}. Use a model of type {', '.join(by_model_type())}")
     return family
 
 
