@@ -12,6 +12,7 @@ import gc
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -181,10 +182,15 @@ def main(argv: list[str] | None = None) -> None:
         if "--doctor" in argv:
             raise SystemExit(0 if doctor.examine(config) else 1)
         preflight.check(config)
+        # A download must take its unfinished files and pip with it: until gunicorn comes, SIGTERM would leave both.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         resolved = _resolve(config)
     except (ValueError, OSError) as error:
         banner.fail(str(error))
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        banner.fail("stopped before the model was found. Start again to serve it")
+        raise SystemExit(130) from None
     environment = {**HEAP, **os.environ, **config.to_environment(), RESOLVED: resolved, "BATCHING": config.policy}
     root = str(settings.ROOT)
     os.chdir(root)
@@ -200,7 +206,8 @@ def _resolve(config: Config) -> str:
         return ""
     name = config.model or catalog.DEFAULT
     timer = threading.Timer(1.0, lambda: banner.note(f"looking for {name} on the model hub ..."))
-    timer.start()
+    if catalog.is_on_hub(name):
+        timer.start()
     try:
         return catalog.resolve(config.model or None, config.load_format).to_json()
     finally:

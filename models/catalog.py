@@ -112,6 +112,14 @@ def is_here(model: str | None, load_format: str = "auto") -> bool:
     return hub.cached(repository, load_format == "auto") is not None
 
 
+def is_on_hub(model: str) -> bool:
+    """Whether `model` means a repository of the hub, as opposed to a file, a folder or what another source has."""
+    name = _known_name(model)
+    if name is not None:
+        return name in hub.PUBLISHED
+    return not Path(model).expanduser().exists() and HUB_ID.fullmatch(model) is not None
+
+
 def _find(model: str, load_format: str, timeout_s: float) -> ResolvedModel:
     name = _known_name(model)
     if name == "bard":

@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -189,3 +190,37 @@ def test_the_doctor_has_a_line_for_each_check_and_a_remedy_for_each_failure(
     assert {line[:4] for line in healthy} == {"ok  "}
     assert [line[4:16].strip() for line in sick if line.startswith("NO ")] == names[6:]
     assert all(re.search(r"\. .*(Stop|Use)", line) for line in sick if line.startswith("NO "))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_download_ends_in_one_line(
+    variables: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    left: list[str] = []
+
+    def download(*_: Any) -> None:
+        try:
+            signal.raise_signal(number)
+        finally:
+            left.append("cleaned up")
+
+    variables.setattr(app.catalog, "resolve", download)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as end:
+            app.main(["dynamic", "--model", "smollm2", "--host", "127.0.0.1", "--port", str(free_port())])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (end.value.code, left) == (130, ["cleaned up"])
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_only_a_repository_is_looked_for_on_the_hub(tmp_path: Path) -> None:
+    names = ["gpt2", "owner/name", "owner/name:a.gguf", "smollm2", "bard", str(tmp_path), "missing.gguf"]
+    assert [name for name in names if app.catalog.is_on_hub(name)] == names[:3]
+
+
+def test_a_config_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 90_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        app.catalog.resolve(str(tmp_path))
