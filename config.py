@@ -30,7 +30,7 @@ RESERVE = 32  # HTTP threads in addition to those of open requests
 LOOPBACK = ("localhost", "127.0.0.1")  # no page of another site has these host names
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+")
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # a browser leaves them out of an origin
-INTRO = """Serve a GPT-2 model over HTTP with the batching policy of your choice. For example:
+INTRO = """Serve a language model over HTTP with the batching policy of your choice. For example:
 
 \b
   ./server.sh dynamic --model bard --port 8501
