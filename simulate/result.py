@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from client.report import measure, store
+from client.report import conversations, measure, store
 from client.workloads.arrivals import Arrivals
 from scheduling.sequence import Sequence
 from simulate.simulator import Run
@@ -108,7 +108,7 @@ def result(
         versions={"python": platform.python_version(), "numpy": np.__version__, "scipy": scipy.__version__},
     )
     gaps = gaps_of(run) if run.iterations else {}
-    numbers = measure.result([outcome(i, s, run, gaps) for i, s in enumerate(run.sequences)], facts)
+    numbers = conversations.result([outcome(i, s, run, gaps) for i, s in enumerate(run.sequences)], facts)
     many = run.tokens > 1
     wanted = limits or {}
     numbers |= {
