@@ -25,7 +25,7 @@ from scheduling.sequence import Sequence
 QUESTION = {"role": "user", "content": "What is the capital of France?"}
 TOKENS = 32
 PAGES, PAGE_SIZE = 600, 64
-NEAR = 0.25  # of a logit: bfloat16 has 8 bits, and logits here are about 20
+NEAR = 1 / 6  # of a logit: bfloat16 has 8 bits, and logits here are about 20
 
 
 @pytest.fixture(scope="module")
@@ -110,20 +110,20 @@ def test_a_hundred_greedy_texts_are_those_of_transformers_alone_and_among_64(res
 
 
 @pytest.mark.full
-def test_ninety_five_of_a_hundred_texts_in_bfloat16_are_those_of_transformers(resolved: catalog.ResolvedModel) -> None:
-    """The others differ first where two tokens are nearly as likely, which rounding decides."""
+def test_texts_in_bfloat16_leave_those_in_float32_only_where_two_tokens_are_nearly_as_likely(
+    resolved: catalog.ResolvedModel,
+) -> None:
+    """The two logits that rounding can swap are at most a sixth apart; the texts are the same alone and among 64."""
     assert resolved.path is not None
     prompts = prompts_of(resolved, 100)
     found = served(resolved, prompts, 64, torch.bfloat16)
     assert found == served(resolved, prompts, 1, torch.bfloat16)
-    differing = []
+    leads_where_they_part = []
     for prompt, answer in zip(prompts, found):
-        tokens, leads = expected(reference(resolved.path, torch.bfloat16), prompt)
-        if tokens != answer:
-            differing.append(leads[next(i for i, (a, b) in enumerate(zip(tokens, answer)) if a != b)])
-    print(f"{len(differing)} of {len(prompts)} differ, leads {[round(lead, 3) for lead in differing]}")
-    assert len(differing) <= 5
-    assert all(lead < NEAR for lead in differing)
+        tokens, leads = expected(reference(resolved.path, torch.float32), prompt)
+        leads_where_they_part += [lead for a, b, lead in zip(tokens, answer, leads) if a != b][:1]
+    assert all(lead < NEAR for lead in leads_where_they_part)
+    assert len(leads_where_they_part) <= 50
 
 
 @pytest.mark.full
