@@ -38,6 +38,7 @@ from launch.engine import RESOLVED, engine_stack, load_engine
 from models import catalog
 from observe import shadow
 from scheduling.renamed import RenamedWarning
+from serving.headroom import NO_MEMORY
 from serving.watchdog import Watchdog
 from simulate import mock
 
@@ -82,6 +83,7 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
         app.register_blueprint(module.blueprint(service))
     app.register_error_handler(errors.ApiError, errors.response)
     app.register_error_handler(HTTPException, lambda e: errors.response(errors.from_http(e)))
+    app.register_error_handler(MemoryError, _out_of_memory)
     app.register_error_handler(Exception, _unexpected)
     return app
 
@@ -119,6 +121,11 @@ class Json(DefaultJSONProvider):
     def response(self, *args: Any, **kwargs: Any) -> Response:
         obj = self._prepare_response_obj(args, kwargs)
         return Response(self._encode(obj) + "\n", content_type="application/json")
+
+
+def _out_of_memory(error: MemoryError) -> Any:
+    log.error("a request handler ran out of memory")
+    return errors.response(errors.ApiError(NO_MEMORY, type="out_of_memory", code="out_of_memory"))
 
 
 def _unexpected(error: Exception) -> Any:

@@ -17,6 +17,7 @@ from typing import Protocol
 from scheduling.iteration import Plan
 from scheduling.scheduler import ENDLESS, Output, Scheduler, Token
 from scheduling.sequence import Sequence
+from serving.headroom import NO_MEMORY, NoHeadroom, check_headroom
 from serving.inference import InferenceError
 
 log = logging.getLogger(__name__)
@@ -99,11 +100,12 @@ class Recovery:
                 log.exception("step %d failed with %d requests in it", plan.number, len(plan.sequences))
                 self._raise_if_fatal(error)
                 out_of_memory = is_out_of_memory(error)
-            self.is_suspect = True
+                self.is_suspect |= not isinstance(error, NoHeadroom)  # without memory the engine did not even try
             self.steps_failed += 1
             self.out_of_memory += out_of_memory
             outputs = self._shrink(scheduler, plan) if out_of_memory else self._bisect(plan, failed_alone=True)
-            if not all(isinstance(output, BaseException) for output in outputs) or self.probe():
+            has_result = not all(isinstance(output, BaseException) for output in outputs)
+            if has_result or not self.is_suspect or self.probe():
                 return outputs
             self._pause(RETRY_PAUSE_SECONDS)
 
@@ -112,7 +114,7 @@ class Recovery:
         try:
             probe = self._make_probe()
             probe.pages = [0]  # the page of padding
-            token = self._forward(Plan(0, self._clock(), [probe], [probe.pending]))[0]
+            token = self._compute(Plan(0, self._clock(), [probe], [probe.pending]))[0]
             if isinstance(token, BaseException):
                 raise token
             if not isinstance(token, int | Token):
@@ -143,6 +145,10 @@ class Recovery:
             ) from error
 
     def _forward(self, plan: Plan) -> list[Output]:
+        check_headroom()
+        return self._compute(plan)
+
+    def _compute(self, plan: Plan) -> list[Output]:
         outputs = self.model.forward(plan)
         if len(outputs) != len(plan.sequences):
             raise RuntimeError(f"{len(outputs)} outputs for {len(plan.sequences)} sequences")
@@ -221,6 +227,8 @@ class Recovery:
 
 def _request_error(error: Exception) -> Exception:
     """Return the error for the one request that made a step fail."""
+    if isinstance(error, NoHeadroom):
+        return InferenceError("out_of_memory", NO_MEMORY, 1)
     if is_out_of_memory(error):
         return InferenceError(
             "out_of_memory",

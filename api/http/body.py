@@ -19,6 +19,7 @@ from api.http import large
 from api.http.errors import ApiError, shown
 from api.schemas.fields import UNSUPPORTED
 from config import nearest
+from serving.headroom import check_headroom
 
 log = logging.getLogger(__name__)
 LIMIT = 1 << 20  # bytes
@@ -31,7 +32,11 @@ Schema = TypeVar("Schema", bound=BaseModel)
 
 
 def read(request: Request) -> bytes:
-    """Return the body, counted while it is read, because a chunked body states no length."""
+    """Return the body, counted while it is read, because a chunked body states no length.
+
+    Raise MemoryError, before the body is read, when there is no memory for what follows: validating and tokenizing.
+    """
+    check_headroom()
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.lower() not in ("identity", ""):
         raise ApiError(
@@ -68,6 +73,8 @@ def _piece(request: Request, most: int) -> bytes:
             type="timeout_error",
             status=408,
         ) from None
+    except MemoryError:
+        raise
     except Exception as error:  # classes of the HTTP server: a malformed chunk or a broken connection
         log.info("cannot read a request body: %r", error)
         raise ApiError(

@@ -77,7 +77,7 @@ class HandlerPool:
     def _start_thread(self) -> None:
         try:
             threading.Thread(target=self._run, name="handler", daemon=True).start()
-        except RuntimeError:
+        except (RuntimeError, MemoryError):
             if not self._threads:
                 raise
             return  # the task waits until a thread is idle

@@ -53,3 +53,22 @@ def test_a_task_that_fails_harms_no_other() -> None:
     pool.submit(lambda: 1 / 0)
     pool.submit(done.set)
     assert done.wait(20)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+def test_tasks_wait_for_the_threads_there_are_when_the_system_starts_no_more(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    pool = HandlerPool(8)
+    gate, begun = blocked(pool, 1)
+
+    def fail(thread: threading.Thread) -> None:
+        raise error
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    done = threading.Event()
+    pool.submit(done.set)
+    assert not done.is_set()
+    gate.set()
+    assert done.wait(20)
+    assert begun == [0]
