@@ -141,6 +141,7 @@ class Watched(Server):
 
     def warm_up(self) -> None:
         """Let every thread begin and every page be touched, as in the first busy hour; hear the canary."""
+        wait_until(lambda: self.worker, PATIENCE)
         self.cold = self.pulse()
         wait_until(self.has_all_threads, 60)
         full = [{"prompt": chr(97 + i) * 900, "num_tokens": 100} for i in range(SLOTS)]
@@ -151,6 +152,7 @@ class Watched(Server):
         for each in self.first:
             self.ask("/inference", each)
         assert self.canary() == self.golden
+        wait_until(self.is_at_rest, PATIENCE)
 
     def has_all_threads(self) -> bool:
         """Send as many halves of requests as there are threads; return whether each has begun by now.
@@ -267,10 +269,12 @@ class Watched(Server):
     @contextlib.contextmanager
     def watched(self, *, killed: bool = False, tracebacks: bool = False, growth: int = 20 * MB) -> Iterator[None]:
         """Hold the server to the after-check; one that may be `killed` has a new process and new books."""
+        if self.worker != self.cold.pid:  # a case before this one had it killed
+            self.warm_up()
         self.ledger = Ledger()
         before, pulse, said = self.figures()["http"], self.pulse(), len(self.output())
         yield
-        wait_until(lambda: self.is_ready(), 60 if killed else PATIENCE)
+        wait_until(self.is_ready, 60 if killed else PATIENCE)
         assert self.canary() == self.golden
         wait_until(self.is_at_rest, PATIENCE)
         if not killed:
