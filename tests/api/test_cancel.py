@@ -53,6 +53,13 @@ def figures(server: Server) -> dict[str, Any]:
     return result
 
 
+def all_are_in(server: Server, policy: str, n: int) -> bool:
+    """Whether `n` requests run or wait, and those that wait have no slot to take."""
+    now = figures(server)
+    is_full = now["requests-running"] >= (64 if policy == "dynamic" else 1)
+    return is_full and now["requests-running"] + now["requests-waiting"] == n
+
+
 def is_empty(server: Server) -> bool:
     now = figures(server)
     used = now["engine"]["kv"]["pages_used"]
@@ -75,9 +82,11 @@ def test_a_client_that_goes_frees_its_place_in_queue_and_batch(
     before = cancelled(server)
     ids = [f"{act.__name__}-{streams}-{i}" for i in range(70)]
     connections = [send(server, id=id, stream=streams) for id in ids]
-    wait_until(lambda: figures(server)["requests-running"] and figures(server)["requests-waiting"] > 3)
-    waiting = connections[64 if policy == "dynamic" else 1 :]
-    for connection in reversed(waiting):  # who waits goes first, or would be let in
+    wait_until(lambda: all_are_in(server, policy, len(ids)))
+    # Requests do not arrive in the order of their connections, so the server says which of them wait. These go first:
+    # they would take the slots of the others.
+    waiting = [c for id, c in zip(ids, connections) if server.get(f"/requests/{id}").json["scheduled_at"] is None]
+    for connection in waiting:
         act(connection)
     wait_until(lambda: not figures(server)["requests-waiting"])
     for connection in connections:
@@ -86,12 +95,11 @@ def test_a_client_that_goes_frees_its_place_in_queue_and_batch(
     wait_until(lambda: is_empty(server))
     records = [server.get(f"/requests/{id}").json for id in ids]
     left = [record for record in records if record["finish_reason"] == "cancelled"]
-    wait_until(lambda: sum(cancelled(server).values()) == sum(before.values()) + len(left), 5)  # observers come last
+    assert len(left) == len(ids)
+    wait_until(lambda: sum(cancelled(server).values()) == sum(before.values()) + len(left))  # observers come last
     gone = {where: n - before[where] for where, n in cancelled(server).items()}
-    assert 64 <= len(left) <= 70  # one that runs alone may be done by then
-    waited = sum(each["scheduled_at"] is None for each in left)
-    assert gone["queued"] == waited > 0  # requests do not arrive in the order of their connections
-    assert gone["decode"] + gone["prefill"] == len(left) - waited > 0
+    assert gone["queued"] == len(waiting) == sum(each["scheduled_at"] is None for each in left) > 0
+    assert gone["decode"] + gone["prefill"] == len(left) - len(waiting) > 0
     for connection in connections:
         connection.close()
 
