@@ -135,30 +135,27 @@ int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int6
                int64_t m, const int64_t *sample_rows, int64_t n_samples, bf16 *out, bf16 *work,
                const int32_t *cu_seqlens, const int32_t *context_lens, const int32_t *block_tables, int n,
                int max_pages) {
-  int64_t c = model->width, attended = (int64_t)model->heads * model->head_size, inner = model->inner;
+  int64_t c = model->width, attended = (int64_t)model->heads * model->head_size;
   int64_t qkv_size = attended + 2 * (int64_t)model->kv_heads * model->head_size;
-  int64_t fc_size = model->mlp_mode == SWIGLU ? 2 * inner : inner;
   bf16 *x = work, *normed = x + m * c, *qkv = normed + m * larger(c, attended);
   bf16 *mlp = qkv;  // qkv is read before the MLP is written
   Tokens tokens = {model, 0, ids, positions, x};
   share_out(embed_some, &tokens, m, FEW);
   tokens.x = qkv;
   for (const Block *b = blocks; b < blocks + n_blocks; b++) {
-    const bf16 *after = b + 1 < blocks + n_blocks ? b[1].qkv.packed : 0;
+    const Linear *after = b + 1 < blocks + n_blocks ? &b[1].qkv : 0;
     norm(model, x, b->norm_1, 0, normed, m);
-    model->linear(normed, b->qkv.packed, b->qkv.bias, 0, qkv, m, qkv_size, c, PLAIN, b->attn_proj.packed, c, attended);
+    model->linear(&b->qkv, normed, 0, qkv, m, PLAIN, &b->attn_proj);
     tokens.block = b;
     if (model->rotation) share_out(rotate_some, &tokens, m, FEW);
     int code = model->attention(qkv, b->keys, b->values, normed, cu_seqlens, context_lens, block_tables, n, (int)m,
                                 model->heads, model->kv_heads, model->head_size, model->page_size, max_pages,
                                 model->pages, b->scale);
     if (code != OK) return code;
-    model->linear(normed, b->attn_proj.packed, b->attn_proj.bias, x, x, m, c, attended, PLAIN, b->fc.packed, fc_size,
-                  c);
+    model->linear(&b->attn_proj, normed, x, x, m, PLAIN, &b->fc);
     norm(model, x, b->norm_2, 0, normed, m);
-    model->linear(normed, b->fc.packed, b->fc.bias, 0, mlp, m, fc_size, c, model->mlp_mode, b->mlp_proj.packed, c,
-                  inner);
-    model->linear(mlp, b->mlp_proj.packed, b->mlp_proj.bias, x, x, m, c, inner, PLAIN, after, qkv_size, c);
+    model->linear(&b->fc, normed, 0, mlp, m, model->mlp_mode, &b->mlp_proj);
+    model->linear(&b->mlp_proj, mlp, x, x, m, PLAIN, after);
   }
   norm(model, x, model->norm, sample_rows, out, n_samples);
   return OK;

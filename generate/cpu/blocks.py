@@ -67,13 +67,13 @@ class CBlocks:
             rotation=self._address(rotation), norm=self._norm(model.norm, config), eps=config.norm_epsilon,
             rms=config.norm == "rms", mlp_mode=constants["SWIGLU" if config.gated else "GELU_TANH"],
             heads=config.n_head, kv_heads=config.n_kv_head, head_size=config.head_size,
-            page_size=self.page_size, pages=self.pages, width=self.width, inner=config.inner_size,
+            page_size=self.page_size, pages=self.pages, width=self.width,
         )  # fmt: skip
         entries = [
             structs["Block"](
                 self._norm(block.norm_1, config), self._norm(block.norm_2, config),
                 *(self._address(weight.float()) if weight is not None else None for weight in block.head_norms),
-                *(structs["Linear"](layer.packed.data_ptr(), layer.bias_ptr) for layer in block.kernels),
+                *(layer.struct for layer in block.kernels),
                 keys=k.data_ptr(), values=v.data_ptr(), scale=block.scale,
             )
             for block, k, v in zip(blocks, keys, values)

@@ -25,28 +25,30 @@ int paged_attention_has_bf16(void);
 // packed_linear.c
 
 enum { PLAIN = 0, GELU_TANH = 1, FLOAT32 = 2, SWIGLU = 3 };  // modes of packed_linear
+enum { BFLOAT16 = 0 };                                       // formats of weights
+
+typedef struct {
+  const void *packed;  // from packed_linear_pack
+  const float *bias;   // [n] or null
+  int64_t n, k;
+  int format;
+} Linear;
 
 // Returns 1 where packed_linear can run, else 0: the caller then uses another way.
 int packed_linear_supported(void);
 // Turns tiles on or off from here on; returns 1 where they are used. The system must permit a process to have them.
 int packed_linear_use_tiles(int wanted);
-// Returns the number of elements that packed_linear_pack writes.
-int64_t packed_linear_size(int64_t n, int64_t k);
-// Packs w [n, k] into panels; k is even. Outputs that fill the last panel are zero.
-void packed_linear_pack(const bf16 *w, bf16 *packed, int64_t n, int64_t k);
-// The same for mode SWIGLU: w has n / 2 rows of the gate, then n / 2 of the up projection.
-void packed_linear_pack_gated(const bf16 *w, bf16 *packed, int64_t n, int64_t k);
-// x [m, k], packed from packed_linear_pack, bias [n] or null, residual [m, n] or null, out [m, n] bfloat16, or float32
-// in mode FLOAT32, or in mode SWIGLU the n / 2 products silu(gate) * up, which take no residual. next, of [next_n, next_k], or null: the packed weight that is needed after this one.
-void packed_linear(const bf16 *x, const bf16 *packed, const float *bias, const bf16 *residual, void *out, int64_t m,
-                   int64_t n, int64_t k, int mode, const bf16 *next, int64_t next_n, int64_t next_k);
+// Returns the number of bytes that packed_linear_pack writes.
+int64_t packed_linear_bytes(int format, int64_t n, int64_t k);
+// Packs w [n, k], bfloat16, into panels; k is even. Outputs that fill the last panel are zero. gated, for mode SWIGLU: w
+// has n / 2 rows of the gate, then n / 2 of the up projection.
+void packed_linear_pack(int format, const void *w, void *packed, int64_t n, int64_t k, int gated);
+// x [m, k], residual [m, n] or null, out [m, n] bfloat16, or float32 in mode FLOAT32, or in mode SWIGLU the n / 2
+// products silu(gate) * up, which take no residual. next: the weight that is needed after this one, or null.
+void packed_linear(const Linear *w, const bf16 *x, const bf16 *residual, void *out, int64_t m, int mode,
+                   const Linear *next);
 
 // blocks.c
-
-typedef struct {
-  const bf16 *packed;
-  const float *bias;
-} Linear;
 
 // Norms are float32: weight [C], then bias [C] unless the norm is an RMS norm.
 typedef struct {
@@ -68,11 +70,11 @@ typedef struct {
   int rms;                // norms are RMS norms, else layer norms
   int mlp_mode;           // of packed_linear for fc, GELU_TANH or SWIGLU
   int heads, kv_heads, head_size, page_size, pages;
-  int64_t width, inner;   // C; of the MLP
+  int64_t width;          // C
 } Model;
 
 // ids, positions [m]; sample_rows [n_samples]: the rows to norm into out [n_samples, C], null for all in order. work has
-// m * (C + max(C, H*D) + max((H + 2*KV)*D, inner)) elements. Returns attention's code; unless that is OK, out is
+// m * (C + max(C, H*D) + max((H + 2*KV)*D, inputs of mlp_proj)) elements. Returns attention's code; unless that is OK, out is
 // undefined.
 int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int64_t *ids, const int64_t *positions,
                int64_t m, const int64_t *sample_rows, int64_t n_samples, bf16 *out, bf16 *work,

@@ -115,17 +115,19 @@ class KernelLinear:
         gated: bool = False,
     ) -> None:
         self.library = _library()
-        self.n, self.k = weight.shape
-        self.packed = memory.empty((self.library.packed_linear_size(self.n, self.k),), weight.dtype)
-        pack = self.library.packed_linear_pack_gated if gated else self.library.packed_linear_pack
-        pack(weight.contiguous().data_ptr(), self.packed.data_ptr(), self.n, self.k)
+        n, k = weight.shape
+        declared = declarations()
+        modes, format = declared.constants, declared.constants["BFLOAT16"]
+        self.packed = memory.empty((self.library.packed_linear_bytes(format, n, k),), torch.uint8)
+        self.library.packed_linear_pack(format, weight.contiguous().data_ptr(), self.packed.data_ptr(), n, k, gated)
         self.bias = bias.float().contiguous() if bias is not None else None
-        self.bias_ptr = self.bias.data_ptr() if self.bias is not None else None
+        self.struct = declared.structs["Linear"](
+            self.packed.data_ptr(), self.bias.data_ptr() if self.bias is not None else None, n, k, format
+        )
         fused = gated or activation in GELU_TANH_NAMES
-        modes = declarations().constants
         self.plain = modes["PLAIN"]
         self.mode = modes["FLOAT32" if wide else "SWIGLU" if gated else "GELU_TANH" if fused else "PLAIN"]
-        self.width = self.n // 2 if gated else self.n
+        self.width = n // 2 if gated else n
         self.dtype = torch.float32 if wide else weight.dtype
         self.activate = ACTIVATIONS[activation] if activation and not fused else None
 
@@ -139,10 +141,7 @@ class KernelLinear:
     def _run(self, x: Tensor, residual: int | None, mode: int) -> Tensor:
         m = len(x)
         out = torch.empty((m, self.width), dtype=self.dtype)
-        self.library.packed_linear(
-            x.data_ptr(), self.packed.data_ptr(), self.bias_ptr, residual, out.data_ptr(),
-            m, self.n, self.k, mode, None, 0, 0,
-        )  # fmt: skip
+        self.library.packed_linear(ctypes.byref(self.struct), x.data_ptr(), residual, out.data_ptr(), m, mode, None)
         return out
 
 

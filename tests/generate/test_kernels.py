@@ -79,6 +79,6 @@ def test_functions_have_the_headers_types() -> None:
     functions = declarations().functions
     pointer, integer, number = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
     assert functions["paged_attention_bf16"] == (integer, [pointer] * 7 + [integer] * 8 + [number])
-    assert functions["packed_linear_size"] == (ctypes.c_int64, [ctypes.c_int64] * 2)
+    assert functions["packed_linear_bytes"] == (ctypes.c_int64, [integer, ctypes.c_int64, ctypes.c_int64])
     assert functions["paged_attention_has_bf16"] == (integer, [])
     assert functions["use_team"] == (None, [pointer, integer])

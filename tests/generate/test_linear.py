@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 
 import pytest
@@ -83,9 +84,8 @@ def test_a_residual_is_added_once_in_place(rows: int) -> None:
     x, residual = numbers(rows, 96, seed=4).bfloat16(), numbers(rows, 70, seed=5).bfloat16()
     expected = layer.add(x, residual)
     layer.library.packed_linear(
-        x.data_ptr(), layer.packed.data_ptr(), layer.bias_ptr, residual.data_ptr(), residual.data_ptr(),
-        rows, 70, 96, layer.plain, None, 0, 0,
-    )  # fmt: skip
+        ctypes.byref(layer.struct), x.data_ptr(), residual.data_ptr(), residual.data_ptr(), rows, layer.plain, None
+    )
     assert torch.equal(residual, expected)
 
 
