@@ -44,7 +44,7 @@ def enter(service: Service) -> RequestContext:
         request.environ[HAS_PLACE] = False  # the context releases it from now on
     else:
         take(service, 1)
-    context = service.requests.enter(g.request_id, request.path, service.places.give_back)
+    context = service.requests.enter(g.request_id, service.places.give_back)
     g.context = context
     return context
 

@@ -47,19 +47,23 @@ class Places:
 
 
 class RequestContext:
-    """One request: `name` is its id, made unique if another request has the same id."""
+    """One request: `name` is its id, made unique if another request has the same id.
 
-    def __init__(self, id: str, name: str, path: str, give_back: Callable[[int], None]) -> None:
+    A request of the server itself, such as one of the demo load, has no handler and no client, so it takes no place and
+    has left from the start.
+    """
+
+    def __init__(self, id: str, name: str, give_back: Callable[[int], None] | None) -> None:
         self.id = id
         self.name = name
-        self.path = path
+        self.has_client = give_back is not None
         self.places = 1
         self.inferences: list[Inference] = []
         self.running = 0  # inferences that the loop still has
         self.queue_timeout = math.inf  # seconds, where the client asks for less than the server grants
         self.request_timeout = math.inf
         self.gone = False
-        self.left = False
+        self.left = not self.has_client
         self.streams = False
         self.watched: int | None = None
         self._give_back = give_back
@@ -86,7 +90,8 @@ class RequestContext:
             if self.left:
                 return False
             self.left = True
-        self._give_back(self.places)
+        if self._give_back is not None:
+            self._give_back(self.places)
         if self.is_open:  # the handler ended, so no client will read the answer
             self.gone = self.gone or self.streams
             kind = "cancelled" if self.gone else "abandoned"
@@ -111,15 +116,16 @@ class RequestRegistry:
 
     @property
     def open(self) -> int:
-        """The number of open requests."""
-        return len(self._open)
+        """The number of open requests of clients."""
+        with self._lock:
+            return sum(context.has_client for context in self._open.values())
 
-    def enter(self, id: str, path: str, give_back: Callable[[int], None]) -> RequestContext:
-        """Register a request that has taken its place, and return its context."""
+    def enter(self, id: str, give_back: Callable[[int], None] | None = None) -> RequestContext:
+        """Return the context of a request that has taken a place, or of one of the server itself: with no `give_back`."""
         with self._lock:
             taken = id in self._open or id in self._done
             name = f"{id}~{next(self._numbers)}" if taken else id  # no client's id has a tilde
-            context = self._open[name] = RequestContext(id, name, path, give_back)
+            context = self._open[name] = RequestContext(id, name, give_back)
             self._latest[id] = name
         return context
 
@@ -131,15 +137,14 @@ class RequestRegistry:
             self._latest[id] = context.name
 
     def on_arrival(self, inference: Inference) -> None:
-        """Assign an accepted inference to the current request; called in the handler's thread."""
-        context: RequestContext | None = g.get("context") if has_request_context() else None
-        if context is None:
-            return
+        """Assign an accepted inference to the current request, or to one of its own; called in the sender's thread."""
+        current: RequestContext | None = g.get("context") if has_request_context() else None
+        context = current or self.enter(inference.id)
         with self._lock:
             self._of[inference.id] = context
             context.running += 1
         context.inferences.append(inference)
-        sock = request.environ.get("gunicorn.socket")
+        sock = request.environ.get("gunicorn.socket") if current is not None else None
         if context.watched is None and sock is not None:
             context.watched = self._watcher.add(sock, self._hang_up, context)
 

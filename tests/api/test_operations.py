@@ -259,7 +259,7 @@ def test_further_places_belong_to_the_same_request(app: Flask) -> None:
 def test_a_visit_leaves_once() -> None:
     given: list[int] = []
     registry = RequestRegistry(Watcher())
-    context = registry.enter("a", "/x", given.append)
+    context = registry.enter("a", given.append)
     assert [registry.leave(context) for _ in range(3)] == [True, False, False]
     assert (given, registry.open) == ([1], 0)
 
@@ -271,7 +271,7 @@ def test_a_hundred_thousand_refused_requests_leave_nothing_behind() -> None:
     try:
         before, _ = tracemalloc.get_traced_memory()
         for n in range(100_000):
-            context = registry.enter(f"request-{n}", "/inference", lambda n: None)
+            context = registry.enter(f"request-{n}", lambda n: None)
             registry.rename(context, f"renamed-{n}")
             registry.leave(context)
         after, _ = tracemalloc.get_traced_memory()

@@ -28,7 +28,7 @@ class Tab:
 
     def _said(self, message: Any) -> None:
         if message.type in ("error", "warning"):
-            self.complaints.append(message.text)
+            self.complaints.append(f"{message.text} ({message.location['url']})")
 
     def _asked(self, request: Any) -> None:
         if not request.url.startswith((self.url + "/", "data:", "blob:")):

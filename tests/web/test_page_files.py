@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import threading
 from typing import Any
 
 import pytest
@@ -97,6 +98,25 @@ def test_a_load_that_is_stopped_sends_no_more_and_lets_another_start(rate: float
     wait_until(lambda: not client.get("/load").get_json()["active"])
     assert client.get("/load").get_json()["sent"] == 0
     assert client.post("/load", json={"count": 1, "max_tokens": 8}).status_code == 200
+
+
+def test_the_requests_of_a_load_are_found_and_cancelled_like_any_other() -> None:
+    model, go = FakeModel(), threading.Event()
+    model.before = lambda plan: go.wait(10) and None  # type: ignore[func-returns-value]
+    engine = fake_engine(model, max_batch_size=2)
+    app = create_app(Config(), engine)
+    client, arrived = app.test_client(), []
+    engine.manager.listeners.append(lambda inference: arrived.append(inference.id))
+    client.post("/load", json={"count": 4, "max_tokens": 8})
+    wait_until(lambda: len(arrived) == 4)
+    assert client.get(f"/requests/{arrived[0]}").get_json()["state"] in ("waiting", "running")
+    assert client.delete(f"/requests/{arrived[3]}").get_json()["state"] == "cancelled"
+    assert app.extensions["service"].requests.open == 0  # no client waits for them, so a shutdown does not either
+    go.set()
+    wait_until(lambda: not client.get("/load").get_json()["active"])
+    reasons = [client.get(f"/requests/{id}").get_json()["finish_reason"] for id in arrived]
+    assert reasons == ["length", "length", "length", "cancelled"]
+    assert (client.get("/load").get_json()["done"], app.extensions["service"].places.taken) == (3, 0)
 
 
 def test_a_long_recording_is_cut_at_the_same_moment_for_all() -> None:
