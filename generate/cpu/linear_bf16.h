@@ -38,7 +38,7 @@ static void bfloat16_pack_panel(const bf16 *w, char *packed, int64_t p, int64_t 
 
 #ifdef __AVX512BF16__
 // R rows from `row` on times one panel. `next` is a stretch of the next panel to fetch, `lines` of it at each pair.
-static inline __attribute__((always_inline)) void vector_block(const Task *t, int64_t row, int64_t p, int R,
+INLINE void vector_block(const Task *t, int64_t row, int64_t p, int R,
                                                                const char *next, int lines) {
   const int64_t k = t->k;
   const bf16 *x = t->x + row * k;
@@ -61,7 +61,11 @@ static inline __attribute__((always_inline)) void vector_block(const Task *t, in
       acc[r][3] = _mm512_dpbf16_ps(acc[r][3], b, w3);
     }
   }
-  for (int r = 0; r < R; r++) put_panel(t, row + r, p, acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
+  for (int r = 0; r < R; r++) {
+    float sums[PANEL] __attribute__((aligned(64)));
+    for (int j = 0; j < 4; j++) _mm512_store_ps(sums + 16 * j, acc[r][j]);
+    put_panel(t, row + r, p, sums);
+  }
 }
 
 // Rows first up to last times panel p; meanwhile `bytes` from `next` on are fetched.
@@ -132,10 +136,7 @@ static void tile_panel(const Task *t, int64_t p, int64_t first, int64_t last, co
     _tile_stored(1, &sums[0][16], sizeof sums[0]);
     _tile_stored(2, &sums[0][32], sizeof sums[0]);
     _tile_stored(3, &sums[0][48], sizeof sums[0]);
-    for (int64_t r = row; r < end; r++) {
-      const float *s = sums[r - top];
-      put_panel(t, r, p, _mm512_load_ps(s), _mm512_load_ps(s + 16), _mm512_load_ps(s + 32), _mm512_load_ps(s + 48));
-    }
+    for (int64_t r = row; r < end; r++) put_panel(t, r, p, sums[r - top]);
   }
 }
 #else
