@@ -33,7 +33,9 @@ SOURCE = Path(__file__).with_name("blocks.c")
 
 
 class Blocks(Protocol):
-    """Everything below the head of a model, over its KV pages."""
+    """Everything below the head of a model, over its KV pages. `blocks` has each block's linear layers, for tests."""
+
+    blocks: Sequence[Block]
 
     def __call__(self, ids: Tensor, positions: Tensor, rows: PackedRows, sample_rows: Tensor | None) -> Tensor:
         """Write the keys and values of all rows; return the normed states of `sample_rows`, of all rows for None.
@@ -51,13 +53,13 @@ class CBlocks:
     ) -> None:
         config = model.config
         self.run = _library().run_blocks
-        self.attend = attend
+        self.blocks, self.attend = blocks, attend
         self.width = config.n_embd
         attended = config.n_head * config.head_size
         # The rows of a step: the residual, what a norm or attention gives, and queries, keys and values or the MLP.
         self.row_size = self.width + max(self.width, attended) + max(config.qkv_size, config.inner_size)
         _, self.pages, _, self.page_size, _ = keys.shape
-        self.keep: list[object] = [blocks, attend, keys, values]
+        self.keep: list[object] = [keys, values]
         structs, constants = declarations().structs, declarations().constants
         rotation = rotation_table(config.rope, config.head_size, config.block_size) if config.rope else None
         self.model = structs["Model"](

@@ -138,7 +138,7 @@ def test_a_row_is_the_same_alone_among_others_in_chunks_and_with_threads(config:
 def test_the_layers_one_by_one_use_the_same_weights() -> None:
     together = make(LLAMA)
     network = random_network(LLAMA)
-    one_by_one = LayeredBlocks(network, together.keep[0], together.attend, *pools(LLAMA))  # type: ignore[arg-type]
+    one_by_one = LayeredBlocks(network, together.blocks, together.attend, *pools(LLAMA))
     ids, positions = tokens(70, seed=2)
     found = together(ids, positions, rows([70], [70]), None).float()
     assert (one_by_one(ids, positions, rows([70], [70]), None) - found).std() < 0.015 * found.std()
