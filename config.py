@@ -110,6 +110,10 @@ class Config:
     dtype: str = setting(
         "auto", "number format of weights and KV cache", Choice(["auto", "float32", "bfloat16", "float16"])
     )
+    kv_dtype: str = setting(
+        "auto", "number format of keys and values; auto: that of the model; int8, on CPUs: about twice as many "
+        "sequences in the same memory as with bfloat16", Choice(["auto", "int8"])
+    )  # fmt: skip
     batch_invariant: bool = setting(
         False, "on a GPU: compute the same tokens for a request alone and in any batch, slightly slower; always so "
         "on a CPU"

@@ -68,6 +68,7 @@ class Engine:
     model_name: str
     device: str
     dtype: str
+    kv_dtype: str
     context: int
     page_size: int
     vocabulary: int = 0  # token ids of the model; 0: as many as the tokenizer has

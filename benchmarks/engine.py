@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from benchmarks import machine as measured
 from benchmarks import report
@@ -36,14 +37,22 @@ def make_runner(args: argparse.Namespace, tokens: int) -> tuple[ModelRunner, str
     resolved = catalog.resolve(args.model, args.load_format)
     dtype = machine.choose_dtype(args.dtype, torch.device("cpu"))
     model = weights.load(resolved, dtype)
-    runner = ModelRunner(model, tokens // machine.PAGE_SIZE + 2, machine.PAGE_SIZE)
+    kv_dtype = machine.choose_kv_dtype(args.kv_dtype, dtype, model.head.device)
+    runner = ModelRunner(model, tokens // machine.PAGE_SIZE + 2, machine.PAGE_SIZE, kv_dtype)
     for pool in (runner.keys, runner.values):
-        noise = torch.randn(1 << 16).to(dtype)
+        noise = _noise(1 << 16, kv_dtype)
         flat = pool.view(-1)
         whole = len(flat) // len(noise) * len(noise)
         flat[:whole].view(-1, len(noise)).copy_(noise)
         flat[whole:] = 0
     return runner, resolved.name
+
+
+def _noise(size: int, dtype: torch.dtype) -> Tensor:
+    """Return numbers to attend to; in an 8-bit pool, whose scales are float32, any byte may be in a scale."""
+    if dtype == torch.int8:
+        return torch.randint(16, 64, (size,), dtype=dtype)  # four of these are a float32 of 1e-29 to 1
+    return torch.randn(size).to(dtype)
 
 
 def time_decode(runner: ModelRunner, sequences: list[Sequence], seconds: float) -> list[float]:
@@ -100,7 +109,7 @@ def measure_decode(runner: ModelRunner, batch: int, context: int, args: argparse
         median = statistics.median(time_decode(runner, sequences, args.seconds / args.rounds))
         limits.append(machine_limits(runner))
         bandwidth, rate = (sum(pair) / 2 for pair in zip(*limits[-2:]))
-        limit = measured.limit_seconds(runner.config, runner.dtype, batch, context, bandwidth, rate)
+        limit = measured.limit_seconds(runner.config, runner.dtype, batch, context, bandwidth, rate, runner.keys.dtype)
         times.append(median)
         fractions.append(limit / median)
     median = statistics.median(times)
@@ -131,7 +140,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         prefill.append({"tokens": tokens, "ms": seconds * 1e3, "tokens_per_s": tokens / seconds})
     return {
         "model": name, "load_format": args.load_format,
-        "dtype": str(runner.dtype).removeprefix("torch."), "attention": runner.attention,
+        "dtype": str(runner.dtype).removeprefix("torch."),
+        "kv_dtype": str(runner.keys.dtype).removeprefix("torch."), "attention": runner.attention,
         "temperature": args.temperature, "decode": rows, "prefix": time_prefix(runner, 512, args.chunk),
         "prefill": prefill, "chunk": args.chunk,
     }  # fmt: skip

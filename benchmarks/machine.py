@@ -15,7 +15,7 @@ from torch import Tensor
 
 from generate import memory
 from generate.cpu.linear import LinearLayer, PackedLinear, make_linear
-from generate.machine import cores
+from generate.machine import bytes_per_token, cores
 from models.architecture import Architecture, ModelShape
 
 
@@ -55,7 +55,13 @@ def arithmetic_rate(dtype: torch.dtype) -> float:
 
 
 def limit_seconds(
-    shape: ModelShape, dtype: torch.dtype, batch: int, context: int, bandwidth: float, rate: float
+    shape: ModelShape,
+    dtype: torch.dtype,
+    batch: int,
+    context: int,
+    bandwidth: float,
+    rate: float,
+    kv_dtype: torch.dtype | None = None,
 ) -> float:
     """Return the least time of a decode step (roofline).
 
@@ -65,7 +71,7 @@ def limit_seconds(
     c, heads = shape.n_embd, shape.n_head * shape.head_size
     mlp = (3 if shape.gated else 2) * c * shape.inner_size
     read = shape.n_layer * (c * shape.qkv_size + heads * c + mlp) + shape.vocab_size * c
-    kv = batch * context * 2 * shape.n_layer * shape.n_kv_head * shape.head_size * dtype.itemsize
+    kv = batch * context * bytes_per_token(shape, kv_dtype or dtype)
     logits = 8 * shape.vocab_size * batch
     linear = max(read * dtype.itemsize / bandwidth, batch * 2 * read / rate)
     return linear + (kv + logits) / bandwidth

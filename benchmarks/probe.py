@@ -64,7 +64,7 @@ def check_context(runner: ModelRunner, name: str, context: int) -> None:
 def sizes(runner: ModelRunner) -> dict[str, int]:
     """Return what a model without weights needs to stand for this one: context, token ids, bytes of KV per token."""
     shape = runner.config
-    per_token = 2 * shape.n_layer * shape.n_kv_head * shape.head_size * runner.dtype.itemsize
+    per_token = machine.bytes_per_token(shape, runner.keys.dtype)
     return {"context": shape.block_size, "vocabulary": shape.vocab_size, "kv_bytes": per_token}
 
 
@@ -73,6 +73,7 @@ def main() -> None:
     parser.add_argument("--model", default="gpt2-medium")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    parser.add_argument("--kv-dtype", default="auto", choices=("auto", "int8"))
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--context", type=int, default=0, help="tokens that the model must hold")
     parser.add_argument("--steps", type=int, default=5)
@@ -86,7 +87,13 @@ def main() -> None:
     except ValueError as error:  # from --model, its files or --dtype; the message names the remedy
         print(json.dumps({"error": str(error)}), flush=True)
         return
-    facts = {"model": name, "dtype": str(runner.dtype).removeprefix("torch."), **sizes(runner), **measured.describe()}
+    facts = {
+        "model": name,
+        "dtype": str(runner.dtype).removeprefix("torch."),
+        "kv_dtype": str(runner.keys.dtype).removeprefix("torch."),
+        **sizes(runner),
+        **measured.describe(),
+    }
     print(json.dumps(facts), flush=True)
     warm = Sequence([1] * 8, 1)
     warm.pages, warm.sampling = [1], decoding(runner, 1, 8, 0.0)[0].sampling

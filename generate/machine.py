@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from generate import memory
 from models.architecture import ModelShape
 
 PAGE_SIZE = 64
@@ -47,6 +48,15 @@ def choose_dtype(wanted: str, device: torch.device, trained: str | None = None) 
         raise MachineError("--dtype float16 is for GPUs. Use bfloat16 or float32 on a CPU")
     dtype: torch.dtype = getattr(torch, wanted)
     return dtype
+
+
+def choose_kv_dtype(wanted: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the number format of keys and values; auto is the model's `dtype`."""
+    if wanted == "auto":
+        return dtype
+    if device.type != "cpu":
+        raise MachineError(f"--kv-dtype {wanted} is for CPUs. Use auto on the {device.type}, or --device cpu")
+    return torch.int8
 
 
 def cpu_has_bfloat16() -> bool:
@@ -101,8 +111,8 @@ def page_size(device: torch.device) -> int:
 
 
 def bytes_per_token(shape: ModelShape, dtype: torch.dtype) -> int:
-    """Return the size of one token's keys and values in all layers."""
-    return 2 * shape.n_layer * shape.n_kv_head * shape.head_size * dtype.itemsize
+    """Return the size of one token's keys and values in all layers, in pools of `dtype`."""
+    return 2 * shape.n_layer * shape.n_kv_head * memory.kv_row_size(shape.head_size, dtype) * dtype.itemsize
 
 
 def kv_pages(shape: ModelShape, dtype: torch.dtype, device: torch.device, kv_memory: int, slots: int) -> int:

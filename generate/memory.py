@@ -15,6 +15,7 @@ from torch import Tensor
 from models.architecture import ModelShape
 
 HUGE = 2 << 20  # bytes; smaller tensors gain nothing
+SCALE_BYTES = 4  # of a float32 scale, behind the numbers of a token and head in an 8-bit pool
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
@@ -34,11 +35,16 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | Non
     return whole[start : start + size].view(dtype).view(shape)
 
 
+def kv_row_size(head_size: int, dtype: torch.dtype) -> int:
+    """Return the elements of one token's key or value of one head; in an 8-bit pool the scale is among them."""
+    return head_size + SCALE_BYTES if dtype == torch.int8 else head_size
+
+
 def kv_pools(
     shape: ModelShape, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return uninitialized pools of keys and values (layers, pages, KV heads, page size, head size)."""
-    size = (shape.n_layer, pages, shape.n_kv_head, page_size, shape.head_size)
+    """Return uninitialized pools of keys and values (layers, pages, KV heads, page size, row size)."""
+    size = (shape.n_layer, pages, shape.n_kv_head, page_size, kv_row_size(shape.head_size, dtype))
     return empty(size, dtype, device), empty(size, dtype, device)
 
 

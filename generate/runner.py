@@ -32,7 +32,8 @@ from scheduling.sequence import Sequence
 class Runner(Protocol):
     """Computes plans for one model over one pool of KV pages.
 
-    keys and values: (layers, pages, KV heads, page size, head size) of `dtype`. attention: the implementation's name.
+    keys and values: (layers, pages, KV heads, page size, head size) of `dtype`, or 8-bit pools with scales in their rows.
+    attention: the implementation's name.
     """
 
     config: ModelShape
@@ -96,14 +97,15 @@ class _Decoded(NamedTuple):
 class ModelRunner:
     """The runner for CPUs, and in plain PyTorch for any device."""
 
-    def __init__(self, model: Network | GPT, n_pages: int, page_size: int) -> None:
+    def __init__(self, model: Network | GPT, n_pages: int, page_size: int, kv_dtype: torch.dtype | None = None) -> None:
         network = model.network()
         self.config: ModelShape = network.config
         self.page_size = page_size
         self.device, self.dtype = network.head.device, network.head.dtype
-        self.attend = make_attention(self.dtype, self.device)
+        kv_dtype = kv_dtype or self.dtype
+        self.attend = make_attention(self.dtype, self.device, kv_dtype)
         self.head = make_head(network.head)
-        self.keys, self.values = memory.kv_pools(self.config, n_pages, page_size, self.dtype, self.device)
+        self.keys, self.values = memory.kv_pools(self.config, n_pages, page_size, kv_dtype, self.device)
         self.blocks = make_blocks(network, self.attend, self.keys, self.values)
         self._last: _Decoded | None = None
 

@@ -92,7 +92,7 @@ def _computing(engine: Engine, fits: str) -> list[tuple[str, str]]:
                   f"context {engine.context:,}{cut}"),
         ("device", f"{engine.device}, {engine.dtype}, {facts.get('compute_threads', 0)} threads, "
                    f"attention {facts.get('attention', '')}"),
-        ("KV memory", f"{facts.get('kv_bytes', 0) / 2**20:,.0f} MiB{fits}"),
+        ("KV memory", f"{facts.get('kv_bytes', 0) / 2**20:,.0f} MiB, {engine.kv_dtype}{fits}"),
     ]  # fmt: skip
 
 

@@ -45,6 +45,7 @@ class Parts:
     name: str
     device: str
     dtype: str
+    kv_dtype: str
     context: int
     vocabulary: int
     n_pages: int
@@ -74,7 +75,10 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
     load = _load_mock if mock.is_mock(config.model) else _load_model
     parts = load(config, slots=config.max_batch_size)  # a policy that is switched to may use all of them
     pages = PagePool(
-        parts.n_pages, parts.page_size, prefix_cache=config.prefix_cache, salt=f"{parts.name} {parts.dtype}"
+        parts.n_pages,
+        parts.page_size,
+        prefix_cache=config.prefix_cache,
+        salt=f"{parts.name} {parts.dtype} {parts.kv_dtype}",
     )
     make_inference = armed.maker(inference_maker(parts.tokenizer))
     manager = BatchingManager(
@@ -98,6 +102,7 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
         model_name=parts.name,
         device=parts.device,
         dtype=parts.dtype,
+        kv_dtype=parts.kv_dtype,
         context=parts.context,
         page_size=parts.page_size,
         vocabulary=parts.vocabulary,
@@ -127,16 +132,17 @@ def _load_model(config: Config, slots: int) -> Parts:
     )
     device = machine.choose_device(config.device)
     dtype = machine.choose_dtype(config.dtype, device, resolved.trained_dtype)
+    kv_dtype = machine.choose_kv_dtype(config.kv_dtype, dtype, device)
     threads = machine.use_threads(config.compute_threads)
     tokenizer = load_tokenizer(resolved, config.tokenizer_file or None)
     model = weights.load(resolved, dtype).to(device)
     parameters = model.parameters
     shape = model.config
-    n_pages = machine.kv_pages(shape, dtype, device, config.kv_memory, slots)
+    n_pages = machine.kv_pages(shape, kv_dtype, device, config.kv_memory, slots)
     context = machine.longest_context(shape, n_pages, device)
     warnings = [resolved.warning, tokenizer.warning]
     if context < shape.block_size:
-        warnings.append(machine.short_context_warning(shape, context, dtype))
+        warnings.append(machine.short_context_warning(shape, context, kv_dtype))
         model = model.shortened(context)
     runner = _make_runner(model, n_pages, slots, config)
     warm_up(runner)
@@ -146,6 +152,7 @@ def _load_model(config: Config, slots: int) -> Parts:
         name=resolved.name + (" (random weights)" if resolved.load_format == "dummy" else ""),
         device=str(device),
         dtype=str(runner.dtype).removeprefix("torch."),
+        kv_dtype=str(runner.keys.dtype).removeprefix("torch."),
         context=context,
         vocabulary=shape.vocab_size,
         n_pages=n_pages,
@@ -170,7 +177,8 @@ def _make_runner(model: Network, n_pages: int, slots: int, config: Config) -> Ru
 
     device = model.head.device
     if device.type != "cuda":
-        return ModelRunner(model, n_pages, machine.PAGE_SIZE)
+        kv_dtype = machine.choose_kv_dtype(config.kv_dtype, model.head.dtype, device)
+        return ModelRunner(model, n_pages, machine.PAGE_SIZE, kv_dtype)
     from generate.gpu import runner as gpu
 
     any_format = config.dtype == "auto"
@@ -209,6 +217,7 @@ def _load_mock(config: Config, slots: int) -> Parts:
         name=model.name,
         device="none",
         dtype="none",
+        kv_dtype="none",
         context=model.sizes.context,
         vocabulary=tokenizer.vocab_size,
         n_pages=mock.kv_pages(model.sizes, config.kv_memory, slots),

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from generate.cpu.attention import Attention, PackedRows
+from generate.cpu.attention import Attention, PackedRows, stale
+from generate.memory import kv_row_size
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}  # bfloat16: its own rounding of weights and results
 NAN = math.nan
@@ -17,10 +18,19 @@ class World:
     """Pools full of NaN, sequences whose pages lie in random order, and a scripted way to feed their tokens."""
 
     def __init__(
-        self, lengths: list[int], H: int, D: int, P: int, dtype: torch.dtype, seed: int = 0, KV: int = 0
+        self,
+        lengths: list[int],
+        H: int,
+        D: int,
+        P: int,
+        dtype: torch.dtype,
+        seed: int = 0,
+        KV: int = 0,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.H, self.KV, self.D, self.P, self.dtype = H, KV or H, D, P, dtype
+        self.kv_dtype = kv_dtype or dtype
         counts = [math.ceil(length / P) for length in lengths]
         order = torch.randperm(sum(counts) + 2, generator=self.generator).tolist()
         self.block_tables = torch.full((len(lengths), max(counts) + 1), -7, dtype=torch.int32)
@@ -33,8 +43,8 @@ class World:
 
     def clear(self) -> None:
         self.done = [0] * len(self.tokens)
-        shape = (self.pages, self.KV, self.P, self.D)
-        self.keys, self.values = (torch.full(shape, NAN, dtype=self.dtype) for _ in range(2))
+        shape = (self.pages, self.KV, self.P, kv_row_size(self.D, self.kv_dtype))
+        self.keys, self.values = (stale(shape, self.kv_dtype) for _ in range(2))
 
     def step(self, attention: Attention, new: dict[int, int], padding: int = 0) -> dict[int, Tensor]:
         """Feed new[i] further tokens of sequence i in one call and return its rows [new[i], H * D]."""

@@ -186,7 +186,7 @@ def fake_engine(
     )
     manager.start(policies.get_policy(policy, max_batch_size=max_batch_size))
     wait_until(lambda: manager.is_alive)
-    return Engine(manager, tokenizer, make_inference, "fake", "cpu", "float32", context, page_size=16)
+    return Engine(manager, tokenizer, make_inference, "fake", "cpu", "float32", "float32", context, page_size=16)
 
 
 def unchunked(data: bytes) -> bytes:

@@ -148,7 +148,7 @@ def statistics(service: Service) -> dict[str, Any]:
         "requests-running": engine.manager.running,
         "requests-waiting": engine.manager.waiting,
         "policy": engine.policy,
-        "engine": {"model": engine.model_name, "device": engine.device, "dtype": engine.dtype,
+        "engine": {"model": engine.model_name, "device": engine.device, "dtype": engine.dtype, "kv_dtype": engine.kv_dtype,
                    "max_batch_size": engine.manager.max_batch_size, "slot_cap": engine.manager.slot_cap,
                    "max_tokens_per_step": engine.manager.max_tokens_per_step,
                    "policy_options": policy.state(engine)["options"],

@@ -175,6 +175,7 @@ def information(service: Service, engine: Engine) -> dict[str, Any]:
         "max_batch_size": manager.max_batch_size,
         "device": engine.device,
         "dtype": engine.dtype,
+        "kv_dtype": engine.kv_dtype,
         "attention_backend": engine.facts.get("attention"),
         "kv_pages": None if pages is None else pages.total,
         "page_size": engine.page_size,

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from generate import memory
 from generate.cpu.declarations import declarations
 from generate.cpu.kernels import KernelError, load_library
 from generate.cpu.team import team
@@ -27,7 +28,12 @@ from generate.cpu.team import team
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("paged_attention.c")
-ENTRIES = {torch.float32: "paged_attention_f32", torch.bfloat16: "paged_attention_bf16"}
+ENTRIES = {  # by the formats of the rows and of the pools
+    (torch.float32, torch.float32): "paged_attention_f32",
+    (torch.bfloat16, torch.bfloat16): "paged_attention_bf16",
+    (torch.float32, torch.int8): "paged_attention_f32_int8",
+    (torch.bfloat16, torch.int8): "paged_attention_bf16_int8",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +76,30 @@ class Attention(Protocol):
         """Write the new tokens' keys and values into their pages; return the new tokens' attention.
 
         qkv: [M, (H + 2 KV) * D], H heads of queries, KV of keys and KV of values of the packed row. keys, values: one
-        layer's pools [pages, KV, P, D]. H is a multiple of KV; head h of the queries sees head h // (H / KV) of the
-        keys. Returns [M, H * D] with finite values in padding rows. A token at position p sees keys 0..p. Its result
+        layer's pools [pages, KV, P, D], of qkv's dtype, or int8 [pages, KV, P, D + 4], see `quantize`. H is a multiple
+        of KV; head h of the queries sees head h // (H / KV) of the keys. Returns [M, H * D] with finite values in padding rows. A token at position p sees keys 0..p. Its result
         depends on its own sequence alone.
         """
         ...
+
+
+def quantize(x: Tensor) -> Tensor:
+    """Return x [..., D] as int8 [..., D + 4]: x / scale, and behind it the float32 scale, the largest magnitude / 127.
+
+    A row that is not finite gets the scale NaN, as attention_int8.h does it.
+    """
+    wide = x.float()
+    most = wide.abs().amax(-1, keepdim=True)
+    usable = most.isfinite() & (most > 1e-30)
+    numbers = torch.where(usable, wide * (127 / most), 0).round().to(torch.int8)
+    scale = torch.where(usable, most / 127, torch.where(most.isfinite(), 0, math.nan))
+    return torch.cat((numbers, scale.view(torch.int8)), -1)
+
+
+def dequantize(rows: Tensor) -> Tensor:
+    """Return what `quantize` was given, as float32."""
+    scale = rows[..., -memory.SCALE_BYTES :].contiguous().view(torch.float32)
+    return rows[..., : -memory.SCALE_BYTES] * scale
 
 
 class TorchAttention:
@@ -87,7 +112,9 @@ class TorchAttention:
     name = "torch"
 
     def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float) -> Tensor:
-        _, KV, P, D = keys.shape
+        _, KV, P, width = keys.shape
+        small = keys.dtype == torch.int8
+        D = width - memory.SCALE_BYTES if small else width
         H = qkv.shape[1] // D - 2 * KV
         cu_seqlens, context_lens = rows.cu_seqlens.tolist(), rows.context_lens.tolist()
         heads = qkv.view(len(qkv), -1, D)  # (M, H + 2 KV, D)
@@ -99,10 +126,13 @@ class TorchAttention:
             table = rows.block_tables[i, : math.ceil(length / P)].long()
             position = length - (last - first)
             positions = torch.arange(position, length, device=qkv.device)  # (T)
-            keys[table[positions // P], :, positions % P] = k[first:last]
-            values[table[positions // P], :, positions % P] = v[first:last]
-            past_k, past_v = (  # (pages, KV, P, D) -> (1, KV, length, D)
-                pool[table].transpose(0, 1).reshape(KV, -1, D)[None, :, :length].float() for pool in (keys, values)
+            for pool, new in ((keys, k[first:last]), (values, v[first:last])):
+                pool[table[positions // P], :, positions % P] = quantize(new) if small else new
+            past_k, past_v = (  # (pages, KV, P, width) -> (1, KV, length, D)
+                dequantize(past) if small else past.float()
+                for past in (
+                    pool[table].transpose(0, 1).reshape(KV, -1, width)[None, :, :length] for pool in (keys, values)
+                )
             )
             mask = None
             if last - first > 1 and position:
@@ -127,18 +157,18 @@ class CAttention:
     threads. Raises KernelError where the file cannot be compiled or loaded.
     """
 
-    def __init__(self, dtype: torch.dtype, source: Path = SOURCE) -> None:
+    def __init__(self, dtype: torch.dtype, kv_dtype: torch.dtype | None = None, source: Path = SOURCE) -> None:
         library = team().join(load_library(source))
         self.constants = declarations().constants
         self.page_multiple, self.max_head_size = self.constants["PAGE_MULTIPLE"], self.constants["MAX_HEAD_SIZE"]
-        self.dtype = dtype
+        self.dtype, self.kv_dtype = dtype, kv_dtype or dtype
         self.name = "c"
-        if dtype == torch.bfloat16 and library.paged_attention_has_bf16():
+        if self.kv_dtype == torch.bfloat16 and library.paged_attention_has_bf16():
             self.name = "c-avx512bf16"
-        self.entry = getattr(library, ENTRIES[dtype])
+        self.entry = getattr(library, ENTRIES[self.dtype, self.kv_dtype])
 
     def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float) -> Tensor:
-        M, pages, KV, P, D = len(qkv), *keys.shape
+        M, pages, KV, P, D = len(qkv), *self._head_shape(keys)
         H = qkv.shape[1] // D - 2 * KV
         self._check(qkv, keys, values)
         out = torch.empty(M, H * D, dtype=self.dtype)
@@ -151,9 +181,14 @@ class CAttention:
             raise self.error(code, rows, M, P, pages)
         return out
 
+    def _head_shape(self, pool: Tensor) -> tuple[int, int, int, int]:
+        """Return pages, KV, P and D of a pool."""
+        pages, KV, P, width = pool.shape
+        return pages, KV, P, width - memory.kv_row_size(0, self.kv_dtype)
+
     def _check(self, qkv: Tensor, keys: Tensor, values: Tensor) -> None:
         """Refuse tensors with which the C code would read or write outside their memory."""
-        _, KV, P, D = keys.shape
+        _, KV, P, D = self._head_shape(keys)
         H, rest = divmod(qkv.shape[1] - 2 * KV * D, D)
         if P % self.page_multiple:
             raise ValueError(f"the pages hold {P} tokens. Use a multiple of {self.page_multiple}")
@@ -166,9 +201,9 @@ class CAttention:
                 f"qkv {tuple(qkv.shape)}, keys {tuple(keys.shape)} and values {tuple(values.shape)} do not fit. "
                 "Pass [M, (H + 2*KV)*D], H a multiple of KV, and [pages, KV, P, D] twice"
             )
-        for tensor in (qkv, keys, values):
-            if tensor.dtype != self.dtype or not tensor.is_contiguous() or not tensor.is_cpu:
-                raise ValueError(f"a {tensor.dtype} tensor on {tensor.device}. Pass contiguous {self.dtype} on the CPU")
+        for tensor, dtype in ((qkv, self.dtype), (keys, self.kv_dtype), (values, self.kv_dtype)):
+            if tensor.dtype != dtype or not tensor.is_contiguous() or not tensor.is_cpu:
+                raise ValueError(f"a {tensor.dtype} tensor on {tensor.device}. Pass contiguous {dtype} on the CPU")
 
     def error(self, code: int, rows: PackedRows, M: int, P: int, pages: int) -> Exception:
         """Return the exception for a code of the C function."""
@@ -182,26 +217,28 @@ class CAttention:
         return MemoryError("no memory for the scores of a step")
 
 
-def make_attention(dtype: torch.dtype, device: torch.device | str = "cpu") -> Attention:
-    """Return the fastest attention that works here for qkv of `dtype` on `device`.
+def make_attention(
+    dtype: torch.dtype, device: torch.device | str = "cpu", kv_dtype: torch.dtype | None = None
+) -> Attention:
+    """Return the fastest attention that works here for qkv of `dtype` and pools of `kv_dtype` on `device`.
 
     The C kernel must agree with TorchAttention on a small step first. Where it cannot be used, one warning gives the
     reason. `EB_KERNELS=off` in the environment selects TorchAttention.
     """
-    if torch.device(device).type != "cpu" or dtype not in ENTRIES:
+    if torch.device(device).type != "cpu" or (dtype, kv_dtype or dtype) not in ENTRIES:
         return TorchAttention()
     if os.environ.get("EB_KERNELS") == "off":
         return TorchAttention()
     try:
-        attention = CAttention(dtype)
-        self_test(attention, dtype)
+        attention = CAttention(dtype, kv_dtype)
+        self_test(attention, dtype, kv_dtype or dtype)
     except (KernelError, OSError) as error:
         log.warning("attention falls back to PyTorch, which is several times slower: %s", error)
         return TorchAttention()
     return attention
 
 
-def self_test(attention: Attention, dtype: torch.dtype) -> None:
+def self_test(attention: Attention, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
     """Compare `attention` with TorchAttention on a small ragged step. Raises KernelError where they differ."""
     generator = torch.Generator().manual_seed(0)
     KV, P = 2, 16
@@ -222,10 +259,18 @@ def self_test(attention: Attention, dtype: torch.dtype) -> None:
         ]
         results = []
         for implementation in (attention, TorchAttention()):
-            keys, values = (torch.full((6, KV, P, D), math.nan, dtype=dtype) for _ in range(2))
+            shape = (6, KV, P, memory.kv_row_size(D, kv_dtype))
+            keys, values = (stale(shape, kv_dtype) for _ in range(2))
             results.append([implementation(qkv, keys, values, step, D**-0.5).float() for step, qkv in steps])
         tolerance = 0.03 if dtype == torch.bfloat16 else 1e-4
         for outputs, expected in zip(*results):
             error = (outputs - expected).abs().max().item()
             if not error < tolerance:  # NaN fails too
                 raise KernelError(f"{attention.name} is off by {error:.2g} from PyTorch at H={H}, D={D}")
+
+
+def stale(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a pool in which every number, or in an 8-bit pool every scale, is NaN."""
+    if dtype == torch.int8:
+        return torch.full(shape, -1, dtype=dtype)  # a float32 of ones is NaN
+    return torch.full(shape, math.nan, dtype=dtype)

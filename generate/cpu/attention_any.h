@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "attention_call.h"
+#include "attention_int8.h"
 
 // 2^x for x <= 0, relative error below 2e-7; NaN stays NaN. Below 2^-126 it is 2^-126, which no sum sees.
 INLINE float exp2_of(float x) {
@@ -44,30 +45,33 @@ INLINE float softmax(float *s, int n, int end, float scale) {
 
 // scores[i][16 b + lane] = q[i] . key, for nq queries (q is [D][nq]) and nk blocks of keys.
 INLINE void score(const float *q, const char *const *key, const char *const *ahead, float *scores, long stride, int D,
-                  int half, int nq, int nk) {
+                  int format, int nq, int nk) {
   vec acc[QUERIES][AHEAD * PARTS];
   UNROLL for (int i = 0; i < nq; i++) {
     UNROLL for (int j = 0; j < nk * PARTS; j++) acc[i][j] = (vec){0};
   }
   for (int d = 0; d < D; d++) {
     vec k[AHEAD * PARTS];
-    UNROLL for (int j = 0; j < nk * PARTS; j++) k[j] = load(key[j / PARTS], d * BLOCK + j % PARTS * LANES, half);
-    if (ahead) {
-      UNROLL for (int j = 0; j < nk; j++) __builtin_prefetch(ahead[j] + d * BLOCK * (half ? 2 : 4));
+    UNROLL for (int j = 0; j < nk * PARTS; j++) k[j] = load(key[j / PARTS], d * BLOCK + j % PARTS * LANES, format);
+    if (ahead && d * BLOCK * width(format) % LINE == 0) {
+      UNROLL for (int j = 0; j < nk; j++) __builtin_prefetch(ahead[j] + d * BLOCK * width(format));
     }
     UNROLL for (int i = 0; i < nq; i++) {
       UNROLL for (int j = 0; j < nk * PARTS; j++) acc[i][j] += k[j] * q[d * nq + i];
     }
   }
   UNROLL for (int i = 0; i < nq; i++) {
-    UNROLL for (int j = 0; j < nk * PARTS; j++) memcpy(scores + i * stride + j * LANES, &acc[i][j], sizeof(vec));
+    UNROLL for (int j = 0; j < nk * PARTS; j++) {
+      if (format == INT8) acc[i][j] *= load(key[j / PARTS] + D * BLOCK, j % PARTS * LANES, F32);
+      memcpy(scores + i * stride + j * LANES, &acc[i][j], sizeof(vec));
+    }
   }
 }
 
 // Columns d0 .. d0 + nc * LANES of the outputs of nq queries: o[i] = sum over n keys of w[i][t] * value[t].
-INLINE void weigh_columns(const Call *c, const int32_t *row, int h, const float *w, int n, float *o, int d0, int half,
-                          int nq, int nc, int stream) {
-  int blocks = (n + BLOCK - 1) / BLOCK, bytes = half ? 2 : 4;
+INLINE void weigh_columns(const Call *c, const int32_t *row, int h, const float *w, int n, float *o, int d0,
+                          int format, int nq, int nc, int stream) {
+  int blocks = (n + BLOCK - 1) / BLOCK, bytes = width(format);
   vec acc[HALF][4];
   UNROLL for (int i = 0; i < nq; i++) {
     UNROLL for (int j = 0; j < nc; j++) acc[i][j] = (vec){0};
@@ -79,8 +83,8 @@ INLINE void weigh_columns(const Call *c, const int32_t *row, int h, const float 
     for (int t = 0; t < end; t++) {
       vec v[4];
       UNROLL for (int j = 0; j < nc; j++) {
-        v[j] = load(value, (long)t * c->D + d0 + j * LANES, half);
-        if (stream) __builtin_prefetch(ahead + ((long)t * c->D + d0 + j * LANES) * bytes);
+        v[j] = load(value, (long)t * c->D + d0 + j * LANES, format);
+        if (stream && j * LANES * bytes % LINE == 0) __builtin_prefetch(ahead + ((long)t * c->D + d0 + j * LANES) * bytes);
       }
       UNROLL for (int i = 0; i < nq; i++) {
         UNROLL for (int j = 0; j < nc; j++) acc[i][j] += v[j] * w[i * c->stride + b * BLOCK + t];
@@ -92,18 +96,18 @@ INLINE void weigh_columns(const Call *c, const int32_t *row, int h, const float 
   }
 }
 
-INLINE void weigh(const Call *c, const int32_t *row, int h, const float *w, int n, float *o, int half, int nq,
+INLINE void weigh(const Call *c, const int32_t *row, int h, const float *w, int n, float *o, int format, int nq,
                   int stream) {
   int d = 0, wide = nq == 1 ? 4 : COLUMNS;
   for (; d + wide * LANES <= c->D; d += wide * LANES)
-    weigh_columns(c, row, h, w, n, o, d, half, nq, wide, stream);
-  for (; d + LANES <= c->D; d += LANES) weigh_columns(c, row, h, w, n, o, d, half, nq, 1, stream);
+    weigh_columns(c, row, h, w, n, o, d, format, nq, wide, stream);
+  for (; d + LANES <= c->D; d += LANES) weigh_columns(c, row, h, w, n, o, d, format, nq, 1, stream);
   for (; d < c->D; d++) {  // a head narrower than a vector, or its remainder
     float acc[HALF] = {0};
     for (int b = 0; b * BLOCK < n; b++) {
       const char *value = block_at(c, c->values, row, h, b);
       for (int t = 0; t < BLOCK && b * BLOCK + t < n; t++) {
-        float v = load1(value, (long)t * c->D + d, half);
+        float v = load1(value, (long)t * c->D + d, format);
         UNROLL for (int i = 0; i < nq; i++) acc[i] = fused(v, w[i * c->stride + b * BLOCK + t], acc[i]);
       }
     }
@@ -128,9 +132,9 @@ INLINE void append(const Call *c, const int32_t *row, int h, int first, int posi
 
 // Attention of up to nq queries. `stream`: they are one token's, so that memory limits, and what it will give next is
 // prefetched.
-INLINE void attend(const Call *c, const Queries *t, float *scores, int half, int nq, int stream) {
+INLINE void attend(const Call *c, const Queries *t, float *scores, int format, int nq, int stream) {
   const int32_t *row = t->pages;
-  int D = c->D, h = t->head, n = t->keys, blocks = (n + BLOCK - 1) / BLOCK;
+  int D = c->D, h = t->head, n = t->keys, blocks = (n + BLOCK - 1) / BLOCK, half = format == INT8 ? c->half : format;
   int nk = nq < QUERIES ? AHEAD / PARTS : GROUP;
   if (nk < 1) nk = 1;
   float q[MAX_HEAD_SIZE * QUERIES] __attribute__((aligned(64)));
@@ -144,13 +148,15 @@ INLINE void attend(const Call *c, const Queries *t, float *scores, int half, int
       key[j] = block_at(c, c->keys, row, h, b + j < blocks ? b + j : blocks - 1);
       if (stream) ahead[j] = stream_at(c, row, h, blocks, b + j + FAR);
     }
-    score(q, key, stream ? ahead : 0, scores + b * BLOCK, c->stride, D, half, nq, nk);
+    score(q, key, stream ? ahead : 0, scores + b * BLOCK, c->stride, D, format, nq, nk);
   }
   float sums[QUERIES], o[HALF * MAX_HEAD_SIZE];
-  for (int i = 0; i < t->count; i++)
+  for (int i = 0; i < t->count; i++) {
     sums[i] = softmax(scores + i * c->stride, t->at[i].position + 1, blocks * BLOCK, c->scale);
+    if (format == INT8) scale_weights(c, row, h, scores + i * c->stride, n);
+  }
   for (int i0 = 0; i0 < t->count; i0 += HALF) {
-    weigh(c, row, h, scores + i0 * c->stride, n, o, half, nq < HALF ? nq : HALF, stream);
+    weigh(c, row, h, scores + i0 * c->stride, n, o, format, nq < HALF ? nq : HALF, stream);
     for (int i = i0; i < t->count && i < i0 + HALF; i++) {
       float inverse = 1.f / sums[i];
       const float *from = o + (i - i0) * MAX_HEAD_SIZE;

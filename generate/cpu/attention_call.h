@@ -4,6 +4,9 @@
 #include <string.h>
 
 #include "kernels.h"
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
 
 #define INLINE static inline __attribute__((always_inline))
 #ifdef __clang__
@@ -29,6 +32,7 @@
 #define GROUP 1
 #define COLUMNS 4
 #endif
+#define LINE 64  // bytes of a cache line
 #define BLOCK PAGE_MULTIPLE  // keys
 #define PARTS (BLOCK / LANES)  // vectors of a block's scores
 #define HALF 4               // queries weighed together: their sums fill the registers
@@ -36,8 +40,17 @@
 #define FAR 4                // blocks that are prefetched ahead of their use by the queries of one token
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef int16_t svec __attribute__((vector_size(2 * LANES)));
+typedef int8_t bvec __attribute__((vector_size(LANES)));
 typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES)));
+
+// The format of keys and values in the pools. INT8 has a float32 scale for each token: 16 tokens are 16 * D numbers and
+// then 16 scales, so a pool's rows have D + SCALE_BYTES bytes.
+enum { F32, BF16, INT8 };
+
+INLINE int width(int format) { return format == F32 ? 4 : format == BF16 ? 2 : 1; }
 
 typedef struct {
   const char *qkv;  // [M, H + 2 KV, D]
@@ -47,7 +60,8 @@ typedef struct {
   float scale;
   int shared;                // query heads that see one head of keys: H / KV
   long block, tile, stride;  // bytes of 16 keys, bytes of a (page, head), floats of a row of scores
-  int half;                  // bfloat16, else float32
+  int half;                  // qkv and out are bfloat16, else float32
+  int format;                // of the pools: INT8, or that of qkv
   int *items;                // [n + 1]: where each sequence's items begin
   float *scratch;            // scores, stride * QUERIES for each worker
 } Call;
@@ -106,6 +120,9 @@ INLINE uint16_t narrow(float f) {
   return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// The scales of 16 tokens of an INT8 pool.
+INLINE float *scales_at(const Call *c, const char *block) { return (float *)(block + (long)BLOCK * c->D); }
+
 // a * b + c, rounded once where vectors do that too: left to itself the compiler fuses some scalar loops and not
 // others.
 INLINE float fused(float a, float b, float c) {
@@ -116,13 +133,25 @@ INLINE float fused(float a, float b, float c) {
 #endif
 }
 
-INLINE float load1(const char *p, long i, int half) {
-  if (half) return widen(((const uint16_t *)p)[i]);
+INLINE float load1(const char *p, long i, int format) {
+  if (format == INT8) return ((const int8_t *)p)[i];
+  if (format == BF16) return widen(((const uint16_t *)p)[i]);
   return ((const float *)p)[i];
 }
 
-INLINE vec load(const char *p, long i, int half) {
-  if (half) {
+INLINE vec load(const char *p, long i, int format) {
+  if (format == INT8) {
+    bvec b;
+    memcpy(&b, p + i, sizeof b);
+#if defined(__AVX512F__)  // gcc widens bytes in many small steps
+    return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)b));
+#elif defined(__AVX2__)
+    return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + i))));
+#else
+    return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(b, svec), ivec), vec);
+#endif
+  }
+  if (format == BF16) {
     hvec h;
     memcpy(&h, p + 2 * i, sizeof h);
     return (vec)(__builtin_convertvector(h, uvec) << 16);

@@ -8,7 +8,7 @@ typedef uint16_t bf16;
 
 // paged_attention.c
 
-enum { MAX_HEAD_SIZE = 256, PAGE_MULTIPLE = 16 };
+enum { MAX_HEAD_SIZE = 256, PAGE_MULTIPLE = 16, SCALE_BYTES = 4 };
 enum { OK = 0, BAD_ROWS = 1, BAD_PAGE = 2, NO_MEMORY = 3 };
 
 // qkv [M, (H + 2*KV)*D] and out [M, H*D] contiguous, H a multiple of KV, pools [pages, KV, P, D] contiguous, cu_seqlens
@@ -19,6 +19,13 @@ int paged_attention_f32(const void *qkv, void *keys, void *values, void *out, co
 int paged_attention_bf16(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
                          const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV, int D,
                          int P, int max_pages, int pages, float scale);
+// The same for 8-bit pools [pages, KV, P, D + SCALE_BYTES], with a scale for each token and head of keys.
+int paged_attention_f32_int8(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
+                             const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV,
+                             int D, int P, int max_pages, int pages, float scale);
+int paged_attention_bf16_int8(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
+                              const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV,
+                              int D, int P, int max_pages, int pages, float scale);
 // Returns whether bfloat16 heads of a multiple of 64 take the AVX-512-BF16 path.
 int paged_attention_has_bf16(void);
 
@@ -55,7 +62,7 @@ typedef struct {
   const float *norm_1, *norm_2;
   const float *q_norm, *k_norm;  // RMS norms of heads before the rotation, weight [D], or null
   Linear qkv, attn_proj, fc, mlp_proj;
-  bf16 *keys, *values;
+  void *keys, *values;
   float scale;
 } Block;
 

@@ -18,7 +18,8 @@
 // and in attention_bf16.h, whose instruction multiplies and adds pairs:
 //   keys    [P/16][D/2][16][2]
 //   values  [P/2][D][2]
-// Either way 16 keys (a block) are one contiguous run of 16 * D values in both pools.
+// Either way 16 keys (a block) are one contiguous run of 16 * D values in both pools, in 8-bit pools with their 16 scales
+// behind them (attention_int8.h).
 //
 // A token's sums have one order, whichever tokens are computed beside it: a score adds d = 0, 1, ...; the maximum has no
 // order; weights are added lane by lane, block after block; an output adds keys 0, 1, ... A token of a chunk and the
@@ -73,7 +74,7 @@ static Item next_item(const Call *c, Item item) {
 
 static int takes_pairs(const Call *c) {
 #ifdef __AVX512BF16__
-  return c->half && c->D % 64 == 0;
+  return c->format == BF16 && c->D % 64 == 0;
 #else
   return 0;
 #endif
@@ -88,7 +89,8 @@ static void append_new(const Call *c, int i, int h) {
     return;
   }
 #endif
-  if (c->half) append(c, row, h, first, position, count, 1);
+  if (c->format == INT8) append_int8(c, row, h, first, position, count);
+  else if (c->half) append(c, row, h, first, position, count, 1);
   else append(c, row, h, first, position, count, 0);
 }
 
@@ -107,6 +109,12 @@ INLINE void attend_item_in_pairs(const Call *c, const Queries *q, int D, int is_
 }
 #endif
 
+INLINE void attend_item_of(const Call *c, const Queries *q, int format, int is_token, float *scores) {
+  if (q->count == 1) attend(c, q, scores, format, 1, 1);
+  else if (format != BF16 && is_token && q->count <= HALF) attend(c, q, scores, format, HALF, 1);
+  else attend(c, q, scores, format, QUERIES, 0);
+}
+
 static void attend_item(const Call *c, Item item, float *scores) {
   int i = item.sequence, left = item.slots - item.slot, tokens = new_tokens(c, i), first = item.head * c->shared;
   int token = item.slot / c->shared, head = item.slot % c->shared, position = c->context_lens[i] - tokens;
@@ -123,11 +131,9 @@ static void attend_item(const Call *c, Item item, float *scores) {
     return;
   }
 #endif
-  if (c->half && q.count == 1) attend(c, &q, scores, 1, 1, 1);
-  else if (c->half) attend(c, &q, scores, 1, QUERIES, 0);
-  else if (q.count == 1) attend(c, &q, scores, 0, 1, 1);
-  else if (tokens == 1 && q.count <= HALF) attend(c, &q, scores, 0, HALF, 1);
-  else attend(c, &q, scores, 0, QUERIES, 0);
+  if (c->format == INT8) attend_item_of(c, &q, INT8, tokens == 1, scores);
+  else if (c->format == BF16) attend_item_of(c, &q, BF16, tokens == 1, scores);
+  else attend_item_of(c, &q, F32, tokens == 1, scores);
 }
 
 // Refuses rows and pages that would make the loops read or write outside their memory; entries behind a context are
@@ -174,8 +180,9 @@ static int step(Call *c) {
   int longest = 0, wrong = check(c, &longest, &read), bytes = c->half ? 2 : 4, several = 0;
   if (wrong) return wrong;
   team_fn each = read * c->H * c->D * bytes * 2 < ALONE ? alone : share_out;
-  c->block = (long)BLOCK * c->D * bytes;
-  c->tile = (long)c->P * c->D * bytes;
+  long row = c->format == INT8 ? c->D + SCALE_BYTES : (long)c->D * bytes;
+  c->block = BLOCK * row;
+  c->tile = c->P * row;
   c->stride = ((long)longest + 63) / 64 * 64 + 16;  // the 16 keep rows of a power of two out of one cache set
   c->items = malloc(sizeof(int) * ((size_t)c->n + 1));
   size_t room = (size_t)c->stride * QUERIES * sizeof(float);
@@ -199,17 +206,20 @@ static int step(Call *c) {
   return OK;
 }
 
-#define ENTRY(NAME, HALF_WIDTH)                                                                                       \
+#define ENTRY(NAME, HALF_WIDTH, FORMAT)                                                                               \
   int NAME(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,                           \
            const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV, int D, int P,       \
            int max_pages, int pages, float scale) {                                                                   \
     Call c = {.qkv = qkv, .keys = keys, .values = values, .out = out, .cu_seqlens = cu_seqlens,                       \
               .context_lens = context_lens, .block_tables = block_tables, .n = n, .M = M, .H = H, .KV = KV, .D = D,   \
-              .P = P, .max_pages = max_pages, .pages = pages, .scale = scale, .shared = H / KV, .half = HALF_WIDTH};  \
+              .P = P, .max_pages = max_pages, .pages = pages, .scale = scale, .shared = H / KV, .half = HALF_WIDTH,   \
+              .format = FORMAT};                                                                                      \
     return step(&c);                                                                                                  \
   }
-ENTRY(paged_attention_f32, 0)
-ENTRY(paged_attention_bf16, 1)
+ENTRY(paged_attention_f32, 0, F32)
+ENTRY(paged_attention_bf16, 1, BF16)
+ENTRY(paged_attention_f32_int8, 0, INT8)
+ENTRY(paged_attention_bf16_int8, 1, INT8)
 
 int paged_attention_has_bf16(void) {
 #ifdef __AVX512BF16__

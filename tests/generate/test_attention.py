@@ -14,7 +14,7 @@ import torch
 from paged_world import NAN, World, assert_close
 
 from generate.cpu import kernels
-from generate.cpu.attention import CAttention, PackedRows, TorchAttention, make_attention
+from generate.cpu.attention import ENTRIES, CAttention, PackedRows, TorchAttention, make_attention
 from generate.cpu.kernels import KernelError
 from generate.cpu.team import team
 
@@ -257,7 +257,7 @@ def test_without_a_kernel_torch_serves_and_one_warning_gives_the_reason(
         monkeypatch.setenv("CC", str(script))
         word = "unknown machine"
     else:
-        monkeypatch.setattr(CAttention, "__init__", lambda self, dtype: setattr(self, "name", "c"))
+        monkeypatch.setattr(CAttention, "__init__", lambda self, *_: setattr(self, "name", "c"))
         monkeypatch.setattr(CAttention, "__call__", lambda *_: torch.zeros(()))
         word = "is off by"
     attention = make_attention(torch.bfloat16)
@@ -286,11 +286,11 @@ def test_the_portable_path_agrees_on_lesser_machines(march: str, monkeypatch: py
     if "-march=native" not in kernels._machine_flags():
         pytest.skip("needs a processor of the x86 family")
     monkeypatch.setattr(kernels, "_machine_flags", lambda: [f"-march={march}"])
-    for dtype in (torch.float32, torch.bfloat16):
-        attention = CAttention(dtype)
+    for dtype, kv_dtype in ENTRIES:
+        attention = CAttention(dtype, kv_dtype)
         assert attention.name == "c"
         for D in (64, 6):
-            world = World([90, 33], 3, D, 16, dtype)
+            world = World([90, 33], 3, D, 16, dtype, kv_dtype=kv_dtype)
             steps = [{0: 50, 1: 1}, {1: 32, 0: 40}]
             got = world.run(attention, steps)
             assert_close(got, world.run(TorchAttention(), steps), dtype)
