@@ -87,7 +87,7 @@ class Load:
 
 def _enqueue(engine: Engine, arrival: Arrival) -> Inference:
     prompt = Prompt(arrival.prompt, encode(engine, arrival.prompt, special=False))
-    length = resolve_max_tokens(engine, prompt, arrival.num_tokens, "num_tokens")
+    length = resolve_max_tokens(engine, prompt, arrival.num_tokens, "num_tokens", "prompt")
     inference = engine.make_inference(prompt.text, length, prompt.ids, seed=arrival.seed, temperature=1.0)
     return engine.manager.enqueue(inference)
 

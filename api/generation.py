@@ -40,13 +40,15 @@ class Prompt(NamedTuple):
 class GenerationRequest:
     """A request in terms common to all dialects; `options` are those of `make_inference`.
 
-    `limit_name` is the dialect's field for `max_tokens`, where None means all tokens that the context leaves.
+    `limit_name` and `prompt_name` are the dialect's fields for `max_tokens`, where None means all tokens that the context
+    leaves, and for the prompts.
     Of the `best_of` answers to each prompt, the `n` with the highest scores are kept.
     """
 
     prompts: list[Prompt]
     max_tokens: int | None
     limit_name: str
+    prompt_name: str
     options: dict[str, Any] = field(default_factory=dict)
     n: int = 1
     best_of: int = 1
@@ -218,25 +220,33 @@ def check_ids(engine: Engine, ids: Sequence[int], param: str) -> None:
         )  # fmt: skip
 
 
-def resolve_max_tokens(engine: Engine, prompt: Prompt, max_tokens: int | None, name: str) -> int:
-    """Return the number of tokens to generate; raise ApiError if prompt and answer exceed the context."""
+def resolve_max_tokens(engine: Engine, prompt: Prompt, max_tokens: int | None, name: str, prompt_name: str) -> int:
+    """Return the number of tokens to generate; raise ApiError if prompt and answer exceed the context.
+
+    `name` and `prompt_name` are the fields of the request that set the limit and the prompt.
+    """
     room = engine.context - len(prompt.ids)
-    if max_tokens is None and room > 0:
-        return room
-    tokens = 1 if max_tokens is None else max_tokens
-    if tokens <= room and (room > 0 or tokens == 0):
-        return tokens
+    it = "the prompt" if prompt_name == "prompt" else prompt_name
+    has = f"{prompt_name} has {len(prompt.ids):,} token{'' if len(prompt.ids) == 1 else 's'}"
+    if max_tokens is None:
+        if room > 0:
+            return room
+        raise ApiError(
+            f"{has}, but the context is {engine.context:,} tokens, of which the answer needs at least 1. Shorten "
+            f"{it} to at most {engine.context - 1:,} tokens", param=prompt_name, code="context_length_exceeded",
+        )  # fmt: skip
+    if max_tokens <= room and (room > 0 or max_tokens == 0):
+        return max_tokens
     if room > 0:
-        remedy = f"Shorten the prompt or request at most {room:,} tokens"
-    elif tokens < engine.context:
-        remedy = f"Shorten the prompt to at most {engine.context - max(tokens, 1):,} tokens"
+        remedy = f"Shorten {it} or request at most {room:,} tokens"
+    elif max_tokens < engine.context:
+        remedy = f"Shorten {it} to at most {engine.context - max(max_tokens, 1):,} tokens"
     else:
-        remedy = f"Shorten the prompt to at most {engine.context - 1:,} tokens, and request fewer tokens"
-    number = f"{tokens:,}" if tokens < 10**18 else errors.shown(tokens)
+        remedy = f"Shorten {it} to at most {engine.context - 1:,} tokens, and request fewer tokens"
+    number = f"{max_tokens:,}" if max_tokens < 10**18 else errors.shown(max_tokens)
     raise ApiError(
-        f"prompt has {len(prompt.ids):,} token{'' if len(prompt.ids) == 1 else 's'} and {name} is {number}; their sum must be "
-        f"at most {engine.context:,}. {remedy}",
-        param=name if room > 0 else "prompt", code="context_length_exceeded",
+        f"{has} and {name} is {number}; their sum must be at most {engine.context:,}. {remedy}",
+        param=name if room > 0 else prompt_name, code="context_length_exceeded",
     )  # fmt: skip
 
 
@@ -244,7 +254,8 @@ def start_generation(
     service: Service, engine: Engine, request: GenerationRequest, *, streams: bool = False
 ) -> Generation:
     """Put a request's inferences into the queue, all or none."""
-    lengths = [resolve_max_tokens(engine, p, request.max_tokens, request.limit_name) for p in request.prompts]
+    names = request.limit_name, request.prompt_name
+    lengths = [resolve_max_tokens(engine, prompt, request.max_tokens, *names) for prompt in request.prompts]
     wakeup = Wakeup() if streams else None
     ticket = None if streams else service.completer.ticket()
     options = dict(request.options)

@@ -110,7 +110,7 @@ def generation_request(engine: Engine, params: ChatRequest) -> GenerationRequest
         options["logprobs"] = params.top_logprobs or 0
     prompt = prompt_of(engine, params.messages, keep=params.truncate_prompt_tokens)
     return GenerationRequest(
-        [prompt], most, "max_tokens", options,
+        [prompt], most, "max_tokens", "messages", options,
         n=params.n, best_of=params.n, seed=params.seed, timeout_s=params.timeout_s,
     )  # fmt: skip
 

@@ -91,7 +91,7 @@ def generation_request(engine: Engine, params: InferenceRequest) -> GenerationRe
         "stops": params.stop, "ignore_eos": params.ignore_eos, **params.scheduling_options(),
     }  # fmt: skip
     return GenerationRequest(
-        [Prompt(params.prompt, ids)], params.num_tokens, "num_tokens", options,
+        [Prompt(params.prompt, ids)], params.num_tokens, "num_tokens", "prompt", options,
         seed=params.seed, timeout_s=params.timeout_s,
     )  # fmt: skip
 

@@ -204,7 +204,7 @@ def completion_request(engine: Engine, params: CompletionRequest) -> GenerationR
     if most is not None or params.max_tokens == 0:
         options |= {"scores_prompt": True, "prompt_logprobs": most}
     return GenerationRequest(
-        prompts_of(engine, params), token_limit(params.max_tokens), "max_tokens", options,
+        prompts_of(engine, params), token_limit(params.max_tokens), "max_tokens", "prompt", options,
         n=params.n, best_of=best_of, seed=params.seed, timeout_s=params.timeout_s,
     )  # fmt: skip
 

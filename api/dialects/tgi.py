@@ -148,8 +148,9 @@ def generation_request(engine: Engine, params: GenerateRequest, streams: bool) -
         options |= {"scores_prompt": True, "prompt_logprobs": 0}
     ids = encode(engine, params.inputs, special=engine.special_end, keep=p.truncate, param="inputs")
     return GenerationRequest(
-        [Prompt(params.inputs, ids)], p.max_new_tokens, "max_new_tokens", options, best_of=best_of, seed=p.seed
-    )
+        [Prompt(params.inputs, ids)], p.max_new_tokens, "max_new_tokens", "inputs", options,
+        best_of=best_of, seed=p.seed,
+    )  # fmt: skip
 
 
 def information(service: Service, engine: Engine) -> dict[str, Any]:

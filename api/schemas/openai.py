@@ -200,7 +200,10 @@ class Message(BaseModel):
 Messages = Annotated[
     list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES), f.at_most(MOST_MESSAGES)
 ]
-MESSAGES = 'a list such as [{"role": "user", "content": "..."}]'
+MESSAGES = (
+    f'a list of 1 to {MOST_MESSAGES:,} messages, such as [{{"role": "user", "content": "..."}}]; of a longer conversation, '
+    "send the last ones"
+)
 
 
 class ChatRequest(Sampled):

@@ -140,3 +140,20 @@ def test_a_chat_may_have_as_many_messages_as_fit_into_its_body(client: FlaskClie
     messages = [{"role": ("user", "assistant")[n % 2], "content": ""} for n in range(1001)]
     answer = error(client.post("/v1/chat/completions", json={"messages": messages}))
     assert answer["code"] == "context_length_exceeded"  # and not the number of messages
+
+
+def test_a_chat_that_is_longer_than_the_context_is_measured_by_its_messages_alone(client: FlaskClient) -> None:
+    long = {"role": "user", "content": "x" * 1010}
+    refusal = error(chat(client, long, max_tokens=None))
+    assert refusal["param"] == "messages"
+    assert "1,027 tokens" in refusal["message"]
+    assert "1,024" in refusal["message"]
+    assert "max_tokens" not in refusal["message"]
+    assert error(chat(client, USER, max_tokens=2000))["param"] == "max_tokens"
+    assert error(chat(client, long, max_tokens=5))["param"] == "messages"
+
+
+def test_a_chat_of_too_many_messages_is_asked_for_the_last_ones(client: FlaskClient) -> None:
+    refusal = error(chat(client, *[USER] * 4097, max_tokens=1))
+    assert refusal["param"] == "messages"
+    assert "send the last ones" in refusal["message"]
