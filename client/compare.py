@@ -130,7 +130,7 @@ def name_of(word: str) -> str:
 def reached(word: str, args: Values, folder: Path) -> Iterator[Target]:
     """Yield the target of `name=URL`, or of a server that runs until the end of the block."""
     key = args.api_key
-    dialect = dialects.Dialect(args.api, args.stream)
+    dialect = dialects.Dialect(args.api, args.stream, temperature=args.temperature)
     url = word.partition("=")[2]
     if not url.startswith("http"):
         extra = ["--model", args.model, "--load-format", args.load_format, *args.server]

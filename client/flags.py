@@ -58,6 +58,10 @@ SENT = [
         "--context", "longest prompt and answer together, in tokens (default: what the server reports, otherwise 1024; "
         "1024 in compare and sweep)", Number(8),
     ),
+    Option(
+        "--temperature", "temperature of every request; 0: greedy (default: the server's, but 1 with --api openai)",
+        Number(0, 2, kind=float, name="T"),
+    ),
     Option("--seed", "seed of prompts, lengths and times (default: random, and printed)", Number(0, 2**63 - 1)),
     Option("--warmup", "requests sent one by one before the run, not measured (default 0; 3 in compare and sweep)", Number(0, 1000)),
     Option(
@@ -100,7 +104,7 @@ def make_target(flags: Values, console: Console) -> Target:
                 "Set IP=10.0.0.5 in client/.env and use --port for the port"
             )
         url = f"http://{f'[{host}]' if ':' in host else host}:{flags.port}"
-    dialect = dialects.Dialect(flags.api, flags.stream, flags.model)
+    dialect = dialects.Dialect(flags.api, flags.stream, flags.model, flags.temperature)
     return Target(url, flags.timeout, api_key=flags.api_key, dialect=dialect)
 
 

@@ -31,6 +31,7 @@ WARMUP_TOKENS = 8
 COLUMNS = (
     "index", "id", "client", "arrival_s", "sent_s", "prompt_tokens", "cached_tokens", "asked_tokens",
     "output_tokens", "queue_s", "ttft_s", "tpot_s", "latency_s", "batch_mean", "batch_max", "outcome",
+    "max_tokens",
 )  # fmt: skip
 
 
@@ -65,7 +66,7 @@ def _cells(o: measure.Outcome) -> list[Any]:
     return [
         o.index, o.id, o.user, f"{o.intended:.6f}", f"{o.sent:.6f}", o.prompt_tokens, o.cached_tokens,
         o.asked_tokens, o.tokens, queue, ttft, tpot, latency, o.batch_mean, o.batch_max,
-        o.error or "complete",
+        o.error or "complete", o.max_tokens,
     ]  # fmt: skip
 
 

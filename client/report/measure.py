@@ -27,7 +27,8 @@ class Outcome:
     """The outcome of one request; times are seconds after the start of the run.
 
     Only streams have `first`, `gaps` and `chunks` (tokens of each chunk, 0 if unknown), and only chat messages `turn`
-    (1 for the first of a conversation) and `finish_reason`. `asked_tokens` of a chat are those that it got.
+    (1 for the first of a conversation) and `finish_reason`. `asked_tokens` of a chat are those that it got; `max_tokens` is
+    the limit that was sent, None if the request named none.
     """
 
     index: int
@@ -51,6 +52,7 @@ class Outcome:
     user: str = ""
     finish_reason: str = ""
     turn: int | None = None
+    max_tokens: int | None = None
 
     @property
     def latency(self) -> float:

@@ -48,11 +48,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A form of requests: one of `APIS` or chat, streamed or not, with the model's name if the API requires one."""
+    """A form of requests: one of `APIS` or chat, streamed or not, with the model's name if the API requires one.
+
+    Without a `temperature`, requests name none, except in the API openai, where servers may have defaults of their own.
+    """
 
     api: str = "inference"
     stream: bool = False
     model: str | None = None
+    temperature: float | None = None
 
     def of(self, planned: Planned) -> Dialect:
         """Return the dialect of a request: chat messages have their own."""
@@ -72,23 +76,26 @@ class Dialect:
 
         A chat message follows the messages `before`, and the model ends its answer.
         """
+        warmth = {} if self.temperature is None else {"temperature": self.temperature}
         if self.api == "tgi":
-            parameters = {"max_new_tokens": planned.num_tokens, "do_sample": True, **extra}
+            greedy = self.temperature == 0  # TGI takes only temperatures above 0
+            drawn = {"do_sample": False} if greedy else {"do_sample": True, **warmth}
+            parameters = {"max_new_tokens": planned.num_tokens, **drawn, **extra}
             return {"inputs": planned.prompt, "parameters": parameters}
         user = {"user": planned.user} if planned.user else {}
         if self.api == "inference":
             streams = {"stream": True} if self.stream else {}
-            return {"prompt": planned.prompt, "num_tokens": planned.num_tokens, **user, **streams, **extra}
+            return {"prompt": planned.prompt, "num_tokens": planned.num_tokens, **warmth, **user, **streams, **extra}
         usage = {"include_usage": True, "continuous_usage_stats": True}
         stream = {"stream": True, "stream_options": usage} if self.stream else {}
         model = {"model": self.model} if self.model else {}
         if self.api == "chat":
             most = {"max_tokens": planned.num_tokens} if planned.chat and planned.chat.capped else {}
             messages = [*before, {"role": "user", "content": planned.prompt}]
-            return {**model, "messages": messages, **most, **user, **stream, **extra}
+            return {**model, "messages": messages, **most, **warmth, **user, **stream, **extra}
         return {
             **model, "prompt": planned.prompt, "max_tokens": planned.num_tokens, "temperature": 1.0,
-            "ignore_eos": True, **user, **stream, **extra,
+            "ignore_eos": True, **warmth, **user, **stream, **extra,
         }  # fmt: skip
 
     def read(self, content: Any, headers: Mapping[str, str], planned: Planned) -> Answer:

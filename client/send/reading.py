@@ -58,6 +58,7 @@ class Reading:
             cached_tokens=a.cached_tokens, queue=a.queue, batch_mean=a.batch_mean,
             batch_max=a.batch_max, id=a.id, user=self.planned.user, finish_reason=a.finish_reason,
             turn=chat.turn if chat else None,
+            max_tokens=None if chat and not chat.capped else self.planned.num_tokens,
         )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,15 @@ def test_a_chat_is_answered_until_the_model_ends_it(
     assert (result["p50_ttft_ms"] is None) == (not stream)
 
 
-def test_a_cap_limits_the_answers_of_chats(server: MockServer) -> None:
-    assert run(server, "--workload", "chat:3", "--burst", "--numsamples", "2") == 0
-    assert [body["max_tokens"] for body in server.asked] == [3, 3]
+@pytest.mark.parametrize(("workload", "limit"), [("chat:3", "3"), ("chat", "")])
+def test_a_cap_limits_the_answers_of_chats_and_is_written_down(
+    server: MockServer, tmp_path: Path, workload: str, limit: str
+) -> None:
+    table = tmp_path / "requests.csv"
+    assert run(server, "--workload", workload, "--burst", "--numsamples", "2", "--csv", str(table)) == 0
+    assert [str(body.get("max_tokens", "")) for body in server.asked] == [limit] * 2
+    with table.open() as file:
+        assert [row["max_tokens"] for row in csv.DictReader(file)] == [limit] * 2
 
 
 @pytest.mark.parametrize("load", [["--burst"], ["--load", "closed:2"]])

@@ -12,7 +12,7 @@ from mock_server import MockServer
 from rich.console import Console
 
 from client import runs
-from client.data import Planned
+from client.data import Chat, Planned
 from client.report import figures, measure, tables
 from client.send import load
 from client.send.dialects import APIS, Dialect, Events
@@ -90,6 +90,15 @@ def test_the_dialects_request_an_exact_number_of_tokens(server: MockServer) -> N
     assert native == {"prompt": "To be", "num_tokens": 6, "stream": True}
     assert (openai["model"], openai["max_tokens"], openai["ignore_eos"]) == ("bard", 6, True)
     assert tgi == {"inputs": "To be", "parameters": {"max_new_tokens": 6, "do_sample": True}}
+
+
+def test_the_dialects_name_a_temperature_only_if_the_user_did(server: MockServer) -> None:
+    for dialect in (Dialect(temperature=0), Dialect("openai", temperature=0.5), Dialect("tgi", temperature=0)):
+        sent(server, dialect, trace(1))
+    sent(server, Dialect(temperature=0), [Planned(0, 0.0, "To be", 6, chat=Chat())])
+    native, openai, tgi, chat = server.asked
+    assert (native["temperature"], openai["temperature"], chat["temperature"]) == (0, 0.5, 0)
+    assert tgi["parameters"] == {"max_new_tokens": 6, "do_sample": False}  # TGI refuses a temperature of 0
 
 
 def test_a_chunk_of_many_tokens_is_one_gap_and_its_size_is_kept(server: MockServer) -> None:
