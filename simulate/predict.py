@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import json
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,10 @@ Members = frozenset[tuple[str, int]]  # the requests of a step, and their tokens
 
 
 class KnownHits(Reservations):
-    """Pages in which each prompt finds what it found in the server's cache: `hits` tokens by request id."""
+    """Pages in which each prompt finds what it found in the server's cache: `hits` tokens by request id.
+
+    Only a preempted request finds more: itself, as far as its pages were not needed.
+    """
 
     def __init__(self, pool: PagePool | None, hits: Mapping[str, int]) -> None:
         super().__init__(pool)
@@ -51,7 +54,8 @@ class KnownHits(Reservations):
     def reserve(self, seq: Sequence, tokens: int) -> bool:
         if not super().reserve(seq, tokens):
             return False
-        seq.computed = seq.cached = min(self.hits.get(seq.id, 0), len(seq.prompt_ids) - 1)
+        if not seq.preemptions:
+            seq.computed = seq.cached = min(self.hits.get(seq.id, 0), len(seq.prompt_ids) - 1)
         return True
 
 
@@ -106,7 +110,7 @@ def law_of(records: Rows[Record], padded: bool) -> Cost:
 def scheduler_of(policy: Policy, engine: Record, hits: Mapping[str, int]) -> Scheduler:
     """Return the scheduler of a server with this engine (of `/stats`): its KV pages and tokens per step."""
     kv = engine.get("kv")
-    pages = PagePool(kv["pages_total"] + 1, kv["page_size"], prefix_cache=False) if kv else None
+    pages = PagePool(kv["pages_total"] + 1, kv["page_size"]) if kv else None
     scheduler = Scheduler(policy, pages, engine.get("max_tokens_per_step") or STEP_TOKENS)
     scheduler.batch.pages = KnownHits(pages, hits)
     return scheduler
@@ -117,17 +121,30 @@ def sequences(
 ) -> list[Sequence]:
     """Return the requests that were answered; those with an unknown prompt length or arrival are left out.
 
-    They arrive when the client sent them, or at `arrivals`.
+    They arrive when the client sent them, or at `arrivals`. As on the server, the scheduler knows the limit of a request,
+    which may be the end of the context, and not where the model will end the answer.
     """
     totals = {m["id"]: m["total"] for record in records for m in record["members"]}
     result = []
-    for line in lines:
+    for number, line in enumerate(lines):
         id, requested, tokens = line["id"], int(line["asked_tokens"]), int(line["output_tokens"])
-        prompt = int(line["prompt_tokens"] or totals.get(id, requested) - requested)
+        limit, total = line.get("max_tokens", str(requested)), totals.get(id, 0)
+        prompt = int(line["prompt_tokens"] or (total - int(limit) if limit else 0))
         at = float(line["arrival_s"]) if arrivals is None else arrivals.get(id)
         if prompt > 0 and tokens > 0 and at is not None:
-            result.append(Sequence([0] * prompt, tokens, id=id, arrived_at=at, client=line["client"]))
+            # Its own prompt, so that it finds the pages of no other request.
+            seq = Sequence([number] * prompt, max(tokens, total - prompt), id=id)
+            seq.arrived_at, seq.client, seq.open_ended = at, line["client"], not limit
+            seq.stop = _end_after(seq, tokens)
+            result.append(seq)
     return result
+
+
+def _end_after(seq: Sequence, tokens: int) -> Callable[[int], str | None] | None:
+    """Return what ends the answer of `seq` as the model did; None if it reached its limit."""
+    if tokens >= seq.max_tokens:
+        return None
+    return lambda token: "stop" if len(seq.output_ids) >= tokens else None
 
 
 def replay(run: Record, lines: Rows[Line], records: Rows[Record]) -> tuple[Run, dict[str, Any]]:

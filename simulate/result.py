@@ -59,6 +59,7 @@ def outcome(index: int, seq: Sequence, run: Run, gaps: Mapping[str, tuple[float,
         error="" if finished else str(seq.finish_reason),
         id=seq.id,
         user=seq.client,
+        max_tokens=None if seq.open_ended else seq.max_tokens,
         **details,
     )
 

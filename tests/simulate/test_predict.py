@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
+import policies
 from client import compare
 from client.report import plots_requests, simulated, store
 from client.report.album import Album
-from simulate import predict
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from simulate import predict, published, result
 from simulate.__main__ import main
+from simulate.simulator import simulate
 
 
 @pytest.fixture
@@ -34,6 +39,24 @@ def test_a_replay_of_a_runs_own_steps_is_the_run(folder: Path) -> None:
     lines = store.read(folder).simulated
     assert len(lines) == 80
     assert all(float(x["ttft_s"]) == pytest.approx(float(x["simulated_ttft_s"]), abs=1e-5) for x in lines)
+
+
+def test_open_ended_requests_grow_and_are_preempted_in_a_replay_as_in_the_run(tmp_path: Path) -> None:
+    served = [Sequence([i] * 40, 344, id=f"r{i}", arrived_at=i / 2, open_ended=True) for i in range(12)]
+    for i, seq in enumerate(served):
+        seq.stop = lambda token, seq=seq, n=60 + 20 * i: "stop" if len(seq.output_ids) >= n else None
+    scheduler = Scheduler(policies.get_policy("dynamic", 8), PagePool(25, 16), 64)
+    run = simulate(scheduler, served, published.make("oracle-a"), records=True)
+    assert sum(seq.preemptions for seq in served) > 0
+    numbers = result.result(run, config={"max_batch_size": 8, "max_tokens_per_step": 64})
+    numbers["server_after"]["engine"]["kv"] = {"pages_total": 24, "page_size": 16}
+    folder = store.Store(tmp_path, {})
+    result.keep(folder, "burst", run, numbers)
+    folder.close()
+    (told,) = predict.predict(tmp_path)["compared"]
+    assert told["requests"] == 12
+    assert told["steps_alike"] == told["steps"] == run.steps
+    assert told["mape"] < 1e-4
 
 
 def test_a_prediction_by_a_cost_model_is_as_good_as_the_model(folder: Path) -> None:
