@@ -16,7 +16,11 @@ def why_no_kernel() -> str:
         fits = linear._library().packed_linear_supported()
     except (linear.KernelError, OSError) as error:
         return str(error)
-    return "packed_linear.c is off or wrong here" if fits else "needs a processor with AVX-512-BF16"
+    return (
+        "packed_linear.c is off or wrong here"
+        if fits
+        else "needs a processor with AVX2 and FMA, AVX-512, or 64-bit ARM"
+    )
 
 
 def multiply_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:

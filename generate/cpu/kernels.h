@@ -33,6 +33,7 @@ int paged_attention_has_bf16(void);
 
 enum { PLAIN = 0, GELU_TANH = 1, FLOAT32 = 2, SWIGLU = 3 };  // modes of packed_linear
 enum { BFLOAT16 = 0 };                                       // formats of weights
+enum { FMA = 0, DOT = 1, TILES = 2 };                        // ways to multiply bfloat16, see linear_bf16.h
 
 typedef struct {
   const void *packed;  // from packed_linear_pack
@@ -43,8 +44,10 @@ typedef struct {
 
 // Returns 1 where packed_linear can run, else 0: the caller then uses another way.
 int packed_linear_supported(void);
-// Turns tiles on or off from here on; returns 1 where they are used. The system must permit a process to have them.
-int packed_linear_use_tiles(int wanted);
+// Returns 1 where linear layers with bfloat16 weights can take this way. The system must permit a process to have tiles.
+int packed_linear_has(int way);
+// Sets the way of all linear layers with bfloat16 weights from here on, one that packed_linear_has.
+void packed_linear_use(int way);
 // Returns the number of bytes that packed_linear_pack writes.
 int64_t packed_linear_bytes(int format, int64_t n, int64_t k);
 // Packs w [n, k], bfloat16, into panels; k is even. Outputs that fill the last panel are zero. gated, for mode SWIGLU: w

@@ -210,7 +210,10 @@ def kernel_runs() -> bool:
 @functools.cache
 def _library() -> ctypes.CDLL:
     library = team().join(load_library(SOURCE))
-    library.packed_linear_use_tiles(os.environ.get("EB_KERNELS") != "vectors")
+    ways = declarations().constants
+    tiles = os.environ.get("EB_KERNELS") != "vectors" and library.packed_linear_has(ways["TILES"])
+    vectors = "DOT" if library.packed_linear_has(ways["DOT"]) else "FMA"
+    library.packed_linear_use(ways["TILES" if tiles else vectors])
     return library
 
 

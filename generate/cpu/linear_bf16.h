@@ -1,7 +1,8 @@
-// Linear layers with bfloat16 weights. There are two ways. Processors with AMX (Sapphire Rapids and later) multiply tiles
-// of 16 rows, 32 inputs and 16 outputs, at ten times the arithmetic rate of AVX-512; others multiply pairs of inputs in
-// vectors. A process takes one way for all numbers of rows, and the order in which an output is summed depends on that
-// and K alone: not on the number of rows, not on threads.
+// Linear layers with bfloat16 weights, in three ways. TILES: processors with AMX (Sapphire Rapids and later) multiply
+// tiles of 16 rows, 32 inputs and 16 outputs, at ten times the arithmetic rate of AVX-512. DOT multiplies pairs of inputs
+// in vectors. FMA widens weights and inputs to float32 in registers; it runs on most processors, and on some of those
+// that have DOT it is twice as fast. A process takes one way for all numbers of rows, and the order in which an output is
+// summed depends on that and K alone: not on the number of rows, not on threads.
 //
 // A panel is [K/2][64][2], so that it is read straight through and a pair of inputs meets 64 outputs in four registers,
 // 16 pairs in four tiles.
@@ -15,14 +16,29 @@
 enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };  // of arch_prctl
 #endif
 
-static int tiles;
-
-int packed_linear_use_tiles(int wanted) {
-#ifdef HAS_TILES
-  tiles = wanted && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#if LANES == 16
+enum { FMA_ROWS = 12, FMA_SUMS = 24 };  // rows of a block, and registers for its sums
+#elif LANES == 8
+enum { FMA_ROWS = 6, FMA_SUMS = 12 };
+#else
+enum { FMA_ROWS = 6, FMA_SUMS = 24 };
 #endif
-  return tiles;
+enum { CHUNK = 256 };  // inputs that are widened at once
+
+static int way = FMA;
+
+int packed_linear_has(int wanted) {
+  if (wanted == FMA) return HAS_FMA;
+#ifdef __AVX512BF16__
+  if (wanted == DOT) return 1;
+#endif
+#ifdef HAS_TILES
+  if (wanted == TILES) return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#endif
+  return 0;
 }
+
+void packed_linear_use(int wanted) { way = wanted; }
 
 static int64_t bfloat16_panel_bytes(int64_t k) { return PANEL * k * 2; }
 
@@ -36,9 +52,68 @@ static void bfloat16_pack_panel(const bf16 *w, char *packed, int64_t p, int64_t 
     }
 }
 
+// R rows from `row` on times one panel. `next` is a stretch of the next panel to fetch, `lines` of it at each pair. Few
+// rows take more outputs at once, so that sums fill the registers. An output's products are added in the same order.
+INLINE void fma_block(const Task *t, int64_t row, int64_t p, int R, const char *next, int lines) {
+  const int all = PANEL / LANES, V = R * all <= FMA_SUMS ? all : R * all <= 2 * FMA_SUMS ? all / 2 : all / 4;
+  const char *panel = (const char *)t->w->packed + p * bfloat16_panel_bytes(t->k);
+  float x[FMA_ROWS][CHUNK] __attribute__((aligned(64))), sums[FMA_ROWS][PANEL] __attribute__((aligned(64)));
+  for (int part = 0; part < all; part += V) {
+    const char *w = panel + part * sizeof(vec);
+    vec acc[FMA_ROWS][PANEL / LANES];
+    UNROLL for (int r = 0; r < R; r++)
+      UNROLL for (int j = 0; j < V; j++) acc[r][j] = (vec){0};
+    for (int64_t from = 0; from < t->k; from += CHUNK) {
+      int64_t count = t->k - from < CHUNK ? t->k - from : CHUNK;
+      for (int r = 0; r < R; r++)
+        for (int64_t i = 0; i < count; i += LANES)
+          store_floats(x[r] + i, load_bf16(t->x + (row + r) * t->k + from + i, count - i), LANES);
+      for (int64_t i = 0; i < count; i += 2, w += 4 * PANEL) {
+        uvec pair[PANEL / LANES];
+        UNROLL for (int j = 0; j < V; j++) memcpy(&pair[j], w + j * sizeof(vec), sizeof(vec));
+        if (part == 0) next = fetch(next, lines);
+        UNROLL for (int r = 0; r < R; r++)
+          UNROLL for (int j = 0; j < V; j++) acc[r][j] = fused(all_of(x[r][i]), (vec)(pair[j] << 16), acc[r][j]);
+        UNROLL for (int r = 0; r < R; r++)
+          UNROLL for (int j = 0; j < V; j++)
+            acc[r][j] = fused(all_of(x[r][i + 1]), (vec)(pair[j] & 0xffff0000), acc[r][j]);
+      }
+    }
+    UNROLL for (int r = 0; r < R; r++)
+      UNROLL for (int j = 0; j < V; j++) store_floats(sums[r] + (part + j) * LANES, acc[r][j], LANES);
+  }
+  for (int r = 0; r < R; r++) put_panel(t, row + r, p, sums[r]);
+}
+
+// Rows first up to last times panel p; meanwhile `bytes` from `next` on are fetched.
+static void fma_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
+  int64_t blocks = (last - first + FMA_ROWS - 1) / FMA_ROWS;
+  int lines = (int)((4 + blocks - 1) / blocks);
+  int64_t stretch = t->k / 2 * 64 * lines;
+  for (int64_t row = first; row < last; row += FMA_ROWS, next += stretch, bytes -= stretch) {
+    int n = bytes >= stretch ? lines : 0;
+    switch (last - row) {
+      case 1: fma_block(t, row, p, 1, next, n); break;
+      case 2: fma_block(t, row, p, 2, next, n); break;
+      case 3: fma_block(t, row, p, 3, next, n); break;
+      case 4: fma_block(t, row, p, 4, next, n); break;
+      case 5: fma_block(t, row, p, 5, next, n); break;
+#if LANES == 16
+      case 6: fma_block(t, row, p, 6, next, n); break;
+      case 7: fma_block(t, row, p, 7, next, n); break;
+      case 8: fma_block(t, row, p, 8, next, n); break;
+      case 9: fma_block(t, row, p, 9, next, n); break;
+      case 10: fma_block(t, row, p, 10, next, n); break;
+      case 11: fma_block(t, row, p, 11, next, n); break;
+#endif
+      default: fma_block(t, row, p, FMA_ROWS, next, n);
+    }
+  }
+}
+
 #ifdef __AVX512BF16__
 // R rows from `row` on times one panel. `next` is a stretch of the next panel to fetch, `lines` of it at each pair.
-INLINE void vector_block(const Task *t, int64_t row, int64_t p, int R,
+INLINE void dot_block(const Task *t, int64_t row, int64_t p, int R,
                                                                const char *next, int lines) {
   const int64_t k = t->k;
   const bf16 *x = t->x + row * k;
@@ -69,19 +144,19 @@ INLINE void vector_block(const Task *t, int64_t row, int64_t p, int R,
 }
 
 // Rows first up to last times panel p; meanwhile `bytes` from `next` on are fetched.
-static void vector_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
+static void dot_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
   int64_t blocks = (last - first + 5) / 6;
   int lines = (int)((4 + blocks - 1) / blocks);
   int64_t stretch = t->k / 2 * 64 * lines;
   for (int64_t row = first; row < last; row += 6, next += stretch, bytes -= stretch) {
     int n = bytes >= stretch ? lines : 0;
     switch (last - row) {
-      case 1: vector_block(t, row, p, 1, next, n); break;
-      case 2: vector_block(t, row, p, 2, next, n); break;
-      case 3: vector_block(t, row, p, 3, next, n); break;
-      case 4: vector_block(t, row, p, 4, next, n); break;
-      case 5: vector_block(t, row, p, 5, next, n); break;
-      default: vector_block(t, row, p, 6, next, n);
+      case 1: dot_block(t, row, p, 1, next, n); break;
+      case 2: dot_block(t, row, p, 2, next, n); break;
+      case 3: dot_block(t, row, p, 3, next, n); break;
+      case 4: dot_block(t, row, p, 4, next, n); break;
+      case 5: dot_block(t, row, p, 5, next, n); break;
+      default: dot_block(t, row, p, 6, next, n);
     }
   }
 }
@@ -101,11 +176,11 @@ static void configure_tiles(int64_t m) {
   _tile_loadconfig(&config);
 }
 
-// As vector_panel. Fetches are spread between the tiles, which would otherwise wait for them. All blocks have 16 rows
+// As dot_panel. Fetches are spread between the tiles, which would otherwise wait for them. All blocks have 16 rows
 // if there are that many: the last begins within the one before it.
 static void tile_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
   const int64_t k = t->k, blocks = (last - first + ROWS - 1) / ROWS;
-  const int lines = (int)((4 + blocks - 1) / blocks);  // at each pair, as in vector_panel: 4 times that for each tile
+  const int lines = (int)((4 + blocks - 1) / blocks);  // at each pair, as in dot_panel: 4 times that for each tile
   const int64_t stretch = k / 2 * 64 * lines;
   float sums[ROWS][PANEL] __attribute__((aligned(64)));
   for (int64_t row = first; row < last; row += ROWS, next += stretch, bytes -= stretch) {
@@ -139,21 +214,27 @@ static void tile_panel(const Task *t, int64_t p, int64_t first, int64_t last, co
     for (int64_t r = row; r < end; r++) put_panel(t, r, p, sums[r - top]);
   }
 }
-#else
-static void configure_tiles(int64_t m) {}
-static void tile_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {}
-#define _tile_release() (void)0
+#endif
 #endif
 
 static void bfloat16_begin(const Task *t) {
-  if (tiles && t->k % 32 == 0) configure_tiles(t->m);
+#ifdef HAS_TILES
+  if (way == TILES && t->k % 32 == 0) configure_tiles(t->m);
+#endif
 }
 
 static void bfloat16_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
-  (tiles && t->k % 32 == 0 ? tile_panel : vector_panel)(t, p, first, last, next, bytes);
+#ifdef HAS_TILES
+  if (way == TILES && t->k % 32 == 0) return tile_panel(t, p, first, last, next, bytes);
+#endif
+#ifdef __AVX512BF16__
+  if (way != FMA) return dot_panel(t, p, first, last, next, bytes);
+#endif
+  fma_panel(t, p, first, last, next, bytes);
 }
 
 static void bfloat16_end(const Task *t) {
-  if (tiles && t->k % 32 == 0) _tile_release();  // tiles in use are saved at every task switch
-}
+#ifdef HAS_TILES
+  if (way == TILES && t->k % 32 == 0) _tile_release();  // tiles in use are saved at every task switch
 #endif
+}

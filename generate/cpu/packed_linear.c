@@ -14,13 +14,7 @@
 
 enum { ALONE = 1 << 18 };  // multiplications not worth another thread
 
-int packed_linear_supported(void) {
-#ifdef __AVX512BF16__
-  return 1;
-#else
-  return 0;
-#endif
-}
+int packed_linear_supported(void) { return HAS_FMA; }
 
 static int64_t panels_of(int64_t n) { return (n + PANEL - 1) / PANEL; }
 
@@ -46,7 +40,6 @@ void packed_linear_pack(int format, const void *w, void *packed, int64_t n, int6
   share_out(pack_panels, &t, panels_of(n), 1);
 }
 
-#ifdef __AVX512BF16__
 typedef struct {
   Task task;
   const Linear *next;  // the weight that is read after this one, or null
@@ -81,7 +74,3 @@ void packed_linear(const Linear *w, const bf16 *x, const bf16 *residual, void *o
   if (m * w->n * w->k < ALONE) alone(panels_of_bands, &t, items, items);
   else share_out(panels_of_bands, &t, items, each < 1 ? 1 : each > 4 ? 4 : each);
 }
-#else
-void packed_linear(const Linear *w, const bf16 *x, const bf16 *residual, void *out, int64_t m, int mode,
-                   const Linear *next) {}
-#endif

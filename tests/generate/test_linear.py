@@ -11,6 +11,7 @@ from kernels import why_no_kernel
 from torch.nn import functional as F
 
 from generate.cpu import linear
+from generate.cpu.declarations import declarations
 from generate.cpu.linear import KernelLinear, Linear, PackedLinear, make_gated, make_head, make_linear, round_rows
 
 ROWS = (1, 2, 3, 5, 6, 7, 12, 13, 15, 16, 17, 31, 64, 191, 192, 193, 400)
@@ -18,14 +19,17 @@ ROWS = (1, 2, 3, 5, 6, 7, 12, 13, 15, 16, 17, 31, 64, 191, 192, 193, 400)
 needs_kernel = pytest.mark.skipif(not linear.kernel_runs(), reason=why_no_kernel())
 
 
-@pytest.fixture(params=[1, 0], ids=["tiles", "vectors"])
+@pytest.fixture(params=["TILES", "DOT", "FMA"])
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Compute with AMX's tiles, where there are such, and with vectors."""
-    library = linear._library()
-    if library.packed_linear_use_tiles(request.param) != request.param:
-        pytest.skip("needs a processor with AMX, and a system that lets it be used")
+    """Multiply bfloat16 in each way that this processor has."""
+    library, ways = linear._library(), declarations().constants
+    if not library.packed_linear_has(ways[request.param]):
+        pytest.skip(f"this processor cannot multiply in the way {request.param}")
+    library.packed_linear_use(ways[request.param])
     yield
-    library.packed_linear_use_tiles(1)
+    library.packed_linear_use(
+        next(ways[way] for way in ("TILES", "DOT", "FMA") if library.packed_linear_has(ways[way]))
+    )
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
