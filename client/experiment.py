@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from . import runs
 from .console import FINE, SOME_FAILED, UNREACHABLE, say
 from .options import UsageError, Values
 from .report import conversations, measure, tables
-from .report.store import Store
+from .report.store import Store, slug
 from .send.events import EventRecorder
 from .send.target import ServerUnreachable, Target, check_chat, fetch_stats
 from .workloads import catalog, corpus
@@ -122,6 +122,8 @@ class Experiment:
         before = runs.stats_or_none(target)
         if events is not None:
             events.label(labels)
+        seed, load = self.seed + labels["repeat"], slug(labels["load"]).replace("+", "-")
+        target = replace(target, run=f"{load}.{seed}")
         sent = runs.send(target, plan.planned, self.console, plan.arrivals, self.store.record(labels))
         if events is not None:
             events.settle()

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Make the picture at the top of the README: real runs of static and dynamic, racing on the same arrivals.
+"""Make the picture at the top of the README: runs of nobatch, static and dynamic, racing on the same arrivals.
 
-It records both with tools/record.py (or uses existing recordings), opens the race page of its own server in a headless
-Chromium, and writes a PNG, and with --moving an animated picture. Needs playwright, Pillow and Chromium.
+It records them with tools/record.py (or uses existing recordings), opens the race page of its own server in a headless
+Chromium, and writes a PNG, and with --moving an animated picture. The recorded servers are real, but their model is a
+mock whose steps take a fixed time, so that other programs on this machine do not change the picture. Needs playwright,
+Pillow and Chromium.
 
 usage: tools/picture.py docs/race.png [--moving docs/race-moving.webp] [--record]
 """
@@ -21,8 +23,9 @@ from tools.record import arrivals, compact, record, server, write
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "web" / "demo"
-POLICIES = ("static", "dynamic")
-REQUESTS, RATE, TOKENS, SEED, SLOTS = 40, 400.0, (6, 90), 1, 8
+POLICIES = ("nobatch", "static", "dynamic")
+MODEL = "mock:affine"  # a step takes 8 ms, and 0.1 ms more for each row and each token
+REQUESTS, GAP, TOKENS, SEED, SLOTS = 24, 0.025, (6, 90), 1, 4
 FRAMES, FRAME_MS, REST_MS = 48, 130, 3000
 STYLE = """
 header, #race > .panel, #race > p { display: none } #race { padding: 12px } body { background: var(--panel) }
@@ -31,14 +34,13 @@ header, #race > .panel, #race > p { display: none } #race { padding: 12px } body
 
 
 def record_all() -> None:
-    """Record the runs of the race page, the best of three each, as other programs may use this machine."""
-    plan = arrivals(REQUESTS, RATE, *TOKENS, SEED)
+    """Record the runs of the race page; the requests arrive at fixed times, in the same order at each server."""
+    plan = [(k * GAP, body) for k, (_, body) in enumerate(arrivals(REQUESTS, 0, *TOKENS, SEED))]
     for policy in POLICIES:
-        with server(policy, SLOTS) as url:
-            runs = [compact(record(url, plan)) for _ in range(3)]
-        best = min(runs, key=lambda lines: max(line["t"] for line in lines if "t" in line))
-        write(DEMO / f"{policy}.jsonl", best)
-        print(f"{policy}: {len(best)} lines", file=sys.stderr)
+        with server(policy, SLOTS, MODEL) as url:
+            lines = compact(record(url, plan))
+        write(DEMO / f"{policy}.jsonl", lines)
+        print(f"{policy}: {len(lines)} lines", file=sys.stderr)
 
 
 def shoot(still: Path, moving: Path | None, scheme: str) -> None:

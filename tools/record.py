@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Record a run of a server as lines of JSON: its description, the arrivals, each step. The live page replays it.
 
-Two servers recorded with the same seed get the same arrivals, and race at /race. With --policy it starts its own server
-with the built-in model.
+Two servers recorded with the same seed get the same arrivals, and race at /race. With --policy it starts its own server.
 
 usage: tools/record.py static.jsonl --policy static --requests 48 --rate 60
        tools/record.py mine.jsonl --url http://127.0.0.1:8500 --requests 48
@@ -47,12 +46,12 @@ def arrivals(count: int, rate: float, low: int, high: int, seed: int) -> list[tu
 
 
 @contextlib.contextmanager
-def server(policy: str, slots: int) -> Iterator[str]:
+def server(policy: str, slots: int, model: str = "bard") -> Iterator[str]:
     """Run a server on a free port; yield its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, str(ROOT / "app.py"), policy, "--model", "bard", "--compute-threads", "1",
+    command = [sys.executable, str(ROOT / "app.py"), policy, "--model", model, "--compute-threads", "1",
                "--max-batch-size", str(slots), "--host", "127.0.0.1", "--port", str(port), "--access-log", "off"]  # fmt: skip
     environment = {k: v for k, v in os.environ.items() if not k.startswith("EB_") and k != "BATCHING"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
@@ -146,6 +145,7 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--policy", help="start a server with this policy")
     parser.add_argument("--url", default="http://127.0.0.1:8500", help="the server to record without --policy")
+    parser.add_argument("--model", default="bard", help="the model of that server")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--requests", type=int, default=48)
     parser.add_argument("--rate", type=float, default=60.0, help="requests per second, 0: all at once")
@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     plan = arrivals(args.requests, args.rate, args.tokens[0], args.tokens[1], args.seed)
-    with server(args.policy, args.slots) if args.policy else contextlib.nullcontext(args.url) as url:
+    with server(args.policy, args.slots, args.model) if args.policy else contextlib.nullcontext(args.url) as url:
         lines = compact(record(url, plan))
     write(args.file, lines)
     print(f"{len(lines)} lines in {args.file}", file=sys.stderr)

@@ -50,8 +50,10 @@
   }
 
   class Model {
-    constructor(least = 2000) {
+    // `numbers` names requests that other models share: a request has the same number and color in each of them.
+    constructor(least = 2000, numbers = null) {
       this.least = least;
+      this.given = numbers;
       this.clear();
     }
 
@@ -59,7 +61,7 @@
       this.columns = [];
       this.requests = new Map(); // by number
       this.numbers = new Map(); // by id
-      this.next = 1;
+      this.next = 1 + (this.given?.size ?? 0);
       this.slots = 0;
       this.lastGap = false;
       this.dropped = 0;
@@ -73,8 +75,9 @@
     request(id) {
       const known = this.numbers.get(id);
       if (known !== undefined) return this.requests.get(known);
+      const number = this.given?.get(id) ?? this.next++;
       const request = {
-        number: this.next++, id, hue: -1, slot: -1, prompt: null, max: null, total: null, text: null,
+        number, id, hue: this.given ? (number * 3) % HUES : -1, slot: -1, prompt: null, max: null, total: null, text: null,
         computed: 0, arrived: null, joined: null, joinedAt: 0, first: null, last: null, left: null,
         leftAt: null, reason: null, hit: 0, prefilled: null, phase: null, seen: 0, preempted: 0,
       };
@@ -409,19 +412,32 @@
       } else if (value.id && value.max_tokens !== undefined) waiting.arrivals.push(value);
       else if (value.id && value.reason) waiting.departures.push(value);
     }
-    return [...runs.values()];
+    const all = [...runs.values()];
+    const repeated = new Set(all.filter((run) => run.repeat).map((run) => run.load));
+    return all.map((run) => (repeated.has(run.load) ? { ...run, load: `${run.load} #${run.repeat + 1}` } : run));
   }
 
   function named(labels, part) {
     const again = part ? `run ${part + 1}` : "";
-    if (!labels) return { name: again, load: "" };
+    if (!labels) return { name: again, load: "", repeat: 0 };
     const [name, load, repeat] = labels.slice(1).map((text) => JSON.parse(text));
-    return { name: [name, again].filter(Boolean).join(", "), load: repeat ? `${load} #${repeat + 1}` : load };
+    return { name: [name, again].filter(Boolean).join(", "), load, repeat };
+  }
+
+  // The numbers of the requests of several runs by id, in the order of the arrivals; null unless the runs share them.
+  function numbersOf(runs) {
+    const orders = runs.map(({ arrivals, records }) => [...new Set([
+      ...[...arrivals].sort((a, b) => a.t - b.t).map((arrival) => arrival.id),
+      ...records.flatMap((record) => record.joined ?? []),
+    ])]);
+    const longest = orders.reduce((a, b) => (b.length > a.length ? b : a), []);
+    const numbers = new Map(longest.map((id, k) => [id, k + 1]));
+    return orders.every((ids) => ids.every((id) => numbers.has(id))) ? numbers : null;
   }
 
   // A model of a whole recorded run.
-  function modelOf(run) {
-    const model = new Model(Math.max(2000, run.records.length));
+  function modelOf(run, numbers = null) {
+    const model = new Model(Math.max(2000, run.records.length), numbers);
     for (const arrival of run.arrivals) model.arrival(arrival);
     for (const record of run.records) model.add(record);
     for (const departure of run.departures) model.departure(departure);
@@ -429,6 +445,6 @@
   }
 
   const EB = (root.EB = root.EB || {});
-  Object.assign(EB, { KIND, NAMES, STEPS, JOINED, HIT, LEFT, HUES, Model, percentile, parseRuns, modelOf });
+  Object.assign(EB, { KIND, NAMES, STEPS, JOINED, HIT, LEFT, HUES, Model, percentile, parseRuns, numbersOf, modelOf });
   if (typeof module === "object" && module.exports) module.exports = EB;
 })(globalThis);

@@ -6,9 +6,9 @@
   const $ = (id) => document.getElementById(id);
   const WINDOW = 8; // seconds of a live lane
   const SHOWN_FOR = 14; // approximate seconds that a race of recordings lasts
-  const DEMO = ["web/demo/static.jsonl", "web/demo/dynamic.jsonl"];
+  const DEMO = ["nobatch", "static", "dynamic"].map((policy) => `web/demo/${policy}.jsonl`);
 
-  let races = new Map(); // functions that create lanes, by load
+  let races = new Map(); // runs by load
   let lanes = [];
   let clock = 0, length = 1, speed = 1, playing = true, dirty = true;
 
@@ -97,10 +97,10 @@
     }
   }
 
-  // Show the runs of the first load and offer the others; a run creates its lane when it is shown.
+  // Show the runs of the first load and offer the others; a run gets its lane when it is shown.
   function show(runs) {
     races = new Map();
-    for (const [load, make] of runs) races.set(load, [...(races.get(load) ?? []), make]);
+    for (const run of runs) races.set(run.load, [...(races.get(run.load) ?? []), run]);
     for (const control of document.querySelectorAll(".recorded")) control.hidden = false;
     $("loads").hidden = races.size < 2;
     $("load").replaceChildren(...[...races.keys()].map((load) => new Option(load || "unnamed", load)));
@@ -112,7 +112,13 @@
       lane.feed?.stop();
       lane.box.remove();
     }
-    lanes = races.get(load).map((make) => make());
+    const runs = races.get(load);
+    const numbers = EB.numbersOf(runs);
+    lanes = runs.map((run) => {
+      const first = Math.min(run.records[0].t, ...run.arrivals.map((arrival) => arrival.t));
+      return Object.assign(new Lane(run.name, EB.modelOf(run, numbers), first), { cut: run.cut });
+    });
+    EB.put("hue", numbers ? "a color and its number are one request, the same in every lane" : "each color is one request of its lane");
     length = Math.max(0.01, ...lanes.map((lane) => (lane.prepare(), lane.seconds)));
     const wanted = length / SHOWN_FOR;
     const options = [...$("speed").options].map((option) => Number(option.value));
@@ -149,11 +155,7 @@
   function runsOf(file, text) {
     const runs = EB.parseRuns(text);
     if (!runs.length) throw new Error(`${file} contains no step records. Choose an iterations.jsonl file`);
-    return runs.map((run) => {
-      const first = Math.min(run.records[0].t, ...run.arrivals.map((arrival) => arrival.t));
-      const name = run.name || file.replace(/\.[a-z]+$/, "");
-      return [run.load, () => new Lane(name, EB.modelOf(run), first)];
-    });
+    return runs.map((run) => ({ ...run, name: run.name || file.replace(/\.[a-z]+$/, "") }));
   }
 
   function race(names, texts) {
@@ -206,11 +208,8 @@
     const packed = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
     const plain = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
     const loads = await new Response(plain).json();
-    show(loads.flatMap(({ load, cut, runs }) => Object.entries(runs).map(([name, records]) => [load, () => {
-      const lane = new Lane(name, EB.modelOf({ records, arrivals: [], departures: [] }), records[0].t);
-      lane.cut = cut;
-      return lane;
-    }])));
+    show(loads.flatMap(({ load, cut, runs }) =>
+      Object.entries(runs).map(([name, records]) => ({ load, cut, name, records, arrivals: [], departures: [] }))));
     const fit = () => (frameElement.style.height = `${document.body.scrollHeight + 2}px`);
     if (frameElement) new ResizeObserver(fit).observe(document.body);
   }

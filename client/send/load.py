@@ -271,8 +271,8 @@ class LoadRun:
         try:
             # A redirect would turn the POST into a GET and time two requests as one.
             async with session.post(
-                self._target.url + dialect.path, data=body, headers={"Content-Type": "application/json"},
-                allow_redirects=False,
+                self._target.url + dialect.path, data=body, allow_redirects=False,
+                headers={"Content-Type": "application/json", **self._target.id(planned.index)},
             ) as answer:  # fmt: skip
                 if answer.status == 200 and dialect.stream:
                     outcome = await self._follow(answer, reading)

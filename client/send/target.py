@@ -36,6 +36,7 @@ class Target:
     # Long enough for several retries of a SYN that a full backlog dropped.
     connect_timeout: float = 30.0
     api_key: str | None = field(default=None, repr=False)
+    run: str = ""  # names the requests of a run, so that they have the same ids on every server
     dialect: Dialect = field(default_factory=Dialect)
 
     @property
@@ -43,6 +44,10 @@ class Target:
         """The headers of every request: the key, and no compression, which would delay chunks."""
         key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return {"Accept-Encoding": "identity", **key}
+
+    def id(self, index: int) -> dict[str, str]:
+        """Return the header that gives a request of a named run its id."""
+        return {"X-Request-Id": f"{self.run}.{index}"} if self.run else {}
 
     @property
     def proxy(self) -> str | None:

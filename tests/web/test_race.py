@@ -37,12 +37,31 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_race_shows_the_recorded_runs_in_step(tab: Tab) -> None:
     page = tab.open("/race")
-    tab.until("EB.race.lanes.length === 2")
+    tab.until("EB.race.lanes.length === 3")
     page.evaluate("EB.race.clock = 1e9")
     tab.until("[...document.querySelectorAll('.done')].every((e) => e.textContent.includes('finished in'))")
     answered = page.locator(".figures span:first-child b").all_text_contents()
     assert len(set(answered)) == 1
     assert tab.complaints == []
+
+
+def test_a_request_has_the_same_number_and_color_in_every_lane(tab: Tab, tmp_path: Path) -> None:
+    orders = {"nobatch": (3, 9, 4), "dynamic": (9, 3, 4)}  # arrival by arrival, at two servers
+    for policy, lengths in orders.items():
+        run = drive(scheduler(policy, 2), requests(*((k, 5, tokens) for k, tokens in enumerate(lengths))))
+        text = "".join(json.dumps(record) + "\n" for record in run.records())
+        for k, tokens in enumerate(lengths):
+            text = text.replace(json.dumps(run.sequences[k].id), json.dumps(f"of {tokens}"))
+        (tmp_path / f"{policy}.jsonl").write_text(text)
+    page = tab.open("/race")
+    page.set_input_files("#files", [tmp_path / f"{policy}.jsonl" for policy in orders])
+    tab.until("EB.race.lanes.length === 2")
+    one, two = page.evaluate(
+        "EB.race.lanes.map((lane) => Object.fromEntries([...lane.model.requests.values()].map((r) => [r.id, [r.number, r.hue]])))"
+    )
+    assert one == two
+    assert len(one) == 3
+    assert "same 3 requests" in str(page.text_content("#lead"))
 
 
 def test_a_race_of_live_servers_shows_each_with_its_policy(tab: Tab, server: Server, tmp_path: Path) -> None:
@@ -94,7 +113,7 @@ def test_a_comparison_is_raced_load_by_load(tab: Tab, comparison: Path) -> None:
     for load in LOADS:
         page.select_option("#load", load)
         assert page.locator(".lane .badge").all_text_contents() == THREE
-        assert "7 requests of the same lengths" in str(page.text_content("#lead"))
+        assert "the same 7 requests" in str(page.text_content("#lead"))
         page.evaluate("EB.race.clock = 1e9")
         tab.until("document.querySelectorAll('.done:not(:empty)').length === 3")
         answered = page.locator(".figures span:first-child b").all_text_contents()
@@ -121,7 +140,7 @@ def test_a_report_races_every_policy_under_every_load(chromium: Any, comparison:
 
 def test_runs_of_different_requests_are_not_called_the_same(tab: Tab, tmp_path: Path) -> None:
     page = tab.open("/race")
-    tab.until("EB.race.lanes.length === 2")
+    tab.until("EB.race.lanes.length === 3")
     assert "Each lane serves the same" in str(page.text_content("#lead"))  # by id and length
     for policy, tokens in (("static", 3), ("dynamic", 4)):
         records = drive(scheduler(policy, 4), requests((0, 5, tokens), (0, 9, 8))).records()
