@@ -13,7 +13,7 @@ def why_no_kernel() -> str:
     from generate.cpu import linear
 
     try:
-        fits = linear._library().packed_linear_supported()
+        fits = linear._library().packed_linear_supported(linear.declarations().constants["BFLOAT16"])
     except (linear.KernelError, OSError) as error:
         return str(error)
     return (

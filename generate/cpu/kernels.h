@@ -32,7 +32,7 @@ int paged_attention_has_bf16(void);
 // packed_linear.c
 
 enum { PLAIN = 0, GELU_TANH = 1, FLOAT32 = 2, SWIGLU = 3 };  // modes of packed_linear
-enum { BFLOAT16 = 0 };                                       // formats of weights
+enum { BFLOAT16 = 0, INT8 = 1 };                             // formats of weights
 enum { FMA = 0, DOT = 1, TILES = 2 };                        // ways to multiply bfloat16, see linear_bf16.h
 
 typedef struct {
@@ -42,16 +42,16 @@ typedef struct {
   int format;
 } Linear;
 
-// Returns 1 where packed_linear can run, else 0: the caller then uses another way.
-int packed_linear_supported(void);
-// Returns 1 where linear layers with bfloat16 weights can take this way. The system must permit a process to have tiles.
+// Returns 1 where packed_linear runs for a format, else 0: the caller then uses another way.
+int packed_linear_supported(int format);
+// Returns 1 where linear layers can take this way. The system must permit a process to have tiles.
 int packed_linear_has(int way);
 // Sets the way of all linear layers with bfloat16 weights from here on, one that packed_linear_has.
 void packed_linear_use(int way);
 // Returns the number of bytes that packed_linear_pack writes.
 int64_t packed_linear_bytes(int format, int64_t n, int64_t k);
-// Packs w [n, k], bfloat16, into panels; k is even. Outputs that fill the last panel are zero. gated, for mode SWIGLU: w
-// has n / 2 rows of the gate, then n / 2 of the up projection.
+// Packs w [n, k], bfloat16, into panels; for BFLOAT16 k is even, for others w is finite. Outputs that fill the last panel
+// are zero. gated, for mode SWIGLU: w has n / 2 rows of the gate, then n / 2 of the up projection.
 void packed_linear_pack(int format, const void *w, void *packed, int64_t n, int64_t k, int gated);
 // x [m, k], residual [m, n] or null, out [m, n] bfloat16, or float32 in mode FLOAT32, or in mode SWIGLU the n / 2
 // products silu(gate) * up, which take no residual. next: the weight that is needed after this one, or null.

@@ -42,7 +42,8 @@ void packed_linear_use(int wanted) { way = wanted; }
 
 static int64_t bfloat16_panel_bytes(int64_t k) { return PANEL * k * 2; }
 
-static void bfloat16_pack_panel(const bf16 *w, char *packed, int64_t p, int64_t n, int64_t k, int gated) {
+static void bfloat16_pack_panel(const void *weight, char *packed, int64_t p, int64_t n, int64_t k, int gated) {
+  const bf16 *w = weight;
   bf16 *to = (bf16 *)packed;
   for (int64_t i = 0; i < k / 2; i++)
     for (int64_t j = 0; j < PANEL; j++, to += 2) {

@@ -11,14 +11,20 @@
 // Weights W [N, K] are packed once into panels of 64 outputs. Each panel serves all rows while it lies in the
 // second-level cache, and the next one is fetched meanwhile.
 #include "linear_bf16.h"
+#include "linear_int8.h"
 
-enum { ALONE = 1 << 18 };  // multiplications not worth another thread
+enum { ALONE = 1 << 18, FEW_ROWS = 8 };  // multiplications, and rows to round, not worth another thread
 
-int packed_linear_supported(void) { return HAS_FMA; }
+static const Format formats[] = {
+    [BFLOAT16] = {bfloat16_panel_bytes, bfloat16_pack_panel, HAS_FMA ? bfloat16_panel : 0, bfloat16_begin, bfloat16_end},
+    [INT8] = {int8_panel_bytes, int8_pack_panel, int8_vectors, 0, 0, INT8_GROUP, BYTE_OFFSET},
+};
+
+int packed_linear_supported(int format) { return formats[format].product != 0; }
 
 static int64_t panels_of(int64_t n) { return (n + PANEL - 1) / PANEL; }
 
-static int64_t panel_bytes(int format, int64_t k) { return bfloat16_panel_bytes(k); }
+static int64_t panel_bytes(int format, int64_t k) { return formats[format].panel_bytes(k); }
 
 int64_t packed_linear_bytes(int format, int64_t n, int64_t k) { return panels_of(n) * panel_bytes(format, k); }
 
@@ -32,7 +38,7 @@ typedef struct {
 static void pack_panels(void *job, int64_t first, int64_t last, int worker) {
   const Packing *t = job;
   for (int64_t p = first; p < last; p++)
-    bfloat16_pack_panel(t->w, t->packed + p * panel_bytes(t->format, t->k), p, t->n, t->k, t->gated);
+    formats[t->format].pack_panel(t->w, t->packed + p * panel_bytes(t->format, t->k), p, t->n, t->k, t->gated);
 }
 
 void packed_linear_pack(int format, const void *w, void *packed, int64_t n, int64_t k, int gated) {
@@ -43,16 +49,16 @@ void packed_linear_pack(int format, const void *w, void *packed, int64_t n, int6
 typedef struct {
   Task task;
   const Linear *next;  // the weight that is read after this one, or null
-  PanelProduct *product;
 } Product;
 
 static void panels_of_bands(void *job, int64_t from, int64_t to, int worker) {
   const Product *product = job;
   const Task *t = &product->task;
   const Linear *after = product->next;
+  const Format *format = &formats[t->w->format];
   int64_t bytes_each = panel_bytes(t->w->format, t->k);
   int64_t bands = (t->m + t->band - 1) / t->band, end = share_end(t->panels * bands, worker, workers);
-  bfloat16_begin(t);
+  if (format->begin) format->begin(t);
   for (int64_t i = from; i < to; i++) {
     int64_t p = i % t->panels, first = i / t->panels * t->band, last = first + t->band < t->m ? first + t->band : t->m;
     const char *next = (const char *)t->w->packed + (p + 1) * bytes_each;
@@ -61,16 +67,24 @@ static void panels_of_bands(void *job, int64_t from, int64_t to, int worker) {
       bytes = after ? panel_bytes(after->format, after->k) : 0;
       next = after ? (const char *)after->packed + share_end(panels_of(after->n), worker - 1, workers) * bytes : 0;
     }
-    product->product(t, p, first, last, next, bytes);
+    format->product(t, p, first, last, next, bytes);
   }
-  bfloat16_end(t);
+  if (format->end) format->end(t);
 }
 
 // Rows beyond some hundreds are cut into bands, so that many cores find work in few panels.
 void packed_linear(const Linear *w, const bf16 *x, const bf16 *residual, void *out, int64_t m, int mode,
                    const Linear *next) {
-  Product t = {{w, x, residual, out, m, w->n, w->k, mode, panels_of(w->n), 192}, next, bfloat16_panel};
+  const Format *format = &formats[w->format];
+  Product t = {{w, x, residual, out, m, w->n, w->k, mode, panels_of(w->n), 192}, next};
   int64_t items = t.task.panels * ((m + t.task.band - 1) / t.task.band), each = items / (2 * workers);
+  if (format->group) {
+    if (!place_inputs(&t.task.in, x, m, w->k, format->group, format->offset)) {
+      memset(out, 0xff, (size_t)(m * (mode == SWIGLU ? w->n / 2 : w->n)) * (mode == FLOAT32 ? 4 : 2));  // all NaN
+      return;
+    }
+    share_out(round_rows, &t.task.in, m, FEW_ROWS);
+  }
   if (m * w->n * w->k < ALONE) alone(panels_of_bands, &t, items, items);
   else share_out(panels_of_bands, &t, items, each < 1 ? 1 : each > 4 ? 4 : each);
 }

@@ -10,6 +10,18 @@
 
 enum { PANEL = 64 };
 
+// The rows of a product, rounded to bytes for a format of weights that multiplies bytes; see quantized.h. Each row has
+// `stride` bytes, whole groups, with zeros behind k; and `groups` scales and starts. A start is what the sum of a group's
+// products begins with, -offset times the sum of its bytes, since weights are stored with `offset` added.
+typedef struct {
+  const bf16 *x;
+  int8_t *bytes;
+  float *scales;
+  int32_t *starts;
+  int64_t k, stride, groups;
+  int group, offset;
+} Inputs;
+
 typedef struct {
   const Linear *w;
   const bf16 *x, *residual;
@@ -17,10 +29,20 @@ typedef struct {
   int64_t m, n, k;
   int mode;
   int64_t panels, band;  // of rows
+  Inputs in;             // only for formats with groups
 } Task;
 
 // Multiplies rows first up to last by panel p, while `bytes` from `next` on, the weight that is read next, are fetched.
 typedef void PanelProduct(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes);
+
+// A format of weights, from its own header.
+typedef struct {
+  int64_t (*panel_bytes)(int64_t k);
+  void (*pack_panel)(const void *w, char *packed, int64_t p, int64_t n, int64_t k, int gated);
+  PanelProduct *product;
+  void (*begin)(const Task *t), (*end)(const Task *t);  // around a worker's panels, or null
+  int group, offset;  // inputs with a scale of their own, 0 for inputs as they are; what is added to weights
+} Format;
 
 // The row of a weight [n, k] that is output `at` of its panels, or n where there is none.
 static int64_t packed_row(int64_t at, int64_t n, int gated) {
