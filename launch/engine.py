@@ -123,6 +123,7 @@ def _load_model(config: Config, slots: int) -> Parts:
     Where not one whole context fits, the context is cut to what does.
     """
     from generate import machine
+    from generate.cpu.linear import linear_name
     from models import weights
     from models.tokenizer import load_tokenizer
 
@@ -162,6 +163,7 @@ def _load_model(config: Config, slots: int) -> Parts:
             "parameters": parameters,
             "revision": resolved.revision,
             "attention": runner.attention,
+            "linear": linear_name(runner.dtype, device),
             "compute_threads": threads,
             "kv_bytes": runner.keys.nbytes * 2,
             "whole_context": shape.block_size,

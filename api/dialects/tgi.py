@@ -178,6 +178,7 @@ def information(service: Service, engine: Engine) -> dict[str, Any]:
         "dtype": engine.dtype,
         "kv_dtype": engine.kv_dtype,
         "attention_backend": engine.facts.get("attention"),
+        "linear_backend": engine.facts.get("linear"),
         "kv_pages": None if pages is None else pages.total,
         "page_size": engine.page_size,
         "max_concurrent_sequences": {str(n): count for n, count in engine.sequences_that_fit.items()},

@@ -45,10 +45,8 @@ def load_library(source: Path, extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
     the GIL. Raises KernelError.
     """
     compiler = find_compiler()
-    flags = [*FLAGS, *_machine_flags(), *extra_flags]
-    texts = [path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))]
-    key = "\0".join([*texts, *compiler, _version(tuple(compiler)), *flags, _processor()])
-    name = f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.so"
+    flags = _flags(extra_flags)
+    name = _name(source, compiler, flags) + ".so"
     folder = cache_directory()
     if folder and (folder / name).exists():
         try:
@@ -63,6 +61,25 @@ def load_library(source: Path, extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
             return ctypes.CDLL(str(library))
         except OSError as error:
             raise KernelError(f"{source.name} was compiled but cannot be loaded: {error}") from error
+
+
+def kept_beside(source: Path, extra_flags: Sequence[str] = ()) -> Path | None:
+    """Return the file for what is measured of the library that `load_library` compiles; None where there is no cache.
+
+    It has another name for another source, compiler or processor. Raises KernelError where there is no compiler.
+    """
+    folder = cache_directory()
+    return folder / (_name(source, find_compiler(), _flags(extra_flags)) + ".json") if folder else None
+
+
+def _flags(extra: Sequence[str]) -> list[str]:
+    return [*FLAGS, *_machine_flags(), *extra]
+
+
+def _name(source: Path, compiler: list[str], flags: list[str]) -> str:
+    texts = [path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))]
+    key = "\0".join([*texts, *compiler, _version(tuple(compiler)), *flags, _processor()])
+    return f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
 
 
 def _workshop(folder: Path | None) -> tempfile.TemporaryDirectory[str]:

@@ -1,8 +1,8 @@
 """Linear layers at the speed of the machine, in which a row's numbers do not depend on the number of rows.
 
-There are three implementations, tried in this order. `KernelLinear` is our own bfloat16 kernel for processors that
-multiply bfloat16 (packed_linear.c): it reads weights at the speed of memory for few rows and computes near the peak for
-many, in AMX's tiles where the processor has them (`EB_KERNELS=vectors` in the environment turns them off).
+There are three implementations, tried in this order. `KernelLinear` is our own bfloat16 kernel (packed_linear.c): it
+reads weights at the speed of memory for few rows and computes near the peak for many, in the way that is fastest on this
+processor (instructions.py; `EB_KERNELS` in the environment overrides).
 `PackedLinear` is oneDNN with prepacked weights, for float32, and for bfloat16 on other processors. `Linear` is plain
 PyTorch, for GPUs and where nothing else runs; in float32 on a CPU it calls MKL, which on some processors has a third
 of oneDNN's speed, so the two are timed once and the faster one serves.
@@ -27,7 +27,8 @@ from torch.nn import functional as F
 
 from generate import memory
 from generate.cpu.declarations import declarations
-from generate.cpu.kernels import KernelError, load_library
+from generate.cpu.instructions import WAYS, Measure, choose_way
+from generate.cpu.kernels import KernelError, kept_beside, load_library
 from generate.cpu.team import team
 from models.activations import ACTIVATIONS
 
@@ -205,6 +206,8 @@ def kernel_runs(quantize: str = "none") -> bool:
     try:
         if not _library().packed_linear_supported(declarations().constants[FORMATS[quantize]]):
             return False
+        if quantize == "none":
+            bfloat16_way()
         x, weight, bias = torch.randn(23, 128), torch.randn(80, 128), torch.randn(80)
         x, weight = x.bfloat16(), weight.bfloat16()
         error = KernelLinear(weight, bias, wide=True, quantize=quantize)(x) - F.linear(x.float(), weight.float(), bias)
@@ -218,12 +221,44 @@ def kernel_runs(quantize: str = "none") -> bool:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    library = team().join(load_library(SOURCE, UNFUSED))
-    ways = declarations().constants
-    tiles = os.environ.get("EB_KERNELS") != "vectors" and library.packed_linear_has(ways["TILES"])
-    vectors = "DOT" if library.packed_linear_has(ways["DOT"]) else "FMA"
-    library.packed_linear_use(ways["TILES" if tiles else vectors])
-    return library
+    return team().join(load_library(SOURCE, UNFUSED))
+
+
+@functools.cache
+def bfloat16_way() -> str:
+    """Return the way in which this process multiplies bfloat16, one of `instructions.WAYS`, and set it in the kernel.
+
+    Raises InstructionError for one in EB_KERNELS that this processor lacks, and KernelError.
+    """
+    library, ways = _library(), declarations().constants
+    possible = [way for way in WAYS if library.packed_linear_has(ways[way.upper()])]
+    if not possible:
+        raise KernelError("this processor has no instructions that multiply and add float32 at once")
+    way = choose_way(possible, os.environ.get("EB_KERNELS", ""), _product_timer(), kept_beside(SOURCE, UNFUSED))
+    library.packed_linear_use(ways[way.upper()])
+    return way
+
+
+def _product_timer() -> Measure:
+    """Return a function that takes the seconds of a product with a weight larger than a second-level cache."""
+
+    @functools.cache
+    def layer() -> KernelLinear:
+        return KernelLinear(torch.ones(2048, 1024, dtype=torch.bfloat16), None)
+
+    def seconds(way: str, rows: int) -> float:
+        x = torch.ones(rows, 1024, dtype=torch.bfloat16)
+        layer().library.packed_linear_use(declarations().constants[way.upper()])
+        return _best_time(functools.partial(layer(), x), 1)
+
+    return seconds
+
+
+def linear_name(dtype: torch.dtype, device: torch.device) -> str:
+    """Return how linear layers of `dtype` compute on `device`: our kernel's way, "onednn" or "pytorch"."""
+    if device.type == "cpu" and dtype == torch.bfloat16 and kernel_runs():
+        return bfloat16_way()
+    return "onednn" if device.type == "cpu" and packed_is_faster(dtype) else "pytorch"
 
 
 @functools.cache

@@ -27,9 +27,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip(f"this processor cannot multiply in the way {request.param}")
     library.packed_linear_use(ways[request.param])
     yield
-    library.packed_linear_use(
-        next(ways[way] for way in ("TILES", "DOT", "FMA") if library.packed_linear_has(ways[way]))
-    )
+    library.packed_linear_use(ways[linear.bfloat16_way().upper()])
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
