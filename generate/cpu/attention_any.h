@@ -62,7 +62,7 @@ INLINE void score(const float *q, const char *const *key, const char *const *ahe
   }
   UNROLL for (int i = 0; i < nq; i++) {
     UNROLL for (int j = 0; j < nk * PARTS; j++) {
-      if (format == INT8) acc[i][j] *= load(key[j / PARTS] + D * BLOCK, j % PARTS * LANES, F32);
+      if (format == KV_INT8) acc[i][j] *= load(key[j / PARTS] + D * BLOCK, j % PARTS * LANES, KV_F32);
       memcpy(scores + i * stride + j * LANES, &acc[i][j], sizeof(vec));
     }
   }
@@ -134,7 +134,7 @@ INLINE void append(const Call *c, const int32_t *row, int h, int first, int posi
 // prefetched.
 INLINE void attend(const Call *c, const Queries *t, float *scores, int format, int nq, int stream) {
   const int32_t *row = t->pages;
-  int D = c->D, h = t->head, n = t->keys, blocks = (n + BLOCK - 1) / BLOCK, half = format == INT8 ? c->half : format;
+  int D = c->D, h = t->head, n = t->keys, blocks = (n + BLOCK - 1) / BLOCK, half = format == KV_INT8 ? c->half : format;
   int nk = nq < QUERIES ? AHEAD / PARTS : GROUP;
   if (nk < 1) nk = 1;
   float q[MAX_HEAD_SIZE * QUERIES] __attribute__((aligned(64)));
@@ -153,7 +153,7 @@ INLINE void attend(const Call *c, const Queries *t, float *scores, int format, i
   float sums[QUERIES], o[HALF * MAX_HEAD_SIZE];
   for (int i = 0; i < t->count; i++) {
     sums[i] = softmax(scores + i * c->stride, t->at[i].position + 1, blocks * BLOCK, c->scale);
-    if (format == INT8) scale_weights(c, row, h, scores + i * c->stride, n);
+    if (format == KV_INT8) scale_weights(c, row, h, scores + i * c->stride, n);
   }
   for (int i0 = 0; i0 < t->count; i0 += HALF) {
     weigh(c, row, h, scores + i0 * c->stride, n, o, format, nq < HALF ? nq : HALF, stream);

@@ -46,11 +46,11 @@ typedef int8_t bvec __attribute__((vector_size(LANES)));
 typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES)));
 
-// The format of keys and values in the pools. INT8 has a float32 scale for each token: 16 tokens are 16 * D numbers and
-// then 16 scales, so a pool's rows have D + SCALE_BYTES bytes.
-enum { F32, BF16, INT8 };
+// The format of keys and values in the pools. KV_INT8 has a float32 scale for each token: 16 tokens are 16 * D numbers
+// and then 16 scales, so a pool's rows have D + SCALE_BYTES bytes.
+enum { KV_F32, KV_BF16, KV_INT8 };
 
-INLINE int width(int format) { return format == F32 ? 4 : format == BF16 ? 2 : 1; }
+INLINE int width(int format) { return format == KV_F32 ? 4 : format == KV_BF16 ? 2 : 1; }
 
 typedef struct {
   const char *qkv;  // [M, H + 2 KV, D]
@@ -61,7 +61,7 @@ typedef struct {
   int shared;                // query heads that see one head of keys: H / KV
   long block, tile, stride;  // bytes of 16 keys, bytes of a (page, head), floats of a row of scores
   int half;                  // qkv and out are bfloat16, else float32
-  int format;                // of the pools: INT8, or that of qkv
+  int format;                // of the pools: KV_INT8, or that of qkv
   int *items;                // [n + 1]: where each sequence's items begin
   float *scratch;            // scores, stride * QUERIES for each worker
 } Call;
@@ -120,7 +120,7 @@ INLINE uint16_t narrow(float f) {
   return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// The scales of 16 tokens of an INT8 pool.
+// The scales of 16 tokens of a KV_INT8 pool.
 INLINE float *scales_at(const Call *c, const char *block) { return (float *)(block + (long)BLOCK * c->D); }
 
 // a * b + c, rounded once where vectors do that too: left to itself the compiler fuses some scalar loops and not
@@ -134,13 +134,13 @@ INLINE float fused(float a, float b, float c) {
 }
 
 INLINE float load1(const char *p, long i, int format) {
-  if (format == INT8) return ((const int8_t *)p)[i];
-  if (format == BF16) return widen(((const uint16_t *)p)[i]);
+  if (format == KV_INT8) return ((const int8_t *)p)[i];
+  if (format == KV_BF16) return widen(((const uint16_t *)p)[i]);
   return ((const float *)p)[i];
 }
 
 INLINE vec load(const char *p, long i, int format) {
-  if (format == INT8) {
+  if (format == KV_INT8) {
     bvec b;
     memcpy(&b, p + i, sizeof b);
 #if defined(__AVX512F__)  // gcc widens bytes in many small steps
@@ -151,7 +151,7 @@ INLINE vec load(const char *p, long i, int format) {
     return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(b, svec), ivec), vec);
 #endif
   }
-  if (format == BF16) {
+  if (format == KV_BF16) {
     hvec h;
     memcpy(&h, p + 2 * i, sizeof h);
     return (vec)(__builtin_convertvector(h, uvec) << 16);

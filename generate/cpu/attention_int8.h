@@ -12,7 +12,7 @@
 // NaN where a number is infinite or NaN, so that what reads the token becomes NaN too.
 INLINE float quantize(const char *from, int8_t *to, int D, long step, int half) {
   float x[MAX_HEAD_SIZE], most = 0, poison = 0;
-  for (int d = 0; d < D; d++) x[d] = load1(from, d, half ? BF16 : F32);
+  for (int d = 0; d < D; d++) x[d] = load1(from, d, half ? KV_BF16 : KV_F32);
 #pragma omp simd reduction(max : most) reduction(+ : poison)
   for (int d = 0; d < D; d++) {
     float a = fabsf(x[d]);

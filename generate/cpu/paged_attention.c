@@ -74,7 +74,7 @@ static Item next_item(const Call *c, Item item) {
 
 static int takes_pairs(const Call *c) {
 #ifdef __AVX512BF16__
-  return c->format == BF16 && c->D % 64 == 0;
+  return c->format == KV_BF16 && c->D % 64 == 0;
 #else
   return 0;
 #endif
@@ -89,7 +89,7 @@ static void append_new(const Call *c, int i, int h) {
     return;
   }
 #endif
-  if (c->format == INT8) append_int8(c, row, h, first, position, count);
+  if (c->format == KV_INT8) append_int8(c, row, h, first, position, count);
   else if (c->half) append(c, row, h, first, position, count, 1);
   else append(c, row, h, first, position, count, 0);
 }
@@ -111,7 +111,7 @@ INLINE void attend_item_in_pairs(const Call *c, const Queries *q, int D, int is_
 
 INLINE void attend_item_of(const Call *c, const Queries *q, int format, int is_token, float *scores) {
   if (q->count == 1) attend(c, q, scores, format, 1, 1);
-  else if (format != BF16 && is_token && q->count <= HALF) attend(c, q, scores, format, HALF, 1);
+  else if (format != KV_BF16 && is_token && q->count <= HALF) attend(c, q, scores, format, HALF, 1);
   else attend(c, q, scores, format, QUERIES, 0);
 }
 
@@ -131,9 +131,9 @@ static void attend_item(const Call *c, Item item, float *scores) {
     return;
   }
 #endif
-  if (c->format == INT8) attend_item_of(c, &q, INT8, tokens == 1, scores);
-  else if (c->format == BF16) attend_item_of(c, &q, BF16, tokens == 1, scores);
-  else attend_item_of(c, &q, F32, tokens == 1, scores);
+  if (c->format == KV_INT8) attend_item_of(c, &q, KV_INT8, tokens == 1, scores);
+  else if (c->format == KV_BF16) attend_item_of(c, &q, KV_BF16, tokens == 1, scores);
+  else attend_item_of(c, &q, KV_F32, tokens == 1, scores);
 }
 
 // Refuses rows and pages that would make the loops read or write outside their memory; entries behind a context are
@@ -180,7 +180,7 @@ static int step(Call *c) {
   int longest = 0, wrong = check(c, &longest, &read), bytes = c->half ? 2 : 4, several = 0;
   if (wrong) return wrong;
   team_fn each = read * c->H * c->D * bytes * 2 < ALONE ? alone : share_out;
-  long row = c->format == INT8 ? c->D + SCALE_BYTES : (long)c->D * bytes;
+  long row = c->format == KV_INT8 ? c->D + SCALE_BYTES : (long)c->D * bytes;
   c->block = BLOCK * row;
   c->tile = c->P * row;
   c->stride = ((long)longest + 63) / 64 * 64 + 16;  // the 16 keep rows of a power of two out of one cache set
@@ -216,10 +216,10 @@ static int step(Call *c) {
               .format = FORMAT};                                                                                      \
     return step(&c);                                                                                                  \
   }
-ENTRY(paged_attention_f32, 0, F32)
-ENTRY(paged_attention_bf16, 1, BF16)
-ENTRY(paged_attention_f32_int8, 0, INT8)
-ENTRY(paged_attention_bf16_int8, 1, INT8)
+ENTRY(paged_attention_f32, 0, KV_F32)
+ENTRY(paged_attention_bf16, 1, KV_BF16)
+ENTRY(paged_attention_f32_int8, 0, KV_INT8)
+ENTRY(paged_attention_bf16_int8, 1, KV_INT8)
 
 int paged_attention_has_bf16(void) {
 #ifdef __AVX512BF16__
