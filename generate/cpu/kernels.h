@@ -32,7 +32,8 @@ int paged_attention_has_bf16(void);
 // packed_linear.c
 
 enum { PLAIN = 0, GELU_TANH = 1, FLOAT32 = 2, SWIGLU = 3 };  // modes of packed_linear
-enum { BFLOAT16 = 0, INT8 = 1 };                             // formats of weights
+// Formats of weights; the last three are GGUF's.
+enum { BFLOAT16 = 0, INT8 = 1, Q4_0 = 2, Q4_1 = 3, Q8_0 = 4 };
 enum { FMA = 0, DOT = 1, TILES = 2 };                        // ways to multiply bfloat16, see linear_bf16.h
 
 typedef struct {
@@ -50,7 +51,7 @@ int packed_linear_has(int way);
 void packed_linear_use(int way);
 // Returns the number of bytes that packed_linear_pack writes.
 int64_t packed_linear_bytes(int format, int64_t n, int64_t k);
-// Packs w [n, k], bfloat16, into panels; for BFLOAT16 k is even, for others w is finite. Outputs that fill the last panel
+// Packs w [n, k], bfloat16 or rows of blocks, into panels; for BFLOAT16 k is even, for others w is finite. Outputs that fill the last panel
 // are zero. gated, for mode SWIGLU: w has n / 2 rows of the gate, then n / 2 of the up projection.
 void packed_linear_pack(int format, const void *w, void *packed, int64_t n, int64_t k, int gated);
 // x [m, k], residual [m, n] or null, out [m, n] bfloat16, or float32 in mode FLOAT32, or in mode SWIGLU the n / 2

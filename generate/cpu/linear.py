@@ -31,13 +31,14 @@ from generate.cpu.instructions import WAYS, Measure, choose_way
 from generate.cpu.kernels import KernelError, kept_beside, load_library
 from generate.cpu.team import team
 from models.activations import ACTIVATIONS
+from models.block_matrix import KINDS, BlockMatrix, Weight
 
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("packed_linear.c")
 GELU_TANH_NAMES = ("gelu_new", "gelu_pytorch_tanh")
 SILU_NAMES = ("silu", "swish")
-FORMATS = {"none": "BFLOAT16", "int8": "INT8"}  # of --quantize, in kernels.h
+FORMATS = {"none": "BFLOAT16", "int8": "INT8", "int4": "Q4_1"}  # of --quantize, in kernels.h
 # Left to itself, the compiler fuses a product and a sum in one loop and not in another, and a row's bits would depend on
 # the number of rows.
 UNFUSED = ("-ffp-contract=off",)
@@ -110,12 +111,12 @@ class KernelLinear:
 
     `gated`: the weight has the rows of a gate before those of an up projection, and the layer gives silu(gate) * up.
     `quantize`: what the weight is rounded to when it is packed, a key of FORMATS. Raises ValueError for a weight that is
-    to be rounded and is not finite.
+    to be rounded and is not finite. A weight in blocks stays as it is.
     """
 
     def __init__(
         self,
-        weight: Tensor,
+        weight: Weight,
         bias: Tensor | None,
         activation: str | None = None,
         wide: bool = False,
@@ -124,12 +125,19 @@ class KernelLinear:
     ) -> None:
         self.library = _library()
         n, k = weight.shape
-        if quantize != "none" and not torch.isfinite(weight).all():
-            raise ValueError(f"a weight ({n}, {k}) holds NaN or infinity, so it cannot be rounded to {quantize}")
+        name = FORMATS[quantize]
+        if isinstance(weight, Tensor) and quantize != "none":
+            if not torch.isfinite(weight).all():
+                raise ValueError(f"a weight ({n}, {k}) holds NaN or infinity, so it cannot be rounded to {quantize}")
+            weight = BlockMatrix.of(weight, name) if name in KINDS else weight
+        if isinstance(weight, BlockMatrix):
+            name, values = weight.kind, weight.data
+        else:
+            values = weight.contiguous()
         declared = declarations()
-        modes, format = declared.constants, declared.constants[FORMATS[quantize]]
+        modes, format = declared.constants, declared.constants[name]
         self.packed = memory.empty((self.library.packed_linear_bytes(format, n, k),), torch.uint8)
-        self.library.packed_linear_pack(format, weight.contiguous().data_ptr(), self.packed.data_ptr(), n, k, gated)
+        self.library.packed_linear_pack(format, values.data_ptr(), self.packed.data_ptr(), n, k, gated)
         self.bias = bias.float().contiguous() if bias is not None else None
         self.struct = declared.structs["Linear"](
             self.packed.data_ptr(), self.bias.data_ptr() if self.bias is not None else None, n, k, format
@@ -138,7 +146,7 @@ class KernelLinear:
         self.plain = modes["PLAIN"]
         self.mode = modes["FLOAT32" if wide else "SWIGLU" if gated else "GELU_TANH" if fused else "PLAIN"]
         self.width = n // 2 if gated else n
-        self.dtype = torch.float32 if wide else weight.dtype
+        self.dtype = torch.float32 if wide else torch.bfloat16
         self.activate = ACTIVATIONS[activation] if activation and not fused else None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -210,7 +218,10 @@ def kernel_runs(quantize: str = "none") -> bool:
             bfloat16_way()
         x, weight, bias = torch.randn(23, 128), torch.randn(80, 128), torch.randn(80)
         x, weight = x.bfloat16(), weight.bfloat16()
-        error = KernelLinear(weight, bias, wide=True, quantize=quantize)(x) - F.linear(x.float(), weight.float(), bias)
+        found = KernelLinear(weight, bias, wide=True, quantize=quantize)(x)
+        if (name := FORMATS[quantize]) in KINDS:
+            weight = BlockMatrix.of(weight, name).dequantized()
+        error = found - F.linear(x.float(), weight.float(), bias)
         if error.abs().max() < (1e-2 if quantize == "none" else 1.0):  # outputs have a deviation of 11
             return True
         log.warning("the C kernel for linear layers gives wrong results on this machine; using oneDNN instead")

@@ -73,6 +73,7 @@ static int place_inputs(Inputs *in, const bf16 *x, int64_t m, int64_t k, int gro
     memset(memory, 0, (size_t)size);
   }
   float *scales = (float *)(memory + rows * stride);
+  memset(scales + m * groups, 0, (size_t)((rows - m) * groups) * sizeof *scales);  // tiles multiply these rows, too
   *in = (Inputs){x, (int8_t *)memory, scales, (int32_t *)(scales + rows * groups), k, stride, groups, group, offset};
   return 1;
 }
