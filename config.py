@@ -110,6 +110,10 @@ class Config:
     dtype: str = setting(
         "auto", "number format of weights and KV cache", Choice(["auto", "float32", "bfloat16", "float16"])
     )
+    quantize: str = setting(
+        "none", "round the weights of linear layers, on CPUs; int8 or int4: half or a third of the memory of bfloat16, "
+        "and faster", Choice(["none", "int8", "int4"])
+    )  # fmt: skip
     kv_dtype: str = setting(
         "auto", "number format of keys and values; auto: that of the model; int8, on CPUs: about twice as many "
         "sequences in the same memory as with bfloat16", Choice(["auto", "int8"])

@@ -152,7 +152,7 @@ class Exposition(Collector):
         yield counter("eb_engine_deaths", "Engine failures that ended the process.", {}, service.deaths())
         policy = {"policy": engine.policy if engine else service.config.policy}
         yield gauge("eb_policy_info", "Active batching policy.", policy, 1)
-        formats = {name: getattr(engine, name, "") for name in ("device", "dtype", "kv_dtype")}
+        formats = {name: getattr(engine, name, "") for name in ("device", "dtype", "quantize", "kv_dtype")}
         formats["linear"] = str(engine.facts.get("linear", "")) if engine else ""
         yield gauge("eb_info", "Device and number formats of the engine.", formats, 1)
         yield gauge("eb_engine_up", "1 if the batching loop is alive.", {}, float(service.status()[0] == "ok"))

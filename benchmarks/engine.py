@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks import machine as measured
 from benchmarks import report
 from benchmarks.offline import decoding
-from generate import machine
+from generate import machine, quantize
 from generate.params import GREEDY
 from generate.runner import ModelRunner
 from models import catalog, weights
@@ -35,10 +35,11 @@ from scheduling.sequence import Sequence
 def make_runner(args: argparse.Namespace, tokens: int) -> tuple[ModelRunner, str]:
     """Load the model with room for `tokens` tokens of KV."""
     resolved = catalog.resolve(args.model, args.load_format)
-    dtype = machine.choose_dtype(args.dtype, torch.device("cpu"))
+    dtype = machine.choose_dtype(args.dtype, torch.device("cpu"), quantize=args.quantize)
+    quantize.check(args.quantize, dtype, torch.device("cpu"))
     model = weights.load(resolved, dtype)
     kv_dtype = machine.choose_kv_dtype(args.kv_dtype, dtype, model.head.device)
-    runner = ModelRunner(model, tokens // machine.PAGE_SIZE + 2, machine.PAGE_SIZE, kv_dtype)
+    runner = ModelRunner(model, tokens // machine.PAGE_SIZE + 2, machine.PAGE_SIZE, kv_dtype, args.quantize)
     for pool in (runner.keys, runner.values):
         noise = _noise(1 << 16, kv_dtype)
         flat = pool.view(-1)

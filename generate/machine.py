@@ -34,16 +34,16 @@ def choose_device(wanted: str) -> torch.device:
     return torch.device("cuda" if has_cuda and wanted != "cpu" else "cpu")
 
 
-def choose_dtype(wanted: str, device: torch.device, trained: str | None = None) -> torch.dtype:
+def choose_dtype(wanted: str, device: torch.device, trained: str | None = None, quantize: str = "none") -> torch.dtype:
     """Return the number format; auto is the fastest one that the device computes in hardware.
 
     On a GPU that is a 16-bit one: bfloat16 for a model that was `trained` in it, because its values may be too large for
-    float16, which is more exact for all others.
+    float16, which is more exact for all others. A CPU takes bfloat16 beside weights that are rounded to fewer bits.
     """
     if wanted == "auto":
         if device.type == "cuda":
             return torch.bfloat16 if trained == "bfloat16" and gpu_has_bfloat16() else torch.float16
-        return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
+        return torch.bfloat16 if quantize != "none" or cpu_has_bfloat16() else torch.float32
     if wanted == "float16" and device.type == "cpu":
         raise MachineError("--dtype float16 is for GPUs. Use bfloat16 or float32 on a CPU")
     dtype: torch.dtype = getattr(torch, wanted)

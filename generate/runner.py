@@ -20,6 +20,7 @@ from generate.cpu.attention import PackedRows, make_attention
 from generate.cpu.blocks import make_blocks
 from generate.cpu.linear import make_head
 from generate.packing import pack, sample_outputs
+from generate.quantize import NONE, check, check_finite
 from generate.sampling import Draws, History
 from models.architecture import ModelShape
 from models.gpt2 import GPT
@@ -97,16 +98,25 @@ class _Decoded(NamedTuple):
 class ModelRunner:
     """The runner for CPUs, and in plain PyTorch for any device."""
 
-    def __init__(self, model: Network | GPT, n_pages: int, page_size: int, kv_dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        model: Network | GPT,
+        n_pages: int,
+        page_size: int,
+        kv_dtype: torch.dtype | None = None,
+        quantize: str = NONE,
+    ) -> None:
         network = model.network()
         self.config: ModelShape = network.config
         self.page_size = page_size
         self.device, self.dtype = network.head.device, network.head.dtype
         kv_dtype = kv_dtype or self.dtype
+        check(quantize, self.dtype, self.device)
+        check_finite(quantize, "the head", network.head)
         self.attend = make_attention(self.dtype, self.device, kv_dtype)
-        self.head = make_head(network.head)
+        self.head = make_head(network.head, quantize)
         self.keys, self.values = memory.kv_pools(self.config, n_pages, page_size, kv_dtype, self.device)
-        self.blocks = make_blocks(network, self.attend, self.keys, self.values)
+        self.blocks = make_blocks(network, self.attend, self.keys, self.values, quantize)
         self._last: _Decoded | None = None
 
     @property

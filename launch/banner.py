@@ -90,11 +90,15 @@ def _computing(engine: Engine, fits: str) -> list[tuple[str, str]]:
     return [
         ("model", f"{engine.model_name}, {facts.get('parameters', 0) / 1e6:.1f} M parameters, "
                   f"context {engine.context:,}{cut}"),
-        ("device", f"{engine.device}, {engine.dtype}, {facts.get('compute_threads', 0)} threads, "
+        ("device", f"{engine.device}, {_formats(engine)}, {facts.get('compute_threads', 0)} threads, "
                    f"attention {facts.get('attention', '')}, "
                    f"linear layers {facts.get('linear', '')}"),
         ("KV memory", f"{facts.get('kv_bytes', 0) / 2**20:,.0f} MiB, {engine.kv_dtype}{fits}"),
     ]  # fmt: skip
+
+
+def _formats(engine: Engine) -> str:
+    return engine.dtype if engine.quantize == "none" else f"{engine.dtype} with {engine.quantize} weights"
 
 
 def _loud(text: str) -> None:

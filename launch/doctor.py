@@ -58,7 +58,7 @@ def _device(config: Config) -> str:
     device = machine.choose_device(config.device)
     if device.type == "cuda" and config.dtype == "auto":
         return f"computes on {device} in bfloat16 or float16, as the model was trained"
-    dtype = str(machine.choose_dtype(config.dtype, device)).removeprefix("torch.")
+    dtype = str(machine.choose_dtype(config.dtype, device, quantize=config.quantize)).removeprefix("torch.")
     return f"computes on {device} in {dtype}"
 
 

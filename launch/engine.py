@@ -45,6 +45,7 @@ class Parts:
     name: str
     device: str
     dtype: str
+    quantize: str
     kv_dtype: str
     context: int
     vocabulary: int
@@ -78,7 +79,7 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
         parts.n_pages,
         parts.page_size,
         prefix_cache=config.prefix_cache,
-        salt=f"{parts.name} {parts.dtype} {parts.kv_dtype}",
+        salt=f"{parts.name} {parts.dtype} {parts.quantize} {parts.kv_dtype}",
     )
     make_inference = armed.maker(inference_maker(parts.tokenizer))
     manager = BatchingManager(
@@ -102,6 +103,7 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
         model_name=parts.name,
         device=parts.device,
         dtype=parts.dtype,
+        quantize=parts.quantize,
         kv_dtype=parts.kv_dtype,
         context=parts.context,
         page_size=parts.page_size,
@@ -122,7 +124,7 @@ def _load_model(config: Config, slots: int) -> Parts:
 
     Where not one whole context fits, the context is cut to what does.
     """
-    from generate import machine
+    from generate import machine, quantize
     from generate.cpu.linear import linear_name
     from models import weights
     from models.tokenizer import load_tokenizer
@@ -132,7 +134,8 @@ def _load_model(config: Config, slots: int) -> Parts:
         catalog.ResolvedModel.from_json(text) if text else catalog.resolve(config.model or None, config.load_format)
     )
     device = machine.choose_device(config.device)
-    dtype = machine.choose_dtype(config.dtype, device, resolved.trained_dtype)
+    dtype = machine.choose_dtype(config.dtype, device, resolved.trained_dtype, config.quantize)
+    quantize.check(config.quantize, dtype, device)
     kv_dtype = machine.choose_kv_dtype(config.kv_dtype, dtype, device)
     threads = machine.use_threads(config.compute_threads)
     tokenizer = load_tokenizer(resolved, config.tokenizer_file or None)
@@ -153,6 +156,7 @@ def _load_model(config: Config, slots: int) -> Parts:
         name=resolved.name + (" (random weights)" if resolved.load_format == "dummy" else ""),
         device=str(device),
         dtype=str(runner.dtype).removeprefix("torch."),
+        quantize=config.quantize,
         kv_dtype=str(runner.keys.dtype).removeprefix("torch."),
         context=context,
         vocabulary=shape.vocab_size,
@@ -163,7 +167,7 @@ def _load_model(config: Config, slots: int) -> Parts:
             "parameters": parameters,
             "revision": resolved.revision,
             "attention": runner.attention,
-            "linear": linear_name(runner.dtype, device),
+            "linear": linear_name(runner.dtype, device, config.quantize),
             "compute_threads": threads,
             "kv_bytes": runner.keys.nbytes * 2,
             "whole_context": shape.block_size,
@@ -180,7 +184,7 @@ def _make_runner(model: Network, n_pages: int, slots: int, config: Config) -> Ru
     device = model.head.device
     if device.type != "cuda":
         kv_dtype = machine.choose_kv_dtype(config.kv_dtype, model.head.dtype, device)
-        return ModelRunner(model, n_pages, machine.PAGE_SIZE, kv_dtype)
+        return ModelRunner(model, n_pages, machine.PAGE_SIZE, kv_dtype, config.quantize)
     from generate.gpu import runner as gpu
 
     any_format = config.dtype == "auto"
@@ -219,6 +223,7 @@ def _load_mock(config: Config, slots: int) -> Parts:
         name=model.name,
         device="none",
         dtype="none",
+        quantize="none",
         kv_dtype="none",
         context=model.sizes.context,
         vocabulary=tokenizer.vocab_size,

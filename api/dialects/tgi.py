@@ -176,6 +176,7 @@ def information(service: Service, engine: Engine) -> dict[str, Any]:
         "max_batch_size": manager.max_batch_size,
         "device": engine.device,
         "dtype": engine.dtype,
+        "quantize": engine.quantize,
         "kv_dtype": engine.kv_dtype,
         "attention_backend": engine.facts.get("attention"),
         "linear_backend": engine.facts.get("linear"),

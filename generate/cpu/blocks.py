@@ -113,7 +113,7 @@ class CBlocks:
         return out
 
 
-def make_blocks(model: Network, attend: Attention, keys: Tensor, values: Tensor) -> Blocks:
+def make_blocks(model: Network, attend: Attention, keys: Tensor, values: Tensor, quantize: str = "none") -> Blocks:
     """Take the blocks out of `model` and return its fastest implementation here.
 
     keys, values: (layers, pages, KV heads, page size, head size). Sets the threads of the kernels.
@@ -122,7 +122,7 @@ def make_blocks(model: Network, attend: Attention, keys: Tensor, values: Tensor)
     threads = torch.get_num_threads()
     team().use(threads, own=True)
     # One by one: the packed weights take the place of each block's own.
-    blocks = [Block(block, config, layer) for layer, block in enumerate(model.take_blocks())]
+    blocks = [Block(block, config, layer, quantize) for layer, block in enumerate(model.take_blocks())]
     if isinstance(attend, CAttention) and _runs_in_c(config) and all(len(block.kernels) == 4 for block in blocks):
         try:
             return CBlocks(model, blocks, attend, keys, values)

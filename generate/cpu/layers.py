@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from generate.cpu.attention import Attention, PackedRows
 from generate.cpu.linear import KernelLinear, make_gated, make_linear
+from generate.quantize import check_finite
 from generate.rotary import rms_norm, rotate, rotation_table
 from models import network
 from models.architecture import Architecture
@@ -23,20 +24,22 @@ from models.architecture import Architecture
 class Block:
     """One transformer block with its weights in the fastest layout."""
 
-    def __init__(self, block: network.Block, config: Architecture, layer: int) -> None:
+    def __init__(self, block: network.Block, config: Architecture, layer: int, quantize: str = "none") -> None:
         self.norm_1, self.norm_2 = block.norm_1, block.norm_2
         self.normalize_1, self.normalize_2 = make_norm(block.norm_1, config), make_norm(block.norm_2, config)
         self.head_norms = [norm and norm.weight for norm in (block.q_norm, block.k_norm)]
         self.turn = HeadRotation(block, config) if config.rope else None
         self.scale = config.attention_scale(layer)
-        self.qkv = make_linear(*block.qkv)
-        self.attn_proj = make_linear(*block.attn_proj)
+        for part in ("qkv", "attn_proj", "fc", "mlp_proj"):
+            check_finite(quantize, f"layer {layer}'s {part} weight", getattr(block, part).weight)
+        self.qkv = make_linear(*block.qkv, quantize=quantize)
+        self.attn_proj = make_linear(*block.attn_proj, quantize=quantize)
         self.fc: Callable[[Tensor], Tensor]
         if config.gated:
-            self.fc = make_gated(*block.fc, config.activation)
+            self.fc = make_gated(*block.fc, config.activation, quantize)
         else:
-            self.fc = make_linear(*block.fc, config.activation)
-        self.mlp_proj = make_linear(*block.mlp_proj)
+            self.fc = make_linear(*block.fc, config.activation, quantize)
+        self.mlp_proj = make_linear(*block.mlp_proj, quantize=quantize)
 
     @property
     def kernels(self) -> list[KernelLinear]:

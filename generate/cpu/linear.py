@@ -175,33 +175,40 @@ class Gated:
         return self.activate(gate) * up
 
 
-def make_linear(weight: Tensor, bias: Tensor | None, activation: str | None = None) -> LinearLayer:
-    """Return the fastest layer for this weight's device and dtype."""
+def make_linear(
+    weight: Tensor, bias: Tensor | None, activation: str | None = None, quantize: str = "none"
+) -> LinearLayer:
+    """Return the fastest layer for this weight's device and dtype, or the one for weights that are rounded."""
     if weight.device.type != "cpu":
         return Linear(weight, bias, activation)
-    if _kernel_takes(weight):
-        return KernelLinear(weight, bias, activation)
+    if _kernel_takes(weight, quantize):
+        return KernelLinear(weight, bias, activation, quantize=quantize)
     if packed_is_faster(weight.dtype):
         return PackedLinear(weight, bias, activation)
     return Linear(weight, bias, activation)
 
 
-def make_gated(weight: Tensor, bias: Tensor | None, activation: str) -> Callable[[Tensor], Tensor]:
+def make_gated(
+    weight: Tensor, bias: Tensor | None, activation: str, quantize: str = "none"
+) -> Callable[[Tensor], Tensor]:
     """Return the fastest first layer of a gated MLP, for a weight with the rows of Wg before those of Wu."""
-    if _kernel_takes(weight) and activation in SILU_NAMES:
-        return KernelLinear(weight, bias, gated=True)
-    return Gated(make_linear(weight, bias), activation)
+    if _kernel_takes(weight, quantize) and activation in SILU_NAMES:
+        return KernelLinear(weight, bias, gated=True, quantize=quantize)
+    return Gated(make_linear(weight, bias, quantize=quantize), activation)
 
 
-def make_head(weight: Tensor) -> Callable[[Tensor], Tensor]:
+def make_head(weight: Tensor, quantize: str = "none") -> Callable[[Tensor], Tensor]:
     """Return a layer with float32 outputs: GPT-2's logits share an offset at which 16 bits are coarse."""
-    if _kernel_takes(weight):
-        return KernelLinear(weight, None, wide=True)
+    if _kernel_takes(weight, quantize):
+        return KernelLinear(weight, None, wide=True, quantize=quantize)
     linear = make_linear(weight.float(), None)
     return linear if weight.dtype == torch.float32 else lambda x: linear(x.float())
 
 
-def _kernel_takes(weight: Tensor) -> bool:
+def _kernel_takes(weight: Tensor, quantize: str) -> bool:
+    """Return whether KernelLinear serves; a weight that is to be rounded has been checked, see generate/quantize.py."""
+    if quantize != "none":
+        return True
     on_cpu = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
     return on_cpu and weight.shape[1] % 2 == 0 and kernel_runs()
 
@@ -265,8 +272,10 @@ def _product_timer() -> Measure:
     return seconds
 
 
-def linear_name(dtype: torch.dtype, device: torch.device) -> str:
-    """Return how linear layers of `dtype` compute on `device`: our kernel's way, "onednn" or "pytorch"."""
+def linear_name(dtype: torch.dtype, device: torch.device, quantize: str = "none") -> str:
+    """Return how linear layers of `dtype` compute on `device`: our kernel's way or format, "onednn" or "pytorch"."""
+    if quantize != "none":
+        return quantize
     if device.type == "cpu" and dtype == torch.bfloat16 and kernel_runs():
         return bfloat16_way()
     return "onednn" if device.type == "cpu" and packed_is_faster(dtype) else "pytorch"

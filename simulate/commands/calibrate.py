@@ -24,6 +24,7 @@ def options() -> Sections:
                 "--load-format", "dummy: random weights of the model's shape", Choice(["auto", "dummy"]), default="auto"
             ),
             Option("--dtype", "number format of the weights", Choice(["auto", "float32", "bfloat16"]), default="auto"),
+            Option("--quantize", "what weights are rounded to", Choice(["none", "int8", "int4"]), default="none"),
             Option("--kv-dtype", "number format of keys and values", Choice(["auto", "int8"]), default="auto"),
             Option("--threads", "compute threads; 0: as many as the server uses", Number(0), default=0),
             Option("--grid", "number of points to time", Choice(["small", "full"]), default="small"),
@@ -47,7 +48,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         raise UsageError(f"--out is {str(args.out)!r}, which is a folder. Use {args.out / 'cost.json'}")
     facts: dict[str, Any] = {"date": now(), "max_tokens_per_step": args.max_tokens_per_step}
     flags = ["--model", args.model, "--load-format", args.load_format, "--dtype", args.dtype,
-             "--kv-dtype", args.kv_dtype, "--threads", str(args.threads), "--context", str(args.context), "--steps", str(args.steps), "--statistic", args.statistic]  # fmt: skip
+             "--quantize", args.quantize, "--kv-dtype", args.kv_dtype, "--threads", str(args.threads), "--context", str(args.context), "--steps", str(args.steps), "--statistic", args.statistic]  # fmt: skip
     measure_points = calibrate.probe(flags, facts)
     points = calibrate.grid(args.grid, args.max_tokens_per_step, args.context)
     began, shown, done = time.perf_counter(), 0.0, 0

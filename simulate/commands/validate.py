@@ -89,7 +89,7 @@ def _cost_to_validate(args: Values, server: Config, console: Console) -> Cost:
         return with_engine(args, validate.cost_of_mock(server.model))
     say_wrapped(console, f"no --cost: timing the engine of {server.model} first")
     flags = ["--model", server.model, "--load-format", server.load_format, "--dtype", server.dtype,
-             "--kv-dtype", server.kv_dtype, "--threads", str(server.compute_threads), "--context", str(USUAL_CONTEXT)]  # fmt: skip
+             "--quantize", server.quantize, "--kv-dtype", server.kv_dtype, "--threads", str(server.compute_threads), "--context", str(USUAL_CONTEXT)]  # fmt: skip
     points = calibrate.grid("small", args.max_tokens_per_step, USUAL_CONTEXT)
     fit, _ = calibrate.calibrate(calibrate.probe(flags, {}), points)
     report(fit, console)

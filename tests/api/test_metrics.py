@@ -25,7 +25,7 @@ NAMES = {
     "gauge": {
         "vllm:num_requests_running": ONE, "vllm:num_requests_waiting": ONE, "vllm:kv_cache_usage_perc": ONE,
         "vllm:cache_config_info": ONE | {"block_size", "num_gpu_blocks", "enable_prefix_caching"},
-        "eb_policy_info": {"policy"}, "eb_info": {"device", "dtype", "kv_dtype", "linear"}, "eb_engine_up": set(), "eb_slot_cap": set(), "eb_last_iteration_age_seconds": set(),
+        "eb_policy_info": {"policy"}, "eb_info": {"device", "dtype", "quantize", "kv_dtype", "linear"}, "eb_engine_up": set(), "eb_slot_cap": set(), "eb_last_iteration_age_seconds": set(),
         "eb_slots": set(), "eb_event_viewers": set(),
     },
     "counter": {

@@ -96,11 +96,3 @@ def test_packed_weights_take_half_the_memory() -> None:
     weight = numbers(256, 576).bfloat16()
     plain, small = (KernelLinear(weight, None, quantize=name).packed.nbytes for name in ("none", "int8"))
     assert small < 0.51 * plain
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_weight_that_is_not_finite_is_refused(value: float) -> None:
-    weight = numbers(64, 64).bfloat16()
-    weight[3, 5] = value
-    with pytest.raises(ValueError, match="NaN"):
-        KernelLinear(weight, None, quantize="int8")

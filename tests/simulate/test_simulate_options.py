@@ -54,7 +54,7 @@ def _for(command: str, small: str) -> dict[str, tuple[str, str]]:
 
 SERVER_VALUES = {
     "shadow": "static", "shadow_cost": "COST", "model": "bard", "load_format": "dummy", "device": "cpu",
-    "dtype": "float32", "kv_dtype": "int8", "batch_invariant": "on", "tokenizer_file": "TRACE", "end_of_text": "text",
+    "dtype": "float32", "quantize": "int8", "kv_dtype": "int8", "batch_invariant": "on", "tokenizer_file": "TRACE", "end_of_text": "text",
     "prefix_cache": "off", "trusted_hosts": "here", "cors_origins": "http://here", "overload_status": "503",
     "access_log": "off", "dashboard_show_text": "on", "tgi_metrics": "on", "max_connections": "9000",
 }  # fmt: skip
@@ -111,6 +111,7 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--model": (CALIBRATE, "bard"),
         "--load-format": (CALIBRATE, "dummy"),
         "--dtype": (CALIBRATE, "float32"),
+        "--quantize": (CALIBRATE, "int8"),
         "--kv-dtype": (CALIBRATE, "int8"),
         "--threads": (CALIBRATE, "1"),
         "--grid": (CALIBRATE, "full"),

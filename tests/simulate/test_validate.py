@@ -230,9 +230,9 @@ def test_without_cost_the_engine_of_the_model_is_timed_first(flags: list[str], m
         return lambda points: [LAW.seconds(point.step) for point in points]
 
     monkeypatch.setattr("simulate.calibrate.probe", probe)
-    main(["validate", "dynamic", "--model", "bard", "--dtype", "float32", "--kv-dtype", "int8", "--num", "20"])
+    main(["validate", "dynamic", "--model", "bard", "--dtype", "float32", "--quantize", "int8", "--num", "20"])
     assert dict(zip(asked[0][::2], asked[0][1::2])) == {
-        "--model": "bard", "--load-format": "auto", "--dtype": "float32", "--kv-dtype": "int8",
+        "--model": "bard", "--load-format": "auto", "--dtype": "float32", "--quantize": "int8", "--kv-dtype": "auto",
         "--threads": "0", "--context": "1024",
     }  # fmt: skip
 
