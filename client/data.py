@@ -58,7 +58,7 @@ _SENTENCES = (
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """What makes a request a chat message whose answer ends where the model ends it.
+    """Options of a request sent as a chat message, whose answer ends where the model ends it.
 
     If `capped`, the request's num_tokens are its max_tokens; otherwise it has none. The message of a later turn is sent
     `think` seconds after the answer to request `after` has been read, with the whole conversation before it.

@@ -32,8 +32,8 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
     pages = engine.manager.pages
     fits = ""
     if pages is not None:
-        counts = [f"{count:,} of {length:,}" for length, count in engine.sequences_that_fit.items()]
-        fits = f", room for this many requests of so many tokens: {' or '.join(counts)}"
+        counts = [f"{count:,} requests of {length:,} tokens" for length, count in engine.sequences_that_fit.items()]
+        fits = f", room for {' or '.join(counts)}"
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
     url = f"http://[{local}]:{config.port}" if ":" in local else f"http://{local}:{config.port}"
     key = "required (Authorization: Bearer ...)" if config.api_key else "none"

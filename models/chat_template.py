@@ -1,8 +1,8 @@
 """A model's chat template: from messages to the text of a prompt, in which only the template writes control tokens.
 
-What users wrote may contain the text of a control token, such as "<|im_end|>". It is replaced by a mark that nobody can
-guess before the template runs, and the tokenizer puts the text back as ordinary text. A conversation without such texts
-is rendered as transformers renders it. It must not know how a text is encoded.
+What users wrote may contain the text of a control token, such as "<|im_end|>". Before the template runs, that text is
+replaced by a random placeholder, and the tokenizer puts it back as ordinary text. A conversation without such texts is
+rendered as transformers renders it. This module must not know how a text is encoded.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ It gets the metadata as a mapping, and must not know how a file is read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from models import splits, vocabulary
@@ -17,6 +18,16 @@ UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # tokenizer.ggml.token_type
 ENDINGS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>", "</s>")
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _ANOTHER = "Use a file whose tokenizer.ggml.model is gpt2 or llama, or the model's folder with tokenizer.json"
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """The tokens of a file with their ids: all, the control tokens, and those found whole in any text."""
+
+    source: str
+    ids: Mapping[str, int]
+    control: Mapping[str, int]
+    others: Mapping[str, int]
 
 
 def from_gguf(metadata: Mapping[str, Any], source: str = "the GGUF file") -> Vocabulary:
@@ -32,11 +43,12 @@ def from_gguf(metadata: Mapping[str, Any], source: str = "the GGUF file") -> Voc
     ids = {token: i for i, token in enumerate(tokens)}
     control = {token: i for (token, i), kind in zip(ids.items(), types) if kind in (UNKNOWN, CONTROL)}
     others = {token: i for (token, i), kind in zip(ids.items(), types) if kind == USER_DEFINED}
+    found = _Tokens(source, ids, control, others)
     kind = metadata.get("tokenizer.ggml.model")
     if kind == "gpt2":
-        fields = _byte_level(metadata, source, ids, control, others)
+        fields = _byte_level(metadata, found)
     elif kind == "llama":
-        fields = _sentencepiece(metadata, source, ids, control, others)
+        fields = _sentencepiece(metadata, found)
     else:
         raise TokenizerError(f"{source} has the tokenizer {str(kind)[:60]!r}, which is not supported. {_ANOTHER}")
     named = {name: _id(metadata, f"{key}_token_id", len(tokens)) for name, key in _NAMED.items()}
@@ -58,35 +70,23 @@ def from_gguf(metadata: Mapping[str, Any], source: str = "the GGUF file") -> Voc
     )
 
 
-def _byte_level(
-    metadata: Mapping[str, Any],
-    source: str,
-    ids: Mapping[str, int],
-    control: Mapping[str, int],
-    others: Mapping[str, int],
-) -> dict[str, Any]:
+def _byte_level(metadata: Mapping[str, Any], tokens: _Tokens) -> dict[str, Any]:
     pre = metadata.get("tokenizer.ggml.pre")
     split = splits.GGUF.get(str(pre))
     if split is None:
         raise TokenizerError(
-            f"{source} has the pre-tokenizer {str(pre)[:60]!r}, which is not supported. Known are "
+            f"{tokens.source} has the pre-tokenizer {str(pre)[:60]!r}, which is not supported. Known are "
             f"{', '.join(splits.GGUF)}. Use the model's folder with tokenizer.json"
         )
     merges = metadata.get("tokenizer.ggml.merges")
     if not _is_list(merges, str):
-        raise TokenizerError(f"{source} has no tokenizer.ggml.merges. {_ANOTHER}")
+        raise TokenizerError(f"{tokens.source} has no tokenizer.ggml.merges. {_ANOTHER}")
     pairs = [tuple(pair.split(" ")) for pair in merges]
-    encode, pieces = vocabulary.byte_level(source, ids, pairs, split, control, others)
+    encode, pieces = vocabulary.byte_level(tokens.source, tokens.ids, pairs, split, tokens.control, tokens.others)
     return {"encode": encode, "pieces": pieces, "adds_bos": split is splits.LLAMA3}
 
 
-def _sentencepiece(
-    metadata: Mapping[str, Any],
-    source: str,
-    ids: Mapping[str, int],
-    control: Mapping[str, int],
-    others: Mapping[str, int],
-) -> dict[str, Any]:
+def _sentencepiece(metadata: Mapping[str, Any], tokens: _Tokens) -> dict[str, Any]:
     """Build the tokenizer as transformers does for a GGUF file."""
     from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
@@ -98,24 +98,26 @@ def _sentencepiece(
         pairs = [tuple(pair.split(" ")) for pair in merges]
     else:
         scores = metadata.get("tokenizer.ggml.scores")
-        if not isinstance(scores, list | tuple) or len(scores) != len(ids):
+        if not isinstance(scores, list | tuple) or len(scores) != len(tokens.ids):
             raise TokenizerError(
-                f"{source} has neither tokenizer.ggml.merges nor scores that fit its tokens. {_ANOTHER}"
+                f"{tokens.source} has neither tokenizer.ggml.merges nor scores that fit its tokens. {_ANOTHER}"
             )
-        pairs = merges_of_scores(ids, [float(score) for score in scores])
+        pairs = merges_of_scores(tokens.ids, [float(score) for score in scores])
     try:
-        tokenizer = Tokenizer(BPE(dict(ids), pairs, fuse_unk=True, byte_fallback=True))
+        tokenizer = Tokenizer(BPE(dict(tokens.ids), pairs, fuse_unk=True, byte_fallback=True))
     except Exception as error:  # the library raises bare Exceptions
-        raise TokenizerError(f"the tokenizer in {source} is not consistent: {str(error)[:200]}. {_ANOTHER}") from error
+        raise TokenizerError(
+            f"the tokenizer in {tokens.source} is not consistent: {str(error)[:200]}. {_ANOTHER}"
+        ) from error
     space = metadata.get("tokenizer.ggml.add_space_prefix", True)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(general_bpe.SPACE, "first" if space else "never", split=False)
     strip = [decoders.Strip(" ", 1, 0)] if space else []
     replace = decoders.Replace(general_bpe.SPACE, " ")
     tokenizer.decoder = decoders.Sequence([replace, decoders.ByteFallback(), decoders.Fuse(), *strip])
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in control])
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in others])
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in tokens.control])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in tokens.others])
     encode, encode_rest = general_bpe.encoders(tokenizer)
-    pieces, leading_space = general_bpe.pieces(tokenizer, source, len(ids))
+    pieces, leading_space = general_bpe.pieces(tokenizer, tokens.source, len(tokens.ids))
     return {"encode": encode, "encode_rest": encode_rest, "pieces": pieces, "leading_space": leading_space}
 
 

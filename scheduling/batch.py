@@ -37,7 +37,7 @@ class Batch:
         return Budget(self.free_slots, self.pages.free_tokens, tokens, self.pages.page_size)
 
     def join(self, seq: Sequence, tokens: int) -> bool:
-        """Give a sequence a slot and pages for so many tokens; return False if the pages are too few."""
+        """Give a sequence a slot and pages for `tokens` tokens; return False if too few pages are free."""
         if not self.pages.reserve(seq, tokens):
             return False
         seq.slot = heapq.heappop(self._free_slots)

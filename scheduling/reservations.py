@@ -50,7 +50,7 @@ class Reservations:
         return seq.hashes[: (seq.length - 1) // pool.page_size]
 
     def reserve(self, seq: Sequence, tokens: int) -> bool:
-        """Take pages for so many tokens of a sequence that joins; return False if there are too few.
+        """Take pages for `tokens` tokens of a sequence that joins; return False if too few are free.
 
         What the prefix cache holds counts as computed. A sequence that joins again is not counted as a query again.
         """

@@ -43,9 +43,9 @@ TEXTS = (
     "Maria planted forty tomato seedlings in April. A late frost killed half of them, and snails ate six more. The "
     "remaining plants gave so much fruit that she sold two crates at the market every Saturday in August.",
     "The meeting agreed on three points: the release moves to the ninth, the old export stays for one more version, and "
-    "support answers within one working day. Who pays for the additional tests was left open.",
+    "support answers within one working day. It left open who will pay for the additional tests.",
     "A study followed two hundred people who took a walk of twenty minutes after lunch. They reported being less tired at "
-    "four o'clock than a group that rested. The authors warn that nobody measured how well either group worked.",
+    "four o'clock than a group that rested. The authors caution that they did not measure how well either group worked.",
 )
 SUMMARIES = (
     "Summarize this in one sentence: {}", "Rewrite this for a friend in a casual tone: {}",

@@ -167,8 +167,8 @@ class FlashPrompts(PlainPrompts):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, prompts: Prompts, scale: float) -> Tensor:
         cuts = prompts.cu_seqlens_q, prompts.cu_seqlens_k
         queries, keys = (max(b - a for a, b in itertools.pairwise(cut)) for cut in cuts)
-        # It takes fewer KV heads than query heads. With at most one query per piece it would then cut the sums by the
-        # size of the batch, so it is told that there may be two.
+        # With fewer KV heads than query heads and a maximum of one query per piece, it would split the sums by the batch
+        # size, so the maximum passed is at least two.
         out: Tensor = torch.ops.aten._flash_attention_forward(
             q, k, v, *prompts.cu_seqlens, max(2, queries), keys, 0.0, True, False, scale=scale
         )[0]

@@ -47,7 +47,7 @@ class Norm(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What rotates queries and keys: H heads of queries, KV of keys, each of D values.
+    """The rotary embedding of H query heads and KV key heads of D values each.
 
     norms: [2, D], the weights of the RMS norms of the heads of queries and of keys before the rotation, or None.
     """

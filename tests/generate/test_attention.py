@@ -6,7 +6,6 @@ import logging
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,28 +20,7 @@ from generate.cpu.team import team
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 SHAPES = [(12, 64, 64), (16, 64, 16), (16, 64, 128), (25, 64, 64), (12, 8, 16), (16, 16, 64), (12, 80, 64), (3, 32, 16)]
 
-
-@pytest.fixture(scope="session")
-def cache(pytestconfig: pytest.Config) -> Path:
-    """Return a folder that later runs and other workers share: a library's name has the hash of what it is made of."""
-    assert pytestconfig.cache is not None
-    return Path(pytestconfig.cache.mkdir("kernels"))
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EB_CACHE_DIR", str(cache))
-    monkeypatch.delenv("EB_KERNELS", raising=False)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Use one thread: two threads that spin beside other work on two cores turn milliseconds into seconds."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    team().use(1, own=True)
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread", "shared_cache")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -35,17 +34,8 @@ SHAPES = {
     "layer-norm-without-bias": replace(LLAMA, norm="layer", n_head=8, n_kv_head=2),
 }
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 needs_kernel = pytest.mark.skipif(not kernel_runs(), reason=why_no_kernel())
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Use one thread: two threads that spin beside other work on two cores turn milliseconds into seconds."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    team().use(1, own=True)
-    torch.set_num_threads(before)
 
 
 def random_network(config: Architecture, seed: int = 1) -> Network:

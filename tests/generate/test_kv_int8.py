@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -24,14 +23,7 @@ from generate.runner import ModelRunner
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 SHAPES = [(4, 4, 64, 64), (9, 3, 64, 16), (4, 2, 128, 64), (3, 1, 80, 16), (2, 2, 5, 16), (16, 1, 24, 32)]
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    team().use(1, own=True)
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
