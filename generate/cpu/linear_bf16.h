@@ -165,7 +165,8 @@ static void dot_panel(const Task *t, int64_t p, int64_t first, int64_t last, con
 #ifdef HAS_TILES
 enum { ROWS = 16 };  // of a tile
 
-// Tiles 0-3 hold sums, 4 holds rows of x, all there are or 16, 5-7 weights: 16 pairs of inputs by 16 outputs.
+// Tiles 0-3 hold sums, 4 holds rows of x, all there are or 16, 5-7 weights: 16 pairs of inputs by 16 outputs; where there
+// are more than 16 rows, 5 holds the next 16 of them.
 static void configure_tiles(int64_t m) {
   uint8_t rows = m < ROWS ? (uint8_t)m : ROWS;
   struct {
@@ -177,42 +178,84 @@ static void configure_tiles(int64_t m) {
   _tile_loadconfig(&config);
 }
 
-// As dot_panel. Fetches are spread between the tiles, which would otherwise wait for them. All blocks have 16 rows
-// if there are that many: the last begins within the one before it.
+// 16 rows of x, or all, times 64 outputs. `lines` of `ahead` are fetched after each tile, which a row of fetches would
+// hold up.
+static void tile_block(const bf16 *x, const char *w, int64_t k, float *sums, const char *ahead, int lines) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t i = 0; i < k; i += 32, w += 4096) {
+    _tile_loadd(4, x + i, 2 * k);
+    _tile_loadd(5, w, 256);
+    _tile_dpbf16ps(0, 4, 5);
+    ahead = fetch(ahead, lines);
+    _tile_loadd(6, w + 64, 256);
+    _tile_dpbf16ps(1, 4, 6);
+    ahead = fetch(ahead, lines);
+    _tile_loadd(7, w + 128, 256);
+    _tile_dpbf16ps(2, 4, 7);
+    ahead = fetch(ahead, lines);
+    _tile_loadd(5, w + 192, 256);
+    _tile_dpbf16ps(3, 4, 5);
+    ahead = fetch(ahead, lines);
+  }
+  _tile_stored(0, sums, 4 * PANEL);
+  _tile_stored(1, sums + 16, 4 * PANEL);
+  _tile_stored(2, sums + 32, 4 * PANEL);
+  _tile_stored(3, sums + 48, 4 * PANEL);
+}
+
+// Twice 16 rows times 32 outputs, so that every tile that is loaded is used twice; sums as by two tile_block.
+static void tile_square(const bf16 *x, const bf16 *below, const char *w, int64_t k, float *sums, const char *ahead,
+                        int lines) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t i = 0; i < k; i += 32, w += 4096) {
+    _tile_loadd(6, w, 256);
+    _tile_loadd(4, x + i, 2 * k);
+    _tile_dpbf16ps(0, 4, 6);
+    ahead = fetch(ahead, lines);
+    _tile_loadd(5, below + i, 2 * k);
+    _tile_dpbf16ps(2, 5, 6);
+    ahead = fetch(ahead, lines);
+    _tile_loadd(7, w + 64, 256);
+    _tile_dpbf16ps(1, 4, 7);
+    ahead = fetch(ahead, lines);
+    _tile_dpbf16ps(3, 5, 7);
+    ahead = fetch(ahead, lines);
+  }
+  _tile_stored(0, sums, 4 * PANEL);
+  _tile_stored(1, sums + 16, 4 * PANEL);
+  _tile_stored(2, sums + ROWS * PANEL, 4 * PANEL);
+  _tile_stored(3, sums + ROWS * PANEL + 16, 4 * PANEL);
+}
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// As dot_panel. All blocks have 16 rows if there are that many: the last begins within the one before it.
 static void tile_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
-  const int64_t k = t->k, blocks = (last - first + ROWS - 1) / ROWS;
-  const int lines = (int)((4 + blocks - 1) / blocks);  // at each pair, as in dot_panel: 4 times that for each tile
-  const int64_t stretch = k / 2 * 64 * lines;
-  float sums[ROWS][PANEL] __attribute__((aligned(64)));
-  for (int64_t row = first; row < last; row += ROWS, next += stretch, bytes -= stretch) {
-    int64_t top = t->m < ROWS ? 0 : row < t->m - ROWS ? row : t->m - ROWS, end = row + ROWS < last ? row + ROWS : last;
-    const bf16 *x = t->x + top * k;
-    const char *w = (const char *)t->w->packed + p * bfloat16_panel_bytes(k), *ahead = next;
-    int n = bytes >= stretch ? 4 * lines : 0;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int64_t i = 0; i < k; i += 32, w += 4096) {
-      _tile_loadd(4, x + i, 2 * k);
-      _tile_loadd(5, w, 256);
-      _tile_dpbf16ps(0, 4, 5);
-      ahead = fetch(ahead, n);
-      _tile_loadd(6, w + 64, 256);
-      _tile_dpbf16ps(1, 4, 6);
-      ahead = fetch(ahead, n);
-      _tile_loadd(7, w + 128, 256);
-      _tile_dpbf16ps(2, 4, 7);
-      ahead = fetch(ahead, n);
-      _tile_loadd(5, w + 192, 256);
-      _tile_dpbf16ps(3, 4, 5);
-      ahead = fetch(ahead, n);
+  const int64_t k = t->k, step = k / 32 * 64, blocks = (last - first + ROWS - 1) / ROWS;  // step: fetched at a line each
+  const int lines = (int)((16 + blocks - 1) / blocks);
+  const int64_t final = t->m < ROWS ? 0 : t->m - ROWS;
+  const char *w = (const char *)t->w->packed + p * bfloat16_panel_bytes(k);
+  float sums[2 * ROWS][PANEL] __attribute__((aligned(64)));
+  for (int64_t row = first; row < last; row += 2 * ROWS) {
+    int64_t top = smaller(row, final), second = smaller(row + ROWS, final), end = smaller(row + 2 * ROWS, last);
+    int n = bytes > 0 ? (lines + 3) / 4 : 0;
+    if (row + ROWS < last) {
+      tile_square(t->x + top * k, t->x + second * k, w, k, sums[0], next, n);
+      next += 4 * n * step;
+      bytes -= 4 * n * step;
+      tile_square(t->x + top * k, t->x + second * k, w + 128, k, sums[0] + 32, next, bytes > 0 ? n : 0);
+    } else {
+      tile_block(t->x + top * k, w, k, sums[0], next, n);
     }
-    _tile_stored(0, &sums[0][0], sizeof sums[0]);
-    _tile_stored(1, &sums[0][16], sizeof sums[0]);
-    _tile_stored(2, &sums[0][32], sizeof sums[0]);
-    _tile_stored(3, &sums[0][48], sizeof sums[0]);
-    for (int64_t r = row; r < end; r++) put_panel(t, r, p, sums[r - top]);
+    next += 4 * n * step;
+    bytes -= 4 * n * step;
+    for (int64_t r = row; r < end; r++) put_panel(t, r, p, r < row + ROWS ? sums[r - top] : sums[ROWS + r - second]);
   }
 }
 #endif

@@ -87,11 +87,20 @@ INLINE void store_bf16(bf16 *p, vec v, int64_t count) {
 // The elements of `yes` where `mask` is all ones, else those of `no`.
 INLINE vec choose(uvec mask, vec yes, vec no) { return (vec)(((uvec)yes & mask) | ((uvec)no & ~mask)); }
 
+// x within the bounds; NaN stays NaN.
+INLINE vec within(vec x, float low, float high) {
+#ifdef __AVX512F__  // min and max return their second operand for a NaN
+  return (vec)_mm512_max_ps(_mm512_set1_ps(low), _mm512_min_ps(_mm512_set1_ps(high), (__m512)x));
+#else
+  x = choose((uvec)(x < low), all_of(low), x);
+  return choose((uvec)(x > high), all_of(high), x);
+#endif
+}
+
 // e^x to 2 units in the last place: 2^n times a polynomial on [-ln2/2, ln2/2]. NaN stays NaN.
 INLINE vec exp_of(vec x) {
-  const float low = -87.f, high = 88.f, round = 12582912.f;  // adding `round` leaves an integer in the lowest bits
-  vec c = choose((uvec)(x < low), all_of(low), x);
-  c = choose((uvec)(c > high), all_of(high), c);
+  const float round = 12582912.f;  // adding `round` leaves an integer in the lowest bits
+  vec c = within(x, -87.f, 88.f);
   vec shifted = fused(c, all_of(1.44269504f), all_of(round)), n = shifted - round;
   vec r = fused(n, all_of(-0.693359375f), c);
   r = fused(n, all_of(2.12194440e-4f), r);
