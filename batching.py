@@ -87,6 +87,7 @@ class Loop:
         if ended:
             self._remove(ended, now)
         for policy in self.inbox.requested_policies():
+            self.inbox.limit += policy.max_batch_size - self.scheduler.policy.max_batch_size
             self._complete(self.scheduler.switch(policy, self.clock()))
 
     def _idle_seconds(self, now: float) -> float:
@@ -297,6 +298,11 @@ class BatchingManager:
     def max_batch_size(self) -> int:
         """The slots of the active policy."""
         return self._max_batch_size if self.policy is None else self.policy.max_batch_size
+
+    @property
+    def slots(self) -> int:
+        """The slots of the engine, of which the active policy may use fewer."""
+        return self._max_batch_size if self.policy is None else self.policy.slots
 
     @property
     def max_queue(self) -> int:

@@ -103,11 +103,14 @@ class ServerStats:
     def engine(self) -> dict[str, Any]:
         """Return figures about the loop: iterations, batch sizes, how slot-steps were spent."""
         batches = sorted(self.meters.batches.copy().items())
+        spent = self.meters.spent
         return {
             "iterations": sum(steps.count for _, steps in batches),
             "uptime_s": self._clock() - self._started_at,
             "batch_stats": [
                 {"batch_size": size, "count": steps.count, "seconds": steps.seconds} for size, steps in batches
             ],
-            "slot_steps": self.meters.slot_steps.copy(),
+            "slot_steps": spent._asdict(),
+            "batch_fill": spent.fill,
+            "rows_in_vain": spent.in_vain,
         }

@@ -28,11 +28,10 @@ from rich.text import Text
 
 from . import flags, options
 from .console import FINE, UNREACHABLE, USAGE
+from .report import waste
 
 COLORS = ("dodger_blue2", "orange1", "spring_green4", "pink3", "sky_blue1", "dark_orange3", "yellow4", "medium_purple")
 MARKS = {"prefill": "█", "decode": "▄", "held": "╱", "idle": "‥"}  # readable without colors, too
-WASTE = (("useful", "blue", "█"), ("padding", "yellow", "▒"), ("held", "magenta", "╱"), ("idle", "bright_black", "·"),
-         ("recomputed", "red", "▓"))  # fmt: skip
 MAX_STEPS = 1000
 MAX_ERROR = 0.25  # of the simulator; beyond it, its figures are compared only with each other
 WINDOW = 10.0  # seconds over which the figures are averaged
@@ -60,7 +59,7 @@ class Watched:
             self.last_id = data["n"]
             self.state["policy"] = data["policy"]
         elif event == "policy":
-            self.state |= {"policy": data["policy"], "slots": data["max_batch_size"]}
+            self.state |= {"policy": data["policy"]}
         elif event == "shadow":
             self.state["shadow"] = data
 
@@ -69,8 +68,7 @@ class Watched:
         recent = [s for s in list(self.steps) if s["t"] + s["seconds"] > now - WINDOW]
         output = sum(m["tokens"] for s in recent for m in s["members"] if m["phase"] == "decode")
         output += sum(len(s["joined"]) for s in recent)
-        spent = [sum(s["slot_steps"].get(name, 0) for s in recent) for name, *_ in WASTE]
-        total = sum(spent) or 1.0
+        spent = {kind: sum(s["slot_steps"].get(kind, 0.0) for s in recent) for kind in waste.COLORS}
         span = max(now - recent[0]["t"], 1e-6) if recent else 1.0
         last = self.steps[-1] if self.steps else None
         left = {request["id"] for request in last["left"]} if last else set()
@@ -80,8 +78,9 @@ class Watched:
             "waiting": last["queue"] if last else 0,
             "tokens/s": output / span,
             "step": sum(s["seconds"] for s in recent) / len(recent) if recent else None,
-            "fill": 1 - spent[3] / total if recent else None,
-            "waste": [part / total for part in spent] if recent else None,
+            "fill": waste.fill(spent),
+            "in vain": waste.in_vain(spent),
+            "waste": spent,
             "pages": last["pages"] if last else {"used": 0, "total": self.state.get("pages_total", 0)},
             "steps": len(recent),
         }
@@ -161,19 +160,6 @@ def slots_picture(watched: Watched, width: int, height: int) -> Text:
     return text
 
 
-def waste_bar(shares: list[float] | None, width: int) -> Text:
-    """Return a bar of the five uses of the slots, and their percentages."""
-    text = Text(no_wrap=True)
-    if shares is None:
-        return Text("no recent steps", "grey50")
-    for share, (_, style, mark) in zip(shares, WASTE):
-        text.append(mark * round(share * width), style)
-    text.append("\n")
-    for share, (name, style, mark) in zip(shares, WASTE):
-        text.append(f"{mark} {share:.0%} {name}  ", style)
-    return text
-
-
 def seconds(value: float | None) -> str:
     if value is None:
         return "-"
@@ -217,7 +203,8 @@ def screen(watched: Watched, url: str, width: int, height: int) -> Group:
         ("waiting", str(figures["waiting"])),
         ("tokens/s", f"{figures['tokens/s']:.0f}"),
         ("step time", seconds(figures["step"])),
-        ("slots used", "-" if figures["fill"] is None else f"{figures['fill']:.0%}"),
+        ("batch fill", "-" if figures["fill"] is None else f"{figures['fill']:.0%}"),
+        ("rows in vain", "-" if figures["in vain"] is None else f"{figures['in vain']:.0%}"),
         ("KV pages", f"{pages['used']} of {pages['total']}"),
     ]
     for _ in cells:
@@ -228,7 +215,7 @@ def screen(watched: Watched, url: str, width: int, height: int) -> Group:
     picture = slots_picture(watched, width - 4, height - below)
     return Group(
         head, tiles, Panel(picture, title="slots x iterations", border_style="grey37"),
-        waste_bar(figures["waste"], width - 4),
+        waste.bar(figures["waste"], width - 4),
         *([Text(line, "cyan")] if line else []),
         Text("█ prefill  ▄ decode  ╱ held  · idle  ▌ joins  color: request  Ctrl-C exits", "grey50"),
     )  # fmt: skip

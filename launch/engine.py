@@ -86,7 +86,7 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
         armed.model(parts.model, parts.tokenizer.decode),
         pages=pages,
         max_batch_size=policy.max_batch_size,
-        max_queue=config.max_open_requests - policy.max_batch_size,
+        max_queue=config.max_queue,
         max_queue_tokens=config.max_queue_tokens,
         max_tokens_per_step=config.max_tokens_per_step or parts.tokens_per_step,
         make_policy=policies.get_policy,

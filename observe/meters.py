@@ -133,6 +133,11 @@ class Meters:
     def on_arrival(self, inference: Inference) -> None:
         self._open[inference.id] = Progress(inference.sequence)
 
+    @property
+    def spent(self) -> SlotSteps:
+        """How the slots were spent so far."""
+        return SlotSteps(**self.slot_steps)
+
     def observe(self, iteration: Iteration | None, left: list[Inference]) -> None:
         """Count a step, if there was one, and the requests that left."""
         if iteration is not None:

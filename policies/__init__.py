@@ -87,6 +87,7 @@ def policy_maker(name: str, *, own: bool = True) -> Callable[..., Policy]:
                 f"policy {name} has no option {taken!r}. Leave it out; slots are set at the start, by --max-batch-size"
             )
         policy = policy_class(max_batch_size=max_batch_size, **values)
+        policy.slots = max(policy.max_batch_size, max_batch_size)
         if order:
             policy.name = f"{policy.name}+{_stem(order)}"
         return policy

@@ -69,9 +69,9 @@ def members_of(plan: Plan, phases: list[str]) -> list[Member]:
 
 
 class SlotSteps(NamedTuple):
-    """How the slots of one step were spent; the five kinds add up to the number of slots.
+    """How the slots of one step were spent; the five kinds add up to the number of the engine's slots.
 
-    A slot whose sequence computes nothing is idle. Recomputed is the part of a row that was computed before.
+    A slot whose sequence computes nothing is idle, and so is one that the policy does not use. Recomputed is the part of a row that was computed before.
     """
 
     useful: float = 0.0
@@ -79,6 +79,17 @@ class SlotSteps(NamedTuple):
     held: float = 0.0
     idle: float = 0.0
     recomputed: float = 0.0
+
+    @property
+    def fill(self) -> float | None:
+        """The share of the slots that had a row; None before the first step."""
+        return 1 - self.idle / sum(self) if any(self) else None
+
+    @property
+    def in_vain(self) -> float | None:
+        """The share of the rows that were computed without a new token; None before the first step."""
+        rows = sum(self) - self.idle
+        return 1 - self.useful / rows if rows else None
 
     @classmethod
     def of(cls, plan: Plan, slots: int) -> SlotSteps:

@@ -70,6 +70,7 @@ class Policy:
         if max_batch_size < 1:
             raise ValueError(f"max_batch_size is {max_batch_size}, but must be at least 1. Raise it")
         self.max_batch_size = max_batch_size
+        self.slots = max_batch_size  # of the engine; a policy that uses fewer leaves the others idle
         self.name = type(self).__module__.rpartition(".")[2].replace("_", "-")
         self.cached_tokens: Callable[[Sequence], int] = lambda seq: 0  # replaced by a scheduler with a prefix cache
         self.claims = with_former(Claims(conserving=type(self).admit is Policy.admit), self)

@@ -175,7 +175,7 @@ class Scheduler:
         why a runner may launch the next step before the outputs of this one are read: nothing that it launched counts
         until it is committed.
         """
-        slot_steps = SlotSteps.of(plan, self.policy.max_batch_size)
+        slot_steps = SlotSteps.of(plan, self.policy.slots)
         phases = ["prefill" if s.is_prefilling else "decode" for s in plan.sequences if self.record]
         failed, finished, steady = advance(plan, outputs, now, self.hooks.on_token, self.batch.pages.publish)
         self._repeat = plan if steady and self.hooks.repeats else None

@@ -221,7 +221,7 @@ def check_answers(scheduler: Scheduler, iteration: Iteration, answered: list[Seq
 
 def check_resources(scheduler: Scheduler, iteration: Iteration) -> None:
     """Slot-steps add up to the slots, and the pages in use are those of the running sequences."""
-    spent, slots, pages = iteration.slot_steps, scheduler.policy.max_batch_size, scheduler.pages
+    spent, slots, pages = iteration.slot_steps, scheduler.policy.slots, scheduler.pages
     if abs(sum(spent) - slots) > 1e-9 or min(spent) < -1e-12:
         raise Broken("slot-steps add up", f"{spent} of {slots} slots")
     if pages is not None:

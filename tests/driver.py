@@ -182,7 +182,7 @@ class Run(Driver):
         self.check_conservation()
         assert iteration.queue == len(scheduler.waiting)
         rows = iteration.batch_size
-        assert abs(sum(iteration.slot_steps) - max(scheduler.policy.max_batch_size, rows)) < 1e-9
+        assert abs(sum(iteration.slot_steps) - max(scheduler.policy.slots, rows)) < 1e-9
         assert min(iteration.slot_steps) >= -1e-12
         if pages is not None:
             used = {page for seq in scheduler.running for page in seq.pages}

@@ -30,6 +30,7 @@ FRAMES, FRAME_MS, REST_MS = 48, 130, 3000
 STYLE = """
 header, #race > .panel, #race > p { display: none } #race { padding: 12px } body { background: var(--panel) }
 #lanes { margin-top: 0; gap: 8px } .lane { border: 0; box-shadow: none; padding: 4px 6px }
+.lane .bar, .lane .figures { flex-wrap: nowrap; white-space: nowrap }
 """
 
 
@@ -52,7 +53,7 @@ def shoot(still: Path, moving: Path | None, scheme: str) -> None:
         raise SystemExit("error: Chromium not found. Install it (Debian: apt install chromium)")
     with server("dynamic", SLOTS) as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1040, "height": 700}, color_scheme=scheme, device_scale_factor=2)  # type: ignore[arg-type]
+        page = browser.new_page(viewport={"width": 1160, "height": 760}, color_scheme=scheme, device_scale_factor=2)  # type: ignore[arg-type]
         page.goto(f"{url}/race")
         page.wait_for_timeout(1000)
         page.evaluate(
@@ -91,7 +92,7 @@ def animate(path: Path, frames: list[bytes]) -> None:
     for frame in frames:
         image = Image.open(io.BytesIO(frame)).convert("RGB")
         half = image.resize((image.width // 2, image.height // 2), Image.Resampling.LANCZOS)
-        images.append(half.quantize(64, dither=Image.Dither.NONE).convert("RGB"))
+        images.append(half.quantize(128, dither=Image.Dither.NONE).convert("RGB"))
     durations = [FRAME_MS] * (len(images) - 1) + [REST_MS]
     images[0].save(
         path, save_all=True, append_images=images[1:], duration=durations, loop=0, lossless=True, quality=60, method=4

@@ -56,7 +56,7 @@
       if (model === live) EB.showShadow(shadow);
     },
     policy(change) {
-      facts = { ...facts, policy: change.policy, slots: change.max_batch_size, maxQueue: change.max_queue };
+      facts = { ...facts, policy: change.policy, maxQueue: change.max_queue };
       if (model === live) showFacts();
     },
     arrival(arrival) {
@@ -234,7 +234,7 @@
         { ...side, scale: "tokens" },
         { ...side, scale: "requests", side: 1, grid: { show: false } },
       ],
-      series: [{}, line("tokens/s", "tokens", "--useful", { fill: () => `${ink("--useful")()}33` }),
+      series: [{}, line("tokens/s", "tokens", "--accent", { fill: () => `${ink("--accent")()}33` }),
         line("running", "requests", "--good", { paths: uPlot.paths.stepped({ align: 1 }) }),
         line("waiting", "requests", "--held", { dash: [4, 3], paths: uPlot.paths.stepped({ align: 1 }) })],
     }, [[-MINUTE, 0], [0, 0], [0, 0], [0, 0]], $("chart"));

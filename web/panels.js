@@ -66,6 +66,12 @@
     }
   }
 
+  // The share of the rows that were computed without a new token; null without rows.
+  function inVain(waste) {
+    const rows = waste ? 1 - waste.idle : 0;
+    return rows > 1e-9 ? 1 - waste.useful / rows : null;
+  }
+
   // Integer percentages that sum to 100: the largest remainders are rounded up.
   function rounded(waste) {
     if (!waste) return {};
@@ -85,7 +91,9 @@
     put("t-waiting-sub", facts.maxQueue ? `limit ${facts.maxQueue.toLocaleString("en")}` : "in the queue");
     put("t-tokens", tiles ? figure(tiles.tokensPerSecond) : "0");
     put("t-step", tiles && tiles.stepSeconds ? `${seconds(tiles.stepSeconds)} per step` : "idle");
-    put("t-fill", tiles && tiles.steps ? `${Math.round(tiles.fill * 100)} %` : "–");
+    put("t-fill", tiles && tiles.steps ? percent(tiles.fill) : "–");
+    const vain = inVain(tiles?.waste);
+    put("t-fill-sub", vain === null ? "of the slots" : `${percent(vain)} of rows in vain`);
     put("t-ttft", seconds(tiles?.ttft50));
     put("t-ttft99", tiles?.ttft99 != null ? `p99 ${seconds(tiles.ttft99)}` : "to the first token");
     put("t-itl", seconds(tiles?.itl50));
@@ -136,6 +144,10 @@
     if (extrapolates) words.push("the estimate needs larger steps than any measured here, so it is a guess");
     if (!from_idle) words.push("the server was busy when these requests began, the simulation starts idle");
     return `${words.join("; ")}.`;
+  }
+
+  function percent(share) {
+    return `${Math.round(share * 100)} %`;
   }
 
   function figure(value) {
@@ -328,6 +340,7 @@
   }
 
   Object.assign(EB, {
-    onDrop, seconds, element, put, WasteBar, rounded, showTiles, showShadow, figure, Requests, showDetail, describe, short,
+    onDrop, seconds, element, put, percent, inVain, WasteBar, rounded, showTiles, showShadow, figure, Requests, showDetail,
+    describe, short,
   });
 })(globalThis);

@@ -22,7 +22,7 @@
       this.title = title.appendChild(EB.element("span", "", name === model.last?.policy ? "" : name));
       this.figures = bar.appendChild(EB.element("div", "figures"));
       this.texts = {};
-      for (const figure of ["answered", "tokens/s", "mean latency", "waiting", "useful"]) {
+      for (const figure of ["answered", "tokens/s", "mean latency", "waiting", "batch fill", "of rows in vain"]) {
         const part = this.figures.appendChild(EB.element("span"));
         this.texts[figure] = part.appendChild(EB.element("b", "", "–"));
         part.append(` ${figure}`);
@@ -73,6 +73,13 @@
       this.showFigures(index, now);
     }
 
+    showWaste(waste) {
+      const vain = EB.inVain(waste);
+      EB.put(this.texts["batch fill"], EB.percent(1 - waste.idle));
+      EB.put(this.texts["of rows in vain"], vain === null ? "–" : EB.percent(vain));
+      this.waste.show(waste);
+    }
+
     scale(span) {
       return (Math.max(200, this.canvas.clientWidth) - 52) / span;
     }
@@ -88,12 +95,19 @@
       EB.put(this.texts["mean latency"], gone.length ? EB.seconds(gone.reduce((all, [, took]) => all + took, 0) / gone.length) : "–");
       EB.put(this.texts.waiting, String(ended ? 0 : this.model.columns[index].queue));
       const all = sum.steps.reduce((a, b) => a + b, 0) || 1;
-      const waste = Object.fromEntries(EB.STEPS.map((name, k) => [name, sum.steps[k] / all]));
-      EB.put(this.texts.useful, `${EB.rounded(waste).useful} %`);
-      this.waste.show(waste);
+      this.showWaste(Object.fromEntries(EB.STEPS.map((name, k) => [name, sum.steps[k] / all])));
       EB.put(this.end, !ended ? "" : this.cut ? "the recording ends here" : `✓ finished in ${EB.seconds(this.seconds)}`);
       const label = `${this.badge.textContent}: ${sum.finished} of ${this.total} answered after ${EB.seconds(Math.min(now, this.seconds))}`;
       if (this.canvas.getAttribute("aria-label") !== label) this.canvas.setAttribute("aria-label", label);
+    }
+  }
+
+  // Count the slots that a server with fewer than the others lacks as idle.
+  function level(lanes) {
+    const slots = Math.max(...lanes.map((lane) => lane.model.slots));
+    for (const { model } of lanes) {
+      for (const column of model.columns) column.steps[EB.STEPS.indexOf("idle")] += slots - column.slots;
+      model.slots = slots;
     }
   }
 
@@ -119,6 +133,7 @@
       return Object.assign(new Lane(run.name, EB.modelOf(run, numbers), first), { cut: run.cut });
     });
     EB.put("hue", numbers ? "a color and its number are one request, the same in every lane" : "each color is one request of its lane");
+    level(lanes);
     length = Math.max(0.01, ...lanes.map((lane) => (lane.prepare(), lane.seconds)));
     const wanted = length / SHOWN_FOR;
     const options = [...$("speed").options].map((option) => Number(option.value));
@@ -278,8 +293,7 @@
         .filter((request) => request.left !== null && request.arrived !== null)
         .map((request) => request.left - request.arrived);
       EB.put(lane.texts["mean latency"], took.length ? EB.seconds(took.reduce((a, b) => a + b, 0) / took.length) : "–");
-      EB.put(lane.texts.useful, tiles.waste ? `${EB.rounded(tiles.waste).useful} %` : "–");
-      lane.waste.show(tiles.waste);
+      if (tiles.waste) lane.showWaste(tiles.waste);
     }
   }
 

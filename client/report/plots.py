@@ -15,8 +15,7 @@ from . import figures, plots_requests, plots_steps, plots_sweep
 from .album import Album, Picture, finish
 from .store import Results, slug
 from .summary import average
-
-KINDS = {"useful": "#009E73", "padding": "#F0E442", "held": "#D55E00", "idle": "#DDDDDD", "recomputed": "#CC79A7"}
+from .waste import COLORS
 
 
 def latency_over_tokens(album: Album, load: str) -> None:
@@ -155,7 +154,7 @@ def batch_histogram(album: Album, load: str) -> None:
 
 
 def waste(album: Album) -> None:
-    """Draw how the slots were used: useful, padding, held, idle, recomputed, stacked to 100 %."""
+    """Draw how the slots were used, stacked to 100 %: of all slots, and of the rows that were computed."""
     spent = [
         (f"{p}\n{load}", runs[0]["slot_steps"])
         for load in album.results.loads
@@ -165,17 +164,25 @@ def waste(album: Album) -> None:
     if not spent:
         return
     total = round(sum(sum(steps.values()) for _, steps in spent))
-    with album.draw("waste", "Use of the slots", total, ["run", *KINDS], unit="slot-steps") as ((axes,), rows):
-        base = np.zeros(len(spent))
-        for kind, color in KINDS.items():
-            share = np.array([100 * s.get(kind, 0) / sum(s.values()) for _, s in spent])
-            axes.bar(range(len(spent)), share, bottom=base, color=color, label=kind, width=0.7)
-            base += share
-        for name, s in spent:
-            rows.append([name.replace("\n", " "), *(s.get(k, 0) / sum(s.values()) for k in KINDS)])
-        axes.set_xticks(range(len(spent)), [name for name, _ in spent], fontsize=7)
-        axes.set_ylabel("slot-steps (%)")
-        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    columns = ["of", "run", *COLORS]
+    with album.draw("waste", "Use of the slots", total, columns, across=2, unit="slot-steps") as (grid, rows):
+        parts: list[tuple[str, list[str]]] = [("slots", list(COLORS)), ("rows", [k for k in COLORS if k != "idle"])]
+        for axes, (whole, kinds) in zip(grid, parts):
+            totals = np.array([sum(s.get(kind, 0) for kind in kinds) or 1 for _, s in spent])
+            base = np.zeros(len(spent))
+            for kind in kinds:
+                share = 100 * np.array([s.get(kind, 0) for _, s in spent]) / totals
+                axes.bar(range(len(spent)), share, bottom=base, color=COLORS[kind], label=kind, width=0.7)
+                base += share
+            for (name, s), all in zip(spent, totals):
+                rows.append(
+                    [whole, name.replace("\n", " "), *(s.get(k, 0) / all if k in kinds else "" for k in COLORS)]
+                )
+            axes.set_xticks(range(len(spent)), [name for name, _ in spent], fontsize=7)
+        grid[0].set_ylabel("%")
+        grid[0].set_title("of all slots: batch fill is what is not idle", fontsize=9)
+        grid[1].set_title("of the rows computed: what is not useful is in vain", fontsize=9)
+        grid[0].legend(fontsize=7)
 
 
 def draw_all(results: Results) -> list[Picture]:

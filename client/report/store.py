@@ -17,6 +17,7 @@ from typing import Any
 
 from ..data import Planned
 from ..runs import Record
+from . import waste
 from .measure import Outcome
 
 LABELS = ("policy", "load", "repeat")
@@ -57,9 +58,10 @@ class Store:
         name = ".".join(slug(str(labels[key])) for key in LABELS)
         (self.folder / "runs" / f"{name}.json").write_text(json.dumps({**numbers, **labels}) + "\n")
         short = {key: value for key, value in numbers.items() if key not in ARRAYS}
-        waste, batches = engine(numbers)
+        spent, batches = engine(numbers)
         cache = {"hit_tokens": hit_share(numbers)}
-        self.summary["runs"].append({**short, **labels, **cache, "slot_steps": waste, "batch_stats": batches})
+        use = {"slot_steps": spent, "batch_fill": waste.fill(spent or {}), "rows_in_vain": waste.in_vain(spent or {})}
+        self.summary["runs"].append({**short, **labels, **cache, **use, "batch_stats": batches})
         self.save()
 
     def warn(self, text: str) -> None:

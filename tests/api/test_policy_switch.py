@@ -74,17 +74,18 @@ def test_all_that_looks_in_tells_the_new_policy(client: FlaskClient, service: Se
     kinds = [entry.kind for entry in service.feed.entries()]
     assert kinds.index("policy") < kinds.index("step")
     frames = b"".join(entry.frame for entry in service.feed.entries()).decode()
-    assert '"policy":"nobatch","options":{},"max_batch_size":1,"max_queue":15' in frames
+    assert '"policy":"nobatch","options":{},"max_batch_size":1,"max_queue":8' in frames
     assert '"policy":"dynamic"' not in frames
 
 
-def test_as_many_requests_as_before_may_wait_or_run(client: FlaskClient, service: Service) -> None:
+def test_as_many_requests_may_wait_under_every_policy(client: FlaskClient, service: Service) -> None:
     assert service.engine is not None
     manager = service.engine.manager
     for name in ("nobatch", "static", "nobatch", "dynamic"):
         client.put("/policy", json={"policy": name})
         assert manager.max_batch_size == policies.get_policy(name, 8).max_batch_size
-        assert manager.max_queue + manager.max_batch_size == 16
+        assert manager.max_queue == 8
+        assert manager.slots == 8
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from client.report import album, measure, page, plots, plots_steps, plots_sweep, race, store, summary
+from client.report import album, measure, page, plots, plots_steps, plots_sweep, race, store, summary, waste
 from client.report.album import Album
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -180,3 +180,21 @@ def test_the_tables_of_a_terminal_fit_80_columns(folder: Path) -> None:
         lines = out.getvalue().splitlines()
     assert not any("…" in line for line in lines)
     assert {"static", "vllm"} <= {line.split()[0] for line in lines if line.strip()}
+
+
+def test_batch_fill_and_rows_in_vain_are_told_apart() -> None:
+    static = {"useful": 30, "padding": 5, "held": 15, "idle": 50, "recomputed": 0}
+    assert waste.fill(static) == pytest.approx(0.5)
+    assert waste.in_vain(static) == pytest.approx(0.4)
+    assert (waste.fill({}), waste.in_vain({"idle": 3})) == (None, None)
+    assert waste.percentages({"useful": 1, "held": 1, "idle": 1}) == {
+        "useful": 34, "padding": 0, "held": 33, "idle": 33, "recomputed": 0
+    }  # fmt: skip
+    assert len(waste.bar(static, 40).plain.splitlines()[0]) == 40
+
+
+def test_waste_has_the_colors_of_the_page_and_no_color_of_a_policy() -> None:
+    style = (ROOT / "web" / "style.css").read_text()
+    assert all(f"--{kind}: {color};" in style for kind, color in waste.COLORS.items())
+    policies = {color.lower() for color in (*album.KNOWN.values(), *album.OTHERS)}
+    assert not policies & set(waste.COLORS.values())

@@ -57,10 +57,10 @@ def test_no_request_is_lost_however_often_policies_are_switched(
 
 
 def test_after_a_switch_to_fewer_slots_running_requests_finish_and_the_others_run_one_by_one() -> None:
-    nobatch = policies.get_policy("nobatch")
+    nobatch = policies.get_policy("nobatch", 3)
     run = drive(scheduler("dynamic", 3), requests(*[(0, 2, 4)] * 5), switch={1: nobatch})
     assert [it.batch_size for it in run.iterations] == [3] * 4 + [1] * 8
-    assert [it.slot_steps.idle for it in run.iterations] == [0] * 12
+    assert [it.slot_steps.idle for it in run.iterations] == [0] * 4 + [2] * 8  # of the engine's three
     assert run.sequences[3].waited == {"slots_full": (4, run.sequences[0].finished_at)}
 
 
