@@ -47,13 +47,15 @@ EXAMPLES = (
 FIRST = """\
 By default: nobatch, static and dynamic, each with gpt2-medium's shape (random weights), and 100
 requests of the original's workload, at one per second and in a burst. --quick uses the built-in model
-bard and 58 requests, at 8 per second and in a burst, and takes less than three minutes."""
+bard, 16 slots, so that a burst needs several batches, and 58 requests, at 8 per second and in a burst;
+it takes less than three minutes."""
 QUICK = {"model": "bard", "load_format": "auto", "workload": "original-buckets", "numsamples": 58,
          "load": [arrivals.Arrivals("poisson", 8.0), arrivals.Arrivals("burst")]}  # fmt: skip
+QUICK_SLOTS = "16"
 FULL = {"model": "gpt2-medium", "load_format": "dummy", "workload": "original", "numsamples": 100,
         "load": [arrivals.Arrivals("poisson", 1.0), arrivals.Arrivals("burst")]}  # fmt: skip
 COMPARED = [
-    Option("--quick", "use bard and small loads: less than 3 minutes on two cores", None),
+    Option("--quick", "use bard, 16 slots and small loads: less than 3 minutes on two cores", None),
     Option("--load", "arrival processes, run one after another (see below)", flags.LOAD, several=True),
     Option("--repeats", "runs of each load, with consecutive seeds", Number(1, 100), default=1),
     Option("--different", "compare two result files even if their arrivals differ", None),
@@ -104,6 +106,8 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
     for name, value in (QUICK if args.quick else FULL).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
+    if args.quick and not any(word.startswith("--max-batch-size") for word in args.server):
+        args.server = [*args.server, "--max-batch-size", QUICK_SLOTS]
     args.what = args.what or list(THREE)
     check_urls(args.what)
     flags.check_limits(args)

@@ -62,6 +62,8 @@ COLUMNS: list[tuple[str, tuple[str, ...], float, int, str]] = [
     ("TTFT p99, s", ("p99_ttft_ms",), 0.001, 2, "low"),
     ("ITL p99, ms", ("p99_itl_ms",), 1, 1, "low"),
     ("goodput/s", ("request_goodput",), 1, 2, "high"),
+    ("batch fill, %", ("batch_fill",), 100, 0, ""),
+    ("rows in vain, %", ("rows_in_vain",), 100, 0, ""),
     ("s per requested token", ("fairness", "slope_ms_per_token"), 0.001, 4, ""),
     ("r", ("fairness", "r"), 1, 3, ""),
 ]
@@ -162,36 +164,64 @@ def title(results: Results, load: str) -> str:
     )
 
 
+SAME = 0.05  # single runs that differ by less are not told apart
+
+
 def headline(results: Results) -> str:
-    """Return the answer in one sentence: which policy generated the most tokens per second."""
-    load = results.loads[-1]
+    """Return the answer, a sentence for each load: latencies of an open load, throughput of one that fills the server."""
     if results.summary.get("sweep"):
         return _peaks(results)
-    rates = {
-        p: average(results.of(p, load), "output_throughput") or 0.0 for p in results.policies if results.of(p, load)
-    }
-    ranked = sorted(rates, key=lambda p: rates[p], reverse=True)
-    if not ranked or not rates[ranked[0]]:
+    sentences = [text for load in results.loads if (text := _answer(results, load))]
+    if not sentences:
         return "Nothing was completed."
-    first = f"{ranked[0]} generated the most tokens per second under {load}: {rates[ranked[0]]:,.0f}"
-    if len(ranked) == 1:
-        return first + "."
-    second, last = ranked[1], ranked[-1]
-    factor = f"{rates[ranked[0]] / rates[second]:.2f} times {second}" if rates[second] else second
-    if last != second and rates[last]:
-        factor += f" and {rates[ranked[0]] / rates[last]:.2f} times {last}"
-    return f"{first}, {factor}{_caveat(results, load, ranked[0])}."
+    counts = [len(results.of(policy, load)) for policy in results.policies for load in results.loads]
+    if len(results.policies) > 1 and 0 < min(counts) < figures.MIN_RUNS:
+        runs = "one run" if min(counts) == 1 else f"{min(counts)} runs"
+        sentences.append(f"From {runs} each; use --repeats {figures.MIN_RUNS} to estimate the spread between runs.")
+    return " ".join(sentences)
 
 
-def _caveat(results: Results, load: str, first: str) -> str:
-    """Return the reason why the first place is not certain; "" if it is."""
-    if best(results, load, "output_throughput", "high") == first:
+def _answer(results: Results, load: str) -> str:
+    """Return how the policies differ under a load in one sentence; "" if nothing was completed."""
+    full = load.partition(":")[0] in ("burst", "closed")
+    key, sign = ("output_throughput", -1) if full else ("mean_e2el_ms", 1)
+    values = {p: average(results.of(p, load), key) for p in results.policies if results.of(p, load)}
+    known = {policy: value for policy, value in values.items() if value}
+    if not known:
         return ""
-    count = min(len(results.of(policy, load)) for policy in results.policies if results.of(policy, load))
-    if count >= figures.MIN_RUNS:
-        return f" (but {count} runs each do not distinguish them)"
-    runs = "one run" if count == 1 else f"{count} runs"
-    return f" (from {runs} each; use --repeats {figures.MIN_RUNS} to estimate the uncertainty)"
+    ranked = sorted(known, key=lambda policy: sign * known[policy])
+    texts = {p: f"{v:,.0f} tokens/s" if full else f"{shown(v / 1000, 2)} s" for p, v in known.items()}
+    first, *others = ranked
+    what = "output tokens per second" if full else "mean latency"
+    if not others:
+        return f"{load}: {first} has {texts[first]}{'' if full else f' {what}'}."
+    level = [p for p in others if not differ(results, load, key, first, p)]
+    rest = ", ".join(f"{p} {texts[p]}{_factor(known, first, p, sign)}" for p in others if p not in level)
+    rest = f"; {rest}" if rest else ""
+    if level:
+        pairs = " and ".join(f"{p} ({texts[p]})" for p in (first, *level))
+        return f"{load}: in {what}, {pairs} are not distinguishable{rest}."
+    best_is = "the most" if full else "the lowest"
+    return f"{load}: {first} has {best_is} {what}, {texts[first]}{rest}."
+
+
+def _factor(known: Mapping[str, float], first: str, other: str, sign: int) -> str:
+    """Return how far another is from the first."""
+    share = known[other] / known[first]
+    return f" ({share:.1f} times as long)" if sign > 0 else f" ({share:.0%} of it)"
+
+
+def differ(results: Results, load: str, key: str, one: str, two: str) -> bool:
+    """Return whether two policies differ: their intervals do not overlap, and single runs by 5 % at least."""
+    both = [results.of(policy, load) for policy in (one, two)]
+    a, b = (average(runs, key) or 0.0 for runs in both)
+    few = min(map(len, both)) < figures.MIN_RUNS
+    if few and abs(a - b) < SAME * max(a, b):
+        return False
+    spans = [spread(runs, key) for runs in both]
+    if spans[0] is None or spans[1] is None:
+        return few
+    return spans[0][1] < spans[1][0] or spans[1][1] < spans[0][0]
 
 
 def _peaks(results: Results) -> str:

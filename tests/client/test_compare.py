@@ -60,7 +60,7 @@ def test_two_servers_get_the_same_requests_and_all_results_are_written(
     assert len({run["trace_sha256"] for run in results.runs if run["load"] == "burst"}) == 1
     assert all(run["warmup_requests"] == 3 for run in results.runs)
     assert len(list((folder / "runs").iterdir())) == 4
-    for shown in ("[1/2] quick", "| quick |", "| slow |", "most tokens per second", "seed 3"):
+    for shown in ("[1/2] quick", "| quick |", "| slow |", "burst: ", "seed 3"):
         assert shown in err
     assert (folder / "table.md").read_text().startswith("poisson:200: 12 requests of fixed:8:4")
 
@@ -145,16 +145,38 @@ def test_the_originals_figures_are_marked_as_theirs() -> None:
     assert "no figures" in summary.note(store.Results(Path(), {"runs": [{"policy": "vllm"}]}, []))
 
 
-@pytest.mark.parametrize(
-    ("repeats", "words"), [(1, "from one run each"), (2, "from 2 runs each"), (3, "3 runs each do not")]
-)
-def test_the_headline_counts_the_runs_that_leave_it_uncertain(repeats: int, words: str) -> None:
+def headline(**rates: list[float]) -> str:
+    """Return the headline of bursts with these tokens per second, run by run."""
     runs = [
-        {"policy": policy, "load": "burst", "repeat": i, "output_throughput": rate + 10 * (i % 2)}
-        for policy, rate in (("a", 100.0), ("b", 99.0))
-        for i in range(repeats)
+        {"policy": policy, "load": "burst", "repeat": i, "output_throughput": rate}
+        for policy, each in rates.items()
+        for i, rate in enumerate(each)
     ]
-    assert words in summary.headline(store.Results(Path(), {"runs": runs}, []))
+    return summary.headline(store.Results(Path(), {"runs": runs}, []))
+
+
+def test_single_runs_that_hardly_differ_are_not_told_apart() -> None:
+    text = headline(static=[96.0], dynamic=[100.0], nobatch=[10.0])
+    assert "dynamic (100 tokens/s) and static (96 tokens/s) are not distinguishable; nobatch 10 tokens/s" in text
+    assert "one run each" in text
+    assert "dynamic has the most" in headline(static=[94.0], dynamic=[100.0])
+
+
+def test_three_runs_are_told_apart_by_their_intervals() -> None:
+    assert "a has the most" in headline(a=[101.0, 102.0, 103.0], b=[98.0, 99.0, 100.0])
+    overlapping = headline(a=[90.0, 130.0, 100.0], b=[80.0, 120.0, 95.0])
+    assert "not distinguishable" in overlapping
+    assert "--repeats" not in overlapping
+
+
+def test_the_headline_of_an_open_load_is_about_latency() -> None:
+    spans = {"a": [400.0, 600.0], "b": [550.0, 700.0], "c": [2000.0, 3000.0]}
+    runs = [
+        {"policy": policy, "load": "poisson:8", "repeat": 0, "mean_e2el_ms": sum(span) / 2, "output_throughput": 1.0,
+         "intervals": {"mean_e2el_ms": span}} for policy, span in spans.items()
+    ]  # fmt: skip
+    text = summary.headline(store.Results(Path(), {"runs": runs}, []))
+    assert "a (0.50 s) and b (0.62 s) are not distinguishable; c 2.50 s (5.0 times as long)" in text
 
 
 @pytest.mark.parametrize(
