@@ -75,7 +75,7 @@ def run(peers: Sequence[Peer], ours: Sequence[dict[str, Peer]], args: argparse.N
             print(f"{peer}: not measured: {error}", file=sys.stderr)
             continue
         rounds.append(who | rates)
-        print(f"{peer}, {peer.how}: {shown(rates, 'w64')} and {shown(rates, 'w1')} tokens/s", file=sys.stderr)
+        print(f"{peer}, {peer.how}: {shown(rates, 'burst')} and {shown(rates, 'stream')} tokens/s", file=sys.stderr)
     return {"rounds": rounds, "ratios": ratios(rounds), "not_measured": missing}
 
 
@@ -85,17 +85,12 @@ def ratios(rounds: Sequence[Round]) -> list[dict[str, Any]]:
     for i, peer in enumerate(rounds):
         if peer["name"] == NAME:
             continue
-        near: dict[str, list[Round]] = {}
-        for order in (reversed(rounds[:i]), iter(rounds[i + 1 :])):
-            found: dict[str, Round] = {}
-            for other in order:
-                if other["name"] == NAME and other["how"] == peer["how"]:
-                    found.setdefault(other["format"], other)
-            for format, other in found.items():
-                near.setdefault(format, []).append(other)
-        for format, both in near.items():
-            ratio = {load: statistics.median(x for r in both for x in r[load]) / statistics.median(peer[load])
-                     for load in ("w64", "w1")}  # fmt: skip
+        ours = [r for r in rounds if r["name"] == NAME and r["how"] == peer["how"]]
+        for format in dict.fromkeys(r["format"] for r in ours):
+            before = [r for r in rounds[:i] if r in ours and r["format"] == format][-1:]
+            after = [r for r in rounds[i:] if r in ours and r["format"] == format][:1]
+            ratio = {load: statistics.median(x for r in before + after for x in r[load]) / statistics.median(peer[load])
+                     for load in ("burst", "stream")}  # fmt: skip
             result.append({"ours": format, "peer": f"{peer['name']} {peer['format']}", "how": peer["how"], **ratio})
     return result
 
@@ -113,12 +108,12 @@ def tables(result: dict[str, Any]) -> Iterator[Table]:
     for table, names in ((rates, ("server", "format", "how")), (ratio, ("ours", "peer", "how"))):
         for name in names:
             table.add_column(name)
-        for name in ("W64", "W1"):
+        for name in (f"W{result['slots']}", "W1"):
             table.add_column(name, justify="right")
     for r in result["rounds"]:
-        rates.add_row(r["name"], r["format"], r["how"], shown(r, "w64"), shown(r, "w1"))
+        rates.add_row(r["name"], r["format"], r["how"], shown(r, "burst"), shown(r, "stream"))
     for r in result["ratios"]:
-        ratio.add_row(r["ours"], r["peer"], r["how"], f"{r['w64']:.2f}", f"{r['w1']:.2f}")
+        ratio.add_row(r["ours"], r["peer"], r["how"], f"{r['burst']:.2f}", f"{r['stream']:.2f}")
     yield from (rates, ratio)
 
 
@@ -161,7 +156,10 @@ def main() -> None:
             result = run(peers, [programs(name, job) for name in args.formats], args)
         except (ValueError, NotMeasured) as error:
             raise SystemExit(f"peers: {error}") from error
-    result = {"model": args.model or args.folder.name, "processor": machine.describe()["processor"], **result}
+    result = {
+        "model": args.model or args.folder.name, "processor": machine.describe()["processor"], "slots": args.slots,
+        "single": args.single, "seed": args.seed, **result,
+    }  # fmt: skip
     console = Console(stderr=True, width=80)
     for table in tables(result):
         console.print(table)

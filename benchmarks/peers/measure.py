@@ -26,7 +26,7 @@ from client.workloads.arrivals import Arrivals
 STOP_SECONDS = 30.0
 OFFLINE_SECONDS = 1800.0
 WARM_UP = ("--warmup", "3")
-Rates = dict[str, list[float]]  # tokens per second of each repeat: w64 all at once, w1 one stream
+Rates = dict[str, list[float]]  # tokens per second of each repeat: burst all at once, stream one after the other
 
 
 def measure(peer: Peer, args: argparse.Namespace) -> Rates:
@@ -59,7 +59,10 @@ def loads(port: int, client_flags: Sequence[str], args: argparse.Namespace) -> R
         return float(result["output_throughput"])
 
     try:
-        return {"w64": [rate(*burst) for _ in range(args.repeats)], "w1": [rate(*stream) for _ in range(args.repeats)]}
+        return {
+            "burst": [rate(*burst) for _ in range(args.repeats)],
+            "stream": [rate(*stream) for _ in range(args.repeats)],
+        }
     except subprocess.CalledProcessError as error:
         raise NotMeasured(f"the load failed: {last_line(error.stderr)}") from error
 

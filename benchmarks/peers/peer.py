@@ -119,13 +119,13 @@ def answer(load: Callable[[Order], Serve]) -> None:
     order = Order(**raw)
     serve = load(order)
     serve([(prompt, 8) for prompt, _ in order.burst])  # compiles, and touches memory
-    rates: dict[str, list[float]] = {"w64": [], "w1": []}
+    rates: dict[str, list[float]] = {"burst": [], "stream": []}
     for _ in range(order.repeats):
         began = time.perf_counter()
         tokens = serve(order.burst)
-        rates["w64"].append(tokens / (time.perf_counter() - began))
+        rates["burst"].append(tokens / (time.perf_counter() - began))
     for _ in range(order.repeats):
         began = time.perf_counter()
         tokens = sum(serve([request]) for request in order.single)
-        rates["w1"].append(tokens / (time.perf_counter() - began))
+        rates["stream"].append(tokens / (time.perf_counter() - began))
     Path(sys.argv[2]).write_text(json.dumps(rates))

@@ -22,5 +22,4 @@ class VLLM(ServerPeer):
 
     def environment(self) -> dict[str, str]:
         own = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-        # Its scripts, such as a compiler that it calls, lie beside its Python.
         return super().environment() | own

@@ -60,7 +60,7 @@ def test_both_loads_reach_a_server_and_give_rates() -> None:
     with mock_server() as server:
         rates = measure.loads(server.port, Fake.client_flags, ARGS)
     assert len(server.asked) == 3 + 4 + 3 + 2  # each load after its warm-up
-    assert all(rate > 0 for rate in [*rates["w64"], *rates["w1"]])
+    assert all(rate > 0 for rate in [*rates["burst"], *rates["stream"]])
 
 
 @pytest.mark.process
@@ -90,7 +90,7 @@ def test_the_reason_of_a_server_that_does_not_start_is_its_last_line(job: Job) -
 def test_a_peer_without_a_server_answers_in_a_process_of_its_own(job: Job) -> None:
     works = FakeOffline(PYTHON, "int8", replace(job, model=ECHO))
     rates = measure.measure(works, ARGS)
-    assert [len(rates[load]) for load in ("w64", "w1")] == [1, 1]
+    assert [len(rates[load]) for load in ("burst", "stream")] == [1, 1]
     with pytest.raises(NotMeasured, match="no such module"):
         measure.measure(FakeOffline(PYTHON, "int8", replace(job, model="exit('no such module')")), ARGS)
 
@@ -109,27 +109,29 @@ def test_ratios_are_against_ourselves_before_and_after(job: Job, monkeypatch: py
         if not speeds[peer.name]:
             raise NotMeasured("stopped")
         rate = speeds[peer.name].pop(0)
-        return {"w64": [rate], "w1": [rate / 10]}
+        return {"burst": [rate], "stream": [rate / 10]}
 
     monkeypatch.setattr(peers, "measure", rates)
     others = [Fake(PYTHON, "int8", job), peers.read_peer("vllm=python", job)]
     ours: dict[str, Peer] = {"HTTP": Ours(PYTHON, "int8", job), "offline": OursOffline(PYTHON, "int8", job)}
     result = peers.run(others, [ours], ARGS)
     assert seen == [NAME, "fake", NAME, "vllm", NAME]
-    assert [ratio["w64"] for ratio in result["ratios"]] == [pytest.approx(2.0), pytest.approx(16.0)]
+    assert [ratio["burst"] for ratio in result["ratios"]] == [pytest.approx(2.0), pytest.approx(16.0)]
     assert {"llama.cpp", "openvino", "transformers"} == result["not_measured"].keys()
+    rates, ratio = peers.tables({**result, "processor": "any", "slots": 4})
+    assert (rates.row_count, ratio.row_count) == (5, 2)
 
 
 def test_a_peer_that_fails_costs_only_its_own_figures(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     def rates(peer: Peer, args: argparse.Namespace) -> measure.Rates:
         if peer.name == "vllm":
             raise NotMeasured("it ended")
-        return {"w64": [50.0], "w1": [5.0]}
+        return {"burst": [50.0], "stream": [5.0]}
 
     monkeypatch.setattr(peers, "measure", rates)
     ours: dict[str, Peer] = {"HTTP": Ours(PYTHON, "int8", job)}
     result = peers.run([peers.read_peer("vllm=python", job), Fake(PYTHON, "int8", job)], [ours], ARGS)
-    assert [(ratio["peer"], ratio["w64"]) for ratio in result["ratios"]] == [("fake int8", 1.0)]
+    assert [(ratio["peer"], ratio["burst"]) for ratio in result["ratios"]] == [("fake int8", 1.0)]
     assert result["not_measured"]["vllm bfloat16"] == "it ended"
 
 
