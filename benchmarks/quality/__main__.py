@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -75,7 +76,7 @@ def compare(results: list[dict[str, Any]]) -> None:
 
 def table(results: list[dict[str, Any]], title: str) -> Table:
     """Return the results in 80 columns."""
-    rows = Table(title=title, title_justify="left")
+    rows = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False)
     rows.add_column("format")
     for name in ("bits/byte", "change", "bound", "tokens", "texts"):
         rows.add_column(name, justify="right")
