@@ -13,7 +13,9 @@ import policies
 from generate.gpu.runner import GpuRunner
 from generate.params import SamplingParams
 from generate.runner import ModelRunner
+from scheduling.iteration import Plan
 from scheduling.pages import PagePool
+from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 
@@ -41,14 +43,25 @@ def pages_needed(sequences: list[Sequence]) -> int:
 
 
 def serve(runner: Any, pages: int, sequences: list[Sequence], **options: Any) -> tuple[list[list[int]], int]:
-    """Return the tokens of all requests and the number of preemptions."""
+    """Return the tokens of all requests and the number of preemptions. Each step spends all slots, as is counted here."""
     pool = PagePool(pages, PAGE_SIZE, prefix_cache=options.pop("prefix_cache", True))
     scheduler = Scheduler(policies.get_policy(options.pop("policy", "dynamic"), SLOTS, options), pool, 64)
     for seq in sequences:
         scheduler.add(seq)
-    preempted = 0
-    while (record := scheduler.step(runner.forward, lambda: 0.0)) is not None:
+    preempted, again = 0, 0.0
+    ever: dict[Sequence, int] = {}  # how many of its tokens were ever computed
+
+    def forward(plan: Plan) -> Any:
+        nonlocal again
+        parts = [max(0, min(n, ever.get(s, 0) - s.computed)) / n for s, n in zip(plan.sequences, plan.counts)]
+        again = sum(parts)
+        ever.update((s, max(ever.get(s, 0), s.computed + n)) for s, n in zip(plan.sequences, plan.counts))
+        return runner.forward(plan)
+
+    while (record := scheduler.step(forward, lambda: 0.0)) is not None:
         preempted += len(record.preempted)
+        assert sum(record.slot_steps) == pytest.approx(scheduler.policy.max_batch_size)
+        assert record.slot_steps.recomputed == pytest.approx(again)
     assert scheduler.is_idle
     assert pool.used == 0
     assert preempted == sum(seq.preemptions for seq in sequences)
@@ -146,3 +159,28 @@ def test_a_prompt_is_scored_once_although_it_is_computed_again() -> None:
         assert [d.token for d in seq.prompt_details] == seq.prompt_ids[1:]
         assert [d.token for d in seq.details] == seq.output_ids == other.output_ids
         assert [d.logprob for d in seq.prompt_details] == pytest.approx([d.logprob for d in other.prompt_details])
+
+
+def test_a_request_for_scores_alone_has_them_all_after_its_prompt_was_preempted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Policy, "margin", 1)  # requests grow from their first tokens on
+
+    def scored(pages: int) -> tuple[list[Sequence], list[Sequence]]:
+        """Serve prompts that take several steps, with no tokens to generate, among requests that grow."""
+        growing = requests(8, 6)
+        rng = random.Random(7)
+        silent = [Sequence([rng.randrange(CONFIG.vocab_size) for _ in range(200)], 0, id=f"s{i}") for i in range(6)]
+        for seq in silent:
+            seq.sampling = SamplingParams(prompt_logprobs=1)
+            seq.hashes = [f"scored {seq.id}".encode()]  # as the server has it: no page is found
+        serve(ModelRunner(make_model(CONFIG), pages, PAGE_SIZE), pages, [*growing, *silent])
+        return growing, silent
+
+    (free, alone), (short, crowded) = scored(400), scored(40)
+    assert sum(seq.preemptions for seq in crowded) > 0 == sum(seq.preemptions for seq in alone)
+    for seq, other in zip(crowded, alone):
+        assert (seq.finish_reason, seq.output_ids, seq.details) == ("length", [], [])
+        assert [d.token for d in seq.prompt_details] == seq.prompt_ids[1:]
+        assert [d.logprob for d in seq.prompt_details] == pytest.approx([d.logprob for d in other.prompt_details])
+    assert [seq.output_ids for seq in short] == [seq.output_ids for seq in free]
