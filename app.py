@@ -7,12 +7,16 @@ tests, benchmarks and gunicorn import it.
 
 from __future__ import annotations
 
+import os
+import signal
+
+if __name__ == "__main__":  # the imports take a second or more, in which Ctrl-C would print a traceback
+    signal.signal(signal.SIGINT, lambda *_: os.write(2, b"stopped before the start\n") and os._exit(130))
+
 import dataclasses
 import gc
 import json
 import logging
-import os
-import signal
 import sys
 import threading
 import time
@@ -174,6 +178,7 @@ def main(argv: list[str] | None = None) -> None:
     if argv[:1] == ["doctor"]:
         argv = ["--doctor", *argv[1:]]
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         loaded = settings.load(argv, policies={name: policies.summary(name) for name in policies.names()})
         chosen = loaded.config
         policies.get_policy(chosen.policy, chosen.max_batch_size, chosen.policy_options)
@@ -203,7 +208,11 @@ def main(argv: list[str] | None = None) -> None:
     os.chdir(root)
     command = [sys.executable, "-m", "gunicorn", "--config", f"{root}/gunicorn_conf.py", "app:app"]
     sys.stderr.flush()
-    os.execve(sys.executable, command, environment)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until gunicorn handles it, in `when_ready`
+    try:
+        os.execve(sys.executable, command, environment)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _resolve(config: Config) -> str:

@@ -71,6 +71,7 @@ def when_ready(server: Any) -> None:
     shutdown = Shutdown(server)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, shutdown)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # which app.py has blocked
 
 
 class Shutdown:

@@ -215,6 +215,20 @@ def test_a_signal_during_the_download_ends_in_one_line(
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_an_interrupt_while_the_server_is_imported_ends_in_one_line() -> None:
+    script = """
+import runpy, signal, sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "flask":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+runpy.run_path("app.py", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (130, 1)
+
+
 def test_only_a_repository_is_looked_for_on_the_hub(tmp_path: Path) -> None:
     names = ["gpt2", "owner/name", "owner/name:a.gguf", "smollm2", "bard", str(tmp_path), "missing.gguf"]
     assert [name for name in names if app.catalog.is_on_hub(name)] == names[:3]
