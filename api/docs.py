@@ -11,6 +11,7 @@ from flask import Blueprint, Response, jsonify
 from api.http.auth import OPEN
 from api.http.openapi import Operation, document
 from api.schemas.fields import for_model
+from api.schemas.openai import ChatRequest, CompletionRequest
 from api.service import Service
 from config import VERSION
 
@@ -38,6 +39,10 @@ def blueprint(service: Service) -> Blueprint:
         most = None if engine is None else engine.context - 1
         plain = document(service.operations, VERSION, OPEN, keyed, most_tokens=most)
         result: dict[str, Any] = for_model(plain, size, chats=engine is None or engine.chats)
+        for schema in (CompletionRequest, ChatRequest):
+            fields = result["components"]["schemas"][schema.__name__]["properties"]
+            for name, value in ({} if engine is None else engine.sampling).items():
+                fields[name]["default"] = value
         return result
 
     @routes.get("/openapi.json")

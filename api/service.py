@@ -75,6 +75,7 @@ class Engine:
     quantize: str = "none"  # what the weights of linear layers are rounded to
     special_end: bool = True  # <|endoftext|> in a prompt is the special token, except on /inference
     stall_seconds: float | None = None  # None: the default of the device
+    sampling: Mapping[str, float] = field(default_factory=dict)  # of OpenAI's dialect, where a request names none
     facts: dict[str, Any] = field(default_factory=dict)
     loaded_at: float = field(default_factory=time.time)
     shadow: Shadow | None = None

@@ -86,10 +86,12 @@ def _computing(engine: Engine, fits: str) -> list[tuple[str, str]]:
             ("KV pages", f"counted only{fits}"),
         ]
     whole = facts.get("whole_context", engine.context)
+    sampling = ", ".join(f"{name} {value:g}" for name, value in engine.sampling.items())
     cut = "" if whole == engine.context else f" of {whole:,}"
     return [
         ("model", f"{engine.model_name}, {facts.get('parameters', 0) / 1e6:.1f} M parameters, "
                   f"context {engine.context:,}{cut}"),
+        *([("sampling", f"{sampling}, where a completion or chat names no other (the model's own)")] if sampling else []),
         ("device", f"{engine.device}, {_formats(engine)}, {facts.get('compute_threads', 0)} threads, "
                    f"attention {facts.get('attention', '')}, "
                    f"linear layers {facts.get('linear', '')}"),

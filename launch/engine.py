@@ -52,6 +52,7 @@ class Parts:
     n_pages: int
     page_size: int
     tokens_per_step: int  # the default of --max-tokens-per-step
+    sampling: dict[str, float] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -108,6 +109,7 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
         context=parts.context,
         page_size=parts.page_size,
         vocabulary=parts.vocabulary,
+        sampling=parts.sampling,
         special_end=config.end_of_text == "special",
         stall_seconds=armed.stall_seconds,
         facts=parts.facts,
@@ -126,7 +128,7 @@ def _load_model(config: Config, slots: int) -> Parts:
     """
     from generate import machine, quantize
     from generate.cpu.linear import linear_name
-    from models import weights
+    from models import sampling_defaults, weights
     from models.tokenizer import load_tokenizer
 
     text = os.environ.get(RESOLVED)
@@ -139,6 +141,7 @@ def _load_model(config: Config, slots: int) -> Parts:
     kv_dtype = machine.choose_kv_dtype(config.kv_dtype, dtype, device)
     threads = machine.use_threads(config.compute_threads)
     tokenizer = load_tokenizer(resolved, config.tokenizer_file or None)
+    sampling = sampling_defaults.read(resolved.path)
     model = weights.load(resolved, dtype).to(device)
     parameters = model.parameters
     shape = model.config
@@ -163,6 +166,7 @@ def _load_model(config: Config, slots: int) -> Parts:
         n_pages=n_pages,
         page_size=runner.page_size,
         tokens_per_step=2048 if device.type == "cuda" else 256,
+        sampling=sampling,
         facts={
             "parameters": parameters,
             "revision": resolved.revision,

@@ -29,6 +29,7 @@ from api.service import Engine, Service
 from config import VERSION
 
 EXAMPLE = '{"prompt": "ROMEO:", "max_tokens": 40}'
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # what a model's authors may recommend
 USAGE = {"type": "object", "required": ["prompt_tokens", "completion_tokens", "total_tokens"]}
 OPERATIONS = [
     Operation(
@@ -171,17 +172,22 @@ def token_limit(max_tokens: int) -> int | None:
 
 
 def options_of(engine: Engine, params: Sampled) -> dict[str, Any]:
-    """Return the common fields of the dialect as options of `make_inference`."""
+    """Return the common fields of the dialect as options of `make_inference`.
+
+    What the request does not name is as the model's authors recommend, where they do.
+    """
     check_ids(engine, params.stop_token_ids, "stop_token_ids")
     check_ids(engine, list(params.logit_bias), "logit_bias")
+    sampling = {
+        name: engine.sampling[name] if name in engine.sampling and name not in params.model_fields_set else value
+        for name, value in params
+        if name in SAMPLING
+    }
     return {
-        "temperature": params.temperature,
-        "top_k": max(params.top_k, 0),
-        "top_p": params.top_p,
-        "min_p": params.min_p,
+        **sampling,
+        "top_k": max(int(sampling["top_k"]), 0),
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
-        "repetition_penalty": params.repetition_penalty,
         "logit_bias": tuple(params.logit_bias.items()),
         "stops": params.stop,
         "stop_ids": params.stop_token_ids,

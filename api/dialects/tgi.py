@@ -174,6 +174,7 @@ def information(service: Service, engine: Engine) -> dict[str, Any]:
         "policy": engine.policy,
         "policy_params": {"max_batch_size": manager.max_batch_size, **manager.policy_options},
         "max_batch_size": manager.max_batch_size,
+        "sampling_defaults": dict(engine.sampling),
         "device": engine.device,
         "dtype": engine.dtype,
         "quantize": engine.quantize,
