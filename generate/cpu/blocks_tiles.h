@@ -2,8 +2,7 @@
 // signed bytes in the first-level cache, where all rows meet them.
 #pragma once
 
-#if defined(HAS_TILES) && defined(__AMX_INT8__)
-#define HAS_INT8_TILES 1
+#if HAS_INT8_TILES
 // Rows of a tile, groups unpacked at once, rows that meet them.
 enum { TILE_ROWS = 16, AT_ONCE = 8, STRIPE = 64 };
 
@@ -48,8 +47,6 @@ static void configure_blocks_tiles(void) {
   __asm__ volatile("" : : "r"(&config) : "memory");  // the intrinsic declares that it reads only the first bytes
   _tile_loadconfig(&config);
 }
-
-static void release_blocks_tiles(void) { _tile_release(); }  // tiles in use are saved at every task switch
 
 #define MULTIPLY_TILE(sums, inputs, weights, g)                  \
   do {                                                           \
@@ -110,9 +107,7 @@ INLINE void blocks_tiles(int format, const Task *t, int64_t p, int64_t first, in
   }
 }
 #else
-#define HAS_INT8_TILES 0
 static void configure_blocks_tiles(void) {}
-static void release_blocks_tiles(void) {}
 static void blocks_tiles(int format, const Task *t, int64_t p, int64_t first, int64_t last, const char *next,
                          int64_t bytes) {}
 #endif

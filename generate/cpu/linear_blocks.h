@@ -164,7 +164,7 @@ static void blocks_begin(const Task *t) {
 }
 
 static void blocks_end(const Task *t) {
-  if (blocks_take_tiles(t)) release_blocks_tiles();
+  if (blocks_take_tiles(t)) release_int8_tiles();
 }
 
 #define BLOCKS_FORMAT(name, format)                                                                                   \

@@ -8,7 +8,8 @@
 #pragma once
 #include "quantized.h"
 
-enum { INT8_GROUP = 64, INT8_STORED = BYTE_OFFSET };  // what is added to the weights
+// What is added to the weights when they are stored. Tiles need no offset, but vectors flip the sign then.
+enum { INT8_GROUP = 64, INT8_FLIPS = HAS_INT8_TILES, INT8_STORED = INT8_FLIPS ? 0 : BYTE_OFFSET };
 
 static int64_t int8_panel_bytes(int64_t k) { return PANEL * (padded(k, INT8_GROUP) + (int64_t)sizeof(float)); }
 
@@ -64,7 +65,10 @@ INLINE void int8_block(const Task *t, int64_t row, int64_t p, int R, const char 
       }
       for (int s = 0; s < INT8_GROUP / 4; s++, x += 4, from += 4 * PANEL) {
         ivec weights[V];
-        UNROLL for (int j = 0; j < V; j++) weights[j] = load_ints(from + 4 * LANES * j);
+        UNROLL for (int j = 0; j < V; j++) {
+          weights[j] = load_ints(from + 4 * LANES * j);
+          if (INT8_FLIPS) weights[j] ^= (int32_t)0x80808080;
+        }
         if (at == 0) next = fetch(next, lines);
         UNROLL for (int r = 0; r < R; r++) {
           ivec four = four_bytes(x + r * in->stride);
@@ -110,4 +114,22 @@ static void int8_vectors(const Task *t, int64_t p, int64_t first, int64_t last, 
       default: int8_block(t, row, p, INT8_ROWS, next, n);
     }
   }
+}
+
+#include "int8_tiles.h"
+
+enum { INT8_FEWEST = 12 };  // rows in tiles; fewer are as fast in vectors
+
+static int int8_takes_tiles(const Task *t) { return HAS_INT8_TILES && way == TILES && t->m >= INT8_FEWEST; }
+
+static void int8_begin(const Task *t) {
+  if (int8_takes_tiles(t)) configure_int8_tiles();
+}
+
+static void int8_end(const Task *t) {
+  if (int8_takes_tiles(t)) release_int8_tiles();
+}
+
+static void int8_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
+  (int8_takes_tiles(t) ? int8_tiles : int8_vectors)(t, p, first, last, next, bytes);
 }

@@ -18,7 +18,7 @@ enum { ALONE = 1 << 18, FEW_ROWS = 8 };  // multiplications, and rows to round, 
 
 static const Format formats[] = {
     [BFLOAT16] = {bfloat16_panel_bytes, bfloat16_pack_panel, HAS_FMA ? bfloat16_panel : 0, bfloat16_begin, bfloat16_end},
-    [INT8] = {int8_panel_bytes, int8_pack_panel, int8_vectors, 0, 0, INT8_GROUP, BYTE_OFFSET},
+    [INT8] = {int8_panel_bytes, int8_pack_panel, int8_panel, int8_begin, int8_end, INT8_GROUP, BYTE_OFFSET},
     [Q4_0] = {q4_0_panel_bytes, q4_0_pack_panel, q4_0_panel, blocks_begin, blocks_end, BLOCK, 8},
     [Q4_1] = {q4_1_panel_bytes, q4_1_pack_panel, q4_1_panel, blocks_begin, blocks_end, BLOCK, MINUS_ONE},
     [Q8_0] = {q8_0_panel_bytes, q8_0_pack_panel, q8_0_panel, blocks_begin, blocks_end, BLOCK, BYTE_OFFSET},

@@ -80,6 +80,14 @@ static int place_inputs(Inputs *in, const bf16 *x, int64_t m, int64_t k, int gro
 
 // ---- products of bytes ----
 
+#if defined(HAS_TILES) && defined(__AMX_INT8__)
+#define HAS_INT8_TILES 1
+static void release_int8_tiles(void) { _tile_release(); }  // tiles in use are saved at every task switch
+#else
+#define HAS_INT8_TILES 0
+static void release_int8_tiles(void) {}
+#endif
+
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 
 INLINE ivec load_ints(const void *p) {

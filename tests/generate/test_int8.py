@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,9 +13,21 @@ from generate.cpu import linear
 from generate.cpu.linear import KernelLinear
 
 GROUP = 64  # inputs with a scale of their own
-ROWS = (1, 2, 3, 4, 5, 6, 7, 15, 16, 17, 31, 33, 64, 193)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 12, 15, 16, 17, 31, 33, 64, 193)
 
 pytestmark = pytest.mark.skipif(not linear.kernel_runs("int8"), reason="needs a C compiler")
+
+
+@pytest.fixture(params=["TILES", "FMA"], ids=["tiles", "vectors"], autouse=True)
+def _way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compute with AMX's tiles, where there are such, and with vectors."""
+    library, constants = linear._library(), linear.declarations().constants
+    way = constants[request.param]
+    if not library.packed_linear_has(way):
+        pytest.skip("needs a processor with AMX, and a system that lets it be used")
+    library.packed_linear_use(way)
+    yield
+    library.packed_linear_use(constants[linear.bfloat16_way().upper()])
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
