@@ -93,13 +93,6 @@ def prompts_of(resolved: catalog.ResolvedModel, count: int) -> list[list[int]]:
     return [tokenizer.encode_chat([{"role": "user", "content": text}])[1] for text in messages.openings()[:count]]
 
 
-def test_two_greedy_texts_are_those_of_transformers(resolved: catalog.ResolvedModel) -> None:
-    assert resolved.path is not None
-    prompts = prompts_of(resolved, 2)
-    answers = [expected(reference(resolved.path, torch.float32), prompt)[0] for prompt in prompts]
-    assert served(resolved, prompts, 2, torch.float32) == answers
-
-
 @pytest.mark.full
 def test_a_hundred_greedy_texts_are_those_of_transformers_alone_and_among_64(resolved: catalog.ResolvedModel) -> None:
     assert resolved.path is not None
