@@ -30,7 +30,7 @@ from rich.console import Console
 from . import data, flags, runs
 from .console import FINE, SOME_FAILED, UNREACHABLE, USAGE, Display, emit, emit_json, guarded, leave, say
 from .options import FILE, POSITIVE, Choice, Command, Number, Option, Read, UsageError, Values
-from .report import conversations, measure, tables
+from .report import conversations, measure, store, tables, waste
 from .send.load import Failed, raise_for, send_all
 from .send.target import Target, check_chat, fetch_context, fetch_stats, model_name
 from .workloads import catalog, corpus
@@ -160,7 +160,7 @@ class Settings:
         }
 
 
-def read_settings(argv: Sequence[str], environ: Mapping[str, str], console: Console) -> Settings:
+def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """Read flags, environment and client/.env (in this order of precedence) into settings."""
     read = flags.parse(build_command(), argv, environ)
     if catalog.has_turns(read.workload):
@@ -174,7 +174,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str], console: Cons
     elif read.wait is not None:
         pace = Arrivals("wait", read.wait)
     return Settings(
-        target=flags.make_target(read, console),
+        target=flags.make_target(read),
         flags=read,
         numsamples=read.numsamples or flags.DEFAULT_NUMSAMPLES,
         selection=read.selection or ("range" if read.numtokens_range else "normal"),
@@ -261,6 +261,11 @@ def show(numbers: Mapping[str, Any], outcomes: Sequence[measure.Outcome], consol
         say(console, f"warning: {warning}")
     if numbers["server_after"] is None:
         say(console, "warning: cannot read /stats from the server after the run")
+    spent, _ = store.engine(numbers)
+    if spent and sum(spent.values()):
+        fill, vain = waste.fill(spent) or 0.0, waste.in_vain(spent) or 0.0
+        say(console, f"How the slots were spent: batch fill {fill:.0%}, {vain:.0%} of the rows in vain")
+        console.print(waste.bar(spent, min(60, console.width - 2)))
     console.print(*tables.result(numbers), sep="\n")
 
 
@@ -284,7 +289,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 
     def run(console: Console) -> int:
         arguments = sys.argv[1:] if argv is None else argv
-        settings = read_settings(arguments, os.environ if environ is None else environ, console)
+        settings = read_settings(arguments, os.environ if environ is None else environ)
         targets.append(settings.target)
         dialect = settings.target.dialect
         if (dialect.api == "openai" or catalog.is_chat(settings.flags.workload)) and not dialect.model:

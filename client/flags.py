@@ -9,10 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from . import data
-from .console import EXIT_CODES, say, writable
+from .console import EXIT_CODES, writable
 from .options import KEY, POSITIVE, Choice, Command, Number, Option, Parameter, Read, UsageError, Values, read
 from .send import dialects
 from .send.target import Target
@@ -90,14 +88,11 @@ def parse(command: Command, argv: Sequence[str], environ: Mapping[str, str]) -> 
     return read(command, argv, environ, ENV_FILE)
 
 
-def make_target(flags: Values, console: Console) -> Target:
+def make_target(flags: Values) -> Target:
     """Return the target of --url, or of --ip and --port."""
     url = flags.url
     if not url:
-        host = (flags.ip or "").strip()
-        if not host:
-            host = "127.0.0.1"
-            say(console, "note: IP is not set in client/.env or the environment; using 127.0.0.1")
+        host = (flags.ip or "").strip() or "127.0.0.1"
         if any(c in host for c in "/@?# ") or host.count(":") == 1:
             raise UsageError(
                 f"{'--ip' if flags.is_given('ip') else 'IP'} is {host!r}, but must be a host name or an address. "

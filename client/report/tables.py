@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from .measure import Outcome
@@ -27,20 +28,35 @@ def result(numbers: Mapping[str, Any]) -> list[Table]:
         times.add_column(name, justify="right" if name else "left")
     for label, *texts in latencies(numbers):
         times.add_row(label, *texts)
-    return [table, times, *([by_turn(numbers["turns"])] if numbers.get("turns") else [])]
+    turns = [by_turn(numbers["turns"])] if numbers.get("turns") else []
+    return [*originals(numbers["server_after"] or {}), *turns, times, table]
+
+
+def originals(stats: Mapping[str, Any]) -> list[Table]:
+    """Return the original's four lines of `/stats` as a table; [] if the server has none of them."""
+    lines = [(name, shown(stats.get(name), digits), what) for name, digits, what in STATS]
+    if all(text == "-" for _, text, _ in lines):
+        return []
+    table = Table(title="The original's figures in /stats, since the server's start", title_justify="left")
+    for head, justify in (("", "left"), ("value", "right"), ("the original's formula", "left")):
+        table.add_column(head, justify=justify)  # type: ignore[arg-type]
+    for line in lines:
+        table.add_row(*line)
+    return [table]
 
 
 def by_turn(turns: Sequence[Mapping[str, Any]]) -> Table:
     """Return the turns of conversations as a table."""
     caption = "expected: if the text of an answer tokenizes back to the tokens that the model generated"
-    table = Table(title="Turns of the conversations", title_justify="left", caption=caption, caption_justify="left")
+    table = Table(title="Turns of the conversations", title_justify="left", caption=caption, caption_justify="left",
+                  box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # fmt: skip
     columns = {
         "turn": "turn", "answered": "completed", "TTFT ms, mean": "mean_ttft_ms", "p99": "p99_ttft_ms",
         "E2E ms, mean": "mean_e2el_ms", "prompt tokens": "prompt_tokens", "cached": "cached_tokens",
         "expected": "expected_cached_tokens",
     }  # fmt: skip
     for name in columns:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", min_width=max(map(len, name.split())))
     for turn in turns:
         table.add_row(*(shown(turn[key], 1 if key.endswith("_ms") else 0) for key in columns.values()))
     return table
@@ -48,7 +64,6 @@ def by_turn(turns: Sequence[Mapping[str, Any]]) -> Table:
 
 def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return labels and values of counts and rates, in the usual words and order; unknown values are left out."""
-    stats = numbers["server_after"] or {}
     lines = [
         ("Successful requests", str(numbers["completed"])),
         ("Failed requests", str(numbers["failed"])),
@@ -65,7 +80,6 @@ def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Latency per token, mean (ms)", shown(numbers["mean_latency_per_token_ms"])),
         ("Latency over requested tokens", fitted(numbers["fairness"])),
         ("Jain's index of tokens/s", shown(numbers["fairness"]["jain_requests"], 3)),
-        *((f"Server's {name}{unit}", shown(stats.get(name), digits)) for name, unit, digits in STATS),
     ]
     return [(label, text) for label, text in lines if label in ALWAYS or text != "-"]
 
@@ -86,11 +100,13 @@ def latencies(numbers: Mapping[str, Any]) -> list[list[str]]:
 
 
 STATISTICS = ("mean", "p50", "p90", "p99", "max")
-# The original's four figures, since the server started, their units and digits.
+# The original's four figures, their digits and formulas.
 STATS = (
-    ("latency-per-token", " (s)", 4), ("throughput", " (tokens/s)", 2),
-    ("total-tokens-handled", "", 0), ("total-elapsed-time", " (s)", 2),
-)  # fmt: skip
+    ("latency-per-token", 4, "s, mean of latency / tokens"),
+    ("throughput", 2, "tokens / sum of latencies, not per second"),
+    ("total-tokens-handled", 0, "tokens"),
+    ("total-elapsed-time", 2, "s, sum of latencies"),
+)
 ALWAYS = {"Duration (s)", "Requests/s"}
 
 

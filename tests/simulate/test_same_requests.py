@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from client.client import read_settings
 from client.data import Planned, trace_sha256
@@ -36,7 +35,7 @@ def tokenizers() -> list[Any]:
 
 def sent(*flags: str) -> list[Planned]:
     """Return what `client/client.py` would send."""
-    settings = read_settings([*flags, "--seed", "5"], {"IP": "127.0.0.1"}, Console(quiet=True))
+    settings = read_settings([*flags, "--seed", "5"], {"IP": "127.0.0.1"})
     return settings.plan().planned
 
 
