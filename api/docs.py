@@ -20,11 +20,12 @@ OPERATIONS = [
     Operation("get", "/docs", "this page", "docs", media="text/html", answer={"type": "string"}),
 ]
 STYLE = """
+:root{color-scheme:light dark}a{color:#0a5fb4}
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
 summary{cursor:pointer;padding:.3rem 0}b{display:inline-block;width:4.5rem;text-transform:uppercase}
 code,pre{font:13px/1.4 ui-monospace,monospace}pre{background:#f4f4f4;padding:.7rem;overflow:auto}
 table{border-collapse:collapse}td,th{text-align:left;padding:.15rem .8rem .15rem 0;vertical-align:top}
-@media(prefers-color-scheme:dark){body{color:#ddd;background:#161616}pre{background:#242424}}
+@media(prefers-color-scheme:dark){a{color:#7ab7ff}body{color:#ddd;background:#161616}pre{background:#242424}}
 """
 
 
@@ -70,8 +71,8 @@ def page(document: dict[str, Any]) -> str:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><h1>{title}</h1>'
-        f'<p>The same as <a href="openapi.json">openapi.json</a>. {escape(document["info"].get("description", ""))}'
-        f"</p>{''.join(parts)}</body></html>\n"
+        f'<p>For programs: <a href="openapi.json">openapi.json</a>. Fields marked * are required.</p>'
+        f"{''.join(parts)}</body></html>\n"
     )
 
 
@@ -100,6 +101,6 @@ def _fields(schema: dict[str, Any]) -> str:
         f"<tr><td><code>{escape(name)}</code>{' *' if name in required else ''}</td>"
         f"<td>{escape(field.get('description', ''))}</td>"
         f"<td>{escape(json.dumps(field['default'])) if field.get('default') is not None else ''}</td></tr>"
-        for name, field in schema.get("properties", {}).items()
+        for name, field in sorted(schema.get("properties", {}).items(), key=lambda item: item[0] not in required)
     )
     return f"<table><tr><th>field</th><th>send</th><th>default</th></tr>{rows}</table>" if rows else ""

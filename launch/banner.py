@@ -41,8 +41,8 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
     for text in facts.get("warnings", ()):
         _loud(text)
     rows = [
-        ("policy", f"{engine.policy}, {engine.manager.max_batch_size} slots, queue of {engine.manager.max_queue}, "
-                   f"{config.threads} HTTP threads"),
+        ("policy", f"{engine.policy}, {_slots(engine)}, queue of {engine.manager.max_queue:,}, "
+                   f"{config.threads:,} HTTP threads"),
         *_computing(engine, fits),
         ("API key", key),
         ("listening", f"{config.host}:{config.port}, ready in {seconds:.1f} s"),
@@ -61,6 +61,11 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
             f"anyone who can reach {config.host}:{config.port} may use this server. "
             "Set --api-key, or use --host 127.0.0.1 to serve only this machine"
         )
+
+
+def _slots(engine: Engine) -> str:
+    used, slots = engine.manager.max_batch_size, engine.manager.slots
+    return f"{slots} slots" if used == slots else f"{used} of {slots} slots"
 
 
 def _request(engine: Engine, url: str, bearer: str) -> list[str]:

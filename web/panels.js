@@ -15,6 +15,8 @@
   const STATES = { prefill: "▮ prefill", decode: "▶ decode", held: "▨ held", paused: "‖ paused", waiting: "… waiting",
     preempted: "↺ preempted" };
 
+  const ENDS = { length: "✓ done", stop: "✓ done, by itself" };
+
   // Format seconds with three digits and a unit.
   function seconds(value) {
     if (value === null || value === undefined || !Number.isFinite(value)) return "–";
@@ -205,11 +207,12 @@
       row.element.classList.toggle("chosen", chosen);
       if (request.hue >= 0) row.mark.style.background = EB.PALETTE[request.hue];
       if (request.text) put(row.text, request.text.slice(0, 80));
-      const failed = request.reason && !["length", "stop"].includes(request.reason);
-      put(row.cells[0], state === "finished" ? `${failed ? "✕" : "✓"} ${request.reason || "gone"}` : STATES[state]);
+      const complete = state === "finished" && ENDS[request.reason];
+      put(row.cells[0], state === "finished" ? complete || `✕ ${request.reason || "gone"}` : STATES[state]);
       put(row.cells[1], slot >= 0 ? String(slot) : "");
       const total = request.total || 0;
-      row.bar.style.transform = `scaleX(${total ? Math.min(1, done / total) : 0})`;
+      // The last token of an answer is not computed, and an answer may end before its limit.
+      row.bar.style.transform = `scaleX(${complete ? 1 : total ? Math.min(1, done / total) : 0})`;
       const output = request.prompt === null ? null : Math.max(0, done - request.prompt + 1);
       put(row.count, output === null || !request.joinedAt
         ? request.max ? `0/${request.max}` : `${done}/${total}`

@@ -175,3 +175,10 @@ def answers_as_documented(operation: Any, unchecked: list[Any]) -> None:
         case.call_and_validate(excluded_checks=unchecked)
 
     answers()
+
+
+def test_the_page_lists_required_fields_first() -> None:
+    page = create_app(Config()).test_client().get("/docs").text
+    fields = page.partition("/inference</code>")[2].partition("</details>")[0]
+    assert fields.index("<code>num_tokens</code> *") < fields.index("<code>user</code>")
+    assert "<code>prompt</code> *" not in fields.partition("<code>user</code>")[2]

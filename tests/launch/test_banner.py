@@ -27,12 +27,21 @@ def shown(
     return capsys.readouterr().err
 
 
+def test_the_banner_tells_the_slots_that_the_policy_uses_from_those_of_the_engine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    engine = fake_engine(policy="nobatch")
+    banner.show(Config(policy="nobatch"), engine, 1.0)
+    engine.manager.stop()
+    assert "nobatch, 1 of 8 slots" in capsys.readouterr().err
+
+
 def test_the_banner_names_what_is_served(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(
         Config(policy="dynamic", host="127.0.0.1", port=8123), capsys,
         parameters=3_000_000, kv_bytes=64 << 20, compute_threads=2, attention="c",
     )  # fmt: skip
-    for words in ("dynamic, 8 slots", "queue of 8", "1120 HTTP threads", "fake, 3.0 M parameters",
+    for words in ("dynamic, 8 slots", "queue of 8", "1,120 HTTP threads", "fake, 3.0 M parameters",
                   "context 1,024", "cpu, float32, 2 threads", "64 MiB", "127.0.0.1:8123", "ready in 1.2 s",
                   "curl -X POST http://127.0.0.1:8123/inference", "/stats"):  # fmt: skip
         assert words in text, words
