@@ -110,7 +110,9 @@ def measure_decode(runner: ModelRunner, batch: int, context: int, args: argparse
         median = statistics.median(time_decode(runner, sequences, args.seconds / args.rounds))
         limits.append(machine_limits(runner))
         bandwidth, rate = (sum(pair) / 2 for pair in zip(*limits[-2:]))
-        limit = measured.limit_seconds(runner.config, runner.dtype, batch, context, bandwidth, rate, runner.keys.dtype)
+        limit = measured.limit_seconds(
+            runner.config, runner.dtype, batch, context, bandwidth, rate, runner.keys.dtype, runner.quantize
+        )
         times.append(median)
         fractions.append(limit / median)
     median = statistics.median(times)
@@ -123,8 +125,8 @@ def measure_decode(runner: ModelRunner, batch: int, context: int, args: argparse
 
 
 def machine_limits(runner: ModelRunner) -> tuple[float, float]:
-    """Return the bytes and floating-point operations per second of the machine now."""
-    return measured.bandwidth(), measured.arithmetic_rate(runner.dtype)
+    """Return the bytes and operations per second of the machine now, with the weights of this model."""
+    return measured.bandwidth(), measured.arithmetic_rate(runner.dtype, runner.quantize)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -142,6 +144,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "model": name, "load_format": args.load_format,
         "dtype": str(runner.dtype).removeprefix("torch."),
+        "quantize": runner.quantize,
         "kv_dtype": str(runner.keys.dtype).removeprefix("torch."), "attention": runner.attention,
         "temperature": args.temperature, "decode": rows, "prefix": time_prefix(runner, 512, args.chunk),
         "prefill": prefill, "chunk": args.chunk,
@@ -150,7 +153,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def show(result: dict[str, Any]) -> None:
     console = Console(stderr=True)
-    table = Table(title=f"{result['model']} {result['dtype']}, {torch.get_num_threads()} threads")
+    table = Table(
+        title=f"{result['model']} {result['dtype']}, weights {result['quantize']}, {torch.get_num_threads()} threads"
+    )
     for name in ("batch", "context", "ms a step", "tokens/s", "GB/s", "GFLOP/s", "of the limit"):
         table.add_column(name, justify="right")
     for r in result["decode"]:

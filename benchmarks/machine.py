@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from generate import memory
-from generate.cpu.linear import LinearLayer, PackedLinear, make_linear
+from generate.cpu.linear import KernelLinear, LinearLayer, PackedLinear, make_linear
 from generate.machine import bytes_per_token, cores
 from models.architecture import Architecture, ModelShape
 
@@ -45,13 +45,23 @@ def _large_block() -> Tensor:
     return memory.empty((128 << 20,), torch.float32).fill_(1.0)
 
 
-def arithmetic_rate(dtype: torch.dtype) -> float:
-    """Return the floating-point operations per second of a large product in the caches, by oneDNN or our kernel."""
+def arithmetic_rate(dtype: torch.dtype, quantize: str = "none") -> float:
+    """Return the operations per second of a large product in the caches, by oneDNN or our kernel for the same weights."""
     rows, inner, outer = 256, 1024, 1024
     weight = torch.randn(outer, inner).to(dtype)
     x = torch.randn(rows, inner).to(dtype)
-    layers: tuple[LinearLayer, ...] = PackedLinear(weight, None), make_linear(weight, None)
+    layers: list[LinearLayer] = [make_linear(weight, None, quantize=quantize)]
+    if quantize == "none":
+        layers.append(PackedLinear(weight, None))
     return 2 * rows * inner * outer / min(best_seconds(functools.partial(layer, x)) for layer in layers)
+
+
+def weight_bytes(dtype: torch.dtype, quantize: str = "none") -> float:
+    """Return the bytes that one weight of a linear layer takes, its share of scales among them."""
+    if quantize == "none":
+        return dtype.itemsize
+    weight = torch.zeros(1024, 1024, dtype=dtype)
+    return KernelLinear(weight, None, quantize=quantize).packed.nbytes / weight.numel()
 
 
 def limit_seconds(
@@ -62,6 +72,7 @@ def limit_seconds(
     bandwidth: float,
     rate: float,
     kv_dtype: torch.dtype | None = None,
+    quantize: str = "none",
 ) -> float:
     """Return the least time of a decode step (roofline).
 
@@ -73,7 +84,7 @@ def limit_seconds(
     read = shape.n_layer * (c * shape.qkv_size + heads * c + mlp) + shape.vocab_size * c
     kv = batch * context * bytes_per_token(shape, kv_dtype or dtype)
     logits = 8 * shape.vocab_size * batch
-    linear = max(read * dtype.itemsize / bandwidth, batch * 2 * read / rate)
+    linear = max(read * weight_bytes(dtype, quantize) / bandwidth, batch * 2 * read / rate)
     return linear + (kv + logits) / bandwidth
 
 

@@ -111,6 +111,7 @@ class ModelRunner:
         self.page_size = page_size
         self.device, self.dtype = network.head.device, network.head.dtype
         kv_dtype = kv_dtype or self.dtype
+        self.quantize = quantize
         check(quantize, self.dtype, self.device)
         check_finite(quantize, "the head", network.head)
         self.attend = make_attention(self.dtype, self.device, kv_dtype)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +12,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from generate.cpu import linear
+from generate.cpu.declarations import declarations
+from generate.cpu.kernels import load_library
 from generate.cpu.linear import KernelLinear
 
 GROUP = 64  # inputs with a scale of their own
+NEEDED = {  # of /proc/cpuinfo, by compiler flags
+    "icelake-server": {"avx512_vnni", "avx512_vbmi2", "gfni"},
+    "skylake-avx512": {"avx512bw", "avx512dq", "avx512vl"},
+    "x86-64-v3 -mavxvnni": {"avx_vnni", "avx2", "fma"},
+    "x86-64-v3": {"avx2", "fma"},
+}
 ROWS = (1, 2, 3, 4, 5, 6, 7, 12, 15, 16, 17, 31, 33, 64, 193)
 
 pytestmark = pytest.mark.skipif(not linear.kernel_runs("int8"), reason="needs a C compiler")
@@ -110,3 +120,17 @@ def test_packed_weights_take_half_the_memory() -> None:
     weight = numbers(256, 576).bfloat16()
     plain, small = (KernelLinear(weight, None, quantize=name).packed.nbytes for name in ("none", "int8"))
     assert small < 0.51 * plain
+
+
+@pytest.mark.full
+@pytest.mark.skipif(platform.machine() != "x86_64" or not Path("/proc/cpuinfo").exists(), reason="needs x86-64 Linux")
+@pytest.mark.parametrize("flags", NEEDED)
+def test_every_kind_of_processor_computes_the_same_bits(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, bias = (numbers(100, 576, seed=1) / 24).bfloat16(), numbers(100, seed=2)
+    x = numbers(17, 576, seed=3).bfloat16()
+    expected = KernelLinear(weight, bias, wide=True, quantize="int8")(x)
+    if missing := NEEDED[flags] - set(Path("/proc/cpuinfo").read_text().split()):
+        pytest.skip(f"needs a processor with {', '.join(missing)}")
+    library = load_library(linear.SOURCE, [f"-march={flags.split()[0]}", *flags.split()[1:], *linear.UNFUSED])
+    monkeypatch.setattr(linear, "_library", lambda: declarations().apply(library))
+    assert torch.equal(KernelLinear(weight, bias, wide=True, quantize="int8")(x), expected)
