@@ -111,6 +111,7 @@ class ServerStats:
                 {"batch_size": size, "count": steps.count, "seconds": steps.seconds} for size, steps in batches
             ],
             "slot_steps": spent._asdict(),
+            "preemptions": self.meters.preemptions,
             "batch_fill": spent.fill,
             "rows_in_vain": spent.in_vain,
         }

@@ -175,6 +175,7 @@ def engine(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
         "max_batch_size": config.get("max_batch_size"),
         "max_tokens_per_step": config.get("max_tokens_per_step"),
         "iterations": run.steps,
+        "preemptions": sum(seq.preemptions for seq in run.sequences),
     }
     if run.iterations:
         kinds = run.iterations[0].slot_steps._fields

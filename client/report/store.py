@@ -59,7 +59,7 @@ class Store:
         (self.folder / "runs" / f"{name}.json").write_text(json.dumps({**numbers, **labels}) + "\n")
         short = {key: value for key, value in numbers.items() if key not in ARRAYS}
         spent, batches = engine(numbers)
-        cache = {"hit_tokens": hit_share(numbers)}
+        cache = {"hit_tokens": hit_share(numbers), "preemptions": preemptions(numbers)}
         use = {"slot_steps": spent, "batch_fill": waste.fill(spent or {}), "rows_in_vain": waste.in_vain(spent or {})}
         self.summary["runs"].append({**short, **labels, **cache, **use, "batch_stats": batches})
         self.save()
@@ -92,6 +92,12 @@ def hit_share(numbers: Mapping[str, Any]) -> float | None:
         queries += sign * float(kv.get("query_tokens") or 0)
         hits += sign * float(kv.get("hit_tokens") or 0)
     return hits / queries if queries > 0 else None
+
+
+def preemptions(numbers: Mapping[str, Any]) -> int | None:
+    """Return how many requests were preempted between the two readings of `/stats`; None if it has no count."""
+    before, after = ((numbers.get(key) or {}).get("engine") or {} for key in ("server_before", "server_after"))
+    return int(after["preemptions"]) - int(before.get("preemptions") or 0) if "preemptions" in after else None
 
 
 def slug(text: str) -> str:

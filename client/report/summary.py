@@ -64,6 +64,7 @@ COLUMNS: list[tuple[str, tuple[str, ...], float, int, str]] = [
     ("goodput/s", ("request_goodput",), 1, 2, "high"),
     ("batch fill, %", ("batch_fill",), 100, 0, ""),
     ("rows in vain, %", ("rows_in_vain",), 100, 0, ""),
+    ("preemptions", ("preemptions",), 1, 0, ""),
     ("s per requested token", ("fairness", "slope_ms_per_token"), 0.001, 4, ""),
     ("r", ("fairness", "r"), 1, 3, ""),
 ]
@@ -84,9 +85,10 @@ def best(results: Results, load: str, key: str, prefer: str) -> str | None:
 
 
 def rows(results: Results, loads: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows of a table of some loads, one row per policy; empty columns are left out."""
+    """Return heads and rows of a table of some loads, one row per policy; empty columns are left out, and preemptions if there were none."""
     pairs = [(p, load) for p in results.policies for load in loads if results.of(p, load)]
-    columns = [c for c in COLUMNS if any(average(results.of(*pair), *c[1]) is not None for pair in pairs)]
+    averages = {c: [average(results.of(*pair), *c[1]) for pair in pairs] for c in COLUMNS}
+    columns = [c for c in COLUMNS if any(v is not None and (v or c[0] != "preemptions") for v in averages[c])]
     many = len(loads) > 1
     rivals = {c[0]: best(results, loads[0], c[1][0], c[4]) for c in columns if c[4] and not many}
     theirs = not many and any(p in ORIGINAL for p, _ in pairs)

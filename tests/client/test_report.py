@@ -119,6 +119,18 @@ def test_waste_is_the_difference_of_two_readings() -> None:
     assert store.engine({"server_before": None, "server_after": None}) == (None, None)
 
 
+def test_preemptions_are_in_the_table_only_if_there_were_any(folder: Path) -> None:
+    results = store.read(folder)
+    assert "preemptions" not in summary.markdown(results)
+    before, after = {"engine": {"preemptions": 2}}, {"engine": {"preemptions": 1236}}
+    results.runs[0]["preemptions"] = store.preemptions({"server_before": before, "server_after": after})
+    for run in results.runs[1:]:
+        run["preemptions"] = 0
+    heads, lines = summary.rows(results, results.loads)
+    assert lines[0][heads.index("preemptions")] == "1,234"
+    assert store.preemptions({"server_before": None, "server_after": None}) is None
+
+
 def test_the_slots_plot_shows_the_busiest_steps() -> None:
     empty = [{"n": n, "members": []} for n in range(900)]
     full = [{"n": 900 + n, "members": [{}] * 4} for n in range(600)]
