@@ -9,6 +9,7 @@ It must not know layers, requests, or who owns a page: it trusts the page number
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from generate import memory
+from generate.cpu import linear
 from generate.cpu.declarations import declarations
 from generate.cpu.kernels import KernelError, load_library
 from generate.cpu.team import team
@@ -162,10 +164,23 @@ class CAttention:
         self.constants = declarations().constants
         self.page_multiple, self.max_head_size = self.constants["PAGE_MULTIPLE"], self.constants["MAX_HEAD_SIZE"]
         self.dtype, self.kv_dtype = dtype, kv_dtype or dtype
-        self.name = "c"
-        if self.kv_dtype == torch.bfloat16 and library.paged_attention_has_bf16():
-            self.name = "c-avx512bf16"
+        self.library, self.name = library, "c"
+        if self.kv_dtype == torch.bfloat16:
+            with contextlib.suppress(
+                KernelError
+            ):  # no way of linear layers runs here; attention has one for any machine
+                self.use(linear.bfloat16_way())
         self.entry = getattr(library, ENTRIES[self.dtype, self.kv_dtype])
+
+    def use(self, way: str) -> None:
+        """Multiply bfloat16 heads of a multiple of 64 in this way of linear layers from here on, in the whole process.
+
+        Where the kernel has no instructions for that, it multiplies them as all other heads.
+        """
+        number = self.constants[way.upper()]
+        if self.library.paged_attention_has(number):
+            self.library.paged_attention_use(number)
+            self.name = f"c-{way}"
 
     def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float) -> Tensor:
         M, pages, KV, P, D = len(qkv), *self._head_shape(keys)

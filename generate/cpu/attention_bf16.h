@@ -8,8 +8,8 @@
 INLINE __m512bh pairs_at(const char *p) { return (__m512bh)_mm512_loadu_si512(p); }
 INLINE __m512bh pair_of(uint32_t x) { return (__m512bh)_mm512_set1_epi32((int)x); }
 
-// As softmax(), but the weights become bfloat16 in place, and it is the rounded ones that are summed.
-INLINE float softmax_pairs(float *s, int n, int end, float scale) {
+// As softmax(), but the weights are rounded to bfloat16, in place, or with `wide` as float32; the rounded ones are summed.
+INLINE float softmax_pairs(float *s, int n, int end, float scale, int wide) {
   int whole = n / 16 * 16;
   __mmask16 tail = (__mmask16)((1u << (n - whole)) - 1);
   __m512 m = _mm512_set1_ps(-INFINITY), c = _mm512_set1_ps(scale * 1.44269504f), sum = _mm512_setzero_ps();
@@ -27,8 +27,10 @@ INLINE float softmax_pairs(float *s, int n, int end, float scale) {
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.9999926e-1f));
     __mmask16 own = t < whole ? 0xffff : t == whole ? tail : 0;
     __m256i w = (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_scalef_ps(own, p, whole_part));
-    _mm256_storeu_si256((__m256i *)((uint16_t *)s + t), w);
-    sum = _mm512_add_ps(sum, (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(w), 16));
+    __m512 rounded = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(w), 16);
+    if (wide) _mm512_storeu_ps(s + t, rounded);
+    else _mm256_storeu_si256((__m256i *)((uint16_t *)s + t), w);
+    sum = _mm512_add_ps(sum, rounded);
   }
   return _mm512_reduce_add_ps(sum);
 }
@@ -91,6 +93,16 @@ INLINE void weigh_64(const Call *c, const int32_t *row, int h, const uint32_t *w
   }
 }
 
+// Write outputs d0 to d0 + 16 nc of a query: the sums of its values over the sum of its weights. nc is even.
+INLINE void put_outputs(const Call *c, Query q, int d0, const __m512 *acc, int nc, float sum) {
+  __m512 inverse = _mm512_set1_ps(1.f / sum);
+  uint16_t *to = (uint16_t *)output_of(c, q) + d0;
+  UNROLL for (int j = 0; j < nc; j += 2) {
+    __m512 low = _mm512_mul_ps(acc[j], inverse), high = _mm512_mul_ps(acc[j + 1], inverse);
+    _mm512_storeu_si512(to + j * 16, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+  }
+}
+
 // As append().
 INLINE void append_pairs(const Call *c, const int32_t *row, int h, int first, int position, int count) {
   int D = c->D;
@@ -125,18 +137,13 @@ INLINE void attend_pairs(const Call *c, const Queries *t, float *scores, int D, 
   }
   float sums[QUERIES];
   for (int i = 0; i < t->count; i++)
-    sums[i] = softmax_pairs(scores + i * c->stride, t->at[i].position + 1, blocks * BLOCK, c->scale);
+    sums[i] = softmax_pairs(scores + i * c->stride, t->at[i].position + 1, blocks * BLOCK, c->scale, 0);
   for (int i0 = 0; i0 < t->count; i0 += HALF) {
     for (int d0 = 0; d0 < D; d0 += 64) {
       __m512 acc[HALF][4];
       weigh_64(c, row, h, (const uint32_t *)(scores + i0 * c->stride), n, D, d0, acc, nq < HALF ? nq : HALF, stream);
       UNROLL for (int i = 0; i < HALF; i++) {
-        if (i >= nq || i0 + i >= t->count) continue;
-        __m512 inverse = _mm512_set1_ps(1.f / sums[i0 + i]);
-        uint16_t *to = (uint16_t *)output_of(c, t->at[i0 + i]) + d0;
-        UNROLL for (int j = 0; j < 4; j += 2)
-          _mm512_storeu_si512(to + j * 16, (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(acc[i][j + 1], inverse),
-                                                                         _mm512_mul_ps(acc[i][j], inverse)));
+        if (i < nq && i0 + i < t->count) put_outputs(c, t->at[i0 + i], d0, acc[i], 4, sums[i0 + i]);
       }
     }
   }

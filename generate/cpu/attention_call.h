@@ -35,6 +35,7 @@
 #define LINE 64  // bytes of a cache line
 #define BLOCK PAGE_MULTIPLE  // keys
 #define PARTS (BLOCK / LANES)  // vectors of a block's scores
+#define TILE_QUERIES 16
 #define HALF 4               // queries weighed together: their sums fill the registers
 #define AHEAD 4              // blocks scored together for few queries
 #define FAR 4                // blocks that are prefetched ahead of their use by the queries of one token
@@ -62,8 +63,11 @@ typedef struct {
   long block, tile, stride;  // bytes of 16 keys, bytes of a (page, head), floats of a row of scores
   int half;                  // qkv and out are bfloat16, else float32
   int format;                // of the pools: KV_INT8, or that of qkv
+  int way;                   // of heads in pairs: DOT, FMA, or TILES, which is FMA for few queries
+  int takes_tiles;           // some items do
+  int most;                  // queries of an item: QUERIES or TILE_QUERIES
   int *items;                // [n + 1]: where each sequence's items begin
-  float *scratch;            // scores, stride * QUERIES for each worker
+  float *scratch;            // scores, stride * most for each worker
 } Call;
 
 typedef struct {
@@ -71,12 +75,12 @@ typedef struct {
   int head, position;  // head of queries; position of the token
 } Query;
 
-// Queries that share their keys: up to QUERIES of one sequence's new tokens, in the query heads of one head of keys.
+// Queries that share their keys: up to `most` of one sequence's new tokens, in the query heads of one head of keys.
 // Those behind `count` repeat the last one and are not stored.
 typedef struct {
   const int32_t *pages;  // the sequence's page table
   int head, count, keys;  // head of keys; keys that the last query sees, and with it all: others weigh theirs with 0
-  Query at[QUERIES];
+  Query at[TILE_QUERIES];
 } Queries;
 
 INLINE const char *query_values(const Call *c, Query q) {

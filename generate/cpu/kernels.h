@@ -26,8 +26,10 @@ int paged_attention_f32_int8(const void *qkv, void *keys, void *values, void *ou
 int paged_attention_bf16_int8(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
                               const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV,
                               int D, int P, int max_pages, int pages, float scale);
-// Returns whether bfloat16 heads of a multiple of 64 take the AVX-512-BF16 path.
-int paged_attention_has_bf16(void);
+// Returns 1 where bfloat16 heads of a multiple of 64 can take this way; all take another where no way can be taken.
+int paged_attention_has(int way);
+// Sets their way from here on, one that paged_attention_has.
+void paged_attention_use(int way);
 
 // packed_linear.c
 

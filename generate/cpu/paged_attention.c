@@ -9,13 +9,15 @@
 // reduction.
 //
 // Each head of keys and values serves the H / KV query heads of its group, which share every load of a key, as the
-// tokens of a chunk do. attention_any.h computes any size of heads, attention_bf16.h multiples of 64 on processors that
-// multiply bfloat16.
+// tokens of a chunk do. attention_any.h computes any size of heads. bfloat16 heads of a multiple of 64 have three
+// more ways on processors that multiply bfloat16, the same that linear layers have, and a process takes one: dot products
+// of pairs (attention_bf16.h), float32 (attention_fma.h), or AMX's tiles for chunks and groups of heads
+// (attention_tiles.h), where single queries take float32 in the same order of sums.
 //
 // The pools are [pages, KV, P, D], but the order of values inside one (page, head) tile is this file's own:
 //   keys    [P/16][D][16]    16 keys are the lanes of a vector: no horizontal sum in a score
 //   values  [P][D]
-// and in attention_bf16.h, whose instruction multiplies and adds pairs:
+// and in the three ways of bfloat16, whose instructions multiply and add pairs:
 //   keys    [P/16][D/2][16][2]
 //   values  [P/2][D][2]
 // Either way 16 keys (a block) are one contiguous run of 16 * D values in both pools, in 8-bit pools with their 16 scales
@@ -35,13 +37,15 @@
 #include "kernels.h"
 #include "team.h"
 #ifdef __AVX512BF16__
-#include "attention_bf16.h"
+#include "attention_tiles.h"
 #endif
 
 #define APPENDED 4       // (sequence, head)s whose new keys are written before they are read
+#define FLUSH_DENORMALS 0x8040u  // of the control register: results and operands
+#define FEW 2            // queries of a token for which tiles, of 16 rows, take longer than vectors
 #define ALONE (1 << 18)  // bytes of keys and values below which waking other threads costs more than it saves
 
-// A piece of the step: up to QUERIES queries of one head of keys of one sequence. Pieces are numbered by sequence, then
+// A piece of the step: up to `most` queries of one head of keys of one sequence. Pieces are numbered by sequence, then
 // by head, then by query.
 typedef struct {
   int sequence, slots, head, slot;  // slots: all queries of the sequence that see this head; slot: the first of them
@@ -49,7 +53,7 @@ typedef struct {
 
 INLINE int new_tokens(const Call *c, int sequence) { return c->cu_seqlens[sequence + 1] - c->cu_seqlens[sequence]; }
 
-INLINE int pieces_of(int slots) { return (slots + QUERIES - 1) / QUERIES; }
+INLINE int pieces_of(const Call *c, int slots) { return (slots + c->most - 1) / c->most; }
 
 static Item item_at(const Call *c, int number) {
   int low = 0, high = c->n;
@@ -58,12 +62,12 @@ static Item item_at(const Call *c, int number) {
     if (c->items[middle] <= number) low = middle;
     else high = middle;
   }
-  int slots = new_tokens(c, low) * c->shared, pieces = pieces_of(slots);
-  return (Item){low, slots, (number - c->items[low]) / pieces, (number - c->items[low]) % pieces * QUERIES};
+  int slots = new_tokens(c, low) * c->shared, pieces = pieces_of(c, slots);
+  return (Item){low, slots, (number - c->items[low]) / pieces, (number - c->items[low]) % pieces * c->most};
 }
 
 static Item next_item(const Call *c, Item item) {
-  item.slot += QUERIES;
+  item.slot += c->most;
   if (item.slot < item.slots) return item;
   item.slot = 0;
   if (++item.head < c->KV) return item;
@@ -71,6 +75,8 @@ static Item next_item(const Call *c, Item item) {
   if (++item.sequence < c->n) item.slots = new_tokens(c, item.sequence) * c->shared;
   return item;
 }
+
+static int way = DOT;  // of bfloat16 heads of a multiple of 64
 
 static int takes_pairs(const Call *c) {
 #ifdef __AVX512BF16__
@@ -96,6 +102,16 @@ static void append_new(const Call *c, int i, int h) {
 
 #ifdef __AVX512BF16__
 // Numbers of queries that a group often has, and heads of 64, are compiled apart.
+INLINE void attend_item_in_floats(const Call *c, const Queries *q, int is_token, float *scores) {
+  switch (q->count) {
+    case 1: attend_fma(c, q, scores, c->D, 1, 1); break;
+    case 2: attend_fma(c, q, scores, c->D, 2, 1); break;
+    case 3:
+    case 4: attend_fma(c, q, scores, c->D, HALF, is_token); break;
+    default: attend_fma(c, q, scores, c->D, QUERIES, is_token);
+  }
+}
+
 INLINE void attend_item_in_pairs(const Call *c, const Queries *q, int D, int is_token, float *scores) {
   switch (q->count) {
     case 1: attend_pairs(c, q, scores, D, 1, 1); break;
@@ -118,15 +134,17 @@ INLINE void attend_item_of(const Call *c, const Queries *q, int format, int is_t
 static void attend_item(const Call *c, Item item, float *scores) {
   int i = item.sequence, left = item.slots - item.slot, tokens = new_tokens(c, i), first = item.head * c->shared;
   int token = item.slot / c->shared, head = item.slot % c->shared, position = c->context_lens[i] - tokens;
-  Queries q = {c->block_tables + (long)i * c->max_pages, item.head, left < QUERIES ? left : QUERIES, 0, {{0}}};
-  for (int s = 0; s < QUERIES; s++) {
+  Queries q = {c->block_tables + (long)i * c->max_pages, item.head, left < c->most ? left : c->most, 0, {{0}}};
+  for (int s = 0; s < c->most; s++) {
     q.at[s] = s < q.count ? (Query){c->cu_seqlens[i] + token, first + head, position + token} : q.at[s - 1];
     if (++head == c->shared) head = 0, token++;
   }
-  q.keys = q.at[QUERIES - 1].position + 1;
+  q.keys = q.at[c->most - 1].position + 1;
 #ifdef __AVX512BF16__
   if (takes_pairs(c)) {
-    if (c->D == 64) attend_item_in_pairs(c, &q, 64, tokens == 1, scores);
+    if (c->takes_tiles && q.count > FEW) attend_tiles(c, &q, scores, tokens == 1);
+    else if (c->way != DOT) attend_item_in_floats(c, &q, tokens == 1, scores);
+    else if (c->D == 64) attend_item_in_pairs(c, &q, 64, tokens == 1, scores);
     else attend_item_in_pairs(c, &q, c->D, tokens == 1, scores);
     return;
   }
@@ -157,22 +175,43 @@ static int check(const Call *c, int *longest, double *read) {
 static void append_some(void *job, int64_t from, int64_t to, int worker) {
   const Call *c = job;
   for (int a = (int)from; a < to; a++)
-    if (pieces_of(new_tokens(c, a / c->KV) * c->shared) > 1) append_new(c, a / c->KV, a % c->KV);
+    if (pieces_of(c, new_tokens(c, a / c->KV) * c->shared) > 1) append_new(c, a / c->KV, a % c->KV);
+}
+
+// Tiles take denormals for zeros, so what must agree with them to the bit does, too. The thread's mode is as before
+// afterwards, and tiles in use would be saved at every task switch.
+static unsigned begin_way(const Call *c) {
+  unsigned mode = 0;
+#ifdef __AVX512BF16__
+  mode = _mm_getcsr();
+  if (c->way != DOT) _mm_setcsr(mode | FLUSH_DENORMALS);
+  if (c->takes_tiles) configure_tiles();
+#endif
+  return mode;
+}
+
+static void end_way(const Call *c, unsigned mode) {
+#ifdef __AVX512BF16__
+  _mm_setcsr(mode);
+  if (c->takes_tiles) _tile_release();
+#endif
 }
 
 static void attend_some(void *job, int64_t from, int64_t to, int worker) {
   const Call *c = job;
-  float *scores = c->scratch + worker * c->stride * QUERIES;
+  float *scores = c->scratch + worker * c->stride * c->most;
+  unsigned mode = begin_way(c);
   while (from < to) {
     int64_t until = from + APPENDED < to ? from + APPENDED : to;
     Item first = item_at(c, (int)from), item = first;
     // Decode rows append here, a few heads before they read: a load waits for an earlier store to the same line until
     // that is in memory, and this store has 32 lines to fetch.
     for (int64_t a = from; a < until; a++, item = next_item(c, item))
-      if (pieces_of(item.slots) == 1) append_new(c, item.sequence, item.head);
+      if (pieces_of(c, item.slots) == 1) append_new(c, item.sequence, item.head);
     item = first;
     for (; from < until; from++, item = next_item(c, item)) attend_item(c, item, scores);
   }
+  end_way(c, mode);
 }
 
 static int step(Call *c) {
@@ -181,19 +220,23 @@ static int step(Call *c) {
   if (wrong) return wrong;
   team_fn each = read * c->H * c->D * bytes * 2 < ALONE ? alone : share_out;
   long row = c->format == KV_INT8 ? c->D + SCALE_BYTES : (long)c->D * bytes;
+  c->way = takes_pairs(c) ? way : DOT;
+  if (c->way == TILES && c->P % 32) c->way = FMA;
+  c->most = c->way == TILES ? TILE_QUERIES : QUERIES;
   c->block = BLOCK * row;
   c->tile = c->P * row;
   c->stride = ((long)longest + 63) / 64 * 64 + 16;  // the 16 keep rows of a power of two out of one cache set
   c->items = malloc(sizeof(int) * ((size_t)c->n + 1));
-  size_t room = (size_t)c->stride * QUERIES * sizeof(float);
+  size_t room = (size_t)c->stride * c->most * sizeof(float);
   if (!c->items || posix_memalign((void **)&c->scratch, 64, room * workers)) {
     free(c->items);
     return NO_MEMORY;
   }
   c->items[0] = 0;
   for (int i = 0; i < c->n; i++) {
-    int pieces = pieces_of(new_tokens(c, i) * c->shared);
+    int pieces = pieces_of(c, new_tokens(c, i) * c->shared);
     several += pieces > 1;
+    c->takes_tiles |= c->way == TILES && new_tokens(c, i) * c->shared > FEW;
     c->items[i + 1] = c->items[i] + pieces * c->KV;
   }
   int total = c->items[c->n], share = total / (4 * workers);
@@ -221,10 +264,12 @@ ENTRY(paged_attention_bf16, 1, KV_BF16)
 ENTRY(paged_attention_f32_int8, 0, KV_INT8)
 ENTRY(paged_attention_bf16_int8, 1, KV_INT8)
 
-int paged_attention_has_bf16(void) {
+int paged_attention_has(int wanted) {
 #ifdef __AVX512BF16__
-  return 1;
+  return wanted == TILES ? may_use_tiles() : 1;
 #else
   return 0;
 #endif
 }
+
+void paged_attention_use(int wanted) { way = wanted; }
