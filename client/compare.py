@@ -62,7 +62,7 @@ COMPARED = [
 ]
 STARTED = [
     Option("--model", "model of the servers to start", metavar="NAME"),
-    Option("--load-format", "dummy: random weights of the right shape", Choice(["auto", "dummy"])),
+    Option("--load-format", "dummy: random weights of the right shape (default: auto if --model is used)", Choice(["auto", "dummy"])),
     Option(
         "--server", "more flags for these servers, as one argument: --server='--max-batch-size 16'",
         Read(shlex.split, "FLAGS"), default=[],
@@ -103,6 +103,8 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
     args = flags.parse(build_command(), argv, environ)
     if (args.workload or "").startswith("trace:") and not args.load:
         args.load = [arrivals.Arrivals("trace", 1.0)]
+    if args.model and args.load_format is None:
+        args.load_format = "auto"  # a named model is meant with its own weights
     for name, value in (QUICK if args.quick else FULL).items():
         if getattr(args, name) is None:
             setattr(args, name, value)

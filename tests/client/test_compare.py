@@ -212,6 +212,7 @@ def test_quick_and_full_are_what_the_help_says() -> None:
     quick, full = compare.read(["--quick"], {}), compare.read([], {})
     assert (quick.model, quick.numsamples, quick.what) == ("bard", 58, ["nobatch", "static", "dynamic"])
     assert (full.model, full.load_format, full.numsamples) == ("gpt2-medium", "dummy", 100)
+    assert compare.read(["--model", "smollm2"], {}).load_format == "auto"  # not random weights, whose chats never end
     assert [pace.text for pace in full.load] == ["poisson:1", "burst"]
     assert compare.read(["--quick", "--numsamples", "7"], {}).numsamples == 7
 
