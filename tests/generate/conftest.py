@@ -1,7 +1,6 @@
-"""What tests of the kernels share: one thread, and one folder of compiled libraries."""
+"""What tests of the kernels share: one thread."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,17 +16,3 @@ def one_thread() -> Iterator[None]:
     yield
     team().use(1, own=True)
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session")
-def cache(pytestconfig: pytest.Config) -> Path:
-    """Return a folder that later runs and other workers share: a library's name has the hash of what it is made of."""
-    assert pytestconfig.cache is not None
-    return Path(pytestconfig.cache.mkdir("kernels"))
-
-
-@pytest.fixture
-def shared_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep compiled libraries in the shared folder."""
-    monkeypatch.setenv("EB_CACHE_DIR", str(cache))
-    monkeypatch.delenv("EB_KERNELS", raising=False)

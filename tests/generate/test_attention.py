@@ -20,7 +20,12 @@ from generate.cpu.team import team
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 SHAPES = [(12, 64, 64), (16, 64, 16), (16, 64, 128), (25, 64, 64), (12, 8, 16), (16, 16, 64), (12, 80, 64), (3, 32, 16)]
 
-pytestmark = pytest.mark.usefixtures("one_thread", "shared_cache")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def _kernels_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EB_KERNELS", raising=False)
 
 
 @pytest.fixture
@@ -276,7 +281,7 @@ def test_the_portable_path_agrees_on_lesser_machines(march: str, monkeypatch: py
             assert all(torch.equal(a, b) for a, b in zip(got, singly))
 
 
-def test_the_module_works_in_a_process_of_its_own(cache: Path) -> None:
+def test_the_module_works_in_a_process_of_its_own() -> None:
     code = "import generate.cpu.attention as a, torch; print(a.make_attention(torch.bfloat16).name)"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() in ("c", "c-tiles", "c-dot", "c-fma", "torch")
