@@ -48,6 +48,10 @@ from simulate import mock
 
 # Otherwise glibc gives each thread its own heap, which never shrinks below its largest request.
 HEAP = {"MALLOC_ARENA_MAX": "2"}
+NO_POLICY = (
+    "no policy was named, so this serves nobatch, one request at a time, as the original did. "
+    "./server.sh dynamic batches requests"
+)
 log = logging.getLogger("effective-batching")
 
 
@@ -186,6 +190,8 @@ def main(argv: list[str] | None = None) -> None:
         if "--print-config" in argv:
             print(settings.describe(loaded))  # noqa: T201
             return
+        if loaded.origin["policy"] == "default":
+            banner.note(NO_POLICY)
         for warning in loaded.warnings:
             banner.warn(warning)
         if armed := faults.read(os.environ).armed:

@@ -300,11 +300,6 @@ class BatchingManager:
         return self._max_batch_size if self.policy is None else self.policy.max_batch_size
 
     @property
-    def slots(self) -> int:
-        """The slots of the engine, of which the active policy may use fewer."""
-        return self._max_batch_size if self.policy is None else self.policy.slots
-
-    @property
     def max_queue(self) -> int:
         """The number of requests that may wait while the batch is full."""
         return self.inbox.limit - self.max_batch_size

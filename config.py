@@ -151,7 +151,10 @@ class Config:
         "https://chat.example.org; *: any; unset: none", Read(_check_origins)
     )  # fmt: skip
     overload_status: str = setting("429", "HTTP status when the server is full", Choice(["429", "503"]))
-    access_log: bool = setting(True, "write a JSON line to stdout for each request: lengths and times, never prompts")
+    access_log: bool = setting(
+        True, "write a JSON line to stdout for each request, lengths and times but never prompts; on a terminal a status "
+        "line takes its place"
+    )  # fmt: skip
     dashboard_show_text: bool = setting(False, "show the beginnings of prompts on the live page, to all of its viewers")
     tgi_metrics: bool = setting(False, "also export TGI's metric names (tgi_*) on /metrics")
     api_key: str = setting("", "key that clients must send as a bearer token", KEY)

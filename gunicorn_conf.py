@@ -18,7 +18,7 @@ from gunicorn import util
 import app as application
 import config as settings
 from api.service import Service
-from launch import banner, faults
+from launch import banner, faults, status_line
 from launch.connections import limit_blocking, write_error
 from launch.worker import QUICK_SECONDS
 from observe.queued_log import QueuedHandler, QueuedLog
@@ -116,7 +116,8 @@ def post_worker_init(worker: Any) -> None:
     threading.stack_size(512 * 1024)
     util.write_error = write_error
     service = worker.app.callable.extensions["service"]
-    service.serves = True
+    on_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    service.serves = not on_terminal  # where a person looks, a status line takes the place of the access log
     service.deaths = lambda: _restart_limiter.count
     # A reader that does not drain stderr must not block the loop when it logs.
     armed = faults.read(os.environ)
@@ -124,6 +125,8 @@ def post_worker_init(worker: Any) -> None:
     errors.start()
     service.access_log = QueuedLog(armed.stream(sys.stdout))
     service.access_log.start()
+    if on_terminal:
+        status_line.start(sys.stdout, service.meters, lambda: service.engine)
     service.completer.start()
     logging.basicConfig(handlers=[QueuedHandler(errors)], level=logging.WARNING)
 
@@ -152,7 +155,10 @@ def _end(service: Service, errors: QueuedLog, reason: str) -> None:
 
 
 def worker_exit(server: Any, worker: Any) -> None:
-    """Flush the access log."""
+    """Flush the access log, and clear the status line for the shell."""
+    if sys.stdout.isatty():
+        sys.stdout.write(status_line.CLEAR)
+        sys.stdout.flush()
     app = getattr(worker, "wsgi", None)
     if app is not None:
         app.extensions["service"].access_log.flush()

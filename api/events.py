@@ -149,7 +149,7 @@ def state(service: Service, engine: Engine) -> dict[str, Any]:
         "epoch": time.time() - time.perf_counter(),
         "now": time.perf_counter(),
         "policy": engine.policy,
-        "slots": manager.slots,
+        "slots": engine.slots,
         "max_queue": manager.max_queue,
         "model": engine.model_name,
         "parameters": engine.facts.get("parameters"),

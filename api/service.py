@@ -81,6 +81,12 @@ class Engine:
     shadow: Shadow | None = None
 
     @property
+    def slots(self) -> int:
+        """The slots of the engine, of which the active policy may use fewer."""
+        policy = self.manager.policy
+        return self.manager.max_batch_size if policy is None else policy.slots
+
+    @property
     def policy(self) -> str:
         """The name of the active policy."""
         return self.manager.policy_name
@@ -119,7 +125,7 @@ class Service:
         self.failure: str | None = None
         self.policies = policies  # that /policy offers
         self.draining = False
-        self.serves = False  # True under gunicorn, which has an access log
+        self.serves = False  # True under gunicorn, if it writes an access log
         self.deaths: Callable[[], int] = lambda: 0  # engines that failed for good, in all worker processes
         self.feed = Feed(show_text=config.dashboard_show_text)
         self.access_log = QueuedLog(sys.stdout)

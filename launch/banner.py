@@ -64,7 +64,7 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
 
 
 def _slots(engine: Engine) -> str:
-    used, slots = engine.manager.max_batch_size, engine.manager.slots
+    used, slots = engine.manager.max_batch_size, engine.slots
     return f"{slots} slots" if used == slots else f"{used} of {slots} slots"
 
 

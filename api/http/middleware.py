@@ -28,6 +28,8 @@ REJECTIONS = {
     401: "key", 403: "cross_site", 404: "not_found", 405: "method", 408: "too_slow", 413: "too_large",
     415: "media_type", 422: "invalid", 400: "invalid",
 }  # fmt: skip
+# The access log names these only if they fail: pages, probes and viewers ask for them all the time.
+QUIET = OPEN | {"/events", "/metrics", "/web/<path:name>"}
 REJECTED_TYPES = {"overloaded": "queue_full", "unavailable_error": "unavailable"}
 
 
@@ -115,7 +117,7 @@ def _finish(service: Service, current: Request, status: int, length: int | None,
     rejected = None if error is None else REJECTED_TYPES.get(error.type, REJECTIONS.get(status))
     outputs = [] if context is None else [len(i.output_ids) for i in context.inferences]
     service.meters.answered(route, status, rejected, state.n_ignored, outputs, state.get("generates", False))
-    if not (service.config.access_log and service.serves) or (route in OPEN and status == 200):
+    if not (service.config.access_log and service.serves) or (route in QUIET and (status < 400 or gone)):
         return
     record: dict[str, Any] = {
         "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),

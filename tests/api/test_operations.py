@@ -305,6 +305,15 @@ def lines(app: Flask, stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
+def test_probes_and_the_pages_files_are_logged_only_if_they_fail(app: Flask, client: FlaskClient) -> None:
+    stream = logged(app)
+    for path in ("/health", "/ready", "/metrics", "/web/model.js", "/web/none.js", "/policy"):
+        client.get(path)
+    assert [(line["route"], line["status"]) for line in lines(app, stream)] == [
+        ("/web/<path:name>", 404), ("/policy", 200)
+    ]  # fmt: skip
+
+
 def test_each_request_is_a_line_of_lengths_and_times(app: Flask, client: FlaskClient) -> None:
     stream = logged(app)
     ask(app, "one", prompt="the secret", num_tokens=4)

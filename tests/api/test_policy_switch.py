@@ -85,7 +85,7 @@ def test_as_many_requests_may_wait_under_every_policy(client: FlaskClient, servi
         client.put("/policy", json={"policy": name})
         assert manager.max_batch_size == policies.get_policy(name, 8).max_batch_size
         assert manager.max_queue == 8
-        assert manager.slots == 8
+        assert service.engine.slots == 8
 
 
 @pytest.mark.parametrize(
