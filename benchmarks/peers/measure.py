@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -141,6 +142,7 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path, seco
 
 
 def last_line(output: bytes) -> str:
-    """Return the last line of a log that says something."""
+    """Return the last line of a log that names an error, or else the last one that says something."""
     lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "no output"
+    errors = [line for line in lines if re.search("error|failed", line, re.IGNORECASE)]
+    return (errors or lines or ["no output"])[-1][:200]
