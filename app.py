@@ -36,6 +36,7 @@ from api.dialects import chat, native, openai, tgi, tokens
 from api.http import admission, auth, cors, errors, middleware
 from api.http.deferral import App
 from api.service import Engine, Service
+from client.shell import printing
 from config import Config
 from launch import banner, doctor, faults, preflight
 from launch.engine import RESOLVED, engine_stack, load_engine
@@ -188,7 +189,8 @@ def main(argv: list[str] | None = None) -> None:
         policies.get_policy(chosen.policy, chosen.max_batch_size, chosen.policy_options)
         shadow.check(chosen)
         if "--print-config" in argv:
-            print(settings.describe(loaded))  # noqa: T201
+            with printing():
+                print(settings.describe(loaded))  # noqa: T201
             return
         if loaded.origin["policy"] == "default":
             banner.note(NO_POLICY)

@@ -19,12 +19,14 @@ from client.options import UsageError as ConfigError
 from client.options import nearest as nearest
 from client.options import read as read_options
 from client.options import read_dotenv as read_dotenv
+from client.shell import complete
 
 __all__ = ["Config", "ConfigError", "Loaded", "describe", "flag", "load", "nearest", "variable"]
 
 ROOT = Path(__file__).resolve().parent
 VERSION = "0.1.0"
 GROUPS = {"policy_option": "batching", "model": "model", "host": "server"}  # the first setting of each
+COMPLETION = "_SERVER_SH_COMPLETE"  # set by a shell that completes the command line
 COMPLETE = "EB_INTERNAL_COMPLETE"  # set where the environment holds every setting
 RESERVE = 32  # HTTP threads in addition to those of open requests
 LOOPBACK = ("localhost", "127.0.0.1")  # no page of another site has these host names
@@ -252,6 +254,7 @@ def load(
     """
     environ = os.environ if environ is None else environ
     path = None if environ.get(COMPLETE) else dotenv or ROOT / ".env"
+    complete(command(policies), COMPLETION, environ)
     values = read_options(command(policies), argv, environ, path)
     if values.version:
         print(f"effective-batching {VERSION}")  # noqa: T201
@@ -282,6 +285,7 @@ def command(policies: Mapping[str, str] | None = None) -> Command:
             Argument(
                 "policy", policy.metadata["help"], default=policy.default, required=False,
                 envvar=[variable("policy"), "BATCHING"],
+                shell_complete=lambda ctx, param, begun: [name for name in policies or () if name.startswith(begun)],
             ),
         ],
         "commands": [

@@ -16,7 +16,10 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 from dotenv import dotenv_values
+
+from .shell import printing
 
 ORIGINS: dict[ParameterSource | None, str] = {
     ParameterSource.COMMANDLINE: "flag", ParameterSource.ENVIRONMENT: "environment", ParameterSource.DEFAULT_MAP: ".env"
@@ -105,6 +108,9 @@ class Choice(Type):
         self.known = tuple(known)
         self.name = name or "|".join(self.known)
         self.wanted = f"one of: {', '.join(self.known)}"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(text) for text in self.known if text.startswith(incomplete)]
 
     def parse(self, value: Any) -> Any:
         if value not in self.known:
@@ -298,7 +304,8 @@ def read(
         if lines.get(name)
     }
     try:
-        ctx = command.make_context(command.name, list(argv), obj=environ or {}, default_map=stored)
+        with printing():
+            ctx = command.make_context(command.name, list(argv), obj=environ or {}, default_map=stored)
     except click.exceptions.Exit as done:
         raise SystemExit(done.exit_code) from None
     except click.NoSuchOption as error:
