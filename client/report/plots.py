@@ -182,7 +182,8 @@ def waste(album: Album) -> None:
         grid[0].set_ylabel("%")
         grid[0].set_title("of all slots: batch fill is what is not idle", fontsize=9)
         grid[1].set_title("of the rows computed: what is not useful is in vain", fontsize=9)
-        grid[0].legend(fontsize=7)
+        known = grid[0].get_legend_handles_labels()
+        grid[1].legend(*known, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def draw_all(results: Results) -> list[Picture]:
