@@ -192,8 +192,6 @@ def main(argv: list[str] | None = None) -> None:
             with printing():
                 print(settings.describe(loaded))  # noqa: T201
             return
-        if loaded.origin["policy"] == "default":
-            banner.note(NO_POLICY)
         for warning in loaded.warnings:
             banner.warn(warning)
         if armed := faults.read(os.environ).armed:
@@ -211,6 +209,8 @@ def main(argv: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         banner.fail("stopped before the model was found. Start again to serve it")
         raise SystemExit(130) from None
+    if loaded.origin["policy"] == "default":
+        banner.note(NO_POLICY)
     environment = {**HEAP, **os.environ, **config.to_environment(), RESOLVED: resolved, "BATCHING": config.policy}
     root = str(settings.ROOT)
     os.chdir(root)

@@ -90,7 +90,8 @@
     EB.put("policy", facts.policy || "…");
     EB.showShadow(shadow);
     const size = facts.parameters ? ` (${(facts.parameters / 1e6).toFixed(1)} M)` : "";
-    EB.put("facts", facts.model ? `${facts.model}${size} on ${facts.device}, ${facts.dtype}, ${facts.slots} slots` : "");
+    const where = facts.device === "none" ? "" : ` on ${facts.device}, ${facts.dtype}`; // a mock computes nowhere
+    EB.put("facts", facts.model ? `${facts.model}${size}${where}, ${facts.slots} slots` : "");
     document.title = `${facts.policy || ""} · effective-batching`;
     const bearer = key ? " -H 'Authorization: Bearer KEY'" : "";
     const [path, example] = facts.chats
