@@ -177,9 +177,7 @@ class CAttention:
 
         Where the kernel has no instructions for that, it multiplies them as all other heads.
         """
-        number = self.constants[way.upper()]
-        if self.library.paged_attention_has(number):
-            self.library.paged_attention_use(number)
+        if self.library.paged_attention_use(self.constants[way.upper()]):
             self.name = f"c-{way}"
 
     def __call__(self, qkv: Tensor, keys: Tensor, values: Tensor, rows: PackedRows, scale: float) -> Tensor:

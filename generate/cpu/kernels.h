@@ -26,10 +26,9 @@ int paged_attention_f32_int8(const void *qkv, void *keys, void *values, void *ou
 int paged_attention_bf16_int8(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
                               const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV,
                               int D, int P, int max_pages, int pages, float scale);
-// Returns 1 where bfloat16 heads of a multiple of 64 can take this way; all take another where no way can be taken.
-int paged_attention_has(int way);
-// Sets their way from here on, one that paged_attention_has.
-void paged_attention_use(int way);
+// Sets the way of bfloat16 heads of a multiple of 64 from here on and returns 1, or 0 where the processor or the system
+// refuses it: it stays as it was then.
+int paged_attention_use(int way);
 
 // packed_linear.c
 
@@ -49,8 +48,9 @@ typedef struct {
 int packed_linear_supported(int format);
 // Returns 1 where linear layers can take this way. The system must permit a process to have tiles.
 int packed_linear_has(int way);
-// Sets the way of all linear layers with bfloat16 weights from here on, one that packed_linear_has.
-void packed_linear_use(int way);
+// Sets the way of all linear layers with bfloat16 weights from here on and returns 1, or 0 where they cannot take it: it
+// stays as it was then.
+int packed_linear_use(int way);
 // Returns the number of bytes that packed_linear_pack writes.
 int64_t packed_linear_bytes(int format, int64_t n, int64_t k);
 // Packs w [n, k], bfloat16 or rows of blocks, into panels; for BFLOAT16 k is even, for others w is finite. Outputs that fill the last panel

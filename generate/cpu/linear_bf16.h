@@ -38,7 +38,12 @@ int packed_linear_has(int wanted) {
   return 0;
 }
 
-void packed_linear_use(int wanted) { way = wanted; }
+// Tiles without the system's permission are an illegal instruction, so it is asked for here, too.
+int packed_linear_use(int wanted) {
+  int possible = packed_linear_has(wanted);
+  if (possible) way = wanted;
+  return possible;
+}
 
 static int64_t bfloat16_panel_bytes(int64_t k) { return PANEL * k * 2; }
 

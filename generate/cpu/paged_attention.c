@@ -264,12 +264,12 @@ ENTRY(paged_attention_bf16, 1, KV_BF16)
 ENTRY(paged_attention_f32_int8, 0, KV_INT8)
 ENTRY(paged_attention_bf16_int8, 1, KV_INT8)
 
-int paged_attention_has(int wanted) {
+int paged_attention_use(int wanted) {
 #ifdef __AVX512BF16__
-  return wanted == TILES ? may_use_tiles() : 1;
+  int possible = wanted != TILES || may_use_tiles();
 #else
-  return 0;
+  int possible = 0;
 #endif
+  if (possible) way = wanted;
+  return possible;
 }
-
-void paged_attention_use(int wanted) { way = wanted; }

@@ -85,6 +85,6 @@ def test_a_way_that_the_processor_lacks_leaves_the_kernel_as_it_is(
     kernel: CAttention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = kernel.name
-    monkeypatch.setattr(kernel, "library", type("Library", (), {"paged_attention_has": lambda self, way: 0})())
+    monkeypatch.setattr(kernel, "library", type("Library", (), {"paged_attention_use": lambda self, way: 0})())
     kernel.use("fma")
     assert kernel.name == before

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -152,3 +154,25 @@ def test_kernels_for_linear_layers_can_be_turned_off(monkeypatch: pytest.MonkeyP
         monkeypatch.undo()
         linear.kernel_runs.cache_clear()
     assert not isinstance(layer, KernelLinear)
+
+
+@needs_kernel
+@pytest.mark.parametrize("wanted", ["TILES", "DOT", "FMA"])
+def test_a_way_is_taken_in_a_new_process_only_as_far_as_the_system_permits_it(wanted: str) -> None:
+    constants = declarations().constants
+    program = f"""
+import ctypes
+library = ctypes.CDLL({linear._library()._name!r})
+class Linear(ctypes.Structure):
+    _fields_ = [("packed", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("n", ctypes.c_int64), ("k", ctypes.c_int64),
+                ("format", ctypes.c_int)]
+took = library.packed_linear_use({constants[wanted]})
+packed, x, out = (ctypes.create_string_buffer(65536) for _ in range(3))
+w = Linear(ctypes.addressof(packed), None, 64, 64, {constants["BFLOAT16"]})
+m = ctypes.c_int64(16)
+library.packed_linear(ctypes.byref(w), x, None, out, m, {constants["PLAIN"]}, None)
+print(took, set(out.raw))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    can = linear._library().packed_linear_has(constants[wanted])
+    assert (done.returncode, done.stdout) == (0, f"{can} {{0}}\n"), done.stderr
