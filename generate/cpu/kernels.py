@@ -1,7 +1,8 @@
 """C files of the engine: compiled at the first start with the system's compiler, kept, and loaded.
 
 A library is kept under a hash of its source with the headers beside it, the flags, the compiler and the processor, so
-that a changed file or another processor compiles it again. Compiling and linking are two steps: a link with -ffast-math
+that a changed file or another processor compiles it again. `begin` compiles in the background, several files at once,
+while weights are read. Compiling and linking are two steps: a link with -ffast-math
 would add code that turns off denormals in the whole process, and a caller may pass that flag to the compiler.
 
 It must not know what the functions in a file compute.
@@ -19,7 +20,9 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import torch  # noqa: F401  its OpenMP must be loaded first, so that a library joins the same pool of threads
@@ -31,10 +34,24 @@ log = logging.getLogger(__name__)
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
 OPENMP = "-fopenmp"
 COMPILE_SECONDS = 120.0
+_begun: dict[tuple[Path, tuple[str, ...]], Future[ctypes.CDLL]] = {}
 
 
 class KernelError(RuntimeError):
     """A C file could not be compiled or loaded; the message holds the compiler's first lines."""
+
+
+def begin(source: Path, extra_flags: Sequence[str] = ()) -> None:
+    """Start `load_library` in the background; the next call with the same arguments gets its result or its error."""
+    loading = _begun[source, tuple(extra_flags)] = Future[ctypes.CDLL]()
+
+    def load() -> None:
+        try:
+            loading.set_result(_load(source, extra_flags))
+        except Exception as error:  # for the thread that asks
+            loading.set_exception(error)
+
+    threading.Thread(target=load, name=f"load-{source.stem}", daemon=True).start()  # Ctrl-C does not wait for it
 
 
 def load_library(source: Path, extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
@@ -42,8 +59,14 @@ def load_library(source: Path, extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
 
     `extra_flags` are added when compiling, not when linking. Where the cache directory cannot be written, the
     library is built in a temporary directory for this process alone. Functions of a `ctypes.CDLL` run without
-    the GIL. Raises KernelError.
+    the GIL. Waits for all that have begun: what is measured next needs the cores. Raises KernelError.
     """
+    wait([*_begun.values()])
+    begun = _begun.pop((source, tuple(extra_flags)), None)
+    return begun.result() if begun else _load(source, extra_flags)
+
+
+def _load(source: Path, extra_flags: Sequence[str]) -> ctypes.CDLL:
     compiler = find_compiler()
     flags = _flags(extra_flags)
     name = _name(source, compiler, flags) + ".so"

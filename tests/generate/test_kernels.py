@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
 from generate.cpu import kernels
 from generate.cpu.declarations import declarations
 from generate.cpu.kernels import KernelError, load_library
+from generate.cpu.prepare import prepare
 
 HEADER = Path(kernels.__file__).with_name("kernels.h")
 
@@ -59,6 +63,44 @@ def test_a_failed_compilation_reports_the_compilers_message(small: Path) -> None
         load_library(small)
 
 
+def test_libraries_that_are_begun_are_compiled_at_the_same_time_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.c").write_text(f"int answer(void) {{ return '{name}'; }}")
+    meeting, compilations, compiler = (tmp_path / name for name in ("meeting", "compilations", "compiler"))
+    os.mkfifo(meeting)  # opens when both compilers are there
+    meet = f"*a.c*) echo a > {meeting};; *b.c*) read x < {meeting};;"
+    real = shlex.join(kernels.find_compiler())
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in {meet} esac\necho "$@" >> {compilations}\nexec {real} "$@"\n')
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CC", f"{compiler}")
+    monkeypatch.setattr(kernels, "COMPILE_SECONDS", 20)
+    for name in "ab":
+        kernels.begin(tmp_path / f"{name}.c")
+    assert [load_library(tmp_path / f"{name}.c").answer() for name in "ab"] == [ord("a"), ord("b")]
+    assert compilations.read_text().count(" -c ") == 2
+
+
+def test_a_failure_in_the_background_is_told_to_the_one_who_asks(small: Path) -> None:
+    kernels.begin(small)
+    kernels.begin(small, ["-DANSWER=5"])
+    assert load_library(small, ["-DANSWER=5"]).answer() == 5
+    with pytest.raises(KernelError, match="ANSWER"):
+        load_library(small)
+
+
+@pytest.mark.parametrize(("dtype", "quantize", "compiled"), [("float32", "none", False), ("bfloat16", "none", True)])
+def test_linear_layers_are_compiled_early_where_the_model_takes_them(
+    dtype: str, quantize: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: set[str] = set()
+    monkeypatch.setattr(kernels, "begin", lambda source, flags=(): begun.add(source.name))
+    prepare(getattr(torch, dtype), quantize)
+    assert ("packed_linear.c" in begun) is compiled
+    assert {"paged_attention.c", "sampler.c", "team.c", "blocks.c"} <= begun
+
+
 def test_structs_have_the_compilers_sizes_and_offsets(tmp_path: Path) -> None:
     structs = declarations().structs
     members = [(struct, name) for struct, kind in structs.items() for name, *_ in kind._fields_]
@@ -80,5 +122,5 @@ def test_functions_have_the_headers_types() -> None:
     pointer, integer, number = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
     assert functions["paged_attention_bf16"] == (integer, [pointer] * 7 + [integer] * 8 + [number])
     assert functions["packed_linear_bytes"] == (ctypes.c_int64, [integer, ctypes.c_int64, ctypes.c_int64])
-    assert functions["paged_attention_has_bf16"] == (integer, [])
+    assert functions["paged_attention_use"] == (integer, [integer])
     assert functions["use_team"] == (None, [pointer, integer])
