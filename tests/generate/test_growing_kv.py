@@ -60,7 +60,7 @@ def serve(runner: Any, pages: int, sequences: list[Sequence], **options: Any) ->
 
     while (record := scheduler.step(forward, lambda: 0.0)) is not None:
         preempted += len(record.preempted)
-        assert sum(record.slot_steps) == pytest.approx(scheduler.policy.max_batch_size)
+        assert sum(record.slot_steps) == pytest.approx(scheduler.policy.slots)
         assert record.slot_steps.recomputed == pytest.approx(again)
     assert scheduler.is_idle
     assert pool.used == 0

@@ -63,7 +63,7 @@ def test_the_server_is_ready_within_seconds_and_says_what_it_is(server: Server, 
     seconds = re.search(r"ready in ([\d.]+) s", text)
     assert seconds is not None
     assert float(seconds[1]) < 45
-    for words in ("dynamic, 64 slots", "1120 HTTP threads", f"{checkpoint.name}, ", "cpu, ", "1 threads",
+    for words in ("dynamic, 64 slots", "1,120 HTTP threads", f"{checkpoint.name}, ", "cpu, ", "1 threads",
                   "KV memory", f"http://127.0.0.1:{server.port}/inference", f"http://127.0.0.1:{server.port}/stats",
                   f"127.0.0.1:{server.port}, ready"):  # fmt: skip
         assert words in text, words
