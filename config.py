@@ -113,8 +113,9 @@ class Config:
         "auto", "number format of weights and KV cache", Choice(["auto", "float32", "bfloat16", "float16"])
     )
     quantize: str = setting(
-        "none", "round the weights of linear layers, on CPUs; int8 or int4: half or a third of the memory of bfloat16, "
-        "and faster", Choice(["none", "int8", "int4"])
+        "none", "format of the weights of linear layers, on CPUs; as-stored: the Q4_0, Q4_1 and Q8_0 blocks of a GGUF file; "
+        "int8 or int4: rounded, half or a third of the memory of bfloat16, and faster",
+        Choice(["none", "as-stored", "int8", "int4"])
     )  # fmt: skip
     kv_dtype: str = setting(
         "auto", "number format of keys and values; auto: that of the model; int8, on CPUs: about twice as many "

@@ -72,7 +72,7 @@ class Engine:
     context: int
     page_size: int
     vocabulary: int = 0  # token ids of the model; 0: as many as the tokenizer has
-    quantize: str = "none"  # what the weights of linear layers are rounded to
+    quantize: str = "none"  # format of the weights of linear layers
     special_end: bool = True  # <|endoftext|> in a prompt is the special token, except on /inference
     stall_seconds: float | None = None  # None: the default of the device
     sampling: Mapping[str, float] = field(default_factory=dict)  # of OpenAI's dialect, where a request names none

@@ -37,7 +37,7 @@ def make_runner(args: argparse.Namespace, tokens: int) -> tuple[ModelRunner, str
     resolved = catalog.resolve(args.model, args.load_format)
     dtype = machine.choose_dtype(args.dtype, torch.device("cpu"), quantize=args.quantize)
     quantize.check(args.quantize, dtype, torch.device("cpu"))
-    model = weights.load(resolved, dtype)
+    model = weights.load(resolved, dtype, as_blocks=quantize.kept_kinds(args.quantize, resolved))
     kv_dtype = machine.choose_kv_dtype(args.kv_dtype, dtype, model.head.device)
     runner = ModelRunner(model, tokens // machine.PAGE_SIZE + 2, machine.PAGE_SIZE, kv_dtype, args.quantize)
     for pool in (runner.keys, runner.values):
@@ -47,6 +47,11 @@ def make_runner(args: argparse.Namespace, tokens: int) -> tuple[ModelRunner, str
         flat[:whole].view(-1, len(noise)).copy_(noise)
         flat[whole:] = 0
     return runner, resolved.name
+
+
+def weights_of(runner: ModelRunner) -> str:
+    """Return what most weights of linear layers are rounded to, or the kind of their blocks in the model's file."""
+    return runner.kinds[0] if runner.quantize == quantize.AS_STORED else runner.quantize
 
 
 def _noise(size: int, dtype: torch.dtype) -> Tensor:
@@ -111,7 +116,7 @@ def measure_decode(runner: ModelRunner, batch: int, context: int, args: argparse
         limits.append(machine_limits(runner))
         bandwidth, rate = (sum(pair) / 2 for pair in zip(*limits[-2:]))
         limit = measured.limit_seconds(
-            runner.config, runner.dtype, batch, context, bandwidth, rate, runner.keys.dtype, runner.quantize
+            runner.config, runner.dtype, batch, context, bandwidth, rate, runner.keys.dtype, weights_of(runner)
         )
         times.append(median)
         fractions.append(limit / median)
@@ -126,7 +131,7 @@ def measure_decode(runner: ModelRunner, batch: int, context: int, args: argparse
 
 def machine_limits(runner: ModelRunner) -> tuple[float, float]:
     """Return the bytes and operations per second of the machine now, with the weights of this model."""
-    return measured.bandwidth(), measured.arithmetic_rate(runner.dtype, runner.quantize)
+    return measured.bandwidth(), measured.arithmetic_rate(runner.dtype, weights_of(runner))
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

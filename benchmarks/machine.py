@@ -17,6 +17,7 @@ from generate import memory
 from generate.cpu.linear import KernelLinear, LinearLayer, PackedLinear, make_linear
 from generate.machine import bytes_per_token, cores
 from models.architecture import Architecture, ModelShape
+from models.block_matrix import KINDS, BlockMatrix
 
 
 def best_seconds(call: Callable[[], object], seconds: float = 0.15, least: int = 3) -> float:
@@ -50,7 +51,7 @@ def arithmetic_rate(dtype: torch.dtype, quantize: str = "none") -> float:
     rows, inner, outer = 256, 1024, 1024
     weight = torch.randn(outer, inner).to(dtype)
     x = torch.randn(rows, inner).to(dtype)
-    layers: list[LinearLayer] = [make_linear(weight, None, quantize=quantize)]
+    layers: list[LinearLayer] = [_layer(weight, quantize)]
     if quantize == "none":
         layers.append(PackedLinear(weight, None))
     return 2 * rows * inner * outer / min(best_seconds(functools.partial(layer, x)) for layer in layers)
@@ -61,7 +62,16 @@ def weight_bytes(dtype: torch.dtype, quantize: str = "none") -> float:
     if quantize == "none":
         return dtype.itemsize
     weight = torch.zeros(1024, 1024, dtype=dtype)
-    return KernelLinear(weight, None, quantize=quantize).packed.nbytes / weight.numel()
+    layer = _layer(weight, quantize)
+    assert isinstance(layer, KernelLinear)
+    return layer.packed.nbytes / weight.numel()
+
+
+def _layer(weight: Tensor, quantize: str) -> LinearLayer:
+    """Return a layer with weights in a value of `--quantize`, or in a kind of blocks."""
+    if quantize in KINDS:
+        return KernelLinear(BlockMatrix.of(weight, quantize), None)
+    return make_linear(weight, None, quantize=quantize)
 
 
 def limit_seconds(

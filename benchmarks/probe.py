@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--model", default="gpt2-medium")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
-    parser.add_argument("--quantize", default="none", choices=("none", "int8", "int4"))
+    parser.add_argument("--quantize", default="none", choices=("none", "as-stored", "int8", "int4"))
     parser.add_argument("--kv-dtype", default="auto", choices=("auto", "int8"))
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--context", type=int, default=0, help="tokens that the model must hold")

@@ -32,7 +32,7 @@ def add_model(parser: argparse.ArgumentParser, *dtypes: str) -> None:
     parser.add_argument("--model", default="gpt2-medium")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", *dtypes))
-    parser.add_argument("--quantize", default="none", choices=("none", "int8", "int4"))
+    parser.add_argument("--quantize", default="none", choices=("none", "as-stored", "int8", "int4"))
     parser.add_argument("--kv-dtype", default="auto", choices=("auto", "int8"))
 
 

@@ -20,7 +20,7 @@ from generate.cpu.attention import PackedRows, make_attention
 from generate.cpu.blocks import make_blocks
 from generate.cpu.linear import make_head
 from generate.packing import pack, sample_outputs
-from generate.quantize import NONE, check, check_finite
+from generate.quantize import AS_STORED, NONE, check, check_finite, kinds_of
 from generate.sampling import Draws, History
 from models.architecture import ModelShape
 from models.gpt2 import GPT
@@ -113,6 +113,8 @@ class ModelRunner:
         kv_dtype = kv_dtype or self.dtype
         self.quantize = quantize
         check(quantize, self.dtype, self.device)
+        self.kinds = kinds_of(network)
+        quantize = NONE if quantize == AS_STORED else quantize  # what stays in blocks is in blocks already
         check_finite(quantize, "the head", network.head)
         self.attend = make_attention(self.dtype, self.device, kv_dtype)
         self.head = make_head(network.head, quantize)

@@ -105,6 +105,8 @@ def _computing(engine: Engine, fits: str) -> list[tuple[str, str]]:
 
 
 def _formats(engine: Engine) -> str:
+    if engine.quantize == "as-stored":
+        return f"{engine.dtype} with weights as in the file"
     return engine.dtype if engine.quantize == "none" else f"{engine.dtype} with {engine.quantize} weights"
 
 

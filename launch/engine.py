@@ -145,7 +145,9 @@ def _load_model(config: Config, slots: int) -> Parts:
     threads = machine.use_threads(config.compute_threads)
     tokenizer = load_tokenizer(resolved, config.tokenizer_file or None)
     sampling = sampling_defaults.read(resolved.path)
-    model = weights.load(resolved, dtype).to(device)
+    model = weights.load(resolved, dtype, as_blocks=quantize.kept_kinds(config.quantize, resolved)).to(device)
+    kinds = "+".join(quantize.kinds_of(model)).lower()
+    linear = kinds if config.quantize == quantize.AS_STORED else linear_name(dtype, device, config.quantize)
     parameters = model.parameters
     shape = model.config
     n_pages = machine.kv_pages(shape, kv_dtype, device, config.kv_memory, slots)
@@ -174,7 +176,7 @@ def _load_model(config: Config, slots: int) -> Parts:
             "parameters": parameters,
             "revision": resolved.revision,
             "attention": runner.attention,
-            "linear": linear_name(runner.dtype, device, config.quantize),
+            "linear": linear,
             "compute_threads": threads,
             "kv_bytes": runner.keys.nbytes * 2,
             "whole_context": shape.block_size,

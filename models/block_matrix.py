@@ -41,6 +41,12 @@ class BlockMatrix:
             data[first : first + band] = torch.from_numpy(quantize(values, GGMLQuantizationType[kind]))
         return cls(kind, data, k, weight.dtype)
 
+    @classmethod
+    def stored(cls, kind: str, data: Tensor) -> BlockMatrix:
+        """Return a weight from rows of blocks, as files have them."""
+        numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+        return cls(kind, data, data.shape[1] // size * numbers, torch.float32)
+
     @property
     def shape(self) -> torch.Size:
         return torch.Size((len(self.data), self.columns))
@@ -76,6 +82,11 @@ class BlockMatrix:
 
 
 Weight = Tensor | BlockMatrix
+
+
+def as_tensor(weight: Weight) -> Tensor:
+    """Return the weight itself, or dequantized if it is in blocks."""
+    return weight.dequantized() if isinstance(weight, BlockMatrix) else weight
 
 
 def row_bytes(kind: str, columns: int) -> int:

@@ -6,16 +6,20 @@ What is behind need not know that the weights came in one file of blocks. It mus
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from models.checkpoint import CheckpointError
 from models.gguf_config import ROPE_FACTORS, architecture_of, config, positive
-from models.gguf_reader import Array, GGUFFile, broken, quoted, read
+from models.gguf_reader import Array, GGUFFile, StoredBlocks, broken, quoted, read
 from models.tensors import Shapes
 
-__all__ = ["GGUFFile", "config", "hf_shapes", "hf_tensors", "read"]
+__all__ = ["GGUFFile", "StoredBlocks", "config", "hf_kinds", "hf_shapes", "hf_tensors", "read"]
+
+AnyArray = TypeVar("AnyArray", npt.NDArray[np.float32], npt.NDArray[np.uint8])
 
 # Parts of a block, as GGUF and as Hugging Face name them.
 LLAMA_BLOCK = {
@@ -55,26 +59,39 @@ def hf_shapes(file: GGUFFile) -> Shapes:
     return {name: shape[::-1] if name.endswith(GPT2_TRANSPOSED) else shape for name, shape in shapes.items()}
 
 
-def hf_tensors(file: GGUFFile) -> Iterator[tuple[str, Array]]:
-    """Yield name and values of all tensors as a Hugging Face checkpoint has them, one in memory at a time."""
+def hf_kinds(file: GGUFFile) -> dict[str, str]:
+    """Return the kind, such as "Q4_0", of each tensor by its name in a Hugging Face checkpoint."""
+    return {name: file.tensors[key].kind for key, name in _hf_names(file).items()}
+
+
+def hf_tensors(file: GGUFFile, as_blocks: Collection[str] = ()) -> Iterator[tuple[str, Array | StoredBlocks]]:
+    """Yield name and values of all tensors as a Hugging Face checkpoint has them, one in memory at a time.
+
+    Matrices `as_blocks`, by their names there, come as rows of blocks (out, bytes), whatever their layout there.
+    """
     architecture = architecture_of(file)
     heads = {}
     if architecture == "llama":
         heads["q_proj"] = positive(file, "llama.attention.head_count")
         heads["k_proj"] = positive(file, "llama.attention.head_count_kv", heads["q_proj"])
     for key, name in _hf_names(file).items():
+        n_head = heads.get(name.split(".")[-2])
+        if name in as_blocks:
+            blocks = file.blocks(key)
+            yield name, blocks if n_head is None else blocks._replace(data=_halves(blocks.data, n_head, file, key))
+            continue
         values = file.tensor(key)
-        if (n_head := heads.get(name.split(".")[-2])) is not None:
+        if n_head is not None:
             values = _halves(values, n_head, file, key)
         yield name, np.ascontiguousarray(values.T) if name.endswith(GPT2_TRANSPOSED) else values
 
 
-def _halves(values: Array, n_head: int, file: GGUFFile, key: str) -> Array:
+def _halves(values: AnyArray, n_head: int, file: GGUFFile, key: str) -> AnyArray:
     """Undo the converter's order of a head's rows, (pair, 2), for (2, pair), which rotates halves."""
     if values.shape[0] % (2 * n_head):
         raise broken(file.path, f"{quoted(key)} has {values.shape[0]} rows, not a multiple of two for {n_head} heads")
     pairs = values.reshape(n_head, -1, 2, *values.shape[1:])  # (head, pair, 2, in)
-    halves: Array = pairs.swapaxes(1, 2).reshape(values.shape)
+    halves: AnyArray = pairs.swapaxes(1, 2).reshape(values.shape)
     return halves
 
 

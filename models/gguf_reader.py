@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 import reprlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,10 @@ SMALLEST_KEY, SMALLEST_TENSOR = 13, 24
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 
+# How many float16 numbers, scales and minima, begin a block that may be used as it is.
+HALVES = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 1}
+
+BLOCKS_CHUNK = 2**22  # bytes read at once
 CHUNK = 2**16  # bytes dequantized at once: the temporary copies stay in the cache
 
 
@@ -54,6 +58,13 @@ class StoredTensor:
     kind: str
     start: int
     n_bytes: int
+
+
+class StoredBlocks(NamedTuple):
+    """A matrix as it is in a file: uint8 (out, bytes), rows of blocks of `kind`."""
+
+    kind: str
+    data: npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -70,21 +81,41 @@ class GGUFFile:
         kind = GGMLQuantizationType[stored.kind]
         block_bytes = GGML_QUANT_SIZES[kind][1]
         values: Array = np.empty(math.prod(stored.shape), np.float32)
-        done, left = 0, stored.n_bytes
+        done = 0
+        for data in self._read(name, CHUNK // block_bytes * block_bytes):
+            with np.errstate(all="ignore"):  # a damaged block may hold infinity
+                part = dequantize(np.frombuffer(data, np.uint8)[None], kind).ravel()
+            values[done : done + len(part)] = part
+            done += len(part)
+        return values.reshape(stored.shape)
+
+    def blocks(self, name: str) -> StoredBlocks:
+        """Return matrix `name`, whose kind has HALVES, as it is. Raises CheckpointError, also for a scale that is no number."""
+        stored = self.tensors[name]
+        block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[stored.kind]][1]
+        data, done = np.empty(stored.n_bytes, np.uint8), 0
+        for part in self._read(name, BLOCKS_CHUNK):
+            data[done : done + len(part)] = np.frombuffer(part, np.uint8)
+            done += len(part)
+        halves = np.ascontiguousarray(data.reshape(-1, block_bytes)[:, : 2 * HALVES[stored.kind]]).view(np.float16)
+        if not np.isfinite(halves).all():
+            raise broken(self.path, f"{quoted(name)} has a scale that is NaN or infinite")
+        return StoredBlocks(stored.kind, data.reshape(math.prod(stored.shape[:-1]), -1))
+
+    def _read(self, name: str, most: int) -> Iterator[bytes]:
+        """Yield the bytes of tensor `name`, `most` at once."""
+        left = self.tensors[name].n_bytes
         try:
             with self.path.open("rb") as file:
-                file.seek(stored.start)
+                file.seek(self.tensors[name].start)
                 while left:
-                    data = file.read(min(left, CHUNK // block_bytes * block_bytes))
-                    if not data or len(data) % block_bytes:  # it has shrunk since
+                    data = file.read(min(left, most))
+                    if len(data) < min(left, most):  # it has shrunk since
                         raise broken(self.path, f"it ends within {quoted(name)}")
-                    with np.errstate(all="ignore"):  # a damaged block may hold infinity
-                        part = dequantize(np.frombuffer(data, np.uint8)[None], kind).ravel()
-                    values[done : done + len(part)] = part
-                    done, left = done + len(part), left - len(data)
+                    yield data
+                    left -= len(data)
         except OSError as error:
             raise unreadable(self.path, error) from error
-        return values.reshape(stored.shape)
 
 
 def read(path: Path) -> GGUFFile:

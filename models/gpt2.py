@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from models.activations import ACTIVATIONS
 from models.architecture import Architecture
+from models.block_matrix import as_tensor
 from models.network import Block as NetworkBlock
 from models.network import Network, Norm, Projection
 
@@ -214,7 +215,7 @@ class GPT(nn.Module):
         body.wte.weight = nn.Parameter(network.embedding, requires_grad=False)
         body.wpe.weight = nn.Parameter(network.positions, requires_grad=False)
         tied = network.head is network.embedding
-        gpt.lm_head.weight = body.wte.weight if tied else nn.Parameter(network.head, requires_grad=False)
+        gpt.lm_head.weight = body.wte.weight if tied else nn.Parameter(as_tensor(network.head), requires_grad=False)
         return gpt.eval()
 
     def hidden(self, idx: Tensor, position: int = 0) -> Tensor:

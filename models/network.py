@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from models.architecture import Architecture
+from models.block_matrix import BlockMatrix, Weight
 
 
 class Norm(NamedTuple):
@@ -25,7 +26,7 @@ class Norm(NamedTuple):
 class Projection(NamedTuple):
     """A linear layer: weight (out, in), bias (out)."""
 
-    weight: Tensor
+    weight: Weight
     bias: Tensor | None = None
 
 
@@ -49,7 +50,7 @@ class Block:
     q_norm: Norm | None = None
     k_norm: Norm | None = None
 
-    def tensors(self) -> Iterator[Tensor]:
+    def tensors(self) -> Iterator[Weight]:
         """Yield all tensors."""
         for part in (getattr(self, field.name) for field in fields(self)):
             if part is not None:
@@ -58,14 +59,17 @@ class Block:
 
 @dataclass(slots=True)
 class Network:
-    """A whole model. embedding: (V, C). positions: (T, C), None with rotary positions. head: (V, C), tied or own."""
+    """A whole model. embedding: (V, C). positions: (T, C), None with rotary positions. head: (V, C), tied or own.
+
+    A tied head in blocks has the numbers of the embedding in other bytes.
+    """
 
     config: Architecture
     embedding: Tensor
     positions: Tensor | None
     blocks: list[Block]
     norm: Norm
-    head: Tensor
+    head: Weight
 
     def network(self) -> Network:
         """Return itself; a `GPT` has this method, too."""
@@ -78,7 +82,7 @@ class Network:
         while blocks:
             yield blocks.pop()
 
-    def tensors(self) -> Iterator[Tensor]:
+    def tensors(self) -> Iterator[Weight]:
         """Yield each tensor once."""
         yield self.embedding
         if self.positions is not None:
@@ -86,7 +90,7 @@ class Network:
         for block in self.blocks:
             yield from block.tensors()
         yield from (tensor for tensor in self.norm if tensor is not None)
-        if self.head is not self.embedding:
+        if self.head is not self.embedding and not (self.config.tied and isinstance(self.head, BlockMatrix)):
             yield self.head
 
     def shortened(self, context: int) -> Network:

@@ -5,7 +5,8 @@ It must not know a single family, tokenizers, HTTP, batching or scheduling.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,32 +16,47 @@ from torch import Tensor
 
 from models import checkpoint, families, gguf_file, tensors
 from models.architecture import Architecture
+from models.block_matrix import BlockMatrix, Weight
 from models.catalog import ResolvedModel
 from models.family import Layout
 from models.gpt2 import GPT
 from models.network import Block, Network, Norm, Projection
-from models.tensors import Place
+from models.tensors import Piece, Place
 
 DUMMY_POOL = 2**20 + 7  # odd, so that the rows of a tiled matrix differ
 NORMS = ("norm_1", "norm_2", "q_norm", "k_norm", "norm")
 RESIDUAL = ("attn_proj", "mlp_proj")
+LINEAR = ("qkv", "attn_proj", "fc", "mlp_proj", "embedding", "head")
 EMBEDDING, POSITIONS, HEAD = (Place(None, part, "weight") for part in ("embedding", "positions", "head"))
 
 
-def load(resolved: ResolvedModel, dtype: torch.dtype | str = "float32", seed: int = 0) -> Network:
+def load(
+    resolved: ResolvedModel, dtype: torch.dtype | str = "float32", seed: int = 0, as_blocks: Collection[str] = ()
+) -> Network:
     """Return the model on the CPU in `dtype`.
 
-    At most two tensors exist in memory beside the model itself. Random weights depend on `seed` alone. Raises
-    CheckpointError when the files do not hold what the config says.
+    Weights of linear layers that a GGUF file has in a kind of `as_blocks` stay as they are. At most two tensors exist
+    in memory beside the model itself. Random weights depend on `seed` alone. Raises CheckpointError when the files do
+    not hold what the config says.
     """
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     config, layout = resolved.architecture, families.family_of(resolved.config).layout
     if resolved.path is None:
-        return _assembled(config, _random(config, layout, dtype, seed))
+        return _assembled(config, _random(config, layout, dtype, seed), {})
     stored: tensors.Shapes = {}
-    found = _read(config, layout, resolved.path, dtype, stored)
+    found, blocks = _read(config, layout, resolved.path, dtype, stored, as_blocks)
     checkpoint.check_shapes(stored, resolved.config, resolved.path)
-    return _assembled(config, found)
+    return _assembled(config, found, blocks)
+
+
+def stored_kinds(resolved: ResolvedModel, kinds: Collection[str]) -> set[str]:
+    """Return those of these kinds of blocks that `load` leaves as they are in the model's file."""
+    path = resolved.path
+    if path is None or not path.is_file():
+        return set()
+    config, layout = resolved.architecture, families.family_of(resolved.config).layout
+    stored = gguf_file.hf_kinds(gguf_file.read(path))
+    return {stored[full] for full in _kept(path, layout, _pieces(config, layout), kinds)}
 
 
 def load_gpt(resolved: ResolvedModel, dtype: torch.dtype | str = "float32", seed: int = 0) -> GPT:
@@ -49,33 +65,94 @@ def load_gpt(resolved: ResolvedModel, dtype: torch.dtype | str = "float32", seed
 
 
 def _read(
-    config: Architecture, layout: Layout, path: Path, dtype: torch.dtype, stored: tensors.Shapes
-) -> dict[Place, Tensor]:
-    """Return the engine's tensors from the files at `path`, and note in `stored` the shape of all that is there."""
-    pieces = tensors.pieces(replace(config, tied=False), layout)  # a tied model may store a head, too
+    config: Architecture,
+    layout: Layout,
+    path: Path,
+    dtype: torch.dtype,
+    stored: tensors.Shapes,
+    as_blocks: Collection[str],
+) -> tuple[dict[Place, Tensor], dict[Place, BlockMatrix]]:
+    """Return the engine's tensors from the files at `path`, apart from these the matrices in blocks.
+
+    Notes in `stored` the shape of all that is there.
+    """
+    pieces = _pieces(config, layout)
+    kept = _kept(path, layout, pieces, as_blocks) if path.is_file() and as_blocks else {}
     found: dict[Place, Tensor] = {}
-    for name, tensor in _tensors(path, layout):
-        stored[name] = tuple(tensor.shape)
+    blocks: dict[Place, BlockMatrix] = {}
+    for name, tensor in _tensors(path, layout, kept):
         piece = pieces.get(name)
+        transposed = piece is not None and piece.transposed
+        shape = tuple(tensor.shape)
+        stored[name] = shape[::-1] if transposed and isinstance(tensor, BlockMatrix) else shape
         if piece is None or piece.shape != stored[name]:
             continue  # check_shapes names it, together with all the others
+        if isinstance(tensor, BlockMatrix):
+            matrix = replace(tensor, dtype=dtype)
+            if piece.place == EMBEDDING:  # tokens are looked up in `dtype`; a tied head stays in blocks
+                found[EMBEDDING] = matrix.dequantized()
+                if config.tied:
+                    blocks[HEAD] = matrix
+            else:
+                _fill(blocks, piece, matrix)
+            continue
         # Convert before transposing: torch is slow when it does both at once.
-        source = tensor.to(dtype).T if piece.transposed else tensor
+        source = tensor.to(dtype).T if transposed else tensor
         if piece.place not in found:
             found[piece.place] = torch.empty((piece.rows, *source.shape[1:]), dtype=dtype)
         found[piece.place][piece.start : piece.start + len(source)].copy_(source)
-    return found
+    return found, blocks
 
 
-def _tensors(path: Path, layout: Layout) -> Iterator[tuple[str, Tensor]]:
+def _pieces(config: Architecture, layout: Layout) -> dict[str, Piece]:
+    """Return the place of every tensor that files may hold; those of a tied model may hold a head, too."""
+    return tensors.pieces(replace(config, tied=False), layout)
+
+
+def _kept(path: Path, layout: Layout, pieces: dict[str, Piece], as_blocks: Collection[str]) -> dict[str, str]:
+    """Return the plain name of each weight that stays in blocks, by its full name.
+
+    The parts of one matrix, such as queries, keys and values, do so if they have one kind.
+    """
+    kinds: dict[Place, set[str]] = defaultdict(set)
+    names: dict[str, str] = {}
+    for full, kind in gguf_file.hf_kinds(gguf_file.read(path)).items():
+        plain = layout.plain_name(full)
+        piece = pieces.get(plain) if plain is not None else None
+        if plain is not None and piece is not None and piece.place.part in LINEAR and piece.place.leaf == "weight":
+            kinds[piece.place].add(kind)
+            names[full] = plain
+    return {
+        full: plain
+        for full, plain in names.items()
+        if len(kinds[pieces[plain].place]) == 1 and kinds[pieces[plain].place] <= set(as_blocks)
+    }
+
+
+def _fill(blocks: dict[Place, BlockMatrix], piece: Piece, part: BlockMatrix) -> None:
+    """Put rows of blocks where they belong."""
+    if piece.rows == len(part.data):
+        blocks[piece.place] = part
+        return
+    if piece.place not in blocks:
+        data = torch.empty((piece.rows, part.data.shape[1]), dtype=torch.uint8)
+        blocks[piece.place] = replace(part, data=data)
+    blocks[piece.place].data[piece.start : piece.start + len(part.data)].copy_(part.data)
+
+
+def _tensors(path: Path, layout: Layout, kept: Collection[str]) -> Iterator[tuple[str, Weight]]:
     """Yield plain name and tensor of every weight at `path`.
 
     Each tensor is read from a mapping of its own: one mapping for all would keep every page that was read resident,
     and the peak would be twice the model.
     """
     if path.is_file():
-        for name, values in gguf_file.hf_tensors(gguf_file.read(path)):
-            if (plain := layout.plain_name(name)) is not None:
+        for name, values in gguf_file.hf_tensors(gguf_file.read(path), kept):
+            if (plain := layout.plain_name(name)) is None:
+                continue
+            if isinstance(values, gguf_file.StoredBlocks):
+                yield plain, BlockMatrix.stored(values.kind, torch.from_numpy(values.data))
+            else:
                 yield plain, torch.from_numpy(values)
         return
     for file in checkpoint.weight_files(path):
@@ -88,34 +165,42 @@ def _tensors(path: Path, layout: Layout) -> Iterator[tuple[str, Tensor]]:
             raise checkpoint.broken(file, error) from error
 
 
-def _assembled(config: Architecture, found: dict[Place, Tensor]) -> Network:
+def _assembled(config: Architecture, found: dict[Place, Tensor], blocks: dict[Place, BlockMatrix]) -> Network:
     """Return the network of these tensors, whose head is the embedding where both are equal, as in transformers."""
-    embedding, head = found.pop(EMBEDDING, None), found.pop(HEAD, None)
+    embedding, stored = found.pop(EMBEDDING, None), found.pop(HEAD, None)
     if embedding is None:  # a tied checkpoint that stores the matrix under the head's name
-        embedding = head
+        embedding = stored
     assert embedding is not None
-    if head is None or (config.tied and torch.equal(head, embedding)):
-        head = embedding
-    config = replace(config, tied=head is embedding)
+    if stored is None or (config.tied and torch.equal(stored, embedding)):
+        stored = embedding
+    head: Weight = blocks.pop(HEAD, stored)
+    tied = config.tied if isinstance(head, BlockMatrix) else head is embedding
+    config = replace(config, tied=tied)
     return Network(
         config=config,
         embedding=embedding,
         positions=found.pop(POSITIONS, None),
-        blocks=[_block(config, layer, found) for layer in range(config.n_layer)],
-        norm=Norm(*_pair(None, "norm", found)),
+        blocks=[_block(config, layer, found, blocks) for layer in range(config.n_layer)],
+        norm=_norm(None, "norm", found),
         head=head,
     )
 
 
-def _block(config: Architecture, layer: int, found: dict[Place, Tensor]) -> Block:
-    linear = {part: Projection(*_pair(layer, part, found)) for part in ("qkv", "attn_proj", "fc", "mlp_proj")}
-    norms = [Norm(*_pair(layer, part, found)) for part in ("norm_1", "norm_2")]
-    heads = [Norm(*_pair(layer, part, found)) if config.qk_norm else None for part in ("q_norm", "k_norm")]
-    return Block(norms[0], linear["qkv"], linear["attn_proj"], norms[1], linear["fc"], linear["mlp_proj"], *heads)
+def _block(config: Architecture, layer: int, found: dict[Place, Tensor], blocks: dict[Place, BlockMatrix]) -> Block:
+    def linear(part: str) -> Projection:
+        place = Place(layer, part, "weight")
+        weight = blocks.pop(place) if place in blocks else found.pop(place)
+        return Projection(weight, found.pop(place._replace(leaf="bias"), None))
+
+    heads = [_norm(layer, part, found) if config.qk_norm else None for part in ("q_norm", "k_norm")]
+    before_attention, before_mlp = _norm(layer, "norm_1", found), _norm(layer, "norm_2", found)
+    return Block(
+        before_attention, linear("qkv"), linear("attn_proj"), before_mlp, linear("fc"), linear("mlp_proj"), *heads
+    )
 
 
-def _pair(layer: int | None, part: str, found: dict[Place, Tensor]) -> tuple[Tensor, Tensor | None]:
-    return found.pop(Place(layer, part, "weight")), found.pop(Place(layer, part, "bias"), None)
+def _norm(layer: int | None, part: str, found: dict[Place, Tensor]) -> Norm:
+    return Norm(found.pop(Place(layer, part, "weight")), found.pop(Place(layer, part, "bias"), None))
 
 
 def _random(config: Architecture, layout: Layout, dtype: torch.dtype, seed: int) -> dict[Place, Tensor]:

@@ -68,8 +68,17 @@ def random_model(architecture: str, **changes: Any) -> Any:
     return model.eval()
 
 
-def converted(path: Path, model: Any, keys: Mapping[str, Any], more: Tensors | None = None) -> Path:
-    """Write `model` with all tensors in F32, in llama.cpp's names and order of rows."""
+def converted(
+    path: Path,
+    model: Any,
+    keys: Mapping[str, Any],
+    more: Tensors | None = None,
+    kinds: Mapping[str, Kind] | None = None,
+) -> Path:
+    """Write `model` with all tensors in F32, in llama.cpp's names and order of rows.
+
+    Matrices whose name has a part of `kinds` have that kind, the last one of several.
+    """
     architecture, config = model.config.model_type, model.config
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], 2)
     tensors = dict(more or {})
@@ -80,7 +89,11 @@ def converted(path: Path, model: Any, keys: Mapping[str, Any], more: Tensors | N
             value = permuted(value, config.num_attention_heads if "q_proj" in name else config.num_key_value_heads)
         if architecture == "gpt2" and value.ndim == 2 and ".h." in name:
             value = value.T
-        tensors[str(names.get_name(name, (".weight", ".bias")))] = (value.contiguous().numpy(), Kind.F32)
+        stored = str(names.get_name(name, (".weight", ".bias")))
+        matched = [kind for part, kind in (kinds or {}).items() if part in stored] if value.ndim == 2 else []
+        kind = matched[-1] if matched else Kind.F32
+        numbers = value.contiguous().numpy()
+        tensors[stored] = (numbers if kind == Kind.F32 else gguf.quants.quantize(numbers, kind), kind)
     return write(path, architecture, keys, tensors)
 
 

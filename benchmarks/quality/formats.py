@@ -23,7 +23,7 @@ from models.checkpoint import CheckpointError
 DTYPES = ("float32", "bfloat16", "float16")
 NONE = ("", "auto", "none", "off")  # the values of a setting that leave a model as it is
 MODEL_ERRORS = (CheckpointError, ModelUnavailable, UnknownModel)
-BOUNDS = {"int8": 0.005, "int4": 0.03, "int8-kv": 0.003}  # change in bits per byte, as a fraction
+BOUNDS = {"as-stored": 0.005, "int8": 0.005, "int4": 0.03, "int8-kv": 0.003}  # change in bits per byte, as a fraction
 
 
 class FormatError(ValueError):

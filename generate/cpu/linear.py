@@ -31,7 +31,7 @@ from generate.cpu.instructions import WAYS, Measure, choose_way
 from generate.cpu.kernels import KernelError, kept_beside, load_library
 from generate.cpu.team import team
 from models.activations import ACTIVATIONS
-from models.block_matrix import KINDS, BlockMatrix, Weight
+from models.block_matrix import KINDS, BlockMatrix, Weight, as_tensor
 
 log = logging.getLogger(__name__)
 
@@ -110,8 +110,8 @@ class KernelLinear:
     """packed_linear.c: bfloat16 in, float32 sums, bfloat16 out, or float32 out with `wide`.
 
     `gated`: the weight has the rows of a gate before those of an up projection, and the layer gives silu(gate) * up.
-    `quantize`: what the weight is rounded to when it is packed, a key of FORMATS. Raises ValueError for a weight that is
-    to be rounded and is not finite. A weight in blocks stays as it is.
+    `quantize`: what the weight is rounded to when it is packed, a key of FORMATS; it must be finite then. A weight in
+    blocks stays as it is.
     """
 
     def __init__(
@@ -126,10 +126,8 @@ class KernelLinear:
         self.library = _library()
         n, k = weight.shape
         name = FORMATS[quantize]
-        if isinstance(weight, Tensor) and quantize != "none":
-            if not torch.isfinite(weight).all():
-                raise ValueError(f"a weight ({n}, {k}) holds NaN or infinity, so it cannot be rounded to {quantize}")
-            weight = BlockMatrix.of(weight, name) if name in KINDS else weight
+        if isinstance(weight, Tensor) and name in KINDS:
+            weight = BlockMatrix.of(weight, name)
         if isinstance(weight, BlockMatrix):
             name, values = weight.kind, weight.data
         else:
@@ -176,20 +174,21 @@ class Gated:
 
 
 def make_linear(
-    weight: Tensor, bias: Tensor | None, activation: str | None = None, quantize: str = "none"
+    weight: Weight, bias: Tensor | None, activation: str | None = None, quantize: str = "none"
 ) -> LinearLayer:
     """Return the fastest layer for this weight's device and dtype, or the one for weights that are rounded."""
-    if weight.device.type != "cpu":
-        return Linear(weight, bias, activation)
     if _kernel_takes(weight, quantize):
         return KernelLinear(weight, bias, activation, quantize=quantize)
+    weight = as_tensor(weight)
+    if weight.device.type != "cpu":
+        return Linear(weight, bias, activation)
     if packed_is_faster(weight.dtype):
         return PackedLinear(weight, bias, activation)
     return Linear(weight, bias, activation)
 
 
 def make_gated(
-    weight: Tensor, bias: Tensor | None, activation: str, quantize: str = "none"
+    weight: Weight, bias: Tensor | None, activation: str, quantize: str = "none"
 ) -> Callable[[Tensor], Tensor]:
     """Return the fastest first layer of a gated MLP, for a weight with the rows of Wg before those of Wu."""
     if _kernel_takes(weight, quantize) and activation in SILU_NAMES:
@@ -197,18 +196,25 @@ def make_gated(
     return Gated(make_linear(weight, bias, quantize=quantize), activation)
 
 
-def make_head(weight: Tensor, quantize: str = "none") -> Callable[[Tensor], Tensor]:
-    """Return a layer with float32 outputs: GPT-2's logits share an offset at which 16 bits are coarse."""
+def make_head(weight: Weight, quantize: str = "none") -> Callable[[Tensor], Tensor]:
+    """Return a layer with float32 outputs: GPT-2's logits share an offset at which 16 bits are coarse.
+
+    Beside weights of 4 bits the head has 8, as in llama.cpp's files: each token's logit depends on it alone.
+    """
+    if quantize == "int4" and isinstance(weight, Tensor):
+        weight = BlockMatrix.of(weight, "Q8_0")
     if _kernel_takes(weight, quantize):
         return KernelLinear(weight, None, wide=True, quantize=quantize)
-    linear = make_linear(weight.float(), None)
+    linear = make_linear(as_tensor(weight).float(), None)
     return linear if weight.dtype == torch.float32 else lambda x: linear(x.float())
 
 
-def _kernel_takes(weight: Tensor, quantize: str) -> bool:
+def _kernel_takes(weight: Weight, quantize: str) -> bool:
     """Return whether KernelLinear serves; a weight that is to be rounded has been checked, see generate/quantize.py."""
     if quantize != "none":
         return True
+    if isinstance(weight, BlockMatrix):
+        return kernel_runs("int4")  # which stands for all kinds of blocks
     on_cpu = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
     return on_cpu and weight.shape[1] % 2 == 0 and kernel_runs()
 

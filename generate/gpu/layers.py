@@ -20,6 +20,7 @@ from generate.rotary import rms_norm, rotate, rotation_table
 from models import network
 from models.activations import ACTIVATIONS
 from models.architecture import Architecture
+from models.block_matrix import as_tensor
 
 VOCABULARY_MULTIPLE = 64  # a product whose width is odd takes a slower kernel
 SILU_NAMES = ("silu", "swish")
@@ -196,7 +197,7 @@ def make_turn(block: network.Block, config: Architecture) -> Turn | None:
 
 
 def _layer(part: network.Projection, activation: str = "", gated: bool = False) -> Layer:
-    return Layer(part.weight.contiguous(), part.bias, activation, gated)
+    return Layer(as_tensor(part.weight).contiguous(), part.bias, activation, gated)
 
 
 class Network:
@@ -214,7 +215,7 @@ class Network:
             self.rotations = table.to(model.embedding.device)  # [T, 2, D/2]
         self.blocks = [Block(block, config, layer) for layer, block in enumerate(model.blocks)]
         self.norm = make_norm(model.norm, config)
-        self.head = math.prepare_head(model.head)
+        self.head = math.prepare_head(as_tensor(model.head))
 
     def logits(self, ids: Tensor, positions: Tensor, attend: Attend, sample_rows: Tensor | None = None) -> Tensor:
         """Return float32 logits [n, V] of tokens `ids` at `positions`, or only those of `sample_rows`."""

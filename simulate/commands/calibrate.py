@@ -24,7 +24,12 @@ def options() -> Sections:
                 "--load-format", "dummy: random weights of the model's shape", Choice(["auto", "dummy"]), default="auto"
             ),
             Option("--dtype", "number format of the weights", Choice(["auto", "float32", "bfloat16"]), default="auto"),
-            Option("--quantize", "what weights are rounded to", Choice(["none", "int8", "int4"]), default="none"),
+            Option(
+                "--quantize",
+                "format of the weights of linear layers",
+                Choice(["none", "as-stored", "int8", "int4"]),
+                default="none",
+            ),
             Option("--kv-dtype", "number format of keys and values", Choice(["auto", "int8"]), default="auto"),
             Option("--threads", "compute threads; 0: as many as the server uses", Number(0), default=0),
             Option("--grid", "number of points to time", Choice(["small", "full"]), default="small"),
