@@ -25,7 +25,7 @@ INLINE float exp2_of(float x) {
 }
 
 // Turn n scores into weights in place, zero from n to `end` (a multiple of 16), and return their sum.
-INLINE float softmax(float *s, int n, int end, float scale) {
+APART float softmax(float *s, int n, int end, float scale) {
   float m = -INFINITY;
 #pragma omp simd reduction(max : m)
   for (int t = 0; t < n; t++) m = s[t] > m ? s[t] : m;
@@ -96,13 +96,10 @@ INLINE void weigh_columns(const Call *c, const int32_t *row, int h, const float 
   }
 }
 
-INLINE void weigh(const Call *c, const int32_t *row, int h, const float *w, int n, float *o, int format, int nq,
-                  int stream) {
-  int d = 0, wide = nq == 1 ? 4 : COLUMNS;
-  for (; d + wide * LANES <= c->D; d += wide * LANES)
-    weigh_columns(c, row, h, w, n, o, d, format, nq, wide, stream);
-  for (; d + LANES <= c->D; d += LANES) weigh_columns(c, row, h, w, n, o, d, format, nq, 1, stream);
-  for (; d < c->D; d++) {  // a head narrower than a vector, or its remainder
+// Columns d0 and following of a head that is narrower than a vector, or its remainder.
+APART void weigh_rest(const Call *c, const int32_t *row, int h, const float *w, int n, float *o, int d0, int format,
+                      int nq) {
+  for (int d = d0; d < c->D; d++) {
     float acc[HALF] = {0};
     for (int b = 0; b * BLOCK < n; b++) {
       const char *value = block_at(c, c->values, row, h, b);
@@ -113,6 +110,15 @@ INLINE void weigh(const Call *c, const int32_t *row, int h, const float *w, int 
     }
     for (int i = 0; i < nq; i++) o[i * MAX_HEAD_SIZE + d] = acc[i];
   }
+}
+
+INLINE void weigh(const Call *c, const int32_t *row, int h, const float *w, int n, float *o, int format, int nq,
+                  int stream) {
+  int d = 0, wide = nq == 1 ? 4 : COLUMNS;
+  for (; d + wide * LANES <= c->D; d += wide * LANES)
+    weigh_columns(c, row, h, w, n, o, d, format, nq, wide, stream);
+  for (; d + LANES <= c->D; d += LANES) weigh_columns(c, row, h, w, n, o, d, format, nq, 1, stream);
+  if (d < c->D) weigh_rest(c, row, h, w, n, o, d, format, nq);
 }
 
 // Write the keys and values of `count` tokens from packed row `first` and from `position` on.

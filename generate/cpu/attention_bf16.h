@@ -9,7 +9,7 @@ INLINE __m512bh pairs_at(const char *p) { return (__m512bh)_mm512_loadu_si512(p)
 INLINE __m512bh pair_of(uint32_t x) { return (__m512bh)_mm512_set1_epi32((int)x); }
 
 // As softmax(), but the weights are rounded to bfloat16, in place, or with `wide` as float32; the rounded ones are summed.
-INLINE float softmax_pairs(float *s, int n, int end, float scale, int wide) {
+APART float softmax_pairs(float *s, int n, int end, float scale, int wide) {
   int whole = n / 16 * 16;
   __mmask16 tail = (__mmask16)((1u << (n - whole)) - 1);
   __m512 m = _mm512_set1_ps(-INFINITY), c = _mm512_set1_ps(scale * 1.44269504f), sum = _mm512_setzero_ps();

@@ -9,6 +9,7 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
+#define APART static __attribute__((noinline))  // what all variants share, compiled once: copies take seconds to compile
 #ifdef __clang__
 #define UNROLL _Pragma("unroll")
 #else

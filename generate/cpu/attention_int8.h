@@ -40,7 +40,7 @@ INLINE void append_int8(const Call *c, const int32_t *row, int h, int first, int
 }
 
 // Multiply the first n weights of a row by the scales of their values.
-INLINE void scale_weights(const Call *c, const int32_t *row, int h, float *w, int n) {
+APART void scale_weights(const Call *c, const int32_t *row, int h, float *w, int n) {
   for (int b = 0; b * BLOCK < n; b++) {
     const float *scales = scales_at(c, block_at(c, c->values, row, h, b));
     for (int t = 0; t < BLOCK; t++) w[b * BLOCK + t] *= b * BLOCK + t < n ? scales[t] : 0;

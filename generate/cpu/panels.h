@@ -75,7 +75,7 @@ INLINE void put_gated(const Task *t, int64_t row, int64_t col, vec gate, vec up)
 }
 
 // The sums of panel p for a row: PANEL of them.
-INLINE void put_panel(const Task *t, int64_t row, int64_t p, const float *sums) {
+APART void put_panel(const Task *t, int64_t row, int64_t p, const float *sums) {
   if (t->mode == SWIGLU)
     for (int j = 0; j < PANEL / 2; j += LANES) {
       const float *gate = sums + j / 16 * 32 + j % 16;

@@ -13,6 +13,7 @@
 #include "kernels.h"
 
 #define INLINE static inline __attribute__((always_inline))
+#define APART static __attribute__((noinline))  // what all variants share, compiled once: copies take seconds to compile
 #ifdef __clang__
 #define UNROLL _Pragma("unroll")
 #else
