@@ -1,9 +1,10 @@
-// Attention for bfloat16 heads of a multiple of 64 values in float32 arithmetic, in the order of sums of AMX's tiles, so
-// that a token has the same bits whether tiles or vectors compute it: a part of paged_attention.c.
+// Attention for bfloat16 heads of a multiple of 64 values in float32 arithmetic, in the order of sums of AMX's tiles,
+// so that a token has the same bits whether tiles or vectors compute it: a part of paged_attention.c.
 //
-// A tile product adds 32 terms: those of even places in one chain, those of odd places in another, each from 0, and then
-// the sum of both to what was there before. Like tiles, the caller must take denormals for zeros (_MM_DENORMALS_ZERO_ON).
-// Terms that are 0 may be left out: a chain from 0 never becomes -0 by a normal number, and x + 0 is x.
+// A tile product adds 32 terms: those of even places in one chain, those of odd places in another, each from 0, and
+// then the sum of both to what was there before. Like tiles, the caller must take denormals for zeros
+// (_MM_DENORMALS_ZERO_ON). Terms that are 0 may be left out: a chain from 0 never becomes -0 by a normal number, and
+// x + 0 is x.
 #pragma once
 #include <immintrin.h>
 

@@ -1,7 +1,7 @@
 // Keys and values as 8-bit numbers with a scale for each token and head of keys: a part of paged_attention.c.
 //
-// A block of 16 tokens is 16 * D bytes in the order of attention_any.h and then its 16 scales, so that what moves a page
-// moves its scales. Keys are multiplied as they are and a score by its key's scale; a weight is multiplied by its
+// A block of 16 tokens is 16 * D bytes in the order of attention_any.h and then its 16 scales, so that what moves a
+// page moves its scales. Keys are multiplied as they are and a score by its key's scale; a weight is multiplied by its
 // value's scale. Every sum is float32 in the order of the other formats.
 #pragma once
 #include <math.h>

@@ -1,5 +1,6 @@
 // Attention of 16 queries at a time in AMX's tiles, for bfloat16 heads of a multiple of 64 values: a part of
-// paged_attention.c. The pools' order of values is that of a tile's second factor: 16 pairs by 16 keys, or by 16 columns.
+// paged_attention.c. The pools' order of values is that of a tile's second factor: 16 pairs by 16 keys, or by 16
+// columns.
 #pragma once
 #include "attention_fma.h"
 

@@ -1,6 +1,7 @@
-// A step of a transformer in one call, from token ids to the normed rows that the head takes: embedding, norms, rotation
-// of queries and keys, attention and linear layers, without a hundred returns to Python. The linear and attention kernels are those of packed_linear.c
-// and paged_attention.c, passed by address; the rest is here. bfloat16 in and out, float32 inside.
+// A step of a transformer in one call, from token ids to the normed rows that the head takes: embedding, norms,
+// rotation of queries and keys, attention and linear layers, without a hundred returns to Python. The linear and
+// attention kernels are those of packed_linear.c and paged_attention.c, passed by address; the rest is here. bfloat16
+// in and out, float32 inside.
 #include <math.h>
 #include <stdint.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-// Products of GGUF's blocks in AMX's tiles, for many rows; linear_blocks.h includes it. Groups of a panel are unpacked to
-// signed bytes in the first-level cache, where all rows meet them.
+// Products of GGUF's blocks in AMX's tiles, for many rows; linear_blocks.h includes it. Groups of a panel are unpacked
+// to signed bytes in the first-level cache, where all rows meet them.
 #pragma once
 
 #if HAS_INT8_TILES
@@ -57,8 +57,8 @@ static void configure_blocks_tiles(void) {
     _tile_stored(sums, products[sums], sizeof products[0][0]);   \
   } while (0)
 
-// 16 rows from `row` on times 16 outputs from `at` on, `count` groups from `from` on, added to sums [16][64]. While a group
-// is scaled, the next one is multiplied.
+// 16 rows from `row` on times 16 outputs from `at` on, `count` groups from `from` on, added to sums [16][64]. While a
+// group is scaled, the next one is multiplied.
 INLINE void tile_groups(int format, const Inputs *in, const Unpacked *w, int64_t row, int64_t from, int64_t count, int at,
                         float *sums) {
   int32_t products[2][TILE_ROWS][LANES] __attribute__((aligned(64)));

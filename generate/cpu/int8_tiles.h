@@ -1,6 +1,6 @@
-// Products of 8-bit weights in AMX's tiles, for many rows; linear_int8.h includes it. A tile multiplies the 64 inputs of a
-// group, so each product is stored, scaled and added to float sums in vectors, which takes longer than the product itself.
-// So two groups are added at a time, while tiles multiply the next two.
+// Products of 8-bit weights in AMX's tiles, for many rows; linear_int8.h includes it. A tile multiplies the 64 inputs
+// of a group, so each product is stored, scaled and added to float sums in vectors, which takes longer than the product
+// itself. So two groups are added at a time, while tiles multiply the next two.
 #pragma once
 
 #if HAS_INT8_TILES

@@ -12,7 +12,8 @@ enum { MAX_HEAD_SIZE = 256, PAGE_MULTIPLE = 16, SCALE_BYTES = 4 };
 enum { OK = 0, BAD_ROWS = 1, BAD_PAGE = 2, NO_MEMORY = 3 };
 
 // qkv [M, (H + 2*KV)*D] and out [M, H*D] contiguous, H a multiple of KV, pools [pages, KV, P, D] contiguous, cu_seqlens
-// [n+1], context_lens [n], block_tables [n, max_pages]. Rows behind cu_seqlens[n] are padding and come out as zeros. Returns OK or a code above.
+// [n+1], context_lens [n], block_tables [n, max_pages]. Rows behind cu_seqlens[n] are padding and come out as zeros.
+// Returns OK or a code above.
 int paged_attention_f32(const void *qkv, void *keys, void *values, void *out, const int32_t *cu_seqlens,
                         const int32_t *context_lens, const int32_t *block_tables, int n, int M, int H, int KV, int D,
                         int P, int max_pages, int pages, float scale);
@@ -48,13 +49,13 @@ typedef struct {
 int packed_linear_supported(int format);
 // Returns 1 where linear layers can take this way. The system must permit a process to have tiles.
 int packed_linear_has(int way);
-// Sets the way of all linear layers with bfloat16 weights from here on and returns 1, or 0 where they cannot take it: it
-// stays as it was then.
+// Sets the way of all linear layers with bfloat16 weights from here on and returns 1, or 0 where they cannot take it:
+// it stays as it was then.
 int packed_linear_use(int way);
 // Returns the number of bytes that packed_linear_pack writes.
 int64_t packed_linear_bytes(int format, int64_t n, int64_t k);
-// Packs w [n, k], bfloat16 or rows of blocks, into panels; for BFLOAT16 k is even, for others w is finite. Outputs that fill the last panel
-// are zero. gated, for mode SWIGLU: w has n / 2 rows of the gate, then n / 2 of the up projection.
+// Packs w [n, k], bfloat16 or rows of blocks, into panels; for BFLOAT16 k is even, for others w is finite. Outputs that
+// fill the last panel are zero. gated, for mode SWIGLU: w has n / 2 rows of the gate, then n / 2 of the up projection.
 void packed_linear_pack(int format, const void *w, void *packed, int64_t n, int64_t k, int gated);
 // x [m, k], residual [m, n] or null, out [m, n] bfloat16, or float32 in mode FLOAT32, or in mode SWIGLU the n / 2
 // products silu(gate) * up, which take no residual. next: the weight that is needed after this one, or null.
@@ -86,9 +87,9 @@ typedef struct {
   int64_t width;          // C
 } Model;
 
-// ids, positions [m]; sample_rows [n_samples]: the rows to norm into out [n_samples, C], null for all in order. work has
-// m * (C + max(C, H*D) + max((H + 2*KV)*D, inputs of mlp_proj)) elements. Returns attention's code; unless that is OK, out is
-// undefined.
+// ids, positions [m]; sample_rows [n_samples]: the rows to norm into out [n_samples, C], null for all in order. work
+// has m * (C + max(C, H*D) + max((H + 2*KV)*D, inputs of mlp_proj)) elements. Returns attention's code; unless that is
+// OK, out is undefined.
 int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int64_t *ids, const int64_t *positions,
                int64_t m, const int64_t *sample_rows, int64_t n_samples, bf16 *out, bf16 *work,
                const int32_t *cu_seqlens, const int32_t *context_lens, const int32_t *block_tables, int n,

@@ -1,8 +1,8 @@
 // Linear layers with bfloat16 weights, in three ways. TILES: processors with AMX (Sapphire Rapids and later) multiply
-// tiles of 16 rows, 32 inputs and 16 outputs, at ten times the arithmetic rate of AVX-512. DOT multiplies pairs of inputs
-// in vectors. FMA widens weights and inputs to float32 in registers; it runs on most processors, and on some of those
-// that have DOT it is twice as fast. A process takes one way for all numbers of rows, and the order in which an output is
-// summed depends on that and K alone: not on the number of rows, not on threads.
+// tiles of 16 rows, 32 inputs and 16 outputs, at ten times the arithmetic rate of AVX-512. DOT multiplies pairs of
+// inputs in vectors. FMA widens weights and inputs to float32 in registers; it runs on most processors, and on some of
+// those that have DOT it is twice as fast. A process takes one way for all numbers of rows, and the order in which an
+// output is summed depends on that and K alone: not on the number of rows, not on threads.
 //
 // A panel is [K/2][64][2], so that it is read straight through and a pair of inputs meets 64 outputs in four registers,
 // 16 pairs in four tiles.
@@ -170,8 +170,8 @@ static void dot_panel(const Task *t, int64_t p, int64_t first, int64_t last, con
 #ifdef HAS_TILES
 enum { ROWS = 16 };  // of a tile
 
-// Tiles 0-3 hold sums, 4 holds rows of x, all there are or 16, 5-7 weights: 16 pairs of inputs by 16 outputs; where there
-// are more than 16 rows, 5 holds the next 16 of them.
+// Tiles 0-3 hold sums, 4 holds rows of x, all there are or 16, 5-7 weights: 16 pairs of inputs by 16 outputs; where
+// there are more than 16 rows, 5 holds the next 16 of them.
 static void configure_tiles(int64_t m) {
   uint8_t rows = m < ROWS ? (uint8_t)m : ROWS;
   struct {

@@ -1,12 +1,12 @@
 // Linear layers with weights in GGUF's blocks of 32 inputs: Q4_0, Q4_1 and Q8_0, which have a float16 scale and, for
 // Q4_1, a minimum. Inputs are rounded to bytes with a scale for the same 32, as llama.cpp does.
 //
-// An output is the sum over its groups of 32, in their order, of (sum of products) * (scale * scale). The sum of products
-// is exact in int32, and what follows is one fused operation after the other. So vectors and tiles give the same bits for
-// every number of rows, and few rows may take vectors where many take tiles.
+// An output is the sum over its groups of 32, in their order, of (sum of products) * (scale * scale). The sum of
+// products is exact in int32, and what follows is one fused operation after the other. So vectors and tiles give the
+// same bits for every number of rows, and few rows may take vectors where many take tiles.
 //
-// A panel has for each group 64 scales, for Q4_1 64 minima, then the weights of 64 outputs: 4 steps of [64][4] bytes, whose
-// low halves are inputs 4 s to 4 s + 3 of step s, and the high ones those 16 further on; for Q8_0 8 steps.
+// A panel has for each group 64 scales, for Q4_1 64 minima, then the weights of 64 outputs: 4 steps of [64][4] bytes,
+// whose low halves are inputs 4 s to 4 s + 3 of step s, and the high ones those 16 further on; for Q8_0 8 steps.
 #pragma once
 #include "quantized.h"
 
@@ -63,8 +63,8 @@ INLINE vec load_halves(const char *p) {
 #endif
 }
 
-// R rows from `row` on times V vectors of outputs of panel p, from output `at` on, into sums [R][64]. `lines` of `next` are
-// fetched with each group.
+// R rows from `row` on times V vectors of outputs of panel p, from output `at` on, into sums [R][64]. `lines` of `next`
+// are fetched with each group.
 INLINE const char *blocks_part(int format, const Task *t, int64_t row, int64_t p, int at, int R, int V, float *sums,
                                const char *next, int lines) {
   const Inputs *in = &t->in;

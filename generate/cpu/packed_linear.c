@@ -1,9 +1,9 @@
 // Linear layers of the CPU engine: y = activation(x W^T + bias) or x W^T + bias + residual, for any number of rows,
-// from one, which memory limits, to hundreds, which arithmetic limits. x and y are bfloat16, sums float32. Each format of
-// weights has a header that multiplies rows by a panel; what they share is in panels.h.
+// from one, which memory limits, to hundreds, which arithmetic limits. x and y are bfloat16, sums float32. Each format
+// of weights has a header that multiplies rows by a panel; what they share is in panels.h.
 //
-// In every format an output is summed in an order that depends on K alone, not on the number of rows, not on threads. So
-// a token's numbers are the same alone and in any batch, bit for bit.
+// In every format an output is summed in an order that depends on K alone, not on the number of rows, not on threads.
+// So a token's numbers are the same alone and in any batch, bit for bit.
 //
 // A gated MLP's first layer multiplies activation(gate) and up, halves of one product; its panels hold 16 rows of gate,
 // the same 16 of up, and again, so that both sums of an output meet in registers.

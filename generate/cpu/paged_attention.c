@@ -10,8 +10,8 @@
 //
 // Each head of keys and values serves the H / KV query heads of its group, which share every load of a key, as the
 // tokens of a chunk do. attention_any.h computes any size of heads. bfloat16 heads of a multiple of 64 have three
-// more ways on processors that multiply bfloat16, the same that linear layers have, and a process takes one: dot products
-// of pairs (attention_bf16.h), float32 (attention_fma.h), or AMX's tiles for chunks and groups of heads
+// more ways on processors that multiply bfloat16, the same that linear layers have, and a process takes one: dot
+// products of pairs (attention_bf16.h), float32 (attention_fma.h), or AMX's tiles for chunks and groups of heads
 // (attention_tiles.h), where single queries take float32 in the same order of sums.
 //
 // The pools are [pages, KV, P, D], but the order of values inside one (page, head) tile is this file's own:
@@ -20,11 +20,11 @@
 // and in the three ways of bfloat16, whose instructions multiply and add pairs:
 //   keys    [P/16][D/2][16][2]
 //   values  [P/2][D][2]
-// Either way 16 keys (a block) are one contiguous run of 16 * D values in both pools, in 8-bit pools with their 16 scales
-// behind them (attention_int8.h).
+// Either way 16 keys (a block) are one contiguous run of 16 * D values in both pools, in 8-bit pools with their 16
+// scales behind them (attention_int8.h).
 //
-// A token's sums have one order, whichever tokens are computed beside it: a score adds d = 0, 1, ...; the maximum has no
-// order; weights are added lane by lane, block after block; an output adds keys 0, 1, ... A token of a chunk and the
+// A token's sums have one order, whichever tokens are computed beside it: a score adds d = 0, 1, ...; the maximum has
+// no order; weights are added lane by lane, block after block; an output adds keys 0, 1, ... A token of a chunk and the
 // same token decoded alone therefore agree to the bit; only the number of parallel chains differs. Keys behind a
 // token's position have weight 0 in its row. Values behind the last position of a block of queries are never
 // multiplied, so stale pages may hold any bits.

@@ -11,8 +11,8 @@
 enum { PANEL = 64 };
 
 // The rows of a product, rounded to bytes for a format of weights that multiplies bytes; see quantized.h. Each row has
-// `stride` bytes, whole groups, with zeros behind k; and `groups` scales and starts. A start is what the sum of a group's
-// products begins with, -offset times the sum of its bytes, since weights are stored with `offset` added.
+// `stride` bytes, whole groups, with zeros behind k; and `groups` scales and starts. A start is what the sum of a
+// group's products begins with, -offset times the sum of its bytes, since weights are stored with `offset` added.
 typedef struct {
   const bf16 *x;
   int8_t *bytes;

@@ -1,6 +1,6 @@
 // What formats with weights of 8 bits or fewer share: inputs rounded to bytes with a scale for each group of them, and
-// products of bytes. Sums of such products are exact in int32, so tiles and vectors of any width give the same bits, and a
-// product may take whichever is faster for its number of rows.
+// products of bytes. Sums of such products are exact in int32, so tiles and vectors of any width give the same bits,
+// and a product may take whichever is faster for its number of rows.
 #pragma once
 #include <math.h>
 #include <stdlib.h>
@@ -9,8 +9,8 @@
 
 enum { WHOLE_TILE = 16, WIDEST_GROUP = 64 };  // rows are allocated in multiples of a tile's
 
-// A group of inputs: bytes up to 127 times peak / 127. All outputs of a row that has an infinity or a NaN are NaN. A group
-// of numbers so small that 127 / peak overflows is zero.
+// A group of inputs: bytes up to 127 times peak / 127. All outputs of a row that has an infinity or a NaN are NaN. A
+// group of numbers so small that 127 / peak overflows is zero.
 INLINE void round_group(const bf16 *x, int8_t *bytes, float *scale, int32_t *start, int group, int offset) {
   const float round = 12582912.f;  // adding it leaves the nearest integer in the lowest bits
   uint32_t most = 0, sign_less;
@@ -104,8 +104,8 @@ INLINE ivec four_bytes(const int8_t *p) {
   return all_of_int(four);
 }
 
-// sum and the products of 4 bytes of w with 4 signed ones of x, for each lane. Most processors take unsigned bytes of w, so
-// that weights from -128 on are stored with BYTE_OFFSET added.
+// sum and the products of 4 bytes of w with 4 signed ones of x, for each lane. Most processors take unsigned bytes of
+// w, so that weights from -128 on are stored with BYTE_OFFSET added.
 #ifdef __ARM_FEATURE_DOTPROD
 enum { BYTE_OFFSET = 0 };
 #else
