@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from harness import LONG, PATIENCE, QUEUE, SLOTS, Setting, Watched, check_error
+from harness import LONG, PATIENCE, Setting, Watched, check_error
 from support import Answer, wait_until
 from table import Case, all_of, body
 
@@ -116,7 +116,7 @@ def a_forged_origin_is_not_believed(server: Watched) -> None:
 
 def looking_in_waits_for_no_request(server: Watched) -> None:
     taken_in = server.taken_in()
-    socks = [server.begin("/inference", LONG) for _ in range(SLOTS + QUEUE)]
+    socks = [server.begin("/inference", LONG) for _ in range(server.places)]
     wait_until(lambda: server.taken_in() >= taken_in + len(socks))
     for path in ("/metrics", "/stats", "/health", "/slots", "/") * 5:
         assert server.ask(path, method="GET").status == 200

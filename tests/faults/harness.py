@@ -121,7 +121,8 @@ class Watched(Server):
         super().__init__(log, *argv, key=setting.key, **faults, **key, **setting.environment)
         self.policy = policy
         self.first = setting.first
-        self.places = SLOTS + setting.queue
+        self.places = (1 if policy == "nobatch" else SLOTS) + setting.queue
+        self.threads = SLOTS + setting.queue + RESERVE
         self.ledger = Ledger()
 
     def __enter__(self) -> Watched:
@@ -160,7 +161,7 @@ class Watched(Server):
         A server with little patience answers the first halves while a slow machine still begins threads for the last.
         It needs none for those it has, so the next try gets further.
         """
-        threads = self.places + RESERVE
+        threads = self.threads
         with contextlib.ExitStack() as stack:
             halves = [stack.enter_context(self.connect()) for _ in range(threads)]
             for half in halves:
