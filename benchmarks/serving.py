@@ -46,7 +46,7 @@ def offline(args: argparse.Namespace) -> dict[str, float]:
     """Serve the burst with no HTTP; return tokens a second for each policy."""
     config = Config(
         policy="dynamic", model=args.model, load_format=args.load_format, dtype=args.dtype,
-        max_batch_size=args.numsamples,
+        quantize=args.quantize, kv_dtype=args.kv_dtype, max_batch_size=args.numsamples,
     )  # fmt: skip
     engine = load_engine(config)
     assert engine.manager.pages is not None
@@ -80,7 +80,7 @@ def server(policy: str, args: argparse.Namespace) -> Iterator[int]:
         port = probe.getsockname()[1]
     command = [
         sys.executable, str(ROOT / "app.py"), policy, "--port", str(port), "--host", "127.0.0.1",
-        "--load-format", args.load_format, "--dtype", args.dtype,
+        "--load-format", args.load_format, "--dtype", args.dtype, "--quantize", args.quantize, "--kv-dtype", args.kv_dtype,
         "--max-batch-size", str(args.numsamples), *(["--model", args.model] if args.model else []),
     ]  # fmt: skip
     environment = {k: v for k, v in os.environ.items() if k != "BATCHING"}
@@ -166,6 +166,7 @@ def main() -> None:
     args = parser.parse_args()
     result = {
         "model": args.model, "load_format": args.load_format, "dtype": args.dtype,
+        "quantize": args.quantize, "kv_dtype": args.kv_dtype,
         "requests": args.numsamples, "rate": args.rate, "seed": args.seed,
         "http": over_http(args), "offline": {} if args.skip_offline else offline(args),
     }  # fmt: skip
