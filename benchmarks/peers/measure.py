@@ -21,10 +21,10 @@ from typing import Any
 from benchmarks import serving
 from benchmarks.peers.peer import ROOT, NotMeasured, OfflinePeer, Order, Peer, Requests, ServerPeer
 from client.data import plan
+from client.send import servers
 from client.send.servers import free_port, signals_raise
 from client.workloads.arrivals import Arrivals
 
-STOP_SECONDS = 30.0
 OFFLINE_SECONDS = 1800.0
 WARM_UP = ("--warmup", "3")
 Rates = dict[str, list[float]]  # tokens per second of each repeat: burst all at once, stream one after the other
@@ -114,13 +114,7 @@ def running(command: Sequence[str], environment: Mapping[str, str], log: Path) -
 
 def stop(process: subprocess.Popen[bytes]) -> None:
     """Terminate the process; after that, kill what is left of its process group, which is its own."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    servers.stop(process)
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

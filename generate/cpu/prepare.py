@@ -14,7 +14,7 @@ from generate.cpu import kernels, linear
 
 
 def prepare(dtype: torch.dtype, quantize: str) -> None:
-    """Begin to load the C files of this folder that a model of `dtype` takes. What goes wrong is told who needs it."""
+    """Begin to load the C files that a model of `dtype` needs. Whoever then loads a file gets its error."""
     if os.environ.get("EB_KERNELS") == "off":
         return
     for source in sorted(Path(__file__).parent.glob("*.c")):
