@@ -1,5 +1,5 @@
-// The live page. Records from /events go into the model, and a cursor marks the last step shown. Live, the cursor is the
-// newest step; when paused, stepped, slowed or replayed, it is an earlier one. Everything on the page follows from it.
+// The live page. Records from /events go into the model, the player's cursor marks the step shown, and everything on the
+// page follows from the two.
 "use strict";
 (function () {
   const EB = globalThis.EB;
@@ -9,22 +9,31 @@
   const MINUTE = 60;
 
   const live = new EB.Model();
-  let model = live; // or the model of a replayed file
   let facts = {}, shadow = null;
   let key = sessionStorage.getItem("eb-key") || "";
   let zoom = innerWidth < 600 ? 3 : 4, time = 3;
   let axis = "steps";
-  let cursor = -1; // the number of the step shown; -1 is the newest
-  let playing = true, speed = 1, playhead = 0; // the moment of the run shown while it is slowed or replayed
-  let chosen = 0, hover = null, wanted = null;
+  let hover = null; // the cell under the pointer or the keyboard's cursor
+  let pointed = 0; // the request whose row in the table is under the pointer
+  let mine = ""; // the id of the request that the prompt box sent last
   let clockOffset = 0; // the loop's clock minus ours, in seconds
   let connection = "connecting";
-  let drawn = null, budget = 0, refreshed = 0, charted = 0;
+  let drawn = null, budget = 0, refreshed = 0, charted = 0, before = performance.now();
+  const frames = []; // how long the last ones took to draw
 
+  const player = new EB.Player(live, showStatus);
   const picture = new EB.Picture($("picture"));
   const waste = new EB.WasteBar($("waste"), $("waste-legend"));
-  const table = new EB.Requests($("rows"), choose);
-  const chart = makeChart();
+  const explain = new EB.Explain($("detail"), player, { now: momentShown, headers });
+  const table = new EB.Requests($("rows"), (number) => explain.choose(number), (number) => (pointed = number));
+  const chart = new EB.MinuteChart($("chart"));
+  EB.setUpLoad({ headers });
+  const tryIt = EB.setUpTry({
+    headers,
+    sent(id) {
+      mine = id;
+    },
+  });
 
   function headers(more) {
     return key ? { ...more, Authorization: `Bearer ${key}` } : more;
@@ -33,7 +42,7 @@
   const feed = new EB.Feed(".", {
     state(state, fresh) {
       if (fresh && live.columns.length) live.clear();
-      if (fresh) chosen = model === live ? 0 : chosen;
+      if (fresh && player.isLive) explain.chosen = 0;
       clockOffset = state.now - performance.now() / 1000;
       facts = {
         policy: state.policy, slots: state.slots, maxQueue: state.max_queue, model: state.model, epoch: state.epoch,
@@ -49,19 +58,18 @@
       live.add(record);
       if (record.policy === facts.policy) return;
       facts = { ...facts, policy: record.policy }; // the policy event was missed
-      if (model === live) showFacts();
+      if (player.isLive) showFacts();
     },
     shadow(report) {
       shadow = report;
-      if (model === live) EB.showShadow(shadow);
+      if (player.isLive) EB.showShadow(shadow);
     },
     policy(change) {
       facts = { ...facts, policy: change.policy, maxQueue: change.max_queue };
-      if (model === live) showFacts();
+      if (player.isLive) showFacts();
     },
     arrival(arrival) {
       live.arrival(arrival);
-      if (arrival.id === wanted && model === live) choose(live.request(wanted).number);
     },
     departure(departure) {
       live.departure(departure);
@@ -71,7 +79,7 @@
     },
     status(name, text) {
       connection = name;
-      $("banner").hidden = !text || model !== live;
+      $("banner").hidden = !text || !player.isLive;
       EB.put("banner", text);
       $("key-form").hidden = name !== "locked";
       if (name === "locked" && document.activeElement === document.body) $("key").focus();
@@ -79,19 +87,12 @@
     },
   }, { key: () => key });
 
-  const tryIt = EB.setUpTry({
-    headers,
-    sent(id) {
-      wanted = id;
-    },
-  });
-
   function showFacts() {
     EB.put("policy", facts.policy || "…");
     EB.showShadow(shadow);
     const size = facts.parameters ? ` (${(facts.parameters / 1e6).toFixed(1)} M)` : "";
     const where = facts.device === "none" ? "" : ` on ${facts.device}, ${facts.dtype}`; // a mock computes nowhere
-    EB.put("facts", facts.model ? `${facts.model}${size}${where}, ${facts.slots} slots` : "");
+    EB.put("facts", facts.model ? `${facts.model}${size}${where}, ${EB.count(facts.slots)} slots` : "");
     document.title = `${facts.policy || ""} · effective-batching`;
     const bearer = key ? " -H 'Authorization: Bearer KEY'" : "";
     const [path, example] = facts.chats
@@ -102,225 +103,105 @@
   }
 
   function showStatus() {
-    const replayed = model !== live;
-    const name = !playing ? "paused" : replayed ? "live" : connection;
+    const { playing, isLive, speed } = player;
+    const name = !playing ? "paused" : !isLive ? "live" : connection;
     $("status").className = ["live", "paused"].includes(name) ? name : "lost";
-    const word = !playing ? "paused" : replayed ? "replay" : speed < 1 ? "slowed" : connection;
-    EB.put("status-text", word);
+    EB.put("status-text", !playing ? "paused" : !isLive ? "replay" : speed < 1 ? "slowed" : connection);
     EB.put("pause", playing ? "Pause" : "Resume");
     $("pause").setAttribute("aria-pressed", String(!playing));
   }
 
-    function follows() {
-    return model === live && cursor < 0;
+  // The current time on the clock of the live records.
+  function liveClock() {
+    return performance.now() / 1000 + clockOffset;
   }
 
-  function shownIndex() {
-    return cursor < 0 ? model.columns.length - 1 : model.indexOf(cursor);
+  function momentShown() {
+    return player.follows ? liveClock() : player.column?.end ?? 0;
   }
-
-  function setCursor(n) {
-    cursor = n;
-    const column = model.columns[shownIndex()];
-    if (column) playhead = column.end;
-  }
-
-  function play(on) {
-    if (!on && cursor < 0 && model.last) setCursor(model.last.n);
-    if (on && model === live && speed >= 1) cursor = -1;
-    if (on && model !== live && cursor >= model.last.n) setCursor(model.columns[0].n);
-    playing = on;
-    showStatus();
-  }
-
-  function step(by) {
-    if (!model.columns.length) return;
-    if (playing) play(false);
-    const index = Math.max(0, Math.min(model.columns.length - 1, shownIndex() + by));
-    setCursor(model.columns[index].n);
-    inspectCursor();
-  }
-
-  function advance(elapsed) {
-    if (!playing || follows() || !model.last) return;
-    playhead = Math.max(playhead, model.columns[0].t) + elapsed * speed;
-    const index = model.indexAt(playhead);
-    if (index >= 0) cursor = model.columns[index].n;
-    if (playhead < model.last.end) return;
-    if (model === live) {
-      cursor = speed < 1 ? model.last.n : -1;
-      playhead = model.last.end;
-    } else {
-      cursor = model.last.n;
-      play(false);
-    }
-  }
-
-    let before = performance.now();
 
   function frame(now) {
     requestAnimationFrame(frame);
     const elapsed = Math.min(0.25, (now - before) / 1000);
     before = now;
-    advance(elapsed);
+    player.advance(elapsed);
     // When drawing is slow, skip frames: it may take at most half of the time.
     if (now < budget) return;
-    const index = shownIndex();
-    const at = follows() ? now / 1000 + clockOffset : null;
-    const scrolls = axis === "time" && at !== null && model.last && at - model.last.end < MINUTE;
-    const stamp = [model.version, index, zoom, time, axis, chosen, hover?.index, hover?.slot, picture.canvas.clientWidth].join();
-    if (stamp !== drawn || scrolls) {
-      drawn = stamp;
-      const began = performance.now();
-      picture.draw(model, {
-        index, zoom: ZOOMS[zoom], time: axis === "time" ? TIMES[time] : 0, at: at ?? 0, selected: chosen, hover,
-        origin: model.columns[0] ? origin() : 0,
-      });
-      const spent = performance.now() - began;
-      budget = spent > 8 ? performance.now() + spent : 0;
-      frames.push(spent);
-      if (frames.length > 240) frames.shift();
-    }
+    const { index } = player;
+    const at = player.follows ? now / 1000 + clockOffset : null;
+    draw(index, at);
     if (now - refreshed > 250) {
       refreshed = now;
       refresh(index, at);
     }
     if (now - charted > 1000) {
       charted = now;
-      drawChart(index, at);
+      chart.draw(player.model, index, at);
     }
   }
-  const frames = [];
+
+  // Draw the picture if anything that it shows has changed.
+  function draw(index, at) {
+    const { model } = player;
+    const scrolls = axis === "time" && at !== null && model.last && at - model.last.end < MINUTE;
+    const selected = pointed || explain.chosen;
+    const own = model.numbers.get(mine) ?? 0;
+    const stamp = [model.version, index, zoom, time, axis, selected, own, hover?.index, hover?.slot, picture.canvas.clientWidth].join();
+    if (stamp === drawn && !scrolls) return;
+    drawn = stamp;
+    const began = performance.now();
+    picture.draw(model, {
+      index, zoom: ZOOMS[zoom], time: axis === "time" ? TIMES[time] : 0, at: at ?? 0, selected, own, hover,
+      origin: model.columns[0] ? origin(model) : 0,
+    });
+    const spent = performance.now() - began;
+    budget = spent > 8 ? performance.now() + spent : 0;
+    frames.push(spent);
+    if (frames.length > 240) frames.shift();
+  }
 
   // Times are relative to the first known step of the run.
-  function origin() {
+  function origin(model) {
     if (model.origin === undefined || model.origin > model.columns[0].t) model.origin = model.columns[0].t;
     return model.origin;
   }
 
   function refresh(index, at) {
-    const any = model.columns.length > 0 || (model === live && live.requests.size > 0);
-    $("empty").hidden = any;
-    const requests = model.requestsAt(index, { live: follows() });
+    const { model, follows, isLive } = player;
+    $("empty").hidden = model.columns.length > 0 || (isLive && live.requests.size > 0);
+    const requests = model.requestsAt(index, { live: follows });
     const tiles = model.tiles(index, 10, at);
-    const waiting = model === live && follows() ? requests.waitingCount : tiles?.waiting ?? 0;
+    const waiting = follows ? requests.waitingCount : tiles?.waiting ?? 0;
     EB.showTiles(tiles, waiting, facts);
     waste.show(tiles?.waste);
-    table.show(requests, at ?? model.columns[index]?.end, chosen);
-    if (model !== live && model.columns.length) {
-      if (document.activeElement !== $("seek")) $("seek").value = String(index);
-    }
+    table.show(requests, at ?? model.columns[index]?.end, { chosen: explain.chosen, own: mine, pointed: requestAt(hover) });
+    if (!isLive && model.columns.length && document.activeElement !== $("seek")) $("seek").value = String(index);
     const label = tiles
-      ? `Slots by iterations: ${tiles.running} of ${tiles.slots} slots taken, ${waiting} waiting, iteration ${model.columns[index].n}`
+      ? `Slots by iterations: ${tiles.running} of ${tiles.slots} slots taken, ${EB.count(waiting)} waiting, iteration ${EB.count(model.columns[index].n)}`
       : "Slots by iterations: no steps yet";
     if ($("picture").getAttribute("aria-label") !== label) $("picture").setAttribute("aria-label", label);
     const rate = tiles && tiles.span ? tiles.steps / tiles.span : 0;
     if (!hover) {
-      EB.put("inspect", follows() && rate > 100
-        ? `${Math.round(rate).toLocaleString("en")} iterations per second: choose speed 1/50 to follow them.`
-        : "Point at a cell or use the arrow keys to inspect it.");
+      EB.put("inspect", follows && rate > 100
+        ? `${EB.count(rate)} iterations per second: choose speed 1/50 to follow them.`
+        : "Point at a cell to inspect it, click it to have its request explained, or use the arrow keys and Enter.");
     }
-    refreshDetail();
+    explain.refresh();
   }
 
-  function makeChart() {
-    const ink = (name) => () => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-    const line = (label, scale, name, more) => ({ label, scale, stroke: ink(name), width: 1.5, points: { show: false }, ...more });
-    const side = { stroke: ink("--soft"), grid: { stroke: ink("--line"), width: 0.5 }, ticks: { show: false }, font: "10px system-ui", size: 32 };
-    return new uPlot({
-      width: 300, height: 120, legend: { show: false }, cursor: { show: false }, padding: [6, 2, 0, 0],
-      scales: { x: { time: false }, tokens: { range: (u, low, high) => [0, Math.max(10, high * 1.1)] }, requests: { range: (u, low, high) => [0, Math.max(4, high * 1.1)] } },
-      axes: [
-        { ...side, size: 18, values: (u, ticks) => ticks.map((t) => (t ? `${t} s` : "now")) },
-        { ...side, scale: "tokens" },
-        { ...side, scale: "requests", side: 1, grid: { show: false } },
-      ],
-      series: [{}, line("tokens/s", "tokens", "--accent", { fill: () => `${ink("--accent")()}33` }),
-        line("running", "requests", "--good", { paths: uPlot.paths.stepped({ align: 1 }) }),
-        line("waiting", "requests", "--held", { dash: [4, 3], paths: uPlot.paths.stepped({ align: 1 }) })],
-    }, [[-MINUTE, 0], [0, 0], [0, 0], [0, 0]], $("chart"));
-  }
-
-  function drawChart(index, at) {
-    const width = $("chart").clientWidth;
-    if (width && width !== chart.width) chart.setSize({ width, height: 120 });
-    const end = at ?? model.columns[index]?.end ?? 0;
-    const seconds = Array.from({ length: MINUTE + 1 }, (_, k) => k - MINUTE);
-    const tokens = new Array(MINUTE + 1).fill(0);
-    const running = new Array(MINUTE + 1).fill(0);
-    const waiting = new Array(MINUTE + 1).fill(0);
-    for (let i = index; i >= 0; i--) {
-      const column = model.columns[i];
-      const place = MINUTE - Math.max(0, Math.floor(end - column.end));
-      if (place < 0) break;
-      tokens[place] += column.output;
-      running[place] = Math.max(running[place], model.running(column));
-      waiting[place] = Math.max(waiting[place], column.queue);
-    }
-    tokens[MINUTE] = tokens[MINUTE - 1]; // the current second is incomplete
-    chart.setData([seconds, tokens, running, waiting]);
-  }
-
-    let detailOf = 0, detailAt = 0, detail = null, problem = "";
-
-  function choose(number) {
-    chosen = chosen === number ? 0 : number;
-    detail = null;
-    detailOf = 0;
-    problem = "";
-    refreshDetail(true);
-    if (chosen) $("detail").scrollIntoView({ block: "nearest" });
-  }
-
-  async function refreshDetail(force) {
-    const request = model.requests.get(chosen);
-    const close = () => choose(chosen);
-    if (!request) {
-      if (!$("detail").hidden || force) EB.showDetail($("detail"), null);
-      if (chosen && model.columns.length) chosen = 0;
-      return;
-    }
-    if (detailOf === chosen && (detail?.state === "finished" || performance.now() - detailAt < 1000)) return;
-    const now = follows() ? performance.now() / 1000 + clockOffset : model.columns[shownIndex()]?.end ?? 0;
-    if (detailOf !== chosen) EB.showDetail($("detail"), request, null, "", close, now); // show immediately what this page knows
-    const requested = (detailOf = chosen);
-    detailAt = performance.now();
-    if (model === live) {
-      try {
-        const id = encodeURIComponent(request.id.split("/")[0]);
-        const reply = await fetch(`requests/${id}`, { headers: headers({}) });
-        if (chosen !== requested) return;
-        detail = reply.ok ? await reply.json() : null;
-        problem = reply.ok ? "" : "The server keeps only the last 1,000 requests, and this one is older.";
-      } catch {
-        problem = "The server cannot be reached.";
-      }
-    }
-    if (chosen === requested && !$("detail").contains(document.activeElement)) {
-      EB.showDetail($("detail"), request, detail, problem, close, now);
-    }
-  }
-
-    $("pause").addEventListener("click", () => play(!playing));
-  $("back").addEventListener("click", () => step(-1));
-  $("forward").addEventListener("click", () => step(1));
+  $("pause").addEventListener("click", () => player.play(!player.playing));
+  $("back").addEventListener("click", () => stepBy(-1));
+  $("forward").addEventListener("click", () => stepBy(1));
   $("in").addEventListener("click", () => magnify(1));
   $("out").addEventListener("click", () => magnify(-1));
-  $("speed").addEventListener("change", () => {
-    speed = Number($("speed").value);
-    if (model === live && model.last) {
-      if (speed < 1 && cursor < 0) setCursor(model.last.n);
-      if (speed >= 1 && playing) cursor = -1;
-    }
-    showStatus();
-  });
+  $("speed").addEventListener("change", () => player.setSpeed(Number($("speed").value)));
   $("axis").addEventListener("change", () => {
     axis = $("axis").value;
     EB.put("axis-name", axis === "time" ? "time" : "iterations");
   });
   $("seek").addEventListener("input", () => {
-    if (playing) play(false);
-    setCursor(model.columns[Number($("seek").value)].n);
+    if (player.playing) player.play(false);
+    player.moveTo(player.model.columns[Number($("seek").value)].n);
   });
 
   function magnify(by) {
@@ -330,12 +211,12 @@
 
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.target.closest("input, textarea, select, button, .scroll, a, summary")) return;
+    if (event.target.closest("input, textarea, select, button, .scroll, a, summary, dialog")) return;
     const act = {
-      " ": () => play(!playing), ArrowLeft: () => step(-1), ArrowRight: () => step(1),
+      " ": () => player.play(!player.playing), ArrowLeft: () => stepBy(-1), ArrowRight: () => stepBy(1),
       "+": () => magnify(1), "=": () => magnify(1), "-": () => magnify(-1),
       ArrowUp: () => moveHover(-1), ArrowDown: () => moveHover(1),
-      Enter: () => chooseHover(), Escape: () => chosen && choose(chosen),
+      Enter: () => chooseHover(), Escape: () => explain.chosen && explain.choose(explain.chosen),
     }[event.key];
     if (!act || (event.key.startsWith("Arrow") && event.target !== $("picture") && event.target !== document.body)) return;
     if ((event.key === "ArrowUp" || event.key === "ArrowDown") && event.target !== $("picture")) return;
@@ -343,57 +224,47 @@
     act();
   });
 
-  function inspectCursor() {
-    const index = shownIndex();
-    hover = { index, slot: hover ? hover.slot : -1 };
-    EB.put("inspect", EB.describe(model, hover));
+  function inspect(cell) {
+    hover = cell;
+    if (hover) EB.put("inspect", EB.describe(player.model, hover));
+  }
+
+  function stepBy(by) {
+    if (!player.model.columns.length) return;
+    player.step(by);
+    inspect({ index: player.index, slot: hover ? hover.slot : -1 });
   }
 
   function moveHover(by) {
-    if (!model.columns.length) return;
-    if (playing) play(false);
-    const slot = Math.max(0, Math.min(picture.rows - 1, (hover?.slot ?? -1) + by));
-    hover = { index: shownIndex(), slot };
-    EB.put("inspect", EB.describe(model, hover));
+    if (!player.model.columns.length) return;
+    if (player.playing) player.play(false);
+    inspect({ index: player.index, slot: Math.max(0, Math.min(picture.rows - 1, (hover?.slot ?? -1) + by)) });
+  }
+
+  // The number of the request in a cell of the picture; 0 is none.
+  function requestAt(cell) {
+    const column = cell && player.model.columns[cell.index];
+    return column && cell.slot >= 0 && cell.slot < column.slots ? column.who[cell.slot] : 0;
   }
 
   function chooseHover() {
-    const column = hover && model.columns[hover.index];
-    const number = column && hover.slot >= 0 && hover.slot < column.slots ? column.who[hover.slot] : 0;
-    if (number) choose(number);
+    const number = requestAt(hover);
+    if (number) explain.choose(number);
   }
 
   const canvas = $("picture");
-  canvas.addEventListener("pointermove", (event) => {
-    hover = picture.hit(event.offsetX, event.offsetY);
-    if (hover) EB.put("inspect", EB.describe(model, hover));
-  });
-  canvas.addEventListener("pointerleave", () => {
-    hover = null;
-  });
+  canvas.addEventListener("pointermove", (event) => inspect(picture.hit(event.offsetX, event.offsetY)));
+  canvas.addEventListener("pointerleave", () => inspect(null));
   canvas.addEventListener("click", (event) => {
-    hover = picture.hit(event.offsetX, event.offsetY);
-    if (hover) chooseHover();
+    inspect(picture.hit(event.offsetX, event.offsetY));
+    chooseHover();
   });
 
-  $("theme").addEventListener("click", () => {
-    const dark = getComputedStyle(document.documentElement).colorScheme.includes("dark");
-    const theme = dark ? "light" : "dark";
-    document.documentElement.dataset.theme = theme;
-    try {
-      localStorage.setItem("eb-theme", theme);
-    } catch {
-      // storage is blocked, so the choice lasts only for this page
-    }
-    repaint();
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
-
-  function repaint() {
+  EB.onTheme(() => {
     picture.restyle();
     drawn = null;
     chart.redraw();
-  }
+  });
 
   $("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -411,7 +282,7 @@
     }
   });
 
-    async function replay(file) {
+  async function replay(file) {
     const runs = EB.parseRuns(await file.text());
     if (!runs.length) {
       $("banner").hidden = false;
@@ -425,26 +296,22 @@
     show(EB.modelOf(runs[0]), file.name);
   }
 
-  function show(other, name) {
-    model = other;
-    chosen = 0;
+  function show(model, name) {
+    explain.chosen = 0;
     hover = null;
     picture.rows = 0;
-    $("replay").hidden = model === live;
-    $("banner").hidden = model !== live || connection === "live";
+    player.open(model);
+    const { isLive } = player;
+    $("replay").hidden = isLive;
+    $("banner").hidden = !isLive || connection === "live";
     EB.put("replay-name", name);
-    EB.showShadow(model === live ? shadow : null);
-    if (model === live) {
-      cursor = -1;
-      playing = true;
+    EB.showShadow(isLive ? shadow : null);
+    if (isLive) {
+      showFacts();
     } else {
       $("seek").max = String(model.columns.length - 1);
-      setCursor(model.columns[0].n);
-      playing = true;
       EB.put("policy", model.last.policy);
     }
-    if (model === live) showFacts();
-    showStatus();
   }
 
   $("live").addEventListener("click", () => show(live, ""));
@@ -455,7 +322,7 @@
   requestAnimationFrame(frame);
   // For tests and debugging.
   EB.page = {
-    get model() { return model; }, live, feed, frames, picture, show,
-    get cursor() { return cursor; }, get index() { return shownIndex(); },
+    get model() { return player.model; }, live, feed, frames, picture, show, player,
+    get cursor() { return player.cursor; }, get index() { return player.index; },
   };
 })();

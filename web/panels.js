@@ -1,31 +1,15 @@
-// What the pages share: tiles, the waste bar, the table of requests, the details of one request, and dropped files.
+// What the pages share: tiles, the waste bar, the table of requests, the theme button, and dropped files.
 // Users' text is only ever set as text, never as HTML.
 "use strict";
 (function (root) {
   const EB = (root.EB = root.EB || {});
+  const { count, seconds, percent, figure } = EB;
   const $ = (id) => document.getElementById(id);
-  const REASONS = {
-    slots_full: "all slots were taken",
-    token_budget: "other requests used up the step's token budget",
-    kv_full: "no KV pages were free",
-    policy_order: "the policy made it wait: for its turn, or for the batch to end",
-    window: "the policy waited for more requests",
-  };
   const WASTE = ["useful", "padding", "held", "idle", "recomputed"];
   const STATES = { prefill: "▮ prefill", decode: "▶ decode", held: "▨ held", paused: "‖ paused", waiting: "… waiting",
     preempted: "↺ preempted" };
 
   const ENDS = { length: "✓ done", stop: "✓ done, by itself" };
-
-  // Format seconds with three digits and a unit.
-  function seconds(value) {
-    if (value === null || value === undefined || !Number.isFinite(value)) return "–";
-    if (value >= 100) return `${value.toFixed(0)} s`;
-    if (value >= 10) return `${value.toFixed(1)} s`;
-    if (value >= 1) return `${value.toFixed(2)} s`;
-    if (value >= 0.01) return `${(value * 1000).toFixed(0)} ms`;
-    return `${(value * 1000).toFixed(1)} ms`;
-  }
 
   function element(tag, name, text) {
     const node = document.createElement(tag);
@@ -37,6 +21,12 @@
   function put(id, text) {
     const at = typeof id === "string" ? $(id) : id;
     if (at.textContent !== text) at.textContent = text;
+  }
+
+  // One line that reads as an error; an empty text hides it.
+  function showError(id, text) {
+    put(id, text);
+    $(id).hidden = !text;
   }
 
   // A stacked bar of the five kinds with its legend; the shares in `waste` sum to 1.
@@ -69,7 +59,7 @@
   }
 
   // The share of the rows that were computed without a new token; null without rows.
-  function inVain(waste) {
+  function wastedRows(waste) {
     const rows = waste ? 1 - waste.idle : 0;
     return rows > 1e-9 ? 1 - waste.useful / rows : null;
   }
@@ -86,24 +76,24 @@
   }
 
   function showTiles(tiles, waiting, facts) {
-    put("t-running", tiles ? String(tiles.running) : "0");
+    put("t-running", count(tiles?.running ?? 0));
     const slots = tiles?.slots ?? facts.slots;
-    put("t-slots", slots ? `of ${slots} slots` : "");
-    put("t-waiting", String(waiting));
-    put("t-waiting-sub", facts.maxQueue ? `limit ${facts.maxQueue.toLocaleString("en")}` : "in the queue");
+    put("t-slots", slots ? `of ${count(slots)} slots` : "");
+    put("t-waiting", count(waiting));
+    put("t-waiting-sub", facts.maxQueue ? `limit ${count(facts.maxQueue)}` : "in the queue");
     put("t-tokens", tiles ? figure(tiles.tokensPerSecond) : "0");
     put("t-step", tiles && tiles.stepSeconds ? `${seconds(tiles.stepSeconds)} per step` : "idle");
     put("t-fill", tiles && tiles.steps ? percent(tiles.fill) : "–");
-    const vain = inVain(tiles?.waste);
-    put("t-fill-sub", vain === null ? "of the slots" : `${percent(vain)} of rows in vain`);
+    const wasted = wastedRows(tiles?.waste);
+    put("t-fill-sub", wasted === null ? "of the slots" : `${percent(wasted)} wasted rows`);
     put("t-ttft", seconds(tiles?.ttft50));
     put("t-ttft99", tiles?.ttft99 != null ? `p99 ${seconds(tiles.ttft99)}` : "to the first token");
     put("t-itl", seconds(tiles?.itl50));
     put("t-itl99", tiles?.itl99 != null ? `p99 ${seconds(tiles.itl99)}` : "between tokens");
-    put("waste-span", tiles && tiles.steps ? `last ${tiles.steps.toLocaleString("en")} steps` : "");
+    put("waste-span", tiles && tiles.steps ? `last ${count(tiles.steps)} steps` : "");
     const total = tiles ? tiles.pages.total : facts.pages || 0;
     const used = tiles?.running ? tiles.pages.used : 0; // the last step was recorded before its pages were freed
-    put("t-pages", total ? `${used.toLocaleString("en")} of ${total.toLocaleString("en")}` : "none");
+    put("t-pages", total ? `${count(used)} of ${count(total)}` : "none");
     $("pages").style.transform = `scaleX(${total ? used / total : 0})`;
   }
 
@@ -118,7 +108,7 @@
     put("shadow-policy", report.policy);
     put("shadow-other", report.policy);
     $("shadow-table").hidden = !ready;
-    put("shadow-span", ready ? `last ${report.requests.toLocaleString("en")} requests` : "");
+    put("shadow-span", ready ? `last ${count(report.requests)} requests` : "");
     put("shadow-says", ready ? verdict(report) : report.reason || "The simulation starts after ten finished requests.");
     put("shadow-basis", ready ? basis(report) : "");
     if (!ready) return;
@@ -148,23 +138,18 @@
     return `${words.join("; ")}.`;
   }
 
-  function percent(share) {
-    return `${Math.round(share * 100)} %`;
-  }
-
-  function figure(value) {
-    return value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(value ? 1 : 0);
-  }
-
   // The table of requests. A row keeps its element while its request is shown, so that keyboard focus stays.
   class Requests {
-    constructor(body, choose) {
+    // choose(number) is called when a request is clicked, point(number) when the pointer enters its row, or leaves it: 0.
+    constructor(body, choose, point) {
       this.body = body;
       this.choose = choose;
+      this.point = point;
       this.rows = new Map();
     }
 
-    show({ running, waiting, left, waitingCount }, at, chosen) {
+    // marks: the numbers of the chosen request and of the one pointed at in the picture, and the id of this page's own.
+    show({ running, waiting, left, waitingCount }, at, marks) {
       const listed = [...running, ...waiting.slice(0, 30), ...left.slice(0, 30)];
       const kept = new Set();
       let place = this.body.firstElementChild;
@@ -173,17 +158,18 @@
         kept.add(number);
         let row = this.rows.get(number);
         if (!row) this.rows.set(number, (row = this.make(entry.request)));
-        this.fill(row, entry, at, number === chosen);
+        this.fill(row, entry, at, marks);
         if (row.element !== place) this.body.insertBefore(row.element, place);
         else place = place.nextElementSibling;
       }
       for (const [number, row] of this.rows) {
         if (kept.has(number)) continue;
+        if (row.element.matches(":hover")) this.point(0);
         row.element.remove();
         this.rows.delete(number);
       }
       const more = waitingCount - Math.min(waitingCount, 30);
-      put("rows-more", more ? `and ${more} more waiting` : listed.length ? "" : "None yet.");
+      put("rows-more", more ? `and ${count(more)} more waiting` : listed.length ? "" : "None yet.");
     }
 
     make(request) {
@@ -191,10 +177,13 @@
       const button = element("button", "who");
       button.type = "button";
       button.append(element("i"), element("b", "", `#${request.number}`), element("code", "", short(request.id)));
-      button.addEventListener("click", () => this.choose(request.number));
+      row.element.addEventListener("click", () => this.choose(request.number));
+      row.element.addEventListener("pointerenter", () => this.point(request.number));
+      row.element.addEventListener("pointerleave", () => this.point(0));
       const first = row.element.appendChild(element("td"));
       first.append(button);
       row.mark = button.firstChild;
+      row.own = first.appendChild(element("span", "own", "yours"));
       row.text = first.appendChild(element("span", "text-of"));
       for (let k = 0; k < 5; k++) row.cells.push(row.element.appendChild(element("td")));
       const progress = row.cells[2].appendChild(element("div", "progress"));
@@ -203,8 +192,10 @@
       return row;
     }
 
-    fill(row, { request, slot, state, done }, at, chosen) {
-      row.element.classList.toggle("chosen", chosen);
+    fill(row, { request, slot, state, done }, at, { chosen, pointed, own }) {
+      row.element.classList.toggle("chosen", request.number === chosen);
+      row.element.classList.toggle("pointed", request.number === pointed);
+      row.own.hidden = request.id !== own;
       if (request.hue >= 0) row.mark.style.background = EB.PALETTE[request.hue];
       if (request.text) put(row.text, request.text.slice(0, 80));
       const complete = state === "finished" && ENDS[request.reason];
@@ -215,8 +206,8 @@
       row.bar.style.transform = `scaleX(${complete ? 1 : total ? Math.min(1, done / total) : 0})`;
       const output = request.prompt === null ? null : Math.max(0, done - request.prompt + 1);
       put(row.count, output === null || !request.joinedAt
-        ? request.max ? `0/${request.max}` : `${done}/${total}`
-        : `${Math.min(output, request.max)}/${request.max}`);
+        ? request.max ? `0/${count(request.max)}` : `${count(done)}/${count(total)}`
+        : `${count(Math.min(output, request.max))}/${count(request.max)}`);
       const waited = request.arrived === null ? null
         : (state === "waiting" ? at : request.joined ?? request.left ?? at ?? request.arrived) - request.arrived;
       put(row.cells[3], waited === null ? "" : seconds(Math.max(0, waited)));
@@ -229,103 +220,39 @@
     return id.length > 12 ? `${id.slice(0, 8)}…` : id;
   }
 
-  // Show the details of one request: the server's record of it or, in a replay, what the step records contain.
-  function showDetail(box, request, record, problem, close, at) {
-    box.hidden = !request;
-    box.replaceChildren();
-    if (!request) return;
-    const title = element("h3", "", `Request #${request.number} `);
-    title.append(element("code", "", request.id));
-    const shut = element("button", "close", "Close");
-    shut.type = "button";
-    shut.addEventListener("click", close);
-    box.append(title, shut);
-    if (request.text) box.append(element("p", "", `“${request.text}”`));
-    const choice = record?.choices?.[0] ?? record;
-    let parts = choice ? partsOf(choice) : partsOfRecords(request);
-    if (!parts.length && request.arrived !== null && at > request.arrived) {
-      parts = [["waited", "waiting so far", at - request.arrived]];
-    }
-    box.append(timeline(parts));
-    box.append(element("p", "", sentence(request, choice)));
-    if (problem) box.append(element("p", "", problem));
-    const waits = choice?.waited ?? [];
-    if (waits.length) {
-      const table = element("table");
-      const head = table.appendChild(element("tr"));
-      for (const text of ["waiting reason", "iterations", "time"]) head.append(element("th", "", text));
-      for (const { reason, iterations, seconds: time } of waits) {
-        const row = table.appendChild(element("tr"));
-        row.append(
-          element("td", "text", `${reason}: ${REASONS[reason] || ""}`),
-          element("td", "", String(iterations)),
-          element("td", "", seconds(time)),
-        );
-      }
-      box.append(table);
-    }
-  }
-
-  function partsOf(record) {
-    const parts = (record.waited || []).map((w) => ["waited", w.reason, w.seconds]);
-    const { arrived_at: came, scheduled_at: began, first_token_at: first, finished_at: end } = record;
-    if (!parts.length && came && began && began - came > 1e-4) parts.push(["waited", "waited", began - came]);
-    if (began && (first || end)) parts.push(["prefill", "prefill", (first || end) - began]);
-    if (first && end) parts.push(["decode", "decode", end - first]);
-    return parts;
-  }
-
-  function partsOfRecords({ arrived, joined, first, left, last }) {
-    const parts = [];
-    if (arrived !== null && joined !== null) parts.push(["waited", "waited", joined - arrived]);
-    if (joined !== null && first !== null) parts.push(["prefill", "prefill", first - joined]);
-    if (first !== null) parts.push(["decode", "decode", (left ?? last) - first]);
-    return parts;
-  }
-
-  function timeline(parts) {
-    const bar = element("div", "timeline");
-    bar.setAttribute("role", "img");
-    bar.setAttribute("aria-label", parts.map(([, name, time]) => `${name} ${seconds(time)}`).join(", ") || "still waiting");
-    const total = parts.reduce((sum, [, , time]) => sum + time, 0) || 1;
-    for (const [kind, name, time] of parts) {
-      const part = bar.appendChild(element("div", kind, time / total > 0.12 ? `${name} ${seconds(time)}` : ""));
-      part.title = `${name} ${seconds(time)}`;
-      part.style.flexGrow = (100 * time) / total;
-      part.style.flexBasis = "0";
-    }
-    return bar;
-  }
-
-  function sentence(request, record) {
-    if (!record) return request.joinedAt ? `Joined at iteration ${request.joinedAt}.` : "Waiting in the queue.";
-    const words = [`${record.prompt_tokens} prompt tokens, ${record.output_tokens} output tokens`];
-    if (record.cached_tokens) words.push(`${record.cached_tokens} prompt tokens cached`);
-    if (record.iterations) {
-      words.push(`iterations ${record.iterations[0]} to ${record.iterations[1]}`);
-      words.push(`batch size ${record.batch.mean.toFixed(1)} on average, ${record.batch.max} at most`);
-    }
-    words.push(record.state === "finished" ? `finished: ${record.finish_reason}` : record.state);
-    return `${words.join("; ")}.`;
-  }
-
   // Describe a cell in words.
   function describe(model, hit) {
     const column = model.columns[hit.index];
     const rows = column.slots - Math.round(column.steps[3]);
-    const step = `iteration ${column.n}: ${seconds(column.seconds)}, ${rows} of ${column.slots} slots, `
-      + `${column.tokens} tokens computed, ${column.queue} waiting`;
+    const step = `iteration ${count(column.n)}: ${seconds(column.seconds)}, ${rows} of ${column.slots} slots, `
+      + `${count(column.tokens)} tokens computed, ${count(column.queue)} waiting`;
     if (hit.slot < 0 || hit.slot >= column.slots) return step;
     const request = model.requests.get(column.who[hit.slot]);
     const kind = EB.NAMES[column.kind(hit.slot)];
     if (!column.who[hit.slot]) return `slot ${hit.slot}: idle · ${step}`;
     const words = [`slot ${hit.slot}: #${column.who[hit.slot]} ${kind}`];
-    if (request) words.push(`${column.done[hit.slot]} of ${request.total} tokens computed`);
+    if (request) words.push(`${count(column.done[hit.slot])} of ${count(request.total)} tokens computed`);
     if (column.part(hit.slot)) words.push(`${Math.round(column.part(hit.slot) * 100)} % of the row is padding`);
-    if (column.has(hit.slot, EB.HIT) && request) words.push(`${request.hit} tokens from the prefix cache`);
+    if (column.has(hit.slot, EB.HIT) && request) words.push(`${count(request.hit)} tokens from the prefix cache`);
     if (column.has(hit.slot, EB.JOINED)) words.push("joins");
     if (column.has(hit.slot, EB.LEFT)) words.push("leaves");
     return `${words.join(", ")} · ${step}`;
+  }
+
+  // Let the theme button switch between light and dark; `repaint` follows with what is drawn, also when the system changes.
+  function onTheme(repaint) {
+    $("theme").addEventListener("click", () => {
+      const dark = getComputedStyle(document.documentElement).colorScheme.includes("dark");
+      const theme = dark ? "light" : "dark";
+      document.documentElement.dataset.theme = theme;
+      try {
+        localStorage.setItem("eb-theme", theme);
+      } catch {
+        // storage is blocked, so the choice lasts only for this page
+      }
+      repaint();
+    });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
   }
 
   // Call `open` with files dropped anywhere on the page; #drop shows while files are dragged over it.
@@ -343,7 +270,6 @@
   }
 
   Object.assign(EB, {
-    onDrop, seconds, element, put, percent, inVain, WasteBar, rounded, showTiles, showShadow, figure, Requests, showDetail,
-    describe, short,
+    onDrop, onTheme, element, put, showError, wastedRows, WasteBar, rounded, showTiles, showShadow, Requests, describe,
   });
 })(globalThis);

@@ -89,10 +89,11 @@
       });
     }
 
-    // The number of rows to show: those in use and a few more; it only grows.
+    // Show the rows in use in the columns from..to, and a few more. Fewer rows are shown once half of them are unused, so that
+    // the picture does not jump with every request.
     fitRows(model, from, to) {
       let used = 0;
-      for (let i = Math.max(0, from); i <= to; i++) {
+      for (let i = from; i <= to; i++) {
         const column = model.columns[i];
         for (let slot = column.slots - 1; slot >= used; slot--) {
           if (column.who[slot]) used = slot + 1;
@@ -100,12 +101,11 @@
       }
       const slots = Math.max(model.slots, 1);
       const wanted = Math.min(slots, Math.max(8, Math.ceil((used + 1) / 4) * 4));
-      this.rows = slots - wanted <= 4 ? slots : Math.max(wanted, Math.min(this.rows, slots));
-      return this.rows;
+      const kept = Math.min(this.rows, slots);
+      this.rows = slots - wanted <= 4 ? slots : wanted > kept || wanted <= kept / 2 ? wanted : kept;
     }
 
-    resize(model) {
-      const width = Math.max(200, this.canvas.clientWidth);
+    resize(model, width) {
       const hidden = model.slots > this.rows;
       const tall = Math.max(5, Math.min(30, Math.floor(this.wanted / Math.max(this.rows, 1))));
       const height = TOP + tall * this.rows + (hidden ? NOTE : 0) + AXIS
@@ -125,9 +125,10 @@
       this.bottom = TOP + tall * this.rows;
     }
 
-    // Position the columns. view = {index, zoom (pixels per step), time (pixels per second, 0: by steps), at, selected}
-    place(model, view) {
-      const right = this.width - RIGHT;
+    // Position the columns. view = {index, zoom (pixels per step), time (pixels per second, 0: by steps), at, hover, the numbers
+    // of the requests selected and own}
+    place(model, view, width) {
+      const right = width - RIGHT;
       const left = GUTTER;
       const { columns } = model;
       const index = Math.max(0, Math.min(view.index, columns.length - 1));
@@ -162,14 +163,14 @@
         this.rows = 0;
         return;
       }
-      const reach = Math.ceil(this.canvas.clientWidth / (view.zoom || 4));
-      this.fitRows(model, view.index - reach, Math.min(view.index, model.columns.length - 1));
-      this.resize(model);
-      this.place(model, view);
+      const width = Math.max(200, this.canvas.clientWidth);
+      this.place(model, view, width);
+      this.fitRows(model, this.from, this.to);
+      this.resize(model, width);
       context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
       context.fillStyle = this.paper;
       context.fillRect(0, 0, this.width, this.height);
-      this.drawTracks(model);
+      this.drawTracks(model, view.hover?.slot ?? -1);
       context.save();
       context.beginPath();
       context.rect(this.left, 0, this.right - this.left, this.height);
@@ -185,7 +186,7 @@
       this.drawAxis(model, view);
     }
 
-    drawTracks(model) {
+    drawTracks(model, pointed) {
       const { context, tall } = this;
       context.font = `10px ${this.font}`;
       context.textBaseline = "middle";
@@ -193,10 +194,10 @@
       const every = tall >= 13 ? 1 : tall >= 8 ? 2 : 4;
       for (let slot = 0; slot < this.rows; slot++) {
         const y = TOP + slot * tall;
-        context.fillStyle = this.track;
+        context.fillStyle = slot === pointed ? this.line : this.track;
         context.fillRect(this.left, y + 0.5, this.right - this.left, tall - 1.5);
-        if (slot % every === 0) {
-          context.fillStyle = this.faint;
+        if (slot % every === 0 || slot === pointed) {
+          context.fillStyle = slot === pointed ? this.ink : this.faint;
           context.fillText(String(slot), GUTTER - 7, y + tall / 2);
         }
       }
@@ -279,6 +280,11 @@
         if (x > this.left - 30) context.fillText(text, Math.max(x, this.left) + 5, y + height / 2 + 0.5);
       }
       context.globalAlpha = 1;
+      if (column.who[slot] === view.own) {
+        context.strokeStyle = this.ink;
+        context.lineWidth = 2;
+        context.strokeRect(x, y, width, height);
+      }
     }
 
     // A diamond: a part of the prompt came from the prefix cache.
@@ -384,7 +390,7 @@
       context.textAlign = "right";
       if (this.queue) {
         const floor = this.height - AXIS;
-        context.fillText(String(this.most), GUTTER - 7, floor - QUEUE + 6);
+        context.fillText(EB.count(this.most), GUTTER - 7, floor - QUEUE + 6);
         context.fillText("0", GUTTER - 7, floor - 5);
         context.save();
         context.translate(8, floor - QUEUE / 2);
@@ -411,7 +417,7 @@
       for (let i = this.from; i <= this.to; i++) {
         const x = (this.x0(i) + this.x1(i)) / 2;
         if (columns[i].n % step || x - last < 46 || x < this.left + 12 || x > this.right - 14) continue;
-        this.context.fillText(String(columns[i].n), x, y);
+        this.context.fillText(EB.count(columns[i].n), x, y);
         last = x;
       }
     }

@@ -22,7 +22,7 @@
       this.title = title.appendChild(EB.element("span", "", name === model.last?.policy ? "" : name));
       this.figures = bar.appendChild(EB.element("div", "figures"));
       this.texts = {};
-      for (const figure of ["answered", "tokens/s", "mean latency", "waiting", "batch fill", "of rows in vain"]) {
+      for (const figure of ["answered", "tokens/s", "mean latency", "waiting", "batch fill", "wasted rows"]) {
         const part = this.figures.appendChild(EB.element("span"));
         this.texts[figure] = part.appendChild(EB.element("b", "", "–"));
         part.append(` ${figure}`);
@@ -74,9 +74,9 @@
     }
 
     showWaste(waste) {
-      const vain = EB.inVain(waste);
+      const wasted = EB.wastedRows(waste);
       EB.put(this.texts["batch fill"], EB.percent(1 - waste.idle));
-      EB.put(this.texts["of rows in vain"], vain === null ? "–" : EB.percent(vain));
+      EB.put(this.texts["wasted rows"], wasted === null ? "–" : EB.percent(wasted));
       this.waste.show(waste);
     }
 
@@ -90,10 +90,10 @@
       const at = this.origin + now;
       const gone = this.ends.filter(([end]) => end <= at);
       const ended = now >= this.seconds;
-      EB.put(this.texts.answered, `${sum.finished} of ${this.total}`);
+      EB.put(this.texts.answered, `${EB.count(sum.finished)} of ${EB.count(this.total)}`);
       EB.put(this.texts["tokens/s"], EB.figure(sum.output / Math.max(Math.min(now, this.seconds), 1e-6)));
       EB.put(this.texts["mean latency"], gone.length ? EB.seconds(gone.reduce((all, [, took]) => all + took, 0) / gone.length) : "–");
-      EB.put(this.texts.waiting, String(ended ? 0 : this.model.columns[index].queue));
+      EB.put(this.texts.waiting, EB.count(ended ? 0 : this.model.columns[index].queue));
       const all = sum.steps.reduce((a, b) => a + b, 0) || 1;
       this.showWaste(Object.fromEntries(EB.STEPS.map((name, k) => [name, sum.steps[k] / all])));
       EB.put(this.end, !ended ? "" : this.cut ? "the recording ends here" : `✓ finished in ${EB.seconds(this.seconds)}`);
@@ -287,8 +287,8 @@
       lane.refreshed = now;
       const tiles = lane.model.tiles(lane.model.columns.length - 1, 10, at);
       EB.put(lane.texts["tokens/s"], EB.figure(tiles.tokensPerSecond));
-      EB.put(lane.texts.waiting, String(tiles.waiting));
-      EB.put(lane.texts.answered, String(lane.model.columns.reduce((sum, column) => sum + column.finished, 0)));
+      EB.put(lane.texts.waiting, EB.count(tiles.waiting));
+      EB.put(lane.texts.answered, EB.count(lane.model.columns.reduce((sum, column) => sum + column.finished, 0)));
       const took = [...lane.model.requests.values()]
         .filter((request) => request.left !== null && request.arrived !== null)
         .map((request) => request.left - request.arrived);
@@ -320,9 +320,7 @@
     clock = Number($("seek").value);
   });
   $("files").addEventListener("change", () => openFiles($("files").files));
-  $("theme").addEventListener("click", () => {
-    const dark = getComputedStyle(document.documentElement).colorScheme.includes("dark");
-    document.documentElement.dataset.theme = dark ? "light" : "dark";
+  EB.onTheme(() => {
     for (const lane of lanes) lane.picture.restyle();
     dirty = true;
   });

@@ -1,4 +1,4 @@
-// The prompt box, and the buttons that send a load. A model with a chat template gets what the box holds as a message.
+// The prompt box. A model with a chat template gets what the box holds as a message.
 "use strict";
 (function (root) {
   const EB = (root.EB = root.EB || {});
@@ -39,6 +39,7 @@
       $("cancel").disabled = false;
       answer.classList.remove("none");
       answer.textContent = chats ? `${prompt}\n\n` : prompt;
+      EB.showError("answer-error", "");
       sent(id);
       try {
         const reply = await fetch(path, {
@@ -54,64 +55,13 @@
           answer.scrollTop = answer.scrollHeight;
         }
       } catch (error) {
-        const reason = control.signal.aborted ? "stopped" : error.message;
-        answer.append(`\n[${reason}]`);
+        if (control.signal.aborted) answer.append(" [stopped]");
+        else EB.showError("answer-error", error.message);
       } finally {
         $("send").disabled = false;
         $("cancel").disabled = true;
       }
     });
-
-    $("load-form").addEventListener("submit", (event) => {
-      event.preventDefault();
-      sendLoad(Number($("load-rate").value));
-    });
-    $("burst").addEventListener("click", () => sendLoad(0));
-    $("first-burst").addEventListener("click", () => {
-      $("load-count").value = "40";
-      sendLoad(0);
-    });
-    $("load-stop").addEventListener("click", () => fetch("load", { method: "DELETE", headers: headers({}) }));
-
-    let watching = null;
-
-    async function sendLoad(rate) {
-      const number = (id, fallback) => Number($(id).value) || fallback;
-      const load = {
-        count: number("load-count", 200), rate, min_tokens: number("load-min", 8),
-        max_tokens: number("load-max", 80), seed: Math.trunc(number("load-seed", 0)),
-      };
-      try {
-        const reply = await fetch("load", {
-          method: "POST",
-          headers: headers({ "Content-Type": "application/json" }),
-          body: JSON.stringify(load),
-        });
-        if (!reply.ok) throw await EB.refusal(reply);
-        showLoad(await reply.json());
-        clearInterval(watching);
-        watching = setInterval(watch, 500);
-      } catch (error) {
-        EB.put("load-state", error.message);
-      }
-    }
-
-    async function watch() {
-      try {
-        const reply = await fetch("load", { headers: headers({}) });
-        if (reply.ok) showLoad(await reply.json());
-      } catch {
-        clearInterval(watching); // the banner reports that the server is gone
-      }
-    }
-
-    function showLoad(load) {
-      const failed = load.failed ? `, ${load.failed} rejected or failed` : "";
-      EB.put("load-state", `${load.done} of ${load.total} answered${failed}`);
-      $("load-stop").disabled = !load.active;
-      $("poisson").disabled = $("burst").disabled = load.active;
-      if (!load.active) clearInterval(watching);
-    }
 
     return { ask };
   }
