@@ -110,8 +110,6 @@ def connect(service: Service, engine: Engine) -> None:
         service.socket_writer.observe,
     ]
     if engine.shadow is not None:
-        manager.listeners.append(engine.shadow.on_arrival)
-        manager.observers.append(engine.shadow.observe)
         engine.shadow.start(lambda report: service.feed.announce("shadow", report))
     service.requests.waited = manager.waited
     service.engine = engine

@@ -13,7 +13,7 @@ from flask import Blueprint, Response, jsonify, request
 from werkzeug.exceptions import NotFound
 from werkzeug.security import safe_join
 
-from api import generation
+from api import generation, what_if
 from api.demo import Load
 from api.http import body
 from api.http.errors import ApiError
@@ -47,6 +47,7 @@ OPERATIONS = [
     ),
     Operation("get", "/load", "progress of the load", TAG, answer=PROGRESS),
     Operation("delete", "/load", "stop sending the load", TAG, answer=PROGRESS),
+    *what_if.OPERATIONS,
 ]  # fmt: skip
 
 
@@ -54,6 +55,7 @@ def blueprint(service: Service) -> Blueprint:
     """Return the routes of the page and of its load."""
     routes = Blueprint("dashboard", __name__)
     load = Load()
+    what_if.install(routes, service, load.span)
 
     @routes.get("/race")
     def race() -> Response:

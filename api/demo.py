@@ -72,6 +72,11 @@ class Load:
             "failed": failed + rejected, "active": is_sending or len(ended) < len(inferences), "seed": self._seed,
         }  # fmt: skip
 
+    def span(self) -> tuple[float, float] | None:
+        """Return when the first and the last request arrived, on the loop's clock; None before there are any."""
+        arrived = [inference.sequence.arrived_at for inference in list(self._inferences)]
+        return (arrived[0], arrived[-1]) if arrived else None
+
     def _run(self, engine: Engine, plan: list[Arrival]) -> None:
         began = time.monotonic()
         for arrival in plan:

@@ -51,10 +51,15 @@ class Policies(Protocol):
 class Shadow(Protocol):
     """The interface of the simulation of another policy on the same requests."""
 
-    def on_arrival(self, inference: Inference) -> None: ...
-    def observe(self, iteration: Any, left: list[Inference]) -> None: ...
     def report(self) -> dict[str, Any]: ...
     def start(self, tell: Callable[[dict[str, Any]], None]) -> None: ...
+    def stop(self) -> None: ...
+
+
+class WhatIf(Protocol):
+    """The interface of simulations on demand."""
+
+    def answer(self, policies: list[str], count: int, *, span: tuple[float, float] | None, workload: Any) -> bytes: ...
     def stop(self) -> None: ...
 
 
@@ -79,6 +84,7 @@ class Engine:
     facts: dict[str, Any] = field(default_factory=dict)
     loaded_at: float = field(default_factory=time.time)
     shadow: Shadow | None = None
+    what_if: WhatIf | None = None
 
     @property
     def slots(self) -> int:
@@ -197,3 +203,5 @@ class Service:
             self.engine.manager.stop(patience=STEP_SECONDS)
             if self.engine.shadow is not None:
                 self.engine.shadow.stop()
+            if self.engine.what_if is not None:
+                self.engine.what_if.stop()

@@ -22,7 +22,10 @@ from batching import BatchingManager, Inference, Model
 from config import Config
 from launch import faults
 from models import catalog
+from observe.question import Server
+from observe.recording import Recording
 from observe.shadow import Shadow
+from observe.what_if import WhatIf
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.sequence import Sequence
@@ -94,9 +97,12 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
         make_inference=make_inference,
         on_death=on_death,
     )
-    manager.observers += armed.observers()
+    recording = Recording(lambda: manager.policy is not None and manager.policy.padded)
+    manager.listeners.append(recording.on_arrival)
+    manager.observers += [*armed.observers(), recording.observe]
     with engine_stack():
         manager.start(policy)
+    server = Server(manager, recording, served=config.policy, slots=config.max_batch_size, cost=config.shadow_cost)
     return Engine(
         manager=manager,
         tokenizer=parts.tokenizer,
@@ -113,12 +119,9 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
         special_end=config.end_of_text == "special",
         stall_seconds=armed.stall_seconds,
         facts=parts.facts,
-        shadow=_shadow_of(config, manager) if config.shadow else None,
+        shadow=Shadow(config.shadow, server) if config.shadow else None,
+        what_if=WhatIf(server, parts.context),
     )
-
-
-def _shadow_of(config: Config, manager: BatchingManager) -> Shadow:
-    return Shadow(config.shadow, manager, served=config.policy, slots=config.max_batch_size, cost=config.shadow_cost)
 
 
 def _load_model(config: Config, slots: int) -> Parts:

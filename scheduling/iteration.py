@@ -111,7 +111,8 @@ class SlotSteps(NamedTuple):
 class Iteration:
     """One step as it happened: `t` and `seconds` on the scheduler's clock, `queue` the requests left waiting.
 
-    `preempted` sequences lost their slots before it and wait again.
+    `preempted` sequences lost their slots before it and wait again. A step that `repeats` has the members of the one
+    before, each of which decodes one token.
     """
 
     n: int
@@ -126,6 +127,7 @@ class Iteration:
     pages_used: int
     pages_total: int
     preempted: list[str] = field(default_factory=list)
+    repeats: bool = False
 
     @property
     def batch_size(self) -> int:

@@ -192,7 +192,7 @@ class Scheduler:
         return Iteration(
             plan.number, plan.started_at, now - plan.started_at, self.policy.name, len(self.waiting), members,
             [seq.id for seq in plan.joined], [(s.id, s.finish_reason or "abort") for s in answered],
-            slot_steps, *self.batch.pages.usage, [seq.id for seq in plan.preempted],
+            slot_steps, *self.batch.pages.usage, [seq.id for seq in plan.preempted], repeats=plan.repeats,
         )  # fmt: skip
 
     def _release(self, leaving: list[Sequence], now: float) -> list[Sequence]:

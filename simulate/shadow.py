@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TextIO
@@ -78,11 +79,11 @@ def sequences(trace: Iterable[Seen]) -> list[Sequence]:
     ]  # fmt: skip
 
 
-def serve(trace: Rows[Seen], policy: Chosen, machine: Machine, cost: Cost, host: Host) -> Run:
-    """Simulate one policy on the trace."""
+def serve(trace: Rows[Seen], policy: Chosen, machine: Machine, cost: Cost, host: Host, *, records: bool = False) -> Run:
+    """Simulate one policy on the trace; with `records`, keep the Iteration of each step."""
     instance = policies.get_policy(policy.name, machine.slots, policy.options)
     pages = PagePool(machine.pages + 1, machine.page_size) if machine.pages else None
-    return simulate(Scheduler(instance, pages, machine.tokens_per_step), sequences(trace), cost, host, records=False)
+    return simulate(Scheduler(instance, pages, machine.tokens_per_step), sequences(trace), cost, host, records=records)
 
 
 def like_others(steps: Rows[Step], seconds: Rows[float]) -> list[int]:
@@ -108,10 +109,10 @@ def fit(steps: Rows[Step], seconds: Rows[float]) -> tuple[Affine, float]:
     """
     kept = like_others(steps, seconds)
     steps, measured = [steps[i] for i in kept], np.array([seconds[i] for i in kept])
-    law = calibrate.fit(steps, measured)
-    predicted = calibrate.predict(law, steps)
+    fitted = calibrate.fit(steps, measured)
+    predicted = calibrate.predict(fitted, steps)
     scale = float(measured.sum() / predicted.sum())
-    scaled = replace(law, **{term: getattr(law, term) * scale for term in TERMS})
+    scaled = replace(fitted, **{term: getattr(fitted, term) * scale for term in TERMS})
     return scaled, float(np.abs(predicted * scale / measured - 1).mean())
 
 
@@ -136,22 +137,12 @@ def answer(
     trace: Rows[Seen], steps: Rows[tuple[Step, float]], *, shadow: Chosen, served: Chosen,
     machine: Machine, sigma: float = 0.0, cost: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the figures of `shadow`, of `served` as it was and as it is simulated, and what they rest on.
-
-    `cost` is a file of `calibrate`; without one the law is fitted to `steps`, and each turn of the loop adds `sigma`.
-    """
+    """Return the figures of `shadow`, of `served` as it was and as it is simulated, and what they rest on (see `law`)."""
     trace = sorted(trace, key=lambda seen: seen.at)
-    if cost:
-        law, host, _ = costs.load(cost)
-        host = replace(host, alpha0=0.0, alpha1=0.0)  # the server's times, too, begin and end within it
-        basis: dict[str, Any] = {"from": os.path.basename(cost)}
-    else:
-        law, error = fit([step for step, _ in steps], [seconds for _, seconds in steps])
-        host = Host(sigma=sigma)
-        basis = {"from": "steps of this server", "steps": len(steps), "mean_error": error}
+    cost_of, host, basis = law(steps, sigma, cost)
     timed = [seen for seen in trace if seen.latency is not None]
     real = figures(np.array([s.latency for s in timed]), np.array([s.tokens for s in timed]))
-    other, own = (serve(trace, policy, machine, law, host) for policy in (shadow, served))
+    other, own = (serve(trace, policy, machine, cost_of, host) for policy in (shadow, served))
     simulated = figures_of(own, trace)
     seen_rows = max((step.rows for step, _ in steps), default=0)
     return {
@@ -165,10 +156,18 @@ def answer(
     }
 
 
-def main(lines: TextIO = sys.stdin, out: TextIO = sys.stdout) -> None:
-    """Answer questions; an answer reports what failed."""
+def main() -> None:
+    converse(_answer_from)
+
+
+def converse(
+    answer_from: Callable[[dict[str, list[Any]], dict[str, Any]], dict[str, Any]],
+    lines: Iterable[str] = sys.stdin,
+    out: TextIO = sys.stdout,
+) -> None:
+    """Answer questions with a function of the rows and the question; an answer reports what failed."""
     os.nice(LOWEST_PRIORITY)
-    rows: dict[str, list[Any]] = {"requests": [], "steps": []}
+    rows: defaultdict[str, list[Any]] = defaultdict(list)
     for line in lines:
         message = json.loads(line)
         if "ask" not in message:
@@ -176,17 +175,34 @@ def main(lines: TextIO = sys.stdin, out: TextIO = sys.stdout) -> None:
                 rows[name] += piece
             continue
         try:
-            result = _answer_from(rows, message["ask"])
+            result = answer_from(rows, message["ask"])
         except Exception as error:  # a policy may come from anywhere
             result = {"problem": f"{type(error).__name__}: {error}"}
-        rows = {"requests": [], "steps": []}
-        print(json.dumps(result), file=out, flush=True)
+        rows.clear()
+        print(json.dumps(result, allow_nan=False), file=out, flush=True)
+
+
+def seen_in(rows: dict[str, list[Any]]) -> tuple[list[Seen], list[tuple[Step, float]]]:
+    """Return the requests and the measured steps that a server has sent."""
+    return [Seen(*row) for row in rows["requests"]], [(Step(*row[:-1]), row[-1]) for row in rows["steps"]]
+
+
+def law(steps: Rows[tuple[Step, float]], sigma: float, cost: str) -> tuple[Cost, Host, dict[str, Any]]:
+    """Return what steps cost, what each turn of the loop adds, and what these rest on.
+
+    `cost` is a file of `calibrate`; without one the law is fitted to `steps`, and each turn of the loop adds `sigma`.
+    """
+    if cost:
+        loaded, host, _ = costs.load(cost)
+        # The server's times, too, begin and end within it.
+        return loaded, replace(host, alpha0=0.0, alpha1=0.0), {"from": os.path.basename(cost)}
+    fitted, error = fit([step for step, _ in steps], [seconds for _, seconds in steps])
+    return fitted, Host(sigma=sigma), {"from": "steps of this server", "steps": len(steps), "mean_error": error}
 
 
 def _answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, Any]:
     return answer(
-        [Seen(*row) for row in rows["requests"]],
-        [(Step(*row[:-1]), row[-1]) for row in rows["steps"]],
+        *seen_in(rows),
         shadow=Chosen(*ask["shadow"]),
         served=Chosen(*ask["served"]),
         machine=Machine(*ask["machine"]),

@@ -34,8 +34,9 @@ LAW: dict[str, set[str]] = {
     "launch": {"api", "batching", "config", "generate", "gunicorn", "models", "observe", "policies", "pydantic",
                "scheduling", "serving", "simulate", "stats", "torch"},
 }  # fmt: skip
-# The shadow is the one observer that simulates, with the server's own policies.
-EXCEPTIONS = {f"observe/shadow.py: {name}" for name in ("batching", "config", "policies", "simulate")}
+# The shadow is the one observer that simulates, with the server's own policies; the others prepare its questions.
+EXCEPTIONS = {f"observe/shadow.py: {name}" for name in ("config", "policies", "simulate")}
+EXCEPTIONS |= {"observe/question.py: batching", "observe/recording.py: simulate"}
 PURE = ("scheduling", "policies")
 # A pure room is the same bytes in server and simulator: it is given time, randomness and the model.
 IMPURE = {"asyncio", "concurrent", "datetime", "flask", "logging", "multiprocessing", "os", "queue", "random",

@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 from driver import drive, requests, scheduler
+from observed import COST, SLOTS, inferences, recorded, served
 from support import ROOT, Server, run_app, wait_until
 
 import policies
-from batching import Inference
 from config import Config, ConfigError
-from observe.shadow import MAX_AGE, MAX_REQUESTS, MINIMUM, STEPS_PER_SIZE, Shadow, check
+from observe.question import Server as Described
+from observe.recording import MAX_AGE, MAX_REQUESTS, MAX_STRETCHES, STEPS_PER_SIZE, Recording
+from observe.shadow import MINIMUM, Shadow, check
 from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
@@ -33,65 +35,18 @@ from simulate.shadow import Chosen, Machine, Seen
 from simulate.simulator import Run, simulate
 from simulate.steps import step_of, step_of_members
 
-COST = Affine(base=0.02, token=0.0004, row=0.0007, context=2e-6, prefill=0.003)
-SLOTS = 8
 
-
-def inferences(count: int = 120, rate: float = 6.0) -> list[Inference]:
-    """Return Poisson arrivals of prompts whose beginnings recur, with their pages' hashes."""
-    rng = np.random.default_rng(5)
-    made, now = [], 0.0
-    pool = PagePool(2000, 16)
-    for _ in range(count):
-        now += float(rng.exponential(1 / rate))
-        prompt = [int(rng.integers(3))] * 48 + [7] * int(rng.integers(1, 60))
-        one = Inference("", int(rng.integers(1, 90)), prompt)
-        one.sequence.arrived_at = now
-        one.sequence.hashes = pool.hashes(prompt)
-        made.append(one)
-    return made
-
-
-def served(policy: str, people: list[Inference]) -> Run:
-    """Serve them on a virtual clock, which stands for the real server."""
-    made = policies.get_policy(policy, SLOTS)
-    scheduler = Scheduler(made, PagePool(2000, 16), 256)
-    return simulate(scheduler, [one.sequence for one in people], COST, records=True)
-
-
-def manager(policy: str = "dynamic", pages: PagePool | None = None) -> Any:
-    made = policies.get_policy(policy, SLOTS)
-    return SimpleNamespace(
-        policy=made, policy_name=made.name, policy_options={}, max_batch_size=SLOTS, max_tokens_per_step=256,
-        pages=pages or PagePool(2000, 16),
-    )  # fmt: skip
-
-
-def watch(shadow: Shadow, run: Run, people: list[Inference]) -> None:
-    """Let the shadow see a run as it happened: arrivals, and each step with who left in it."""
-    by_id = {one.id: one for one in people}
-    coming = sorted(people, key=lambda one: one.sequence.arrived_at)
-    for record in run.iterations:
-        end = record.t + record.seconds
-        while coming and coming[0].sequence.arrived_at <= end:
-            shadow.on_arrival(coming.pop(0))
-        shadow.observe(record, [by_id[id] for id, _ in record.left])
-
-
-def watched(policy: str = "dynamic", **options: Any) -> tuple[Shadow, Run]:
-    people = inferences()
-    run = served(policy, people)
-    shadow = Shadow("static", manager(policy), clock=lambda: run.ended, **options)
-    watch(shadow, run, people)
+def watched(policy: str = "dynamic", cost: str = "", **options: Any) -> tuple[Shadow, Run]:
+    recording, run, server = recorded(policy)
+    shadow = Shadow("static", Described(server, recording, cost=cost), clock=lambda: run.ended, **options)
     return shadow, run
 
 
 def ask(shadow: Shadow) -> dict[str, Any]:
     """Return the answer of the process's code, called here."""
-    rows, hashes, _ = shadow.recording.window()
     out = io.StringIO()
-    lines = list(shadow.question(rows, hashes, shadow.recording.steps()))
-    simulated.main(io.StringIO("".join(lines)), out)  # type: ignore[arg-type]
+    lines = list(shadow.question(shadow._server.recording.window().requests))
+    simulated.converse(simulated._answer_from, io.StringIO("".join(lines)), out)
     answer: dict[str, Any] = json.loads(out.getvalue())
     return answer
 
@@ -153,46 +108,47 @@ def test_the_shadow_reports_when_it_extrapolates() -> None:
 def test_only_requests_before_the_oldest_open_one_are_simulated() -> None:
     people = inferences(60)
     run = served("dynamic", people)
-    shadow = Shadow("static", manager(), clock=lambda: run.ended)
+    recording = Recording(clock=lambda: run.ended)
     last = next(one for one in people if one.sequence is run.sequences[40])
     others = [one for one in people if one is not last]
     for one in people:
-        shadow.on_arrival(one)
+        recording.on_arrival(one)
     for one in others:
-        shadow.observe(None, [one])
-    rows, _, from_idle = shadow.recording.window()
-    assert [row[0] for row in rows] == [s.arrived_at for s in run.sequences[:40]]
+        recording.observe(None, [one])
+    requests, from_idle = recording.window()
+    assert [one.at for one in requests] == [s.arrived_at for s in run.sequences[:40]]
     assert from_idle
 
 
-def test_the_memory_of_the_shadow_is_bounded() -> None:
-    shadow = Shadow("static", manager(), clock=lambda: 500 + MAX_AGE)
+def test_the_memory_of_a_recording_is_bounded() -> None:
+    recording = Recording(clock=lambda: 500 + MAX_AGE)
     run = served("dynamic", inferences(1))
     for k in range(3 * MAX_REQUESTS):
         (one,) = inferences(1)
         one.sequence.arrived_at, one.sequence.finished_at = k * 0.2, k * 0.2 + 0.1
         one.sequence.output_ids, one.sequence.finish_reason = [1], "length"
-        shadow.on_arrival(one)
-        shadow.observe(run.iterations[0], [one])
-    rows, _, _ = shadow.recording.window()
-    assert len(shadow.recording._done) == MAX_REQUESTS
-    assert 400 < len(rows) < MAX_REQUESTS
-    assert rows[0][0] > 500
-    assert not shadow.recording._open
-    assert all(len(kept) <= STEPS_PER_SIZE for kept in shadow.recording._steps.values())
+        recording.on_arrival(one)
+        recording.observe(run.iterations[0], [one])
+    requests, _ = recording.window()
+    assert len(recording._done) == MAX_REQUESTS
+    assert 400 < len(requests) < MAX_REQUESTS
+    assert requests[0].at > 500
+    assert not recording._open
+    assert all(len(kept) <= STEPS_PER_SIZE for kept in recording._steps.values())
+    assert len(recording.stretches(-1, 1e9)) == MAX_STRETCHES
 
 
 def test_another_policy_begins_a_new_window() -> None:
-    shadow, run = watched()
+    recording, run, _ = recorded()
     (late,) = inferences(1)
     record = run.iterations[-1]
     record.policy, record.t = "static", run.ended
-    shadow.observe(record, [])
-    shadow.on_arrival(late)
+    recording.observe(record, [])
+    recording.on_arrival(late)
     late.sequence.output_ids, late.sequence.finish_reason = [1], "length"
     late.sequence.finished_at = run.ended + 2
-    shadow.observe(None, [late])
-    assert shadow.recording.window()[0] == []  # it came while the other policy decided
+    recording.observe(None, [late])
+    assert recording.window().requests == []  # it came while the other policy decided
 
 
 def answers(shadow: Shadow, look: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
@@ -217,8 +173,8 @@ def test_a_process_of_the_lowest_priority_simulates() -> None:
     kinds: list[int] = []
 
     def look() -> None:
-        assert shadow.process._process is not None
-        kinds.append(os.getpriority(os.PRIO_PROCESS, shadow.process._process.pid))
+        assert shadow.process.process is not None
+        kinds.append(os.getpriority(os.PRIO_PROCESS, shadow.process.process.pid))
 
     (told, *_) = answers(shadow, look)
     assert told["state"] == "ready"
@@ -240,13 +196,12 @@ def test_a_crash_is_logged_once_and_ends_the_shadow(code: str, caplog: pytest.Lo
     assert told["reason"]
     assert len(caplog.records) == 1
     wait_until(lambda: threading.active_count() <= before)
-    shadow.observe(None, [])
 
 
 def test_an_unreadable_record_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    shadow = Shadow("static", manager())
+    recording = Recording()
     for _ in range(3):
-        shadow.observe(SimpleNamespace(), [])  # type: ignore[arg-type]
+        recording.observe(SimpleNamespace(), [])  # type: ignore[arg-type]
     assert len(caplog.records) == 1
 
 

@@ -1,0 +1,78 @@
+"""POST /what-if: what other policies would have made of the requests that this server has just served.
+
+The answer is made by another process and goes to the client as it comes. This module must not know how it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flask import Blueprint, Response, request
+
+from api import generation
+from api.http import body, errors
+from api.http.errors import ApiError
+from api.http.openapi import Operation
+from api.schemas.what_if import WhatIfRequest
+from api.service import Service
+from batching import InferenceError
+from observe.what_if import Workload
+
+EXAMPLE = '{"policies": ["nobatch", "static"]}'
+NUMBER = {"type": "number"}
+OPTIONAL = {"type": ["number", "null"]}
+FIGURES = ("latency_mean_s", "latency_p99_s", "makespan_s", "tokens_per_s")
+SHARES = ("useful", "held", "batch_fill", "rows_in_vain")
+LANE: dict[str, Any] = {
+    "type": "object",
+    "required": ["policy", "measured", "whole", "requests", *FIGURES, *SHARES, "records"],
+    "properties": {
+        "policy": {"type": "string"}, "measured": {"type": "boolean"}, "whole": {"type": "boolean"},
+        "extrapolates": {"type": "boolean"}, "requests": {"type": "integer"}, **dict.fromkeys(FIGURES, NUMBER),
+        **dict.fromkeys(SHARES, OPTIONAL), "records": {"type": "array", "items": {"type": "object"}},
+    },
+}  # fmt: skip
+ANSWER: dict[str, Any] = {
+    "type": "object",
+    "required": ["served", "slots", "requests", "lanes", "error", "cut_s", "cost"],
+    "properties": {
+        "served": {"type": "string"}, "slots": {"type": "integer"},
+        "requests": {"type": "array", "items": {"type": "object"}}, "lanes": {"type": "array", "items": LANE},
+        "error": {"type": ["object", "null"]}, "cut_s": OPTIONAL, "cost": {"type": "object"},
+    },
+}  # fmt: skip
+OPERATIONS = [
+    Operation(
+        "post", "/what-if", "simulate other policies on the requests that were just served", "live page",
+        body=WhatIfRequest, example={"policies": ["nobatch", "static"]}, answer=ANSWER,
+        errors=(400, 404, 413, 415, 429, 500, 503, 504),
+    ),
+]  # fmt: skip
+
+
+def install(routes: Blueprint, service: Service, load: Callable[[], tuple[float, float] | None]) -> None:
+    """Add the route; `load` returns when the first and the last request of the last load arrived."""
+
+    @routes.post("/what-if")
+    def what_if() -> Response:
+        params, ignored = body.validate(WhatIfRequest, body.take(request, EXAMPLE))
+        engine = generation.ready_engine(service)
+        if engine.what_if is None or service.policies is None:
+            raise ApiError(
+                "this server was created without a simulator. Start it with ./server.sh", type="not_found_error"
+            )
+        for name in params.policies:
+            try:
+                service.policies.get_policy(name, service.config.max_batch_size, {}, own=False)
+            except ValueError as error:
+                raise ApiError(str(error)[:2000], param="policies") from None
+        span = load() if params.requests == "load" else None
+        if params.requests == "load" and span is None:
+            raise ApiError("no load was sent to this server. Send POST /load first", type="not_found_error")
+        workload = Workload(params.workload, params.rate, params.seed) if params.workload else None
+        try:
+            answer = engine.what_if.answer(params.policies, params.count, span=span, workload=workload)
+        except InferenceError as error:
+            raise errors.from_inference(error) from None
+        return body.name_ignored(Response(answer, mimetype="application/json"), ignored)

@@ -1,0 +1,53 @@
+"""What the simulator of a server is told: the requests that it served, the time of its steps, its policy and its size.
+
+This module must not know what is asked about them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from batching import BatchingManager
+from observe.recording import Recording, Served
+from observe.simulator_process import in_pieces
+
+ROWS_PER_LINE = 50  # of JSON encoded at once, because the loop needs the GIL
+
+
+def trace(recording: Recording, requests: Iterable[Served]) -> Iterator[str]:
+    """Yield the lines that tell the simulator about these requests and the time of all measured steps."""
+    numbers: dict[bytes, int] = {}  # in place of long hashes
+    rows = ((*r[1:9], [numbers.setdefault(page, len(numbers)) for page in r.hashes]) for r in requests)
+    yield from in_pieces("requests", rows, ROWS_PER_LINE)
+    yield from in_pieces("steps", ((*step, seconds) for step, seconds in recording.steps()), ROWS_PER_LINE)
+
+
+class Server:
+    """What a simulation must know about a server.
+
+    `served` is the name under which the manager's policy can be created again, if that is not its own name.
+    """
+
+    def __init__(
+        self, manager: BatchingManager, recording: Recording, *, served: str = "", slots: int = 0, cost: str = ""
+    ) -> None:
+        self.manager = manager
+        self.recording = recording
+        self.slots = slots or manager.max_batch_size
+        self._first = (manager.policy_name, served or manager.policy_name)
+        self._cost = cost
+
+    def describe(self) -> dict[str, Any]:
+        """Return the server's policy, its size, and what its steps cost."""
+        manager = self.manager
+        name, created_as = self._first
+        served = created_as if manager.policy_name == name else manager.policy_name
+        pages = manager.pages
+        kv = (pages.total, pages.page_size) if pages is not None else (0, 16)
+        return {
+            "served": [served, manager.policy_options],
+            "machine": [self.slots, manager.max_tokens_per_step, *kv],
+            "sigma": self.recording.mean_gap(),
+            "cost": self._cost,
+        }

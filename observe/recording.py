@@ -1,0 +1,161 @@
+"""What a server has just served, in bounded memory: requests, the time that steps of each size took, and the latest steps.
+
+Simulations of other policies (`observe/shadow.py`, `observe/what_if.py`) begin with it. It watches every step of the loop, so
+it measures at most a hundred of them per second, and keeps equal steps as one (`scheduling/stretches.py`). Its failures
+affect nothing else. It must not know HTTP, or what is simulated.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from scheduling.iteration import Iteration
+from scheduling.stretches import Stretch, Stretches
+from serving.inference import Inference, outcome
+from simulate.steps import Step, size, step_of_members
+
+log = logging.getLogger(__name__)
+
+MAX_REQUESTS = 1000
+MAX_STRETCHES = 3000
+MAX_AGE = 600.0  # seconds since a request arrived
+STEPS_PER_SIZE = 128  # the latest of each size: a quiet hour must not push out the cost of a full batch
+MEASURE_EVERY = 0.01  # seconds between two steps that are measured, of those that begin a request and of the others
+
+
+class Served(NamedTuple):
+    """A request that has left; `latency` is None unless its answer is complete. `alone`: it found the server idle."""
+
+    id: str
+    at: float
+    prompt: int
+    tokens: int
+    latency: float | None
+    client: str
+    priority: int
+    deadline: float | None
+    open_ended: bool
+    alone: bool
+    hashes: list[bytes]
+
+
+class Window(NamedTuple):
+    """The requests that arrived in a span of time, and whether the server was idle when the first one did."""
+
+    requests: list[Served]
+    from_idle: bool
+
+
+class Recording:
+    """The latest requests and steps of a server, as far as one policy served them.
+
+    `padded` returns whether the active policy computes padding.
+    """
+
+    def __init__(
+        self, padded: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.policy = ""  # that made the latest step
+        self.departures = 0
+        self._padded = padded
+        self._clock = clock
+        self._since = -1.0  # requests that arrived earlier are left out
+        self._open: dict[str, tuple[float, bool]] = {}  # arrival, and whether the server was idle
+        self._done: deque[Served] = deque()
+        self._steps: defaultdict[tuple[bool, int], deque[tuple[Step, float]]] = defaultdict(
+            partial(deque, maxlen=STEPS_PER_SIZE)
+        )
+        self._measured = {True: -1.0, False: -1.0}  # when, by whether requests joined in the step
+        self._stretches = Stretches(MAX_STRETCHES)
+        self._gaps: deque[float] = deque(maxlen=STEPS_PER_SIZE)
+        self._ended: float | None = None  # when the last step ended, if requests stayed in the batch
+        self._is_blind = False
+
+    def on_arrival(self, inference: Inference) -> None:
+        """Record an arrival; called in the handlers' threads, one at a time."""
+        self._open[inference.id] = (inference.sequence.arrived_at, not self._open)
+
+    def observe(self, iteration: Iteration | None, left: list[Inference]) -> None:
+        """Record a step and the requests that left; called in the loop's thread."""
+        if self._is_blind:
+            return
+        try:
+            if iteration is not None:
+                self._step(iteration)
+            for inference in left:
+                self._depart(inference)
+        except Exception:
+            self._is_blind = True
+            log.exception("the recording for simulations cannot read a record and stops")
+
+    def _step(self, iteration: Iteration) -> None:
+        if iteration.policy != self.policy:  # another policy served the requests before
+            self._since = iteration.t if self.policy else self._since
+            self.policy = iteration.policy
+            self._done.clear()
+            self._stretches.kept.clear()
+        if self._ended is not None:
+            self._gaps.append(max(0.0, iteration.t - self._ended))
+        stays = len(iteration.members) > len(iteration.left)
+        self._ended = iteration.t + iteration.seconds if stays else None
+        self._stretches.add(iteration)
+        begins = bool(iteration.joined)
+        if iteration.t - self._measured[begins] >= MEASURE_EVERY or iteration.t < self._measured[begins]:
+            self._measured[begins] = iteration.t
+            step = step_of_members(iteration.members, self._padded())
+            if step.tokens and iteration.seconds > 0:
+                self._steps[size(step)].append((step, iteration.seconds))
+
+    def _depart(self, inference: Inference) -> None:
+        arrived, alone = self._open.pop(inference.id, (0.0, False))
+        seq = inference.sequence
+        if not seq.output_ids or arrived <= self._since:
+            return
+        complete = outcome(inference) in ("stop", "length") and seq.finished_at is not None
+        latency = seq.finished_at - arrived if complete and seq.finished_at is not None else None
+        if len(self._done) >= MAX_REQUESTS:
+            # Requests are dropped in the order of their end: some that arrived before this one may be missing.
+            self._since = max(self._since, self._done.popleft().at)
+        self._done.append(
+            Served(
+                inference.id, arrived, len(seq.prompt_ids), len(seq.output_ids), latency, seq.client, seq.priority,
+                seq.deadline, seq.open_ended, alone, seq.hashes,
+            )
+        )  # fmt: skip
+        self.departures += 1
+
+    def arrived(self, first: float = -1.0, last: float = float("inf")) -> list[Served]:
+        """Return the requests that arrived in this span, in order of arrival, up to the oldest one that is still open."""
+        still_open = [arrived for arrived, _ in self._open.copy().values()]
+        since = max(self._since, self._clock() - MAX_AGE)
+        end = min(still_open, default=float("inf"))
+        seen = (one for one in self._done.copy() if since < one.at < end and first <= one.at <= last)
+        return sorted(seen, key=lambda one: one.at)
+
+    def window(self) -> Window:
+        """Return the latest requests.
+
+        They begin with one that found the server idle, if that leaves out less than half of them.
+        """
+        seen = self.arrived()
+        begin = next((i for i, one in enumerate(seen) if one.alone), len(seen))
+        from_idle = bool(seen) and begin <= len(seen) // 2
+        return Window(seen[begin:] if from_idle else seen, from_idle)
+
+    def steps(self) -> list[tuple[Step, float]]:
+        """Return the measured steps with their seconds."""
+        return [row for steps in list(self._steps.values()) for row in steps.copy()]
+
+    def stretches(self, first: float, last: float) -> list[Stretch]:
+        """Return the steps that ended after `first` and began before `last`."""
+        return [s for s in self._stretches.kept.copy() if s.ended > first and s.t < last]
+
+    def mean_gap(self) -> float:
+        """Return the mean time in seconds between two steps."""
+        gaps = self._gaps.copy()
+        return sum(gaps) / len(gaps) if gaps else 0.0

@@ -1,0 +1,100 @@
+"""Equal steps in a row as one record, so that a long recording stays small. Pure.
+
+Between two changes of the batch, steps differ only in their time and in the tokens computed so far. A `Stretch` keeps the
+first of them, their number and when the last one ended. This module must not know where records come from or go.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from itertools import chain
+from typing import Any
+
+from scheduling.iteration import Iteration, Member, SlotSteps
+
+WIDTH = len(Member._fields)
+CONSTANT = 4  # the first fields of a member, which are equal in all steps of a stretch: id, slot, phase, tokens
+
+
+@dataclass(slots=True)
+class Stretch:
+    """A number of equal steps: the fields of the first one, when the last one ended, and who left in it.
+
+    `members` holds the fields of all members in one flat tuple, which the garbage collector does not track.
+    """
+
+    n: int
+    t: float
+    ended: float
+    steps: int
+    policy: str
+    queue: int
+    joined: list[str]
+    left: list[tuple[str, str]]
+    preempted: list[str]
+    slot_steps: tuple[float, ...]
+    pages_used: int
+    pages_total: int
+    members: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, step: Iteration) -> Stretch:
+        """Return a stretch of this step alone."""
+        return cls(
+            step.n, step.t, step.t + step.seconds, 1, step.policy, step.queue, list(step.joined), list(step.left),
+            list(step.preempted), tuple(step.slot_steps), step.pages_used, step.pages_total, flat(step.members),
+        )  # fmt: skip
+
+    def extend(self, step: Iteration) -> bool:
+        """Add a step if it equals those before it; otherwise return False."""
+        if (
+            self.left or step.joined or step.preempted or self.queue != step.queue or step.n != self.n + self.steps
+            or self.slot_steps != step.slot_steps or self.policy != step.policy
+        ):  # fmt: skip
+            return False
+        if not step.repeats or "prefill" in self.members[2::WIDTH]:  # compare the members, which takes longer
+            members = flat(step.members)
+            if any(members[k::WIDTH] != self.members[k::WIDTH] for k in range(CONSTANT)):
+                return False
+        self.steps += 1
+        self.ended = step.t + step.seconds
+        self.left = list(step.left)
+        return True
+
+    def first_members(self) -> list[Member]:
+        """Return the members in the first step."""
+        return [Member(*self.members[k : k + WIDTH]) for k in range(0, len(self.members), WIDTH)]
+
+    def row(self) -> list[Any]:
+        """Return the fields in their order, as JSON has them."""
+        return [getattr(self, field.name) for field in fields(self)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record of the first step, with `repeat` equal steps of `seconds` each; `left` is of the last one."""
+        step = Iteration(
+            n=self.n, t=self.t, seconds=(self.ended - self.t) / self.steps, policy=self.policy, queue=self.queue,
+            members=self.first_members(),
+            joined=self.joined, left=[(id, reason) for id, reason in self.left],
+            slot_steps=SlotSteps(*self.slot_steps), pages_used=self.pages_used, pages_total=self.pages_total,
+            preempted=self.preempted,
+        )  # fmt: skip
+        return step.to_dict() | {"repeat": self.steps}
+
+
+def flat(members: Iterable[Member]) -> tuple[Any, ...]:
+    """Return the fields of all members in a row."""
+    return tuple(chain.from_iterable(members))
+
+
+class Stretches:
+    """The latest steps as stretches, at most `limit` of them."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.kept: deque[Stretch] = deque(maxlen=limit)
+
+    def add(self, step: Iteration) -> None:
+        """Record a step."""
+        if not (self.kept and self.kept[-1].extend(step)):
+            self.kept.append(Stretch.of(step))

@@ -1,0 +1,189 @@
+"""What other policies would have made of a server's requests: for each its figures and the record of every step.
+
+`python -m simulate.what_if` answers questions as `simulate/shadow.py` does. The served policy has two lanes, measured and
+simulated, whose difference shows how reliable the others are. It must not know HTTP or how requests are observed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Rows
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import policies
+from scheduling.iteration import SlotSteps
+from scheduling.stretches import WIDTH, Stretch, Stretches
+from simulate.costs import Cost, Host, Scaled
+from simulate.shadow import Chosen, Machine, Seen, converse, law, seen_in, serve
+from simulate.steps import step_of_members
+
+MAX_WEIGHT = 60_000  # of all records of an answer, which is then smaller than about 6 MB: a member weighs 1
+RECORD_WEIGHT = 4
+COMPARED = ("latency_mean_s", "latency_p99_s", "makespan_s")
+
+
+def slowdown(steps: Iterable[Stretch], cost: Cost, host: Host, padded: bool) -> float:
+    """Return how much longer the recorded steps took than they cost.
+
+    The fit leaves out steps that took far longer than others, and a busy machine has many of them. What slowed this load
+    would have slowed any policy.
+    """
+    taken = predicted = 0.0
+    for stretch in steps:
+        members, passed = stretch.first_members(), stretch.steps - 1
+        last = [m._replace(computed=m.computed + passed * m.tokens) for m in members]
+        ends = [
+            cost.seconds(step_of_members(rows, padded)) for rows in (members, last)
+        ]  # costs grow evenly between them
+        taken += stretch.ended - stretch.t
+        predicted += stretch.steps * sum(ends) / 2 + passed * host.sigma
+    return taken / predicted if predicted else 1.0
+
+
+def measured(trace: Rows[Seen], ids: Rows[str], steps: Rows[Stretch]) -> dict[str, Any]:
+    """Return the lane of what the server did; without slot shares if the first of its steps are no longer recorded."""
+    timed = [seen for seen in trace if seen.latency is not None]
+    ends = [seen.at + seen.latency for seen in timed if seen.latency is not None]
+    joined = {id for step in steps for id in step.joined}
+    whole = joined.issuperset(ids)
+    times = np.array([seen.latency for seen in timed], float)
+    makespan = max(ends) - trace[0].at
+    return {
+        "measured": True, "whole": whole, **times_of(times, sum(seen.tokens for seen in trace), makespan),
+        **shares_of(steps if whole else ()),
+    }  # fmt: skip
+
+
+def simulated(
+    trace: Rows[Seen], policy: Chosen, machine: Machine, cost: Cost, host: Host
+) -> tuple[dict[str, Any], list[Stretch], int]:
+    """Return the lane of a policy, its steps, and its largest batch; the figures are of the same requests as measured."""
+    run = serve(trace, policy, machine, cost, host, records=True)
+    recorded = Stretches()
+    for iteration in run.iterations:
+        recorded.add(iteration)
+    complete = np.array([trace[int(seq.id)].latency is not None for seq in run.done], bool)
+    if not complete.any():
+        raise ValueError(f"{run.policy} served none of the requests. Choose another policy")
+    lane = {
+        "policy": run.policy, "measured": False, "whole": len(run.done) == len(trace),
+        **times_of(run.latency[complete], int(run.tokens.sum()), run.makespan), **shares_of(recorded.kept),
+    }  # fmt: skip
+    return lane, list(recorded.kept), max(seq.batch_max for seq in run.sequences)
+
+
+def times_of(latency: np.ndarray, tokens: int, makespan: float) -> dict[str, float]:
+    """Return the figures of a lane that are times."""
+    return {
+        "requests": len(latency),
+        "latency_mean_s": float(latency.mean()),
+        "latency_p99_s": float(np.percentile(latency, 99)),
+        "makespan_s": float(makespan),
+        "tokens_per_s": float(tokens / makespan),
+    }
+
+
+def shares_of(steps: Iterable[Stretch]) -> dict[str, Any]:
+    """Return how the slots were spent, as shares of all slots in all steps; None without steps."""
+    sums = SlotSteps(*(sum(column) for column in zip(*([part * s.steps for part in s.slot_steps] for s in steps))))
+    total = sum(sums)
+    return {
+        "useful": sums.useful / total if total else None,
+        "held": sums.held / total if total else None,
+        "batch_fill": sums.fill,
+        "rows_in_vain": sums.in_vain,
+    }
+
+
+def cut(lanes: Iterable[Rows[Stretch]], limit: int) -> float | None:
+    """Return when the first of the lanes has reached its part of the weight that an answer may have; None if none has."""
+    lanes = list(lanes)
+    ends = []
+    for steps in lanes:
+        weight = 0
+        for step in steps:
+            weight += RECORD_WEIGHT + len(step.members) // WIDTH
+            if weight > limit // len(lanes):
+                ends.append(step.t)
+                break
+    return min(ends, default=None)
+
+
+def records(steps: Iterable[Stretch], names: dict[str, str], zero: float) -> list[dict[str, Any]]:
+    """Return the records of steps, with times since `zero`, and with the requests' new names."""
+    result = []
+    for step in steps:
+        record = step.to_dict()
+        record["t"], record["seconds"] = round(step.t - zero, 6), round(record["seconds"], 7)
+        for entry in (*record["members"], *record["left"]):
+            entry["id"] = names.get(entry["id"], entry["id"])
+        for name in ("joined", "displaced"):
+            if name in record:
+                record[name] = [names.get(id, id) for id in record[name]]
+        result.append(record)
+    return result
+
+
+def draw(name: str, rate: float, count: int, seed: int, context: int) -> list[Seen]:
+    """Return the requests of a named workload."""
+    from simulate import workloads
+
+    rows = workloads.draw(name, rate, count, seed, context=context)
+    columns = zip(rows.at.tolist(), rows.prompt.tolist(), rows.output.tolist())
+    return [Seen(at, prompt, tokens, 0.0) for at, prompt, tokens in columns]
+
+
+def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, Any]:
+    """Return the lanes: of the served policy as it was (unless a workload is named) and as simulated, and of the others."""
+    trace, timed_steps = seen_in(rows)
+    ids = rows["ids"]
+    cost, host, basis = law(timed_steps, ask["sigma"], ask["cost"])
+    lanes: list[tuple[dict[str, Any], list[Stretch]]] = []
+    if ask["workload"] is not None:
+        trace = draw(**ask["workload"])
+        ids = [str(i) for i in range(len(trace))]
+    else:
+        steps = [Stretch(*row) for row in rows["stretches"]]
+        lanes.append((measured(trace, ids, steps), steps))
+        if not ask["cost"]:
+            padded = policies.get_policy(ask["served"][0], ask["machine"][0], ask["served"][1]).padded
+            factor = slowdown(steps, cost, host, padded)
+            cost, host = Scaled(cost, factor), replace(host, sigma=host.sigma * factor)
+    largest = max((step.rows for step, _ in timed_steps), default=0)
+    chosen = [Chosen(*ask["served"]), *(Chosen(name, {}) for name in ask["policies"])]
+    for policy in chosen:
+        lane, steps, batch = simulated(trace, policy, Machine(*ask["machine"]), cost, host)
+        lane["extrapolates"] = not ask["cost"] and batch > largest
+        if all(other["policy"] != lane["policy"] for other, _ in lanes if not other["measured"]):
+            lanes.append((lane, steps))
+        if policy is chosen[0] and lanes[0][0]["measured"]:
+            lanes[0][0]["policy"] = lane["policy"]
+    zero = trace[0].at
+    end = cut((steps for _, steps in lanes), MAX_WEIGHT)
+    names = {id: str(i) for i, id in enumerate(ids)}
+    return {
+        "served": lanes[0][0]["policy"],
+        "slots": ask["machine"][0],
+        "requests": [
+            {"id": id, "t": round(one.at - zero, 6), "prompt_tokens": one.prompt, "output_tokens": one.tokens}
+            for id, one in zip(ids, trace)
+        ],
+        "lanes": [
+            lane | {"records": records((s for s in steps if end is None or s.t < end), names, zero)}
+            for lane, steps in lanes
+        ],
+        "error": _error(*(lane for lane, _ in lanes[:2])) if lanes[0][0]["measured"] else None,
+        "cut_s": None if end is None else round(end - zero, 6),
+        "cost": basis,
+    }  # fmt: skip
+
+
+def _error(real: dict[str, Any], simulated: dict[str, Any]) -> dict[str, float]:
+    return {name: simulated[name] / real[name] - 1 for name in COMPARED}
+
+
+if __name__ == "__main__":
+    converse(answer_from)

@@ -1,0 +1,115 @@
+"""POST /what-if: what is asked, what is refused, and the same by a real server."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calls import error, service
+from flask import Flask
+from support import FakeModel, Server, fake_engine, wait_until
+
+from app import connect, create_app
+from config import Config
+from serving.inference import InferenceError
+
+
+class Answers:
+    """Stands for the simulations, and keeps what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.fails: InferenceError | None = None
+
+    def answer(self, policies: list[str], count: int, *, span: Any, workload: Any) -> bytes:
+        self.asked.append((policies, count, span, workload))
+        if self.fails:
+            raise self.fails
+        return b'{"lanes":[]}\n'
+
+    def stop(self) -> None:
+        self.asked.append("stop")
+
+
+@pytest.fixture
+def answers() -> Answers:
+    return Answers()
+
+
+@pytest.fixture
+def app(model: FakeModel, answers: Answers) -> Flask:
+    app = create_app(Config(policy="dynamic"))
+    connect(service(app), dataclasses.replace(fake_engine(model), what_if=answers))
+    return app
+
+
+def test_a_question_reaches_the_simulations_and_the_answer_comes_as_it_is(app: Flask, answers: Answers) -> None:
+    reply = app.test_client().post("/what-if", json={"policies": ["static", "dynamic+sjf"], "count": 9, "what": 1})
+    assert reply.data == b'{"lanes":[]}\n'
+    assert reply.mimetype == "application/json"
+    assert reply.headers["X-Ignored-Params"] == "what"
+    assert answers.asked == [(["static", "dynamic+sjf"], 9, None, None)]
+
+
+def test_the_requests_of_the_last_load_are_those_that_arrived_during_it(app: Flask, answers: Answers) -> None:
+    client = app.test_client()
+    assert "POST /load" in error(client.post("/what-if", json={"requests": "load"}), 404)["message"]
+    client.post("/load", json={"count": 3, "min_tokens": 2, "max_tokens": 4})
+    wait_until(lambda: not client.get("/load").get_json()["active"])
+    assert client.post("/what-if", json={"requests": "load"}).status_code == 200
+    ((_, _, span, _),) = answers.asked
+    assert 0 < span[0] <= span[1]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"policies": ["statik"]}, {"policies": ["./mine"]}, {"policies": ["static"] * 7}, {"count": 401},
+     {"requests": "all"}, {"workload": "trace:/etc/passwd"}, {"rate": 0}, {"policies": "static"}],
+)  # fmt: skip
+def test_a_question_is_bounded(app: Flask, answers: Answers, fields: dict[str, Any]) -> None:
+    error(app.test_client().post("/what-if", json=fields), 400)
+    assert answers.asked == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [("overloaded", 429), ("timeout_error", 504), ("not_found_error", 404), ("unavailable_error", 503)],
+)
+def test_a_failure_has_its_status_and_words(app: Flask, answers: Answers, kind: str, status: int) -> None:
+    answers.fails = InferenceError(kind, "the simulation failed. Try again")
+    refusal = error(app.test_client().post("/what-if", json={}), status)
+    assert (refusal["type"], refusal["message"]) == (kind, "the simulation failed. Try again")
+
+
+def test_a_server_without_simulations_says_so(model: FakeModel) -> None:
+    client = create_app(Config(), fake_engine(model)).test_client()
+    error(client.post("/what-if", json={}), 404)
+
+
+@pytest.mark.process
+@pytest.mark.full
+def test_a_server_tells_what_others_would_have_made_of_its_load(tmp_path: Path) -> None:
+    flags = ("--model", "mock:llm-mock@10", "--max-batch-size", "8")
+    with Server(tmp_path / "log", "static", *flags) as server:
+        as_json = {"Content-Type": "application/json"}
+        assert server.send("POST", "/what-if", b"{}", **as_json).status == 404
+        load = {"count": 40, "min_tokens": 4, "max_tokens": 60, "seed": 2}
+        server.send("POST", "/load", json.dumps(load).encode(), **as_json)
+        wait_until(lambda: not server.send("GET", "/load").json["active"], 60)
+        reply = server.send("POST", "/what-if", b'{"requests": "load"}', **as_json)
+        answer = reply.json
+        assert reply.status == 200
+        assert len(reply.body) < 2 << 20
+        assert (
+            max(map(abs, answer["error"].values())) < 0.25
+        )  # as much as a busy machine may change its speed meanwhile
+        lanes = {(lane["policy"], lane["measured"]): lane for lane in answer["lanes"]}
+        assert list(lanes) == [("static", True), ("static", False), ("nobatch", False), ("dynamic", False)]
+        assert [lane["requests"] for lane in answer["lanes"]] == [40] * 4
+        assert lanes["static", True]["held"] == pytest.approx(lanes["static", False]["held"], abs=0.03)
+        assert lanes["static", False]["held"] > 0.1
+        assert lanes["dynamic", False]["held"] == 0
+        assert lanes["dynamic", False]["latency_mean_s"] < 0.9 * lanes["static", False]["latency_mean_s"]

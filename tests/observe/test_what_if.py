@@ -1,0 +1,202 @@
+"""What if: lanes of other policies on the requests that were served, and how far they can be trusted."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from driver import drive, requests, scheduler
+from observed import COST, Uneven, inferences, manager, recorded, served, watch
+from support import wait_until
+
+from observe.question import Server
+from observe.recording import Recording, Served
+from observe.what_if import WhatIf, Workload, latest
+from scheduling.stretches import Stretches
+from serving.inference import InferenceError
+from simulate import shadow
+from simulate import what_if as simulated
+
+
+def expanded(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield each step of records with `repeat`, as the page does."""
+    for record in records:
+        for k in range(record["repeat"]):
+            last = k == record["repeat"] - 1
+            yield record | {
+                "n": record["n"] + k,
+                "members": [m | {"computed": m["computed"] + k * m["tokens"]} for m in record["members"]],
+                "joined": [] if k else record["joined"],
+                "left": record["left"] if last else [],
+            }
+
+
+@pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic", "chunked"])
+def test_stretches_hold_every_step_of_a_run(policy: str) -> None:
+    trace = [(i * 7, 3 + i * 5 % 40, 1 + i * 11 % 23) for i in range(40)]
+    run = drive(scheduler(policy, 6, budget=32), requests(*trace))
+    kept = Stretches()
+    for iteration in run.iterations:
+        kept.add(iteration)
+    assert len(kept.kept) < len(run.iterations)
+    again = list(expanded([stretch.to_dict() for stretch in kept.kept]))
+    names = ("n", "queue", "joined", "left", "slot_steps", "members")
+    for one, step in zip(again, run.records(), strict=True):
+        assert [one[name] for name in names] == [step[name] for name in names]
+
+
+class Here(WhatIf):
+    """Answers in this process."""
+
+    def answer_of(self, policies: list[str], count: int = 400, **more: Any) -> dict[str, Any]:
+        workload = more.get("workload")
+        chosen = [] if workload else self._requests(count, more.get("span"))
+        out = io.StringIO()
+        lines = io.StringIO("".join(self._question(policies, chosen, count, workload)))
+        shadow.converse(simulated.answer_from, lines, out)
+        result: dict[str, Any] = json.loads(out.getvalue())
+        return result
+
+
+@pytest.fixture(autouse=True)
+def as_nice_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadow.os, "nice", lambda by: 0)
+
+
+def here(policy: str = "static") -> tuple[Here, Any]:
+    recording, run, server = recorded(policy)
+    return Here(Server(server, recording), 1024), run
+
+
+def test_the_simulated_lane_of_the_served_policy_is_close_to_the_measured_one() -> None:
+    one, run = here("static")
+    answer = one.answer_of(["nobatch", "static", "dynamic"])
+    assert [(lane["policy"], lane["measured"]) for lane in answer["lanes"]] == [
+        ("static", True), ("static", False), ("nobatch", False), ("dynamic", False),
+    ]  # fmt: skip
+    assert max(map(abs, answer["error"].values())) < 0.03
+    measured, again, nobatch, dynamic = answer["lanes"]
+    assert measured["requests"] == len(run.sequences) == 120
+    assert sum(record["repeat"] for record in measured["records"]) == len(run.iterations)
+    assert measured["held"] == pytest.approx(again["held"], rel=0.1)
+    assert any(member["phase"] == "held" for record in again["records"] for member in record["members"])
+    assert dynamic["held"] == nobatch["held"] == 0
+    assert dynamic["latency_p99_s"] < again["latency_p99_s"] < nobatch["latency_p99_s"]
+
+
+def test_a_machine_that_was_often_slow_is_simulated_as_slow() -> None:
+    recording, run, server = recorded("dynamic", Uneven(**COST.__dict__))
+    answer = Here(Server(server, recording), 1024).answer_of(["static"])
+    assert abs(answer["error"]["makespan_s"]) < 0.15
+    assert answer["lanes"][0]["makespan_s"] == pytest.approx(run.makespan)
+
+
+def test_lanes_have_the_same_requests_under_the_same_names() -> None:
+    one, run = here()
+    answer = one.answer_of(["dynamic"])
+    assert [request["id"] for request in answer["requests"]] == [seq.id for seq in run.sequences]
+    joined = [{id for r in lane["records"] for id in r["joined"]} for lane in answer["lanes"]]
+    assert joined == [{str(k) for k in range(120)}] * 3
+    for lane in answer["lanes"]:
+        steps = list(expanded(lane["records"]))
+        assert all(b["n"] == a["n"] + 1 for a, b in itertools.pairwise(steps))
+        assert lane["records"][0]["t"] < 1
+
+
+def test_long_lanes_are_cut_at_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _ = here()
+    whole = one.answer_of(["dynamic"])
+    monkeypatch.setattr(simulated, "MAX_WEIGHT", 900)
+    cut = one.answer_of(["dynamic"])
+    assert whole["cut_s"] is None
+    assert all(record["t"] < cut["cut_s"] for lane in cut["lanes"] for record in lane["records"])
+    assert cut["lanes"][2]["latency_p99_s"] == whole["lanes"][2]["latency_p99_s"]
+    assert len(json.dumps(cut)) < 100_000
+
+
+def test_a_policy_that_batches_more_than_was_measured_is_named_a_guess() -> None:
+    one, _ = here("nobatch")
+    answer = one.answer_of(["dynamic"])
+    assert [lane.get("extrapolates") for lane in answer["lanes"]] == [None, False, True]
+
+
+def test_a_workload_of_the_client_is_simulated_without_a_measured_lane() -> None:
+    one, _ = here("dynamic")
+    answer = one.answer_of(["static"], 30, workload=Workload("uniform", 20.0, 1))
+    assert [(lane["policy"], lane["measured"]) for lane in answer["lanes"]] == [("dynamic", False), ("static", False)]
+    assert len(answer["requests"]) == 30
+    assert answer["error"] is None
+
+
+def test_too_little_to_simulate_names_the_remedy() -> None:
+    people = inferences(3)
+    run = served("static", people)
+    recording = Recording(clock=lambda: run.ended)
+    watch(recording, run, people)
+    with pytest.raises(InferenceError, match=r"3 finished requests.*Send a load first") as caught:
+        Here(Server(manager("static"), recording), 1024).answer(["dynamic"], 200)
+    assert caught.value.kind == "not_found_error"
+
+
+def one_at(at: float, alone: bool) -> Served:
+    return Served("", at, 1, 1, 0.1, "", 0, None, False, alone, [])
+
+
+def test_the_latest_requests_begin_after_the_last_pause() -> None:
+    first = [one_at(k, alone=k == 0) for k in range(6)]
+    second = [one_at(20 + 0.1 * k, alone=k == 0) for k in range(9)]
+    assert latest([*first, *second], 200) == second
+    assert latest([*first, *second], 5) == second[-5:]
+    assert latest([*first, *second[:2]], 200) == [*first, *second[:2]]  # two requests are too few
+
+
+def process(code: str, timeout: float = 30.0) -> WhatIf:
+    recording, _, server = recorded("dynamic")
+    return WhatIf(Server(server, recording), 1024, command=(sys.executable, "-c", code), timeout=timeout)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("raise SystemExit(3)", "unavailable_error"),
+        ("import sys; [print('{\"problem\": \"ValueError: no\"}') for line in sys.stdin if 'ask' in line]", "invalid_request_error"),
+        ("import sys; [print('{\"problem\": \"KeyError: 1\"}') for line in sys.stdin if 'ask' in line]", "server_error"),
+    ],
+)  # fmt: skip
+def test_a_simulation_that_fails_is_reported(code: str, kind: str) -> None:
+    one = process(code.replace("')", "', flush=True)"))
+    for _ in range(2):  # the next question starts another process
+        with pytest.raises(InferenceError) as caught:
+            one.answer(["static"], 200)
+        assert caught.value.kind == kind
+
+
+@pytest.mark.process
+def test_one_question_is_answered_at_a_time_and_in_bounded_time() -> None:
+    one = process("import sys; sys.stdin.read()", timeout=30.0)
+    kinds: list[str] = []
+
+    def ask() -> None:
+        with pytest.raises(InferenceError) as caught:
+            one.answer(["static"], 200)
+        kinds.append(caught.value.kind)
+
+    first = threading.Thread(target=ask)
+    first.start()
+    wait_until(lambda: one._process.process is not None)
+    ask()
+    one.stop()
+    first.join(10)
+    assert kinds == ["overloaded", "unavailable_error"]
+    slow = process("import sys; sys.stdin.read()", timeout=0.01)
+    with pytest.raises(InferenceError) as caught:
+        slow.answer(["static"], 200)
+    assert caught.value.kind == "timeout_error"
+    assert slow._process.process is None
