@@ -18,6 +18,7 @@ from simulate import mock
 
 GIB = 1 << 30
 LEAST_FREE = 2 * GIB  # enough for torch and gpt2-medium
+OF_WEIGHTS = ("torch", "device", "compiler")  # a mock model computes nothing
 
 
 class Missing(ValueError):
@@ -33,7 +34,8 @@ def examine(config: Config) -> bool:
     passed = True
     for name, check in checks.items():
         try:
-            verdict, text = "ok", check(config)
+            needed = name not in OF_WEIGHTS or not mock.is_mock(config.model)
+            verdict, text = "ok", check(config) if needed else f"{config.model} needs none"
         except Exception as error:  # the other checks must still run
             verdict, text, passed = "NO", f"{error}" or type(error).__name__, False
         print(f"{verdict:<4}{name:<12}{text}")  # noqa: T201

@@ -6,6 +6,7 @@ This module must not import torch or the engine, so that errors come before anyt
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import resource
 import socket
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from config import Config, ConfigError
+from simulate import mock
 
 RESERVED_FILES = 128  # open files in addition to the connections
 PROBE_BYTES = 4096
@@ -21,10 +23,20 @@ PROBE_BYTES = 4096
 
 def check(config: Config, environ: Mapping[str, str] = os.environ) -> None:
     """Raise ConfigError for the first thing that would keep this configuration from working."""
+    check_torch(config)
     check_port(config)
     check_open_files(config)
     check_tokenizer_file(config)
     check_folders(environ)
+
+
+def check_torch(config: Config) -> None:
+    """Reject a model with weights where only what a mock needs is installed."""
+    if not mock.is_mock(config.model) and importlib.util.find_spec("torch") is None:
+        raise ConfigError(
+            "PyTorch is not installed, which every model with weights needs. Start with ./server.sh, which installs it, "
+            "or use --model mock:llm-mock"
+        )
 
 
 def check_port(config: Config) -> None:

@@ -1,14 +1,52 @@
 #!/usr/bin/env bash
 # Create .venv and install a requirements file into it. Later calls skip what is done.
-# usage: tools/setup.sh requirements.txt|requirements-dev.txt
+# usage: tools/setup.sh requirements.txt|requirements-mock.txt|requirements-dev.txt [the server's arguments]
+# Where the arguments start a server without weights, requirements-mock.txt takes the place of requirements.txt.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cpu_builds=https://download.pytorch.org/whl/cpu  # of PyTorch, by its authors
 wanted="$1"
-stamp=".venv/.installed-$wanted"
-alone="${wanted%.txt}-alone.txt"  # installed without dependencies
-[ -f "$alone" ] || alone=/dev/null
-sum="$(cat requirements.txt client/requirements.txt "$wanted" "$alone" | cksum)"
-if [ -x .venv/bin/python ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$sum" ]; then exit 0; fi
+shift
+
+# Whether the server with these arguments has no weights. As for the server, a flag wins over the variable.
+is_without_weights() {
+  local model="${EB_MODEL:-}"
+  if [ "${1:-}" = demo ]; then return 0; fi
+  while [ $# -gt 0 ]; do
+    case "$1" in
+      --demo) return 0 ;;
+      --model) model="${2:-}" ;;
+      --model=*) model="${1#--model=}" ;;
+    esac
+    shift
+  done
+  [ "${model#mock:}" != "$model" ]
+}
+
+# Whether the ordinary index would bring CUDA, some gigabytes, which nothing here can use. Only Linux gets it from there.
+# An index of the user's own is respected: then no other is asked.
+takes_cpu_build() {
+  [ "$(uname -s)" = Linux ] || return 1
+  if command -v nvidia-smi > /dev/null || [ -e /proc/driver/nvidia/version ]; then return 1; fi
+  ! .venv/bin/python -m pip config list 2> /dev/null | grep -E '(index-url|no-index|find-links)=' > /dev/null
+}
+
+if [ "$wanted" = requirements.txt ] && is_without_weights "$@"; then wanted=requirements-mock.txt; fi
+case "$wanted" in  # each of these files includes the one before it
+  requirements-mock.txt) enough="requirements-dev.txt requirements.txt requirements-mock.txt" ;;
+  requirements.txt) enough="requirements-dev.txt requirements.txt" ;;
+  *) enough="$wanted" ;;
+esac
+sum="$(cat requirements*.txt client/requirements.txt | cksum)"
+for file in $enough; do
+  stamp=".venv/.installed-$file"
+  if [ -x .venv/bin/python ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$sum" ]; then exit 0; fi
+done
+
+if [ "$wanted" != requirements-mock.txt ] && [ "$(uname -sm)" = "Darwin x86_64" ]; then
+  echo "error: PyTorch has no build for Macs with Intel processors. Use --model mock:llm-mock, which needs none" >&2
+  exit 1
+fi
 python="${PYTHON:-python3}"
 if ! "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
   echo "error: '$python' is not Python >= 3.10 with venv. Install one (Debian: apt install python3-venv) or set PYTHON=" >&2
@@ -18,10 +56,16 @@ if [ ! -x .venv/bin/python ]; then
   echo "first use: creating .venv" >&2
   "$python" -m venv .venv
 fi
-echo "first use: installing $wanted into .venv (PyTorch is large)" >&2
-pip=(.venv/bin/python -m pip install --disable-pip-version-check -q)
-if ! "${pip[@]}" -r "$wanted" >&2 || { [ -s "$alone" ] && ! "${pip[@]}" --no-deps -r "$alone" >&2; }; then
+install=(.venv/bin/python -m pip install --disable-pip-version-check -q)
+echo "first use: installing $wanted into .venv, which takes a minute or more" >&2
+if [ "$wanted" != requirements-mock.txt ] && takes_cpu_build; then
+  # Only this package comes from there, and what it needs from the ordinary index.
+  "${install[@]}" --no-deps --index-url "$cpu_builds" --timeout 10 --retries 1 "$(grep '^torch==' requirements.txt)" >&2 ||
+    echo "warning: cannot get the CPU build of PyTorch. The build with CUDA takes its place, which is larger" >&2
+fi
+alone="${wanted%.txt}-alone.txt"  # installed without dependencies
+if ! "${install[@]}" -r "$wanted" >&2 || { [ -s "$alone" ] && ! "${install[@]}" --no-deps -r "$alone" >&2; }; then
   echo "error: cannot install $wanted; see above for the reason. Fix it and run the command again" >&2
   exit 1
 fi
-echo "$sum" > "$stamp"
+echo "$sum" > ".venv/.installed-$wanted"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import importlib.util
 import os
 import re
 import resource
@@ -19,8 +21,8 @@ import pytest
 from support import ROOT, Server, clean_environment, free_port, run_app, write_checkpoint
 
 import app
-from config import Config
-from launch import doctor
+from config import Config, ConfigError
+from launch import doctor, preflight
 
 REMEDY = re.compile(r"error: .+\. .*(Use|use|Run|Set|set|Install|choose|Free|Remove)")
 
@@ -190,6 +192,17 @@ def test_the_doctor_has_a_line_for_each_check_and_a_remedy_for_each_failure(
     assert {line[:4] for line in healthy} == {"ok  "}
     assert [line[4:16].strip() for line in sick if line.startswith("NO ")] == names[6:]
     assert all(re.search(r"\. .*(Stop|Use)", line) for line in sick if line.startswith("NO "))
+
+
+def test_without_torch_only_mocks_are_served(variables: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    variables.setitem(sys.modules, "torch", None)
+    variables.setattr(importlib.util, "find_spec", lambda name: None)
+    mocked = Config(model="mock:llm-mock", host="127.0.0.1", port=free_port())
+    preflight.check(mocked)
+    assert doctor.examine(mocked)
+    assert capsys.readouterr().out.count("mock:llm-mock needs no") == 4
+    with pytest.raises(ConfigError, match=r"PyTorch .* Start with \./server\.sh"):
+        preflight.check(dataclasses.replace(mocked, model="bard"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

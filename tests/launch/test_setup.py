@@ -1,8 +1,7 @@
-"""tools/setup.sh: it installs once, and says what is missing."""
+"""tools/setup.sh: it installs once, takes the smallest build that serves, and says what is missing."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,53 +11,78 @@ from support import ROOT
 
 FAKE_PYTHON = """#!/bin/sh
 echo "$@" >> "$CALLS"
-case "$1 $2" in
+case "$*" in
 "-c "*) exit "${OLD:-0}" ;;
-"-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-"-m pip") exit "${PIP:-0}" ;;
+"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+"-m pip config list") echo "$PIP_CONFIG" ;;
+*--index-url*) exit "${CPU_BUILDS:-0}" ;;
+"-m pip "*) exit "${PIP:-0}" ;;
 esac
 """
+PROGRAMS = ("bash", "cat", "cksum", "cp", "dirname", "env", "grep", "mkdir", "sh")
+NO_CUDA = {"PIP_CONFIG": ""}  # no index is configured
+MOCK = "requirements-mock.txt"
+
+
+def write_program(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a copy of what setup.sh needs, and a Python that only records its calls."""
+    """Return a copy of what setup.sh needs, beside a Python that only records its calls and a system without drivers."""
     folder = tmp_path / "a folder"
-    for name in ("tools/setup.sh", "requirements.txt", "requirements-dev.txt", "client/requirements.txt"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, folder / name)
+    for path in (ROOT / "tools" / "setup.sh", *ROOT.glob("requirements*.txt"), ROOT / "client" / "requirements.txt"):
+        copy = folder / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
     python = tmp_path / "python"
     python.write_text(FAKE_PYTHON)
     python.chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    for name in PROGRAMS:
+        (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
+    write_program(tmp_path / "bin" / "uname", '[ "$1" = -s ] && echo "${SYSTEM%% *}" || echo "$SYSTEM"')
     return folder
 
 
-def set_up(folder: Path, wanted: str = "requirements.txt", **environ: str) -> tuple[int, str, list[str]]:
+def set_up(folder: Path, *arguments: str, **environ: str) -> tuple[int, str, list[str]]:
     """Run setup.sh from another directory; return its status, its messages, and its calls of Python."""
     calls = folder.parent / "calls"
     calls.write_text("")
+    names = {"PATH": str(folder.parent / "bin"), "PYTHON": str(folder.parent / "python"), "CALLS": str(calls)}
     result = subprocess.run(
-        [folder / "tools" / "setup.sh", wanted], capture_output=True, text=True, timeout=20, cwd=folder.parent,
-        env={"PATH": os.environ["PATH"], "PYTHON": str(folder.parent / "python"), "CALLS": str(calls), **environ},
+        [folder / "tools" / "setup.sh", *(arguments or ["requirements.txt"])],
+        capture_output=True, text=True, timeout=20, cwd=folder.parent,
+        env={"SYSTEM": "Linux x86_64", "PIP_CONFIG": "global.index-url='https://mirror.invalid'", **names, **environ},
     )  # fmt: skip
     assert result.stdout == ""
     return result.returncode, result.stderr, calls.read_text().splitlines()
+
+
+def installed(calls: list[str]) -> list[str]:
+    """Return what each call of pip installs: a file, or PyTorch from the index of its CPU builds."""
+    return [
+        "CPU build" if "--index-url" in call else call.split()[-1] for call in calls if " install " in call
+    ]  # fmt: skip
 
 
 def test_setup_installs_once_and_again_only_what_changed(folder: Path) -> None:
     status, messages, calls = set_up(folder)
     assert status == 0
     assert ".venv" in messages
-    assert [call[:7] for call in calls[1:]] == ["-m venv", "-m pip "]
+    assert any(call.startswith("-m venv") for call in calls)
+    assert installed(calls) == ["requirements.txt"]
     assert set_up(folder) == (0, "", [])
     status, _, calls = set_up(folder, "requirements-dev.txt")
-    assert (status, [call[:7] for call in calls[1:]]) == (0, ["-m pip "])
+    assert (status, installed(calls)) == (0, ["requirements-dev.txt", "requirements-dev-alone.txt"])
     assert set_up(folder, "requirements-dev.txt") == (0, "", [])
     with (folder / "client" / "requirements.txt").open("a") as file:
         file.write("something\n")
-    assert len(set_up(folder)[2]) == 2
+    assert installed(set_up(folder)[2]) == ["requirements.txt"]
     shutil.rmtree(folder / ".venv" / "bin")
-    assert len(set_up(folder)[2]) == 3
+    assert installed(set_up(folder)[2]) == ["requirements.txt"]
 
 
 def test_setup_that_failed_is_tried_again(folder: Path) -> None:
@@ -77,3 +101,83 @@ def test_setup_says_when_python_is_too_old(folder: Path) -> None:
     assert not (folder / ".venv").exists()
     status, messages, _ = set_up(folder, PYTHON="no-such-python")
     assert (status, messages.count("\n")) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("dynamic", "--model", "mock:llm-mock@20"), ("--model=mock:llm-mock",), ("demo",), ("static", "--demo")],
+)
+def test_a_server_without_weights_needs_no_torch_and_another_installs_the_rest(
+    folder: Path, arguments: tuple[str, ...]
+) -> None:
+    assert installed(set_up(folder, "requirements.txt", *arguments)[2]) == [MOCK]
+    assert set_up(folder, "requirements.txt", *arguments) == (0, "", [])
+    assert installed(set_up(folder, "requirements.txt", "dynamic")[2]) == ["requirements.txt"]
+    assert set_up(folder, "requirements.txt", *arguments) == (0, "", [])
+
+
+def test_the_last_flag_wins_over_the_variable(folder: Path) -> None:
+    mock = "mock:llm-mock"
+    assert installed(set_up(folder, "requirements.txt", "dynamic", EB_MODEL=mock)[2]) == [MOCK]
+    arguments = ("dynamic", "--model", mock, "--model", "bard")
+    assert installed(set_up(folder, "requirements.txt", *arguments, EB_MODEL=mock)[2]) == ["requirements.txt"]
+
+
+def lines_of(name: str) -> set[str]:
+    return {line for line in (ROOT / name).read_text().splitlines() if line and line[0] != "#"}
+
+
+def test_the_requirements_hold_all_and_pin_torch_once() -> None:
+    assert lines_of("requirements.txt") == {f"-r {MOCK}", "torch==2.13.0"}
+    assert not any("torch" in line for line in lines_of(MOCK))
+    assert "-r requirements.txt" in lines_of("requirements-dev.txt")
+
+
+has_driver = pytest.mark.skipif(
+    Path("/proc/driver/nvidia").exists(), reason="needs a processor without a GPU beside it"
+)
+
+
+@has_driver
+def test_a_linux_without_a_driver_gets_the_cpu_build_of_torch_and_the_rest_from_the_ordinary_index(
+    folder: Path,
+) -> None:
+    _, _, calls = set_up(folder, **NO_CUDA)
+    assert installed(calls) == ["CPU build", "requirements.txt"]
+    (of_torch,) = (call.split() for call in calls if "--index-url" in call)
+    assert {"--no-deps", "--timeout", "torch==2.13.0"} <= set(of_torch)
+    assert not any("index" in call for call in calls if "requirements.txt" in call)
+
+
+@has_driver
+def test_where_the_cpu_builds_cannot_be_reached_the_ordinary_index_takes_their_place(folder: Path) -> None:
+    status, messages, calls = set_up(folder, CPU_BUILDS="1", **NO_CUDA)
+    assert (status, installed(calls)) == (0, ["CPU build", "requirements.txt"])
+    assert "warning: cannot get the CPU build" in messages
+
+
+@pytest.mark.parametrize(
+    "configured",
+    [
+        "global.index-url='https://mirror.invalid/simple'",
+        ":env:.extra-index-url='https://mirror.invalid/simple'",
+        "install.find-links='/wheels'",
+        "global.timeout='5'\nglobal.no-index='true'",
+    ],
+)
+def test_an_index_of_the_users_own_is_the_only_one(folder: Path, configured: str) -> None:
+    assert installed(set_up(folder, PIP_CONFIG=configured)[2]) == ["requirements.txt"]
+
+
+def test_a_driver_and_a_mac_get_the_ordinary_build(folder: Path) -> None:
+    assert installed(set_up(folder, SYSTEM="Darwin arm64", **NO_CUDA)[2]) == ["requirements.txt"]
+    shutil.rmtree(folder / ".venv")
+    write_program(folder.parent / "bin" / "nvidia-smi", "true")
+    assert installed(set_up(folder, **NO_CUDA)[2]) == ["requirements.txt"]
+
+
+def test_a_mac_with_an_intel_processor_serves_only_mocks(folder: Path) -> None:
+    status, messages, calls = set_up(folder, SYSTEM="Darwin x86_64")
+    assert (status, calls) == (1, [])
+    assert (messages.count("\n"), "--model mock:" in messages) == (1, True)
+    assert set_up(folder, "requirements.txt", "demo", SYSTEM="Darwin x86_64")[0] == 0
