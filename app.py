@@ -47,8 +47,12 @@ from serving.headroom import NO_MEMORY
 from serving.watchdog import Watchdog
 from simulate import mock
 
-# Otherwise glibc gives each thread its own heap, which never shrinks below its largest request.
-HEAP = {"MALLOC_ARENA_MAX": "2"}
+PROCESS = {
+    # Otherwise glibc gives each thread its own heap, which never shrinks below its largest request.
+    "MALLOC_ARENA_MAX": "2",
+    # Otherwise macOS ends a process that gunicorn has forked when it first looks for a proxy.
+    "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",
+}
 NO_POLICY = (
     "no policy was named, so this serves nobatch, one request at a time, as the original did. "
     "./server.sh dynamic batches requests"
@@ -209,7 +213,7 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(130) from None
     if loaded.origin["policy"] == "default":
         banner.note(NO_POLICY)
-    environment = {**HEAP, **os.environ, **config.to_environment(), RESOLVED: resolved, "BATCHING": config.policy}
+    environment = {**PROCESS, **os.environ, **config.to_environment(), RESOLVED: resolved, "BATCHING": config.policy}
     root = str(settings.ROOT)
     os.chdir(root)
     command = [sys.executable, "-m", "gunicorn", "--config", f"{root}/gunicorn_conf.py", "app:app"]

@@ -92,7 +92,7 @@ def free_memory(device: torch.device) -> int:
     """Return the free bytes on `device`, within the limit of a container."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    free = _free_by_sysconf()
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
@@ -103,6 +103,14 @@ def free_memory(device: torch.device) -> int:
     except (OSError, StopIteration, ValueError):
         pass
     return free
+
+
+def _free_by_sysconf() -> int:
+    try:
+        pages = os.sysconf("SC_AVPHYS_PAGES")
+    except ValueError:  # macOS knows only how much memory there is, of which other programs use some
+        pages = os.sysconf("SC_PHYS_PAGES") // 2
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def page_size(device: torch.device) -> int:

@@ -9,6 +9,7 @@ import json
 import selectors
 import socket
 import struct
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -22,18 +23,18 @@ from api.http.deferral import Exchange
 
 LINGER_SECONDS = 5.0  # for a client to read its last response and close
 REQUEST_LINE_BYTES = 64  # enough for every path that generates text
+LIMITS_ARE_INHERITED = sys.platform == "linux"  # by connections from their listener, without a call for each
 MAX_REASON = 200  # characters of gunicorn's message
 
 
-def limit_blocking(listener: socket.socket, receive: float, send: float) -> None:
-    """Limit in seconds how long a read or a write of an accepted connection may block.
+def limit_blocking(sock: socket.socket, receive: float, send: float) -> None:
+    """Limit in seconds how long a read or a write of a connection, or of those that a listener accepts, may block.
 
-    Connections inherit the options of the listening socket. gunicorn reads and writes them in blocking mode; a client
-    that is too slow raises BlockingIOError.
+    gunicorn reads and writes in blocking mode; a client that is too slow raises BlockingIOError.
     """
     for option, seconds in ((socket.SO_RCVTIMEO, receive), (socket.SO_SNDTIMEO, send)):
         whole, rest = divmod(seconds, 1)
-        listener.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(whole), int(rest * 1e6)))
+        sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(whole), int(rest * 1e6)))
 
 
 def peek_request(client: socket.socket) -> str:

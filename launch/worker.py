@@ -30,6 +30,7 @@ from gunicorn.workers.gthread import PollableMethodQueue, TConn, ThreadWorker
 from api.http.admission import HAS_PLACE
 from api.http.deferral import Exchange
 from api.http.handler_pool import BUSY_SECONDS, HandlerPool
+from launch import connections
 from launch.connections import ClosingConnections, peek_request, send_response
 from serving.deadlines import TokenBucket
 
@@ -170,8 +171,11 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             else:
                 self.tpool.submit(self._serve, conn)
             return
+        config = self._service.config
+        if not connections.LIMITS_ARE_INHERITED:
+            connections.limit_blocking(conn.sock, config.receive_timeout, config.send_timeout)
         conn.sock.setblocking(False)
-        conn.timeout = time.monotonic() + self._service.config.receive_timeout
+        conn.timeout = time.monotonic() + config.receive_timeout
         self.pending_conns.append(conn)
         readable = partial(self.on_pending_socket_readable, conn)
         self.poller.register(conn.sock, selectors.EVENT_READ, readable)

@@ -14,7 +14,7 @@ is_without_weights() {
   if [ "${1:-}" = demo ]; then return 0; fi
   while [ $# -gt 0 ]; do
     case "$1" in
-      --demo) return 0 ;;
+      --demo) [ "${2:-}" = off ] || return 0 ;;
       --model) model="${2:-}" ;;
       --model=*) model="${1#--model=}" ;;
     esac
