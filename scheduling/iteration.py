@@ -28,6 +28,7 @@ class Plan:
     preempted: list[Sequence] = field(default_factory=list)
     displaced = FormerField("displaced", "preempted")
     repeats: bool = False  # the same members as in the previous step, each of which decodes one token
+    blocked_by: str | None = None  # one of WAIT_REASONS: why the sequences that were waiting did not join
 
     @property
     def padding(self) -> int:
@@ -112,7 +113,8 @@ class Iteration:
     """One step as it happened: `t` and `seconds` on the scheduler's clock, `queue` the requests left waiting.
 
     `preempted` sequences lost their slots before it and wait again. A step that `repeats` has the members of the one
-    before, each of which decodes one token.
+    before, each of which decodes one token. `blocked_by` is why those in the queue when it was planned did not join, None
+    if all of them did.
     """
 
     n: int
@@ -128,6 +130,7 @@ class Iteration:
     pages_total: int
     preempted: list[str] = field(default_factory=list)
     repeats: bool = False
+    blocked_by: str | None = None
 
     @property
     def batch_size(self) -> int:
@@ -140,6 +143,7 @@ class Iteration:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as `/events` and trace files have it."""
+        blocked = {"blocked_by": self.blocked_by} if self.blocked_by else {}
         preempted = {"displaced": self.preempted} if self.preempted else {}
         return {
             "n": self.n,
@@ -147,6 +151,7 @@ class Iteration:
             "seconds": self.seconds,
             "policy": self.policy,
             "queue": self.queue,
+            **blocked,
             "members": [m._asdict() for m in self.members],
             "joined": self.joined,
             "left": [{"id": id, "reason": reason} for id, reason in self.left],

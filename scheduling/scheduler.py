@@ -131,9 +131,12 @@ class Scheduler:
         if self._repeat is not None:
             # Legal until a sequence joins or leaves: each member has one token pending, and gets it (Hooks.repeats).
             last = self._repeat
-            return Plan(self.number, now, last.sequences, last.counts, last.held, last.padded, repeats=True)
-        sequences, counts, held, paused = allocate(self.policy, self.running, self.token_budget)
-        return Plan(self.number, now, sequences, counts, held, self.policy.padded, joined, paused, preempted)
+            plan = Plan(self.number, now, last.sequences, last.counts, last.held, last.padded, repeats=True)
+        else:
+            sequences, counts, held, paused = allocate(self.policy, self.running, self.token_budget)
+            plan = Plan(self.number, now, sequences, counts, held, self.policy.padded, joined, paused, preempted)
+        plan.blocked_by = self.wait_clock.reason if self.waiting else None
+        return plan
 
     def wake_at(self, now: float) -> float | None:
         """Return when to plan again although nothing arrives; None to sleep until something does."""
@@ -192,7 +195,7 @@ class Scheduler:
         return Iteration(
             plan.number, plan.started_at, now - plan.started_at, self.policy.name, len(self.waiting), members,
             [seq.id for seq in plan.joined], [(s.id, s.finish_reason or "abort") for s in answered],
-            slot_steps, *self.batch.pages.usage, [seq.id for seq in plan.preempted], repeats=plan.repeats,
+            slot_steps, *self.batch.pages.usage, [seq.id for seq in plan.preempted], plan.repeats, plan.blocked_by,
         )  # fmt: skip
 
     def _release(self, leaving: list[Sequence], now: float) -> list[Sequence]:

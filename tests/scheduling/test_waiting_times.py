@@ -29,6 +29,13 @@ def test_waiting_for_the_end_of_a_static_batch_is_reported() -> None:
     assert run.sequences[1].waited == {"policy_order": (3, 33)}
 
 
+def test_each_step_names_why_requests_were_left_in_the_queue() -> None:
+    run = drive(scheduler("nobatch", 1), requests((0, 4, 3), (5, 8, 1), (6, 2, 5)))
+    assert [step.blocked_by for step in run.iterations] == [None, *["slots_full"] * 3, *[None] * 5]
+    run = drive(scheduler("static", 2), requests((0, 4, 3), (5, 8, 1)))
+    assert [step.get("blocked_by") for step in run.records()] == [None, "policy_order", "policy_order", None]
+
+
 def test_the_wait_of_a_cancelled_request_is_reported() -> None:
     run = drive(scheduler("nobatch", 1), requests((0, 4, 3), (0, 4, 3)), cancel={2: [0]})
     assert run.sequences[1].finish_reason == "abort"
