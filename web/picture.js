@@ -5,13 +5,6 @@
   const EB = (root.EB = root.EB || {});
   const { KIND, JOINED, HIT, LEFT } = EB;
   const GUTTER = 42, RIGHT = 10, TOP = 6, QUEUE = 44, AXIS = 18, SPACE = 10, NOTE = 16;
-  const HUES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#a89a00", "#7b61c9"];
-
-  function mix(a, b, share) {
-    const part = (hex, i) => parseInt(hex.slice(1 + 2 * i, 3 + 2 * i), 16);
-    const at = (i) => Math.round(part(a, i) * share + part(b, i) * (1 - share));
-    return `#${[0, 1, 2].map((i) => at(i).toString(16).padStart(2, "0")).join("")}`;
-  }
 
   class Picture {
     constructor(canvas, { height = 420, queue = true } = {}) {
@@ -27,66 +20,7 @@
 
     // Read the page's colors again: the theme may have changed.
     restyle() {
-      const style = getComputedStyle(this.canvas);
-      const value = (name, fallback) => style.getPropertyValue(name).trim() || fallback;
-      this.ink = value("--ink", "#1b1f24");
-      this.faint = value("--faint", "#8b949e");
-      this.paper = value("--panel", "#ffffff");
-      this.track = value("--track", "#eef0f3");
-      this.line = value("--line", "#d0d7de");
-      this.queueInk = value("--queue", "#6e7781");
-      this.tint = Number(value("--tint", "0.5"));
-      this.font = style.fontFamily;
-      this.fills = HUES.map((hue) => ({
-        prefill: hue,
-        decode: mix(hue, this.paper, this.tint),
-        edge: mix(hue, this.ink, 0.55),
-        held: this.hatch(hue),
-        dots: this.dots(hue),
-        label: this.readable(hue),
-      }));
-    }
-
-    readable(hue) {
-      const tint = mix(hue, this.paper, this.tint);
-      const light = [0, 1, 2].map((i) => parseInt(tint.slice(1 + 2 * i, 3 + 2 * i), 16));
-      return 0.3 * light[0] + 0.59 * light[1] + 0.11 * light[2] > 128 ? "#10151b" : "#ffffff";
-    }
-
-    tile(size, paint) {
-      const ratio = root.devicePixelRatio || 1;
-      const tile = document.createElement("canvas");
-      tile.width = tile.height = Math.round(size * ratio);
-      const context = tile.getContext("2d");
-      context.scale(tile.width / size, tile.width / size);
-      paint(context);
-      const pattern = this.context.createPattern(tile, "repeat");
-      pattern.setTransform(new DOMMatrix().scale(size / tile.width));
-      return pattern;
-    }
-
-    hatch(hue) {
-      return this.tile(6, (context) => {
-        context.fillStyle = mix(hue, this.paper, 0.14);
-        context.fillRect(0, 0, 6, 6);
-        context.strokeStyle = mix(hue, this.paper, 0.75);
-        context.lineWidth = 1.3;
-        context.beginPath();
-        for (const at of [-6, 0, 6]) {
-          context.moveTo(at - 1, 7);
-          context.lineTo(at + 7, -1);
-        }
-        context.stroke();
-      });
-    }
-
-    dots(hue) {
-      return this.tile(4, (context) => {
-        context.fillStyle = mix(hue, this.paper, 0.1);
-        context.fillRect(0, 0, 4, 4);
-        context.fillStyle = mix(hue, this.paper, 0.7);
-        context.fillRect(1, 1, 1.4, 1.4);
-      });
+      Object.assign(this, EB.paintsOf(this.canvas, this.context));
     }
 
     // Show the rows in use in the columns from..to, and a few more. Fewer rows are shown once half of them are unused, so that
@@ -457,5 +391,5 @@
     return [1, 2, 5, 10].map((k) => k * power).find((k) => k >= least * 0.999);
   }
 
-  Object.assign(EB, { Picture, PALETTE: HUES, mix });
+  Object.assign(EB, { Picture });
 })(globalThis);
