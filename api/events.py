@@ -157,6 +157,7 @@ def state(service: Service, engine: Engine) -> dict[str, Any]:
         "dtype": engine.dtype,
         "context": engine.context,
         "chats": engine.chats,
+        "sampling": dict(engine.sampling),
         "pages_total": pages.total if pages is not None else 0,
         "show_text": service.config.dashboard_show_text,
         "waiting": list(service.feed.waiting.copy().values()),

@@ -1,16 +1,20 @@
-// Why one request took as long as it did: its times, why it waited, and what was computed with it. The server's record of it
-// is shown where there is one and otherwise, as in a replay, what the step records contain.
+// Why one request took as long as it did: its times, why it waited step by step, and which requests were in the batch with it.
+// The times are those of the server's record where there is one and otherwise, as in a replay, those of the steps.
 "use strict";
 (function (root) {
   const EB = (root.EB = root.EB || {});
-  const { count, seconds, element } = EB;
+  const { count, counted, seconds, element } = EB;
   const REASONS = {
     slots_full: "all slots were taken",
     token_budget: "other requests used up the step's token budget",
     kv_full: "no KV pages were free",
     policy_order: "the policy made it wait: for its turn, or for the batch to end",
     window: "the policy waited for more requests",
+    in_progress: "a step was being computed when it arrived",
+    waited: "the recording does not say why",
   };
+  const ROWS = 12; // of the list of steps, the first and the last
+  const NEIGHBORS = 16;
 
   class Explain {
     // `now()` is the moment shown on the clock of the records; headers(more) returns a request's headers with the API key.
@@ -28,6 +32,7 @@
       this.problem = "";
       this.of = 0;
       this.at = 0;
+      this.drawn = "";
     }
 
     // Explain a request, or stop explaining it.
@@ -42,29 +47,30 @@
       const { chosen, player } = this;
       const request = player.model.requests.get(chosen);
       if (!request) {
-        if (!this.box.hidden || force) this.show(null);
+        if (!this.box.hidden || force) this.box.hidden = true;
         if (chosen && player.model.columns.length) this.chosen = 0;
         return;
       }
-      if (this.of === chosen && (this.record?.state === "finished" || performance.now() - this.at < 1000)) return;
+      if (this.of === chosen && performance.now() - this.at < 1000) return;
       if (this.of !== chosen) this.show(request); // show immediately what this page knows
       this.of = chosen;
       this.at = performance.now();
-      if (player.isLive && !(await this.ask(request))) return;
-      if (!this.box.contains(document.activeElement)) this.show(request);
+      if (player.isLive && this.record?.state !== "finished" && !(await this.ask(request))) return;
+      this.show(request);
     }
 
     // Ask the server for its record; return whether the request is still the chosen one.
     async ask(request) {
       let record = null, problem = "";
       try {
-        const id = encodeURIComponent(request.id.split("/")[0]);
-        const reply = await fetch(`requests/${id}`, { headers: this.headers({}) });
-        if (reply.ok) record = await reply.json();
-        else problem = "The server keeps only the last 1,000 requests, and this one is older.";
-      } catch {
+        const [id, choice] = request.id.split("/");
+        const reply = await fetch(`requests/${encodeURIComponent(id)}`, { headers: this.headers({}) });
+        if (!reply.ok) throw await EB.refusal(reply);
+        record = await reply.json();
+        record = record.choices?.[Number(choice) || 0] ?? record;
+      } catch (error) {
         record = this.record;
-        problem = "The server cannot be reached.";
+        problem = error.status ? error.message : "the server cannot be reached";
       }
       if (this.chosen !== request.number) return false;
       this.record = record;
@@ -72,69 +78,119 @@
       return true;
     }
 
+    // All that is known of the request is shown, wherever the cursor is.
     show(request) {
-      showDetail(this.box, request, this.record, this.problem, () => this.choose(this.chosen), this.now());
-    }
-  }
-
-  // Show the details of one request: the server's record of it or, in a replay, what the step records contain.
-  function showDetail(box, request, record, problem, close, at) {
-    box.hidden = !request;
-    box.replaceChildren();
-    if (!request) return;
-    const title = element("h3", "", `Request #${request.number} `);
-    title.append(element("code", "", request.id));
-    const shut = element("button", "close", "Close");
-    shut.type = "button";
-    shut.addEventListener("click", close);
-    box.append(title, shut);
-    if (request.text) box.append(element("p", "", `“${request.text}”`));
-    const choice = record?.choices?.[0] ?? record;
-    let parts = choice ? partsOf(choice) : partsOfRecords(request);
-    if (!parts.length && request.arrived !== null && at > request.arrived) {
-      parts = [["waited", "waiting so far", at - request.arrived]];
-    }
-    box.append(timeline(parts));
-    box.append(element("p", "", sentence(request, choice)));
-    if (problem) box.append(element("p", "", problem));
-    const waits = choice?.waited ?? [];
-    if (waits.length) {
-      const table = element("table");
-      const head = table.appendChild(element("tr"));
-      for (const text of ["waiting reason", "iterations", "time"]) head.append(element("th", "", text));
-      for (const { reason, iterations, seconds: time } of waits) {
-        const row = table.appendChild(element("tr"));
-        row.append(
-          element("td", "text", `${reason}: ${REASONS[reason] || ""}`),
-          element("td", "", count(iterations)),
-          element("td", "", seconds(time)),
-        );
+      const { model } = this.player;
+      const over = request.left !== null && this.record?.state === "finished";
+      const stamp = [request.number, over || model.version, this.record !== null, this.problem].join();
+      const waits = request.joined === null && request.left === null;
+      if (stamp === this.drawn && !waits) return;
+      // Do not take an element away from the keyboard.
+      if (this.drawn.startsWith(`${request.number},`) && this.box.querySelector(":focus:not(.close)")) return;
+      this.drawn = stamp;
+      const history = EB.historyOf(model, request);
+      const times = this.record ? timesOfRecord(this.record) : timesOf(request);
+      const close = this.box.querySelector(".close") ?? button("close", "Close");
+      close.onclick = () => this.choose(this.chosen);
+      const focused = close === document.activeElement;
+      this.box.hidden = false;
+      this.box.replaceChildren(
+        heading(request, close), moments(request, times), timeline(partsOf(times, this.record, history, this.now())),
+        element("p", "", sentence(request, this.record, history)),
+        columns([...reasons(this.record), ...stepByStep(request, history)], this.neighbors(history)),
+      );
+      if (this.problem) {
+        const problem = element("p", "error", this.problem);
+        problem.setAttribute("role", "alert");
+        this.box.append(problem);
       }
-      box.append(table);
+      if (focused) close.focus();
+    }
+
+    // Who was in the batch with it; a click explains that request.
+    neighbors({ neighbors, own }) {
+      if (!own) return [];
+      const list = element("ul", "neighbors");
+      for (const { request, number, together } of neighbors.slice(0, NEIGHBORS)) {
+        const who = button("who", "");
+        const mark = who.appendChild(element("i"));
+        if (request?.hue >= 0) mark.style.background = EB.PALETTE[request.hue];
+        who.append(element("b", "", `#${number}`), element("span", "", counted(together, "step")));
+        if (request) who.onclick = () => this.choose(number);
+        else who.disabled = true;
+        list.appendChild(element("li")).append(who);
+      }
+      const more = neighbors.length - NEIGHBORS;
+      if (more > 0) list.append(element("li", "sub", `and ${count(more)} more`));
+      if (!neighbors.length) list.append(element("li", "sub", "Nobody: it had the batch to itself."));
+      return [element("h3", "", "In the batch with it"), list];
     }
   }
 
-  function partsOf(record) {
-    const parts = (record.waited || []).map((w) => ["waited", w.reason, w.seconds]);
-    const { arrived_at: came, scheduled_at: began, first_token_at: first, finished_at: end } = record;
-    if (!parts.length && came && began && began - came > 1e-4) parts.push(["waited", "waited", began - came]);
-    if (began && (first || end)) parts.push(["prefill", "prefill", (first || end) - began]);
-    if (first && end) parts.push(["decode", "decode", end - first]);
-    return parts;
+  function button(name, text) {
+    const result = element("button", name, text);
+    result.type = "button";
+    return result;
   }
 
-  function partsOfRecords({ arrived, joined, first, left, last }) {
-    const parts = [];
-    if (arrived !== null && joined !== null) parts.push(["waited", "waited", joined - arrived]);
-    if (joined !== null && first !== null) parts.push(["prefill", "prefill", first - joined]);
-    if (first !== null) parts.push(["decode", "decode", (left ?? last) - first]);
-    return parts;
+  function columns(...lists) {
+    const box = element("div", "split");
+    for (const list of lists) {
+      if (list.length) box.appendChild(element("div")).append(...list);
+    }
+    return box;
+  }
+
+  function heading(request, close) {
+    const bar = element("div", "bar");
+    const title = bar.appendChild(element("h2", "", `Request #${request.number} `));
+    title.append(element("code", "", request.id));
+    bar.append(close);
+    if (request.text) bar.append(element("p", "said", `“${request.text}”`));
+    return bar;
+  }
+
+  // The moments of a request on one clock; null where it has not come so far.
+  function timesOf({ arrived, joined, first, left, reason }) {
+    return { arrived, joined, first, left, reason };
+  }
+
+  function timesOfRecord({ arrived_at: arrived, scheduled_at: joined, first_token_at: first, finished_at: left, finish_reason: reason }) {
+    return { arrived, joined, first, left, reason };
+  }
+
+  function moments(request, { arrived, joined, first, left, reason }) {
+    const list = element("ol", "moments");
+    const from = arrived ?? joined;
+    const add = (name, at, detail) => {
+      const item = list.appendChild(element("li", at === null ? "ahead" : ""));
+      const after = at === null || from === null ? "–" : at === from ? "0 s" : `+${seconds(at - from)}`;
+      item.append(element("span", "", name), element("b", "", after), element("small", "", at === null ? "" : detail));
+    };
+    add("arrived", arrived, request.prompt === null ? "" : counted(request.prompt, "prompt token"));
+    add("joined", joined, request.joinedAt ? `iteration ${count(request.joinedAt)}, slot ${request.slot}` : "");
+    add("first token", first, "");
+    add("left", left, reason ?? "");
+    return list;
+  }
+
+  // The parts of the bar: [kind, name, seconds].
+  function partsOf({ arrived, joined, first, left }, record, { held }, now) {
+    if (!record && arrived !== null && joined === null) return [["waited", "waiting so far", Math.max(0, (left ?? now) - arrived)]];
+    const parts = (record?.waited ?? []).map((wait) => ["waited", wait.reason, wait.seconds]);
+    if (!parts.length && arrived !== null && joined !== null) parts.push(["waited", "waited", joined - arrived]);
+    if (joined !== null && (first ?? left) !== null) parts.push(["prefill", "prefill", (first ?? left) - joined]);
+    if (first !== null && left !== null) {
+      parts.push(["decode", "decode", Math.max(0, left - first - held)]);
+      if (held) parts.push(["held", "held", held]);
+    }
+    return parts.filter(([, , time]) => time > 0);
   }
 
   function timeline(parts) {
     const bar = element("div", "timeline");
     bar.setAttribute("role", "img");
-    bar.setAttribute("aria-label", parts.map(([, name, time]) => `${name} ${seconds(time)}`).join(", ") || "still waiting");
+    bar.setAttribute("aria-label", parts.map(([, name, time]) => `${name} ${seconds(time)}`).join(", ") || "it has just arrived");
     const total = parts.reduce((sum, [, , time]) => sum + time, 0) || 1;
     for (const [kind, name, time] of parts) {
       const part = bar.appendChild(element("div", kind, time / total > 0.12 ? `${name} ${seconds(time)}` : ""));
@@ -145,16 +201,63 @@
     return bar;
   }
 
-  function sentence(request, record) {
-    if (!record) return request.joinedAt ? `Joined at iteration ${count(request.joinedAt)}.` : "Waiting in the queue.";
-    const words = [`${count(record.prompt_tokens)} prompt tokens, ${count(record.output_tokens)} output tokens`];
-    if (record.cached_tokens) words.push(`${count(record.cached_tokens)} prompt tokens cached`);
-    if (record.iterations) {
-      words.push(`iterations ${count(record.iterations[0])} to ${count(record.iterations[1])}`);
-      words.push(`batch size ${record.batch.mean.toFixed(1)} on average, ${record.batch.max} at most`);
+  function sentence(request, record, { own, steps, before }) {
+    const words = [];
+    if (record) {
+      words.push(`${counted(record.prompt_tokens, "prompt token")}, ${counted(record.output_tokens, "output token")}`);
+      if (record.cached_tokens) words.push(`${counted(record.cached_tokens, "prompt token")} from the prefix cache`);
+      if (record.iterations) words.push(`batch size ${record.batch.mean.toFixed(1)} on average, ${count(record.batch.max)} at most`);
     }
-    words.push(record.state === "finished" ? `finished: ${record.finish_reason}` : record.state);
-    return `${words.join("; ")}.`;
+    if (own) {
+      const named = Object.entries(steps).filter(([, number]) => number).map(([name, number]) => `${count(number)} ${name}`);
+      words.push(`${counted(own, "step")} in a slot (${named.join(", ")})`);
+    }
+    if (before) words.push(`it got the slot that #${before.number} left at iteration ${count(before.n)}`);
+    if (request.preempted) words.push(`preempted ${counted(request.preempted, "time")}`);
+    if (record) words.push(record.state === "finished" ? `finished: ${record.finish_reason}` : record.state);
+    return words.length ? `${words.join("; ")}.` : "Waiting in the queue.";
+  }
+
+  function tableOf(heads, rows) {
+    const table = element("table");
+    const head = table.appendChild(element("thead")).appendChild(element("tr"));
+    for (const text of heads) head.appendChild(element("th", "", text)).scope = "col";
+    const body = table.appendChild(element("tbody"));
+    for (const cells of rows) {
+      const row = body.appendChild(element("tr"));
+      for (const [k, text] of cells.entries()) row.append(element("td", k === cells.length - 1 ? "text" : "", text));
+    }
+    return table;
+  }
+
+  // Why it waited, in all: the server's totals.
+  function reasons(record) {
+    const waits = record?.waited ?? [];
+    if (!waits.length) return [];
+    const rows = waits.map(({ reason, iterations, seconds: time }) =>
+      [reason, count(iterations), seconds(time), REASONS[reason] ?? ""]);
+    return [element("h3", "", "Why it waited"), tableOf(["reason", "iterations", "time", "meaning"], rows)];
+  }
+
+  function stepByStep(request, { waits, complete, oldest }) {
+    const parts = [element("h3", "", "While it waited, step by step")];
+    if (!complete) parts.push(element("p", "sub", `This page no longer has the steps before iteration ${count(oldest)}.`));
+    if (!waits.length) {
+      if (!complete || request.joined === null || request.arrived === null) return [];
+      return [...parts, element("p", "sub", "No step passed: it joined the first one after its arrival.")];
+    }
+    const rows = waits.map((wait) => [
+      wait.from === wait.to ? count(wait.from) : `${count(wait.from)}–${count(wait.to)}`,
+      seconds(wait.seconds), circumstances(wait), REASONS[wait.reason] ?? wait.reason,
+    ]);
+    const hidden = rows.length - ROWS;
+    if (hidden > 0) rows.splice(ROWS / 2, hidden, ["…", "", "", `${counted(hidden, "change")} of the reason not shown`]);
+    return [...parts, tableOf(["iterations", "time", "at their end", "why"], rows)];
+  }
+
+  function circumstances({ reason, taken, held, slots, pages }) {
+    if (reason === "kv_full") return `${count(pages.used)} of ${count(pages.total)} KV pages used`;
+    return `${count(taken)} of ${counted(slots, "slot")} taken${held ? `, ${count(held)} held` : ""}`;
   }
 
   Object.assign(EB, { Explain });

@@ -8,6 +8,11 @@
     return Math.round(value).toLocaleString("en");
   }
 
+  // A number of things, such as 1 token or 2 tokens.
+  function counted(value, noun) {
+    return `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+  }
+
   // Seconds with three digits and a unit; a dash where there is no value.
   function seconds(value) {
     if (value === null || value === undefined || !Number.isFinite(value)) return "–";
@@ -27,5 +32,5 @@
     return value >= 100 ? count(value) : value.toFixed(value ? 1 : 0);
   }
 
-  Object.assign(EB, { count, seconds, percent, figure });
+  Object.assign(EB, { count, counted, seconds, percent, figure });
 })(globalThis);

@@ -27,11 +27,17 @@
   const explain = new EB.Explain($("detail"), player, { now: momentShown, headers });
   const table = new EB.Requests($("rows"), (number) => explain.choose(number), (number) => (pointed = number));
   const chart = new EB.MinuteChart($("chart"));
+  EB.setUpHelp();
   EB.setUpLoad({ headers });
-  const tryIt = EB.setUpTry({
+  const playground = new EB.Playground({
     headers,
     sent(id) {
       mine = id;
+      $("own-key").hidden = false;
+    },
+    explain(id) {
+      const number = live.numbers.get(id);
+      if (number && number !== explain.chosen) explain.choose(number);
     },
   });
 
@@ -49,7 +55,7 @@
         device: state.device, dtype: state.dtype, parameters: state.parameters, pages: state.pages_total, run: state.run,
         chats: state.chats,
       };
-      tryIt.ask(state.chats);
+      playground.fit(state);
       for (const arrival of state.waiting) live.arrival(arrival);
       shadow = state.shadow;
       showFacts();
@@ -211,12 +217,14 @@
 
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.target.closest("input, textarea, select, button, .scroll, a, summary, dialog")) return;
+    if (event.target.closest("input, textarea, select, dialog")) return;
+    if (event.key === "Escape" && explain.chosen) explain.choose(explain.chosen);
+    if (event.target.closest("button, .scroll, a, summary")) return;
     const act = {
       " ": () => player.play(!player.playing), ArrowLeft: () => stepBy(-1), ArrowRight: () => stepBy(1),
       "+": () => magnify(1), "=": () => magnify(1), "-": () => magnify(-1),
       ArrowUp: () => moveHover(-1), ArrowDown: () => moveHover(1),
-      Enter: () => chooseHover(), Escape: () => explain.chosen && explain.choose(explain.chosen),
+      Enter: () => chooseHover(),
     }[event.key];
     if (!act || (event.key.startsWith("Arrow") && event.target !== $("picture") && event.target !== document.body)) return;
     if ((event.key === "ArrowUp" || event.key === "ArrowDown") && event.target !== $("picture")) return;
@@ -322,7 +330,7 @@
   requestAnimationFrame(frame);
   // For tests and debugging.
   EB.page = {
-    get model() { return player.model; }, live, feed, frames, picture, show, player,
+    get model() { return player.model; }, live, feed, frames, picture, show, player, explain, playground,
     get cursor() { return player.cursor; }, get index() { return player.index; },
   };
 })();

@@ -183,7 +183,7 @@
       const first = row.element.appendChild(element("td"));
       first.append(button);
       row.mark = button.firstChild;
-      row.own = first.appendChild(element("span", "own", "yours"));
+      row.own = first.appendChild(element("span", "yours", "yours"));
       row.text = first.appendChild(element("span", "text-of"));
       for (let k = 0; k < 5; k++) row.cells.push(row.element.appendChild(element("td")));
       const progress = row.cells[2].appendChild(element("div", "progress"));

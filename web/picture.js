@@ -215,9 +215,10 @@
       }
       context.globalAlpha = 1;
       if (column.who[slot] === view.own) {
-        context.strokeStyle = this.ink;
-        context.lineWidth = 2;
-        context.strokeRect(x, y, width, height);
+        context.fillStyle = this.ink;
+        for (const edge of [y - 1, y + height - 1]) context.fillRect(x, edge, width, 2);
+        if (column.has(slot, JOINED)) context.fillRect(x, y, 2, height);
+        if (model.columns[last].has(slot, LEFT)) context.fillRect(x + width - 2, y, 2, height);
       }
     }
 

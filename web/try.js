@@ -1,70 +1,209 @@
-// The prompt box. A model with a chat template gets what the box holds as a message.
+// The prompt box: a text to continue, or a chat with a model that has a chat template. It keeps the turns of a chat, shows how
+// long this answer took, and cancels its request when the page is left.
 "use strict";
 (function (root) {
   const EB = (root.EB = root.EB || {});
   const $ = (id) => document.getElementById(id);
+  const NUMBERS = { temperature: "temperature", "top-p": "top_p", "top-k": "top_k", seed: "seed" }; // by the id of the field
+  const USUAL = { temperature: 1, top_p: 1, top_k: 0 }; // without a recommendation of the model's authors
+  const ALTERNATIVES = 5;
+  const EXAMPLES = { chat: "What is the capital of France?", text: "ROMEO:" };
 
-  // headers(more) returns a request's headers with the API key; sent(id) is called when this page sends a request.
-  function setUp({ headers, sent }) {
-    const answer = $("answer");
-    answer.classList.add("none");
-    let control = null;
-    let chats = false;
-
-    // Fit the box to the served model, unless the user has written in it.
-    function ask(asChat) {
-      const box = $("prompt");
-      const untouched = box.value === box.defaultValue;
-      chats = asChat;
-      box.defaultValue = chats ? "What is the capital of France?" : "ROMEO:";
-      if (untouched) box.value = box.defaultValue;
-      EB.put("prompt-label", chats ? "Message" : "Prompt");
+  class Playground {
+    // headers(more) returns a request's headers with the API key; sent(id) is called when a request is sent, and
+    // explain(id) to have it explained.
+    constructor({ headers, sent, explain }) {
+      this.headers = headers;
+      this.sent = sent;
+      this.answer = new EB.Answer($("answer"), $("alternatives"));
+      this.control = null;
+      this.id = "";
+      this.turns = []; // messages of the chat
+      this.mode = "text";
+      $("mode").addEventListener("change", () => this.setMode($("mode").value));
+      $("new-chat").addEventListener("click", () => this.restart());
+      $("cancel").addEventListener("click", () => this.stop());
+      $("explain-answer").addEventListener("click", () => explain(this.id));
+      $("prompt").addEventListener("keydown", (event) => {
+        if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("prompt-form").requestSubmit();
+      });
+      $("prompt-form").addEventListener("submit", (event) => {
+        event.preventDefault();
+        this.send();
+      });
+      addEventListener("pagehide", () => this.stop());
     }
 
-    $("cancel").addEventListener("click", () => control?.abort());
-    $("prompt").addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("prompt-form").requestSubmit();
-    });
-    $("prompt-form").addEventListener("submit", async (event) => {
-      event.preventDefault();
-      const prompt = $("prompt").value;
-      const tokens = Number($("tokens").value) || 40;
-      // Greedy, because small chat models often answer nonsense at temperature 1.
-      const [path, body] = chats
-        ? ["v1/chat/completions", { messages: [{ role: "user", content: prompt }], max_tokens: tokens, temperature: 0 }]
-        : ["inference", { prompt, num_tokens: tokens }];
-      const id = `page-${Array.from(crypto.getRandomValues(new Uint32Array(2)), (n) => n.toString(36)).join("")}`;
-      control = new AbortController();
-      $("send").disabled = true;
-      $("cancel").disabled = false;
-      answer.classList.remove("none");
-      answer.textContent = chats ? `${prompt}\n\n` : prompt;
+    // Fit the box to the served model: whether it chats, and the sampling that its authors recommend.
+    fit({ chats, sampling = {} }) {
+      $("mode-field").hidden = !chats;
+      if (this.fitted !== chats) this.setMode(chats ? "chat" : "text");
+      this.fitted = chats;
+      for (const [field, name] of Object.entries(NUMBERS)) {
+        if (name in USUAL) $(field).placeholder = String(sampling[name] ?? USUAL[name]);
+      }
+      // Greedy unless the authors say otherwise, because small chat models often answer nonsense at temperature 1.
+      const greedy = chats && sampling.temperature === undefined;
+      if ($("temperature").value === $("temperature").defaultValue) $("temperature").value = greedy ? "0" : "";
+      $("temperature").defaultValue = greedy ? "0" : "";
+    }
+
+    setMode(mode) {
+      this.mode = mode;
+      $("mode").value = mode;
+      const box = $("prompt"), untouched = box.value === box.defaultValue;
+      box.defaultValue = EXAMPLES[mode];
+      if (untouched) box.value = box.defaultValue;
+      EB.put("prompt-label", mode === "chat" ? "Message" : "Prompt");
+      this.restart();
+    }
+
+    restart() {
+      this.stop();
+      this.control = null;
+      this.busy(false);
+      this.turns = [];
+      this.answer.clear();
+      this.answer.box.classList.add("none");
+      this.answer.box.textContent = "The answer appears here, token by token.";
+      $("answer-facts").hidden = true;
+      $("new-chat").hidden = true;
       EB.showError("answer-error", "");
-      sent(id);
+    }
+
+    stop() {
+      this.control?.abort();
+    }
+
+    // The route and the body of a request for the text in the box.
+    request(text) {
+      const options = { max_tokens: Number($("tokens").value) || 60, stream: $("stream").checked };
+      for (const [field, name] of Object.entries(NUMBERS)) {
+        if ($(field).value.trim() !== "") options[name] = Number($(field).value);
+      }
+      const stops = $("stops").value.split("\n").filter(Boolean).map((line) => line.replace(/\\n/g, "\n"));
+      if (stops.length) options.stop = stops;
+      if (options.stream) options.stream_options = { include_usage: true, continuous_usage_stats: true };
+      const scored = $("scored").checked;
+      if (this.mode === "text") return ["v1/completions", { prompt: text, ...(scored && { logprobs: ALTERNATIVES }), ...options }];
+      const messages = [...this.turns, { role: "user", content: text }];
+      return ["v1/chat/completions", { messages, ...(scored && { logprobs: true, top_logprobs: ALTERNATIVES }), ...options }];
+    }
+
+    async send() {
+      const text = $("prompt").value;
+      const [path, body] = this.request(text);
+      const control = (this.control = new AbortController());
+      this.id = `page-${Array.from(crypto.getRandomValues(new Uint32Array(2)), (n) => n.toString(36)).join("")}`;
+      this.busy(true);
+      const places = this.place(text);
+      const clock = new Stopwatch();
+      this.sent(this.id);
+      let said = "", problem = "";
       try {
         const reply = await fetch(path, {
-          method: "POST",
-          signal: control.signal,
-          headers: headers({ "Content-Type": "application/json", "X-Request-Id": id }),
-          body: JSON.stringify({ ...body, stream: true }),
+          method: "POST", signal: control.signal, body: JSON.stringify(body),
+          headers: this.headers({ "Content-Type": "application/json", "X-Request-Id": this.id }),
         });
         if (!reply.ok) throw await EB.refusal(reply);
-        for await (const piece of EB.events(reply)) {
+        for await (const piece of body.stream ? EB.events(reply) : [await reply.json()]) {
           if (piece.error) throw new Error(piece.error.message);
-          answer.append(piece.choices?.[0]?.delta.content || piece.text || ""); // a text node
-          answer.scrollTop = answer.scrollHeight;
+          said += this.take(piece, clock, body.stream);
         }
       } catch (error) {
-        if (control.signal.aborted) answer.append(" [stopped]");
-        else EB.showError("answer-error", error.message);
-      } finally {
-        $("send").disabled = false;
-        $("cancel").disabled = true;
+        if (!control.signal.aborted) problem = error instanceof TypeError ? "the server cannot be reached" : error.message;
       }
-    });
+      if (control !== this.control) return; // a new chat has begun
+      this.control = null;
+      clock.stopped = control.signal.aborted;
+      this.finish(text, said, problem, places);
+      if (!problem) this.showFacts(clock);
+      this.busy(false);
+    }
 
-    return { ask };
+    busy(is) {
+      $("send").disabled = is;
+      $("cancel").disabled = !is;
+      if (is) {
+        EB.showError("answer-error", "");
+        $("answer-facts").hidden = true;
+      }
+    }
+
+    // Show the text that was sent, and make a place for the answer; return the two elements.
+    place(text) {
+      if (this.mode === "text" || !this.turns.length) this.answer.clear();
+      const own = this.answer.begin(this.mode === "chat" ? "user" : "prompt");
+      own.textContent = text;
+      return [own, this.answer.begin(this.mode === "chat" ? "model" : "rest")];
+    }
+
+    // Show a piece of the answer; return its text.
+    take(piece, clock, streamed) {
+      const [choice] = piece.choices ?? [];
+      const text = choice?.delta?.content ?? choice?.message?.content ?? choice?.text ?? "";
+      if (choice) this.answer.add(text, EB.scoresOf(choice));
+      clock.note(text, piece, streamed);
+      if (clock.tokens) this.showFacts(clock);
+      return text;
+    }
+
+    // Keep the turns of a chat. A message without an answer goes back into the box.
+    finish(text, said, problem, places) {
+      EB.showError("answer-error", problem);
+      if (this.mode !== "chat") return;
+      if (said) {
+        this.turns.push({ role: "user", content: text }, { role: "assistant", content: said });
+        $("prompt").value = $("prompt").defaultValue = "";
+      } else {
+        for (const place of places) place.remove();
+      }
+      $("new-chat").hidden = !this.turns.length;
+    }
+
+    showFacts(clock) {
+      EB.put("answer-timing", clock.words());
+      $("answer-facts").hidden = false;
+    }
   }
 
-  Object.assign(EB, { setUpTry: setUp });
+  // How long an answer took, as this page sees it.
+  class Stopwatch {
+    constructor() {
+      this.began = this.last = performance.now();
+      this.first = null; // when the first text of a stream came, in milliseconds
+      this.tokens = this.tokensAtFirst = 0;
+      this.ended = "";
+      this.stopped = false;
+    }
+
+    note(text, piece, streamed) {
+      const now = performance.now();
+      if (piece.choices?.length) this.last = now;
+      if (piece.usage) this.tokens = piece.usage.completion_tokens;
+      if (streamed && text && this.first === null) {
+        this.first = now;
+        this.tokensAtFirst = this.tokens;
+      }
+      const [choice] = piece.choices ?? [];
+      if (choice?.finish_reason === "length") this.ended = "ended at its limit";
+      else if (typeof choice?.stop_reason === "string") this.ended = `ended at “${choice.stop_reason}”`;
+      else if (choice?.finish_reason) this.ended = "ended by itself";
+    }
+
+    words() {
+      const { counted, seconds, figure } = EB;
+      const total = (this.last - this.began) / 1000;
+      const words = [`${counted(this.tokens, "token")} in ${seconds(total)}`];
+      // The rate of a stream is that of the tokens after those of its first piece.
+      const after = this.first === null ? total : (this.last - this.first) / 1000;
+      const later = this.tokens - this.tokensAtFirst;
+      if (this.first !== null) words.unshift(`first token after ${seconds((this.first - this.began) / 1000)}`);
+      if (later > 0 && after > 0) words.push(`${figure(later / after)} tokens/s`);
+      if (this.stopped || this.ended) words.push(this.stopped ? "stopped" : this.ended);
+      return words.join(" · ");
+    }
+  }
+
+  Object.assign(EB, { Playground });
 })(globalThis);

@@ -10,7 +10,7 @@ from browser import BROWSER, Tab
 from support import Server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "log"
     flags = ("--model", "mock:llm-mock@5", "--max-batch-size", "8")
@@ -18,7 +18,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     api = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed: tools/setup.sh requirements-dev.txt does it"

@@ -68,7 +68,7 @@ def test_the_box_streams_an_answer_and_text_stays_text(tab: Tab) -> None:
     assert answer.startswith(prompt)
     assert len(answer) > len(prompt)
     tab.until("document.querySelector('#rows').textContent.includes('<img src=x')")
-    page.click("#rows tr:has(.own:not([hidden])) button")
+    page.click("#rows tr:has(.yours:not([hidden])) button")
     tab.until("document.querySelector('#detail').textContent.includes('finished: length')")
     assert page.locator("#rows img, #detail img, #answer img").count() == 0
     assert tab.complaints == []

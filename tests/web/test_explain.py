@@ -1,0 +1,85 @@
+"""What the live page explains: a request, and the words it uses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Tab, in_a_browser
+from driver import Run, drive, requests, scheduler
+
+from scheduling.pages import PagePool
+
+pytestmark = in_a_browser
+
+
+def replay(tab: Tab, run: Run, path: Path) -> Any:
+    """Open the page with the recording of a run."""
+    arrivals = [
+        {"id": s.id, "t": s.arrived_at, "prompt_tokens": len(s.prompt_ids), "max_tokens": s.max_tokens}
+        for s in run.sequences
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in arrivals + run.records()))
+    page = tab.open()
+    page.set_input_files("#file", path)
+    tab.until("EB.page.model !== EB.page.live")
+    return page
+
+
+@pytest.mark.parametrize("policy", ["static", "dynamic"])
+def test_the_steps_in_which_a_request_waited_are_those_that_the_scheduler_counted(
+    tab: Tab, tmp_path: Path, policy: str
+) -> None:
+    # Steps end at whole numbers, so only the first request arrives between two steps.
+    trace = [(i * 7.25, 3 + i * 5 % 17, 1 + i * 11 % 23) for i in range(24) if i % 4 or not i]
+    run = drive(scheduler(policy, 3, PagePool(20, 4)), requests(*trace))
+    page = replay(tab, run, tmp_path / "run.jsonl")
+    shown = page.evaluate(
+        """() => {
+          const { model } = EB.page;
+          return Object.fromEntries([...model.requests.values()].map((request) => [request.id,
+            EB.historyOf(model, request).waits.map(({ reason, steps, seconds }) => [reason, steps, seconds])]));
+        }"""
+    )
+    for seq in run.sequences:
+        steps: dict[str, int] = {}
+        for reason, number, _ in shown[seq.id]:
+            name = "policy_order" if reason == "in_progress" else reason  # as the scheduler counts it
+            steps[name] = steps.get(name, 0) + number
+        assert steps == {reason: number for reason, (number, _) in seq.waited.items() if number}, seq.id
+        assert sum(time for *_, time in shown[seq.id]) == pytest.approx(seq.scheduled_at - seq.arrived_at)
+
+
+def test_a_click_on_a_request_shows_its_times_its_waiting_and_its_neighbors(tab: Tab, tmp_path: Path) -> None:
+    run = drive(scheduler("static", 2), requests((0, 5, 9), (0, 5, 3), (1, 5, 2)))
+    page = replay(tab, run, tmp_path / "run.jsonl")
+    page.focus("#seek")
+    page.keyboard.press("End")
+    tab.until("document.querySelectorAll('#rows tr').length === 3")
+    page.locator("#rows tr", has_text="#2").click()
+    detail = page.locator("#detail")
+    assert "6 held" in detail.text_content()
+    assert detail.locator(".neighbors b").all_text_contents() == ["#1"]
+    page.click("#detail .neighbors button")
+    assert detail.locator("h2").text_content().startswith("Request #1 ")
+    page.click("#detail .close")
+    page.locator("#rows tr", has_text="#3").click()
+    cells = [row.locator("td").all_text_contents() for row in detail.locator("tbody tr").all()]
+    assert [(row[0], row[2]) for row in cells] == [("1", "2 of 2 slots taken"), ("2–9", "2 of 2 slots taken, 1 held")]
+    page.keyboard.press("Escape")
+    assert detail.is_hidden()
+    assert tab.complaints == []
+
+
+def test_the_help_closes_with_escape_and_the_focus_returns(tab: Tab) -> None:
+    page = tab.open()
+    page.focus("#help-open")
+    page.keyboard.press("Enter")
+    assert page.locator("#help-terms dt").count() == 9
+    assert page.is_visible("#help svg")
+    page.keyboard.press("Escape")
+    assert page.is_hidden("#help")
+    assert page.evaluate("document.activeElement.id") == "help-open"
+    assert tab.complaints == []
