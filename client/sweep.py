@@ -32,7 +32,7 @@ from rich.console import Console
 from . import compare, ending, flags, runs
 from .console import guarded, leave, say
 from .experiment import DEFAULT_WARMUP, Experiment, draw
-from .options import POSITIVE, Argument, Choice, Option, Parameter, UsageError, Values
+from .options import POSITIVE, Argument, Choice, Command, Option, Parameter, UsageError, Values
 from .send.target import Target
 from .workloads.arrivals import Arrivals
 
@@ -96,15 +96,19 @@ SWEPT = [
 ]  # fmt: skip
 
 
-def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
-    """Read the command line."""
+def build_command() -> Command:
     what = Argument("what", "policies, or name=URL of running servers", nargs=-1, default=[])
     sections: dict[str, Sequence[Parameter]] = {
         "arguments": [what], "sweep": SWEPT, "workload": flags.SENT, "servers to start": compare.STARTED,
         "requests": compare.ASKED, "output": compare.OUTPUT,
     }  # fmt: skip
     intro = (__doc__ or "").partition("\n")[0] + "\n\nBy default: static and dynamic with bard."
-    args = flags.parse(flags.command("python -m client.sweep", intro, sections, EXAMPLES), argv, environ)
+    return flags.command("python -m client.sweep", intro, sections, EXAMPLES)
+
+
+def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
+    """Read the command line."""
+    args = flags.parse(build_command(), argv, environ)
     args.what = args.what or ["static", "dynamic"]
     compare.check_urls(args.what)
     args.model, args.load_format = args.model or "bard", args.load_format or "auto"

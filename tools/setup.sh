@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Create .venv and install a requirements file into it. Later calls skip what is done.
-# usage: tools/setup.sh requirements.txt|requirements-mock.txt|requirements-dev.txt [the server's arguments]
+# usage: tools/setup.sh [client/]requirements.txt|requirements-mock.txt|requirements-dev.txt [the server's arguments]
 # Where the arguments start a server without weights, requirements-mock.txt takes the place of requirements.txt.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -32,7 +32,10 @@ takes_cpu_build() {
 }
 
 if [ "$wanted" = requirements.txt ] && is_without_weights "$@"; then wanted=requirements-mock.txt; fi
+with_torch=yes
+case "$wanted" in client/requirements.txt | requirements-mock.txt) with_torch= ;; esac
 case "$wanted" in  # each of these files includes the one before it
+  client/requirements.txt) enough="requirements-dev.txt requirements.txt requirements-mock.txt client-requirements.txt" ;;
   requirements-mock.txt) enough="requirements-dev.txt requirements.txt requirements-mock.txt" ;;
   requirements.txt) enough="requirements-dev.txt requirements.txt" ;;
   *) enough="$wanted" ;;
@@ -43,7 +46,7 @@ for file in $enough; do
   if [ -x .venv/bin/python ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$sum" ]; then exit 0; fi
 done
 
-if [ "$wanted" != requirements-mock.txt ] && [ "$(uname -sm)" = "Darwin x86_64" ]; then
+if [ "$with_torch" ] && [ "$(uname -sm)" = "Darwin x86_64" ]; then
   echo "error: PyTorch has no build for Macs with Intel processors. Use --model mock:llm-mock, which needs none" >&2
   exit 1
 fi
@@ -58,7 +61,7 @@ if [ ! -x .venv/bin/python ]; then
 fi
 install=(.venv/bin/python -m pip install --disable-pip-version-check -q)
 echo "first use: installing $wanted into .venv, which takes a minute or more" >&2
-if [ "$wanted" != requirements-mock.txt ] && takes_cpu_build; then
+if [ "$with_torch" ] && takes_cpu_build; then
   # Only this package comes from there, and what it needs from the ordinary index.
   "${install[@]}" --no-deps --index-url "$cpu_builds" --timeout 10 --retries 1 "$(grep '^torch==' requirements.txt)" >&2 ||
     echo "warning: cannot get the CPU build of PyTorch. The build with CUDA takes its place, which is larger" >&2
@@ -68,4 +71,4 @@ if ! "${install[@]}" -r "$wanted" >&2 || { [ -s "$alone" ] && ! "${install[@]}" 
   echo "error: cannot install $wanted; see above for the reason. Fix it and run the command again" >&2
   exit 1
 fi
-echo "$sum" > ".venv/.installed-$wanted"
+echo "$sum" > ".venv/.installed-${wanted//\//-}"

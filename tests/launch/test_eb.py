@@ -1,0 +1,48 @@
+"""The one entry point: what ./eb lists, where it works, and what it passes through."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from support import ROOT, clean_environment
+
+pytestmark = pytest.mark.skipif(not (ROOT / ".venv/bin/python").exists(), reason="./eb would install .venv first")
+
+
+def eb(*words: str, script: Path = ROOT / "eb", **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run ./eb in another folder than the project's."""
+    env = {**clean_environment(), **environ}
+    return subprocess.run([script, *words], cwd=os.sep, env=env, capture_output=True, text=True)
+
+
+def test_alone_it_lists_every_command_that_it_knows() -> None:
+    listed = re.findall(r"^  (\w+) ", eb().stdout, re.MULTILINE)
+    known = re.findall(r"^  (\w+)\)", (ROOT / "eb").read_text(), re.MULTILINE)
+    assert sorted([*listed, "help"]) == sorted(known)
+
+
+@pytest.mark.parametrize("words", [["compre"], ["help", "compre"]])
+def test_a_mistyped_command_is_answered_with_the_nearest(words: list[str]) -> None:
+    done = eb(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: unknown command 'compre'. Did you mean 'compare'? Run ")
+
+
+def test_through_a_link_a_command_gets_its_arguments_and_passes_its_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "eb").symlink_to(ROOT / "eb")
+    done = eb("top", "http://127.0.0.1:1", "--seconds", "0.1", script=tmp_path / "eb")
+    assert (done.returncode, done.stdout[:1]) == (3, "c")
+    assert done.stderr.startswith("error: cannot reach http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"), [("sim", {"simulate"}), ("simulate che", {"check"}), ("sweep --over us", {"users"})]
+)
+def test_a_shell_completes_commands_and_what_belongs_to_them(words: str, found: set[str]) -> None:
+    line = ["eb", *words.split()]
+    done = eb(_EB_COMPLETE="bash_complete", COMP_WORDS=" ".join(line), COMP_CWORD=str(len(line) - 1))
+    assert {row.partition(",")[2] for row in done.stdout.splitlines()} == found

@@ -1,0 +1,85 @@
+"""Answers a shell that completes a command line of `./eb`; the script calls it when `_EB_COMPLETE` is set.
+
+Only the command that is being completed is imported, because this runs at every press of the Tab key. This module must
+not know any option: it takes them from the commands.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from client.shell import complete
+
+
+class Group(click.Group):
+    """A command that begins with the name of another; each is made when it is needed."""
+
+    def __init__(self, name: str, makers: Mapping[str, Callable[[], click.Command]]) -> None:
+        super().__init__(name)
+        self._makers = makers
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._makers)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        make = self._makers.get(cmd_name)
+        return make() if make else None
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in self._makers if name.startswith(incomplete)]
+
+
+def serve() -> click.Command:
+    import config
+    import policies
+
+    return config.command({name: policies.summary(name) for name in policies.names()})
+
+
+def load() -> click.Command:
+    from client import client
+
+    return client.build_command()
+
+
+def compare() -> click.Command:
+    from client import compare
+
+    return compare.build_command()
+
+
+def sweep() -> click.Command:
+    from client import sweep
+
+    return sweep.build_command()
+
+
+def top() -> click.Command:
+    from client import top
+
+    return top.COMMAND
+
+
+def simulate() -> click.Command:
+    import simulate.__main__ as simulator
+    from simulate import check
+
+    makers = {name: lambda name=name: simulator.build_command(name) for name in simulator.MODULES}
+    return Group("simulate", {**makers, "check": check.build_command})
+
+
+COMMANDS: dict[str, Callable[[], click.Command]] = {
+    "serve": serve, "load": load, "compare": compare, "sweep": sweep, "top": top, "simulate": simulate, "doctor": serve,
+    "help": lambda: click.Command("help", params=[click.Argument(["command"], type=click.Choice(list(COMMANDS)))]),
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    complete(Group("eb", COMMANDS), "_EB_COMPLETE", os.environ)
