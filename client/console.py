@@ -1,7 +1,4 @@
-"""Output: human text on stderr, machine text on stdout, and the progress of a run.
-
-A separate thread draws the progress, so that it never delays a send.
-"""
+"""Output: human text on stderr, machine text on stdout, and the progress of a run."""
 
 from __future__ import annotations
 
@@ -9,15 +6,14 @@ import contextlib
 import json
 import os
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from .options import UsageError
+from .progress import Reporter, State
 from .send.load import Counts, LoadRun
 from .send.target import KeyRefused, ServerUnreachable, Target
 
@@ -26,8 +22,6 @@ EXIT_CODES = [
     (f"{FINE}", "success"), (f"{SOME_FAILED}", "some requests failed or were not sent"), (f"{USAGE}", "usage error"),
     (f"{UNREACHABLE}", "server unreachable"),
 ]  # fmt: skip
-REDRAWS_A_SECOND = 4
-PLAIN_LINE_SECONDS = 5.0
 
 
 def say(console: Console, text: str) -> None:
@@ -91,37 +85,18 @@ def writable(path: Path, flag: str) -> None:
         raise UsageError(f"cannot write {str(path)!r}: {error.strerror}. Use another {flag} file") from error
 
 
-class Display(threading.Thread):
-    """Shows the progress of a run, in its own thread: redrawn on a terminal, otherwise line by line."""
+class Display(Reporter):
+    """Shows the progress of a run."""
 
     def __init__(self, run: LoadRun, console: Console, last_send: float) -> None:
-        super().__init__(name="display", daemon=True)
+        super().__init__(console, self.state, after=0.0, stays=True)
         self._run = run
-        self._console = console
         self._last_send = last_send
-        self._over = threading.Event()
 
-    def close(self) -> None:
-        """Draw the final state and stop."""
-        self._over.set()
-        self.join()
-
-    def run(self) -> None:
-        """Draw until closed."""
-        if not self._console.is_terminal or self._console.is_dumb_terminal:
-            while not self._over.wait(PLAIN_LINE_SECONDS):
-                say(self._console, self.line(self._run.counts()))
-            return
-        columns = (BarColumn(bar_width=16), TextColumn("{task.description}", markup=False))
-        with Progress(*columns, console=self._console, auto_refresh=False) as progress:
-            task = progress.add_task("", total=self._run.counts().total)
-            over = False
-            while not over:
-                over = self._over.wait(1 / REDRAWS_A_SECOND)
-                counts = self._run.counts()
-                line = self.line(counts)
-                ended = counts.done + counts.failed
-                progress.update(task, completed=ended, description=line, refresh=True)
+    def state(self) -> State:
+        """Return how many requests ended, and the run in one line."""
+        counts = self._run.counts()
+        return State(counts.done + counts.failed, counts.total, self.line(counts))
 
     def line(self, counts: Counts) -> str:
         """Return the progress as one line."""

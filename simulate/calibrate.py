@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from scipy.optimize import nnls
 
+from client.progress import counted
 from simulate.costs import Affine, Cost, Host, Interpolated, to_dict
 from simulate.steps import Step
 
@@ -229,6 +231,18 @@ def probe(arguments: Rows[str], facts: dict[str, Any]) -> Measure:
             )
 
     return measure
+
+
+def shown(measure: Measure, console: Console) -> Measure:
+    """Return the same function, which also shows how many steps are timed."""
+
+    def watched(points: Rows[Point]) -> Iterator[float]:
+        with counted(console, len(points), "steps timed") as progress:
+            for number, seconds in enumerate(measure(points), 1):
+                progress(number)
+                yield seconds
+
+    return watched
 
 
 def write(path: Path, fit: Fit, rows: Rows[dict[str, Any]], host: Host, facts: dict[str, Any]) -> None:

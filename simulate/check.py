@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from rich.console import Console
+
 import policies
 from client.options import Argument, Command, Number, Option, Parameter, UsageError, read
+from client.progress import counted
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from simulate.arguments import options, pairs
@@ -46,7 +48,7 @@ EXIT_STATUS = """\
 exit status: 0 when every law is kept, 1 when one is broken, 2 when the policy
 or an option does not exist."""
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def check(
             smallest = Shrinker(make, make_scheduler, case, broken).run()
             return Verdict(name, min(number, cases), max(0, number - cases), *smallest)
         if progress is not None:
-            progress(number, cases + large)
+            progress(number)
     return Verdict(name, cases, large)
 
 
@@ -119,23 +121,6 @@ def describe_options() -> str:
     return "\n".join(lines)
 
 
-class Line:
-    """A line on a terminal that shows how far the check is."""
-
-    def __init__(self) -> None:
-        self.shown = time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now >= self.shown + 0.2:
-            self.shown = now
-            sys.stderr.write(f"\r{done:,} of {total:,} cases tested")
-            sys.stderr.flush()
-
-    def clear(self) -> None:
-        sys.stderr.write("\r\x1b[K")
-
-
 def build_command() -> Command:
     """Return the command line."""
     sections: dict[str, Sequence[Parameter]] = {
@@ -154,18 +139,15 @@ def build_command() -> Command:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line: 0 when every law is kept, 1 when one is broken, 2 when there is no such policy."""
-    line = Line() if sys.stderr.isatty() else None
     try:
         args = read(build_command(), sys.argv[1:] if argv is None else argv)
         if not args.cases + args.large_cases:
             raise UsageError("--cases 0 and --large-cases 0 leave no case to test. Use --cases 100")
         values = options(args.policy_option, "--policy-option")
-        verdict = check(args.policy, args.cases, args.seed, values, large=args.large_cases, progress=line)
+        with counted(Console(stderr=True), args.cases + args.large_cases, "cases tested") as progress:
+            verdict = check(args.policy, args.cases, args.seed, values, large=args.large_cases, progress=progress)
     except ValueError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    finally:
-        if line is not None:
-            line.clear()
     sys.stdout.write(f"{verdict}\n")
     return 0 if verdict.broken is None else 1

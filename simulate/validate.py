@@ -11,6 +11,7 @@ import io
 import json
 import tempfile
 from collections.abc import Sequence as Rows
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from rich.table import Table
 
 import config
 import policies
+from client.console import Display
 from client.data import Planned
 from client.options import Option, Values
+from client.progress import counted
 from client.report.measure import Outcome
 from client.send import load, servers
 from client.send.dialects import Dialect
@@ -125,8 +128,9 @@ def cost_of_mock(model: str) -> Cost:
     return loaded.cost if loaded.speed == 1 else Scaled(loaded.cost, 1 / loaded.speed)
 
 
-def serve(policy: str, flags: Rows[str], trace: Rows[Planned]) -> Served:
+def serve(policy: str, flags: Rows[str], trace: Rows[Planned], console: Console) -> Served:
     """Start a server, send it single requests and then the trace; RuntimeError when it fails."""
+    console.print(f"{policy}: starting its server", highlight=False)
     key = config.load().config.api_key or None
     try:
         with (
@@ -134,7 +138,7 @@ def serve(policy: str, flags: Rows[str], trace: Rows[Planned]) -> Served:
             servers.started(policy, flags, Path(folder) / "server.log", key) as url,
         ):
             target = Target(url, api_key=key, dialect=Dialect(stream=True))
-            single = measure_alone(target)
+            single = measure_alone(target, console)
             lines = io.StringIO()
             events = EventRecorder(target, lines)
             events.start()
@@ -142,7 +146,7 @@ def serve(policy: str, flags: Rows[str], trace: Rows[Planned]) -> Served:
                 raise RuntimeError("the server sends no /events, so its steps are unknown")
             events.label({"run": policy})
             try:
-                outcomes = send(target, trace)
+                outcomes = send(target, trace, console)
                 events.settle()
             finally:
                 events.close()
@@ -163,11 +167,12 @@ def draw(rate: float, count: int, seed: int, most: int = 128) -> list[Planned]:
     ]
 
 
-def send(target: Target, trace: Rows[Planned]) -> list[Outcome]:
+def send(target: Target, trace: Rows[Planned], console: Console | None = None) -> list[Outcome]:
     """Send a trace at its times and return the outcomes, in order; RuntimeError when one fails."""
     run = load.LoadRun(target, trace)
-    run.start()
-    run.wait()
+    with Display(run, console, trace[-1].at) if console else nullcontext():
+        run.start()
+        run.wait()
     outcomes = sorted(run.outcomes(), key=lambda outcome: outcome.index)
     failed = [outcome for outcome in outcomes if outcome.error]
     if failed:
@@ -197,13 +202,15 @@ def fit_host(cost: Cost, single: Single) -> Host:
     return Host(alpha0=before, alpha1=alpha - before, sigma=sigma)
 
 
-def measure_alone(target: Target) -> Single:
+def measure_alone(target: Target, console: Console) -> Single:
     """Send single requests, one after the other."""
     prompt = "the king of this house"
     outcomes_of: dict[int, list[Outcome]] = {n: [] for n in ALONE}
-    for k in range(TIMES + 1):
-        for n in ALONE:
-            outcomes_of[n] += send(target, [Planned(0, 0.0, f"{WORDS[k]} {prompt}", n)])
+    planned = [(f"{word} {prompt}", n) for word in WORDS[: TIMES + 1] for n in ALONE]
+    with counted(console, len(planned), "requests sent one at a time") as progress:
+        for number, (text, n) in enumerate(planned, 1):
+            outcomes_of[n] += send(target, [Planned(0, 0.0, text, n)])
+            progress(number)
     kept = {n: outcomes[1:] for n, outcomes in outcomes_of.items()}  # the first warms up
     seconds = {n: float(np.median([o.latency for o in some])) for n, some in kept.items()}
     every = [outcome for some in kept.values() for outcome in some]
@@ -224,11 +231,13 @@ def simulated(
     return simulate(scheduler, sequences, cost, host, records=True)
 
 
-def validate(policy: str, cost: Cost, trace: Rows[Planned], flags: Rows[str], options: dict[str, str]) -> Validation:
+def validate(
+    policy: str, cost: Cost, trace: Rows[Planned], flags: Rows[str], options: dict[str, str], console: Console
+) -> Validation:
     """Serve a trace and simulate it, with the host overheads measured before."""
     chosen = [f"{name}={value}" for name, value in options.items()]
     flags = [*flags, *(word for pair in chosen for word in ("--policy-option", pair))]
-    served = serve(policy, flags, trace)
+    served = serve(policy, flags, trace, console)
     host = fit_host(cost, served.single)
     return Validation(policy, host, simulated(policy, options, served, trace, cost, host), served)
 

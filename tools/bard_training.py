@@ -13,17 +13,18 @@ import argparse
 import copy
 import math
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
+from rich.console import Console
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
+from client.progress import Reporter, State, remaining
 from models.gpt2 import GPT, CausalSelfAttention
 
 
@@ -202,23 +203,31 @@ def train(model: GPT, tokenizer: Tokenizer, text: str, held_out: str, args: argp
     ids = encode(tokenizer, held_out).to(args.device)
     sample = ids[: len(ids) // 4]
     sample_bytes = len(tokenizer.decode(sample.tolist()).encode())
-    for x, y, position in batches(tokenizer, text, args, progress):
-        for group in (group for optimizer in both for group in optimizer.param_groups):
-            group["lr"] = learning_rate(progress, args)
-        loss = loss_and_gradients(twin, x.to(args.device), y.to(args.device), position)
-        for parameter, computed in pairs:
-            parameter.grad = None if computed.grad is None else computed.grad.float()
-        twin.zero_grad(set_to_none=True)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in both:
-            optimizer.step()
-        for parameter, computed in pairs:
-            computed.data.copy_(parameter.data)
-        if progress.step % 50 == 49:
-            line = f"step {progress.step + 1}, {progress.share:.1%}, loss {loss:.3f}, {progress.seconds:.0f} s"
+    loss = math.nan
+
+    def state() -> State:
+        text = f"step {progress.step:,}, {progress.share:.1%}, loss {loss:.3f}"
+        if progress.share:
+            text += f", ETA {remaining(progress.share, 1, progress.seconds)}"
+        return State(progress.share, 1, text)
+
+    console = Console(stderr=True)
+    with Reporter(console, state):
+        for x, y, position in batches(tokenizer, text, args, progress):
+            for group in (group for optimizer in both for group in optimizer.param_groups):
+                group["lr"] = learning_rate(progress, args)
+            loss = loss_and_gradients(twin, x.to(args.device), y.to(args.device), position)
+            for parameter, computed in pairs:
+                parameter.grad = None if computed.grad is None else computed.grad.float()
+            twin.zero_grad(set_to_none=True)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer in both:
+                optimizer.step()
+            for parameter, computed in pairs:
+                computed.data.copy_(parameter.data)
             if progress.step % 300 == 299:
-                line += f", held-out sample {bits_per_byte(model, sample, sample_bytes, 512):.4f} bits/byte"
-            print(line, file=sys.stderr, flush=True)
+                held = bits_per_byte(model, sample, sample_bytes, 512)
+                console.print(f"step {progress.step + 1:,}, held-out sample {held:.4f} bits/byte", highlight=False)
     return progress
 
 

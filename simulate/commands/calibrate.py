@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +53,9 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     facts: dict[str, Any] = {"date": now(), "max_tokens_per_step": args.max_tokens_per_step}
     flags = ["--model", args.model, "--load-format", args.load_format, "--dtype", args.dtype,
              "--quantize", args.quantize, "--kv-dtype", args.kv_dtype, "--threads", str(args.threads), "--context", str(args.context), "--steps", str(args.steps), "--statistic", args.statistic]  # fmt: skip
-    measure_points = calibrate.probe(flags, facts)
     points = calibrate.grid(args.grid, args.max_tokens_per_step, args.context)
-    began, shown, done = time.perf_counter(), 0.0, 0
-
-    def watched(wanted: Sequence[calibrate.Point]) -> Iterator[float]:
-        nonlocal shown, done
-        for seconds in measure_points(wanted):
-            done += 1
-            if time.perf_counter() - shown > 5:
-                shown = time.perf_counter()
-                say(console, f"{done} of {len(wanted)} steps timed, {shown - began:.0f} s")
-            yield seconds
-
-    fit, rows = calibrate.calibrate(watched, points)
+    began = time.perf_counter()
+    fit, rows = calibrate.calibrate(calibrate.shown(calibrate.probe(flags, facts), console), points)
     calibrate.write(args.out, fit, rows, costs.Host(), facts)
     say(console, f"{fit.cost}")
     report(fit, console)

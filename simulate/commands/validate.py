@@ -64,7 +64,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     runs, beyond = [], []
     for policy in args.policies:
         chosen = pairs_of(args.policy_option, "--policy-option")
-        validation = validate.validate(policy, cost, trace, flags, chosen)
+        validation = validate.validate(policy, cost, trace, flags, chosen, console)
         validate.show(console, validation)
         beyond += [(policy, c) for c in validation.compared if not c.good]
         runs.append(validation.to_dict())
@@ -91,6 +91,6 @@ def _cost_to_validate(args: Values, server: Config, console: Console) -> Cost:
     flags = ["--model", server.model, "--load-format", server.load_format, "--dtype", server.dtype,
              "--quantize", server.quantize, "--kv-dtype", server.kv_dtype, "--threads", str(server.compute_threads), "--context", str(USUAL_CONTEXT)]  # fmt: skip
     points = calibrate.grid("small", args.max_tokens_per_step, USUAL_CONTEXT)
-    fit, _ = calibrate.calibrate(calibrate.probe(flags, {}), points)
+    fit, _ = calibrate.calibrate(calibrate.shown(calibrate.probe(flags, {}), console), points)
     report(fit, console)
     return with_engine(args, fit.cost)

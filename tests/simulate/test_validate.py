@@ -7,6 +7,7 @@ from collections.abc import Sequence as Rows
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from client.data import Planned
 from scheduling.sequence import Sequence
@@ -161,7 +162,7 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let servers be simulated ones at LAW's pace; return the flags that the last was started with."""
     started: list[str] = []
 
-    def serve(policy: str, given: Rows[str], trace: Rows[Planned]) -> Served:
+    def serve(policy: str, given: Rows[str], trace: Rows[Planned], console: Console) -> Served:
         started[:] = given
         return served_by(policy, LAW, trace, {**ENGINE, "max_batch_size": 32})
 

@@ -1,0 +1,49 @@
+"""How far a long command is: what a terminal and what a log get of it."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import threading
+
+import pytest
+from rich.console import Console
+
+from client import progress
+from client.progress import Reporter, State
+
+
+def reported(monkeypatch: pytest.MonkeyPatch, terminal: bool, after: float) -> str:
+    """Return what is shown of a command that is over soon after its third state has been read."""
+    monkeypatch.setattr(progress, "PLAIN_LINE_SECONDS", 0.001)
+    reads, third = itertools.count(1), threading.Event()
+
+    def state() -> State:
+        done = next(reads)
+        if done == 3:
+            third.set()
+        return State(done, 9, f"{done} of 9")
+
+    out = io.StringIO()
+    with Reporter(Console(file=out, force_terminal=terminal, width=60), state, after=after):
+        if after < 1:
+            assert third.wait(30)
+    return out.getvalue()
+
+
+def test_a_log_gets_lines_and_a_terminal_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reported(monkeypatch, terminal=False, after=0.001).splitlines()[:3] == ["1 of 9", "2 of 9", "3 of 9"]
+    monkeypatch.setenv("TERM", "xterm")
+    drawn = reported(monkeypatch, terminal=True, after=0.001)
+    assert "3 of 9" in drawn
+    assert "━" in drawn
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_command_that_is_over_soon_shows_nothing(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    assert reported(monkeypatch, terminal, after=60) == ""
+
+
+def test_the_time_left_is_that_of_the_pace_so_far() -> None:
+    assert progress.remaining(10, 40, 5.0) == "15 s"
+    assert progress.remaining(1, 101, 6.0) == "10 min"
