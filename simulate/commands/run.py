@@ -135,9 +135,9 @@ def make_store(args: Values, rows: workloads.Rows) -> store.Store:
 def show_runs(console: Console, results: Sequence[dict[str, Any]]) -> None:
     """Print one result in full, or a line for each."""
     if len(results) == 1:
-        counts, times = tables.result(results[0])
-        counts.title = f"{results[0]['policy']}, simulated"
-        console.print(counts, times)
+        times, counts = tables.result(results[0])
+        times.title = f"{results[0]['policy']}, simulated: milliseconds"
+        console.print(times, counts)
         return
     table = Table(title="simulated, the same arrivals for all; times in ms")
     columns = {
