@@ -263,8 +263,8 @@ def show(numbers: Mapping[str, Any], outcomes: Sequence[measure.Outcome], consol
         say(console, "warning: cannot read /stats from the server after the run")
     spent, _ = store.engine(numbers)
     if spent and sum(spent.values()):
-        fill, vain = waste.fill(spent) or 0.0, waste.in_vain(spent) or 0.0
-        say(console, f"How the slots were spent: batch fill {fill:.0%}, {vain:.0%} of the rows in vain")
+        fill, wasted = waste.fill(spent) or 0.0, waste.wasted(spent) or 0.0
+        say(console, f"How the slots were spent: batch fill {fill:.0%}, wasted rows {wasted:.0%}")
         console.print(waste.bar(spent, min(60, console.width - 2)))
     console.print(*tables.result(numbers), sep="\n")
 

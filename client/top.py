@@ -79,7 +79,7 @@ class Watched:
             "tokens/s": output / span,
             "step": sum(s["seconds"] for s in recent) / len(recent) if recent else None,
             "fill": waste.fill(spent),
-            "in vain": waste.in_vain(spent),
+            "wasted": waste.wasted(spent),
             "waste": spent,
             "pages": last["pages"] if last else {"used": 0, "total": self.state.get("pages_total", 0)},
             "steps": len(recent),
@@ -204,7 +204,7 @@ def screen(watched: Watched, url: str, width: int, height: int) -> Group:
         ("tokens/s", f"{figures['tokens/s']:.0f}"),
         ("step time", seconds(figures["step"])),
         ("batch fill", "-" if figures["fill"] is None else f"{figures['fill']:.0%}"),
-        ("rows in vain", "-" if figures["in vain"] is None else f"{figures['in vain']:.0%}"),
+        ("wasted rows", "-" if figures["wasted"] is None else f"{figures['wasted']:.0%}"),
         ("KV pages", f"{pages['used']} of {pages['total']}"),
     ]
     for _ in cells:

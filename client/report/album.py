@@ -16,25 +16,30 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from .store import Results
 
 # Okabe and Ito's colors, which people with color blindness can distinguish.
 KNOWN = {"nobatch": "#D55E00", "static": "#0072B2", "dynamic": "#009E73"}
-OTHERS = ("#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A5195", "#8C6D31", "#999999")
+OTHERS = ("#CC79A7", "#E69F00", "#56B4E9", "#000000", "#9467A8", "#8C6D31", "#999999")
 MARKERS = "osD^vPX*<>"
 STYLES = ("-", "--", "-.", ":")
-WIDTH, HEIGHT = 7.2, 4.2
-DPI = 130
+WIDTH, HEIGHT = 6.4, 3.9
+TOP, BOTTOM = 0.07, 0.04  # the shares of the height for title and caption
+LEGEND = 0.08  # the same of a legend of the whole picture, below its axes
+DPI = 150
 MAX_ROWS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawn picture: the name of its files, and what it shows."""
+    """A drawn picture: the name of its files, what it shows, what there is to see in this one, and of how many."""
 
     name: str
     title: str
+    says: str
+    count: str
 
 
 @dataclass(slots=True)
@@ -56,14 +61,15 @@ class Album:
 
     @contextmanager
     def draw(
-        self, name: str, title: str, count: int, columns: list[str], across: int = 1, unit: str = "requests"
-    ) -> Iterator[tuple[list[Axes], list[list[Any]]]]:
+        self, name: str, title: str, count: int, columns: list[str], across: int = 1, unit: str = "requests",
+        says: str = "",
+    ) -> Iterator[tuple[list[Axes], list[list[Any]]]]:  # fmt: skip
         """Yield axes to draw on, and rows for a CSV with these columns; save the picture at the end."""
-        caption = self.caption(f"{count:,} {unit}")
-        with drawn(self.results.folder / "plots", name, title, caption, across) as (grid, rows):
+        number = f"{count:,} {unit}"
+        with drawn(self.results.folder / "plots", name, title, self.caption(number), across) as (grid, rows):
             rows.append(columns)
             yield grid, rows
-        self.pictures.append(Picture(name, title))
+        self.pictures.append(Picture(name, title, says, number))
 
     def caption(self, count: str) -> str:
         """Return the line below a picture: n, model, machine, seed and date."""
@@ -97,14 +103,14 @@ def drawn(
     folder: Path, name: str, title: str, caption: str, across: int = 1
 ) -> Iterator[tuple[list[Axes], list[list[Any]]]]:
     """Yield axes to draw on, and rows for the CSV; at the end write PNG, SVG and CSV into the folder."""
-    wide = WIDTH if across == 1 else 4.2 * across
+    wide = max(WIDTH, 3.2 * across)
     figure, grid = plt.subplots(1, across, figsize=(wide, HEIGHT), squeeze=False, sharey=across > 1)
     rows: list[list[Any]] = []
     try:
         yield list(grid[0]), rows
-        figure.suptitle(title, fontsize=11)
-        figure.text(0.01, 0.005, caption, fontsize=6.5, color="#555555")
-        figure.tight_layout(rect=(0, 0.03, 1, 1))
+        figure.text(0.5, 1 - TOP / 4, title, fontsize=11, ha="center", va="top", gid="title")
+        figure.text(0.01, 0.005, caption, fontsize=6.5, color="#555555", gid="caption")
+        figure.tight_layout(rect=(0, BOTTOM + (LEGEND if figure.legends else 0), 1, 1 - TOP))
         save(figure, folder, name, rows)
     finally:
         plt.close(figure)
@@ -113,7 +119,7 @@ def drawn(
 def save(figure: Figure, folder: Path, name: str, rows: list[list[Any]]) -> None:
     """Write PNG, SVG (the same bytes for the same data) and CSV."""
     folder.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context({"svg.hashsalt": name}):
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
     figure.savefig(folder / f"{name}.png", dpi=DPI)
     with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
@@ -125,6 +131,11 @@ def finish(axes: Axes, x: str, y: str, legend: bool = True, zero: bool = True) -
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log":
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter(NullFormatter())
     if zero:
         axes.set_ylim(bottom=0)
     if legend and axes.get_legend_handles_labels()[0]:

@@ -2,7 +2,8 @@
 
     python -m client.report results/NAME
 
-From top to bottom: the answer in a sentence, warnings, tables, the race of the slots, pictures, and how to repeat it.
+From top to bottom: title and verdict, warnings, tables, at most eight pictures and the others behind a line, the race of
+the slots, and how to repeat it. Light or dark as the reader's system.
 """
 
 from __future__ import annotations
@@ -17,27 +18,15 @@ from rich.console import Console
 
 from ..console import FINE, emit, guarded
 from ..options import UsageError
-from . import plots, race, store, summary
-from .album import Album, Picture
+from . import inline, plots, race, sentences, store, summary
+from .album import BOTTOM, TOP, Album, Picture
 from .tables import shown
 
-STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-.answer { font-size: 1.15rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid #8886; text-align: right; }
-th:first-child, td:first-child { text-align: left; }
-.warning { border-left: 4px solid #D55E00; padding: .1rem .8rem; margin: .4rem 0; }
-img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
-.race { width: 100%; height: 60rem; border: 0; }
-figure { margin: 1rem 0; break-inside: avoid; }
-code { overflow-wrap: anywhere; }
-.swatch { display: inline-block; width: .8em; height: .8em; margin-right: .4em; }
-footer { color: #777; font-size: .9rem; margin-top: 3rem; }
-"""
+STYLE = Path(__file__).with_name("page.css")
+KEY_PLOTS = 8
+MAX_INLINE = 400_000  # characters; a larger picture is embedded as PNG
+BY = {"rate": "rate", "users": "number of users", "batch": "number of slots", "variance": "spread of the output lengths",
+      "cache": "size of the cache"}  # fmt: skip
 
 
 def write(folder: Path) -> Path:
@@ -51,18 +40,115 @@ def write(folder: Path) -> Path:
 
 def page(results: store.Results, pictures: list[Picture]) -> str:
     """Return the page as HTML."""
-    s = results.summary
     album = Album(results, [])
-    warnings = "".join(f'<p class="warning">{text(w)}</p>' for w in s.get("warnings", []))
-    answer = summary.headline(results) if results.runs else "Nothing was measured."
-    tables = "".join(table(album, *each) for each in summary.tables(results))
-    figures = "".join(figure(results, picture) for picture in pictures)
+    first, more = chosen(results, pictures)
+    note = summary.note(results)
+    sections = {
+        "results": ("Results", "".join(table(album, *each) for each in summary.tables(results))
+                    + (f'<p class="note">{text(note)}</p>' if note else "")),
+        "plots": ("Plots", grid(results, first) + folded(results, more)),
+        "race": ("Race", race.embed(results)),
+        "method": ("Method", method(results)),
+    }  # fmt: skip
+    known = {name: (title, content) for name, (title, content) in sections.items() if content}
+    links = "".join(f'<a href="#{name}">{title}</a>' for name, (title, _) in known.items())
+    body = "".join(
+        f'<section id="{name}" class="{"racing" if name == "race" else ""}"><h2>{title}</h2>{content}</section>'
+        for name, (title, content) in known.items()
+    )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{text(s.get('name'))}</title><style>{STYLE}</style></head><body>"
-        f'<h1>{text(s.get("name"))}</h1><p class="answer">{text(answer)}</p>{warnings}'
-        f"{tables}<p>{text(summary.note(results))}</p>{race.embed(results)}{figures}{method(results)}</body></html>\n"
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{text(results.summary.get('name'))}</title><style>{STYLE.read_text('utf-8')}</style></head><body>"
+        f"<header>{head(results, album)}</header>"
+        f'<nav aria-label="Sections">{links}</nav><main>{warned(results)}{body}</main></body></html>\n'
+    )
+
+
+def head(results: store.Results, album: Album) -> str:
+    """Return the title, the verdict, and what was measured where."""
+    s = results.summary
+    answer = "Nothing was measured."
+    caption = str(s.get("name"))
+    if results.runs:
+        answer = summary.headline(results)
+        count = sum(run["num_prompts"] for run in results.runs)
+        caption = f"{caption} · {album.caption(f'{count:,} requests')}"
+    return f'<h1>{text(title(results))}</h1><p class="answer">{text(answer)}</p><p class="facts">{text(caption)}</p>'
+
+
+def title(results: store.Results) -> str:
+    """Return what was compared."""
+    names = sentences.joined(results.policies) if results.policies else str(results.summary.get("name"))
+    sweep = results.summary.get("sweep")
+    if sweep:
+        return f"{names} by {BY.get(sweep['over'], sweep['over'])}"
+    return f"{names} compared" if len(results.policies) > 1 else names
+
+
+def warned(results: store.Results) -> str:
+    """Return the warnings, folded into one line."""
+    warnings = results.summary.get("warnings", [])
+    if not warnings:
+        return ""
+    line = f"1 warning: {warnings[0]}"
+    if len(warnings) > 1:
+        line = f"{len(warnings)} warnings: " + "; ".join(dict.fromkeys(w.partition(":")[0] for w in warnings))
+    rows = "".join(f"<li>{text(w)}</li>" for w in warnings)
+    return f'<details class="warnings"><summary>{text(line)}</summary><ul>{rows}</ul></details>'
+
+
+def chosen(results: store.Results, pictures: list[Picture]) -> tuple[list[Picture], list[Picture]]:
+    """Return the pictures that answer most questions, at most `KEY_PLOTS`, and the others."""
+    if results.summary.get("sweep") or not results.loads:
+        return pictures[:KEY_PLOTS], pictures[KEY_PLOTS:]
+    light, heavy = store.slug(results.loads[0]), store.slug(results.loads[-1])
+    lanes = [f"slots.{store.slug(policy)}.{heavy}" for policy in opposites(results, results.loads[-1])]
+    wanted = ["latency-cdf", f"latency-over-tokens.{light}", *lanes, "waste", f"batch-sizes.{heavy}",
+              f"queue-over-time.{heavy}", f"percentiles.{light}"]  # fmt: skip
+    by_name = {picture.name: picture for picture in pictures}
+    first = [by_name[name] for name in wanted if name in by_name]
+    return first, [picture for picture in pictures if picture not in first]
+
+
+def opposites(results: store.Results, load: str) -> list[str]:
+    """Return the policy that wasted the most rows and the one with the most tokens per second; two, where there are two."""
+
+    def figure(policy: str, key: str) -> float:
+        return summary.average(results.of(policy, load), key) or 0.0
+
+    worst = max(results.policies, key=lambda policy: figure(policy, "rows_in_vain"))
+    others = [policy for policy in results.policies if policy != worst]
+    return [worst, *sorted(others, key=lambda policy: -figure(policy, "output_throughput"))[:1]]
+
+
+def grid(results: store.Results, pictures: list[Picture]) -> str:
+    """Return pictures, two a row."""
+    figures = "".join(figure(results, picture) for picture in pictures)
+    return f'<div class="plots">{figures}</div>' if figures else ""
+
+
+def folded(results: store.Results, pictures: list[Picture]) -> str:
+    """Return pictures behind a line that opens them."""
+    if not pictures:
+        return ""
+    return f'<details class="more"><summary>{len(pictures)} more plots</summary>{grid(results, pictures)}</details>'
+
+
+def figure(results: store.Results, picture: Picture) -> str:
+    """Return a picture as HTML, with its title, what it shows, and its data."""
+    path = results.folder / "plots" / picture.name
+    drawn = path.with_name(f"{picture.name}.svg").read_text("utf-8")
+    if len(drawn) <= MAX_INLINE:
+        shown = inline.svg(drawn, picture.title, TOP, BOTTOM)
+    else:
+        data = base64.b64encode(path.with_name(f"{picture.name}.png").read_bytes()).decode()
+        shown = f'<img src="data:image/png;base64,{data}" alt="{text(picture.title)}">'
+    return (
+        f"<figure><figcaption><h3>{text(picture.title)}</h3><p>{text(picture.says)}</p></figcaption>"
+        f'<div class="drawn">{shown}</div><figcaption><small>n = {text(picture.count)} · '
+        f"plots/{text(picture.name)}.csv, .svg, .png</small></figcaption></figure>"
     )
 
 
@@ -73,14 +159,14 @@ def text(value: Any) -> str:
 
 def table(album: Album, title: str, heads: list[str], lines: list[list[str]]) -> str:
     """Return a table as HTML; the clearly best values are bold."""
-    top = "".join(f"<th>{text(head)}</th>" for head in heads)
+    top = "".join(f'<th scope="col">{text(head)}</th>' for head in heads)
     body = ""
     for policy, *cells in lines:
         color = album.look(policy)["color"]
         body += f'<tr><td><span class="swatch" style="background:{color}"></span>{text(policy)}</td>'
         body += "".join(f"<td>{bold(cell)}</td>" for cell in cells) + "</tr>"
     return (
-        f'<h2>{text(title)}</h2><div class="wide"><table>'
+        f'<div class="wide"><table><caption>{text(title)}</caption>'
         f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
@@ -88,16 +174,6 @@ def table(album: Album, title: str, heads: list[str], lines: list[list[str]]) ->
 def bold(cell: str) -> str:
     """Return a cell as HTML; Markdown's bold becomes HTML's."""
     return f"<b>{text(cell[2:-2])}</b>" if cell.startswith("**") else text(cell)
-
-
-def figure(results: store.Results, picture: Picture) -> str:
-    """Return a picture as HTML, with its data embedded."""
-    data = (results.folder / "plots" / f"{picture.name}.png").read_bytes()
-    source = "data:image/png;base64," + base64.b64encode(data).decode()
-    return (
-        f'<figure><img src="{source}" alt="{text(picture.title)}"><figcaption>{text(picture.title)} '
-        f"(plots/{text(picture.name)}.csv, .svg)</figcaption></figure>"
-    )
 
 
 def method(results: store.Results) -> str:
@@ -119,7 +195,7 @@ def method(results: store.Results) -> str:
          "or more; bold is best where no interval touches another"),
     ]  # fmt: skip
     rows = "".join(f"<tr><td>{name}</td><td>{value}</td></tr>" for name, value in facts)
-    return f'<h2>Method</h2><div class="wide"><table>{rows}</table></div>'
+    return f'<div class="wide"><table class="method">{rows}</table></div>'
 
 
 def main(argv: list[str] | None = None) -> int:

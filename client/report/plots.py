@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from . import figures, plots_requests, plots_steps, plots_sweep
-from .album import Album, Picture, finish
+from . import figures, plots_requests, plots_steps, plots_sweep, sentences
+from .album import BOTTOM, Album, Picture, finish
 from .store import Results, slug
 from .summary import average
 from .waste import COLORS
+
+MAX_BARS = 16
 
 
 def latency_over_tokens(album: Album, load: str) -> None:
@@ -24,17 +26,18 @@ def latency_over_tokens(album: Album, load: str) -> None:
     if not policies:
         return
     name, title = f"latency-over-tokens.{slug(load)}", f"Latency over requested tokens, {load}"
-    with album.draw(name, title, album.requests(load), ["policy", "asked_tokens", "latency_s"]) as ((axes,), rows):
+    says = sentences.latency_over_tokens(album.results, load)
+    columns = ["policy", "asked_tokens", "latency_s"]
+    with album.draw(name, title, album.requests(load), columns, says=says) as ((axes,), rows):
         for policy in policies:
             x = album.results.column(policy, load, "asked_tokens")
             y = album.results.column(policy, load, "latency_s")
-            look, label = album.look(policy), policy
+            look = album.look(policy)
             if line := figures.fit(x, y):
-                slope, intercept, r = line
-                label += f": {intercept:.2f} s + {slope * 1000:.1f} ms/token, r = {r:.2f}"
+                slope, intercept, _ = line
                 ends = np.array([min(x), max(x)])
                 axes.plot(ends, intercept + slope * ends, color=look["color"], linestyle=look["linestyle"])
-            axes.scatter(x, y, s=14, alpha=0.6, color=look["color"], marker=look["marker"], label=label)
+            axes.scatter(x, y, s=14, alpha=0.6, color=look["color"], marker=look["marker"], label=policy)
             rows += [[policy, a, b] for a, b in zip(x, y)]
         finish(axes, "requested tokens", "latency (s)")
 
@@ -47,7 +50,8 @@ def latency_cdf(album: Album) -> None:
     if not loads:
         return
     count, columns = sum(map(album.requests, loads)), ["load", "policy", "latency_s", "share"]
-    with album.draw("latency-cdf", "Share of requests answered within", count, columns, len(loads)) as (grid, rows):
+    title, says = "Share of requests answered within a time", sentences.answered(album.results, loads)
+    with album.draw("latency-cdf", title, count, columns, len(loads), says=says) as (grid, rows):
         for axes, load in zip(grid, loads):
             for policy in album.policies(load):
                 values = sorted(album.results.column(policy, load, "latency_s"))
@@ -55,6 +59,7 @@ def latency_cdf(album: Album) -> None:
                 axes.step(values, share * 100, where="post", label=policy, **album.line(policy))
                 rows += [[load, policy, v, s] for v, s in zip(values, share)]
             axes.set_title(load, fontsize=9)
+            axes.set_xscale("log")
             finish(axes, "latency (s)", "requests (%)" if axes is grid[0] else "")
 
 
@@ -69,7 +74,8 @@ def distributions(album: Album, load: str) -> None:
         return
     count = sum(map(len, series["TTFT"].values()))
     name, title = f"ttft-itl.{slug(load)}", f"Time to first token, and between chunks, {load}"
-    with album.draw(name, title, count, ["measure", "policy", "percentile", "seconds"], 2) as (grid, rows):
+    says = sentences.first_tokens(album.results, load)
+    with album.draw(name, title, count, ["measure", "policy", "percentile", "seconds"], 2, says=says) as (grid, rows):
         share = np.linspace(0, 100, 201)
         for axes, (measure, by_policy) in zip(grid, series.items()):
             for policy, values in by_policy.items():
@@ -93,7 +99,8 @@ def percentiles(album: Album, load: str) -> None:
     if not measures:
         return
     name, columns = f"percentiles.{slug(load)}", ["policy", "measure", "p50_ms", "p99_ms"]
-    with album.draw(name, f"p50 and p99, {load}", album.requests(load), columns) as ((axes,), rows):
+    title, says = f"p50 and p99 of the times, {load}", sentences.tails(album.results, load)
+    with album.draw(name, title, album.requests(load), columns, says=says) as ((axes,), rows):
         width = 0.8 / len(policies)
         for i, policy in enumerate(policies):
             runs, color = album.results.of(policy, load), album.look(policy)["color"]
@@ -111,29 +118,33 @@ def percentiles(album: Album, load: str) -> None:
 
 def _whisker(axes: Axes, x: float, runs: list[dict[str, Any]], key: str) -> None:
     if len(runs) == 1 and (span := (runs[0].get("intervals") or {}).get(key)):
-        axes.vlines(x, span[0], span[1], color="#333333", linewidth=1)
+        axes.vlines(x, span[0], span[1], color="#000000", linewidth=1)
 
 
 def in_system(album: Album, load: str) -> None:
     """Draw the requests that were sent and not yet answered over time."""
-    policies = album.policies(load)
-    if not policies:
+    levels = {p: level(album.results.lines(p, load)) for p in album.policies(load)}
+    if not levels:
         return
     name, title = f"in-system.{slug(load)}", f"Requests in the system (waiting or running), {load}"
-    with album.draw(name, title, album.requests(load), ["policy", "seconds", "requests"]) as ((axes,), rows):
-        for policy in policies:
-            lines = [r for r in album.results.lines(policy, load) if r["repeat"] == "0"]
-            arrivals = [float(r["arrival_s"]) for r in lines]
-            ends = [float(r["arrival_s"]) + float(r["latency_s"]) for r in lines]
-            steps = sorted([(t, 1) for t in arrivals] + [(t, -1) for t in ends])
-            times, level = [t for t, _ in steps], np.cumsum([d for _, d in steps])
-            axes.step(times, level, where="post", label=policy, **album.line(policy))
-            rows += [[policy, t, n] for t, n in zip(times, level)]
+    says = sentences.in_system({p: (max(n for _, n in steps), steps[-1][0]) for p, steps in levels.items()})
+    columns = ["policy", "seconds", "requests"]
+    with album.draw(name, title, album.requests(load), columns, says=says) as ((axes,), rows):
+        for policy, steps in levels.items():
+            axes.step(*zip(*steps), where="post", label=policy, **album.line(policy))
+            rows += [[policy, *step] for step in steps]
         finish(axes, "time since the first arrival (s)", "requests")
 
 
+def level(lines: list[dict[str, str]]) -> list[tuple[float, int]]:
+    """Return the times at which the number of open requests changes in the first run, and this number."""
+    first = [(float(r["arrival_s"]), float(r["latency_s"])) for r in lines if r["repeat"] == "0"]
+    steps = sorted([(at, 1) for at, _ in first] + [(at + latency, -1) for at, latency in first])
+    return list(zip([t for t, _ in steps], np.cumsum([d for _, d in steps]).tolist()))
+
+
 def batch_histogram(album: Album, load: str) -> None:
-    """Draw the number of steps by batch size, as counted by the server."""
+    """Draw the share of steps by batch size, as counted by the server."""
     batches = {
         p: runs[0]["batch_stats"]
         for p in album.results.policies
@@ -142,21 +153,32 @@ def batch_histogram(album: Album, load: str) -> None:
     if not batches:
         return
     steps = sum(sum(b.values()) for b in batches.values())
+    groups = ranges(max(int(size) for sizes in batches.values() for size in sizes))
     name, columns = f"batch-sizes.{slug(load)}", ["policy", "batch_size", "steps"]
-    with album.draw(name, f"Steps by batch size, {load}", steps, columns, unit="steps") as ((axes,), rows):
-        for policy, sizes in batches.items():
-            x = sorted(map(int, sizes))
-            y = [sizes[str(size)] for size in x]
-            axes.plot(x, y, markersize=4, label=policy, **album.look(policy))
-            rows += [[policy, a, b] for a, b in zip(x, y)]
-        axes.set_yscale("log")
-        finish(axes, "requests in the batch", "steps", zero=False)
+    title, says = f"Steps by batch size, {load}", sentences.batch_sizes(batches)
+    with album.draw(name, title, steps, columns, unit="steps", says=says) as ((axes,), rows):
+        width = 0.84 / len(batches)
+        for i, (policy, sizes) in enumerate(batches.items()):
+            counts = [sum(n for size, n in sizes.items() if int(size) in group) for group in groups]
+            x = np.arange(len(groups)) + (i - (len(batches) - 1) / 2) * width
+            share = 100 * np.array(counts) / sum(counts)
+            axes.bar(x, share, width, label=policy, color=album.look(policy)["color"])
+            rows += [[policy, size, sizes[str(size)]] for size in sorted(map(int, sizes))]
+        names = [f"{g[0]}" if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups]
+        axes.set_xticks(range(len(groups)), names, fontsize=8 if len(names[-1]) < 3 else 7)
+        finish(axes, "requests in the batch", "steps of the policy (%)")
+
+
+def ranges(most: int) -> list[range]:
+    """Return at most `MAX_BARS` ranges of equal width that cover 1 to `most`."""
+    width = -(-most // MAX_BARS)
+    return [range(first, min(first + width, most + 1)) for first in range(1, most + 1, width)]
 
 
 def waste(album: Album) -> None:
     """Draw how the slots were used, stacked to 100 %: of all slots, and of the rows that were computed."""
     spent = [
-        (f"{p}\n{load}", runs[0]["slot_steps"])
+        (f"{p}, {load}", runs[0]["slot_steps"])
         for load in album.results.loads
         for p in album.results.policies
         if (runs := album.results.of(p, load)) and sum((runs[0].get("slot_steps") or {}).values())
@@ -165,25 +187,29 @@ def waste(album: Album) -> None:
         return
     total = round(sum(sum(steps.values()) for _, steps in spent))
     columns = ["of", "run", *COLORS]
-    with album.draw("waste", "Use of the slots", total, columns, across=2, unit="slot-steps") as (grid, rows):
+    says = sentences.spent(album.results, album.results.loads[-1])
+    with album.draw("waste", "Use of the slots", total, columns, 2, "slot-steps", says) as (grid, rows):
         parts: list[tuple[str, list[str]]] = [("slots", list(COLORS)), ("rows", [k for k in COLORS if k != "idle"])]
         for axes, (whole, kinds) in zip(grid, parts):
             totals = np.array([sum(s.get(kind, 0) for kind in kinds) or 1 for _, s in spent])
             base = np.zeros(len(spent))
             for kind in kinds:
                 share = 100 * np.array([s.get(kind, 0) for _, s in spent]) / totals
-                axes.bar(range(len(spent)), share, bottom=base, color=COLORS[kind], label=kind, width=0.7)
+                axes.barh(range(len(spent)), share, left=base, color=COLORS[kind], label=kind, height=0.7)
                 base += share
             for (name, s), all in zip(spent, totals):
-                rows.append(
-                    [whole, name.replace("\n", " "), *(s.get(k, 0) / all if k in kinds else "" for k in COLORS)]
-                )
-            axes.set_xticks(range(len(spent)), [name for name, _ in spent], fontsize=7)
-        grid[0].set_ylabel("%")
-        grid[0].set_title("of all slots: batch fill is what is not idle", fontsize=9)
-        grid[1].set_title("of the rows computed: what is not useful is in vain", fontsize=9)
+                rows.append([whole, name, *(s.get(k, 0) / all if k in kinds else "" for k in COLORS)])
+            axes.xaxis.set_major_formatter("{x:g} %")
+            axes.set_xlim(0, 100)
+            axes.spines[["top", "right"]].set_visible(False)
+        grid[0].set_yticks(range(len(spent)), [name for name, _ in spent], fontsize=8 if len(spent) < 13 else 5)
+        grid[0].invert_yaxis()  # of both, which share it
+        grid[0].set_title("all slots (batch fill: not idle)", fontsize=9)
+        grid[1].set_title("rows computed (wasted: not useful)", fontsize=9)
         known = grid[0].get_legend_handles_labels()
-        grid[1].legend(*known, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+        grid[0].figure.legend(
+            *known, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, BOTTOM), ncols=len(COLORS), frameon=False
+        )
 
 
 def draw_all(results: Results) -> list[Picture]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from matplotlib.axes import Axes
 
+from . import sentences
 from .album import Album, finish
 from .store import slug
 
@@ -18,7 +19,8 @@ def ttft_over_prompt(album: Album, load: str) -> None:
         return
     name, title = f"ttft-over-prompt.{slug(load)}", f"Time to first token over the prompt's length, {load}"
     count = sum(map(len, points.values()))
-    with album.draw(name, title, count, ["policy", "prompt_tokens", "ttft_s"]) as ((axes,), rows):
+    says = sentences.ttft_over_prompt(points)
+    with album.draw(name, title, count, ["policy", "prompt_tokens", "ttft_s"], says=says) as ((axes,), rows):
         for policy, pairs in points.items():
             scatter(axes, album, policy, pairs, policy)
             rows += [[policy, *pair] for pair in pairs]
@@ -33,7 +35,9 @@ def simulated_over_measured(album: Album, load: str) -> None:
     kinds = [k for k in ("latency_s", "ttft_s") if any(line[k] for line in lines)]
     name, title = f"simulated-measured.{slug(load)}", f"Simulated over measured, {load}"
     columns = ["measure", "policy", "measured_s", "simulated_s"]
-    with album.draw(name, title, len(lines), columns, len(kinds)) as (grid, rows):
+    by_policy = {p: pairs_of(lines, p, "latency_s") for p in album.results.policies}
+    says = sentences.predicted({p: error(pairs) for p, pairs in by_policy.items() if pairs})
+    with album.draw(name, title, len(lines), columns, len(kinds), says=says) as (grid, rows):
         for axes, kind in zip(grid, kinds):
             for policy in album.results.policies:
                 if pairs := pairs_of(lines, policy, kind):

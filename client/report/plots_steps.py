@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from matplotlib import colormaps
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from . import sentences
 from .album import Album, finish
 from .store import slug
 
@@ -30,10 +32,11 @@ def over_time(album: Album, load: str) -> None:
     ):
         columns = ["policy", "seconds", name.partition("-")[0]]
         title = f"{label.capitalize()} over time, {load}"
-        with album.draw(f"{name}.{slug(load)}", title, count, columns, unit="steps") as ((axes,), rows):
-            for policy, steps in by_policy.items():
-                times = [step["t"] - steps[0]["t"] for step in steps]
-                values = [read(step) for step in steps]
+        series = {policy: [read(step) for step in steps] for policy, steps in by_policy.items()}
+        says = sentences.over_time(name, series)
+        with album.draw(f"{name}.{slug(load)}", title, count, columns, unit="steps", says=says) as ((axes,), rows):
+            for policy, values in series.items():
+                times = [step["t"] - by_policy[policy][0]["t"] for step in by_policy[policy]]
                 axes.step(times, values, where="post", label=policy, linewidth=1, **album.line(policy))
                 rows += [[policy, t, v] for t, v in zip(times, values)]
             finish(axes, "time since the first step (s)", label)
@@ -46,22 +49,24 @@ def batch_size(step: dict[str, Any]) -> int:
 
 def slots(album: Album, load: str) -> None:
     """Draw the Gantt chart of each policy: rows are slots, columns steps, colors requests, pale if a slot is held."""
+    numbers = {r["id"]: int(r["index"]) for r in album.results.requests if r["load"] == load and r.get("id")}
     for policy in album.results.policies:
         steps = busiest(album.results.iterations(policy, load))
         if not steps:
             continue
         name, title = f"slots.{slug(policy)}.{slug(load)}", f"Slots of {policy}, {load}"
         columns = ["step", "slot", "request", "phase"]
-        with album.draw(name, title, len(steps), columns, unit="steps") as ((axes,), rows):
-            image = picture(steps, rows)
+        says = sentences.slots(steps)
+        with album.draw(name, title, len(steps), columns, unit="steps", says=says) as ((axes,), rows):
+            image = picture(steps, rows, numbers)
             extent = (steps[0]["n"] - 0.5, steps[-1]["n"] + 0.5, len(image) - 0.5, -0.5)
             axes.imshow(image, aspect="auto", interpolation="nearest", extent=extent)
             axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-            axes.set_xlabel("step; each color is a request")
+            axes.set_xlabel("step; a color is the same request under every policy")
             axes.set_ylabel("slot")
             axes.legend(
-                handles=[Patch(color=str(1 - 0.8 * s), label=k) for k, s in SHADES.items()],
-                fontsize=7, loc="upper left", bbox_to_anchor=(1, 1),
+                handles=[Patch(color="#808080", alpha=shade, label=kind) for kind, shade in SHADES.items()],
+                fontsize=8, loc="upper right", bbox_to_anchor=(1, 1.1), ncols=len(SHADES), frameon=False,
             )  # fmt: skip
 
 
@@ -74,11 +79,14 @@ def busiest(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return steps[start : start + MAX_STEPS]
 
 
-def picture(steps: list[dict[str, Any]], rows: list[list[Any]]) -> np.ndarray:
-    """Color each slot of each step by its request and phase, and add them to `rows`."""
+def picture(steps: list[dict[str, Any]], rows: list[list[Any]], known: Mapping[str, int]) -> np.ndarray:
+    """Color each slot of each step by its request, opaque by its phase, and add them to `rows`.
+
+    Requests of `known` have these numbers, and all others the next ones.
+    """
     height = 1 + max((m["slot"] for s in steps for m in s["members"]), default=0)
-    image = np.ones((height, len(steps), 3))
-    numbers: dict[str, int] = {}
+    image = np.zeros((height, len(steps), 4))
+    numbers = dict(known)
     palette = np.array([colormaps["tab10"](i)[:3] for i in range(COLORS)])
     for x, step in enumerate(steps):
         for member in step["members"]:
@@ -86,6 +94,6 @@ def picture(steps: list[dict[str, Any]], rows: list[list[Any]]) -> np.ndarray:
             if shade is None or member["slot"] < 0:
                 continue
             number = numbers.setdefault(member["id"], len(numbers))
-            image[member["slot"], x] = 1 - shade * (1 - palette[number % COLORS])
+            image[member["slot"], x] = *palette[number % COLORS], shade
             rows.append([step["n"], member["slot"], number, member["phase"]])
     return image

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import sentences
 from .album import Album, finish
 
 AXES = {
@@ -13,6 +14,7 @@ AXES = {
     "variance": "standard deviation of the output lengths (tokens)",
     "cache": "memory for KV pages (MiB)",
 }
+UNITS = {"throughput": "tokens/s", "e2el": "s", "ttft": "s", "hits": "% of the prompt tokens"}
 
 
 def curves(album: Album) -> None:
@@ -30,7 +32,8 @@ def curves(album: Album) -> None:
             continue
         count = sum(r["num_prompts"] for r in album.results.runs)
         title = f"{label.capitalize()} over {axis}"
-        with album.draw(f"sweep-{name}", title, count, ["policy", sweep["over"], *keys]) as ((axes,), rows):
+        says = sentences.at_the_end(points, axis, UNITS[name], scale)
+        with album.draw(f"sweep-{name}", title, count, ["policy", sweep["over"], *keys], says=says) as ((axes,), rows):
             for policy, line in points.items():
                 look = album.look(policy)
                 for i, part in enumerate(keys):
@@ -68,7 +71,8 @@ def throughput_latency(album: Album) -> None:
         return
     count = sum(run["num_prompts"] for run in album.results.runs)
     columns = ["policy", sweep["over"], *keys]
-    with album.draw("throughput-latency", "Latency over throughput", count, columns) as ((axes,), rows):
+    says = sentences.reached(points)
+    with album.draw("throughput-latency", "Latency over throughput", count, columns, says=says) as ((axes,), rows):
         for policy, line in points.items():
             look = album.look(policy)
             for i, style in ((2, "-"), (3, "--")):

@@ -41,14 +41,14 @@ def _steps(results: store.Results, policy: str, load: str) -> list[dict[str, Any
 
 
 def section(races: dict[str, Runs]) -> str:
-    """Return the heading and a frame with the races, one per load."""
+    """Return a frame with the races, one per load."""
     recorded = []
     for load, runs in races.items():
         shortened, seconds = cut(runs)
         recorded.append({"load": load, "cut": seconds, "runs": shortened})
     loads = html.escape(", ".join(races))
     return (
-        f"<h2>Race</h2><p>The slots of each policy, step by step, in its first run under {loads}.</p>"
+        f"<p>The slots of each policy, step by step, in its first run under {loads}.</p>"
         f'<iframe class="race" title="Race under {loads}" srcdoc="{html.escape(document(recorded))}"></iframe>'
     )
 

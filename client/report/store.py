@@ -60,7 +60,7 @@ class Store:
         short = {key: value for key, value in numbers.items() if key not in ARRAYS}
         spent, batches = engine(numbers)
         cache = {"hit_tokens": hit_share(numbers), "preemptions": preemptions(numbers)}
-        use = {"slot_steps": spent, "batch_fill": waste.fill(spent or {}), "rows_in_vain": waste.in_vain(spent or {})}
+        use = {"slot_steps": spent, "batch_fill": waste.fill(spent or {}), "rows_in_vain": waste.wasted(spent or {})}
         self.summary["runs"].append({**short, **labels, **cache, **use, "batch_stats": batches})
         self.save()
 

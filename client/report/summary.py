@@ -63,7 +63,7 @@ COLUMNS: list[tuple[str, tuple[str, ...], float, int, str]] = [
     ("ITL p99, ms", ("p99_itl_ms",), 1, 1, "low"),
     ("goodput/s", ("request_goodput",), 1, 2, "high"),
     ("batch fill, %", ("batch_fill",), 100, 0, ""),
-    ("rows in vain, %", ("rows_in_vain",), 100, 0, ""),
+    ("wasted rows, %", ("rows_in_vain",), 100, 0, ""),
     ("preemptions", ("preemptions",), 1, 0, ""),
     ("s per requested token", ("fairness", "slope_ms_per_token"), 0.001, 4, ""),
     ("r", ("fairness", "r"), 1, 3, ""),
@@ -166,6 +166,16 @@ def title(results: Results, load: str) -> str:
     )
 
 
+def under(load: str) -> str:
+    """Return a load as a part of a sentence."""
+    kind, _, value = load.partition(":")
+    if kind == "burst":
+        return "in the burst"
+    if kind == "poisson":
+        return f"at {value} request{'' if value == '1' else 's'} per second"
+    return f"under {load}"
+
+
 SAME = 0.05  # single runs that differ by less are not told apart
 
 
@@ -176,6 +186,7 @@ def headline(results: Results) -> str:
     sentences = [text for load in results.loads if (text := _answer(results, load))]
     if not sentences:
         return "Nothing was completed."
+    sentences += [why] if (why := reason(results)) else []
     counts = [len(results.of(policy, load)) for policy in results.policies for load in results.loads]
     if len(results.policies) > 1 and 0 < min(counts) < figures.MIN_RUNS:
         runs = "one run" if min(counts) == 1 else f"{min(counts)} runs"
@@ -195,22 +206,44 @@ def _answer(results: Results, load: str) -> str:
     texts = {p: f"{v:,.0f} tokens/s" if full else f"{shown(v / 1000, 2)} s" for p, v in known.items()}
     first, *others = ranked
     what = "output tokens per second" if full else "mean latency"
+    start = under(load)[:1].upper() + under(load)[1:]
     if not others:
-        return f"{load}: {first} has {texts[first]}{'' if full else f' {what}'}."
+        return f"{start}, {first} has {texts[first]}{'' if full else f' {what}'}."
     level = [p for p in others if not differ(results, load, key, first, p)]
     rest = ", ".join(f"{p} {texts[p]}{_factor(known, first, p, sign)}" for p in others if p not in level)
     rest = f"; {rest}" if rest else ""
     if level:
+        measure = "throughputs" if full else "mean latencies"
         pairs = " and ".join(f"{p} ({texts[p]})" for p in (first, *level))
-        return f"{load}: in {what}, {pairs} are not distinguishable{rest}."
+        return f"{start}, the {measure} of {pairs} are not distinguishable{rest}."
     best_is = "the most" if full else "the lowest"
-    return f"{load}: {first} has {best_is} {what}, {texts[first]}{rest}."
+    return f"{start}, {first} has {best_is} {what}, {texts[first]}{rest}."
 
 
 def _factor(known: Mapping[str, float], first: str, other: str, sign: int) -> str:
     """Return how far another is from the first."""
     share = known[other] / known[first]
-    return f" ({share:.1f} times as long)" if sign > 0 else f" ({share:.0%} of it)"
+    return f" ({share:.1f} times as long)" if sign > 0 else f" ({share:.0%} of that)"
+
+
+def reason(results: Results) -> str:
+    """Say which rows the most wasteful policy wasted, under the load where it wasted most; "" if none did."""
+    shares = {
+        (p, load): average(results.of(p, load), "rows_in_vain") or 0.0 for p in results.policies for load in results.loads
+    }  # fmt: skip
+    (policy, load), share = max(shares.items(), key=lambda pair: pair[1], default=(("", ""), 0.0))
+    if share < 0.005:
+        return ""
+    steps = results.of(policy, load)[0].get("slot_steps") or {}
+    kind = max(WHY, key=lambda kind: steps.get(kind, 0.0))
+    return f"{share:.0%} of the rows that {policy} computed {under(load)} were wasted, most of them {WHY[kind]}."
+
+
+WHY = {
+    "held": "on requests that had finished and kept their slots until the rest of their batch was done",
+    "padding": "on padding of shorter prompts",
+    "recomputed": "on tokens that were computed again after a preemption",
+}
 
 
 def differ(results: Results, load: str, key: str, one: str, two: str) -> bool:

@@ -22,8 +22,11 @@ def fill(spent: Spent) -> float | None:
     return 1 - spent.get("idle", 0.0) / total if total else None
 
 
-def in_vain(spent: Spent) -> float | None:
-    """Return the share of the rows that were computed without a new token; None without rows."""
+def wasted(spent: Spent) -> float | None:
+    """Return the share of the rows that were computed without a new token; None without rows.
+
+    The server counts the same since its start (`rows_in_vain` in /stats); this is for the time between two readings.
+    """
     rows = sum(spent.values()) - spent.get("idle", 0.0)
     return 1 - spent.get("useful", 0.0) / rows if rows else None
 

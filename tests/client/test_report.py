@@ -6,6 +6,7 @@ import html
 import io
 import json
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from client.report import album, measure, page, plots, plots_steps, plots_sweep, race, store, summary, waste
+from client.report import album, measure, page, plots, plots_steps, plots_sweep, race, sentences, store, summary, waste
 from client.report.album import Album
+from scheduling.iteration import SlotSteps
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -80,10 +82,59 @@ def test_the_page_has_every_plot_and_needs_no_network(folder: Path) -> None:
     for name in names:
         assert (folder / "plots" / f"{name}.svg").is_file()
         assert (folder / "plots" / f"{name}.csv").stat().st_size
-    assert page.count('<img src="data:image/png;base64,') == len(names)
-    assert not re.search(r"""(src|href)=["'](?!data:)""", page)
-    assert "url(" not in page
+    assert page.count('<svg role="img"') == len(names)
+    assert not re.search(r"""(src|href)=["'](?!data:|#)""", page)
+    assert not re.search(r"url\((?!#)", page)
     assert "http" not in re.sub(r"base64,[^\"]*", "", page)
+
+
+def test_at_most_eight_pictures_come_before_the_others(folder: Path) -> None:
+    shown, folded = (folder / "report.html").read_text().split('<details class="more">')
+    assert 4 <= shown.count('<svg role="img"') <= 8
+    assert folded.count('<svg role="img"') > 8
+    assert "Slots of static, burst" in shown
+
+
+def test_a_picture_takes_the_colors_of_the_page(folder: Path) -> None:
+    page = (folder / "report.html").read_text()
+    assert "var(--useful)" in page
+    assert "currentColor" in page
+    drawn = page[page.index("<svg") :].lower()
+    assert not {"#000000", "#ffffff", *waste.COLORS.values()} & set(re.findall(r"#[0-9a-f]{6}", drawn))
+
+
+def test_what_is_said_of_a_picture_is_true_of_its_data(folder: Path) -> None:
+    results = store.read(folder)
+    said = dict(re.findall(r"<h3>(.*?)</h3><p>(.*?)</p>", html.unescape((folder / "report.html").read_text())))
+    latencies = {p: results.column(p, "burst", "latency_s") for p in results.policies}
+    medians = {p: statistics.median(column) for p, column in latencies.items()}
+    assert (
+        f"{medians['vllm']:.2f} s (vllm) and {medians['static']:.0f} s (static) in the burst"
+        in said["Share of requests answered within a time"]
+    )
+    assert said["Latency over requested tokens, burst"].startswith(
+        "A request's time grows with its tokens under static ("
+    )
+    assert "31% of them (pale) held" in said["Slots of static, burst"]
+    assert "static filled 40% of the slots and wasted 25% of its rows" in said["Use of the slots"]
+    assert "4 under static (64% of its steps)" in said["Steps by batch size, burst"]
+    assert "At most 3 (static) and 3 (vllm) requests waited" in said["Requests waiting over time, burst"]
+    assert all(said.values())
+
+
+def test_causes_are_told_from_chance() -> None:
+    line = [(float(n), 0.002 * n) for n in range(20)]
+    noise = [(float(n), float(n % 2)) for n in range(20)]
+    text = sentences.growing("Time", "length", {"a": line, "b": noise, "c": [(1.0, 1.0)]}, "token")
+    assert text == "Time grows with length under a (2.0 ms per token, r = 1.00) and hardly under b (r = 0.09)."
+
+
+def test_the_verdict_names_what_the_most_wasteful_policy_wasted(folder: Path) -> None:
+    results = store.read(folder)
+    assert "25% of the rows that static computed" in summary.headline(results)
+    for run in results.runs:
+        run["rows_in_vain"] = 0.0
+    assert "wasted" not in summary.headline(results)
 
 
 def test_text_in_the_page_is_escaped(folder: Path) -> None:
@@ -194,11 +245,13 @@ def test_the_tables_of_a_terminal_fit_80_columns(folder: Path) -> None:
     assert {"static", "vllm"} <= {line.split()[0] for line in lines if line.strip()}
 
 
-def test_batch_fill_and_rows_in_vain_are_told_apart() -> None:
+def test_batch_fill_and_wasted_rows_are_told_apart_as_the_server_does() -> None:
     static = {"useful": 30, "padding": 5, "held": 15, "idle": 50, "recomputed": 0}
     assert waste.fill(static) == pytest.approx(0.5)
-    assert waste.in_vain(static) == pytest.approx(0.4)
-    assert (waste.fill({}), waste.in_vain({"idle": 3})) == (None, None)
+    assert waste.wasted(static) == pytest.approx(0.4)
+    counted = SlotSteps(**static)
+    assert (counted.fill, counted.in_vain) == (waste.fill(static), waste.wasted(static))
+    assert (waste.fill({}), waste.wasted({"idle": 3})) == (None, None)
     assert waste.percentages({"useful": 1, "held": 1, "idle": 1}) == {
         "useful": 34, "padding": 0, "held": 33, "idle": 33, "recomputed": 0
     }  # fmt: skip

@@ -1,0 +1,176 @@
+"""One sentence for each picture of a comparison: what there is to see in this one, computed from its data. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import figures, waste
+from .store import Results
+from .summary import average, under
+from .tables import shown
+
+CLEAR, LOOSE = 0.7, 0.3  # correlations
+Pairs = Sequence[tuple[float, float]]
+
+
+def seconds(value: float) -> str:
+    """Return a time with two or three digits."""
+    if value < 0.1:
+        return f"{1000 * value:.{0 if value >= 0.01 else 1}f} ms"
+    return f"{value:.{2 if value < 10 else 0}f} s"
+
+
+def joined(parts: Iterable[str]) -> str:
+    """Return a list in words: a, b and c."""
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def each(values: Mapping[str, str]) -> str:
+    """Return the value of each policy: 1 s (dynamic), 2 s (static) and 9 s (nobatch)."""
+    return joined(f"{text} ({policy})" for policy, text in values.items())
+
+
+def growing(thing: str, cause: str, pairs: Mapping[str, Pairs], unit: str) -> str:
+    """Tell the policies under which something grows with its cause from those under which it does not."""
+    kinds: dict[str, list[str]] = {}
+    for policy, points in pairs.items():
+        fitted = figures.fit(*zip(*points)) if len(points) > 1 else None
+        if fitted is None:
+            continue
+        ms, r = 1000 * fitted[0], fitted[2]
+        if r >= CLEAR:
+            pace = f"{shown(ms, 2 if ms < 1 else 1)} ms per {unit}"
+            kinds.setdefault("grows", []).append(f"{policy} ({pace}, r = {r:.2f})")
+        else:
+            kind = "loosely" if r >= LOOSE else "not" if r > -LOOSE else "falls"
+            kinds.setdefault(kind, []).append(f"{policy} (r = {round(r, 2) + 0.0:.2f})")
+    words = {"grows": ("grows with {}", "clearly"), "loosely": ("grows only loosely with {}", "only loosely"),
+             "not": ("hardly depends on {}", "hardly"), "falls": ("falls with {}", "falls")}  # fmt: skip
+    parts = [
+        f"{words[kind][min(i, 1)].format(cause)} under {joined(kinds[kind])}"
+        for i, kind in enumerate(kind for kind in words if kind in kinds)
+    ]
+    return f"{thing} {joined(parts)}." if parts else ""
+
+
+def latency_over_tokens(results: Results, load: str) -> str:
+    pairs = {p: results.pairs(p, load, "asked_tokens", "latency_s") for p in results.policies}
+    return growing("A request's time", "its tokens", pairs, "token")
+
+
+def ttft_over_prompt(points: Mapping[str, Pairs]) -> str:
+    return growing("The time to the first token", "the prompt's length", points, "token")
+
+
+def answered(results: Results, loads: Sequence[str]) -> str:
+    """Say when half of the requests were answered."""
+    parts = []
+    for load in loads:
+        columns = {p: results.column(p, load, "latency_s") for p in results.policies}
+        medians = {p: float(np.median(column)) for p, column in columns.items() if column}
+        parts.append(f"{each({p: seconds(v) for p, v in sorted(medians.items(), key=second)})} {under(load)}")
+    return f"Half of the requests were answered within {', and within '.join(parts)}."
+
+
+def second(pair: tuple[str, float]) -> float:
+    return pair[1]
+
+
+def first_tokens(results: Results, load: str) -> str:
+    medians = {p: average(results.of(p, load), "median_ttft_ms") for p in results.policies}
+    known = {p: seconds(value / 1000) for p, value in medians.items() if value is not None}
+    gaps = {p: average(results.of(p, load), "p99_itl_ms") for p in results.policies}
+    late = {p: seconds(value / 1000) for p, value in gaps.items() if value is not None}
+    text = f"The first token came after {each(known)} in the median" if known else ""
+    return text and text + (f"; 99% of the later ones within {each(late)}." if late else ".")
+
+
+def tails(results: Results, load: str) -> str:
+    """Say how much longer the slowest requests took."""
+    shares = {}
+    for policy in results.policies:
+        p50, p99 = (average(results.of(policy, load), f"p{q}_e2el_ms") for q in (50, 99))
+        if p50 and p99:
+            shares[policy] = f"{p99 / p50:.1f}"
+    return f"At p99 a request took {each(shares)} times the median." if shares else ""
+
+
+def in_system(levels: Mapping[str, tuple[int, float]]) -> str:
+    """Say how many requests were in the system at most, and how long the last one took; by policy."""
+    most = {policy: f"{peak:,}" for policy, (peak, _) in levels.items()}
+    ends = {policy: seconds(end) for policy, (_, end) in levels.items()}
+    peak = next(iter(most.values())) if len(set(most.values())) == 1 else each(most)
+    return f"At most {peak} requests were sent and not yet answered; the last answer came after {each(ends)}."
+
+
+def batch_sizes(batches: Mapping[str, Mapping[str, int]]) -> str:
+    """Say which batch size was the most frequent."""
+    tops = {}
+    for policy, counts in batches.items():
+        size = max(counts, key=lambda size: counts[size])
+        tops[policy] = f"{size} under {policy} ({counts[size] / sum(counts.values()):.0%} of its steps)"
+    return f"The most frequent batch size is {joined(tops.values())}."
+
+
+def over_time(name: str, values: Mapping[str, Sequence[float]]) -> str:
+    """Say how large the batch was on average, or how long the queue at most; by policy."""
+    if name == "queue-over-time":
+        most = {p: f"{max(series):,.0f}" for p, series in values.items()}
+        return f"At most {each(most)} requests waited at the same time."
+    means = {p: f"{float(np.mean(series)):.1f}" for p, series in values.items()}
+    return f"A step had {each(means)} requests on average, held ones included."
+
+
+def slots(steps: Sequence[Mapping[str, Any]]) -> str:
+    """Say how many slots were in use, and how many of them were held for finished requests."""
+    phases = [member["phase"] for step in steps for member in step["members"]]
+    used = sum(phase != "idle" for phase in phases)
+    held = phases.count("held")
+    count = max((round(sum((step.get("slot_steps") or {}).values())) for step in steps), default=0)
+    text = f"On average {used / len(steps):.1f}{f' of {count}' if count else ''} slots are in use"
+    if not held:
+        return f"{text}, and no request keeps its slot after its last token."
+    return f"{text}, {held / used:.0%} of them (pale) held for requests that had finished."
+
+
+def spent(results: Results, load: str) -> str:
+    """Say how much of the slots was filled, and how many rows were wasted."""
+    parts = []
+    for policy in results.policies:
+        steps = next((run.get("slot_steps") for run in results.of(policy, load)), None) or {}
+        fill, wasted = waste.fill(steps), waste.wasted(steps)
+        if fill is not None:
+            rows = "" if wasted is None else f" and wasted {wasted:.0%} of its rows"
+            parts.append(f"{policy} filled {fill:.0%} of the slots{rows}")
+    return f"{under(load)[:1].upper()}{under(load)[1:]}, {'; '.join(parts)}." if parts else ""
+
+
+def predicted(errors: Mapping[str, float]) -> str:
+    """Say how far the simulator's mean latency is from the measured one."""
+    return f"The simulated mean latency is off by {each({p: f'{error:+.1%}' for p, error in errors.items()})}."
+
+
+def reached(points: Mapping[str, Sequence[tuple[float, ...]]]) -> str:
+    """Say the highest throughput of a sweep, and the latency there: (value, tokens/s, p50 ms, p99 ms)."""
+    tops = {policy: max(rows, key=lambda row: row[1]) for policy, rows in points.items() if rows}
+    parts = [
+        f"{policy} reached {top[1]:,.0f} tokens/s with a p99 of {seconds(top[3] / 1000)}"
+        for policy, top in tops.items()
+    ]
+    return f"{joined(parts)}." if parts else ""
+
+
+def at_the_end(points: Mapping[str, Sequence[tuple[float, ...]]], axis: str, unit: str, scale: float) -> str:
+    """Say each policy's figures at the highest swept value that all of them have."""
+    common = set.intersection(*({row[0] for row in rows} for rows in points.values()))
+    if not common:
+        return ""
+    last = max(common)
+    rows = {policy: next(row for row in rows if row[0] == last) for policy, rows in points.items()}
+    parts = {policy: " to ".join(f"{scale * value:,.3g}" for value in row[1:]) for policy, row in rows.items()}
+    kind = ", from p50 to p99" if any(len(row) > 2 for row in rows.values()) else ""
+    return f"At {last:g} {axis}: {each(parts)} {unit}{kind}."
