@@ -5,6 +5,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 tools/setup.sh requirements-dev.txt
+unset PYTHONDONTWRITEBYTECODE  # or each of some hundred processes compiles the same files
 if [ "${1:-}" = --soak ]; then
   minutes="${2:?error: --soak needs a number of minutes. Use ./test.sh --soak 10}"
   exec .venv/bin/python -m pytest -s -m soak tests/faults/test_soak.py --soak-minutes "$minutes" "${@:3}"

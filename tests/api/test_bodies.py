@@ -102,6 +102,8 @@ def test_no_value_in_any_field_makes_a_request_slow(app: Flask, route: str, yard
             client.open(sent.path, method=sent.method, data=sent.body, content_type="application/json")
 
         assert seconds_of(send) < 6 * yardstick, sent.name
+    client.delete("/load")  # what is left of a load would fill the queue of the tests that follow
+    wait_until(lambda: not client.get("/load").get_json()["active"])
 
 
 @pytest.mark.parametrize("keys", [16_000, 5_000])

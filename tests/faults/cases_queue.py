@@ -120,7 +120,8 @@ def who_stops_reading_is_dropped(server: Watched) -> None:
     23 MB the first time and by nothing from the fifth time on.
     """
     many = body("/v1/completions", tokens=900, n=4, logprobs=5, stream=True, ignore_eos=True)
-    frozen = [server.begin("/v1/completions", many, receive_buffer=2048) for _ in range(3)]
+    readers = 1 if server.policy == "nobatch" else 3  # there, who asks next waits until all their answers are computed
+    frozen = [server.begin("/v1/completions", many, receive_buffer=2048) for _ in range(readers)]
     wait_until(lambda: server.figures()["requests-running"] > 0)
     assert server.ask("/inference", body("/inference", tokens=9)).status == 200
     wait_until(server.is_at_rest, 40)

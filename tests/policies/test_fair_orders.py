@@ -206,7 +206,7 @@ def test_fair_orders_leave_no_slot_empty_while_a_request_fits(trace: list[Reques
 
         def planned(scheduler: Scheduler, plan: Plan) -> None:
             if scheduler.waiting and len(scheduler.running) < slots:
-                assert scheduler._wait_clock.reason == "kv_full"
+                assert scheduler.wait_clock.reason == "kv_full"
 
         drive(made(f"dynamic+{order}", slots, pool()), sequences, planned=planned)
 

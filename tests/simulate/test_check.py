@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 import policies
 from scheduling.scheduler import Scheduler
@@ -48,6 +49,7 @@ PLANTED = {
 }
 OPTIONS = {"sleeps_past_its_deadline": {"delay": 20}, "admits_none_when_woken": {"delay": 20}}
 
+CASES = settings.default.max_examples  # as many as a property has examples
 LOOPS = policies.names()
 ORDERS = [f"dynamic+{order}" for order in policies.order_names()]
 COMPOSED = [
@@ -120,7 +122,7 @@ EVERY = [*LOOPS, *ORDERS, *COMPOSED]
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_policy_that_is_shipped_keeps_the_laws(name: str) -> None:
-    assert check(name, 48, seed=5, large=0).broken is None
+    assert check(name, CASES, seed=5, large=0).broken is None
 
 
 # One large case for each policy, not the same one for all.
@@ -137,7 +139,7 @@ def test_every_policy_that_is_shipped_keeps_the_laws_in_large_cases(seed: int, n
 
 @pytest.mark.parametrize(("name", "options"), TUNED)
 def test_the_laws_hold_with_other_options_too(name: str, options: dict[str, object]) -> None:
-    assert check(name, 48, seed=6, options=options, large=0).broken is None
+    assert check(name, CASES, seed=6, options=options, large=0).broken is None
 
 
 @pytest.mark.full

@@ -27,7 +27,7 @@ def mean_latency(policy: str, slots: int, cost: Cost, rate: float, n: int, draw:
     return lambda rng: float(run_poisson(policy, slots, cost, rate, draw(n, rng), rng, **options).latency.mean())
 
 
-@pytest.mark.parametrize(("rate", "exact"), points(2, (0.4, 0.6324), (1.5, 1.9850), (0.9, 0.8653), (1.2, 1.1730)))
+@pytest.mark.parametrize(("rate", "exact"), points(1, (0.4, 0.6324), (1.5, 1.9850), (0.9, 0.8653), (1.2, 1.1730)))
 def test_nobatch_is_pollaczek_khinchine(rate: float, exact: float) -> None:
     found = replicate(mean_latency("nobatch", 1, COST_A, rate, 2000), 6)
     assert agrees(found, exact), found
@@ -70,7 +70,7 @@ def test_clipping_answers_lowers_the_mean_latency() -> None:
 @pytest.mark.parametrize(
     ("slots", "rate", "exact", "batch", "busy"),
     points(
-        2,
+        1,
         (2, 1.5, 1.0068, 1.298, 0.6861),
         (8, 6.0, 1.8095, 6.084, 0.9982),
         (1, 1.2, 1.1730, 1.0, 0.6431),
@@ -95,7 +95,7 @@ def test_static_is_the_bulk_service_chain(slots: int, rate: float, exact: float,
 @pytest.mark.parametrize(
     ("k", "rate", "exact"),
     points(
-        2, (2, 1.0, 1.3085), (8, 4.5, 1.9382), (2, 2.0, 1.5142), (4, 2.0, 1.7093), (4, 3.0, 1.6101), (16, 10.0, 2.3266)
+        1, (2, 1.0, 1.3085), (8, 4.5, 1.9382), (2, 2.0, 1.5142), (4, 2.0, 1.7093), (4, 3.0, 1.6101), (16, 10.0, 2.3266)
     ),
 )
 def test_fixed_is_fixed_bulk_service(k: int, rate: float, exact: float) -> None:
@@ -124,7 +124,7 @@ def inoue(
 @pytest.mark.parametrize(
     ("rho", "exact", "batch"),
     points(
-        2,
+        1,
         (0.3, 4.2248, 5.632),
         (0.8, 14.7147, 52.501),
         (0.1, 3.1459, 1.712),
@@ -144,7 +144,7 @@ def test_a_window_without_delay_meets_inoues_table(rho: float, exact: float, bat
 
 
 @pytest.mark.parametrize(
-    ("slots", "exact"), points(2, (4, 4.3698), (32, 6.8175), (1, 6.0936), (3, 4.5142), (8, 4.4997), (12, 4.8938))
+    ("slots", "exact"), points(1, (4, 4.3698), (32, 6.8175), (1, 6.0936), (3, 4.5142), (8, 4.4997), (12, 4.8938))
 )
 def test_a_limited_batch_meets_inoues_table(slots: int, exact: float) -> None:
     rate = 0.8 * slots / (TAU + ALPHA * slots)
@@ -174,7 +174,7 @@ def test_the_mean_waits_of_one_server_are_those_of_phipps(rate: float, fcfs: flo
 @pytest.mark.parametrize(
     ("rate", "classes", "accuracy", "exact"),
     points(
-        2,
+        1,
         (0.8, 4, 1.0, 0.2266),
         (1.3, 2, 0.8, 0.7019),
         (0.8, 2, 1.0, 0.2341),
@@ -236,7 +236,7 @@ def test_a_burst_waits_by_the_gini_coefficient(order: str, factor: float) -> Non
 
 
 @pytest.mark.parametrize(
-    ("slots", "bins", "exact"), points(2, (8, 1, 0.44720), (8, 2, 0.56360), (8, 8, 0.70030), (32, 4, 2.51354))
+    ("slots", "bins", "exact"), points(1, (8, 1, 0.44720), (8, 2, 0.56360), (8, 8, 0.70030), (32, 4, 2.51354))
 )
 def test_multibin_meets_its_saturation(slots: int, bins: int, exact: float) -> None:
     class Longest(Cost):
@@ -264,7 +264,7 @@ def test_multibin_meets_its_saturation(slots: int, bins: int, exact: float) -> N
 @pytest.mark.parametrize(
     ("a", "b", "steps", "rate", "exact", "n"),
     points(
-        2,
+        1,
         (8, 0.2, 100, 20, 1.3667, 2500),
         (5, 1, 50, 10, 0.6000, 2000),
         (8, 0.2, 100, 5, 0.9111, 1500),

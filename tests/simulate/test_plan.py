@@ -109,7 +109,7 @@ def test_a_limit_that_makes_no_sense_is_answered_with_an_example(text: str) -> N
 
 @pytest.mark.parametrize("host", [Host(), Host(0.003, 0.002, 0.0001, 0.001, 0.01)], ids=["", "host"])
 @pytest.mark.parametrize("arrivals", ["poisson", "burst"])
-@pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic", "window", "fixed", "impatient"])
+@pytest.mark.parametrize("policy", points(2, "static", "impatient", "nobatch", "dynamic", "window", "fixed"))
 def test_a_fleet_of_one_is_the_simulator(policy: str, arrivals: str, host: Host) -> None:
     cost = published.make("oracle-a")
     rows = workloads.draw("clipped-normal", 1.5, 80, seed=4, arrivals=arrivals)

@@ -226,9 +226,14 @@ def test_every_option_has_a_case(command: str) -> None:
 
 
 DRAWN = {("run", "--no-plots"), ("prefix", "--out")}  # pictures take seconds
+SHARED = {(command, option) for command in ("plan", "fleet") for option in {**ENGINE, **ARRIVALS}}  # `run` has them too
 PAIRS = [
     pytest.param(
-        option, base, value, id=f"{command} {option}", marks=pytest.mark.full if (command, option) in DRAWN else ()
+        option,
+        base,
+        value,
+        id=f"{command} {option}",
+        marks=pytest.mark.full if (command, option) in DRAWN | SHARED else (),
     )
     for command, cases in CASES.items()
     for option, (base, value) in cases.items()

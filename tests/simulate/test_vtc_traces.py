@@ -24,7 +24,7 @@ from simulate.simulator import Run, simulate
 
 VTC = Path(__file__).parents[2].parent / "shared" / "data" / "vtc"
 SUITES = ("overload", "overload-multi", "proportional", "poisson_short_long", "real")
-RUNS = points(2, *(f"{order}__{suite}" for suite in SUITES for order in ("FCFS", "VTC")))
+RUNS = points(1, *(f"{order}__{suite}" for suite in SUITES for order in ("FCFS", "VTC")))
 TOKEN, PREFILL = 0.14e-3, 20e-3
 PARTICULARS = {"pool": 10_000, "per_client": 32, "batch_max_tokens": 3072, "max_wait": 10}
 
@@ -105,7 +105,7 @@ def test_without_the_overheads_of_the_host_a_run_looks_too_fast(name: str) -> No
     assert mean < errors(name)[1] - 0.08
 
 
-@pytest.mark.parametrize("name", points(2, "FCFS__overload", "VTC__overload", "FCFS__poisson_short_long"))
+@pytest.mark.parametrize("name", points(1, "FCFS__overload", "VTC__overload", "FCFS__poisson_short_long"))
 @pytest.mark.full
 def test_the_shares_of_two_clients_are_met(name: str) -> None:
     ours, theirs = service(name, simulated=True)[0], service(name, simulated=False)[0]
