@@ -38,7 +38,7 @@ from api.http.deferral import App
 from api.service import Engine, Service
 from client.shell import printing
 from config import Config
-from launch import banner, doctor, faults, preflight
+from launch import banner, demo, doctor, faults, preflight
 from launch.engine import RESOLVED, engine_stack, load_engine
 from models import catalog
 from observe import shadow
@@ -168,6 +168,8 @@ def start(
         Watchdog(engine.manager, service.stall_seconds).start()
         gc.collect()
         gc.freeze()  # the model never becomes garbage: exclude it from collection
+        if service.config.demo:
+            demo.begin(service)
         banner.show(service.config, engine, time.perf_counter() - began)
 
     thread = threading.Thread(target=load, name="load-model", daemon=True)
@@ -184,6 +186,10 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["doctor"]:
         argv = ["--doctor", *argv[1:]]
+    if argv[:1] == ["demo"]:
+        argv = ["--demo", *argv[1:]]
+    if "--demo" in argv and argv[argv.index("--demo") + 1 :][:1] not in (["on"], ["off"]):
+        argv = [*argv[: argv.index("--demo")], "--demo", "on", *argv[argv.index("--demo") + 1 :]]
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         loaded = settings.load(argv, policies={name: policies.summary(name) for name in policies.names()})

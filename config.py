@@ -32,6 +32,8 @@ RESERVE = 32  # HTTP threads in addition to those of open requests
 LOOPBACK = ("localhost", "127.0.0.1")  # no page of another site has these host names
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+")
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # a browser leaves them out of an origin
+# What --demo sets, where flags, environment and .env do not: about 20 steps a second, as slow as a person can follow.
+DEMO = {"policy": "dynamic", "max_batch_size": 8, "model": "mock:distserve-opt13b@0.4"}
 INTRO = """Serve a language model over HTTP with the batching policy of your choice. For example:
 
 \b
@@ -160,6 +162,10 @@ class Config:
     )  # fmt: skip
     dashboard_show_text: bool = setting(False, "show the beginnings of prompts on the live page, to all of its viewers")
     tgi_metrics: bool = setting(False, "also export TGI's metric names (tgi_*) on /metrics")
+    demo: bool = setting(
+        False, "for a lecture: an endless load on eight slots at about 20 steps per second, without weights or downloads; "
+        "same as ./server.sh demo"
+    )  # fmt: skip
     api_key: str = setting("", "key that clients must send as a bearer token", KEY)
 
     def __post_init__(self) -> None:
@@ -261,6 +267,10 @@ def load(
         print(f"effective-batching {VERSION}")  # noqa: T201
         raise SystemExit(0)
     values.policy_option = ",".join(values.policy_option)
+    for name, value in DEMO.items() if values.demo else ():
+        if values.origin[name] == "default":
+            setattr(values, name, value)
+            values.origin[name] = "demo"
     names = [item.name for item in fields(Config)]
     config = Config(**{name: getattr(values, name) for name in names})
     return Loaded(

@@ -32,9 +32,9 @@ EXAMPLE = '{"count": 40, "rate": 4}'
 NUMBER = {"type": "integer"}
 PROGRESS = {
     "type": "object",
-    "required": ["total", "sent", "done", "failed", "active", "seed"],
+    "required": ["total", "sent", "done", "failed", "active", "seed", "params"],
     "properties": {"total": NUMBER, "sent": NUMBER, "done": NUMBER, "failed": NUMBER,
-                   "active": {"type": "boolean"}, "seed": NUMBER},
+                   "active": {"type": "boolean"}, "seed": NUMBER, "params": {"type": ["object", "null"]}},
 }  # fmt: skip
 TAG = "live page"
 OPERATIONS = [
@@ -54,7 +54,7 @@ OPERATIONS = [
 def blueprint(service: Service) -> Blueprint:
     """Return the routes of the page and of its load."""
     routes = Blueprint("dashboard", __name__)
-    load = Load()
+    load = service.load = Load()
     what_if.install(routes, service, load.span)
 
     @routes.get("/race")
@@ -71,10 +71,10 @@ def blueprint(service: Service) -> Blueprint:
         engine = generation.ready_engine(service)
         if service.draining:
             raise ApiError("the server is shutting down, so it starts no load", type="unavailable_error")
-        if not load.start(engine, params):
+        if not load.start(engine, params, service.wants_load):
             raise ApiError(
-                f"a load of {load.progress()['total']} requests is already running. Wait until it ends, or send "
-                "DELETE /load", type="overloaded", retry_after=5,
+                f"a load of {load.progress()['total']} requests is already running. Wait until it ends, send DELETE /load, "
+                'or replace it with {"replace": true}', type="overloaded", retry_after=5,
             )  # fmt: skip
         return body.name_ignored(jsonify(load.progress()), ignored)
 

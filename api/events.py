@@ -160,6 +160,7 @@ def state(service: Service, engine: Engine) -> dict[str, Any]:
         "sampling": dict(engine.sampling),
         "pages_total": pages.total if pages is not None else 0,
         "show_text": service.config.dashboard_show_text,
+        "demo": service.config.demo,
         "waiting": list(service.feed.waiting.copy().values()),
         "shadow": engine.shadow.report() if engine.shadow is not None else None,
     }

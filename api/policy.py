@@ -30,9 +30,10 @@ ANSWER = {
 }  # fmt: skip
 KNOWN = {
     "type": "object",
-    "required": [*ANSWER["required"], "policies", "orders"],
+    "required": [*ANSWER["required"], "policies", "orders", "options_of", "closed"],
     "properties": {
-        **ANSWER["properties"], "policies": {"type": "object"}, "orders": {"type": "array"},  # type: ignore[dict-item]
+        **ANSWER["properties"], "policies": {"type": "object"}, "orders": {"type": "object"},  # type: ignore[dict-item]
+        "options_of": {"type": "object"}, "closed": {"type": "array", "items": {"type": "string"}},
     },
 }  # fmt: skip
 OPERATIONS = [
@@ -55,8 +56,17 @@ def blueprint(service: Service) -> Blueprint:
     @routes.get("/policy")
     def policy() -> Response:
         engine, known = generation.ready_engine(service), _known(service)
-        loops = {name: known.summary(name) for name in known.names()}
-        return jsonify(**state(engine), policies=loops, orders=known.order_names())
+        loops, orders = known.names(), known.order_names()
+        return jsonify(
+            **state(engine),
+            policies={name: known.summary(name) for name in loops},
+            orders={name: known.order_summary(name) for name in orders},
+            options_of={
+                "policies": {name: known.form_of(name) for name in loops},
+                "orders": {name: known.form_of(name, is_order=True) for name in orders},
+            },
+            closed=[name for name in loops if known.is_closed(name)],
+        )
 
     @routes.put("/policy")
     def switch() -> Response:

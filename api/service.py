@@ -45,6 +45,9 @@ class Policies(Protocol):
     def names(self) -> list[str]: ...
     def order_names(self) -> list[str]: ...
     def summary(self, name: str) -> str: ...
+    def order_summary(self, name: str) -> str: ...
+    def form_of(self, name: str, *, is_order: bool = False) -> list[dict[str, object]]: ...
+    def is_closed(self, name: str) -> bool: ...
     def get_policy(self, name: str, max_batch_size: int, options: Mapping[str, object], *, own: bool) -> Any: ...
 
 
@@ -61,6 +64,12 @@ class WhatIf(Protocol):
 
     def answer(self, policies: list[str], count: int, *, span: tuple[float, float] | None, workload: Any) -> bytes: ...
     def stop(self) -> None: ...
+
+
+class Load(Protocol):
+    """The interface of the load that the live page starts."""
+
+    def start(self, engine: Any, params: Any, wanted: Callable[[], bool]) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -119,6 +128,7 @@ class Engine:
 
 STALL_SECONDS = 300.0
 GPU_STALL_SECONDS = 60.0
+UNWATCHED_SECONDS = 60.0  # without a viewer, after which an endless load ends
 STEP_SECONDS = 0.2  # to wait for the last step when the server stops
 
 
@@ -143,6 +153,8 @@ class Service:
         self.stats = ServerStats(self.meters)
         self.completer = Completer()
         self.socket_writer = SocketWriter()
+        self.load: Load | None = None
+        self._watched_at = time.monotonic()
 
     @cached_property
     def generating(self) -> frozenset[str]:
@@ -195,6 +207,12 @@ class Service:
     def viewers(self) -> int:
         """The number of viewers of /events."""
         return len(self.feed.viewers)
+
+    def wants_load(self) -> bool:
+        """Return whether an endless load goes on: while somebody watches, and always in a demonstration."""
+        if self.viewers or self.config.demo:
+            self._watched_at = time.monotonic()
+        return not self.draining and time.monotonic() - self._watched_at < UNWATCHED_SECONDS
 
     def stop(self) -> None:
         """End all open requests, because the process exits."""

@@ -46,6 +46,7 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
         *_computing(engine, fits),
         ("API key", key),
         ("listening", f"{config.host}:{config.port}, ready in {seconds:.1f} s"),
+        *([("demo", f"open {url}/ in a browser: a load without end, captions and a guided tour")] if config.demo else []),
     ]  # fmt: skip
     lines = [f"effective-batching {VERSION}"] + [f"  {name:<10} {value}" for name, value in rows]
     bearer = " -H 'Authorization: Bearer KEY'" if config.api_key else ""

@@ -190,14 +190,16 @@ def load_tokenizer(resolved: ResolvedModel, file: str | Path | None = None) -> T
         return _fitting(Tokenizer(from_folder(BARD), fold=True, warning=warning), resolved)
 
 
-def load_stand_in(file: str | Path | None = None, timeout_s: float = 3.0) -> Tokenizer:
+def load_stand_in(file: str | Path | None = None, timeout_s: float = 3.0, *, downloads: bool = True) -> Tokenizer:
     """Return a tokenizer for a model without weights: GPT-2's from `file` or tiktoken, else one of bytes.
 
-    A text has about four times as many bytes as tokens, so the tokenizer of bytes has a `warning`. Raises TokenizerError
+    Without `downloads`, it is bard's unless there is a `file`. A text has about four times as many bytes as tokens, so the tokenizer of bytes has a `warning`. Raises TokenizerError
     for a bad file.
     """
     if file:
         return Tokenizer(of_ranks(ranks.from_file(Path(file))))
+    if not downloads and (BARD / "vocab.json").is_file():
+        return Tokenizer(from_folder(BARD), fold=True)
     try:
         return Tokenizer(of_ranks(ranks.from_tiktoken(timeout_s)))
     except TokenizerError as error:

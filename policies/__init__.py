@@ -16,7 +16,7 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import NamedTuple
 
-from scheduling.options import nearest, options_of
+from scheduling.options import Option, nearest, options_of
 from scheduling.policy import Policy
 
 TAKEN = {"self", "max_batch_size"}  # arguments of every policy that are not options
@@ -107,8 +107,39 @@ def describe(name: str) -> list[OptionInfo]:
 def summary(name: str) -> str:
     """Return the first line of a policy's documentation."""
     check_name(name)
-    doc = _module(_split(name)[0], "policies").__doc__ or ""
-    return doc.strip().partition("\n")[0]
+    return _first_line(_module(_split(name)[0], "policies"))
+
+
+def order_summary(name: str) -> str:
+    """Return the first line of an order's documentation."""
+    return _first_line(_module(name, "policies.orders"))
+
+
+def form_of(name: str, *, is_order: bool = False) -> list[dict[str, object]]:
+    """Return the options of a loop, or of an order alone, as a form shows them.
+
+    `type` is integer, number, boolean, choice, list or text.
+    """
+    policy_class = _find(_module(name, "policies.orders"), "Order", name) if is_order else _class_of(name, "")
+    return [_field_of(option, item) for option, item in options_of(policy_class).items()]
+
+
+def is_closed(name: str) -> bool:
+    """Return whether no request joins a running batch of this loop."""
+    return _class_of(name, "").closed
+
+
+def _field_of(name: str, item: Option) -> dict[str, object]:
+    types = {bool: "boolean", int: "integer", float: "number", tuple: "list", str: "choice" if item.choices else "text"}
+    limits = {"minimum": item.low, "maximum": item.high, "choices": item.choices}
+    return {
+        "name": name, "type": types[type(item.default)], "default": _text(item.default), "help": item.help,
+        "bounds": item.bounds, **{key: value for key, value in limits.items() if value not in (None, ())},
+    }  # fmt: skip
+
+
+def _first_line(module: ModuleType) -> str:
+    return (module.__doc__ or "").strip().partition("\n")[0]
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -60,7 +60,32 @@ def test_the_answer_comes_when_the_policy_has_changed(client: FlaskClient) -> No
     assert wanted.items() <= known.items()
     assert set(known["policies"]) == set(policies.names())
     assert known["policies"]["dynamic"].startswith("Dynamic batching")
-    assert known["orders"] == policies.order_names()
+    assert set(known["orders"]) == set(policies.order_names())
+    assert known["orders"]["sjf"].startswith("Shortest job first")
+
+
+def test_it_tells_what_a_form_needs_to_show_the_options(client: FlaskClient) -> None:
+    known = client.get("/policy").get_json()
+    assert {name: set(known["options_of"][name]) for name in known["options_of"]} == {
+        "policies": set(policies.names()), "orders": set(policies.order_names()),
+    }  # fmt: skip
+    window, vtc = known["options_of"]["policies"]["window"], known["options_of"]["orders"]["vtc"]
+    assert {item["name"]: item["type"] for item in window} == {"delay": "number", "preferred": "list"}
+    assert (window[0]["minimum"], window[0]["default"]) == (0.0, "0.0")
+    assert next(item["choices"] for item in vtc if item["name"] == "cost") == ["linear", "profile"]
+    assert all(item["help"] and item["bounds"] for items in known["options_of"]["orders"].values() for item in items)
+    assert {"nobatch", "static", "elastic"} <= set(known["closed"])
+    assert "dynamic" not in known["closed"]
+
+
+@pytest.mark.parametrize("name", [*policies.names(), *(f"dynamic+{order}" for order in policies.order_names())])
+def test_the_defaults_that_it_tells_are_accepted(client: FlaskClient, name: str) -> None:
+    known = client.get("/policy").get_json()
+    loop, _, order = name.partition("+")
+    items = [*known["options_of"]["policies"][loop], *known["options_of"]["orders"].get(order, [])]
+    options = {item["name"]: item["default"] for item in items}
+    reply = client.put("/policy", json={"policy": name, "options": options})
+    assert reply.status_code == 200, reply.text
 
 
 def test_all_that_looks_in_tells_the_new_policy(client: FlaskClient, service: Service) -> None:

@@ -32,7 +32,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "prefix_cache": ("off", False), "compute_threads": ("3", 3), "host": ("::1", "::1"),
     "port": ("9000", 9000), "api_key": ("k", "k"), "queue_timeout": ("1.5", 1.5),
     "max_connections": ("2000", 2000), "overload_status": ("503", "503"),
-    "access_log": ("off", False), "tgi_metrics": ("on", True), "dashboard_show_text": ("on", True), "end_of_text": ("text", "text"),
+    "access_log": ("off", False), "tgi_metrics": ("on", True), "dashboard_show_text": ("on", True), "demo": ("on", True), "end_of_text": ("text", "text"),
     "policy_option": ("w_p=1", "w_p=1"), "receive_timeout": ("2.5", 2.5), "send_timeout": ("2.5", 2.5),
     "shadow": ("static", "static"),
     "shadow_cost": ("shadow.json", "shadow.json"),
@@ -41,7 +41,7 @@ OTHER: dict[str, tuple[str, Any]] = {
 }  # fmt: skip
 THIRD = {"policy": "nobatch", "port": "9001", "prefix_cache": "on", "load_format": "auto", "device": "cuda",
          "dtype": "bfloat16", "kv_memory": "7M", "max_connections": "999", "overload_status": "429",
-         "access_log": "on", "tgi_metrics": "off", "cors_origins": "*", "dashboard_show_text": "off", "end_of_text": "special"}  # fmt: skip
+         "access_log": "on", "tgi_metrics": "off", "demo": "off", "cors_origins": "*", "dashboard_show_text": "off", "end_of_text": "special"}  # fmt: skip
 
 
 def read(*argv: str, lines: str = "", tmp_path: Path | None = None, **environ: str) -> settings.Loaded:
@@ -92,6 +92,15 @@ def test_batching_is_the_original_variable_and_unset_is_nobatch(tmp_path: Path) 
     assert read(tmp_path=tmp_path, lines="BATCHING=static\n").config.policy == "static"
     assert read(tmp_path=tmp_path, lines="EB_POLICY=static\n", BATCHING="dynamic").config.policy == "dynamic"
     assert read().config.policy == "nobatch"
+
+
+def test_the_demo_changes_only_what_nothing_else_sets() -> None:
+    usual, chosen = read("--demo", "on"), read("static", "--demo", "on", EB_MODEL="mock:llm-mock")
+    assert (usual.config.policy, usual.config.max_batch_size) == ("dynamic", 8)
+    assert usual.config.model.startswith("mock:")  # nothing to download
+    assert usual.origin["model"] == "demo"
+    assert (chosen.config.policy, chosen.config.model, chosen.config.max_batch_size) == ("static", "mock:llm-mock", 8)
+    assert read("--demo", "off").config == read().config
 
 
 def test_the_settings_load_nothing_of_the_client_but_its_options() -> None:
