@@ -28,6 +28,7 @@
   const table = new EB.Requests($("rows"), (number) => explain.choose(number), (number) => (pointed = number));
   const chart = new EB.MinuteChart($("chart"));
   EB.setUpHelp();
+  const story = EB.setUpStory({ headers, live, facts: () => facts });
   EB.setUpLoad({ headers });
   const playground = new EB.Playground({
     headers,
@@ -53,9 +54,11 @@
       facts = {
         policy: state.policy, slots: state.slots, maxQueue: state.max_queue, model: state.model, epoch: state.epoch,
         device: state.device, dtype: state.dtype, parameters: state.parameters, pages: state.pages_total, run: state.run,
-        chats: state.chats,
+        chats: state.chats, demo: state.demo,
       };
       playground.fit(state);
+      if (fresh && state.demo) zoom = innerWidth < 600 ? 4 : 6; // to be read from the last row of a hall
+      if (fresh) story.ready();
       for (const arrival of state.waiting) live.arrival(arrival);
       shadow = state.shadow;
       showFacts();
@@ -135,6 +138,7 @@
     if (now < budget) return;
     const { index } = player;
     const at = player.follows ? now / 1000 + clockOffset : null;
+    story.tick(player, now);
     draw(index, at);
     if (now - refreshed > 250) {
       refreshed = now;
@@ -152,12 +156,14 @@
     const scrolls = axis === "time" && at !== null && model.last && at - model.last.end < MINUTE;
     const selected = pointed || explain.chosen;
     const own = model.numbers.get(mine) ?? 0;
-    const stamp = [model.version, index, zoom, time, axis, selected, own, hover?.index, hover?.slot, picture.canvas.clientWidth].join();
+    const { mark, lit } = story;
+    const stamp = [model.version, index, zoom, time, axis, selected, own, hover?.index, hover?.slot, picture.canvas.clientWidth,
+      mark?.text, lit].join();
     if (stamp === drawn && !scrolls) return;
     drawn = stamp;
     const began = performance.now();
     picture.draw(model, {
-      index, zoom: ZOOMS[zoom], time: axis === "time" ? TIMES[time] : 0, at: at ?? 0, selected, own, hover,
+      index, zoom: ZOOMS[zoom], time: axis === "time" ? TIMES[time] : 0, at: at ?? 0, selected, own, hover, mark, lit,
       origin: model.columns[0] ? origin(model) : 0,
     });
     const spent = performance.now() - began;
@@ -330,7 +336,7 @@
   requestAnimationFrame(frame);
   // For tests and debugging.
   EB.page = {
-    get model() { return player.model; }, live, feed, frames, picture, show, player, explain, playground,
+    get model() { return player.model; }, live, feed, frames, picture, show, player, explain, playground, story,
     get cursor() { return player.cursor; }, get index() { return player.index; },
   };
 })();

@@ -41,7 +41,7 @@
 
     resize(model, width) {
       const hidden = model.slots > this.rows;
-      const tall = Math.max(5, Math.min(30, Math.floor(this.wanted / Math.max(this.rows, 1))));
+      const tall = Math.max(5, Math.min(40, Math.floor(this.wanted / Math.max(this.rows, 1))));
       const height = TOP + tall * this.rows + (hidden ? NOTE : 0) + AXIS
         + (this.queue ? SPACE + QUEUE : 0);
       const ratio = root.devicePixelRatio || 1;
@@ -113,9 +113,7 @@
       for (let slot = 0; slot < this.rows; slot++) this.drawRow(model, slot, view);
       this.drawGrid(view);
       if (this.queue) this.drawQueue(model);
-      this.drawGaps(model);
-      this.drawSwitches(model);
-      if (view.hover) this.drawHover(view.hover);
+      EB.drawMarks(this, model, view);
       context.restore();
       this.drawAxis(model, view);
     }
@@ -173,8 +171,9 @@
       const fill = this.fills[Math.max(0, model.requests.get(column.who[slot])?.hue ?? 0)];
       const y = TOP + slot * tall + 0.5, height = tall - 1.5;
       const x = this.x0(first), width = Math.max(this.x1(last) - x, 0.75);
-      const selected = view.selected;
-      context.globalAlpha = selected && column.who[slot] !== selected ? 0.38 : 1;
+      const { selected, lit } = view;
+      const isLit = selected ? column.who[slot] === selected : !lit || lit(model.requests.get(column.who[slot]));
+      context.globalAlpha = isLit ? 1 : 0.38;
       this.cells += last - first + 1;
       if (kind === KIND.PREFILL) {
         context.fillStyle = fill.prefill;
@@ -207,7 +206,7 @@
         context.fillRect(x + width - 1.5, y, 1.5, height);
       }
       if (kind === KIND.DECODE && tall >= 12 && width > 34) {
-        context.font = `600 ${Math.min(11, tall - 4)}px ${this.font}`;
+        context.font = `600 ${Math.min(tall > 24 ? 14 : 11, tall - 4)}px ${this.font}`;
         context.textAlign = "left";
         context.fillStyle = fill.label;
         const text = `#${column.who[slot]}`;
@@ -269,52 +268,6 @@
         const height = (queue / most) * (QUEUE - 3);
         if (height > 0) context.fillRect(x0, floor - height, Math.max(x1 - x0 + (next ? 0.3 : 0), 0.8), height);
       }
-    }
-
-    drawGaps(model) {
-      const { context } = this;
-      for (let i = this.from; i <= this.to; i++) {
-        if (!model.columns[i].gapBefore) continue;
-        context.strokeStyle = this.ink;
-        context.setLineDash([4, 3]);
-        context.beginPath();
-        context.moveTo(this.x0(i), 0);
-        context.lineTo(this.x0(i), this.height - AXIS);
-        context.stroke();
-        context.setLineDash([]);
-      }
-    }
-
-    // Mark where the policy changed, and to which.
-    drawSwitches(model) {
-      const { context } = this;
-      for (let i = Math.max(this.from, 1); i <= this.to; i++) {
-        const { policy } = model.columns[i];
-        if (policy === model.columns[i - 1].policy) continue;
-        const x = Math.round(this.x0(i)), text = `▸ ${policy}`;
-        context.font = `600 11px ${this.font}`;
-        context.textAlign = "left";
-        const width = context.measureText(text).width + 10;
-        context.fillStyle = this.ink;
-        context.fillRect(x - 1, 0, 2, this.height - AXIS);
-        context.fillRect(x - 1, 0, width, 17);
-        context.fillStyle = this.paper;
-        context.fillText(text, x + 4, 9);
-      }
-    }
-
-    drawHover({ index, slot }) {
-      if (index < this.from || index > this.to) return;
-      const { context } = this;
-      const x = this.x0(index), width = Math.max(this.x1(index) - x, 1);
-      context.fillStyle = this.ink;
-      context.globalAlpha = 0.1;
-      context.fillRect(x, TOP, width, this.height - AXIS - TOP);
-      context.globalAlpha = 1;
-      if (slot < 0) return;
-      context.strokeStyle = this.ink;
-      context.lineWidth = 1.5;
-      context.strokeRect(x - 0.5, TOP + slot * this.tall, width + 1, this.tall - 0.5);
     }
 
     drawAxis(model, view) {
@@ -392,5 +345,5 @@
     return [1, 2, 5, 10].map((k) => k * power).find((k) => k >= least * 0.999);
   }
 
-  Object.assign(EB, { Picture });
+  Object.assign(EB, { TOP, AXIS, Picture });
 })(globalThis);

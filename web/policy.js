@@ -1,0 +1,205 @@
+// The menu behind the policy's badge: every loop and order with one line of description, and their options. It switches
+// the server's policy with PUT /policy and shows errors beside the button. It does not know the picture or the load.
+"use strict";
+(function (root) {
+  const EB = (root.EB = root.EB || {});
+  const FIRST = ["nobatch", "static", "dynamic", "chunked"]; // the loops to learn first; the others follow by name
+  const DEFAULT_ORDER = "fcfs";
+  const UNLIMITED = 2 ** 53; // a default beyond it means no limit, and is longer than a box
+
+  // The active policy and the available ones; an error has the server's message and its status.
+  async function readPolicies(headers) {
+    return answer(await fetch("policy", { headers: headers({}) }));
+  }
+
+  // Switch the server's policy; the promise is fulfilled after the switch. Options may be as GET /policy has them.
+  async function switchPolicy(headers, policy, options = {}, more = {}) {
+    return answer(await fetch("policy", {
+      ...more, method: "PUT",
+      headers: headers({ "Content-Type": "application/json" }),
+      body: JSON.stringify({ policy, options }, (_, value) => (Array.isArray(value) ? value.join(",") : value)),
+    }));
+  }
+
+  async function answer(reply) {
+    if (!reply.ok) throw await EB.refusal(reply);
+    return reply.json();
+  }
+
+  // The loop and the order in a policy's name.
+  function partsOf(policy) {
+    const [loop, order] = policy.split("+");
+    return { loop, order: order || DEFAULT_ORDER };
+  }
+
+  function nameOf(loop, order) {
+    return order === DEFAULT_ORDER ? loop : `${loop}+${order}`;
+  }
+
+  function radio(group, value, text, chosen) {
+    const label = EB.element("label", "choice");
+    const input = label.appendChild(EB.element("input"));
+    Object.assign(input, { type: "radio", name: group, value, checked: chosen });
+    const words = label.appendChild(EB.element("span"));
+    words.append(EB.element("b", "", value), EB.element("span", "sub", text.replaceAll("`", "")));
+    return label;
+  }
+
+  function group(title, name, entries, chosen) {
+    const box = EB.element("fieldset", "choices");
+    box.append(EB.element("legend", "", title));
+    const list = box.appendChild(EB.element("div", "list"));
+    for (const [value, text] of entries) list.append(radio(name, value, text, value === chosen));
+    return box;
+  }
+
+  // A labeled input of an option; it is empty, or unchanged, while the option has its default.
+  function field(option, value) {
+    const label = EB.element("label", "option");
+    const usual = Number(option.default) > UNLIMITED ? "no limit" : option.default || "none";
+    const changed = value !== undefined && text(value) !== text(option.default);
+    let input;
+    if (option.type === "choice" || option.type === "boolean") {
+      input = EB.element("select");
+      for (const choice of option.choices ?? ["on", "off"]) {
+        const word = choice === option.default ? `${choice} (default)` : choice;
+        input.append(new Option(word, choice, false, choice === (changed ? text(value) : option.default)));
+      }
+    } else {
+      input = EB.element("input");
+      input.type = option.type === "number" || option.type === "integer" ? "number" : "text";
+      if (input.type === "number") input.step = option.type === "integer" ? "1" : "any";
+      if (option.minimum !== undefined) input.min = option.minimum;
+      if (option.maximum !== undefined) input.max = option.maximum;
+      input.placeholder = usual;
+      input.value = changed ? text(value) : "";
+    }
+    input.name = option.name;
+    input.dataset.usual = option.default;
+    const help = EB.element("span", "sub", `${option.help}; ${option.bounds}, by default ${usual}`);
+    help.id = `policy-option-${option.name}`;
+    input.setAttribute("aria-describedby", help.id);
+    label.append(EB.element("b", "", option.name), input);
+    const row = EB.element("div", "option-row");
+    row.append(label, help);
+    return row;
+  }
+
+  // An option's value as the server writes defaults.
+  function text(value) {
+    if (value === true) return "on";
+    if (value === false) return "off";
+    if (Array.isArray(value)) return value.join(",");
+    const number = Number(value);
+    return value !== "" && Number.isFinite(number) ? String(number) : String(value);
+  }
+
+  class PolicyMenu {
+    // headers(more) returns a request's headers with the API key.
+    constructor(badge, menu, headers) {
+      this.badge = badge;
+      this.menu = menu;
+      this.headers = headers;
+      this.form = menu.appendChild(EB.element("form"));
+      menu.addEventListener("toggle", (event) => {
+        badge.setAttribute("aria-expanded", String(event.newState === "open"));
+        if (event.newState === "open") this.open();
+      });
+      this.form.addEventListener("change", (event) => {
+        if (event.target.type === "radio") this.showOptions();
+      });
+      this.form.addEventListener("submit", (event) => {
+        event.preventDefault();
+        this.submit();
+      });
+    }
+
+    async open() {
+      if (!this.form.childElementCount) this.form.append(EB.element("p", "", "Loading…"));
+      try {
+        this.known = await readPolicies(this.headers);
+      } catch (error) {
+        this.form.replaceChildren(EB.element("p", "problem", `The policies cannot be read: ${error.message}`));
+        return;
+      }
+      this.build();
+    }
+
+    build() {
+      const { known } = this;
+      const { loop, order } = partsOf(known.policy);
+      const loops = Object.entries(known.policies);
+      const rank = ([name]) => (FIRST.includes(name) ? FIRST.indexOf(name) : FIRST.length);
+      loops.sort((a, b) => rank(a) - rank(b));
+      const orders = Object.entries(known.orders).sort(([a], [b]) => (b === DEFAULT_ORDER) - (a === DEFAULT_ORDER));
+      const head = EB.element("p", "", "The next step follows the new policy. Waiting and running requests stay.");
+      const parts = [EB.element("h2", "", "Batching policy"), head];
+      if (!(loop in known.policies)) {
+        parts.push(EB.element("p", "problem",
+          `${known.policy} is not in this list, because it was named at the start: only a restart brings it back.`));
+      }
+      const columns = EB.element("div", "columns");
+      columns.append(
+        group("Loop: who joins, and when", "loop", loops, loop in known.policies ? loop : "dynamic"),
+        group("Order: who is first in line", "order", orders, order in known.orders ? order : DEFAULT_ORDER),
+      );
+      this.options = EB.element("div", "options");
+      this.button = EB.element("button", "primary", "");
+      this.problem = EB.element("p", "problem");
+      this.problem.setAttribute("role", "alert");
+      const close = EB.element("button", "", "Close");
+      close.type = "button";
+      close.addEventListener("click", () => this.menu.hidePopover());
+      const foot = EB.element("div", "foot");
+      foot.append(this.button, close, this.problem);
+      this.form.replaceChildren(...parts, columns, this.options, foot);
+      this.showOptions();
+      for (const input of this.form.querySelectorAll("input:checked")) {
+        const { offsetParent: list } = input.parentElement;
+        if (list?.className === "list") list.scrollTop = input.parentElement.offsetTop - 40;
+      }
+      this.form.querySelector("input:checked").focus({ preventScroll: true });
+    }
+
+    get chosen() {
+      const value = (name) => this.form.querySelector(`input[name="${name}"]:checked`).value;
+      return { loop: value("loop"), order: value("order") };
+    }
+
+    showOptions() {
+      const { loop, order } = this.chosen;
+      const { known } = this;
+      const now = partsOf(known.policy);
+      const part = (kind, name, active) =>
+        known.options_of[kind][name].map((option) => field(option, name === active ? known.options[option.name] : undefined));
+      const rows = [...part("policies", loop, now.loop), ...part("orders", order, now.order)];
+      this.options.replaceChildren(...rows);
+      this.options.hidden = !rows.length;
+      this.button.textContent = `Switch to ${nameOf(loop, order)}`;
+      this.problem.textContent = "";
+    }
+
+    async submit() {
+      const { loop, order } = this.chosen;
+      const inputs = [...this.options.querySelectorAll("input, select")];
+      const given = inputs.filter((input) => input.value !== "" && input.value !== input.dataset.usual);
+      const options = Object.fromEntries(given.map((input) => [input.name, input.value]));
+      this.button.disabled = true;
+      this.problem.textContent = "";
+      for (const input of inputs) input.removeAttribute("aria-invalid");
+      try {
+        await switchPolicy(this.headers, nameOf(loop, order), options);
+        this.menu.hidePopover(); // the focus returns to the badge
+      } catch (error) {
+        this.problem.textContent = error.message;
+        const wrong = inputs.find((input) => error.message.includes(`option ${input.name} `));
+        wrong?.setAttribute("aria-invalid", "true");
+        wrong?.focus();
+      } finally {
+        this.button.disabled = false;
+      }
+    }
+  }
+
+  Object.assign(EB, { PolicyMenu, readPolicies, switchPolicy, partsOf });
+})(globalThis);
