@@ -37,6 +37,7 @@ class Stretch:
     slot_steps: tuple[float, ...]
     pages_used: int
     pages_total: int
+    blocked_by: str | None
     members: tuple[Any, ...]
 
     @classmethod
@@ -44,14 +45,15 @@ class Stretch:
         """Return a stretch of this step alone."""
         return cls(
             step.n, step.t, step.t + step.seconds, 1, step.policy, step.queue, list(step.joined), list(step.left),
-            list(step.preempted), tuple(step.slot_steps), step.pages_used, step.pages_total, flat(step.members),
+            list(step.preempted), tuple(step.slot_steps), step.pages_used, step.pages_total,
+            step.blocked_by, flat(step.members),
         )  # fmt: skip
 
     def extend(self, step: Iteration) -> bool:
         """Add a step if it equals those before it; otherwise return False."""
         if (
             self.left or step.joined or step.preempted or self.queue != step.queue or step.n != self.n + self.steps
-            or self.slot_steps != step.slot_steps or self.policy != step.policy
+            or self.slot_steps != step.slot_steps or self.policy != step.policy or self.blocked_by != step.blocked_by
         ):  # fmt: skip
             return False
         if not step.repeats or "prefill" in self.members[2::WIDTH]:  # compare the members, which takes longer
@@ -78,7 +80,7 @@ class Stretch:
             members=self.first_members(),
             joined=self.joined, left=[(id, reason) for id, reason in self.left],
             slot_steps=SlotSteps(*self.slot_steps), pages_used=self.pages_used, pages_total=self.pages_total,
-            preempted=self.preempted,
+            preempted=self.preempted, blocked_by=self.blocked_by,
         )  # fmt: skip
         return step.to_dict() | {"repeat": self.steps}
 

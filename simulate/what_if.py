@@ -22,6 +22,7 @@ from simulate.steps import step_of_members
 
 MAX_WEIGHT = 60_000  # of all records of an answer, which is then smaller than about 6 MB: a member weighs 1
 RECORD_WEIGHT = 4
+LONGEST_WAKE = 0.05  # seconds of an idle loop; a policy that waits for more requests waits longer
 COMPARED = ("latency_mean_s", "latency_p99_s", "makespan_s")
 
 
@@ -43,6 +44,22 @@ def slowdown(steps: Iterable[Stretch], cost: Cost, host: Host, padded: bool) -> 
     return taken / predicted if predicted else 1.0
 
 
+def seen_at(trace: Rows[Seen], ids: Rows[str], steps: Iterable[Stretch]) -> list[float]:
+    """Return when the loop saw each request: an idle one takes a moment to wake, and sees all that came meanwhile at once.
+
+    Without it, a burst would begin with a batch of one request wherever the real server found several.
+    """
+    arrived = {id: seen.at for id, seen in zip(ids, trace)}
+    seen = [one.at for one in trace]
+    idle_since = -np.inf
+    for step in steps:
+        first = min((arrived[id] for id in step.joined if id in arrived), default=-np.inf)
+        if idle_since <= first and step.t - first < LONGEST_WAKE:
+            seen = [step.t if first <= at <= step.t else at for at in seen]
+        idle_since = step.ended
+    return seen
+
+
 def measured(trace: Rows[Seen], ids: Rows[str], steps: Rows[Stretch]) -> dict[str, Any]:
     """Return the lane of what the server did; without slot shares if the first of its steps are no longer recorded."""
     timed = [seen for seen in trace if seen.latency is not None]
@@ -58,19 +75,23 @@ def measured(trace: Rows[Seen], ids: Rows[str], steps: Rows[Stretch]) -> dict[st
 
 
 def simulated(
-    trace: Rows[Seen], policy: Chosen, machine: Machine, cost: Cost, host: Host
+    trace: Rows[Seen], at: Rows[float], policy: Chosen, machine: Machine, cost: Cost, host: Host
 ) -> tuple[dict[str, Any], list[Stretch], int]:
-    """Return the lane of a policy, its steps, and its largest batch; the figures are of the same requests as measured."""
-    run = serve(trace, policy, machine, cost, host, records=True)
+    """Return the lane of a policy that sees the requests at these times, its steps, and its largest batch.
+
+    The figures are about the requests that the measured ones are about.
+    """
+    run = serve([one._replace(at=time) for one, time in zip(trace, at)], policy, machine, cost, host, records=True)
     recorded = Stretches()
     for iteration in run.iterations:
         recorded.add(iteration)
-    complete = np.array([trace[int(seq.id)].latency is not None for seq in run.done], bool)
-    if not complete.any():
+    done = [(seq.finished_at or 0.0, trace[int(seq.id)]) for seq in run.done]
+    latency = np.array([end - one.at for end, one in done if one.latency is not None])
+    if not len(latency):
         raise ValueError(f"{run.policy} served none of the requests. Choose another policy")
     lane = {
         "policy": run.policy, "measured": False, "whole": len(run.done) == len(trace),
-        **times_of(run.latency[complete], int(run.tokens.sum()), run.makespan), **shares_of(recorded.kept),
+        **times_of(latency, int(run.tokens.sum()), run.ended - trace[0].at), **shares_of(recorded.kept),
     }  # fmt: skip
     return lane, list(recorded.kept), max(seq.batch_max for seq in run.sequences)
 
@@ -152,10 +173,11 @@ def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, An
             padded = policies.get_policy(ask["served"][0], ask["machine"][0], ask["served"][1]).padded
             factor = slowdown(steps, cost, host, padded)
             cost, host = Scaled(cost, factor), replace(host, sigma=host.sigma * factor)
+    at = seen_at(trace, ids, lanes[0][1]) if lanes else [one.at for one in trace]
     largest = max((step.rows for step, _ in timed_steps), default=0)
     chosen = [Chosen(*ask["served"]), *(Chosen(name, {}) for name in ask["policies"])]
     for policy in chosen:
-        lane, steps, batch = simulated(trace, policy, Machine(*ask["machine"]), cost, host)
+        lane, steps, batch = simulated(trace, at, policy, Machine(*ask["machine"]), cost, host)
         lane["extrapolates"] = not ask["cost"] and batch > largest
         if all(other["policy"] != lane["policy"] for other, _ in lanes if not other["measured"]):
             lanes.append((lane, steps))

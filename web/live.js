@@ -29,6 +29,7 @@
   const chart = new EB.MinuteChart($("chart"));
   EB.setUpHelp();
   const story = EB.setUpStory({ headers, live, facts: () => facts });
+  const card = new EB.Card($("card"), { headers, facts: () => facts, live });
   EB.setUpLoad({ headers });
   const playground = new EB.Playground({
     headers,
@@ -336,7 +337,7 @@
   requestAnimationFrame(frame);
   // For tests and debugging.
   EB.page = {
-    get model() { return player.model; }, live, feed, frames, picture, show, player, explain, playground, story,
+    get model() { return player.model; }, live, feed, frames, picture, show, player, explain, playground, story, card,
     get cursor() { return player.cursor; }, get index() { return player.index; },
   };
 })();

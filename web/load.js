@@ -55,7 +55,9 @@
       EB.put("load-state", `${EB.count(load.done)} of ${EB.count(load.total)} answered${failed}`);
       $("load-stop").disabled = !load.active;
       $("poisson").disabled = $("burst").disabled = load.active;
-      if (!load.active) clearInterval(watching);
+      if (load.active) return;
+      clearInterval(watching);
+      document.dispatchEvent(new CustomEvent("load-ended", { detail: load }));
     }
   }
 

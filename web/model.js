@@ -58,7 +58,7 @@
       this.columns = [];
       this.requests = new Map(); // by number
       this.numbers = new Map(); // by id
-      this.next = 1 + (this.given?.size ?? 0);
+      this.next = 1 + Math.max(0, ...(this.given?.values() ?? []));
       this.slots = 0;
       this.lastGap = false;
       this.dropped = 0;

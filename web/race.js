@@ -12,105 +12,6 @@
   let lanes = [];
   let clock = 0, length = 1, speed = 1, playing = true, dirty = true;
 
-  class Lane {
-    constructor(name, model, origin, feed = null) {
-      Object.assign(this, { name, model, origin, feed, offset: 0 });
-      const box = (this.box = EB.element("section", "panel lane"));
-      const bar = box.appendChild(EB.element("div", "bar"));
-      const title = bar.appendChild(EB.element("h2"));
-      this.badge = title.appendChild(EB.element("span", "badge", model.last?.policy ?? "…"));
-      this.title = title.appendChild(EB.element("span", "", name === model.last?.policy ? "" : name));
-      this.figures = bar.appendChild(EB.element("div", "figures"));
-      this.texts = {};
-      for (const figure of ["answered", "tokens/s", "mean latency", "waiting", "batch fill", "wasted rows"]) {
-        const part = this.figures.appendChild(EB.element("span"));
-        this.texts[figure] = part.appendChild(EB.element("b", "", "–"));
-        part.append(` ${figure}`);
-        if (figure === "mean latency") this.latency = part;
-      }
-      this.end = this.figures.appendChild(EB.element("span", "done"));
-      const canvas = box.appendChild(EB.element("canvas"));
-      canvas.setAttribute("role", "img");
-      this.canvas = canvas;
-      const waste = box.appendChild(EB.element("div", "waste"));
-      waste.setAttribute("role", "img");
-      $("lanes").append(box);
-      this.picture = new EB.Picture(canvas, { height: 190 });
-      this.waste = new EB.WasteBar(waste);
-      box.setAttribute("aria-label", `${this.badge.textContent}: ${name}`);
-    }
-
-    // Running totals up to each step, so that any moment can be shown immediately.
-    prepare() {
-      const { columns } = this.model;
-      const steps = [0, 0, 0, 0, 0];
-      let output = 0, finished = 0;
-      this.sums = columns.map((column) => {
-        output += column.output;
-        finished += column.finished;
-        column.steps.forEach((value, k) => (steps[k] += value));
-        return { output, finished, steps: steps.slice() };
-      });
-      this.total = this.model.requests.size;
-      this.ends = [...this.model.requests.values()]
-        .filter((request) => request.left !== null && request.arrived !== null)
-        .map((request) => [request.left, request.left - request.arrived])
-        .sort((a, b) => a[0] - b[0]);
-      this.latency.hidden = !this.ends.length && !this.live; // a recording may lack arrival times
-      this.seconds = columns.length ? this.model.last.end - this.origin : 0;
-      EB.put(this.badge, this.model.last?.policy ?? "…");
-    }
-
-    draw(now, span) {
-      const at = this.origin + now;
-      const index = this.model.indexAt(at);
-      const first = this.model.columns[0];
-      if (!first || first.t > at) {
-        this.picture.draw(this.model, { index: 0, time: this.scale(span), at: this.origin + span, origin: this.origin, upTo: 0 });
-      } else {
-        this.picture.draw(this.model, { index, time: this.scale(span), at: this.origin + span, origin: this.origin });
-      }
-      this.showFigures(index, now);
-    }
-
-    showWaste(waste) {
-      const wasted = EB.wastedRows(waste);
-      EB.put(this.texts["batch fill"], EB.percent(1 - waste.idle));
-      EB.put(this.texts["wasted rows"], wasted === null ? "–" : EB.percent(wasted));
-      this.waste.show(waste);
-    }
-
-    scale(span) {
-      return (Math.max(200, this.canvas.clientWidth) - 52) / span;
-    }
-
-    showFigures(index, now) {
-      const sum = this.sums[index];
-      if (!sum) return;
-      const at = this.origin + now;
-      const gone = this.ends.filter(([end]) => end <= at);
-      const ended = now >= this.seconds;
-      EB.put(this.texts.answered, `${EB.count(sum.finished)} of ${EB.count(this.total)}`);
-      EB.put(this.texts["tokens/s"], EB.figure(sum.output / Math.max(Math.min(now, this.seconds), 1e-6)));
-      EB.put(this.texts["mean latency"], gone.length ? EB.seconds(gone.reduce((all, [, took]) => all + took, 0) / gone.length) : "–");
-      EB.put(this.texts.waiting, EB.count(ended ? 0 : this.model.columns[index].queue));
-      const all = sum.steps.reduce((a, b) => a + b, 0) || 1;
-      this.showWaste(Object.fromEntries(EB.STEPS.map((name, k) => [name, sum.steps[k] / all])));
-      EB.put(this.end, !ended ? "" : this.cut ? "the recording ends here" : `✓ finished in ${EB.seconds(this.seconds)}`);
-      const label = `${this.badge.textContent}: ${sum.finished} of ${this.total} answered after ${EB.seconds(Math.min(now, this.seconds))}`;
-      if (this.canvas.getAttribute("aria-label") !== label) this.canvas.setAttribute("aria-label", label);
-    }
-  }
-
-  // Count the slots that a server with fewer than the others lacks as idle.
-  function level(lanes) {
-    const slots = Math.max(...lanes.map((lane) => lane.model.slots));
-    for (const { model } of lanes) {
-      for (const column of model.columns) column.steps[EB.STEPS.indexOf("idle")] += slots - column.slots;
-      model.slots = slots;
-    }
-  }
-
   // Show the runs of the first load and offer the others; a run gets its lane when it is shown.
   function show(runs) {
     races = new Map();
@@ -130,10 +31,10 @@
     const numbers = EB.numbersOf(runs);
     lanes = runs.map((run) => {
       const first = Math.min(run.records[0].t, ...run.arrivals.map((arrival) => arrival.t));
-      return Object.assign(new Lane(run.name, EB.modelOf(run, numbers), first), { cut: run.cut });
+      return Object.assign(new EB.Lane($("lanes"), run.name, EB.modelOf(run, numbers), first), { cut: run.cut });
     });
     EB.put("hue", numbers ? "a color and its number are one request, the same in every lane" : "each color is one request of its lane");
-    level(lanes);
+    EB.levelLanes(lanes);
     length = Math.max(0.01, ...lanes.map((lane) => (lane.prepare(), lane.seconds)));
     const wanted = length / SHOWN_FOR;
     const options = [...$("speed").options].map((option) => Number(option.value));
@@ -179,7 +80,7 @@
 
   function laneOfServer(url) {
     const model = new EB.Model();
-    const lane = new Lane(url, model, 0);
+    const lane = new EB.Lane($("lanes"), url, model, 0);
     lane.live = true;
     lane.feed = new EB.Feed(url.replace(/\/$/, ""), {
       state(state, fresh) {
@@ -223,8 +124,8 @@
     const packed = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
     const plain = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
     const loads = await new Response(plain).json();
-    show(loads.flatMap(({ load, cut, runs }) =>
-      Object.entries(runs).map(([name, records]) => ({ load, cut, name, records, arrivals: [], departures: [] }))));
+    show(loads.flatMap(({ load, cut, runs, arrivals = [] }) =>
+      Object.entries(runs).map(([name, records]) => ({ load, cut, name, records, arrivals, departures: [] }))));
     const fit = () => (frameElement.style.height = `${document.body.scrollHeight + 2}px`);
     if (frameElement) new ResizeObserver(fit).observe(document.body);
   }

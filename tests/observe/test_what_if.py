@@ -18,7 +18,7 @@ from support import wait_until
 from observe.question import Server
 from observe.recording import Recording, Served
 from observe.what_if import WhatIf, Workload, latest
-from scheduling.stretches import Stretches
+from scheduling.stretches import Stretch, Stretches
 from serving.inference import InferenceError
 from simulate import shadow
 from simulate import what_if as simulated
@@ -46,9 +46,9 @@ def test_stretches_hold_every_step_of_a_run(policy: str) -> None:
         kept.add(iteration)
     assert len(kept.kept) < len(run.iterations)
     again = list(expanded([stretch.to_dict() for stretch in kept.kept]))
-    names = ("n", "queue", "joined", "left", "slot_steps", "members")
+    names = ("n", "queue", "joined", "left", "slot_steps", "blocked_by", "members")
     for one, step in zip(again, run.records(), strict=True):
-        assert [one[name] for name in names] == [step[name] for name in names]
+        assert [one.get(name) for name in names] == [step.get(name) for name in names]
 
 
 class Here(WhatIf):
@@ -95,6 +95,17 @@ def test_a_machine_that_was_often_slow_is_simulated_as_slow() -> None:
     answer = Here(Server(server, recording), 1024).answer_of(["static"])
     assert abs(answer["error"]["makespan_s"]) < 0.15
     assert answer["lanes"][0]["makespan_s"] == pytest.approx(run.makespan)
+
+
+def test_requests_that_came_while_the_loop_woke_are_seen_together() -> None:
+    trace = [simulated.Seen(at, 5, 5, 1.0) for at in (1.0, 1.001, 1.004, 2.0, 9.0)]
+    ids = ["a", "b", "c", "d", "e"]
+
+    def step(t: float, *joined: str, seconds: float = 2.0) -> Stretch:
+        return Stretch(1, t, t + seconds, 1, "static", 0, list(joined), [], [], (1, 0, 0, 0, 0), 0, 0, None, ())
+
+    steps = [step(1.003, "a", "b"), step(3.003, "c", "d"), step(9.2, "e")]
+    assert simulated.seen_at(trace, ids, steps) == [1.003, 1.003, 1.004, 2.0, 9.0]  # the last waited for the policy
 
 
 def test_lanes_have_the_same_requests_under_the_same_names() -> None:

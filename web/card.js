@@ -1,0 +1,258 @@
+// The result of a load: what was measured, and beside it what other policies would have made of the same requests. It asks
+// by itself when a load that this page sent has ended, and about the latest requests when a button says so.
+"use strict";
+(function (root) {
+  const EB = (root.EB = root.EB || {});
+  const SAME = 0.05; // smaller differences, and those within the simulator's own error, mean nothing
+  const USUAL = ["nobatch", "static", "dynamic"];
+  const GUESS = "a guess: its batches are larger than any that was measured here";
+  const ENOUGH = 12; // steps on the page before it offers to simulate
+
+  // Verdicts about lanes, as text; they know nothing of the page.
+
+  // How large a difference must be to mean something.
+  function threshold(answer) {
+    return Math.max(SAME, ...Object.values(answer.error ?? {}).map(Math.abs));
+  }
+
+  // A simulated lane against the served policy's own simulation: null if they cannot be told apart.
+  function difference(value, base, least) {
+    const by = value / base - 1;
+    return Math.abs(by) <= least ? null : by;
+  }
+
+  function times(ratio) {
+    return ratio >= 10 ? ratio.toFixed(0) : ratio.toFixed(1);
+  }
+
+  // One sentence for a policy that was not served.
+  function verdict(lane, base, least) {
+    const mean = difference(lane.latency_mean_s, base.latency_mean_s, least);
+    const tail = difference(lane.latency_p99_s, base.latency_p99_s, least);
+    const words = [];
+    if (mean === null) words.push("mean latency not distinguishable");
+    else if (mean > 0) words.push(`mean latency ${times(1 + mean)} times as long`);
+    else words.push(`mean latency ${Math.round(-100 * mean)} % shorter`);
+    if (tail === null) words.push("p99 not distinguishable");
+    else if (tail > 0) words.push(`p99 ${times(1 + tail)} times as long`);
+    else words.push(`p99 ${Math.round(-100 * tail)} % shorter`);
+    if (lane.held > 0.005) words.push(`${EB.percent(lane.held)} of the slot-steps held by finished requests`);
+    if (!lane.whole) words.push("without some requests, which it refuses");
+    const all = mean === null && tail === null && lane.held <= 0.005 && lane.whole;
+    const text = `${lane.policy}: ${all ? "not distinguishable" : words.join(", ")}`;
+    return `${text}${lane.extrapolates ? ` (${GUESS})` : ""}.`;
+  }
+
+  // What the differences are measured against, and how far they can be trusted.
+  function basis(answer) {
+    const { cost, error, served } = answer;
+    const from = cost.steps ? `${EB.count(cost.steps)} steps of this server` : cost.from;
+    const words = [`Simulated with costs from ${from}, compared with ${served} as simulated`];
+    if (error) {
+      const [mean, tail, whole] = ["latency_mean_s", "latency_p99_s", "makespan_s"].map((name) => signed(error[name]));
+      words.push(`which is ${mean} off in mean latency, ${tail} in p99 and ${whole} in time`);
+    }
+    words.push(`differences up to ${Math.round(100 * threshold(answer))} % count as not distinguishable`);
+    return `${words.join("; ")}.`;
+  }
+
+  function signed(share) {
+    const text = (100 * share).toFixed(1);
+    return `${share >= 0 ? "+" : "−"}${text.replace("-", "")} %`;
+  }
+
+  const FIGURES = [
+    ["mean latency", "latency_mean_s"], ["p99", "latency_p99_s"], ["all done after", "makespan_s"],
+  ];
+
+  function table(answer, least) {
+    const base = answer.lanes.find((lane) => !lane.measured);
+    const whole = EB.element("table");
+    const head = whole.appendChild(EB.element("thead")).appendChild(EB.element("tr"));
+    for (const text of ["policy", ...FIGURES.map(([name]) => name), "useful slots", "held"]) {
+      head.append(Object.assign(EB.element("th", "", text), { scope: "col" }));
+    }
+    const body = whole.appendChild(EB.element("tbody"));
+    for (const lane of answer.lanes) {
+      const row = body.appendChild(EB.element("tr", lane.measured ? "measured" : ""));
+      const name = row.appendChild(EB.element("th", "", lane.policy));
+      name.scope = "row";
+      name.append(EB.element("small", "", ` ${EB.whatIf.nameOf(lane, answer.served)}`));
+      for (const [, field] of FIGURES) {
+        const cell = row.appendChild(EB.element("td", "", EB.seconds(lane[field])));
+        const by = lane.measured || lane === base ? null : difference(lane[field], base[field], least);
+        if (by !== null) cell.append(EB.element("small", by > 0 ? "more" : "less", ` ${by > 1 ? `× ${times(1 + by)}` : signed(by)}`));
+        else if (!lane.measured && lane !== base) cell.append(EB.element("small", "", " ≈"));
+      }
+      for (const share of [lane.useful, lane.held]) row.append(EB.element("td", "", share === null ? "–" : EB.percent(share)));
+    }
+    const wide = EB.element("div", "wide-table");
+    Object.assign(wide, { tabIndex: 0, role: "region" });
+    wide.setAttribute("aria-label", "The policies compared");
+    wide.append(whole);
+    return wide;
+  }
+
+  // The figures of what was served; of the simulation of a workload there are none.
+  function tiles(answer) {
+    const lane = answer.lanes[0];
+    const list = EB.element("dl");
+    const tile = (name, value, sub) => {
+      const box = list.appendChild(EB.element("div", "tile"));
+      box.append(EB.element("dt", "", name), EB.element("dd", "", value), EB.element("dd", "sub", sub));
+    };
+    tile("requests", EB.count(lane.requests), "answered");
+    tile("time", EB.seconds(lane.makespan_s), "until the last answer");
+    tile("tokens/s", EB.figure(lane.tokens_per_s), "generated");
+    tile("mean latency", EB.seconds(lane.latency_mean_s), "arrival to answer");
+    tile("p99 latency", EB.seconds(lane.latency_p99_s), "of 100, 99 are shorter");
+    tile("batch fill", lane.batch_fill === null ? "–" : EB.percent(lane.batch_fill),
+      lane.rows_in_vain === null ? "of the slots" : `${EB.percent(lane.rows_in_vain)} of rows wasted`);
+    return list;
+  }
+
+  // headers(more) returns a request's headers with the API key, facts() what is served, live is the live picture's model.
+  class Card {
+    constructor(box, { headers, facts, live }) {
+      Object.assign(this, { box, headers, facts, live, answer: null });
+      const bar = box.appendChild(EB.element("div", "bar"));
+      this.title = bar.appendChild(EB.element("h2", "", "What if another policy had served?"));
+      this.tools = bar.appendChild(EB.element("div", "tools"));
+      this.result = box.appendChild(EB.element("div", "result"));
+      this.form = this.makeForm();
+      this.state = box.appendChild(EB.element("p", "sub"));
+      this.state.setAttribute("role", "status");
+      this.error = box.appendChild(EB.element("p", "error"));
+      this.error.setAttribute("role", "alert");
+      this.error.hidden = true;
+      const lanes = box.appendChild(EB.element("div", "show"));
+      lanes.hidden = true;
+      this.lanes = new EB.whatIf.LaneShow(lanes);
+      this.race = this.button("Show as lanes", () => this.toggleLanes());
+      EB.setUpSave(this);
+      this.tools.hidden = true;
+      document.addEventListener("load-ended", (event) => this.after(event.detail));
+      const offer = setInterval(() => {
+        if (live.columns.length < ENOUGH) return;
+        clearInterval(offer);
+        this.box.hidden = false;
+      }, 1000);
+    }
+
+    button(text, act) {
+      const button = this.tools.appendChild(EB.element("button", "", text));
+      button.type = "button";
+      button.addEventListener("click", act);
+      return button;
+    }
+
+    makeForm() {
+      const form = this.box.appendChild(EB.element("form", "buttons"));
+      form.append(EB.element("span", "sub", "Simulate"));
+      this.boxes = new Map();
+      for (const name of USUAL) this.addPolicy(form, name, true);
+      this.more = form.appendChild(EB.element("select"));
+      this.more.setAttribute("aria-label", "another policy");
+      this.more.append(new Option("another policy …", ""));
+      this.more.addEventListener("focus", () => this.offerPolicies(), { once: true });
+      this.more.addEventListener("change", () => {
+        if (this.more.value && !this.boxes.has(this.more.value)) this.addPolicy(form, this.more.value, true);
+        this.more.value = "";
+      });
+      form.append(EB.element("span", "sub", "on"));
+      this.of = form.appendChild(EB.element("select"));
+      this.of.setAttribute("aria-label", "requests to simulate");
+      for (const [text, value] of [["the latest requests", "latest"], ["the last load", "load"]]) this.of.append(new Option(text, value));
+      for (const name of ["clipped-normal", "short-long", "anyscale"]) this.of.append(new Option(`workload ${name}`, name));
+      this.go = form.appendChild(EB.element("button", "primary", "Simulate"));
+      form.addEventListener("submit", (event) => {
+        event.preventDefault();
+        this.simulate(this.of.value);
+      });
+      return form;
+    }
+
+    addPolicy(form, name, on) {
+      const label = EB.element("label", "field");
+      const box = label.appendChild(EB.element("input"));
+      Object.assign(box, { type: "checkbox", checked: on });
+      label.append(name);
+      this.boxes.set(name, box);
+      if (this.more) form.insertBefore(label, this.more);
+      else form.append(label);
+    }
+
+    async offerPolicies() {
+      const reply = await fetch("policy", { headers: this.headers({}) });
+      if (!reply.ok) return;
+      const { policies } = await reply.json();
+      this.more.append(...Object.keys(policies).filter((name) => !this.boxes.has(name)).map((name) => new Option(name, name)));
+    }
+
+    // A load that this page sent has ended.
+    after(load) {
+      if (load.done < 2) return;
+      this.box.hidden = false;
+      this.of.value = "load";
+      this.simulate("load", load.total);
+    }
+
+    async simulate(of, count = 200) {
+      const policies = [...this.boxes].filter(([, box]) => box.checked).map(([name]) => name);
+      const which = ["latest", "load"].includes(of) ? { requests: of } : { workload: of, rate: Number(document.getElementById("load-rate")?.value) || 4 };
+      this.error.hidden = true;
+      this.go.disabled = true;
+      EB.put(this.state, `Simulating ${policies.join(", ") || "the served policy"} …`);
+      try {
+        const answer = await EB.whatIf.ask({ policies, count: Math.min(count, 400), ...which }, this.headers);
+        this.show(answer, of);
+        EB.put(this.state, basis(answer));
+      } catch (error) {
+        EB.put(this.state, "");
+        this.fail(error.message);
+      } finally {
+        this.go.disabled = false;
+      }
+    }
+
+    fail(text) {
+      EB.put(this.error, text);
+      this.error.hidden = false;
+    }
+
+    // What was served, for a reader who does not see the page.
+    served() {
+      const { model, slots } = this.facts();
+      return `${model ?? "a server"}, ${EB.count(slots ?? this.answer.slots)} slots, effective-batching`;
+    }
+
+    show(answer, of) {
+      this.answer = answer;
+      const least = threshold(answer);
+      const measured = answer.lanes[0].measured;
+      const base = answer.lanes.find((lane) => !lane.measured);
+      const what = { load: "The last load", latest: "The latest requests" }[of] ?? `Workload ${of}`;
+      this.heading = `${what}: ${EB.count(answer.requests.length)} requests, ${measured ? "served by" : "simulated under"} ${answer.served}`;
+      EB.put(this.title, this.heading);
+      const said = EB.element("ul", "said");
+      const held = answer.lanes[0].held;
+      if (held > 0.005) said.append(EB.element("li", "", `${answer.served}: ${EB.percent(held)} of the slot-steps were held by finished requests.`));
+      for (const lane of answer.lanes) {
+        if (!lane.measured && lane !== base) said.append(EB.element("li", "", verdict(lane, base, least)));
+      }
+      this.result.replaceChildren(...(measured ? [tiles(answer)] : []), said, table(answer, least));
+      this.tools.hidden = false;
+      this.lanes.hide();
+      EB.put(this.race, "Show as lanes");
+    }
+
+    toggleLanes() {
+      const shown = !this.lanes.box.hidden;
+      if (shown) this.lanes.hide();
+      else this.lanes.show(this.answer, this.live);
+      EB.put(this.race, shown ? "Show as lanes" : "Hide lanes");
+    }
+  }
+
+  Object.assign(EB, { Card, verdict, difference, threshold });
+})(globalThis);

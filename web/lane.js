@@ -1,0 +1,106 @@
+// One run of a race: its slots as a picture, and its figures up to a moment. It must not know where the run comes from.
+"use strict";
+(function (root) {
+  const EB = (root.EB = root.EB || {});
+
+  class Lane {
+    constructor(parent, name, model, origin) {
+      Object.assign(this, { name, model, origin, offset: 0 });
+      const box = (this.box = EB.element("section", "panel lane"));
+      const bar = box.appendChild(EB.element("div", "bar"));
+      const title = bar.appendChild(EB.element("h2"));
+      this.badge = title.appendChild(EB.element("span", "badge", model.last?.policy ?? "…"));
+      this.title = title.appendChild(EB.element("span", "", name === model.last?.policy ? "" : name));
+      this.figures = bar.appendChild(EB.element("div", "figures"));
+      this.texts = {};
+      for (const figure of ["answered", "tokens/s", "mean latency", "waiting", "batch fill", "wasted rows"]) {
+        const part = this.figures.appendChild(EB.element("span"));
+        this.texts[figure] = part.appendChild(EB.element("b", "", "–"));
+        part.append(` ${figure}`);
+        if (figure === "mean latency") this.latency = part;
+      }
+      this.end = this.figures.appendChild(EB.element("span", "done"));
+      const canvas = box.appendChild(EB.element("canvas"));
+      canvas.setAttribute("role", "img");
+      this.canvas = canvas;
+      const waste = box.appendChild(EB.element("div", "waste"));
+      waste.setAttribute("role", "img");
+      parent.append(box);
+      this.picture = new EB.Picture(canvas, { height: 190 });
+      this.waste = new EB.WasteBar(waste);
+      box.setAttribute("aria-label", `${this.badge.textContent}: ${name}`);
+    }
+
+    // Running totals up to each step, so that any moment can be shown immediately.
+    prepare() {
+      const { columns } = this.model;
+      const steps = [0, 0, 0, 0, 0];
+      let output = 0, finished = 0;
+      this.sums = columns.map((column) => {
+        output += column.output;
+        finished += column.finished;
+        column.steps.forEach((value, k) => (steps[k] += value));
+        return { output, finished, steps: steps.slice() };
+      });
+      this.total = this.model.requests.size;
+      this.ends = [...this.model.requests.values()]
+        .filter((request) => request.left !== null && request.arrived !== null)
+        .map((request) => [request.left, request.left - request.arrived])
+        .sort((a, b) => a[0] - b[0]);
+      this.latency.hidden = !this.ends.length && !this.live; // a recording may lack arrival times
+      this.seconds = columns.length ? this.model.last.end - this.origin : 0;
+      EB.put(this.badge, this.model.last?.policy ?? "…");
+    }
+
+    draw(now, span) {
+      const at = this.origin + now;
+      const index = this.model.indexAt(at);
+      const first = this.model.columns[0];
+      if (!first || first.t > at) {
+        this.picture.draw(this.model, { index: 0, time: this.scale(span), at: this.origin + span, origin: this.origin, upTo: 0 });
+      } else {
+        this.picture.draw(this.model, { index, time: this.scale(span), at: this.origin + span, origin: this.origin });
+      }
+      this.showFigures(index, now);
+    }
+
+    showWaste(waste) {
+      const wasted = EB.wastedRows(waste);
+      EB.put(this.texts["batch fill"], EB.percent(1 - waste.idle));
+      EB.put(this.texts["wasted rows"], wasted === null ? "–" : EB.percent(wasted));
+      this.waste.show(waste);
+    }
+
+    scale(span) {
+      return (Math.max(200, this.canvas.clientWidth) - 52) / span;
+    }
+
+    showFigures(index, now) {
+      const sum = this.sums[index];
+      if (!sum) return;
+      const at = this.origin + now;
+      const gone = this.ends.filter(([end]) => end <= at);
+      const ended = now >= this.seconds;
+      EB.put(this.texts.answered, `${EB.count(sum.finished)} of ${EB.count(this.total)}`);
+      EB.put(this.texts["tokens/s"], EB.figure(sum.output / Math.max(Math.min(now, this.seconds), 1e-6)));
+      EB.put(this.texts["mean latency"], gone.length ? EB.seconds(gone.reduce((all, [, took]) => all + took, 0) / gone.length) : "–");
+      EB.put(this.texts.waiting, EB.count(ended ? 0 : this.model.columns[index].queue));
+      const all = sum.steps.reduce((a, b) => a + b, 0) || 1;
+      this.showWaste(Object.fromEntries(EB.STEPS.map((name, k) => [name, sum.steps[k] / all])));
+      EB.put(this.end, !ended ? "" : this.cut ? "the recording ends here" : `✓ finished in ${EB.seconds(this.seconds)}`);
+      const label = `${this.badge.textContent}: ${sum.finished} of ${this.total} answered after ${EB.seconds(Math.min(now, this.seconds))}`;
+      if (this.canvas.getAttribute("aria-label") !== label) this.canvas.setAttribute("aria-label", label);
+    }
+  }
+
+  // Count the slots that a server with fewer than the others lacks as idle.
+  function levelLanes(lanes) {
+    const slots = Math.max(...lanes.map((lane) => lane.model.slots));
+    for (const { model } of lanes) {
+      for (const column of model.columns) column.steps[EB.STEPS.indexOf("idle")] += slots - column.slots;
+      model.slots = slots;
+    }
+  }
+
+  Object.assign(EB, { Lane, levelLanes });
+})(globalThis);
