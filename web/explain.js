@@ -17,11 +17,13 @@
   const NEIGHBORS = 16;
 
   class Explain {
-    // `now()` is the moment shown on the clock of the records; headers(more) returns a request's headers with the API key.
-    constructor(box, player, { now, headers }) {
+    // `now()` is the moment shown on the clock of the records, and `epoch()` the wall-clock time at 0 of the live records'
+    // clock; headers(more) returns a request's headers with the API key.
+    constructor(box, player, { now, epoch, headers }) {
       this.box = box;
       this.player = player;
       this.now = now;
+      this.epoch = epoch;
       this.headers = headers;
       this.chosen = 0; // the number of the request; 0 is none
       this.forget();
@@ -88,16 +90,18 @@
       // Do not take an element away from the keyboard.
       if (this.drawn.startsWith(`${request.number},`) && this.box.querySelector(":focus:not(.close)")) return;
       this.drawn = stamp;
-      const history = EB.historyOf(model, request);
+      // The page may have been opened after the arrival.
+      const arrived = request.arrived ?? (this.record ? this.record.arrived_at - this.epoch() : null);
+      const history = EB.historyOf(model, { ...request, arrived });
       const times = this.record ? timesOfRecord(this.record) : timesOf(request);
       const close = this.box.querySelector(".close") ?? button("close", "Close");
       close.onclick = () => this.choose(this.chosen);
       const focused = close === document.activeElement;
       this.box.hidden = false;
       this.box.replaceChildren(
-        heading(request, close), moments(request, times), timeline(partsOf(times, this.record, history, this.now())),
+        heading(request, this.finder(request), close), moments(request, times), timeline(partsOf(times, this.record, history, this.now())),
         element("p", "", sentence(request, this.record, history)),
-        columns([...reasons(this.record), ...stepByStep(request, history)], this.neighbors(history)),
+        columns([...reasons(this.record), ...stepByStep({ ...request, arrived }, history)], this.neighbors(history)),
       );
       if (this.problem) {
         const problem = element("p", "error", this.problem);
@@ -105,6 +109,18 @@
         this.box.append(problem);
       }
       if (focused) close.focus();
+    }
+
+    // A button that moves the picture to the request.
+    finder(request) {
+      const { player } = this;
+      const find = button("", "Show in the picture");
+      find.disabled = !request.joinedAt || request.seen < player.model.columns[0].n;
+      find.onclick = () => {
+        player.play(false);
+        player.moveTo(request.leftAt ?? request.seen);
+      };
+      return find;
     }
 
     // Who was in the batch with it; a click explains that request.
@@ -122,7 +138,7 @@
       }
       const more = neighbors.length - NEIGHBORS;
       if (more > 0) list.append(element("li", "sub", `and ${count(more)} more`));
-      if (!neighbors.length) list.append(element("li", "sub", "Nobody: it had the batch to itself."));
+      if (!neighbors.length) list.append(element("li", "sub", "No other request: it had the batch to itself."));
       return [element("h3", "", "In the batch with it"), list];
     }
   }
@@ -141,11 +157,11 @@
     return box;
   }
 
-  function heading(request, close) {
+  function heading(request, ...buttons) {
     const bar = element("div", "bar");
     const title = bar.appendChild(element("h2", "", `Request #${request.number} `));
     title.append(element("code", "", request.id));
-    bar.append(close);
+    bar.appendChild(element("div", "buttons")).append(...buttons);
     if (request.text) bar.append(element("p", "said", `“${request.text}”`));
     return bar;
   }
@@ -193,7 +209,8 @@
     bar.setAttribute("aria-label", parts.map(([, name, time]) => `${name} ${seconds(time)}`).join(", ") || "it has just arrived");
     const total = parts.reduce((sum, [, , time]) => sum + time, 0) || 1;
     for (const [kind, name, time] of parts) {
-      const part = bar.appendChild(element("div", kind, time / total > 0.12 ? `${name} ${seconds(time)}` : ""));
+      const part = bar.appendChild(element("div", kind));
+      if (time / total > 0.12) part.append(element("span", "", `${name} ${seconds(time)}`));
       part.title = `${name} ${seconds(time)}`;
       part.style.flexGrow = (100 * time) / total;
       part.style.flexBasis = "0";

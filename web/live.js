@@ -24,7 +24,7 @@
   const player = new EB.Player(live, showStatus);
   const picture = new EB.Picture($("picture"));
   const waste = new EB.WasteBar($("waste"), $("waste-legend"));
-  const explain = new EB.Explain($("detail"), player, { now: momentShown, headers });
+  const explain = new EB.Explain($("detail"), player, { now: momentShown, epoch: () => facts.epoch, headers });
   const table = new EB.Requests($("rows"), (number) => explain.choose(number), (number) => (pointed = number));
   const chart = new EB.MinuteChart($("chart"));
   EB.setUpHelp();

@@ -110,12 +110,19 @@
       context.rect(this.left, 0, this.right - this.left, this.height);
       context.clip();
       this.cells = 0;
-      for (let slot = 0; slot < this.rows; slot++) this.drawRow(model, slot, view);
+      const selected = this.shows(model, view.selected) ? view.selected : 0;
+      for (let slot = 0; slot < this.rows; slot++) this.drawRow(model, slot, { ...view, selected });
       this.drawGrid(view);
       if (this.queue) this.drawQueue(model);
       EB.drawMarks(this, model, view);
       context.restore();
       this.drawAxis(model, view);
+    }
+
+    // Whether a request is in one of the columns drawn; only then do the others fade.
+    shows(model, number) {
+      const request = model.requests.get(number), { columns } = model;
+      return request !== undefined && request.joinedAt > 0 && request.joinedAt <= columns[this.to].n && request.seen >= columns[this.from].n;
     }
 
     drawTracks(model, pointed) {

@@ -28,7 +28,7 @@ def replay(tab: Tab, run: Run, path: Path) -> Any:
     return page
 
 
-@pytest.mark.parametrize("policy", ["static", "dynamic"])
+@pytest.mark.parametrize("policy", ["static", pytest.param("dynamic", marks=pytest.mark.full)])
 def test_the_steps_in_which_a_request_waited_are_those_that_the_scheduler_counted(
     tab: Tab, tmp_path: Path, policy: str
 ) -> None:

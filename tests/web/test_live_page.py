@@ -199,6 +199,19 @@ def test_every_cell_of_a_short_run_is_painted(tab: Tab, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.full
+def test_the_picture_has_as_many_rows_as_are_in_use(tab: Tab, tmp_path: Path) -> None:
+    run = drive(scheduler("dynamic", 16), requests((0, 2, 700), *[(0, 2, 3)] * 15))
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in run.records()))
+    page = tab.open()
+    page.set_input_files("#file", path)
+    tab.until("EB.page.picture.rows === 16")
+    page.focus("#seek")
+    page.keyboard.press("End")
+    tab.until("EB.page.picture.rows === 8")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("path", ["/", "/race"])
 def test_it_fits_a_small_screen_and_axe_finds_nothing_serious(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from browser import Tab, in_a_browser
 from support import Server, wait_until
 
@@ -28,12 +29,18 @@ def test_a_token_under_the_pointer_shows_what_else_the_model_might_have_said(tab
     assert page.locator("#alternatives li").count() == 5
     said = str(page.locator("#answer .token").nth(3).text_content()).replace(" ", "␣").replace("\n", "↵")
     assert page.locator("#alternatives .taken code").all_text_contents() == [said]
+    page.hover("h1")
+    assert page.is_hidden("#alternatives")
+    page.focus("#answer")
+    page.keyboard.press("ArrowRight")
+    assert page.is_visible("#alternatives")
     assert str(page.text_content("#answer-timing")).count("12 tokens in") == 1
     page.click("#explain-answer")
     tab.until("document.querySelector('#detail').textContent.includes('finished: length')")
     assert tab.complaints == []
 
 
+@pytest.mark.full
 def test_a_chat_keeps_its_turns_until_a_new_one_begins(tab: Tab) -> None:
     page = live(tab)
     sent: list[list[str]] = []
@@ -56,6 +63,7 @@ def test_a_chat_keeps_its_turns_until_a_new_one_begins(tab: Tab) -> None:
     assert tab.complaints == []
 
 
+@pytest.mark.full
 def test_an_error_is_one_line_in_the_words_of_the_server(tab: Tab, server: Server) -> None:
     page = live(tab)
     stops = [*"abcdefghijklmnopq"]
