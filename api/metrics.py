@@ -35,7 +35,8 @@ class Exposition(Collector):
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the text and its content type: OpenMetrics if the client accepts it."""
         if "application/openmetrics-text" in accept:
-            text: bytes = openmetrics.generate_latest(self.registry)
+            # All names are plain. Otherwise the library writes vllm_ for vllm:, which no board looks for.
+            text: bytes = openmetrics.generate_latest(self.registry, escaping=openmetrics.ALLOWUTF8)
             return text, "application/openmetrics-text; version=1.0.0; charset=utf-8"
         return exposition.generate_latest(self.registry), exposition.CONTENT_TYPE_PLAIN_0_0_4
 

@@ -158,6 +158,14 @@ def test_the_format_is_prometheus_or_openmetrics_by_the_accept_header(client: Fl
     assert other.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
     assert other.text.endswith("# EOF\n")
     assert {f.name for f in parse_open(other.text)} >= set(NAMES["gauge"])
+    assert series(other.text) >= series(
+        plain.text
+    )  # Prometheus asks for OpenMetrics, boards for the names of the other
+
+
+def series(text: str) -> set[str]:
+    """Return the names of the samples, which a format may write otherwise than those of their families."""
+    return set(re.findall(r"^([a-z][\w:]*)[{ ]", text, re.M))
 
 
 def test_there_are_metrics_while_the_model_loads_and_many_servers_in_a_process() -> None:
