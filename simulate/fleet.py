@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import heapq
 import math
-import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from fleet.routers import Asked, Replicas, Router
 from scheduling.iteration import Plan
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 from simulate.costs import Cost, Host
 from simulate.simulator import FRUITLESS, Run, asks_forever, waits_forever
-
-Router = Callable[["Fleet", Sequence], int]
 
 
 @dataclass
@@ -36,21 +36,30 @@ class FleetRun(Run):
         return sum(seq.cached for seq in self.sequences) / prompts if prompts else 0.0
 
 
+class _FreePages(Many[float]):
+    """The share of KV pages that are free at each replica, looked up when a router asks."""
+
+    def __init__(self, schedulers: list[Scheduler]) -> None:
+        self._schedulers = schedulers
+
+    def __len__(self) -> int:
+        return len(self._schedulers)
+
+    def __getitem__(self, i: Any) -> Any:
+        pages = self._schedulers[i].pages
+        return pages.free / pages.total if pages is not None else 1.0
+
+
 class Fleet:
-    """The replicas, and what a router may use: the number of requests `load[i]` at replica i, and the generator `rng`.
+    """The replicas, and what a router knows of them. Each has the cost and the host overheads of an engine of its own."""
 
-    Each replica has the cost and the host overheads that a simulated engine has on its own.
-    """
-
-    def __init__(
-        self, schedulers: list[Scheduler], cost: Cost, host: Host | None = None, rng: random.Random | None = None
-    ) -> None:
+    def __init__(self, schedulers: list[Scheduler], cost: Cost, host: Host | None = None) -> None:
         self.schedulers = schedulers
         self.cost = cost
         self.host = host or Host()
-        self.rng = rng or random.Random(0)
         n = len(schedulers)
         self.load = [0] * n
+        self.known = Replicas([f"replica-{i}" for i in range(n)], self.load, _FreePages(schedulers))
         self.result = FleetRun(schedulers[0].policy.name, [], self.host)
         self._steps: dict[int, tuple[Plan, list[Output], float]] = {}  # what each computes now
         self._events: list[tuple[float, int, int]] = []  # (time, replica, step that ends or 0)
@@ -70,7 +79,8 @@ class Fleet:
         for seq in result.sequences:
             seq.arrived_at += self.host.alpha0
             self._until(seq.arrived_at)
-            i = route(self, seq)
+            self.schedulers[0].batch.pages.hash(seq)  # the same in every replica
+            i = next(route(self.known, Asked(seq.hashes, seq.client)))
             where.append(i)
             was_empty = not self.schedulers[i].waiting
             if self.schedulers[i].add(seq):
@@ -139,75 +149,3 @@ class Fleet:
         seconds = self.cost(plan) + self.host.seconds(due)
         self._steps[i] = plan, outputs, seconds
         heapq.heappush(self._events, (now + seconds, i, plan.number))
-
-
-def round_robin() -> Router:
-    """Each replica in turn."""
-    turn = -1
-
-    def route(fleet: Fleet, seq: Sequence) -> int:
-        nonlocal turn
-        turn = (turn + 1) % len(fleet.load)
-        return turn
-
-    return route
-
-
-def random_split() -> Router:
-    """A random replica, as many independent front ends choose."""
-    return lambda fleet, seq: fleet.rng.randrange(len(fleet.load))
-
-
-def least_loaded() -> Router:
-    """The replica with the fewest requests; ties are broken at random."""
-
-    def route(fleet: Fleet, seq: Sequence) -> int:
-        least = min(fleet.load)
-        start = fleet.rng.randrange(len(fleet.load))
-        load = fleet.load
-        return next(i % len(load) for i in range(start, start + len(load)) if load[i % len(load)] == least)
-
-    return route
-
-
-def power_of_two() -> Router:
-    """The less loaded of two random replicas (Mitzenmacher, 2001)."""
-
-    def route(fleet: Fleet, seq: Sequence) -> int:
-        a, b = (fleet.rng.randrange(len(fleet.load)) for _ in range(2))
-        return a if fleet.load[a] <= fleet.load[b] else b
-
-    return route
-
-
-def prefix_aware(slack: float = 2.0, page: int = 16) -> Router:
-    """The replica that last received the longest part of this prompt, unless its load is `slack` times the mean plus 4.
-
-    The router keeps its own map from the first pages of a prompt to a replica, so it queries no replica.
-    """
-    home: dict[tuple[int, int], int] = {}
-    fallback = power_of_two()
-
-    def route(fleet: Fleet, seq: Sequence) -> int:
-        pages: list[tuple[int, int]] = []
-        key = 0
-        for k in range(len(seq.prompt_ids) // page):
-            key = hash((key, *seq.prompt_ids[k * page : (k + 1) * page]))
-            pages.append((k, key))
-        replica = next((home[k] for k in reversed(pages) if k in home), None)
-        mean = sum(fleet.load) / len(fleet.load)
-        if replica is None or fleet.load[replica] > slack * mean + 4:
-            replica = fallback(fleet, seq)
-        for known in pages:
-            home[known] = replica
-        return replica
-
-    return route
-
-
-ROUTERS: dict[str, Callable[[], Router]] = {
-    "round-robin": round_robin, "random": random_split, "least-loaded": least_loaded,
-    "power-of-two": power_of_two, "prefix-aware": prefix_aware,
-}  # fmt: skip
-NEED_CACHE = {"prefix-aware"}
-CHANCELESS = {"round-robin"}  # the others break ties, or choose, at random

@@ -15,10 +15,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from fleet.routers import least_loaded
 from scheduling.scheduler import Scheduler
 from simulate import result, workloads
 from simulate.costs import Cost, Host
-from simulate.fleet import Fleet, least_loaded
+from simulate.fleet import Fleet
 from simulate.simulator import Run, simulate
 
 UNSTEADY = ("burst", "ramp")  # arrivals without a rate that could be held
@@ -167,8 +168,8 @@ def shortest_queue_replicas(
     low, high = 0, most
     while high - low > 1:
         n = (low + high) // 2
-        fleet = Fleet([make() for _ in range(n)], cost, host, random.Random(seed))
-        if breaks(fleet.run(unit.faster(rate).sequences(), least_loaded()), limits):
+        fleet = Fleet([make() for _ in range(n)], cost, host)
+        if breaks(fleet.run(unit.faster(rate).sequences(), least_loaded(random.Random(seed))), limits):
             low = n
         else:
             high = n

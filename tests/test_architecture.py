@@ -30,7 +30,8 @@ LAW: dict[str, set[str]] = {
     "config": {"client", "dotenv"},
     "api": {"batching", "config", "observe", "serving", "stats"} | WEB,
     "client": {"aiohttp", "click", "dotenv", "matplotlib", "numpy", "requests", "rich"},
-    "simulate": {"client", "config", "matplotlib", "numpy", "policies", "rich", "scheduling", "scipy"},
+    "fleet": set(),
+    "simulate": {"client", "config", "fleet", "matplotlib", "numpy", "policies", "rich", "scheduling", "scipy"},
     "launch": {"api", "batching", "config", "generate", "gunicorn", "models", "observe", "policies", "pydantic",
                "scheduling", "serving", "simulate", "stats", "torch"},
 }  # fmt: skip

@@ -11,14 +11,18 @@ from rich.console import Console
 from rich.table import Table
 
 from client.options import Number, Option, UsageError, Values, nearest
-from simulate import fleet
+from fleet.routers import ROUTERS
 from simulate.arguments import arrival_options, engine_options, make_scheduler, policies_argument, say
 from simulate.commands.prepared import Sections, prepare
+from simulate.fleet import Fleet
+
+NEED_CACHE, NEED_CLIENTS = {"prefix-aware"}, {"session-sticky"}
+CHANCELESS = {"round-robin"}  # the others break ties, or choose, at random
 
 
 def options() -> Sections:
     """Return the options in sections of the help."""
-    routers = f"{', '.join(fleet.ROUTERS)}; may be repeated (default: all that fit)"
+    routers = f"{', '.join(ROUTERS)}; may be repeated (default: all that fit)"
     return {
         "arguments": [policies_argument()],
         "engine": engine_options(),
@@ -32,11 +36,15 @@ def options() -> Sections:
 
 def run(args: Values, console: Console) -> dict[str, Any]:
     """Serve one workload with many replicas behind each router, once for each policy."""
-    routers = args.router or [name for name in fleet.ROUTERS if args.kv_tokens or name not in fleet.NEED_CACHE]
-    for name in routers:
+    for name in args.router or ():
         check_router(args, name)
-    draws = any(name not in fleet.CHANCELESS for name in routers)
-    cost, host, rows = prepare(args, console, draws_more=draws)
+    draws = any(name not in CHANCELESS for name in args.router or ROUTERS)
+    heeded = {"client"} if NEED_CLIENTS & set(args.router or ROUTERS) else set()
+    cost, host, rows = prepare(args, console, reported=heeded, draws_more=draws)
+    without = (set() if args.kv_tokens else NEED_CACHE) | (set() if rows.client else NEED_CLIENTS)
+    routers = args.router or [name for name in ROUTERS if name not in without]
+    if not rows.client and NEED_CLIENTS & set(routers):
+        raise UsageError("router 'session-sticky' has no effect on requests without clients. Use --clients 100")
     table = Table(title=f"{args.replicas} replicas")
     for name in ("policy", "router"):
         table.add_column(name, overflow="fold")
@@ -49,8 +57,8 @@ def run(args: Values, console: Console) -> dict[str, Any]:
             began = time.perf_counter()
             cached = rows.ids is not None
             replicas = [make_scheduler(args, policy, prefix_cache=cached) for _ in range(args.replicas)]
-            served = fleet.Fleet(replicas, cost, host, random.Random(args.seed))
-            run = served.run(rows.sequences(), fleet.ROUTERS[name]())
+            served = Fleet(replicas, cost, host)
+            run = served.run(rows.sequences(), ROUTERS[name](random.Random(args.seed)))
             row = {"router": name, "mean_e2el_s": float(run.latency.mean()), "steps": run.steps,
                    "p99_e2el_s": float(np.percentile(run.latency, 99)),
                    "p99_ttft_s": float(np.percentile(run.ttft, 99)), "hit_rate": run.hit_rate,
@@ -67,9 +75,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
 
 def check_router(args: Values, name: str) -> None:
     """Raise UsageError for a router that is unknown, or that needs prefix caches where there are none."""
-    if name not in fleet.ROUTERS:
-        raise UsageError(
-            f"unknown router {name!r}.{nearest(name, fleet.ROUTERS)} Use one of: {', '.join(fleet.ROUTERS)}"
-        )
-    if name in fleet.NEED_CACHE and not args.kv_tokens:
+    if name not in ROUTERS:
+        raise UsageError(f"unknown router {name!r}.{nearest(name, ROUTERS)} Use one of: {', '.join(ROUTERS)}")
+    if name in NEED_CACHE and not args.kv_tokens:
         raise UsageError(f"router {name!r} has no effect without prefix caches. Use --kv-tokens 65536")

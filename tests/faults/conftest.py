@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fleet import Fleet
+from shared_servers import Fleet
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ import cases_prompt
 import cases_queue
 import cases_storms
 import pytest
-from fleet import Fleet
+from shared_servers import Fleet
 from support import ROOT
 from table import Case
 

@@ -18,8 +18,8 @@ import pytest
 from cases_engine import ARMED
 from cases_process import reloads
 from cases_queue import reset
-from fleet import Fleet
 from harness import MB, REFUSED, Pulse, Setting, Watched
+from shared_servers import Fleet
 from support import in_background, wait_until
 from table import body
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from support_simulate import agrees, make_scheduler, points, replicate, run_poisson
 
 import policies
+from fleet.routers import ROUTERS, least_loaded, round_robin
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import fleet, plan, published, workloads
+from simulate import plan, published, workloads
 from simulate.costs import Host, Phases
 from simulate.fleet import Fleet
 from simulate.plan import Capacity, Limit, capacity, parse_limit
@@ -114,8 +117,8 @@ def test_a_fleet_of_one_is_the_simulator(policy: str, arrivals: str, host: Host)
     cost = published.make("oracle-a")
     rows = workloads.draw("clipped-normal", 1.5, 80, seed=4, arrivals=arrivals)
     run = simulate(make_scheduler(policy, 8), rows.sequences(), cost, host)
-    for name, router in fleet.ROUTERS.items():
-        alone = Fleet([make_scheduler(policy, 8)], cost, host).run(rows.sequences(), router())
+    for name, router in ROUTERS.items():
+        alone = Fleet([make_scheduler(policy, 8)], cost, host).run(rows.sequences(), router(random.Random(0)))
         assert (alone.latency == run.latency).all(), name
         assert (alone.ttft == run.ttft).all()
         assert (alone.waiting == run.waiting).all()
@@ -127,7 +130,7 @@ def test_a_fleet_of_one_is_the_simulator(policy: str, arrivals: str, host: Host)
 def test_a_replica_that_has_answered_everything_has_no_load(policy: str) -> None:
     rows = workloads.draw("original", 40.0, 300, seed=1)
     served = Fleet([make_scheduler(policy, 8) for _ in range(3)], published.make("oracle-a"))
-    served.run(rows.sequences(), fleet.least_loaded())
+    served.run(rows.sequences(), least_loaded(random.Random(0)))
     assert served.load == [0, 0, 0]
 
 
@@ -138,13 +141,13 @@ def test_a_policy_that_hangs_in_a_fleet_is_named() -> None:
 
     rows = workloads.draw("original", 2.0, 5)
     with pytest.raises(PolicyHangs, match="Return a time from deadline"):
-        Fleet([Scheduler(Never(4))], MS).run(rows.sequences(), fleet.round_robin())
+        Fleet([Scheduler(Never(4))], MS).run(rows.sequences(), round_robin(random.Random(0)))
 
 
 def mean_of(router: str, replicas: int, seed: int) -> float:
     unit = jobs(2500 * replicas // 4, 1000.0, seed)
     run = Fleet([nobatch() for _ in range(replicas)], MS).run(
-        unit.faster(0.8 * replicas).sequences(), fleet.ROUTERS[router]()
+        unit.faster(0.8 * replicas).sequences(), ROUTERS[router](random.Random(0))
     )
     return float(run.latency.mean())
 
@@ -196,7 +199,7 @@ def test_the_shortest_queue_is_held_to_every_limit(limit: Limit) -> None:
 
     def value(replicas: int) -> float:
         served = Fleet([make() for _ in range(replicas)], cost)
-        return limit.value(served.run(unit.faster(rate).sequences(), fleet.least_loaded()), 50)
+        return limit.value(served.run(unit.faster(rate).sequences(), least_loaded(random.Random(0))), 50)
 
     found = plan.shortest_queue_replicas(make, unit, cost, rate, 40, [limit])
     assert 1 < found < 40
@@ -224,7 +227,7 @@ def test_a_prefix_aware_router_finds_more_in_the_caches() -> None:
             prompt = [1000 + system] * 64 + rng.integers(0, 900, 16).tolist()
             trace.append(Sequence(prompt, 8, id=str(i), arrived_at=float(at)))
         schedulers = [Scheduler(policies.get_policy("dynamic", max_batch_size=16), PagePool(60, 16)) for _ in range(8)]
-        return Fleet(schedulers, published.make("oracle-a")).run(trace, fleet.ROUTERS[router]()).hit_rate
+        return Fleet(schedulers, published.make("oracle-a")).run(trace, ROUTERS[router](random.Random(0))).hit_rate
 
     aware, blind = hits("prefix-aware"), hits("least-loaded")
     assert aware > blind + 0.2
@@ -235,6 +238,6 @@ def test_a_prefix_aware_router_finds_more_in_the_caches() -> None:
 def test_a_thousand_replicas_take_seconds() -> None:
     rows = workloads.draw("original", 3000.0, 6000, seed=1)
     schedulers = [make_scheduler("dynamic", 32) for _ in range(1000)]
-    run = Fleet(schedulers, Constant()).run(rows.sequences(), fleet.power_of_two())
+    run = Fleet(schedulers, Constant()).run(rows.sequences(), ROUTERS["power-of-two"](random.Random(0)))
     assert len(set(run.where.tolist())) > 900
     assert all(seq.finish_reason == "length" for seq in run.sequences)

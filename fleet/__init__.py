@@ -1,0 +1,1 @@
+"""Many replicas of the server: which of them gets a request."""

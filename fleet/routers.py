@@ -1,0 +1,200 @@
+"""Which replica gets a request: the routers, as functions of what is known of each replica.
+
+The same functions choose in `simulate fleet` and in front of real servers. A router is made once, with the random
+generator that it may use, and remembers what it needs. It must not know clocks, networks, or how old its facts are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from random import Random
+from typing import NamedTuple, TypeVar
+
+K = TypeVar("K")
+
+ENTRIES = 100_000  # blocks of prompts, or sessions, that a router remembers
+SLACK, SPARE = 2.0, 4  # a preferred replica may have SLACK times the mean load and SPARE requests more
+
+
+@dataclass
+class Replicas:
+    """The replicas that can take a request, as columns: item i of each belongs to replica i.
+
+    Routers only read. Columns that change often may be lazy sequences, since most routers look at a few items.
+    """
+
+    names: Many[str]  # lasting ones: a replica that comes back is a new one
+    load: Many[int]  # requests, running and waiting
+    kv_free: Many[float] = ()  # the share of KV pages that are free; empty where unknown
+    prefill_tokens: Many[int] = ()  # prompt tokens that are not computed yet; empty where unknown
+    index: dict[str, int] = field(init=False, repr=False)  # of each name
+
+    def __post_init__(self) -> None:
+        self.index = {name: i for i, name in enumerate(self.names)}
+
+    @property
+    def most(self) -> float:
+        """The load up to which a replica may be preferred for what it remembers."""
+        return SLACK * sum(self.load) / len(self.load) + SPARE
+
+
+class Asked(NamedTuple):
+    """What is known of a request: a hash for each whole block of its prompt, and its session.
+
+    A block's hash covers all blocks before it, too.
+    """
+
+    blocks: Many[Hashable] = ()
+    session: str = ""
+
+
+# Yields the replicas' indices, the best first and each once: the caller takes the next where one refuses.
+Router = Callable[[Replicas, Asked], Iterator[int]]
+
+
+def round_robin(rng: Random) -> Router:
+    """Each replica in turn, whatever its load."""
+    turns = itertools.count()
+
+    def route(replicas: Replicas, asked: Asked) -> Iterator[int]:
+        return _around(next(turns), len(replicas.names))
+
+    return route
+
+
+def random(rng: Random) -> Router:
+    """A random replica, as many independent front ends choose."""
+    return lambda replicas, asked: _around(rng.randrange(len(replicas.names)), len(replicas.names))
+
+
+def least_loaded(rng: Random) -> Router:
+    """The replica with the fewest requests; ties go to the one with the fewest prompt tokens to compute, then at random."""
+
+    def route(replicas: Replicas, asked: Asked) -> Iterator[int]:
+        load, count = replicas.load, len(replicas.names)
+        least = min(load)
+        start = rng.randrange(count)
+        first = [i for i in _around(start, count) if load[i] == least]
+        if replicas.prefill_tokens and len(first) > 1:
+            first.sort(key=lambda i: replicas.prefill_tokens[i])
+        yield from first
+        yield from sorted((i for i in _around(start, count) if load[i] != least), key=lambda i: load[i])
+
+    return route
+
+
+def power_of_two(rng: Random) -> Router:
+    """The less loaded of two random replicas (Mitzenmacher 2001); ties go to the one with more free KV pages."""
+
+    def key(replicas: Replicas, i: int) -> tuple[int, float]:
+        return replicas.load[i], -replicas.kv_free[i] if replicas.kv_free else 0.0
+
+    def route(replicas: Replicas, asked: Asked) -> Iterator[int]:
+        count = len(replicas.names)
+        a = rng.randrange(count)
+        b = rng.randrange(count - 1) if count > 1 else a
+        b += count > 1 and b >= a  # another one than the first
+        chosen = sorted({a: 0, b: 0}, key=lambda i: key(replicas, i))
+        yield from chosen
+        yield from (i for i in _around(a, count) if i not in chosen)
+
+    return route
+
+
+def prefix_aware(rng: Random) -> Router:
+    """The replica that last got the longest part of the prompt; for a new prompt, the choice of `power_of_two`.
+
+    A load above `Replicas.most` gives way to the least one. The router keeps its own map from blocks to replicas, which
+    the least recently used leave first, so it asks no replica what it has cached.
+    """
+    home: OrderedDict[Hashable, str] = OrderedDict()
+    fallback = power_of_two(rng)
+
+    def route(replicas: Replicas, asked: Asked) -> Iterator[int]:
+        known = (home[block] for block in reversed(asked.blocks) if block in home)
+        order = _bounded(_first_there(replicas, known), replicas, fallback(replicas, asked))
+        first = next(order)
+        _remember(home, asked.blocks, replicas.names[first])
+        return itertools.chain([first], order)
+
+    return route
+
+
+def session_sticky(rng: Random) -> Router:
+    """The replica that the session had before; a new session goes by its hash, and without one: `power_of_two`.
+
+    The hash is highest for one of the replicas (Thaler and Ravishankar 1998), so several routers agree, and a replica
+    that leaves moves only its own sessions. A load above `Replicas.most` gives way to the least one.
+    """
+    home: OrderedDict[str, str] = OrderedDict()
+    fallback = power_of_two(rng)
+
+    def route(replicas: Replicas, asked: Asked) -> Iterator[int]:
+        if not asked.session:
+            return _bounded(None, replicas, fallback(replicas, asked))
+        known = [home[asked.session]] if asked.session in home else []
+        preferred = _first_there(replicas, known)
+        if preferred is None:
+            preferred = max(range(len(replicas.names)), key=lambda i: _weight(asked.session, replicas.names[i]))
+        order = _bounded(preferred, replicas, fallback(replicas, asked))
+        first = next(order)
+        _remember(home, [asked.session], replicas.names[first])
+        return itertools.chain([first], order)
+
+    return route
+
+
+ROUTERS: dict[str, Callable[[Random], Router]] = {
+    "round-robin": round_robin, "random": random, "least-loaded": least_loaded, "power-of-two": power_of_two,
+    "prefix-aware": prefix_aware, "session-sticky": session_sticky,
+}  # fmt: skip
+BOUNDED = {"least-loaded", "prefix-aware", "session-sticky"}  # whose first choice has at most `Replicas.most`
+
+
+def blocks_of(tokens: Many[int], size: int) -> list[int]:
+    """Return the hashes of a prompt's whole blocks of `size` tokens, or of bytes of its text."""
+    key, blocks = 0, []
+    for k in range(len(tokens) // size):
+        key = hash((key, *tokens[k * size : (k + 1) * size]))
+        blocks.append(key)
+    return blocks
+
+
+def _around(start: int, count: int) -> Iterator[int]:
+    """Yield all indices, beginning at `start`."""
+    return (i % count for i in range(start % count, start % count + count))
+
+
+def _first_there(replicas: Replicas, names: Iterable[str]) -> int | None:
+    """Return the index of the first of these replicas that is there."""
+    return next((replicas.index[name] for name in names if name in replicas.index), None)
+
+
+def _bounded(preferred: int | None, replicas: Replicas, order: Iterator[int]) -> Iterator[int]:
+    """Yield first the preferred replica, the first of `order` or the least loaded: whose load is within the bound."""
+    load, most, first = replicas.load, replicas.most, next(order)
+    if preferred is not None and load[preferred] <= most:
+        chosen = preferred
+    elif load[first] <= most:
+        chosen = first
+    else:
+        chosen = load.index(min(load))
+    yield chosen
+    yield from (i for i in itertools.chain([first], order) if i != chosen)
+
+
+def _remember(home: OrderedDict[K, str], keys: Iterable[K], name: str) -> None:
+    for key in keys:
+        home[key] = name
+        home.move_to_end(key)
+    while len(home) > ENTRIES:
+        home.popitem(last=False)
+
+
+def _weight(session: str, name: str) -> bytes:
+    return blake2b(f"{session}\0{name}".encode(), digest_size=8).digest()
