@@ -8,19 +8,20 @@ cpu_builds=https://download.pytorch.org/whl/cpu  # of PyTorch, by its authors
 wanted="$1"
 shift
 
-# Whether the server with these arguments has no weights. As for the server, a flag wins over the variable.
+# Whether the server with these arguments has no weights. As for the server, a flag wins over the variable, and that over
+# .env; a demonstration has none unless a model is named.
 is_without_weights() {
-  local model="${EB_MODEL:-}"
-  if [ "${1:-}" = demo ]; then return 0; fi
+  local model="${EB_MODEL:-$(sed -n "s/^EB_MODEL=[\"']\{0,1\}//p" .env 2> /dev/null)}" demo=
+  if [ "${1:-}" = demo ]; then demo=yes; fi
   while [ $# -gt 0 ]; do
     case "$1" in
-      --demo) [ "${2:-}" = off ] || return 0 ;;
+      --demo) [ "${2:-}" = off ] || demo=yes ;;
       --model) model="${2:-}" ;;
       --model=*) model="${1#--model=}" ;;
     esac
     shift
   done
-  [ "${model#mock:}" != "$model" ]
+  [ "${model#mock:}" != "$model" ] || { [ "$demo" ] && [ -z "$model" ]; }
 }
 
 # Whether the ordinary index would bring CUDA, some gigabytes, which nothing here can use. Only Linux gets it from there.

@@ -19,7 +19,7 @@ case "$*" in
 "-m pip "*) exit "${PIP:-0}" ;;
 esac
 """
-PROGRAMS = ("bash", "cat", "cksum", "cp", "dirname", "env", "grep", "mkdir", "sh")
+PROGRAMS = ("bash", "cat", "cksum", "cp", "dirname", "env", "grep", "mkdir", "sed", "sh")
 NO_CUDA = {"PIP_CONFIG": ""}  # no index is configured
 MOCK = "requirements-mock.txt"
 
@@ -116,11 +116,22 @@ def test_a_server_without_weights_needs_no_torch_and_another_installs_the_rest(
     assert set_up(folder, "requirements.txt", *arguments) == (0, "", [])
 
 
-def test_the_last_flag_wins_over_the_variable(folder: Path) -> None:
-    mock = "mock:llm-mock"
-    assert installed(set_up(folder, "requirements.txt", "dynamic", EB_MODEL=mock)[2]) == [MOCK]
-    arguments = ("dynamic", "--model", mock, "--model", "bard")
-    assert installed(set_up(folder, "requirements.txt", *arguments, EB_MODEL=mock)[2]) == ["requirements.txt"]
+@pytest.mark.parametrize(
+    ("arguments", "variable", "line", "expected"),
+    [
+        (("dynamic",), "mock:llm-mock", "", MOCK),
+        (("dynamic", "--model", "mock:llm-mock", "--model", "bard"), "mock:llm-mock", "", "requirements.txt"),
+        (("dynamic",), "", "EB_MODEL='mock:llm-mock'", MOCK),
+        (("demo",), "", "EB_MODEL=bard", "requirements.txt"),
+        (("demo", "--model", "bard"), "", "", "requirements.txt"),
+        (("dynamic", "--demo", "off"), "", "", "requirements.txt"),
+    ],
+)
+def test_a_flag_names_the_model_before_the_variable_before_the_file(
+    folder: Path, arguments: tuple[str, ...], variable: str, line: str, expected: str
+) -> None:
+    (folder / ".env").write_text(f"EB_PORT=1\n{line}\n")
+    assert installed(set_up(folder, "requirements.txt", *arguments, EB_MODEL=variable)[2]) == [expected]
 
 
 def lines_of(name: str) -> set[str]:
