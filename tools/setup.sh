@@ -61,10 +61,16 @@ if [ ! -x .venv/bin/python ]; then
   "$python" -m venv .venv
 fi
 install=(.venv/bin/python -m pip install --disable-pip-version-check -q)
-echo "first use: installing $wanted into .venv, which takes a minute or more" >&2
-if [ "$with_torch" ] && takes_cpu_build; then
+cpu_build= size="PyTorch is large"
+if [ -z "$with_torch" ]; then
+  size="about 0.1 GB"
+elif takes_cpu_build; then
+  cpu_build="$(grep '^torch==' requirements.txt)" size="about 0.3 GB, with PyTorch's CPU build"
+fi
+echo "first use: installing $wanted into .venv ($size)" >&2
+if [ "$cpu_build" ]; then
   # Only this package comes from there, and what it needs from the ordinary index.
-  "${install[@]}" --no-deps --index-url "$cpu_builds" --timeout 10 --retries 1 "$(grep '^torch==' requirements.txt)" >&2 ||
+  "${install[@]}" --no-deps --index-url "$cpu_builds" --timeout 10 --retries 1 "$cpu_build" >&2 ||
     echo "warning: cannot get the CPU build of PyTorch. The build with CUDA takes its place, which is larger" >&2
 fi
 alone="${wanted%.txt}-alone.txt"  # installed without dependencies
