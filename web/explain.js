@@ -265,11 +265,11 @@
     }
     const rows = waits.map((wait) => [
       wait.from === wait.to ? count(wait.from) : `${count(wait.from)}–${count(wait.to)}`,
-      seconds(wait.seconds), circumstances(wait), REASONS[wait.reason] ?? wait.reason,
+      seconds(wait.seconds), count(wait.joined), circumstances(wait), REASONS[wait.reason] ?? wait.reason,
     ]);
     const hidden = rows.length - ROWS;
-    if (hidden > 0) rows.splice(ROWS / 2, hidden, ["…", "", "", `${counted(hidden, "change")} of the reason not shown`]);
-    return [...parts, tableOf(["iterations", "time", "at their end", "why"], rows)];
+    if (hidden > 0) rows.splice(ROWS / 2, hidden, ["…", "", "", "", `${counted(hidden, "change")} of the reason not shown`]);
+    return [...parts, tableOf(["iterations", "time", "others joined", "at their end", "why"], rows)];
   }
 
   function circumstances({ reason, taken, held, slots, pages }) {

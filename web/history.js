@@ -18,7 +18,8 @@
   }
 
   // The steps in which it waited, those of one reason after another together:
-  // [{ reason, from, to, steps, seconds, taken, held, slots, pages }], the last four as at the last of these steps.
+  // [{ reason, from, to, steps, seconds, joined, taken, held, slots, pages }], the last four as at the last of these steps,
+  // and `joined` the number of requests that joined in them.
   function waitsOf(model, request) {
     const { columns } = model;
     if (request.arrived === null) return [];
@@ -31,22 +32,25 @@
       const arrives = column.t < request.arrived; // during this step
       const reason = column.blocked || (arrives ? "in_progress" : "waited");
       let group = groups[groups.length - 1];
-      if (group?.reason !== reason) groups.push((group = { reason, from: column.n, steps: 0, seconds: 0 }));
+      if (group?.reason !== reason) groups.push((group = { reason, from: column.n, steps: 0, seconds: 0, joined: 0 }));
       group.to = column.n;
       group.steps++;
       group.seconds += arrives ? column.end - request.arrived : column.seconds;
-      Object.assign(group, { ...slotsOf(column), slots: column.slots, pages: column.pages });
+      const { joined, ...slots } = slotsOf(column);
+      group.joined += joined;
+      Object.assign(group, slots, { slots: column.slots, pages: column.pages });
     }
     return groups;
   }
 
   function slotsOf(column) {
-    let taken = 0, held = 0;
+    let taken = 0, held = 0, joined = 0;
     for (let slot = 0; slot < column.slots; slot++) {
       if (column.who[slot]) taken++;
       if (column.kind(slot) === EB.KIND.HELD) held++;
+      if (column.has(slot, EB.JOINED)) joined++;
     }
-    return { taken, held };
+    return { taken, held, joined };
   }
 
   // What it did in its slot, step by step, with whom, and who had the slot before.

@@ -67,7 +67,9 @@ def test_a_click_on_a_request_shows_its_times_its_waiting_and_its_neighbors(tab:
     page.click("#detail .close")
     page.locator("#rows tr", has_text="#3").click()
     cells = [row.locator("td").all_text_contents() for row in detail.locator("tbody tr").all()]
-    assert [(row[0], row[2]) for row in cells] == [("1", "2 of 2 slots taken"), ("2–9", "2 of 2 slots taken, 1 held")]
+    assert [(row[0], row[2], row[3]) for row in cells] == [
+        ("1", "2", "2 of 2 slots taken"), ("2–9", "0", "2 of 2 slots taken, 1 held")
+    ]  # fmt: skip
     page.keyboard.press("Escape")
     assert detail.is_hidden()
     assert tab.complaints == []

@@ -89,7 +89,8 @@ def test_the_box_sends_a_message_to_a_model_with_a_chat_template(chromium: Any, 
         page.click("#send")
         tab.until("document.querySelector('#rows').textContent.includes('[user] Who are you?')")
         tab.until("!document.querySelector('#send').disabled")
-        assert page.text_content("#answer").partition("Who are you?\n\n")[2].strip()
+        assert page.text_content("#answer .user") == "Who are you?"
+        assert page.text_content("#answer .model").strip()
         tab.context.close()
     assert tab.complaints == []
 
