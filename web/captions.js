@@ -99,10 +99,11 @@
     return SENTENCES.flatMap((sentence) => sentence(scene) ?? []).map((said) => ({ n: column.n, ...said }));
   }
 
-  function switched({ before, now, taken }) {
+  function switched({ before, now, taken, joined }) {
     if (!before || before.policy === now.policy) return null;
-    const stay = taken.length ? `; ${plural(taken.length, "request")} in ${taken.length === 1 ? "its slot" : "their slots"}` : "";
-    return { kind: "switch", weight: 100, text: `from here on: ${now.policy}${stay}`, slots: [] };
+    const stay = taken.length - joined.length;
+    const more = stay ? `; ${plural(stay, "running request")} ${stay === 1 ? "goes" : "go"} on` : "";
+    return { kind: "switch", weight: 100, text: `from here on: ${now.policy}${more}`, slots: [] };
   }
 
   // All that ran leave together.

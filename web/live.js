@@ -19,6 +19,7 @@
   let clockOffset = 0; // the loop's clock minus ours, in seconds
   let connection = "connecting";
   let drawn = null, budget = 0, refreshed = 0, charted = 0, before = performance.now();
+  let expected = []; // arrivals of requests that waited when the page opened
   const frames = []; // how long the last ones took to draw
 
   const player = new EB.Player(live, showStatus);
@@ -47,6 +48,11 @@
     return key ? { ...more, Authorization: `Bearer ${key}` } : more;
   }
 
+  // Those that waited when the page opened are numbered among the older ones that the server then reports, by arrival.
+  function arrived(until) {
+    while (expected.length && expected[0].t <= until) live.arrival(expected.shift());
+  }
+
   const feed = new EB.Feed(".", {
     state(state, fresh) {
       if (fresh && live.columns.length) live.clear();
@@ -60,11 +66,13 @@
       playground.fit(state);
       if (fresh && state.demo) zoom = innerWidth < 600 ? 4 : 6; // to be read from the last row of a hall
       if (fresh) story.ready();
-      for (const arrival of state.waiting) live.arrival(arrival);
+      expected = [...state.waiting].sort((a, b) => a.t - b.t);
+      setTimeout(() => arrived(Infinity), 1000); // no step may come
       shadow = state.shadow;
       showFacts();
     },
     step(record) {
+      arrived(record.t);
       live.add(record);
       if (record.policy === facts.policy) return;
       facts = { ...facts, policy: record.policy }; // the policy event was missed
@@ -79,6 +87,7 @@
       if (player.isLive) showFacts();
     },
     arrival(arrival) {
+      arrived(arrival.t);
       live.arrival(arrival);
     },
     departure(departure) {

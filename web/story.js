@@ -15,7 +15,7 @@
       slots: () => facts().slots || live.slots || 8, isShared: () => !facts().demo,
     });
     new EB.PolicyMenu($("policy"), $("policy-menu"), headers);
-    let at = 0, measured = 0, shown = false;
+    let at = 0, measured = 0, shown = false, invited = false;
 
     function show(on) {
       shown = on;
@@ -25,9 +25,14 @@
     }
     $("captions").addEventListener("click", () => show(!shown));
 
-    // The server is known: a demonstration opens with captions and an invitation to the tour.
+    // The server is known, or another process took its place: a demonstration opens with captions and an invitation to the tour.
     async function ready() {
-      if (facts().demo) {
+      if (tour.stop) {
+        tour.close(); // the server has been restarted
+        invited = false;
+      }
+      if (facts().demo && !invited) {
+        invited = true;
         show(true);
         if ($("story").hidden) tour.invite();
       }

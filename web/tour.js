@@ -264,7 +264,7 @@
         .map(([other, value]) => [other.split(" ")[1], value]);
       if (!figures && !rows.some(([name]) => name === policy)) rows.push([policy, null]);
       const head = ["", ...stop.figures.map(([title]) => title)];
-      const body = rows.map(([name, value]) => [name, ...stop.figures.map(([, show]) => (value ? show(value) : "measuring…"))]);
+      const body = rows.map(([name, value]) => [name, ...stop.figures.map(([, show], k) => (value ? show(value) : k ? "" : "measuring…"))]);
       this.fill(head, body, policy);
     }
 
