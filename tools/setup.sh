@@ -11,7 +11,8 @@ shift
 # Whether the server with these arguments has no weights. As for the server, a flag wins over the variable, and that over
 # .env; a demonstration has none unless a model is named.
 is_without_weights() {
-  local model="${EB_MODEL:-$(sed -n "s/^EB_MODEL=[\"']\{0,1\}//p" .env 2> /dev/null)}" demo=
+  local model="${EB_MODEL:-}" demo=
+  if [ -z "$model" ] && [ -f .env ]; then model="$(sed -n 's/^EB_MODEL=[^a-zA-Z]*//p' .env)"; fi
   if [ "${1:-}" = demo ]; then demo=yes; fi
   while [ $# -gt 0 ]; do
     case "$1" in

@@ -264,6 +264,7 @@ def test_the_unit_stops_later_than_the_server_drains_and_tries_no_broken_setting
     unit = dict(re.findall(r"^(\w+)=(.*)$", read("effective-batching.service"), re.M))
     assert int(unit["TimeoutStopSec"]) > Config().request_timeout + 10
     assert unit["RestartPreventExitStatus"] == "2"
+    assert unit["MemoryMax"]
     assert unit["ExecStart"].endswith("app.py dynamic --host 127.0.0.1")
     assert int(unit["LimitNOFILE"]) > Config().connections
 
