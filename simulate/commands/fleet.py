@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from typing import Any
 
 import numpy as np
@@ -45,17 +44,16 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     routers = args.router or [name for name in ROUTERS if name not in without]
     if not rows.client and NEED_CLIENTS & set(routers):
         raise UsageError("router 'session-sticky' has no effect on requests without clients. Use --clients 100")
-    table = Table(title=f"{args.replicas} replicas")
+    table = Table(title=f"{args.replicas} replicas, times in seconds")
     for name in ("policy", "router"):
         table.add_column(name, overflow="fold")
-    for name in ("E2E mean s", "E2E p99 s", "TTFT p99 s", "steps/s"):
+    cached = bool(args.kv_tokens) and rows.ids is not None
+    for name in ("E2E mean", "E2E p99", "TTFT p99", *(["cache hits"] if cached else [])):
         table.add_column(name, justify="right")
     runs = []
     for policy in args.policies:
         measured: list[dict[str, Any]] = []
         for name in routers:
-            began = time.perf_counter()
-            cached = rows.ids is not None
             replicas = [make_scheduler(args, policy, prefix_cache=cached) for _ in range(args.replicas)]
             served = Fleet(replicas, cost, host)
             run = served.run(rows.sequences(), ROUTERS[name](random.Random(args.seed)))
@@ -66,8 +64,8 @@ def run(args: Values, console: Console) -> dict[str, Any]:
             measured.append(row)
             if row["refused"]:
                 say(console, f"note: {policy} behind {name} refused {row['refused']:,} requests")
-            table.add_row(policy, name, *(f"{row[k]:.3f}" for k in ("mean_e2el_s", "p99_e2el_s", "p99_ttft_s")),
-                          f"{run.steps / (time.perf_counter() - began):,.0f}")  # fmt: skip
+            seconds = [f"{row[k]:.3f}" for k in ("mean_e2el_s", "p99_e2el_s", "p99_ttft_s")]
+            table.add_row(policy, name, *seconds, *([f"{run.hit_rate:.0%}"] if cached else []))
         runs.append({"replicas": args.replicas, "policy": policy, "routers": measured})
     console.print(table)
     return runs[0] if len(runs) == 1 else {"runs": runs}

@@ -92,7 +92,7 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--out": (f"plan dynamic {SMALL_PLAN}", "OUT/a.png"),
     },
     "fleet": {
-        **_for("fleet", SMALL + " --replicas 2"),
+        **_for("fleet", "--num 60 --rate 20 --max-batch-size 4 --replicas 2"),
         "--max-batch-size": ("fleet dynamic --num 100 --rate 9 --replicas 1", "3"),
         "--replicas": (f"fleet dynamic {SMALL}", "3"),
         "--router": (f"fleet dynamic {SMALL}", "random"),
