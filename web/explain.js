@@ -191,9 +191,12 @@
   }
 
   // The parts of the bar: [kind, name, seconds].
-  function partsOf({ arrived, joined, first, left }, record, { held }, now) {
+  function partsOf({ arrived, joined, first, left }, record, { held, waits }, now) {
     if (!record && arrived !== null && joined === null) return [["waited", "waiting so far", Math.max(0, (left ?? now) - arrived)]];
-    const parts = (record?.waited ?? []).map((wait) => ["waited", wait.reason, wait.seconds]);
+    // The server counts the step in progress at the arrival under policy_order. Reasons are in the order of their first step.
+    const order = waits.map(({ reason }) => (reason === "in_progress" ? "policy_order" : reason));
+    const totals = [...(record?.waited ?? [])].sort((a, b) => order.indexOf(a.reason) - order.indexOf(b.reason));
+    const parts = totals.map((wait) => ["waited", wait.reason, wait.seconds]);
     if (!parts.length && arrived !== null && joined !== null) parts.push(["waited", "waited", joined - arrived]);
     if (joined !== null && (first ?? left) !== null) parts.push(["prefill", "prefill", (first ?? left) - joined]);
     if (first !== null && left !== null) {
