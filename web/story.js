@@ -54,7 +54,7 @@
       if (!shown) return;
       const exact = !playing || (column && column.seconds / speed > SLOW);
       const caption = narrator.at(model, index, now / 1000, exact);
-      EB.put("caption-step", caption ? `step ${caption.n.toLocaleString("en")}` : "");
+      EB.put("caption-step", caption ? `step ${EB.count(caption.n)}` : "");
       EB.put("caption-text", caption?.text ?? "");
       const spoken = narrator.announce(now / 1000);
       if (spoken) EB.put("caption-live", spoken);

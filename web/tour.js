@@ -13,7 +13,7 @@
     ["rows held", (m) => percent(m.held)]];
   const STEPS = [["usual step", (m) => seconds(m.step)], ["step with a long prompt", (m) => seconds(m.promptStep)],
     ["steps for the prompt", (m) => (m.chunks ? String(m.chunks) : "–")]];
-  const HITS = [["cache hits", (m) => `${m.hits} of ${m.joined}`], ["tokens saved", (m) => m.cached.toLocaleString("en")],
+  const HITS = [["cache hits", (m) => `${m.hits} of ${m.joined}`], ["tokens saved", (m) => EB.count(m.cached)],
     ["first token, hit", (m) => seconds(m.firstHit)], ["first token, no hit", (m) => seconds(m.firstMiss)]];
   const WAITS = [["quiet waits", (m) => seconds(m.waits.quiet)], ["loud waits", (m) => seconds(m.waits.loud)]];
 

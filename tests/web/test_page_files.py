@@ -59,6 +59,11 @@ def test_the_page_names_no_other_host() -> None:
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
 
 
+def test_one_file_groups_the_digits_of_numbers() -> None:
+    ours = [path for path in (ROOT / "web").glob("*.js") if not path.name.startswith("uPlot")]
+    assert [path.name for path in ours if "toLocaleString" in path.read_text("utf-8")] == ["figures.js"]
+
+
 def test_a_load_is_the_same_for_the_same_seed_and_poisson() -> None:
     params = LoadRequest(count=400, rate=50, min_tokens=5, max_tokens=9, seed=3)
     plan = arrivals(params)
