@@ -102,7 +102,8 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
     manager.observers += [*armed.observers(), recording.observe]
     with engine_stack():
         manager.start(policy)
-    server = Server(manager, recording, served=config.policy, slots=config.max_batch_size, cost=config.shadow_cost)
+    cost = config.shadow_cost or (config.model if mock.is_mock(config.model) else "")  # a mock's is known
+    server = Server(manager, recording, served=config.policy, slots=config.max_batch_size, cost=cost)
     return Engine(
         manager=manager,
         tokenizer=parts.tokenizer,

@@ -22,7 +22,7 @@ from simulate.steps import Step, size, step_of_members
 log = logging.getLogger(__name__)
 
 MAX_REQUESTS = 1000
-MAX_STRETCHES = 3000
+MAX_STRETCHES = 2000  # a load of 400 requests has about 1,200
 MAX_AGE = 600.0  # seconds since a request arrived
 STEPS_PER_SIZE = 128  # the latest of each size: a quiet hour must not push out the cost of a full batch
 MEASURE_EVERY = 0.01  # seconds between two steps that are measured, of those that begin a request and of the others

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO, cast
 
 import numpy as np
 
@@ -22,8 +22,8 @@ import policies
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import calibrate, costs
-from simulate.costs import Affine, Cost, Host
+from simulate import calibrate, costs, mock
+from simulate.costs import Affine, Cost, Host, Scaled
 from simulate.simulator import Run, simulate
 from simulate.steps import Step, size
 
@@ -190,14 +190,32 @@ def seen_in(rows: dict[str, list[Any]]) -> tuple[list[Seen], list[tuple[Step, fl
 def law(steps: Rows[tuple[Step, float]], sigma: float, cost: str) -> tuple[Cost, Host, dict[str, Any]]:
     """Return what steps cost, what each turn of the loop adds, and what these rest on.
 
-    `cost` is a file of `calibrate`; without one the law is fitted to `steps`, and each turn of the loop adds `sigma`.
+    `cost` is a file of `calibrate` or the name of a mock model, whose law is known and whose steps take a little longer; without
+    one the law is fitted to `steps`. Each turn of the loop adds `sigma`. `misfit` is how far the law is off for steps of one
+    size, on average over the time of all; the noise of single steps is not in it.
     """
+    if mock.is_mock(cost):
+        model = mock.load(cost)
+        known = Scaled(cast(Cost, model.cost), 1 / model.speed)
+        late = float(np.mean([seconds - known.seconds(step) for step, seconds in steps])) if steps else 0.0
+        return known, Host(sigma=sigma + max(0.0, late)), {"from": model.name}
     if cost:
         loaded, host, _ = costs.load(cost)
         # The server's times, too, begin and end within it.
         return loaded, replace(host, alpha0=0.0, alpha1=0.0), {"from": os.path.basename(cost)}
     fitted, error = fit([step for step, _ in steps], [seconds for _, seconds in steps])
-    return fitted, Host(sigma=sigma), {"from": "steps of this server", "steps": len(steps), "mean_error": error}
+    basis = {"from": "steps of this server", "steps": len(steps), "mean_error": error, "misfit": misfit(fitted, steps)}
+    return fitted, Host(sigma=sigma), basis
+
+
+def misfit(law: Cost, steps: Rows[tuple[Step, float]]) -> float:
+    """Return the error of a law, scaled to the time of all steps, in the mean of steps of one size, weighted by their time."""
+    sums: defaultdict[tuple[bool, int], np.ndarray] = defaultdict(lambda: np.zeros(2))
+    for step, seconds in steps:
+        sums[size(step)] += (law.seconds(step), seconds)
+    predicted, measured = np.array(list(sums.values())).T
+    scale = measured.sum() / predicted.sum()
+    return float(np.abs(predicted * scale - measured).sum() / measured.sum())
 
 
 def _answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, Any]:

@@ -15,24 +15,28 @@ import numpy as np
 
 import policies
 from scheduling.iteration import SlotSteps
+from scheduling.policy import Policy
 from scheduling.stretches import WIDTH, Stretch, Stretches
+from simulate import mock
 from simulate.costs import Cost, Host, Scaled
 from simulate.shadow import Chosen, Machine, Seen, converse, law, seen_in, serve
-from simulate.steps import step_of_members
+from simulate.steps import Step, step_of_members
 
 MAX_WEIGHT = 60_000  # of all records of an answer, which is then smaller than about 6 MB: a member weighs 1
 RECORD_WEIGHT = 4
+MOST_STRANGE = 0.05  # of the steps of a lane may have sizes that were not measured
 LONGEST_WAKE = 0.05  # seconds of an idle loop; a policy that waits for more requests waits longer
 COMPARED = ("latency_mean_s", "latency_p99_s", "makespan_s")
 
 
-def slowdown(steps: Iterable[Stretch], cost: Cost, host: Host, padded: bool) -> float:
-    """Return how much longer the recorded steps took than they cost.
+def adjusted(cost: Cost, host: Host, steps: Iterable[Stretch], padded: bool) -> tuple[Cost, Host]:
+    """Return the law with which the recorded steps take as long as they did.
 
-    The fit leaves out steps that took far longer than others, and a busy machine has many of them. What slowed this load
-    would have slowed any policy.
+    The fit leaves out steps that took far longer than others, and a busy machine has many of them. What slowed this load would
+    have slowed any policy: a fitted law by a factor, the known one of a mock model by a moment in each step.
     """
     taken = predicted = 0.0
+    count = 0
     for stretch in steps:
         members, passed = stretch.first_members(), stretch.steps - 1
         last = [m._replace(computed=m.computed + passed * m.tokens) for m in members]
@@ -41,7 +45,31 @@ def slowdown(steps: Iterable[Stretch], cost: Cost, host: Host, padded: bool) -> 
         ]  # costs grow evenly between them
         taken += stretch.ended - stretch.t
         predicted += stretch.steps * sum(ends) / 2 + passed * host.sigma
-    return taken / predicted if predicted else 1.0
+        count += stretch.steps
+    if not predicted:
+        return cost, host
+    if isinstance(cost, Scaled):  # of a mock model
+        return cost, replace(host, sigma=max(0.0, host.sigma + (taken - predicted) / count))
+    factor = taken / predicted
+    return Scaled(cost, factor), replace(host, sigma=host.sigma * factor)
+
+
+def extrapolates(steps: Iterable[Stretch], padded: bool, timed: Iterable[Step]) -> bool:
+    """Return whether steps are larger than all that were measured, or much smaller, in a part that matters.
+
+    Steps with prompts are compared with such steps, and others with others.
+    """
+    known: dict[bool, tuple[float, float]] = {}  # smallest and largest
+    for step in timed:
+        low, high = known.get(bool(step.prompt), (np.inf, 0))
+        known[bool(step.prompt)] = min(low, step.tokens), max(high, step.tokens)
+    strange = count = 0
+    for stretch in steps:
+        step = step_of_members(stretch.first_members(), padded)
+        low, high = known.get(bool(step.prompt), (np.inf, 0))
+        count += stretch.steps
+        strange += 0 if low / 2 <= step.tokens <= high else stretch.steps
+    return strange > MOST_STRANGE * count
 
 
 def seen_at(trace: Rows[Seen], ids: Rows[str], steps: Iterable[Stretch]) -> list[float]:
@@ -76,8 +104,8 @@ def measured(trace: Rows[Seen], ids: Rows[str], steps: Rows[Stretch]) -> dict[st
 
 def simulated(
     trace: Rows[Seen], at: Rows[float], policy: Chosen, machine: Machine, cost: Cost, host: Host
-) -> tuple[dict[str, Any], list[Stretch], int]:
-    """Return the lane of a policy that sees the requests at these times, its steps, and its largest batch.
+) -> tuple[dict[str, Any], list[Stretch]]:
+    """Return the lane of a policy that sees the requests at these times, and its steps.
 
     The figures are about the requests that the measured ones are about.
     """
@@ -93,7 +121,7 @@ def simulated(
         "policy": run.policy, "measured": False, "whole": len(run.done) == len(trace),
         **times_of(latency, int(run.tokens.sum()), run.ended - trace[0].at), **shares_of(recorded.kept),
     }  # fmt: skip
-    return lane, list(recorded.kept), max(seq.batch_max for seq in run.sequences)
+    return lane, list(recorded.kept)
 
 
 def times_of(latency: np.ndarray, tokens: int, makespan: float) -> dict[str, float]:
@@ -159,36 +187,31 @@ def draw(name: str, rate: float, count: int, seed: int, context: int) -> list[Se
 
 def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, Any]:
     """Return the lanes: of the served policy as it was (unless a workload is named) and as simulated, and of the others."""
-    trace, timed_steps = seen_in(rows)
-    ids = rows["ids"]
-    cost, host, basis = law(timed_steps, ask["sigma"], ask["cost"])
+    trace, timed = seen_in(rows)
+    machine, served = Machine(*ask["machine"]), Chosen(*ask["served"])
+    cost, host, basis = law(timed, ask["sigma"], ask["cost"])
     lanes: list[tuple[dict[str, Any], list[Stretch]]] = []
     if ask["workload"] is not None:
         trace = draw(**ask["workload"])
-        ids = [str(i) for i in range(len(trace))]
+        ids, at = [str(i) for i in range(len(trace))], [one.at for one in trace]
     else:
-        steps = [Stretch(*row) for row in rows["stretches"]]
-        lanes.append((measured(trace, ids, steps), steps))
-        if not ask["cost"]:
-            padded = policies.get_policy(ask["served"][0], ask["machine"][0], ask["served"][1]).padded
-            factor = slowdown(steps, cost, host, padded)
-            cost, host = Scaled(cost, factor), replace(host, sigma=host.sigma * factor)
-    at = seen_at(trace, ids, lanes[0][1]) if lanes else [one.at for one in trace]
-    largest = max((step.rows for step, _ in timed_steps), default=0)
-    chosen = [Chosen(*ask["served"]), *(Chosen(name, {}) for name in ask["policies"])]
-    for policy in chosen:
-        lane, steps, batch = simulated(trace, at, policy, Machine(*ask["machine"]), cost, host)
-        lane["extrapolates"] = not ask["cost"] and batch > largest
-        if all(other["policy"] != lane["policy"] for other, _ in lanes if not other["measured"]):
-            lanes.append((lane, steps))
-        if policy is chosen[0] and lanes[0][0]["measured"]:
-            lanes[0][0]["policy"] = lane["policy"]
+        ids, steps = rows["ids"], [Stretch(*row) for row in rows["stretches"]]
+        at = seen_at(trace, ids, steps)
+        policy = made(served, machine)
+        lanes.append(({"policy": policy.name, **measured(trace, ids, steps)}, steps))
+        if not ask["cost"] or mock.is_mock(ask["cost"]):
+            cost, host = adjusted(cost, host, steps, policy.padded)
+    for chosen in unlike([served, *(Chosen(name, {}) for name in ask["policies"])], machine):
+        lane, steps = simulated(trace, at, chosen, machine, cost, host)
+        padded = made(chosen, machine).padded
+        lane["extrapolates"] = not ask["cost"] and extrapolates(steps, padded, (step for step, _ in timed))
+        lanes.append((lane, steps))
     zero = trace[0].at
     end = cut((steps for _, steps in lanes), MAX_WEIGHT)
     names = {id: str(i) for i, id in enumerate(ids)}
     return {
         "served": lanes[0][0]["policy"],
-        "slots": ask["machine"][0],
+        "slots": machine.slots,
         "requests": [
             {"id": id, "t": round(one.at - zero, 6), "prompt_tokens": one.prompt, "output_tokens": one.tokens}
             for id, one in zip(ids, trace)
@@ -201,6 +224,18 @@ def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, An
         "cut_s": None if end is None else round(end - zero, 6),
         "cost": basis,
     }  # fmt: skip
+
+
+def made(chosen: Chosen, machine: Machine) -> Policy:
+    return policies.get_policy(chosen.name, machine.slots, chosen.options)
+
+
+def unlike(wanted: Iterable[Chosen], machine: Machine) -> list[Chosen]:
+    """Return the policies without those whose name an earlier one has, as when a served one is asked for as well."""
+    first: dict[str, Chosen] = {}
+    for chosen in wanted:
+        first.setdefault(made(chosen, machine).name, chosen)
+    return list(first.values())
 
 
 def _error(real: dict[str, Any], simulated: dict[str, Any]) -> dict[str, float]:

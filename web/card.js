@@ -5,14 +5,14 @@
   const EB = (root.EB = root.EB || {});
   const SAME = 0.05; // smaller differences, and those within the simulator's own error, mean nothing
   const USUAL = ["nobatch", "static", "dynamic"];
-  const GUESS = "a guess: its batches are larger than any that was measured here";
+  const GUESS = "a guess: steps of such sizes were not measured here";
   const ENOUGH = 12; // steps on the page before it offers to simulate
 
   // Verdicts about lanes, as text; they know nothing of the page.
 
   // How large a difference must be to mean something.
   function threshold(answer) {
-    return Math.max(SAME, ...Object.values(answer.error ?? {}).map(Math.abs));
+    return Math.max(SAME, answer.cost.misfit ?? 0, ...Object.values(answer.error ?? {}).map(Math.abs));
   }
 
   // A simulated lane against the served policy's own simulation: null if they cannot be told apart.
@@ -46,11 +46,11 @@
   // What the differences are measured against, and how far they can be trusted.
   function basis(answer) {
     const { cost, error, served } = answer;
-    const from = cost.steps ? `${EB.count(cost.steps)} steps of this server` : cost.from;
-    const words = [`Simulated with costs from ${from}, compared with ${served} as simulated`];
+    const from = cost.steps ? `${EB.count(cost.steps)} steps of this server, which fit within ${Math.round(100 * cost.misfit)} %` : cost.from;
+    const words = [`Simulated with costs from ${from}; compared with ${served} as simulated`];
     if (error) {
       const [mean, tail, whole] = ["latency_mean_s", "latency_p99_s", "makespan_s"].map((name) => signed(error[name]));
-      words.push(`which is ${mean} off in mean latency, ${tail} in p99 and ${whole} in time`);
+      words.push(`that is off by ${mean} in mean latency, ${tail} in p99 and ${whole} in time`);
     }
     words.push(`differences up to ${Math.round(100 * threshold(answer))} % count as not distinguishable`);
     return `${words.join("; ")}.`;
@@ -77,7 +77,7 @@
       const row = body.appendChild(EB.element("tr", lane.measured ? "measured" : ""));
       const name = row.appendChild(EB.element("th", "", lane.policy));
       name.scope = "row";
-      name.append(EB.element("small", "", ` ${EB.whatIf.nameOf(lane, answer.served)}`));
+      name.append(EB.element("small", "", ` ${EB.whatIf.nameOf(lane, answer)}`));
       for (const [, field] of FIGURES) {
         const cell = row.appendChild(EB.element("td", "", EB.seconds(lane[field])));
         const by = lane.measured || lane === base ? null : difference(lane[field], base[field], least);
@@ -185,16 +185,17 @@
     async offerPolicies() {
       const reply = await fetch("policy", { headers: this.headers({}) });
       if (!reply.ok) return;
-      const { policies } = await reply.json();
-      this.more.append(...Object.keys(policies).filter((name) => !this.boxes.has(name)).map((name) => new Option(name, name)));
+      const { policies, orders } = await reply.json();
+      const names = [...Object.keys(policies), ...Object.keys(orders).map((name) => `dynamic+${name}`)];
+      this.more.append(...names.filter((name) => !this.boxes.has(name)).map((name) => new Option(name, name)));
     }
 
     // A load that this page sent has ended.
     after(load) {
       if (load.done < 2) return;
       this.box.hidden = false;
-      this.of.value = "load";
-      this.simulate("load", load.total);
+      this.of.value = load.params?.users ? "latest" : "load"; // the load of users has no end of its own
+      this.simulate(this.of.value, load.total || undefined);
     }
 
     async simulate(of, count = 200) {

@@ -31,8 +31,9 @@
   }
 
   // What sets a lane apart from others of its policy.
-  function nameOf(lane, served) {
-    return lane.measured ? "as served" : lane.policy === served ? "the same, simulated" : "simulated";
+  function nameOf(lane, answer) {
+    if (lane.measured) return "as served";
+    return answer.error && lane.policy === answer.served ? "the same, simulated" : "simulated";
   }
 
   // The runs of an answer, as a file of recorded runs has them.
@@ -41,7 +42,7 @@
       id: request.id, t: request.t, prompt_tokens: request.prompt_tokens, max_tokens: request.output_tokens,
     }));
     return answer.lanes.map((lane) => ({
-      policy: lane.policy, name: `${lane.policy}, ${nameOf(lane, answer.served)}`, arrivals, departures: [],
+      policy: lane.policy, name: `${lane.policy}, ${nameOf(lane, answer)}`, arrivals, departures: [],
       records: steps(lane.records, answer.requests), cut: answer.cut_s,
     }));
   }
@@ -87,7 +88,7 @@
       const numbers = numbersOf(answer, live);
       this.lanes = runsOf(answer).map((run, k) => {
         const model = EB.modelOf(run, numbers);
-        const lane = new EB.Lane(this.list, nameOf(answer.lanes[k], answer.served), model, Math.min(0, run.records[0]?.t ?? 0));
+        const lane = new EB.Lane(this.list, nameOf(answer.lanes[k], answer), model, Math.min(0, run.records[0]?.t ?? 0));
         return Object.assign(lane, { cut: run.cut });
       });
       EB.levelLanes(this.lanes);

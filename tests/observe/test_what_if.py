@@ -22,6 +22,9 @@ from scheduling.stretches import Stretch, Stretches
 from serving.inference import InferenceError
 from simulate import shadow
 from simulate import what_if as simulated
+from simulate.costs import Affine
+from simulate.published import LlmMock
+from simulate.steps import decoding
 
 
 def expanded(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -135,6 +138,30 @@ def test_a_policy_that_batches_more_than_was_measured_is_named_a_guess() -> None
     one, _ = here("nobatch")
     answer = one.answer_of(["dynamic"])
     assert [lane.get("extrapolates") for lane in answer["lanes"]] == [None, False, True]
+
+
+@pytest.mark.parametrize(("rows", "guess"), [(1, True), (3, True), (4, False), (8, False), (9, True)])
+def test_steps_far_from_the_measured_sizes_are_a_guess(rows: int, guess: bool) -> None:
+    members = tuple(value for k in range(rows) for value in (str(k), k, "decode", 1, 20, 30))
+    step = Stretch(1, 0.0, 1.0, 9, "x", 0, [], [], [], (rows, 0, 0, 0, 0), 0, 0, None, members)
+    assert simulated.extrapolates([step], False, [decoding(8, 80)]) == guess
+
+
+def test_what_a_mock_model_costs_is_known_but_for_a_moment_in_each_step() -> None:
+    steps = [
+        (decoding(rows, 100 * rows, 100), LlmMock().seconds(decoding(rows, 100 * rows, 100)) / 5 + 0.001)
+        for rows in (1, 8)
+    ]
+    law, host, basis = shadow.law(steps, 0.002, "mock:llm-mock@5")
+    assert law.seconds(steps[0][0]) == pytest.approx(LlmMock().seconds(steps[0][0]) / 5)
+    assert host.sigma == pytest.approx(0.003)
+    assert basis == {"from": "mock:llm-mock@5"}
+
+
+def test_a_law_of_the_wrong_form_has_a_misfit() -> None:
+    steps = [(decoding(rows, 10 * rows), 0.01 * rows) for rows in (1, 8, 64)]
+    assert shadow.misfit(Affine(row=0.02), steps) < 1e-9  # twice as slow in all sizes
+    assert shadow.misfit(Affine(base=0.02), steps) > 0.5
 
 
 def test_a_workload_of_the_client_is_simulated_without_a_measured_lane() -> None:
