@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
+import textwrap
 
 from api.service import Engine
 from config import VERSION, Config
@@ -13,7 +15,7 @@ QUESTION = '"messages":[{"role":"user","content":"What is the capital of France?
 
 def warn(text: str) -> None:
     """Write a warning to stderr."""
-    _write(f"warning: {text}")
+    _write(_wrapped(f"warning: {text}"))
 
 
 def note(text: str) -> None:
@@ -23,7 +25,7 @@ def note(text: str) -> None:
 
 def fail(text: str) -> None:
     """Write a one-line error to stderr."""
-    _write(f"error: {text}")
+    _write(_wrapped(f"error: {text}"))
 
 
 def show(config: Config, engine: Engine, seconds: float) -> None:
@@ -48,7 +50,7 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
         ("listening", f"{config.host}:{config.port}, ready in {seconds:.1f} s"),
         *([("demo", f"open {url}/ in a browser: a load without end, captions and a guided tour")] if config.demo else []),
     ]  # fmt: skip
-    lines = [f"effective-batching {VERSION}"] + [f"  {name:<10} {value}" for name, value in rows]
+    lines = [f"effective-batching {VERSION}"] + [_wrapped(f"  {name:<10} {value}", 13) for name, value in rows]
     bearer = " -H 'Authorization: Bearer KEY'" if config.api_key else ""
     lines += ["try", *_request(engine, url, bearer), f"  curl {url}/stats{bearer}"]
     _write("\n".join(lines))
@@ -114,6 +116,14 @@ def _formats(engine: Engine) -> str:
 def _loud(text: str) -> None:
     bar = "!" * 78
     _write(f"{bar}\nwarning: {text}\n{bar}")
+
+
+def _wrapped(text: str, indent: int = 0) -> str:
+    """Return a line, broken between words where it is longer than the terminal is wide."""
+    if not sys.stderr.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _write(text: str) -> None:

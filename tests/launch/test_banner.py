@@ -49,6 +49,17 @@ def test_the_banner_names_what_is_served(capsys: pytest.CaptureFixture[str]) -> 
     assert "warning" not in text
 
 
+def test_on_a_terminal_no_word_is_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = shown(Config(policy="dynamic"), capsys, parameters=3_000_000, kv_bytes=64 << 20)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    wrapped = shown(Config(policy="dynamic"), capsys, parameters=3_000_000, kv_bytes=64 << 20)
+    assert wrapped.split() == whole.split()
+    assert (
+        max(len(line) for line in wrapped.splitlines() if "curl" not in line) <= 60 < max(map(len, whole.splitlines()))
+    )
+
+
 def test_a_model_with_a_chat_template_is_tried_with_a_chat(capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = FakeTokenizer()
     tokenizer.chat_template = lambda messages, answers: ("hi", [104, 105])
