@@ -1,8 +1,8 @@
-"""The command line of the simulator: text for people on stderr, one JSON object as the last line of stdout."""
+"""The command line of the simulator: text for people on stderr; into a pipe or file, one JSON object as the last line of
+stdout."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import warnings
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from client.console import emit_json
 from client.options import Argument, Choice, Command, read
 from scheduling.renamed import RenamedWarning
 from scheduling.scheduler import PolicyError
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         say(console, f"error: {error}")
         return 2 if isinstance(error, ValueError) else 1
-    sys.stdout.write(json.dumps(result) + "\n")
+    emit_json(result)
     return 0 if result.get("good", True) else 1
 
 

@@ -128,6 +128,12 @@ def test_several_policies_meet_the_same_arrivals(capsys: pytest.CaptureFixture[s
     assert "the same arrivals" in words
 
 
+def test_a_terminal_gets_no_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["run", "dynamic", "--num", "5"]) == 0
+    assert capsys.readouterr().out == ""
+
+
 def test_a_trace_and_options_are_taken(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0,4,3\n1,600,600\n2,5,2\n")
