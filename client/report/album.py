@@ -15,8 +15,10 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.scale import LogTransform
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from .store import Results
 
@@ -29,6 +31,7 @@ WIDTH, HEIGHT = 6.4, 3.9
 TOP, BOTTOM = 0.07, 0.04  # the shares of the height for title and caption
 LEGEND = 0.08  # the same of a legend of the whole picture, below its axes
 DPI = 150
+NARROW = 30
 MAX_ROWS = 20_000
 
 
@@ -126,6 +129,11 @@ def save(figure: Figure, folder: Path, name: str, rows: list[list[Any]]) -> None
         csv.writer(file, lineterminator="\n").writerows(rows[:MAX_ROWS])
 
 
+def decimal(axis: Axis) -> bool:
+    transform = axis.get_transform()
+    return isinstance(transform, LogTransform) and transform.base == 10
+
+
 def finish(axes: Axes, x: str, y: str, legend: bool = True, zero: bool = True) -> None:
     """Label the axes, with units, and add grid and legend."""
     axes.set_xlabel(x)
@@ -134,6 +142,9 @@ def finish(axes: Axes, x: str, y: str, legend: bool = True, zero: bool = True) -
     axes.spines[["top", "right"]].set_visible(False)
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log":
+            low, high = axis.get_view_interval()
+            if high < NARROW * low and decimal(axis):  # else there would be one label, or none
+                axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.set_major_formatter("{x:g}")
             axis.set_minor_formatter(NullFormatter())
     if zero:

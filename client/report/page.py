@@ -94,7 +94,7 @@ def warned(results: store.Results) -> str:
         return ""
     line = f"1 warning: {warnings[0]}"
     if len(warnings) > 1:
-        line = f"{len(warnings)} warnings: " + "; ".join(dict.fromkeys(w.partition(":")[0] for w in warnings))
+        line = f"{len(warnings)} warnings: " + "; ".join(dict.fromkeys(w.partition(": ")[0] for w in warnings))
     rows = "".join(f"<li>{text(w)}</li>" for w in warnings)
     return f'<details class="warnings"><summary>{text(line)}</summary><ul>{rows}</ul></details>'
 

@@ -45,7 +45,7 @@ def latency_over_tokens(album: Album, load: str) -> None:
 def latency_cdf(album: Album) -> None:
     """Draw the share of requests answered within a time, for each load side by side: Anyscale's plot."""
     loads = [load for load in album.results.loads if album.policies(load)]
-    if len(loads) > 3:
+    if len(loads) > 2:
         loads = [loads[0], loads[-1]]
     if not loads:
         return
@@ -201,6 +201,7 @@ def waste(album: Album) -> None:
                 rows.append([whole, name, *(s.get(k, 0) / all if k in kinds else "" for k in COLORS)])
             axes.xaxis.set_major_formatter("{x:g} %")
             axes.set_xlim(0, 100)
+            axes.set_xticks([0, 50, 100])
             axes.spines[["top", "right"]].set_visible(False)
         grid[0].set_yticks(range(len(spent)), [name for name, _ in spent], fontsize=8 if len(spent) < 13 else 5)
         grid[0].invert_yaxis()  # of both, which share it

@@ -12,10 +12,10 @@ Pairs = list[tuple[float, float]]
 
 
 def ttft_over_prompt(album: Album, load: str) -> None:
-    """Draw time to first token over the length of the prompt; only if both are known."""
+    """Draw time to first token over the length of the prompt; only if both are known and the prompts differ."""
     points = {p: album.results.pairs(p, load, "prompt_tokens", "ttft_s") for p in album.results.policies}
     points = {policy: pairs for policy, pairs in points.items() if pairs}
-    if not points:
+    if len({length for pairs in points.values() for length, _ in pairs}) < 2:
         return
     name, title = f"ttft-over-prompt.{slug(load)}", f"Time to first token over the prompt's length, {load}"
     count = sum(map(len, points.values()))

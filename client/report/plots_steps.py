@@ -51,12 +51,13 @@ def slots(album: Album, load: str) -> None:
     """Draw the Gantt chart of each policy: rows are slots, columns steps, colors requests, pale if a slot is held."""
     numbers = {r["id"]: int(r["index"]) for r in album.results.requests if r["load"] == load and r.get("id")}
     for policy in album.results.policies:
-        steps = busiest(album.results.iterations(policy, load))
+        recorded = album.results.iterations(policy, load)
+        steps = busiest(recorded)
         if not steps:
             continue
         name, title = f"slots.{slug(policy)}.{slug(load)}", f"Slots of {policy}, {load}"
         columns = ["step", "slot", "request", "phase"]
-        says = sentences.slots(steps)
+        says = sentences.slots(steps, len(recorded))
         with album.draw(name, title, len(steps), columns, unit="steps", says=says) as ((axes,), rows):
             image = picture(steps, rows, numbers)
             extent = (steps[0]["n"] - 0.5, steps[-1]["n"] + 0.5, len(image) - 0.5, -0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from . import sentences
@@ -14,25 +15,29 @@ AXES = {
     "variance": "standard deviation of the output lengths (tokens)",
     "cache": "memory for KV pages (MiB)",
 }
-UNITS = {"throughput": "tokens/s", "e2el": "s", "ttft": "s", "hits": "% of the prompt tokens"}
+TEXTS: dict[str, Callable[[float], str]] = {
+    "output tokens/s": "{:,.0f} tokens/s".format, "latency (s)": sentences.seconds, "TTFT (s)": sentences.seconds,
+    "prompt tokens (%)": "{:.0f}%".format,
+}  # fmt: skip
 
 
 def curves(album: Album) -> None:
     """Draw throughput, p50 and p99 over the swept values; saturation is marked."""
     sweep = album.results.summary["sweep"]
     axis = AXES[sweep["over"]]
-    figures = [("throughput", "output_throughput", "output tokens/s", 1.0),
-               ("e2el", "e2el_ms", "latency (s)", 0.001), ("ttft", "ttft_ms", "TTFT (s)", 0.001),
-               ("hits", "hit_tokens", "prompt tokens from the cache (%)", 100.0)]  # fmt: skip
-    for name, key, label, scale in figures:
+    figures = [("throughput", "output_throughput", "Throughput", "output tokens/s", 1.0),
+               ("e2el", "e2el_ms", "Latency", "latency (s)", 0.001),
+               ("ttft", "ttft_ms", "Time to first token", "TTFT (s)", 0.001),
+               ("hits", "hit_tokens", "Prompt tokens from the cache", "prompt tokens (%)", 100.0)]  # fmt: skip
+    for name, key, measure, label, scale in figures:
         keys = [key] if not key.endswith("_ms") else [f"p50_{key}", f"p99_{key}"]
         points = {p: series(album, p, keys) for p in album.results.policies}
         points = {p: rows for p, rows in points.items() if rows}
         if not points:
             continue
         count = sum(r["num_prompts"] for r in album.results.runs)
-        title = f"{label.capitalize()} over {axis}"
-        says = sentences.at_the_end(points, axis, UNITS[name], scale)
+        title = f"{measure} over {axis}"
+        says = sentences.at_the_end(points, axis, TEXTS[label], scale)
         with album.draw(f"sweep-{name}", title, count, ["policy", sweep["over"], *keys], says=says) as ((axes,), rows):
             for policy, line in points.items():
                 look = album.look(policy)
@@ -49,7 +54,7 @@ def curves(album: Album) -> None:
                 axes.set_xscale("log", base=2)
             if len(keys) > 1:
                 axes.set_yscale("log")
-            finish(axes, axis + "; dotted: saturated", label, zero=len(keys) == 1)
+            finish(axes, axis + ("; dotted: saturated" if sweep.get("saturation") else ""), label, zero=len(keys) == 1)
 
 
 def series(album: Album, policy: str, keys: list[str]) -> list[tuple[float, ...]]:

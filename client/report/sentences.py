@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,13 +125,14 @@ def over_time(name: str, values: Mapping[str, Sequence[float]]) -> str:
     return f"A step had {each(means)} requests on average, held ones included."
 
 
-def slots(steps: Sequence[Mapping[str, Any]]) -> str:
-    """Say how many slots were in use, and how many of them were held for finished requests."""
+def slots(steps: Sequence[Mapping[str, Any]], recorded: int) -> str:
+    """Say how many slots were in use in these of the recorded steps, and how many were held for finished requests."""
     phases = [member["phase"] for step in steps for member in step["members"]]
     used = sum(phase != "idle" for phase in phases)
     held = phases.count("held")
     count = max((round(sum((step.get("slot_steps") or {}).values())) for step in steps), default=0)
-    text = f"On average {used / len(steps):.1f}{f' of {count}' if count else ''} slots are in use"
+    when = "On average" if len(steps) == recorded else f"In the {len(steps):,} busiest of {recorded:,} steps on average"
+    text = f"{when} {used / len(steps):.1f}{f' of {count}' if count else ''} slots are in use"
     if not held:
         return f"{text}, and no request keeps its slot after its last token."
     return f"{text}, {held / used:.0%} of them (pale) held for requests that had finished."
@@ -164,13 +165,16 @@ def reached(points: Mapping[str, Sequence[tuple[float, ...]]]) -> str:
     return f"{joined(parts)}." if parts else ""
 
 
-def at_the_end(points: Mapping[str, Sequence[tuple[float, ...]]], axis: str, unit: str, scale: float) -> str:
+def at_the_end(
+    points: Mapping[str, Sequence[tuple[float, ...]]], axis: str, text: Callable[[float], str], scale: float
+) -> str:
     """Say each policy's figures at the highest swept value that all of them have."""
     common = set.intersection(*({row[0] for row in rows} for rows in points.values()))
     if not common:
         return ""
     last = max(common)
     rows = {policy: next(row for row in rows if row[0] == last) for policy, rows in points.items()}
-    parts = {policy: " to ".join(f"{scale * value:,.3g}" for value in row[1:]) for policy, row in rows.items()}
-    kind = ", from p50 to p99" if any(len(row) > 2 for row in rows.values()) else ""
-    return f"At {last:g} {axis}: {each(parts)} {unit}{kind}."
+    parts = {policy: " and ".join(text(scale * value) for value in row[1:]) for policy, row in rows.items()}
+    kind = " at p50 and p99" if any(len(row) > 2 for row in rows.values()) else ""
+    listed = "; ".join(f"{policy} {values}" for policy, values in parts.items())
+    return f"At {last:g} {axis.partition(' (')[0]}{kind}: {listed}."

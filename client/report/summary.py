@@ -171,9 +171,12 @@ def under(load: str) -> str:
     kind, _, value = load.partition(":")
     if kind == "burst":
         return "in the burst"
-    if kind == "poisson":
+    if kind in ("poisson", "rate"):
         return f"at {value} request{'' if value == '1' else 's'} per second"
-    return f"under {load}"
+    unit = {"closed": "user", "users": "user", "batch": "slot"}.get(kind)
+    if unit and ":" not in value:
+        return f"with {value} {unit}{'' if value == '1' else 's'}"
+    return f"with {value} MiB of KV pages" if kind == "cache" else f"under {load}"
 
 
 SAME = 0.05  # single runs that differ by less are not told apart
@@ -266,5 +269,5 @@ def _peaks(results: Results) -> str:
         reached = [run for run in results.runs if run["policy"] == policy and run["completed"]]
         if reached:
             top = max(reached, key=lambda run: run["output_throughput"] or 0.0)
-            most.append(f"{policy} {shown(top['output_throughput'], 0)} tokens/s at {top['load']}")
+            most.append(f"{policy} {shown(top['output_throughput'], 0)} tokens/s {under(top['load'])}")
     return f"Highest throughput: {', '.join(most)}." if most else "Nothing was completed."
