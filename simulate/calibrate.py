@@ -7,6 +7,7 @@ on points that are left out of it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -237,8 +238,10 @@ def shown(measure: Measure, console: Console) -> Measure:
     """Return the same function, which also shows how many steps are timed."""
 
     def watched(points: Rows[Point]) -> Iterator[float]:
+        steps = iter(measure(points))
+        first = [*itertools.islice(steps, 1)]  # an engine that cannot start ends without progress
         with counted(console, len(points), "steps timed") as progress:
-            for number, seconds in enumerate(measure(points), 1):
+            for number, seconds in enumerate(itertools.chain(first, steps), 1):
                 progress(number)
                 yield seconds
 
