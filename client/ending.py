@@ -68,4 +68,4 @@ def draw_page(folder: Path, console: Console) -> None:
             f"client/requirements.txt) and run python -m client.report {folder}",
         )
         return
-    page.write(folder)
+    say(console, f"the report is {page.write(folder)}; open it in a browser")

@@ -134,6 +134,16 @@ def test_a_flag_names_the_model_before_the_variable_before_the_file(
     assert installed(set_up(folder, "requirements.txt", *arguments, EB_MODEL=variable)[2]) == [expected]
 
 
+def test_a_client_alone_installs_little_and_nothing_beside_a_server(folder: Path) -> None:
+    file = "client/requirements.txt"
+    assert installed(set_up(folder, file, **NO_CUDA)[2]) == [file]
+    assert set_up(folder, file) == (0, "", [])
+    assert installed(set_up(folder, "requirements.txt")[2]) == ["requirements.txt"]
+    shutil.rmtree(folder / ".venv")
+    set_up(folder, "requirements.txt")
+    assert set_up(folder, file) == (0, "", [])
+
+
 def lines_of(name: str) -> set[str]:
     return {line for line in (ROOT / name).read_text().splitlines() if line and line[0] != "#"}
 
