@@ -53,6 +53,7 @@
       words.push(`that is off by ${mean} in mean latency, ${tail} in p99 and ${whole} in time`);
     }
     words.push(`differences up to ${Math.round(100 * threshold(answer))} % count as not distinguishable`);
+    words.push("requests arrive when they did");
     return `${words.join("; ")}.`;
   }
 

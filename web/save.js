@@ -180,6 +180,7 @@
     };
     const about = { "Recording": "steps of all lanes, which /race reads", "Page to share": "one file that opens without a server",
       "Trace": "the first lane, for ui.perfetto.dev", "Picture": "the lanes, or else the live picture, with a caption" };
+    card.tools.append(EB.element("span", "sub", "Save:"));
     for (const [name, [ending, make]] of Object.entries(ways)) {
       const button = card.button(name, async () => {
         try {

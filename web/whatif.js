@@ -25,7 +25,8 @@
       t: record.t + k * record.seconds,
       members: record.members.map((member) => ({ ...member, id: id(member.id), computed: member.computed + k * member.tokens })),
       joined: k ? [] : record.joined.map(id),
-      left: k < repeat - 1 ? [] : record.left.map((gone) => ({ ...gone, id: id(gone.id) })),
+      // Requests from before are drawn while they run, but they are not among those that are counted.
+      left: k < repeat - 1 ? [] : record.left.filter((gone) => requests[gone.id]).map((gone) => ({ ...gone, id: id(gone.id) })),
       ...(record.displaced ? { displaced: k ? [] : record.displaced.map(id) } : {}),
     })));
   }
@@ -92,7 +93,10 @@
         return Object.assign(lane, { cut: run.cut });
       });
       EB.levelLanes(this.lanes);
-      for (const lane of this.lanes) lane.prepare();
+      for (const lane of this.lanes) {
+        lane.prepare();
+        lane.total = answer.requests.length;
+      }
       this.length = Math.max(0.01, ...this.lanes.map((lane) => lane.seconds));
       this.seek.max = String(this.length);
       this.drawn = null;
