@@ -28,6 +28,12 @@ MAX_INLINE = 400_000  # characters; a larger picture is embedded as PNG
 BY = {"rate": "rate", "users": "number of users", "batch": "number of slots", "variance": "spread of the output lengths",
       "cache": "size of the cache"}  # fmt: skip
 
+TERMS = (
+    "E2E: from the intended send time to the last token. TTFT: to the first token. ITL: between two tokens. "
+    "Batch fill: the share of the slots that had a row. Wasted rows: the share of the rows computed without a new token. "
+    "s per requested token, and r: the line that fits latency over requested tokens best."
+)
+
 
 def write(folder: Path) -> Path:
     """Write the plots and the page of a comparison; return the page's path."""
@@ -45,7 +51,7 @@ def page(results: store.Results, pictures: list[Picture]) -> str:
     note = summary.note(results)
     sections = {
         "results": ("Results", "".join(table(album, *each) for each in summary.tables(results))
-                    + (f'<p class="note">{text(note)}</p>' if note else "")),
+                    + f'<p class="note">{text(" ".join([TERMS, note] if results.runs else [note]))}</p>'),
         "plots": ("Plots", grid(results, first) + folded(results, more)),
         "race": ("Race", race.embed(results)),
         "method": ("Method", method(results)),
@@ -94,7 +100,7 @@ def warned(results: store.Results) -> str:
         return ""
     line = f"1 warning: {warnings[0]}"
     if len(warnings) > 1:
-        line = f"{len(warnings)} warnings: " + "; ".join(dict.fromkeys(w.partition(": ")[0] for w in warnings))
+        line = f"{len(warnings)} warnings, such as: {warnings[0]}"
     rows = "".join(f"<li>{text(w)}</li>" for w in warnings)
     return f'<details class="warnings"><summary>{text(line)}</summary><ul>{rows}</ul></details>'
 
