@@ -11,7 +11,7 @@
   const BUSY = 40; // steps a second, from which a caption sums up instead of picking one step
   const QUIET = 12; // seconds between two announcements to a screen reader
 
-  const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+  const plural = (count, word) => `${EB.count(count)} ${word}${count === 1 ? "" : "s"}`;
   const ordinal = (n) => {
     const tens = n % 100 >= 11 && n % 100 <= 13;
     return `${n}${tens ? "th" : { 1: "st", 2: "nd", 3: "rd" }[n % 10] || "th"}`;
@@ -179,9 +179,9 @@
     const { now, before } = scene;
     return scene.taken.map((slot) => {
       const request = scene.request(slot);
-      if (now.kind(slot) !== KIND.PREFILL || !request || request.prompt === null || request.preempted) return null;
-      const had = now.has(slot, JOINED) ? request.hit : before?.who[slot] === now.who[slot] ? before.done[slot] : null;
-      if (had === null || (now.done[slot] >= request.prompt && had <= request.hit)) return null;
+      if (now.kind(slot) !== KIND.PREFILL || !request || request.prompt === null || request.preempted || request.hit) return null;
+      const had = now.has(slot, JOINED) ? 0 : before?.who[slot] === now.who[slot] ? before.done[slot] : null;
+      if (had === null || (now.done[slot] >= request.prompt && !had)) return null;
       const others = scene.decoding.length ? `; ${plural(scene.decoding.length, "other")} got a token meanwhile` : "";
       const what = now.done[slot] < request.prompt ? `reads its prompt in chunks: ${now.done[slot]} of ${request.prompt} tokens so far`
         : `has read its prompt of ${request.prompt} tokens in chunks`;
@@ -272,7 +272,7 @@
     const seconds = columns[columns.length - 1].end - columns[0].t;
     const rows = (cells.prefill + cells.decode + cells.held) / columns.length;
     const most = Math.max(...columns.map((column) => column.queue));
-    const parts = [`${cells.joined} joined`, `${cells.left} left`, `up to ${most} waited`, `batch of ${rows.toFixed(1)} on average`];
+    const parts = [`${EB.count(cells.joined)} joined`, `${EB.count(cells.left)} left`, `up to ${EB.count(most)} waited`, `batch of ${rows.toFixed(1)} on average`];
     if (cells.held) parts.push(`${Math.round((100 * cells.held) / (cells.prefill + cells.decode + cells.held))} % of rows held`);
     return {
       n: columns[columns.length - 1].n, kind: "summary", weight: 1, slots: [],

@@ -5,7 +5,6 @@
   const EB = (root.EB = root.EB || {});
   const SPAN = 10; // seconds that are measured
   const LEAST = 2; // seconds before a figure is shown
-  const CHUNK = 64;
 
   const seconds = (value) => EB.seconds(value);
   const percent = (share) => (share === null ? "–" : EB.percent(share));
@@ -17,7 +16,7 @@
     ["first token, hit", (m) => seconds(m.firstHit)], ["first token, no hit", (m) => seconds(m.firstMiss)]];
   const WAITS = [["quiet waits", (m) => seconds(m.waits.quiet)], ["loud waits", (m) => seconds(m.waits.loud)]];
 
-  // load(slots) is the body of POST /load; `versus` is what the stop can be compared with.
+  // load(slots) is the body of POST /load, options(slots) those of the policy; `versus` is what a stop can be compared with.
   const STOPS = [
     {
       title: "One at a time", policy: "nobatch", load: plain, figures: PACE,
@@ -38,14 +37,14 @@
         + "who joins and leaves has changed.",
     },
     {
-      title: "Long prompts, in chunks", policy: "chunked", options: { max_batched_tokens: CHUNK }, load: long, figures: STEPS,
+      title: "Long prompts, in chunks", policy: "chunked", options: chunks, load: long, figures: STEPS,
       versus: { label: "Without chunks", policy: "dynamic" },
       text: "Before its first token, a request must read its prompt. If a long prompt is read in one step, that step is long, "
-        + `and every other request waits for its next token. In chunks, a step computes at most ${CHUNK} tokens: the dark cells of `
-        + "one prompt stretch over several short steps, and the others get a token in each of them.",
+        + "and every other request waits for its next token. In chunks, a step computes only a few dozen prompt tokens: the dark "
+        + "cells of one prompt stretch over several short steps, and the others get a token in each of them.",
     },
     {
-      title: "Shared prefixes", policy: "chunked", options: { max_batched_tokens: CHUNK }, load: shared, figures: HITS,
+      title: "Shared prefixes", policy: "chunked", options: chunks, load: shared, figures: HITS,
       text: "Three of four prompts begin with the same long text, as instructions to a chat bot would. Its keys and values are "
         + "computed once and kept. A request that begins the same takes them from the cache (◇), skips that part of its "
         + "prompt, and writes its first token sooner. One in four has a beginning of its own, and reads all of it: the long dark rows.",
@@ -59,6 +58,11 @@
         + "less goes first (vtc), so the quiet one, lit up in the picture, hardly waits.",
     },
   ];
+
+  // A token for each slot, and 56 for prompts.
+  function chunks(slots) {
+    return { max_batched_tokens: slots + 56 };
+  }
 
   function plain(slots) {
     return { users: capped(2 * slots), pause: 0.4, min_tokens: 8, max_tokens: 48, seed: 1 };
@@ -197,6 +201,7 @@
         this.before = { policy: known.policy, options: known.options, load: load?.active && load.params?.users ? load.params : null };
         this.results.clear();
         this.build();
+        document.body.classList.add("touring"); // the tour and the picture have the page for themselves
         await this.go(0);
       });
     }
@@ -239,7 +244,7 @@
       this.compare.hidden = !stop.versus;
       EB.put(this.compare, stop.versus?.label ?? "");
       this.compare.setAttribute("aria-pressed", String(other));
-      await EB.switchPolicy(this.headers, this.policy, (other ? stop.versus : stop).options);
+      await EB.switchPolicy(this.headers, this.policy, (other ? stop.versus : stop).options?.(this.slots()));
       const load = JSON.stringify({ ...stop.load(this.slots()), replace: true });
       if (load !== this.load) await this.send(load);
       this.from = (this.live.last?.n ?? 0) + 1;
@@ -317,6 +322,7 @@
       this.at = -1;
       this.load = null;
       this.box.hidden = true;
+      document.body.classList.remove("touring");
       this.opener.setAttribute("aria-expanded", "false");
     }
 
