@@ -84,6 +84,8 @@ class WhatIf:
         recording = self._server.recording
         requests = recording.arrived() if span is None else recording.arrived(*span)
         requests = latest(requests, count) if span is None else requests[:count]
+        if recording.policy != self._server.manager.policy_name:  # it was switched, and has not made a step yet
+            requests = []
         answered, steps = sum(one.latency is not None for one in requests), len(recording.steps())
         if answered < FEWEST_REQUESTS or steps < FEWEST_STEPS:
             raise InferenceError(

@@ -182,6 +182,14 @@ def test_too_little_to_simulate_names_the_remedy() -> None:
     assert caught.value.kind == "not_found_error"
 
 
+def test_what_another_policy_served_is_not_told_of_the_one_it_was_switched_to() -> None:
+    recording, _, server = recorded("static")
+    one = Here(Server(server, recording), 1024)
+    server.policy_name = "dynamic"
+    with pytest.raises(InferenceError, match="0 finished requests of this policy"):
+        one.answer(["nobatch"], 200)
+
+
 def one_at(at: float, alone: bool) -> Served:
     return Served("", at, 1, 1, 0.1, "", 0, None, False, alone, [])
 

@@ -94,7 +94,7 @@ def order(trace: dict[str, Any]) -> list[str]:
 
 
 def test_the_latest_requests_are_simulated_under_any_policy(tab: Tab) -> None:
-    page = send_load(tab, 12)
+    page = send_load(tab, 6)
     page.focus("#card select")
     tab.until("document.querySelector('#card select').options.length > 5")
     page.select_option("#card select >> nth=0", "chunked")
@@ -102,7 +102,7 @@ def test_the_latest_requests_are_simulated_under_any_policy(tab: Tab) -> None:
     page.select_option("#card select >> nth=1", "latest")
     page.click("#card form button")
     tab.until("EB.page.card.answer.lanes.some((lane) => lane.policy === 'chunked')", 60)
-    assert page.text_content("#card dd") == "12"
+    assert page.text_content("#card dd") == "6"
     assert "nobatch" not in page.locator("#card tbody th").all_text_contents()
     assert str(page.text_content("#card h2")).startswith("The latest requests: ")
     assert tab.complaints == []
