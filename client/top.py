@@ -201,7 +201,7 @@ def screen(watched: Watched, url: str, width: int, height: int) -> Group:
     cells = [
         ("running", f"{figures['running']} of {state.get('slots', '?')}"),
         ("waiting", str(figures["waiting"])),
-        ("tokens/s", f"{figures['tokens/s']:.0f}"),
+        ("tokens/s", f"{figures['tokens/s']:,.0f}"),
         ("step time", seconds(figures["step"])),
         ("batch fill", "-" if figures["fill"] is None else f"{figures['fill']:.0%}"),
         ("wasted rows", "-" if figures["wasted"] is None else f"{figures['wasted']:.0%}"),
@@ -272,7 +272,7 @@ def _lines(watched: Watched, end: float) -> None:
         figures = watched.figures(time.monotonic() + watched.offset)
         print(
             watched.problem or f"{figures['running']} running, {figures['waiting']} waiting, "
-            f"{figures['tokens/s']:.0f} tokens/s, {figures['steps']} steps", flush=True,
+            f"{figures['tokens/s']:,.0f} tokens/s, {figures['steps']} steps", flush=True,
         )  # fmt: skip
 
 

@@ -30,7 +30,10 @@ class Group(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         make = self._makers.get(cmd_name)
-        return make() if make else None
+        try:
+            return make() if make else None
+        except ImportError:  # what it needs is not installed before its first use
+            return None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(name) for name in self._makers if name.startswith(incomplete)]

@@ -32,8 +32,8 @@ HALF = r"done 1\d\d"
 INTRO = """# On a terminal
 
 What the commands show on a terminal, as `python tools/terminal.py` recorded it on {date}
-({machine}, which other programs used, too). Into a pipe they write no color and no bar, progress is
-a line every five seconds, and the result is JSON.
+({machine}, which other programs used, too).
+Into a pipe they write no color and no bar, progress is a line every five seconds, and the result is JSON.
 """
 
 
