@@ -275,7 +275,7 @@ def self_test(attention: Attention, dtype: torch.dtype, kv_dtype: torch.dtype) -
             shape = (6, KV, P, memory.kv_row_size(D, kv_dtype))
             keys, values = (stale(shape, kv_dtype) for _ in range(2))
             results.append([implementation(qkv, keys, values, step, D**-0.5).float() for step, qkv in steps])
-        tolerance = 0.03 if dtype == torch.bfloat16 else 1e-4
+        tolerance = 0.03 if dtype == torch.bfloat16 else 1e-3 if kv_dtype == torch.int8 else 1e-4
         for outputs, expected in zip(*results):
             error = (outputs - expected).abs().max().item()
             if not error < tolerance:  # NaN fails too

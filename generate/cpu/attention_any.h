@@ -3,7 +3,6 @@
 #include <math.h>
 
 #include "attention_call.h"
-#include "attention_int8.h"
 
 // 2^x for x <= 0, relative error below 2e-7; NaN stays NaN. Below 2^-126 it is 2^-126, which no sum sees.
 INLINE float exp2_of(float x) {
@@ -62,7 +61,6 @@ INLINE void score(const float *q, const char *const *key, const char *const *ahe
   }
   UNROLL for (int i = 0; i < nq; i++) {
     UNROLL for (int j = 0; j < nk * PARTS; j++) {
-      if (format == KV_INT8) acc[i][j] *= load(key[j / PARTS] + D * BLOCK, j % PARTS * LANES, KV_F32);
       memcpy(scores + i * stride + j * LANES, &acc[i][j], sizeof(vec));
     }
   }
@@ -105,7 +103,7 @@ APART void weigh_rest(const Call *c, const int32_t *row, int h, const float *w, 
       const char *value = block_at(c, c->values, row, h, b);
       for (int t = 0; t < BLOCK && b * BLOCK + t < n; t++) {
         float v = load1(value, (long)t * c->D + d, format);
-        UNROLL for (int i = 0; i < nq; i++) acc[i] = fused(v, w[i * c->stride + b * BLOCK + t], acc[i]);
+        UNROLL for (int i = 0; i < nq; i++) acc[i] = fused_one(v, w[i * c->stride + b * BLOCK + t], acc[i]);
       }
     }
     for (int i = 0; i < nq; i++) o[i * MAX_HEAD_SIZE + d] = acc[i];
@@ -140,13 +138,13 @@ INLINE void append(const Call *c, const int32_t *row, int h, int first, int posi
 // prefetched.
 INLINE void attend(const Call *c, const Queries *t, float *scores, int format, int nq, int stream) {
   const int32_t *row = t->pages;
-  int D = c->D, h = t->head, n = t->keys, blocks = (n + BLOCK - 1) / BLOCK, half = format == KV_INT8 ? c->half : format;
+  int D = c->D, h = t->head, n = t->keys, blocks = (n + BLOCK - 1) / BLOCK;
   int nk = nq < QUERIES ? AHEAD / PARTS : GROUP;
   if (nk < 1) nk = 1;
   float q[MAX_HEAD_SIZE * QUERIES] __attribute__((aligned(64)));
   for (int i = 0; i < nq; i++) {
     const char *from = query_values(c, t->at[i]);
-    for (int d = 0; d < D; d++) q[d * nq + i] = load1(from, d, half);
+    for (int d = 0; d < D; d++) q[d * nq + i] = load1(from, d, format);
   }
   for (int b = 0; b < blocks; b += nk) {
     const char *key[AHEAD], *ahead[AHEAD];
@@ -157,10 +155,8 @@ INLINE void attend(const Call *c, const Queries *t, float *scores, int format, i
     score(q, key, stream ? ahead : 0, scores + b * BLOCK, c->stride, D, format, nq, nk);
   }
   float sums[QUERIES], o[HALF * MAX_HEAD_SIZE];
-  for (int i = 0; i < t->count; i++) {
+  for (int i = 0; i < t->count; i++)
     sums[i] = softmax(scores + i * c->stride, t->at[i].position + 1, blocks * BLOCK, c->scale);
-    if (format == KV_INT8) scale_weights(c, row, h, scores + i * c->stride, n);
-  }
   for (int i0 = 0; i0 < t->count; i0 += HALF) {
     weigh(c, row, h, scores + i0 * c->stride, n, o, format, nq < HALF ? nq : HALF, stream);
     for (int i = i0; i < t->count && i < i0 + HALF; i++) {
@@ -168,7 +164,7 @@ INLINE void attend(const Call *c, const Queries *t, float *scores, int format, i
       const float *from = o + (i - i0) * MAX_HEAD_SIZE;
       char *to = output_of(c, t->at[i]);
       for (int d = 0; d < D; d++) {
-        if (half) ((uint16_t *)to)[d] = narrow(from[d] * inverse);
+        if (format == KV_BF16) ((uint16_t *)to)[d] = narrow(from[d] * inverse);
         else ((float *)to)[d] = from[d] * inverse;
       }
     }

@@ -4,31 +4,18 @@
 #include <string.h>
 
 #include "kernels.h"
-#ifdef __AVX2__
-#include <immintrin.h>
-#endif
+#include "vectors.h"
 
-#define INLINE static inline __attribute__((always_inline))
-#define APART static __attribute__((noinline))  // what all variants share, compiled once: copies take seconds to compile
-#ifdef __clang__
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
-
-// A vector as wide as the machine's registers; a group of queries and of blocks that fits its registers.
-#if defined(__AVX512F__)
-#define LANES 16
+// A group of queries and of blocks that fits the machine's registers.
+#if LANES == 16
 #define QUERIES 8  // that share each load of a key
 #define GROUP 2    // blocks of keys scored together for QUERIES queries
 #define COLUMNS 4  // vectors of a value row weighed together for HALF queries
-#elif defined(__AVX__)
-#define LANES 8
+#elif LANES == 8
 #define QUERIES 4
 #define GROUP 1
 #define COLUMNS 2
 #else
-#define LANES 4
 #define QUERIES 4
 #define GROUP 1
 #define COLUMNS 4
@@ -40,13 +27,6 @@
 #define HALF 4               // queries weighed together: their sums fill the registers
 #define AHEAD 4              // blocks scored together for few queries
 #define FAR 4                // blocks that are prefetched ahead of their use by the queries of one token
-
-typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
-typedef int16_t svec __attribute__((vector_size(2 * LANES)));
-typedef int8_t bvec __attribute__((vector_size(LANES)));
-typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
-typedef uint16_t hvec __attribute__((vector_size(2 * LANES)));
 
 // The format of keys and values in the pools. KV_INT8 has a float32 scale for each token: 16 tokens are 16 * D numbers
 // and then 16 scales, so a pool's rows have D + SCALE_BYTES bytes.
@@ -60,6 +40,7 @@ typedef struct {
   const int32_t *cu_seqlens, *context_lens, *block_tables;
   int n, M, H, KV, D, P, max_pages, pages;
   float scale;
+  uint64_t per_page, inverse;  // blocks of a page, and 2^32 over that, rounded up, since divisions take long
   int shared;                // query heads that see one head of keys: H / KV
   long block, tile, stride;  // bytes of 16 keys, bytes of a (page, head), floats of a row of scores
   int half;                  // qkv and out are bfloat16, else float32
@@ -99,8 +80,8 @@ INLINE const char *new_key(const Call *c, long row, int h) {
 
 // 16 keys or values of a sequence: block number `b` of head `h`, where `row` is the sequence's page table.
 INLINE char *block_at(const Call *c, char *pool, const int32_t *row, int h, int b) {
-  unsigned per_page = (unsigned)c->P / BLOCK, page = (unsigned)b / per_page, rest = (unsigned)b % per_page;
-  return pool + ((long)row[page] * c->KV + h) * c->tile + rest * c->block;
+  uint64_t page = (uint64_t)b * c->inverse >> 32, rest = (uint64_t)b - page * c->per_page;
+  return pool + ((long)row[page] * c->KV + h) * c->tile + (long)rest * c->block;
 }
 
 // What a decode row reads next: its key blocks, then its value blocks, then the next head's keys.
@@ -130,38 +111,12 @@ INLINE float *scales_at(const Call *c, const char *block) { return (float *)(blo
 
 // a * b + c, rounded once where vectors do that too: left to itself the compiler fuses some scalar loops and not
 // others.
-INLINE float fused(float a, float b, float c) {
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-  return __builtin_fmaf(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
+INLINE float fused_one(float a, float b, float c) { return HAS_FMA ? __builtin_fmaf(a, b, c) : a * b + c; }
 
 INLINE float load1(const char *p, long i, int format) {
-  if (format == KV_INT8) return ((const int8_t *)p)[i];
-  if (format == KV_BF16) return widen(((const uint16_t *)p)[i]);
-  return ((const float *)p)[i];
+  return format == KV_BF16 ? widen(((const uint16_t *)p)[i]) : ((const float *)p)[i];
 }
 
 INLINE vec load(const char *p, long i, int format) {
-  if (format == KV_INT8) {
-    bvec b;
-    memcpy(&b, p + i, sizeof b);
-#if defined(__AVX512F__)  // gcc widens bytes in many small steps
-    return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)b));
-#elif defined(__AVX2__)
-    return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + i))));
-#else
-    return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(b, svec), ivec), vec);
-#endif
-  }
-  if (format == KV_BF16) {
-    hvec h;
-    memcpy(&h, p + 2 * i, sizeof h);
-    return (vec)(__builtin_convertvector(h, uvec) << 16);
-  }
-  vec v;
-  memcpy(&v, p + 4 * i, sizeof v);
-  return v;
+  return format == KV_BF16 ? load_bf16((const bf16 *)p + i, LANES) : load_floats((const float *)p + i, LANES);
 }

@@ -1,48 +1,251 @@
-// Keys and values as 8-bit numbers with a scale for each token and head of keys: a part of paged_attention.c.
+// Attention to keys and values of 8 bits, with a scale for each token and head of keys: a part of paged_attention.c.
 //
-// A block of 16 tokens is 16 * D bytes in the order of attention_any.h and then its 16 scales, so that what moves a
-// page moves its scales. Keys are multiplied as they are and a score by its key's scale; a weight is multiplied by its
-// value's scale. Every sum is float32 in the order of the other formats.
+// A block of 16 tokens is 16 * D bytes and then its 16 scales, so that what moves a page moves its scales. An
+// instruction adds four products of bytes, so four dimensions of a key lie side by side, and four tokens of a value's
+// column; BYTE_OFFSET is added to each number:
+//   keys    [D/4][16][4], and behind it what is left of D, [D%4][16]
+//   values  [4][D][4]
+//
+// A query is rounded to 15 bits, and so are its weights times the scales of their values: both have a scale for each
+// query, and a high and a low byte. Sums of products are exact integers, the same in every order: for a token alone
+// and in a chunk.
 #pragma once
-#include <math.h>
+#include "attention_any.h"
+#include "bytes.h"
 
-#include "attention_call.h"
+enum { LOW = 128, FINEST = 127 * LOW };    // a number is high * LOW + low, at most FINEST
+enum { SEGMENT = 32 };                     // blocks of values whose weighted sums fit 31 bits
+enum { SUMS = LANES == 16 ? 8 : 4 };       // pairs of sums that fit the registers
+enum { TOGETHER = LANES == 16 ? QUERIES : 2 };  // queries that share a load
+#define FLATTENED 1e-34f                   // of weights: up to it they are zero, or their inverse could be infinite
 
-// Write the D numbers of `from` as to[d * step] = from[d] / scale, rounded to -127..127, and return the scale. It is
-// NaN where a number is infinite or NaN, so that what reads the token becomes NaN too.
-INLINE float quantize(const char *from, int8_t *to, int D, long step, int half) {
-  float x[MAX_HEAD_SIZE], most = 0, poison = 0;
-  for (int d = 0; d < D; d++) x[d] = load1(from, d, half ? KV_BF16 : KV_F32);
-#pragma omp simd reduction(max : most) reduction(+ : poison)
-  for (int d = 0; d < D; d++) {
-    float a = fabsf(x[d]);
-    most = a > most ? a : most;
-    poison += a * 0;
+typedef struct {
+  int8_t high[MAX_HEAD_SIZE], low[MAX_HEAD_SIZE];  // zeros behind D
+  int32_t start;                                   // of a score, makes up for BYTE_OFFSET
+  float scale;
+} SplitQuery;
+
+// A query's weights of a block, in the place of its scores.
+typedef struct {
+  int8_t high[BLOCK], low[BLOCK];
+  int32_t sum, unused[7];
+} SplitWeights;
+
+INLINE vec load_some(const char *from, int d, int D, int half) {
+  return half ? load_bf16((const bf16 *)from + d, D - d) : load_floats((const float *)from + d, D - d);
+}
+
+// The largest of magnitudes: NaN if one is infinite or NaN, and zero up to `least`.
+INLINE float peak_of(uvec magnitudes, float least) {
+  uint32_t bits = largest_of(magnitudes);
+  float peak;
+  memcpy(&peak, &bits, 4);
+  return bits >= 0x7f800000 ? NAN : peak > least ? peak : 0;
+}
+
+INLINE float peak_of_row(const char *from, int D, int half) {
+  uvec most = {0};
+  for (int d = 0; d < D; d += LANES) most = larger_of(most, magnitude(load_some(from, d, D, half)));
+  return peak_of(most, 1e-30f);  // smaller numbers are zeros: the inverse of their scale could be infinite
+}
+
+INLINE void split(ivec x, int8_t *high, int8_t *low) {
+  ivec above = (x + LOW / 2) >> 7;
+  store_bytes(high, above);
+  store_bytes(low, x - (above << 7));
+}
+
+// Write D numbers as bytes and return their scale, which is NaN where one is infinite or NaN, so that what reads the
+// token becomes NaN too.
+INLINE float quantize(const char *from, int8_t *to, int D, int half) {
+  float peak = peak_of_row(from, D, half), inverse = peak > 0 ? 127 / peak : 0;
+  for (int d = 0; d < D; d += LANES)
+    store_bytes(to + d, rounded(load_some(from, d, D, half) * inverse) + BYTE_OFFSET);
+  return peak / 127;
+}
+
+INLINE void split_query(const char *from, SplitQuery *q, int D, int half) {
+  float peak = peak_of_row(from, D, half), inverse = peak > 0 ? FINEST / peak : 0;
+  ivec sum = {0};
+  for (int d = 0; d < D; d += LANES) {
+    ivec x = rounded(load_some(from, d, D, half) * inverse);
+    split(x, q->high + d, q->low + d);
+    sum += x;
   }
-  int usable = poison == 0 && most > 1e-30f;  // smaller numbers are 0: their inverse could be infinite
-  float inverse = usable ? 127 / most : 0;
-  int8_t q[MAX_HEAD_SIZE];
-  for (int d = 0; d < D; d++) q[d] = usable ? (int8_t)(int)rintf(x[d] * inverse) : 0;
-  for (int d = 0; d < D; d++) to[d * step] = q[d];
-  return (usable ? most / 127 : 0) + poison;
+  q->start = -BYTE_OFFSET * sum_of(sum);
+  q->scale = peak / FINEST;
+}
+
+// Turn the weights of a query's n keys into SplitWeights of `blocks` blocks, zeros behind them, and return their scale.
+APART float split_weights(const Call *c, const int32_t *row, int h, float *w, int n, int blocks) {
+  uvec most = {0};
+  for (int t = 0; t < n; t += LANES) {
+    const float *scales = scales_at(c, block_at(c, c->values, row, h, t / BLOCK)) + t % BLOCK;
+    vec scaled = load_floats(w + t, n - t) * load_floats(scales, n - t);  // stale scales may be NaN
+    store_floats(w + t, scaled, LANES);
+    most = larger_of(most, magnitude(scaled));
+  }
+  float peak = peak_of(most, FLATTENED), inverse = peak > 0 ? FINEST / peak : 0;
+  for (int b = 0; b < blocks; b++) {
+    SplitWeights of_block = {.sum = 0};
+    ivec sum = {0};
+    for (int t = 0; t < BLOCK && b * BLOCK + t < n; t += LANES) {
+      ivec x = rounded(load_floats(w + b * BLOCK + t, LANES) * inverse);
+      split(x, of_block.high + t, of_block.low + t);
+      sum += x;
+    }
+    of_block.sum = sum_of(sum);
+    memcpy(w + b * BLOCK, &of_block, sizeof of_block);
+  }
+  return peak / FINEST;
 }
 
 // As append().
 INLINE void append_int8(const Call *c, const int32_t *row, int h, int first, int position, int count) {
-  long bytes = (long)c->KV * c->D * (c->half ? 2 : 4);
+  const int D = c->D, whole = D / 4 * 4;
+  const long bytes = (long)c->KV * D * (c->half ? 2 : 4);
+  int8_t numbers[MAX_HEAD_SIZE];
   for (int r = 0; r < count; r++) {
     int lane = (position + r) % BLOCK, b = (position + r) / BLOCK;
     const char *new = new_key(c, first + r, h);
     char *key = block_at(c, c->keys, row, h, b), *value = block_at(c, c->values, row, h, b);
-    scales_at(c, key)[lane] = quantize(new, (int8_t *)key + lane, c->D, BLOCK, c->half);
-    scales_at(c, value)[lane] = quantize(new + bytes, (int8_t *)value + lane * c->D, c->D, 1, c->half);
+    scales_at(c, key)[lane] = quantize(new, numbers, D, c->half);
+    for (int d = 0; d < whole; d += 4) memcpy(key + d * BLOCK + lane * 4, numbers + d, 4);
+    for (int d = whole; d < D; d++) key[d * BLOCK + lane] = (char)numbers[d];
+    scales_at(c, value)[lane] = quantize(new + bytes, numbers, D, c->half);
+    value += lane / 4 * 4 * D + lane % 4;
+    for (int d = 0; d < D; d++) value[4 * d] = (char)numbers[d];
   }
 }
 
-// Multiply the first n weights of a row by the scales of their values.
-APART void scale_weights(const Call *c, const int32_t *row, int h, float *w, int n) {
-  for (int b = 0; b * BLOCK < n; b++) {
-    const float *scales = scales_at(c, block_at(c, c->values, row, h, b));
-    for (int t = 0; t < BLOCK; t++) w[b * BLOCK + t] *= b * BLOCK + t < n ? scales[t] : 0;
+// As score().
+INLINE void score_bytes(const SplitQuery *q, const char *const *key, const char *const *ahead, float *scores,
+                        long stride, int D, int nq, int nk) {
+  ivec high[TOGETHER][AHEAD * PARTS], low[TOGETHER][AHEAD * PARTS];
+  UNROLL for (int i = 0; i < nq; i++) {
+    UNROLL for (int j = 0; j < nk * PARTS; j++) high[i][j] = low[i][j] = (ivec){0};
+  }
+  for (int d = 0; d < D / 4 * 4; d += 4) {
+    ivec k[AHEAD * PARTS];
+    UNROLL for (int j = 0; j < nk * PARTS; j++) k[j] = load_ints(key[j / PARTS] + d * BLOCK + j % PARTS * LANES * 4);
+    UNROLL for (int j = 0; j < nk; j++)
+      if (ahead) __builtin_prefetch(ahead[j] + d * BLOCK);
+    UNROLL for (int i = 0; i < nq; i++) {
+      ivec x = four_bytes(q[i].high + d), y = four_bytes(q[i].low + d);
+      UNROLL for (int j = 0; j < nk * PARTS; j++) {
+        high[i][j] = dot(high[i][j], k[j], x);
+        low[i][j] = dot(low[i][j], k[j], y);
+      }
+    }
+  }
+  UNROLL for (int j = 0; j < nk * PARTS; j++) {
+    const char *rest = key[j / PARTS] + j % PARTS * LANES;
+    vec scale = load_floats((const float *)(key[j / PARTS] + D * BLOCK) + j % PARTS * LANES, LANES);
+    if (ahead && j % PARTS == 0) __builtin_prefetch(ahead[j / PARTS] + D * BLOCK);
+    UNROLL for (int i = 0; i < nq; i++) {
+      ivec total = (high[i][j] << 7) + low[i][j] + q[i].start;
+      for (int d = D / 4 * 4; d < D; d++)
+        total += load_bytes((const int8_t *)rest + d * BLOCK) * (q[i].high[d] * LOW + q[i].low[d]);
+      store_floats(scores + i * stride + j * LANES, __builtin_convertvector(total, vec) * scale, LANES);
+    }
+  }
+}
+
+// Columns d0 .. d0 + nc * LANES of the sums of values of nq queries, `stride` blocks of weights apart.
+INLINE void weigh_bytes(const Call *c, const Queries *t, const SplitWeights *w, long stride, float *o, int d0, int nq,
+                        int nc, int stream) {
+  const int D = c->D, blocks = (t->keys + BLOCK - 1) / BLOCK;
+  vec sum[TOGETHER][4];
+  UNROLL for (int i = 0; i < nq; i++)
+    UNROLL for (int j = 0; j < nc; j++) sum[i][j] = (vec){0};
+  for (int first = 0; first < blocks; first += SEGMENT) {
+    ivec high[TOGETHER][4], low[TOGETHER][4];
+    int32_t start[TOGETHER] = {0};
+    UNROLL for (int i = 0; i < nq; i++)
+      UNROLL for (int j = 0; j < nc; j++) high[i][j] = low[i][j] = (ivec){0};
+    for (int b = first; b < blocks && b < first + SEGMENT; b++) {
+      const char *value = block_at(c, c->values, t->pages, t->head, b) + 4 * d0;
+      const char *ahead = stream ? stream_at(c, t->pages, t->head, blocks, blocks + b + FAR) + 4 * d0 : value;
+      for (int four = 0; four < BLOCK; four += 4, value += 4 * D, ahead += 4 * D) {
+        ivec v[4];
+        UNROLL for (int j = 0; j < nc; j++) {
+          v[j] = load_ints(value + 4 * LANES * j);
+          if (stream && 4 * LANES * j % LINE == 0) __builtin_prefetch(ahead + 4 * LANES * j);
+        }
+        UNROLL for (int i = 0; i < nq; i++) {
+          ivec x = four_bytes(w[i * stride + b].high + four), y = four_bytes(w[i * stride + b].low + four);
+          UNROLL for (int j = 0; j < nc; j++) {
+            high[i][j] = dot(high[i][j], v[j], x);
+            low[i][j] = dot(low[i][j], v[j], y);
+          }
+        }
+      }
+      UNROLL for (int i = 0; i < nq; i++) start[i] -= BYTE_OFFSET * w[i * stride + b].sum;
+    }
+    UNROLL for (int i = 0; i < nq; i++)
+      UNROLL for (int j = 0; j < nc; j++)
+        sum[i][j] += __builtin_convertvector((high[i][j] << 7) + low[i][j] + start[i], vec);
+  }
+  UNROLL for (int i = 0; i < nq; i++)
+    UNROLL for (int j = 0; j < nc; j++) store_floats(o + i * MAX_HEAD_SIZE + d0 + j * LANES, sum[i][j], LANES);
+}
+
+// Columns d0 and following of a head that is narrower than a vector, or its remainder.
+APART void weigh_rest_bytes(const Call *c, const Queries *t, const SplitWeights *w, float *o, int d0) {
+  const int blocks = (t->keys + BLOCK - 1) / BLOCK;
+  for (int d = d0; d < c->D; d++) {
+    o[d] = 0;
+    for (int first = 0; first < blocks; first += SEGMENT) {
+      int32_t total = 0;
+      for (int b = first; b < blocks && b < first + SEGMENT; b++) {
+        const int8_t *value = (const int8_t *)block_at(c, c->values, t->pages, t->head, b) + 4 * d;
+        for (int i = 0; i < BLOCK; i++) {
+          int8_t number = (int8_t)(value[i / 4 * 4 * c->D + i % 4] - BYTE_OFFSET);
+          total += number * (w[b].high[i] * LOW + w[b].low[i]);
+        }
+      }
+      o[d] += (float)total;
+    }
+  }
+}
+
+// Attention of nq queries, the first of them number i0, or as many of them as there are; see attend().
+INLINE void attend_bytes(const Call *c, const Queries *t, float *scores, int i0, int nq, int stream) {
+  const int D = c->D, blocks = (t->keys + BLOCK - 1) / BLOCK, count = t->count - i0 < nq ? t->count - i0 : nq;
+  const int fit = SUMS / nq / PARTS, nk = fit > AHEAD ? AHEAD : fit > 1 ? fit : 1;
+  const int columns = SUMS / nq > 4 ? 4 : SUMS / nq > 1 ? SUMS / nq : 1;
+  const long stride = c->stride / BLOCK;
+  SplitQuery q[TOGETHER];
+  for (int i = 0; i < nq; i++) split_query(query_values(c, t->at[i0 + i]), &q[i], D, c->half);
+  for (int b = 0; b < blocks; b += nk) {
+    const char *key[AHEAD], *ahead[AHEAD];
+    UNROLL for (int j = 0; j < nk; j++) {  // entries behind the last block repeat it: no memory is read for them
+      key[j] = block_at(c, c->keys, t->pages, t->head, b + j < blocks ? b + j : blocks - 1);
+      if (!stream) continue;
+      ahead[j] = stream_at(c, t->pages, t->head, blocks, b + j + FAR);
+      __builtin_prefetch(scales_at(c, stream_at(c, t->pages, t->head, blocks, blocks + b + j)));
+    }
+    score_bytes(q, key, stream ? ahead : 0, scores + b * BLOCK, c->stride, D, nq, nk);
+  }
+  float factor[TOGETHER], o[TOGETHER * MAX_HEAD_SIZE];
+  for (int i = 0; i < nq; i++) {
+    float *w = scores + i * c->stride;
+    int n = t->at[i0 + i].position + 1;
+    float sum = softmax(w, n, blocks * BLOCK, c->scale * q[i].scale);
+    factor[i] = split_weights(c, t->pages, t->head, w, n, blocks) / sum;
+  }
+  const SplitWeights *w = (const SplitWeights *)scores;
+  int d = 0;
+  for (; d + columns * LANES <= D; d += columns * LANES) weigh_bytes(c, t, w, stride, o, d, nq, columns, stream);
+  for (; d + LANES <= D; d += LANES) weigh_bytes(c, t, w, stride, o, d, nq, 1, stream);
+  for (int i = 0; i < count; i++) {
+    float *from = o + i * MAX_HEAD_SIZE;
+    if (d < D) weigh_rest_bytes(c, t, w + i * stride, from, d);
+    char *to = output_of(c, t->at[i0 + i]);
+    for (int e = 0; e < D; e += LANES) {
+      vec y = load_floats(from + e, D - e) * factor[i];
+      if (c->half) store_bf16((bf16 *)to + e, y, D - e);
+      else store_floats((float *)to + e, y, D - e);
+    }
   }
 }

@@ -3,32 +3,15 @@
 // columns.
 #pragma once
 #include "attention_fma.h"
+#include "tiles.h"
 
-#if defined(__AMX_BF16__) && defined(__linux__)
-#define HAS_TILES
-#include <sys/syscall.h>
-#include <unistd.h>
-enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };  // of arch_prctl
-
-static int may_use_tiles(void) { return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0; }
-
-// All tiles are whole: 16 rows of 64 bytes. 0-3 hold sums, 4 queries or weights, 5-7 keys or values.
-static void configure_tiles(void) {
-  struct {
-    uint8_t palette, start, reserved[14];
-    uint16_t bytes[16];
-    uint8_t rows[16];
-  } config = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
-  __asm__ volatile("" : : "r"(&config) : "memory");  // the intrinsic declares that it reads only the first bytes
-  _tile_loadconfig(&config);
-}
-
+#if HAS_TILES
 INLINE void fetch_tile(const char *from, long stride) {
   UNROLL for (int r = 0; r < 16; r++) __builtin_prefetch(from + r * stride);
 }
 
-// Add the products of the tile at `a` and the four at `b` to tiles 0-3. Meanwhile the four at `ahead` are fetched, or
-// nothing for null.
+// Add the products of the tile at `a`, of queries or weights, and the four at `b` to tiles 0-3. Meanwhile the four at
+// `ahead` are fetched, or nothing for null.
 INLINE void multiply(const void *a, long a_stride, const char *const *b, long b_stride, const char *const *ahead) {
   _tile_loadd(4, a, a_stride);
   _tile_loadd(5, b[0], b_stride);
@@ -119,8 +102,5 @@ static void attend_tiles(const Call *c, const Queries *t, float *scores, int str
   }
 }
 #else
-static int may_use_tiles(void) { return 0; }
-static void configure_tiles(void) {}
 static void attend_tiles(const Call *c, const Queries *t, float *scores, int stream) {}
-#define _tile_release() (void)0
 #endif

@@ -34,6 +34,7 @@
 
 #include "attention_any.h"
 #include "attention_call.h"
+#include "attention_int8.h"
 #include "kernels.h"
 #include "team.h"
 #ifdef __AVX512BF16__
@@ -125,10 +126,17 @@ INLINE void attend_item_in_pairs(const Call *c, const Queries *q, int D, int is_
 }
 #endif
 
-INLINE void attend_item_of(const Call *c, const Queries *q, int format, int is_token, float *scores) {
+INLINE void attend_item_of(const Call *c, const Queries *q, int format, float *scores) {
   if (q->count == 1) attend(c, q, scores, format, 1, 1);
-  else if (format != KV_BF16 && is_token && q->count <= HALF) attend(c, q, scores, format, HALF, 1);
   else attend(c, q, scores, format, QUERIES, 0);
+}
+
+INLINE void attend_item_in_bytes(const Call *c, const Queries *q, int is_token, float *scores) {
+  if (q->count == 1) attend_bytes(c, q, scores, 0, 1, 1);
+  else if (q->count == 2 || TOGETHER == 2)
+    for (int i = 0; i < q->count; i += 2) attend_bytes(c, q, scores, i, 2, is_token);
+  else if (q->count <= HALF) attend_bytes(c, q, scores, 0, HALF, is_token);
+  else attend_bytes(c, q, scores, 0, TOGETHER, is_token);
 }
 
 static void attend_item(const Call *c, Item item, float *scores) {
@@ -149,9 +157,9 @@ static void attend_item(const Call *c, Item item, float *scores) {
     return;
   }
 #endif
-  if (c->format == KV_INT8) attend_item_of(c, &q, KV_INT8, tokens == 1, scores);
-  else if (c->format == KV_BF16) attend_item_of(c, &q, KV_BF16, tokens == 1, scores);
-  else attend_item_of(c, &q, KV_F32, tokens == 1, scores);
+  if (c->format == KV_INT8) attend_item_in_bytes(c, &q, tokens == 1, scores);
+  else if (c->format == KV_BF16) attend_item_of(c, &q, KV_BF16, scores);
+  else attend_item_of(c, &q, KV_F32, scores);
 }
 
 // Refuses rows and pages that would make the loops read or write outside their memory; entries behind a context are
@@ -185,7 +193,7 @@ static unsigned begin_way(const Call *c) {
 #ifdef __AVX512BF16__
   mode = _mm_getcsr();
   if (c->way != DOT) _mm_setcsr(mode | FLUSH_DENORMALS);
-  if (c->takes_tiles) configure_tiles();
+  if (c->takes_tiles) configure_whole_tiles();
 #endif
   return mode;
 }
@@ -193,7 +201,7 @@ static unsigned begin_way(const Call *c) {
 static void end_way(const Call *c, unsigned mode) {
 #ifdef __AVX512BF16__
   _mm_setcsr(mode);
-  if (c->takes_tiles) _tile_release();
+  if (c->takes_tiles) release_tiles();
 #endif
 }
 
@@ -224,6 +232,8 @@ static int step(Call *c) {
   if (c->way == TILES && c->P % 32) c->way = FMA;
   c->most = c->way == TILES ? TILE_QUERIES : QUERIES;
   c->block = BLOCK * row;
+  c->per_page = (uint64_t)(c->P / BLOCK);
+  c->inverse = (((uint64_t)1 << 32) + c->per_page - 1) / c->per_page;
   c->tile = c->P * row;
   c->stride = ((long)longest + 63) / 64 * 64 + 16;  // the 16 keep rows of a power of two out of one cache set
   c->items = malloc(sizeof(int) * ((size_t)c->n + 1));

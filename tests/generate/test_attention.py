@@ -276,7 +276,7 @@ def test_the_portable_path_agrees_on_lesser_machines(march: str, monkeypatch: py
             world = World([90, 33], 3, D, 16, dtype, kv_dtype=kv_dtype)
             steps = [{0: 50, 1: 1}, {1: 32, 0: 40}]
             got = world.run(attention, steps)
-            assert_close(got, world.run(TorchAttention(), steps), dtype)
+            assert_close(got, world.run(TorchAttention(), steps), dtype, kv_dtype)
             singly = world.run(attention, [{0: 1, 1: 1}] * 33 + [{0: 1}] * 57)
             assert all(torch.equal(a, b) for a, b in zip(got, singly))
 

@@ -61,12 +61,12 @@ def test_random_lengths_and_pages_agree_with_attention_to_the_dequantized_rows(
     case = world(lengths, shape, dtype)
     steps = random_steps(lengths, D)
     got = case.run(kernel, steps, padding=1)
-    assert_close(got, case.run(TorchAttention(), steps), dtype)
+    assert_close(got, case.run(TorchAttention(), steps), dtype, torch.int8)
     for rows, tokens in zip(got, case.tokens):
         heads = tokens.view(len(tokens), H + 2 * KV, D).transpose(0, 1)[None]
         past = [dequantize(quantize(part)) for part in (heads[:, H : H + KV], heads[:, H + KV :])]
         y = F.scaled_dot_product_attention(heads[:, :H].float(), *past, is_causal=True, enable_gqa=True)
-        assert_close([rows], [y[0].transpose(0, 1).reshape(len(tokens), H * D)], dtype)
+        assert_close([rows], [y[0].transpose(0, 1).reshape(len(tokens), H * D)], dtype, torch.int8)
 
 
 @BOTH
