@@ -3,8 +3,7 @@
 #pragma once
 
 #if HAS_INT8_TILES
-// Rows of a tile, groups unpacked at once, rows that meet them.
-enum { TILE_ROWS = 16, AT_ONCE = 8, STRIPE = 64 };
+enum { AT_ONCE = 8, STRIPE = 64 };  // groups unpacked at once, rows that meet them
 
 // A tile of 8 rows, 4 inputs of 16 outputs each, multiplies the 32 inputs of a group.
 typedef struct {
@@ -39,13 +38,8 @@ INLINE void unpack_groups(int format, const char *w, int64_t groups, Unpacked *t
 
 // Tiles 0 and 1 hold sums, 2 and 3 rows of inputs, 4 and 5 weights.
 static void configure_blocks_tiles(void) {
-  struct {
-    uint8_t palette, start, reserved[14];
-    uint16_t bytes[16];
-    uint8_t rows[16];
-  } config = {1, 0, {0}, {64, 64, BLOCK, BLOCK, 64, 64}, {TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS, 8, 8}};
-  __asm__ volatile("" : : "r"(&config) : "memory");  // the intrinsic declares that it reads only the first bytes
-  _tile_loadconfig(&config);
+  const Tile inputs = {TILE_ROWS, BLOCK}, weights = {8, TILE_BYTES};
+  configure_tiles((const Tile[8]){WHOLE, WHOLE, inputs, inputs, weights, weights});
 }
 
 #define MULTIPLY_TILE(sums, inputs, weights, g)                  \
@@ -103,7 +97,7 @@ INLINE void blocks_tiles(int format, const Task *t, int64_t p, int64_t first, in
           tile_groups(format, &t->in, &w, r, g, count, at, sums + (r - row) * PANEL);
         }
     }
-    for (int64_t r = row; r < stop; r++) put_panel(t, r, p, sums + (r - row) * PANEL);
+    put_rows(t, row, stop - row, p, sums);
   }
 }
 #else

@@ -8,13 +8,7 @@
 // 16 pairs in four tiles.
 #pragma once
 #include "panels.h"
-
-#if defined(__AVX512BF16__) && defined(__AMX_BF16__) && defined(__linux__)
-#define HAS_TILES
-#include <sys/syscall.h>
-#include <unistd.h>
-enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };  // of arch_prctl
-#endif
+#include "tiles.h"
 
 #if LANES == 16
 enum { FMA_ROWS = 12, FMA_SUMS = 24 };  // rows of a block, and registers for its sums
@@ -23,7 +17,7 @@ enum { FMA_ROWS = 6, FMA_SUMS = 12 };
 #else
 enum { FMA_ROWS = 6, FMA_SUMS = 24 };
 #endif
-enum { CHUNK = 256 };  // inputs that are widened at once
+enum { CHUNK = 32, STRIPE_ROWS = 6 * FMA_ROWS };  // inputs and rows that are widened at once
 
 static int way = FMA;
 
@@ -32,13 +26,9 @@ int packed_linear_has(int wanted) {
 #ifdef __AVX512BF16__
   if (wanted == DOT) return 1;
 #endif
-#ifdef HAS_TILES
-  if (wanted == TILES) return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-#endif
-  return 0;
+  return wanted == TILES && may_use_tiles();
 }
 
-// Tiles without the system's permission are an illegal instruction, so it is asked for here, too.
 int packed_linear_use(int wanted) {
   int possible = packed_linear_has(wanted);
   if (possible) way = wanted;
@@ -58,62 +48,84 @@ static void bfloat16_pack_panel(const void *weight, char *packed, int64_t p, int
     }
 }
 
-// R rows from `row` on times one panel. `next` is a stretch of the next panel to fetch, `lines` of it at each pair. Few
-// rows take more outputs at once, so that sums fill the registers. An output's products are added in the same order.
-INLINE void fma_block(const Task *t, int64_t row, int64_t p, int R, const char *next, int lines) {
+// What a worker has widened to float32 in its first-level cache: CHUNK inputs of the panel's weights and of a stripe of
+// rows, and the sums of these rows so far.
+typedef struct {
+  float w[CHUNK][PANEL], x[STRIPE_ROWS][CHUNK], sums[STRIPE_ROWS][PANEL];
+} Widened;
+
+INLINE void widen_weights(const char *w, int64_t count, float to[CHUNK][PANEL]) {
+  for (int64_t i = 0; i < count; i += 2)
+    UNROLL for (int j = 0; j < PANEL; j += LANES, w += sizeof(vec)) {
+      uvec pair;
+      memcpy(&pair, w, sizeof pair);
+      store_floats(&to[i][j], (vec)(pair << 16), LANES);
+      store_floats(&to[i + 1][j], (vec)(pair & 0xffff0000), LANES);
+    }
+}
+
+// R rows from `row` on times `count` inputs of a panel. Few rows take more outputs at once, so that sums fill the
+// registers. Two lines of `next` are fetched with each input. An output's products are added in the same order for any
+// number of rows.
+INLINE void fma_block(Widened *t, int64_t row, int64_t count, int R, const char *next) {
   const int all = PANEL / LANES, V = R * all <= FMA_SUMS ? all : R * all <= 2 * FMA_SUMS ? all / 2 : all / 4;
-  const char *panel = (const char *)t->w->packed + p * bfloat16_panel_bytes(t->k);
-  float x[FMA_ROWS][CHUNK] __attribute__((aligned(64))), sums[FMA_ROWS][PANEL] __attribute__((aligned(64)));
-  for (int part = 0; part < all; part += V) {
-    const char *w = panel + part * sizeof(vec);
+  const float(*x)[CHUNK] = t->x + row;
+  float(*sums)[PANEL] = t->sums + row;
+  for (int at = 0; at < PANEL; at += V * LANES) {
     vec acc[FMA_ROWS][PANEL / LANES];
     UNROLL for (int r = 0; r < R; r++)
-      UNROLL for (int j = 0; j < V; j++) acc[r][j] = (vec){0};
-    for (int64_t from = 0; from < t->k; from += CHUNK) {
-      int64_t count = t->k - from < CHUNK ? t->k - from : CHUNK;
-      for (int r = 0; r < R; r++)
-        for (int64_t i = 0; i < count; i += LANES)
-          store_floats(x[r] + i, load_bf16(t->x + (row + r) * t->k + from + i, count - i), LANES);
-      for (int64_t i = 0; i < count; i += 2, w += 4 * PANEL) {
-        uvec pair[PANEL / LANES];
-        UNROLL for (int j = 0; j < V; j++) memcpy(&pair[j], w + j * sizeof(vec), sizeof(vec));
-        if (part == 0) next = fetch(next, lines);
-        UNROLL for (int r = 0; r < R; r++)
-          UNROLL for (int j = 0; j < V; j++) acc[r][j] = fused(all_of(x[r][i]), (vec)(pair[j] << 16), acc[r][j]);
-        UNROLL for (int r = 0; r < R; r++)
-          UNROLL for (int j = 0; j < V; j++)
-            acc[r][j] = fused(all_of(x[r][i + 1]), (vec)(pair[j] & 0xffff0000), acc[r][j]);
+      UNROLL for (int j = 0; j < V; j++) acc[r][j] = load_floats(&sums[r][at + j * LANES], LANES);
+    for (int64_t i = 0; i < count; i++) {
+      vec w[PANEL / LANES];
+      UNROLL for (int j = 0; j < V; j++) w[j] = load_floats(&t->w[i][at + j * LANES], LANES);
+      if (next && at < 2 * V * LANES) next = fetch(next, V == all ? 2 : 1);
+      UNROLL for (int r = 0; r < R; r++) {
+        vec one = all_of(x[r][i]);
+        UNROLL for (int j = 0; j < V; j++) acc[r][j] = fused(one, w[j], acc[r][j]);
       }
     }
     UNROLL for (int r = 0; r < R; r++)
-      UNROLL for (int j = 0; j < V; j++) store_floats(sums[r] + (part + j) * LANES, acc[r][j], LANES);
+      UNROLL for (int j = 0; j < V; j++) store_floats(&sums[r][at + j * LANES], acc[r][j], LANES);
   }
-  for (int r = 0; r < R; r++) put_panel(t, row + r, p, sums[r]);
+}
+
+APART void fma_rows(Widened *t, int64_t row, int64_t rows, int64_t count, const char *next) {
+  switch (rows) {
+    case 1: fma_block(t, row, count, 1, next); break;
+    case 2: fma_block(t, row, count, 2, next); break;
+    case 3: fma_block(t, row, count, 3, next); break;
+    case 4: fma_block(t, row, count, 4, next); break;
+    case 5: fma_block(t, row, count, 5, next); break;
+#if LANES == 16
+    case 6: fma_block(t, row, count, 6, next); break;
+    case 7: fma_block(t, row, count, 7, next); break;
+    case 8: fma_block(t, row, count, 8, next); break;
+    case 9: fma_block(t, row, count, 9, next); break;
+    case 10: fma_block(t, row, count, 10, next); break;
+    case 11: fma_block(t, row, count, 11, next); break;
+#endif
+    default: fma_block(t, row, count, FMA_ROWS, next);
+  }
 }
 
 // Rows first up to last times panel p; meanwhile `bytes` from `next` on are fetched.
 static void fma_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
-  int64_t blocks = (last - first + FMA_ROWS - 1) / FMA_ROWS;
-  int lines = (int)((4 + blocks - 1) / blocks);
-  int64_t stretch = t->k / 2 * 64 * lines;
-  for (int64_t row = first; row < last; row += FMA_ROWS, next += stretch, bytes -= stretch) {
-    int n = bytes >= stretch ? lines : 0;
-    switch (last - row) {
-      case 1: fma_block(t, row, p, 1, next, n); break;
-      case 2: fma_block(t, row, p, 2, next, n); break;
-      case 3: fma_block(t, row, p, 3, next, n); break;
-      case 4: fma_block(t, row, p, 4, next, n); break;
-      case 5: fma_block(t, row, p, 5, next, n); break;
-#if LANES == 16
-      case 6: fma_block(t, row, p, 6, next, n); break;
-      case 7: fma_block(t, row, p, 7, next, n); break;
-      case 8: fma_block(t, row, p, 8, next, n); break;
-      case 9: fma_block(t, row, p, 9, next, n); break;
-      case 10: fma_block(t, row, p, 10, next, n); break;
-      case 11: fma_block(t, row, p, 11, next, n); break;
-#endif
-      default: fma_block(t, row, p, FMA_ROWS, next, n);
+  const char *panel = (const char *)t->w->packed + p * bfloat16_panel_bytes(t->k), *end = next + bytes;
+  Widened wide __attribute__((aligned(64)));
+  for (int64_t stripe = first; stripe < last; stripe += STRIPE_ROWS) {
+    const int64_t rows = last - stripe < STRIPE_ROWS ? last - stripe : STRIPE_ROWS;
+    memset(wide.sums, 0, (size_t)rows * sizeof wide.sums[0]);
+    for (int64_t from = 0; from < t->k; from += CHUNK) {
+      const int64_t count = t->k - from < CHUNK ? t->k - from : CHUNK;
+      widen_weights(panel + from * 2 * PANEL, count, wide.w);
+      for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < count; i += LANES)
+          store_floats(wide.x[r] + i, load_bf16(t->x + (stripe + r) * t->k + from + i, count - i), LANES);
+      for (int64_t r = 0; r < rows; r += FMA_ROWS)
+        fma_rows(&wide, r, rows - r < FMA_ROWS ? rows - r : FMA_ROWS, count, r == 0 && next < end ? next : 0);
+      next += count * 128;
     }
+    put_rows(t, stripe, rows, p, wide.sums[0]);
   }
 }
 
@@ -142,11 +154,10 @@ INLINE void dot_block(const Task *t, int64_t row, int64_t p, int R,
       acc[r][3] = _mm512_dpbf16_ps(acc[r][3], b, w3);
     }
   }
-  for (int r = 0; r < R; r++) {
-    float sums[PANEL] __attribute__((aligned(64)));
-    for (int j = 0; j < 4; j++) _mm512_store_ps(sums + 16 * j, acc[r][j]);
-    put_panel(t, row + r, p, sums);
-  }
+  float sums[6][PANEL] __attribute__((aligned(64)));
+  for (int r = 0; r < R; r++)
+    for (int j = 0; j < 4; j++) _mm512_store_ps(&sums[r][16 * j], acc[r][j]);
+  put_rows(t, row, R, p, sums[0]);
 }
 
 // Rows first up to last times panel p; meanwhile `bytes` from `next` on are fetched.
@@ -167,114 +178,177 @@ static void dot_panel(const Task *t, int64_t p, int64_t first, int64_t last, con
   }
 }
 
-#ifdef HAS_TILES
-enum { ROWS = 16 };  // of a tile
+#if HAS_TILES
+enum { TILE_VALUES = TILE_ROWS * 32, STEP_BYTES = 64 * PANEL };  // of a tile of x; of a panel's 32 inputs
+enum { STRIPE_TILES = 4, AT_ONCE_STEPS = 4 };
 
-// Tiles 0-3 hold sums, 4 holds rows of x, all there are or 16, 5-7 weights: 16 pairs of inputs by 16 outputs; where
-// there are more than 16 rows, 5 holds the next 16 of them.
-static void configure_tiles(int64_t m) {
-  uint8_t rows = m < ROWS ? (uint8_t)m : ROWS;
-  struct {
-    uint8_t palette, start, reserved[14];
-    uint16_t bytes[16];
-    uint8_t rows[16];
-  } config = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {rows, rows, rows, rows, rows, ROWS, ROWS, ROWS}};
-  __asm__ volatile("" : : "r"(&config) : "memory");  // the intrinsic declares that it reads only the first bytes
-  _tile_loadconfig(&config);
+// Tiles of one row for each row that there is, up to 16: 0-3 hold sums, 4 rows of x, 5-7 weights, 16 pairs of inputs by
+// 16 outputs.
+static void configure_for(int64_t m) {
+  const Tile some = {(uint8_t)m, TILE_BYTES};
+  configure_tiles((const Tile[8]){some, some, some, some, some, WHOLE, WHOLE, WHOLE});
 }
 
-// 16 rows of x, or all, times 64 outputs. `lines` of `ahead` are fetched after each tile, which a row of fetches would
-// hold up.
-static void tile_block(const bf16 *x, const char *w, int64_t k, float *sums, const char *ahead, int lines) {
+// A tile of rows meets 32 inputs of weights at each step.
+typedef struct {
+  const bf16 *x;
+  int64_t stride, step;  // elements between its rows, and between steps
+} Rows;
+
+// Steps from `from` on of a panel's weights; meanwhile `lines` from `next` on are fetched with each product: a row of
+// fetches would hold up the tiles.
+typedef struct {
+  const char *w, *next;
+  int64_t from, count;
+  int lines;
+} Steps;
+
+static void begin_sums(float *sums, float *below, int64_t from) {
+  if (from) {
+    _tile_loadd(0, sums, 4 * PANEL);
+    _tile_loadd(1, sums + 16, 4 * PANEL);
+    _tile_loadd(2, below, 4 * PANEL);
+    _tile_loadd(3, below + 16, 4 * PANEL);
+    return;
+  }
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int64_t i = 0; i < k; i += 32, w += 4096) {
-    _tile_loadd(4, x + i, 2 * k);
+}
+
+static void store_sums(float *sums, float *below) {
+  _tile_stored(0, sums, 4 * PANEL);
+  _tile_stored(1, sums + 16, 4 * PANEL);
+  _tile_stored(2, below, 4 * PANEL);
+  _tile_stored(3, below + 16, 4 * PANEL);
+}
+
+// A tile of rows times 64 outputs, added to sums.
+static void tile_block(Rows a, Steps s, float *sums) {
+  const char *w = s.w + s.from * STEP_BYTES;
+  const bf16 *x = a.x + s.from * a.step;
+  begin_sums(sums, sums + 32, s.from);
+  for (int64_t i = 0; i < s.count; i++, w += STEP_BYTES, x += a.step) {
+    _tile_loadd(4, x, 2 * a.stride);
     _tile_loadd(5, w, 256);
     _tile_dpbf16ps(0, 4, 5);
-    ahead = fetch(ahead, lines);
+    s.next = fetch(s.next, s.lines);
     _tile_loadd(6, w + 64, 256);
     _tile_dpbf16ps(1, 4, 6);
-    ahead = fetch(ahead, lines);
+    s.next = fetch(s.next, s.lines);
     _tile_loadd(7, w + 128, 256);
     _tile_dpbf16ps(2, 4, 7);
-    ahead = fetch(ahead, lines);
+    s.next = fetch(s.next, s.lines);
     _tile_loadd(5, w + 192, 256);
     _tile_dpbf16ps(3, 4, 5);
-    ahead = fetch(ahead, lines);
+    s.next = fetch(s.next, s.lines);
   }
-  _tile_stored(0, sums, 4 * PANEL);
-  _tile_stored(1, sums + 16, 4 * PANEL);
-  _tile_stored(2, sums + 32, 4 * PANEL);
-  _tile_stored(3, sums + 48, 4 * PANEL);
+  store_sums(sums, sums + 32);
 }
 
-// Twice 16 rows times 32 outputs, so that every tile that is loaded is used twice; sums as by two tile_block.
-static void tile_square(const bf16 *x, const bf16 *below, const char *w, int64_t k, float *sums, const char *ahead,
-                        int lines) {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int64_t i = 0; i < k; i += 32, w += 4096) {
+// Two tiles of rows times 32 outputs, so that every tile that is loaded is used twice.
+static void tile_square(Rows a, Steps s, int at, float *sums) {
+  const char *w = s.w + s.from * STEP_BYTES + 4 * at;
+  const bf16 *x = a.x + s.from * a.step;
+  float *below = sums + TILE_ROWS * PANEL;
+  begin_sums(sums, below, s.from);
+  for (int64_t i = 0; i < s.count; i++, w += STEP_BYTES, x += a.step) {
     _tile_loadd(6, w, 256);
-    _tile_loadd(4, x + i, 2 * k);
+    _tile_loadd(4, x, 64);
     _tile_dpbf16ps(0, 4, 6);
-    ahead = fetch(ahead, lines);
-    _tile_loadd(5, below + i, 2 * k);
+    s.next = fetch(s.next, s.lines);
+    _tile_loadd(5, x + TILE_VALUES, 64);
     _tile_dpbf16ps(2, 5, 6);
-    ahead = fetch(ahead, lines);
+    s.next = fetch(s.next, s.lines);
     _tile_loadd(7, w + 64, 256);
     _tile_dpbf16ps(1, 4, 7);
-    ahead = fetch(ahead, lines);
+    s.next = fetch(s.next, s.lines);
     _tile_dpbf16ps(3, 5, 7);
-    ahead = fetch(ahead, lines);
+    s.next = fetch(s.next, s.lines);
   }
-  _tile_stored(0, sums, 4 * PANEL);
-  _tile_stored(1, sums + 16, 4 * PANEL);
-  _tile_stored(2, sums + ROWS * PANEL, 4 * PANEL);
-  _tile_stored(3, sums + ROWS * PANEL + 16, 4 * PANEL);
+  store_sums(sums, below);
 }
 
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-// As dot_panel. All blocks have 16 rows if there are that many: the last begins within the one before it.
-static void tile_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
-  const int64_t k = t->k, step = k / 32 * 64, blocks = (last - first + ROWS - 1) / ROWS;  // step: fetched at a line each
-  const int lines = (int)((16 + blocks - 1) / blocks);
-  const int64_t final = t->m < ROWS ? 0 : t->m - ROWS;
-  const char *w = (const char *)t->w->packed + p * bfloat16_panel_bytes(k);
-  float sums[2 * ROWS][PANEL] __attribute__((aligned(64)));
-  for (int64_t row = first; row < last; row += 2 * ROWS) {
-    int64_t top = smaller(row, final), second = smaller(row + ROWS, final), end = smaller(row + 2 * ROWS, last);
-    int n = bytes > 0 ? (lines + 3) / 4 : 0;
-    if (row + ROWS < last) {
-      tile_square(t->x + top * k, t->x + second * k, w, k, sums[0], next, n);
-      next += 4 * n * step;
-      bytes -= 4 * n * step;
-      tile_square(t->x + top * k, t->x + second * k, w + 128, k, sums[0] + 32, next, bytes > 0 ? n : 0);
-    } else {
-      tile_block(t->x + top * k, w, k, sums[0], next, n);
+// A few steps of up to four tiles of rows at a time, while rows and weights lie in the first-level cache: from the
+// second-level cache, every tile would come as often as it is used, which takes longer than the products. What is
+// fetched meanwhile are the next few steps, and at the end `after`; fetched earlier, lines would take more of the few
+// buffers that all loads share.
+static void tile_stripe(Rows x, int64_t tiles, Steps s, int64_t steps, const char *after, float *sums) {
+  for (; s.from < steps; s.from += AT_ONCE_STEPS) {
+    s.count = steps - s.from < AT_ONCE_STEPS ? steps - s.from : AT_ONCE_STEPS;
+    s.next = s.from + s.count < steps ? s.w + (s.from + s.count) * STEP_BYTES : after;
+    for (int64_t i = 0; i < tiles; i += 2) {
+      const Rows rows = {x.x + i * TILE_VALUES, x.stride, x.step};
+      float *to = sums + i * TILE_ROWS * PANEL;
+      if (i + 1 == tiles) tile_block(rows, s, to);
+      for (int at = 0; i + 1 < tiles && at < PANEL; at += 32) {
+        tile_square(rows, s, at, to + at);
+        s.next += 4 * s.lines * s.count * 64;
+      }
     }
-    next += 4 * n * step;
-    bytes -= 4 * n * step;
-    for (int64_t r = row; r < end; r++) put_panel(t, r, p, r < row + ROWS ? sums[r - top] : sums[ROWS + r - second]);
+  }
+}
+
+// As dot_panel.
+static void tile_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
+  float sums[STRIPE_TILES * TILE_ROWS * PANEL] __attribute__((aligned(64)));
+  const int64_t all = (t->m + TILE_ROWS - 1) / TILE_ROWS, steps = t->k / 32;
+  const char *w = (const char *)t->w->packed + p * bfloat16_panel_bytes(t->k);
+  if (all == 1) {  // the processor fetches the rest of a panel by itself once it has begun
+    tile_block((Rows){t->x, t->k, 32}, (Steps){w, next, 0, steps, bytes ? 4 : 0}, sums);
+    put_rows(t, 0, t->m, p, sums);
+    return;
+  }
+  for (int64_t row = first; row < last; row += STRIPE_TILES * TILE_ROWS) {
+    const int64_t rows = last - row < STRIPE_TILES * TILE_ROWS ? last - row : STRIPE_TILES * TILE_ROWS;
+    const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    const int lines = row > first ? 0 : (int)((16 + tiles - 1) / tiles);  // later rows find the panel in the cache
+    const Rows x = {t->tiled + row / TILE_ROWS * TILE_VALUES, 32, all * TILE_VALUES};
+    tile_stripe(x, tiles, (Steps){w, next, 0, 0, lines}, steps, bytes ? next : w, sums);
+    put_rows(t, row, rows, p, sums);
+  }
+}
+
+// x in tiles: [k/32][rows/16][16][32], zeros behind the last row.
+static void tile_some(void *job, int64_t first, int64_t last, int worker) {
+  const Task *t = job;
+  const int64_t tiles = (t->m + TILE_ROWS - 1) / TILE_ROWS;
+  for (int64_t row = first; row < last; row++) {
+    bf16 *to = t->tiled + row / TILE_ROWS * TILE_VALUES + row % TILE_ROWS * 32;
+    for (int64_t i = 0; i < t->k; i += 32, to += tiles * TILE_VALUES)
+      if (row < t->m) memcpy(to, t->x + row * t->k + i, 64);
+      else memset(to, 0, 64);
   }
 }
 #endif
 #endif
+
+static int takes_tiles(const Task *t) { return HAS_TILES && way == TILES && t->k % 32 == 0; }
+
+// Lays out x for the way that is taken. Returns 0 where there is no memory.
+static int bfloat16_prepare(Task *t) {
+#if HAS_TILES
+  const int64_t rows = padded(t->m, TILE_ROWS);
+  if (!takes_tiles(t) || t->m <= TILE_ROWS) return 1;
+  t->tiled = scratch(rows * t->k * (int64_t)sizeof(bf16));
+  if (t->tiled) share_out(tile_some, t, rows, TILE_ROWS / 2);
+  return t->tiled != 0;
+#else
+  return 1;
+#endif
+}
 
 static void bfloat16_begin(const Task *t) {
-#ifdef HAS_TILES
-  if (way == TILES && t->k % 32 == 0) configure_tiles(t->m);
+#if HAS_TILES
+  if (takes_tiles(t) && t->m <= TILE_ROWS) configure_for(t->m);
+  else if (takes_tiles(t)) configure_whole_tiles();
 #endif
 }
 
 static void bfloat16_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
-#ifdef HAS_TILES
-  if (way == TILES && t->k % 32 == 0) return tile_panel(t, p, first, last, next, bytes);
+#if HAS_TILES
+  if (takes_tiles(t)) return tile_panel(t, p, first, last, next, bytes);
 #endif
 #ifdef __AVX512BF16__
   if (way != FMA) return dot_panel(t, p, first, last, next, bytes);
@@ -283,7 +357,5 @@ static void bfloat16_panel(const Task *t, int64_t p, int64_t first, int64_t last
 }
 
 static void bfloat16_end(const Task *t) {
-#ifdef HAS_TILES
-  if (way == TILES && t->k % 32 == 0) _tile_release();  // tiles in use are saved at every task switch
-#endif
+  if (takes_tiles(t)) release_tiles();
 }

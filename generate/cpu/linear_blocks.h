@@ -125,7 +125,7 @@ INLINE void blocks_rows(int format, const Task *t, int64_t row, int64_t p, int R
   const int V = R <= FEW_ROWS_OF_BLOCKS ? 4 : 2, parts = PANEL / (V * LANES);
   for (int part = 0; part < parts; part++)
     next = blocks_part(format, t, row, p, part * V * LANES, R, V, sums, next, (lines + part) / parts);
-  for (int r = 0; r < R; r++) put_panel(t, row + r, p, sums + r * PANEL);
+  put_rows(t, row, R, p, sums);
 }
 
 // Rows first up to last times panel p; meanwhile `bytes` from `next` on are fetched.
@@ -164,18 +164,19 @@ static void blocks_begin(const Task *t) {
 }
 
 static void blocks_end(const Task *t) {
-  if (blocks_take_tiles(t)) release_int8_tiles();
+  if (blocks_take_tiles(t)) release_tiles();
 }
 
-#define BLOCKS_FORMAT(name, format)                                                                                   \
+#define BLOCKS_FORMAT(name, format, offset)                                                                           \
   static int64_t name##_panel_bytes(int64_t k) { return blocks_panel_bytes(format, k); }                              \
   static void name##_pack_panel(const void *w, char *packed, int64_t p, int64_t n, int64_t k, int gated) {            \
     blocks_pack_panel(format, w, packed, p, n, k, gated);                                                             \
   }                                                                                                                   \
+  static int name##_prepare(Task *t) { return round_inputs(t, BLOCK, offset); }                                       \
   static void name##_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {  \
     if (blocks_take_tiles(t)) blocks_tiles(format, t, p, first, last, next, bytes);                                   \
     else blocks_vectors(format, t, p, first, last, next, bytes);                                                      \
   }
-BLOCKS_FORMAT(q4_0, Q4_0)
-BLOCKS_FORMAT(q4_1, Q4_1)
-BLOCKS_FORMAT(q8_0, Q8_0)
+BLOCKS_FORMAT(q4_0, Q4_0, 8)
+BLOCKS_FORMAT(q4_1, Q4_1, MINUS_ONE)
+BLOCKS_FORMAT(q8_0, Q8_0, BYTE_OFFSET)

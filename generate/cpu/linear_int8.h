@@ -91,7 +91,7 @@ INLINE void int8_block(const Task *t, int64_t row, int64_t p, int R, const char 
       }
     }
   }
-  for (int r = 0; r < R; r++) put_panel(t, row + r, p, sums[r]);
+  put_rows(t, row, R, p, sums[0]);
 }
 
 // Rows first up to last times panel p; meanwhile `bytes` from `next` on are fetched.
@@ -122,12 +122,14 @@ enum { INT8_FEWEST = 12 };  // rows in tiles; fewer are as fast in vectors
 
 static int int8_takes_tiles(const Task *t) { return HAS_INT8_TILES && way == TILES && t->m >= INT8_FEWEST; }
 
+static int int8_prepare(Task *t) { return round_inputs(t, INT8_GROUP, BYTE_OFFSET); }
+
 static void int8_begin(const Task *t) {
-  if (int8_takes_tiles(t)) configure_int8_tiles();
+  if (int8_takes_tiles(t)) configure_whole_tiles();
 }
 
 static void int8_end(const Task *t) {
-  if (int8_takes_tiles(t)) release_int8_tiles();
+  if (int8_takes_tiles(t)) release_tiles();
 }
 
 static void int8_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {

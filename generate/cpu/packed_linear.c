@@ -14,14 +14,15 @@
 #include "linear_blocks.h"
 #include "linear_int8.h"
 
-enum { ALONE = 1 << 18, FEW_ROWS = 8 };  // multiplications, and rows to round, not worth another thread
+enum { ALONE = 1 << 18 };  // multiplications not worth another thread
 
 static const Format formats[] = {
-    [BFLOAT16] = {bfloat16_panel_bytes, bfloat16_pack_panel, HAS_FMA ? bfloat16_panel : 0, bfloat16_begin, bfloat16_end},
-    [INT8] = {int8_panel_bytes, int8_pack_panel, int8_panel, int8_begin, int8_end, INT8_GROUP, BYTE_OFFSET},
-    [Q4_0] = {q4_0_panel_bytes, q4_0_pack_panel, q4_0_panel, blocks_begin, blocks_end, BLOCK, 8},
-    [Q4_1] = {q4_1_panel_bytes, q4_1_pack_panel, q4_1_panel, blocks_begin, blocks_end, BLOCK, MINUS_ONE},
-    [Q8_0] = {q8_0_panel_bytes, q8_0_pack_panel, q8_0_panel, blocks_begin, blocks_end, BLOCK, BYTE_OFFSET},
+    [BFLOAT16] = {bfloat16_panel_bytes, bfloat16_pack_panel, bfloat16_prepare, HAS_FMA ? bfloat16_panel : 0,
+                  bfloat16_begin, bfloat16_end},
+    [INT8] = {int8_panel_bytes, int8_pack_panel, int8_prepare, int8_panel, int8_begin, int8_end},
+    [Q4_0] = {q4_0_panel_bytes, q4_0_pack_panel, q4_0_prepare, q4_0_panel, blocks_begin, blocks_end},
+    [Q4_1] = {q4_1_panel_bytes, q4_1_pack_panel, q4_1_prepare, q4_1_panel, blocks_begin, blocks_end},
+    [Q8_0] = {q8_0_panel_bytes, q8_0_pack_panel, q8_0_prepare, q8_0_panel, blocks_begin, blocks_end},
 };
 
 int packed_linear_supported(int format) { return formats[format].product != 0; }
@@ -82,12 +83,9 @@ void packed_linear(const Linear *w, const bf16 *x, const bf16 *residual, void *o
   const Format *format = &formats[w->format];
   Product t = {{w, x, residual, out, m, w->n, w->k, mode, panels_of(w->n), 192}, next};
   int64_t items = t.task.panels * ((m + t.task.band - 1) / t.task.band), each = items / (2 * workers);
-  if (format->group) {
-    if (!place_inputs(&t.task.in, x, m, w->k, format->group, format->offset)) {
-      memset(out, 0xff, (size_t)(m * (mode == SWIGLU ? w->n / 2 : w->n)) * (mode == FLOAT32 ? 4 : 2));  // all NaN
-      return;
-    }
-    share_out(round_rows, &t.task.in, m, FEW_ROWS);
+  if (!format->prepare(&t.task)) {
+    memset(out, 0xff, (size_t)(m * (mode == SWIGLU ? w->n / 2 : w->n)) * (mode == FLOAT32 ? 4 : 2));  // all NaN
+    return;
   }
   if (m * w->n * w->k < ALONE) alone(panels_of_bands, &t, items, items);
   else share_out(panels_of_bands, &t, items, each < 1 ? 1 : each > 4 ? 4 : each);

@@ -2,13 +2,14 @@
 // activation, residual and rounding. A panel is the weight's rows for 64 outputs.
 #pragma once
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels.h"
 #include "team.h"
 #include "vectors.h"
 
-enum { PANEL = 64 };
+enum { PANEL = 64, PART = 4 * LANES < PANEL ? 4 * LANES : PANEL };  // PART: outputs whose biases fit the registers
 
 // The rows of a product, rounded to bytes for a format of weights that multiplies bytes; see quantized.h. Each row has
 // `stride` bytes, whole groups, with zeros behind k; and `groups` scales and starts. A start is what the sum of a
@@ -29,6 +30,7 @@ typedef struct {
   int64_t m, n, k;
   int mode;
   int64_t panels, band;  // of rows
+  bf16 *tiled;           // x in tiles, for those that take it so
   Inputs in;             // only for formats with groups
 } Task;
 
@@ -39,9 +41,9 @@ typedef void PanelProduct(const Task *t, int64_t p, int64_t first, int64_t last,
 typedef struct {
   int64_t (*panel_bytes)(int64_t k);
   void (*pack_panel)(const void *w, char *packed, int64_t p, int64_t n, int64_t k, int gated);
+  int (*prepare)(Task *t);  // lays out the rows; returns 0 where there is no memory
   PanelProduct *product;
   void (*begin)(const Task *t), (*end)(const Task *t);  // around a worker's panels, or null
-  int group, offset;  // inputs with a scale of their own, 0 for inputs as they are; what is added to weights
 } Format;
 
 // The row of a weight [n, k] that is output `at` of its panels, or n where there is none.
@@ -51,38 +53,79 @@ static int64_t packed_row(int64_t at, int64_t n, int gated) {
   return row >= inner ? n : at / 16 % 2 ? inner + row : row;
 }
 
-// LANES sums to outputs col and following of a row.
-INLINE void put(const Task *t, int64_t row, int64_t col, vec sum) {
-  int64_t at = row * t->n + col, count = t->n - col;
-  vec y = t->w->bias ? sum + load_floats(t->w->bias + col, count) : sum;
-  if (t->mode == FLOAT32) {
+// LANES sums to outputs col and following of a row, `count` of which there are.
+INLINE void put(const Task *t, int mode, const bf16 *residual, int64_t row, int64_t col, vec sum, vec bias,
+                int64_t count) {
+  const int64_t at = row * t->n + col;
+  vec y = sum + bias;
+  if (mode == FLOAT32) {
     store_floats((float *)t->out + at, y, count);
     return;
   }
-  if (t->mode == GELU_TANH) y = gelu_of(y);
-  if (t->residual) y += load_bf16(t->residual + at, count);
+  if (mode == GELU_TANH) y = gelu_of(y);
+  if (residual) y += load_bf16(residual + at, count);
   store_bf16((bf16 *)t->out + at, y, count);
 }
 
-// LANES sums of gate and of up make products col and following of a row.
-INLINE void put_gated(const Task *t, int64_t row, int64_t col, vec gate, vec up) {
-  int64_t inner = t->n / 2, count = inner - col;
-  if (t->w->bias) {
-    gate += load_floats(t->w->bias + col, count);
-    up += load_floats(t->w->bias + inner + col, count);
+// Rows of sums [PANEL] become outputs of panel p. `whole`: the panel has no outputs behind the last one.
+INLINE void put_plain(const Task *t, int mode, const bf16 *residual, int64_t row, int64_t rows, int64_t p,
+                      const float *sums, int whole) {
+  for (int j = 0; j < PANEL; j += PART) {
+    vec bias[PART / LANES];
+    UNROLL for (int i = 0; i < PART; i += LANES) {
+      int64_t col = p * PANEL + j + i;
+      bias[i / LANES] = t->w->bias ? load_floats(t->w->bias + col, whole ? LANES : t->n - col) : (vec){0};
+    }
+    for (int64_t r = 0; r < rows; r++)
+      UNROLL for (int i = 0; i < PART; i += LANES) {
+        int64_t col = p * PANEL + j + i;
+        vec sum = load_floats(sums + r * PANEL + j + i, LANES);
+        put(t, mode, residual, row + r, col, sum, bias[i / LANES], whole ? LANES : t->n - col);
+      }
   }
-  store_bf16((bf16 *)t->out + row * inner + col, silu_of(gate) * up, count);
 }
 
-// The sums of panel p for a row: PANEL of them.
-APART void put_panel(const Task *t, int64_t row, int64_t p, const float *sums) {
-  if (t->mode == SWIGLU)
-    for (int j = 0; j < PANEL / 2; j += LANES) {
-      const float *gate = sums + j / 16 * 32 + j % 16;
-      put_gated(t, row, p * PANEL / 2 + j, load_floats(gate, LANES), load_floats(gate + 16, LANES));
+// As put_plain(): sums of gate and of up, 16 each in turn, make half as many products.
+INLINE void put_gated(const Task *t, int64_t row, int64_t rows, int64_t p, const float *sums, int whole) {
+  const int64_t inner = t->n / 2;
+  for (int j = 0; j < PANEL / 2; j += LANES) {
+    const int64_t col = p * PANEL / 2 + j, count = whole ? LANES : inner - col;
+    const vec of_gate = t->w->bias ? load_floats(t->w->bias + col, count) : (vec){0};
+    const vec of_up = t->w->bias ? load_floats(t->w->bias + inner + col, count) : (vec){0};
+    for (int64_t r = 0; r < rows; r++) {
+      const float *gate = sums + r * PANEL + j / 16 * 32 + j % 16;
+      vec y = silu_of(load_floats(gate, LANES) + of_gate) * (load_floats(gate + 16, LANES) + of_up);
+      store_bf16((bf16 *)t->out + (row + r) * inner + col, y, count);
     }
-  else
-    for (int j = 0; j < PANEL; j += LANES) put(t, row, p * PANEL + j, load_floats(sums + j, LANES));
+  }
+}
+
+// `rows` rows of sums [PANEL] of panel p, from `row` on, to their outputs.
+APART void put_rows(const Task *t, int64_t row, int64_t rows, int64_t p, const float *sums) {
+  if (t->mode == SWIGLU) {
+    if ((p + 1) * PANEL <= t->n) put_gated(t, row, rows, p, sums, 1);
+    else put_gated(t, row, rows, p, sums, 0);
+  } else if ((p + 1) * PANEL > t->n) put_plain(t, t->mode, t->residual, row, rows, p, sums, 0);
+  else if (t->mode == FLOAT32) put_plain(t, FLOAT32, 0, row, rows, p, sums, 1);
+  else if (t->mode == GELU_TANH) put_plain(t, GELU_TANH, t->residual, row, rows, p, sums, 1);
+  else if (t->residual) put_plain(t, PLAIN, t->residual, row, rows, p, sums, 1);
+  else put_plain(t, PLAIN, 0, row, rows, p, sums, 1);
+}
+
+static int64_t padded(int64_t k, int64_t group) { return (k + group - 1) / group * group; }
+
+// Memory of this thread, until its next call: it grows with the largest product. Null where there is none.
+static void *scratch(int64_t bytes) {
+  static _Thread_local char *memory;
+  static _Thread_local int64_t size;
+  if (bytes > size) {
+    free(memory);
+    size = padded(bytes, 1 << 16);
+    memory = aligned_alloc(64, (size_t)size);
+    if (!memory) size = 0;
+    else memset(memory, 0, (size_t)size);
+  }
+  return memory;
 }
 
 INLINE const char *fetch(const char *from, int lines) {
