@@ -322,5 +322,5 @@ def describe(loaded: Loaded) -> str:
     for item in fields(Config):
         value = getattr(loaded.config, item.name)
         shown = "(set)" if item.metadata["type"] is KEY and value else _text(value) or "(unset)"
-        lines.append(f"{flag(item.name):<24}{shown:<24}{loaded.origin[item.name]}")
+        lines.append(f"{flag(item.name):<23} {shown:<23} {loaded.origin[item.name]}")
     return "\n".join(lines)
