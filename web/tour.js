@@ -38,7 +38,12 @@
     },
     {
       title: "Long prompts, in chunks", policy: "chunked", options: chunks, load: long, figures: STEPS,
-      versus: { label: "Without chunks", policy: "dynamic" },
+      versus: {
+        label: "Without chunks", policy: "dynamic",
+        text: "Without chunks, a prompt is read in one step, as far as --max-tokens-per-step allows. While a long one is read, the step takes several times as long, "
+          + "and every other request waits that long for its next token. In the picture the prompt has few dark cells; with "
+          + "columns that are slices of time, they are wide.",
+      },
       text: "Before its first token, a request must read its prompt. If a long prompt is read in one step, that step is long, "
         + "and every other request waits for its next token. In chunks, a step computes only a few dozen prompt tokens: the dark "
         + "cells of one prompt stretch over several short steps, and the others get a token in each of them.",
@@ -51,7 +56,11 @@
     },
     {
       title: "Fairness", policy: "dynamic+vtc", load: twoClients, figures: WAITS,
-      versus: { label: "First come, first served", policy: "dynamic" },
+      versus: {
+        label: "First come, first served", policy: "dynamic",
+        text: "First come, first served: the same two clients, but the quiet one, lit up in the picture, stands behind all of the "
+          + "loud one's line, and waits as long as the loud one does.",
+      },
       lit: (request) => EB.clientOf(request) === "quiet",
       text: "Two clients share the server: a loud one with a long line of requests, and a quiet one that asks now and then. "
         + "First come, first served puts the quiet one behind all of the loud one's line. Here the client that was served "
@@ -231,7 +240,6 @@
       const { stop } = this;
       EB.put(this.place, `Stop ${at + 1} of ${STOPS.length}`);
       EB.put(this.title, stop.title);
-      EB.put(this.text, stop.text);
       EB.put(this.next, at === STOPS.length - 1 ? "Finish" : "Next");
       this.back.disabled = at === 0;
       await this.show(false);
@@ -241,6 +249,7 @@
     async show(other) {
       const { stop } = this;
       this.other = other;
+      EB.put(this.text, (other ? stop.versus : stop).text);
       this.compare.hidden = !stop.versus;
       EB.put(this.compare, stop.versus?.label ?? "");
       this.compare.setAttribute("aria-pressed", String(other));
