@@ -20,15 +20,6 @@ from simulate.simulator import Run, simulate
 COST_A = published.make("oracle-a")
 
 
-def points(quick: int, *rows: Any) -> list[Any]:
-    """Return the values of a parametrized test, of which only the first `quick` are no part of `full` alone."""
-    return [*rows[:quick], *(pytest.param(*_row(row), marks=pytest.mark.full) for row in rows[quick:])]
-
-
-def _row(row: Any) -> tuple[Any, ...]:
-    return row if type(row) is tuple else (row,)  # a named tuple is one value
-
-
 def make_scheduler(policy: str, slots: int, budget: int = 1 << 30, **options: Any) -> Scheduler:
     """Return a scheduler without pages whose policy has these options."""
     return Scheduler(policies.get_policy(policy, max_batch_size=slots, options=options), None, budget)

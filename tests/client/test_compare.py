@@ -111,6 +111,7 @@ def test_failed_requests_are_warned_about_above_the_figures(
     assert any("12 failed: stream cut" in w for w in store.read(folder).summary["warnings"])
 
 
+@pytest.mark.full
 def test_the_files_for_a_readme_have_fixed_names(pair: tuple[MockServer, MockServer], tmp_path: Path) -> None:
     into = tmp_path / "docs"
     flags = [f"a={pair[0].url}", *SMALL, "--out", str(tmp_path), "--name", "x"]

@@ -133,6 +133,7 @@ def test_texts_are_the_cpus_for_every_family(name: str) -> None:
     assert run(None, ragged(config, 10, 1, temperature=0), runner=runner) == expected
 
 
+@pytest.mark.full
 def test_texts_of_the_kernels_are_the_cpus() -> None:
     config = replace(ARCHITECTURES["qwen3"], n_layer=1, block_size=128, n_embd=32, head_size=32, inner_size=32)
 

@@ -186,6 +186,7 @@ def test_a_step_has_at_least_two_rows() -> None:
     assert set(sizes) == {2}  # torch's products of one row are slower
 
 
+@pytest.mark.full
 def test_strict_logits_do_not_depend_on_the_batch_and_their_texts_are_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="Triton is not there: pip install triton")
     multiply_in_one_order(monkeypatch)

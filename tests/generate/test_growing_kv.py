@@ -111,6 +111,7 @@ def test_no_policy_changes_a_token_when_pages_run_out(options: dict[str, Any]) -
     assert serve(runner, 60, requests(16, 3), **options)[0] == serve(runner, 60, requests(16, 3), policy="nobatch")[0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_a_step_ahead_on_a_gpu_has_the_pages_that_it_needs(prefix_cache: bool) -> None:
     expected, _ = serve(ModelRunner(make_model(CONFIG), 400, PAGE_SIZE), 400, requests(16, 4))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from points import points
 from support import write_checkpoint
 from torch.nn import functional as F
 
@@ -73,7 +74,7 @@ def test_a_damaged_layer_is_named(folder: str) -> None:
     assert layers.worst(runner, exact) == layers.Worst("1 mlp_proj", 1.0)
 
 
-@pytest.mark.parametrize(("worse", "code"), [(0.002, 0), (0.004, 1), (math.nan, 1)])
+@pytest.mark.parametrize(("worse", "code"), points(2, (0.002, 0), (0.004, 1), (math.nan, 1)))
 def test_a_format_beyond_its_bound_fails_the_command(
     worse: float, code: int, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from points import points
 
 import policies
 from generate.params import GREEDY, SamplingParams
@@ -153,9 +154,9 @@ class Counting(ModelRunner):
         return super()._pack(*args)
 
 
-@pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic", "chunked"])
+@pytest.mark.parametrize("policy", points(2, "dynamic", "static", "nobatch", "chunked"))
 @pytest.mark.parametrize(
-    "sampling", [{}, {"temperature": 0.0}, {"top_k": 5, "repetition_penalty": 1.3}, {"logprobs": 2}], ids=str
+    "sampling", points(2, {}, {"logprobs": 2}, {"temperature": 0.0}, {"top_k": 5, "repetition_penalty": 1.3}), ids=str
 )
 def test_steps_that_only_decode_are_packed_once_and_give_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch, policy: str, sampling: dict[str, Any]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from points import points
 
 from generate.cpu.kernels import KernelError, find_compiler, load_library
 from generate.cpu.team import SOURCE, Team
@@ -52,7 +53,7 @@ def team(counter: ctypes.CDLL) -> Iterator[Team]:
     team.use(1, own=True)
 
 
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("own", points(1, True, False))
 def test_every_item_of_many_jobs_is_done_once(team: Team, counter: ctypes.CDLL, own: bool) -> None:
     team.use(4, own)
     sizes = [1, 2, 3, 7, 64, 1000, 99_999]

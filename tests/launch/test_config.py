@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 import pytest
-from support import ROOT, run_app
+from support import ROOT, free_port, run_app
 
 import config as settings
 import policies
@@ -248,7 +248,10 @@ def test_help_lists_the_policies_and_print_config_hides_the_key(tmp_path: Path) 
     [
         (["dinamic"], ["unknown policy 'dinamic'", "Did you mean 'dynamic'?", "dynamic, ", "nobatch, ", "static, "]),
         (["dynamic", "--prot", "1"], ["--prot", "--port"]),
-        (["dynamic", "--model", "gpt3", "--host", "127.0.0.1"], ["unknown model 'gpt3'", "gpt2", "bard"]),
+        (
+            ["dynamic", "--model", "gpt3", "--host", "127.0.0.1", "--port", str(free_port())],
+            ["unknown model 'gpt3'", "gpt2", "bard"],
+        ),
         (["dynamic", "--host", "192.0.2.1"], ["cannot listen on 192.0.2.1", "Use another --host"]),
         (["dynamic", "--host", "no.such.host.invalid"], ["cannot listen on no.such.host", "--host"]),
     ],

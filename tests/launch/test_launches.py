@@ -125,11 +125,16 @@ def test_a_full_disk_is_refused(
     ("arguments", "environ", "words"),
     [
         ([], {"GUNICORN_CMD_ARGS": "--preload"}, "preload on"),
-        ([], {"GUNICORN_CMD_ARGS": "--workers 2"}, "2 worker"),
-        ([], {"GUNICORN_CMD_ARGS": "-k sync"}, "of class gthread"),
-        ([], {"GUNICORN_CMD_ARGS": "--threads 4"}, "4 threads"),
-        (["--dtype", "float16", "--device", "cpu"], {}, "float16 is for GPUs"),
         (["--kv-memory", "1K"], {}, "--kv-memory"),
+        *(
+            pytest.param(*more, marks=pytest.mark.full)
+            for more in (
+                ([], {"GUNICORN_CMD_ARGS": "--workers 2"}, "2 worker"),
+                ([], {"GUNICORN_CMD_ARGS": "-k sync"}, "of class gthread"),
+                ([], {"GUNICORN_CMD_ARGS": "--threads 4"}, "4 threads"),
+                (["--dtype", "float16", "--device", "cpu"], {}, "float16 is for GPUs"),
+            )
+        ),
     ],
 )
 def test_what_only_the_server_process_can_check_is_refused_in_one_line(
@@ -143,6 +148,7 @@ def test_what_only_the_server_process_can_check_is_refused_in_one_line(
     assert words in result.stderr
 
 
+@pytest.mark.full
 @pytest.mark.process
 def test_missing_cuda_is_refused(tiny: Path) -> None:
     result = run_app(
@@ -166,6 +172,7 @@ def test_sixty_four_descriptors_are_too_few() -> None:
     assert REMEDY.match(result.stderr), result.stderr
 
 
+@pytest.mark.full
 @pytest.mark.process
 def test_no_check_is_an_assertion(tmp_path: Path) -> None:
     with Server(tmp_path / "log", "dynamic", "--model", "mock:llm-mock", PYTHONOPTIMIZE="1") as server:

@@ -57,6 +57,7 @@ def test_a_reload_finishes_accepted_requests_and_answers_new_ones_503_until_the_
     assert server.output().count("Traceback") == 0
 
 
+@pytest.mark.full
 @pytest.mark.process
 def test_a_reload_of_a_broken_model_ends_the_server_and_says_why(tmp_path: Path) -> None:
     model = tmp_path / "cost.json"

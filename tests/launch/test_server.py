@@ -254,6 +254,7 @@ def broken_models(checkpoint: Path, folder: Path) -> dict[str, tuple[Path, str]]
     return result
 
 
+@pytest.mark.full
 def test_a_broken_model_is_one_line_with_the_remedy(checkpoint: Path, tmp_path: Path) -> None:
     outcomes = {}
 

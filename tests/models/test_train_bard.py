@@ -84,6 +84,7 @@ def test_dropout_by_bytes_keeps_the_mean() -> None:
     assert torch.equal(drop.eval()(dropped), dropped)
 
 
+@pytest.mark.full
 def test_a_trained_model_can_be_served_and_resumed(
     trainer: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

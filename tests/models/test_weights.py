@@ -238,6 +238,7 @@ def test_resolving_does_not_import_torch(tiny: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code, str(tiny)], cwd=root, timeout=60).returncode == 0
 
 
+@pytest.mark.full
 def test_loading_a_model_does_not_load_the_compiler() -> None:
     code = "import sys, torch; from models import catalog, weights; weights.load_gpt(catalog.resolve('bard'), torch.float32); print('torch._dynamo' in sys.modules)"
     done = subprocess.run(

@@ -271,6 +271,7 @@ def test_the_command_line_rejects_it_before_a_model_is_loaded() -> None:
     assert result.stderr.startswith("error: unknown policy 'statik'. Did you mean 'static'?")
 
 
+@pytest.mark.full
 @pytest.mark.process
 def test_a_server_reports_how_the_other_policy_would_have_served(tmp_path: Path) -> None:
     flags = ("--model", "mock:llm-mock@20", "--max-batch-size", "8", "--shadow", "static")

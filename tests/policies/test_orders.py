@@ -88,6 +88,7 @@ def test_better_predictions_wait_less() -> None:
     assert wait() < wait(predictor="noisy", sigma=0.5) < wait(predictor="noisy", sigma=3)
 
 
+@pytest.mark.full
 def test_without_error_every_predictor_is_the_oracle() -> None:
     def admitted(**options: object) -> list[str]:
         return order_of_admission(drive(made("nobatch+sjf", 1, **options), many(50, seed=4)))
@@ -160,6 +161,7 @@ def test_a_higher_class_waits_less_and_ageing_lifts_the_lower() -> None:
     assert max(fcfs) < 1.3 * min(fcfs)
 
 
+@pytest.mark.full
 def test_by_deadline_more_are_in_time_than_by_arrival() -> None:
     def in_time(name: str) -> int:
         sequences = many(200, seed=7, gap=700)

@@ -116,7 +116,6 @@ def test_pages_that_the_scheduler_gives_back_twice_are_noticed() -> None:
     assert verdict.broken.law == "pages"
 
 
-THREE = ("nobatch", "static", "dynamic")
 EVERY = [*LOOPS, *ORDERS, *COMPOSED]
 
 
@@ -129,7 +128,7 @@ def test_every_policy_that_is_shipped_keeps_the_laws(name: str) -> None:
 @pytest.mark.parametrize(
     ("seed", "name"),
     [
-        pytest.param(seed, name, marks=() if name in THREE else pytest.mark.full, id=name)
+        pytest.param(seed, name, marks=() if name == "dynamic" else pytest.mark.full, id=name)
         for seed, name in enumerate(EVERY)
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from support import ROOT, Server, run_app
+from support import ROOT, Server, free_port, run_app
 
 from app import _with_absolute_paths, create_app, start
 from client import sweep
@@ -119,10 +119,10 @@ def test_names_of_files_mean_the_same_in_any_folder(tmp_path: Path, monkeypatch:
 
 
 def test_a_name_that_means_nothing_is_refused_at_the_start(tmp_path: Path) -> None:
-    wrong = run_app("dynamic", "--model", "mock:llm-moc")
+    wrong = run_app("dynamic", "--port", str(free_port()), "--model", "mock:llm-moc")
     assert wrong.returncode == 2
     assert "Did you mean 'llm-mock'?" in wrong.stderr
-    wrong = run_app("dynamic", "--model", f"mock:{tmp_path}/none.json")
+    wrong = run_app("dynamic", "--port", str(free_port()), "--model", f"mock:{tmp_path}/none.json")
     assert wrong.returncode == 2
     assert "python -m simulate calibrate" in wrong.stderr
 
@@ -143,6 +143,7 @@ def test_a_calibrated_file_is_served_at_its_pace(tmp_path: Path) -> None:
     assert "mock:cost.json, no weights: a step sleeps as long as the cost model says" in text
 
 
+@pytest.mark.full
 @pytest.mark.process
 def test_llm_mocks_benchmark_is_reproduced_by_a_sweep(tmp_path: Path) -> None:
     """More slots, more throughput and an earlier first token: real clients, a real server, a fiftieth of the time."""

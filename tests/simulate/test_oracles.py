@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support_simulate import COST_A, agrees, make_scheduler, points, poisson, replicate, run_poisson, sequences, uniform
+from points import points
+from support_simulate import COST_A, agrees, make_scheduler, poisson, replicate, run_poisson, sequences, uniform
 
 from simulate import published
 from simulate.costs import Cost

@@ -6,7 +6,8 @@ import random
 
 import numpy as np
 import pytest
-from support_simulate import agrees, make_scheduler, points, replicate, run_poisson
+from points import points
+from support_simulate import agrees, make_scheduler, replicate, run_poisson
 
 import policies
 from fleet.routers import ROUTERS, least_loaded, round_robin

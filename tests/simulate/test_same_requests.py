@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from points import points
 
 from client.client import read_settings
 from client.data import Planned, trace_sha256
@@ -51,7 +52,7 @@ def simulated(folder: Path, *flags: str) -> tuple[list[dict[str, str]], dict[str
 LENGTHS_KNOWN = [name for name in catalog.WORKLOADS if name not in catalog.OWN_LENGTHS]
 
 
-@pytest.mark.parametrize("spec", [*LENGTHS_KNOWN, "fixed:30:7", "shared-prefix:2:40", "anyscale:100"])
+@pytest.mark.parametrize("spec", points(5, "fixed:30:7", "shared-prefix:2:40", "anyscale:100", *LENGTHS_KNOWN))
 def test_every_workload_is_the_same_in_both_worlds(spec: str, tmp_path: Path) -> None:
     planned = sent("--workload", spec, "--numsamples", str(NUM), "--rate", "3")
     rows, result = simulated(tmp_path / "out", "--workload", spec, "--num", str(NUM), "--rate", "3")

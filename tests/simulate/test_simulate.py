@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from mock_server import mock_server
+from points import points
 from support_simulate import run_command
 
 from client import compare
@@ -210,14 +211,15 @@ def test_the_prefix_experiment_is_drawn_with_the_figures_beside_each_plot(
 # A command line and what its error names beside the remedy: the option or file, and the value or the bound.
 @pytest.mark.parametrize(
     ("policy", "hint", "values"),
-    [
+    points(
+        2,
+        ("dynamic+priority", "--priorities", ["3"]),
+        ("dynamic+lpm", "--workload", ["shared-prefix:20:500", "--kv-tokens", "6400"]),
         ("dynamic+vtc", "--clients", ["3"]),
         ("dynamic+vtc-pred", "--clients", ["3"]),
         ("dynamic+drr", "--clients", ["3"]),
-        ("dynamic+priority", "--priorities", ["3"]),
         ("dynamic+edf", "--slo", ["1", "20"]),
-        ("dynamic+lpm", "--workload", ["shared-prefix:20:500", "--kv-tokens", "6400"]),
-    ],
+    ),
 )
 def test_an_order_without_anything_to_go_by_is_noted(
     policy: str, hint: str, values: list[str], capsys: pytest.CaptureFixture[str]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_simulate import points
+from points import points
 
 from config import flag
 from simulate import calibrate, check, validate

@@ -9,6 +9,7 @@ import pytest
 from driver import drive, pools, toy_cost, traces
 from hypothesis import given
 from hypothesis import strategies as st
+from points import points
 from support_simulate import make_scheduler, poisson, sequences
 
 import policies
@@ -60,7 +61,7 @@ def test_the_simulator_and_the_scheduler_under_test_do_the_same(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("slots", [1, 3, 32])
+@pytest.mark.parametrize("slots", points(1, 3, 1, 32))
 @pytest.mark.parametrize("pages", [None, 40])
 def test_a_leap_changes_nothing(name: str, slots: int, pages: int | None) -> None:
     rng = np.random.default_rng(slots)

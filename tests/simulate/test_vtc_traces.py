@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support_simulate import make_scheduler, points
+from points import points
+from support_simulate import make_scheduler
 
 from simulate import published, workloads
 from simulate.costs import Host

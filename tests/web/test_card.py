@@ -93,6 +93,7 @@ def order(trace: dict[str, Any]) -> list[str]:
     return sorted(json.dumps(event, sort_keys=True) for event in events)
 
 
+@pytest.mark.full
 def test_the_latest_requests_are_simulated_under_any_policy(tab: Tab) -> None:
     page = send_load(tab, 6)
     page.focus("#card select")

@@ -115,6 +115,7 @@ def test_it_pauses_steps_and_is_moved_by_keys(tab: Tab, server: Server) -> None:
     assert tab.complaints == []
 
 
+@pytest.mark.full
 def test_it_finds_the_server_again(chromium: Any, tmp_path: Path) -> None:
     flags = ("--model", "mock:llm-mock@5", "--max-batch-size", "4")
     with Server(tmp_path / "log", "dynamic", *flags) as server:

@@ -64,6 +64,7 @@ def test_a_request_has_the_same_number_and_color_in_every_lane(tab: Tab, tmp_pat
     assert "same 3 requests" in str(page.text_content("#lead"))
 
 
+@pytest.mark.full
 def test_a_race_of_live_servers_shows_each_with_its_policy(tab: Tab, server: Server, tmp_path: Path) -> None:
     flags = ("--model", "mock:llm-mock@50", "--max-batch-size", "4")
     with Server(tmp_path / "log", "dynamic", *flags) as other:

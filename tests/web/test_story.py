@@ -138,6 +138,7 @@ def number(text: str, place: int = 0) -> str:
     return f"r{int(words[place]) - 1}"
 
 
+@pytest.mark.full
 def test_who_joins_because_another_left_takes_that_slot_in_the_next_step(said: Any, runs: Any) -> None:
     records = {record["n"]: record for record in runs["dynamic"].records()}
     for caption in of_kind(said["dynamic"], "joined"):
@@ -245,6 +246,7 @@ def test_the_tour_is_left_as_it_was_entered(tab: Tab, page: Any, server: Server)
     assert tab.complaints == []
 
 
+@pytest.mark.full
 def test_a_server_that_cannot_switch_says_so_in_the_tour(tab: Tab, page: Any) -> None:
     body = {"error": {"message": "this server was created without a choice of policies"}}
     page.route("**/policy", lambda route: route.fulfill(status=503, body=json.dumps(body)))
