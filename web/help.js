@@ -11,13 +11,18 @@
     [1, 1, 1, "prefill", 1], [1, 2, 8, "decode", 1],
     [2, 1, 1, "prefill", 2], [2, 2, 6, "decode", 2], [2, 7, 8, "held", 2],
   ];
+  const NAMES = { prefill: "small on", decode: "small", held: "small clear" }; // classes of a kind's name
   const TERMS = [
     ["slot", "A place in the batch, a row of the picture. A request has one from joining to leaving."],
     ["step", "One pass through the model for all requests in the batch, also called an iteration: a column of the picture."],
     ["prefill", "The steps that compute a request's prompt. The last of them gives its first token."],
-    ["decode", "The steps after it. Each gives one more token."],
+    ["decode", "The steps after prefill. Each gives one more token."],
     ["held", "The request is finished, but a static batch keeps its slot until the longest request is finished too."],
-    ["KV page", "Memory for the keys and values of a fixed number of a request's tokens. It takes more pages as it grows."],
+    ["padding", "Where a batch computes rows of one length, what a shorter request's row is filled up with."],
+    ["recomputed", "Tokens of a request that lost its pages to others (it was preempted), and had to be computed again."],
+    ["batch fill", "The share of the slots in which a step computes a row, wasted or not."],
+    ["wasted rows", "The share of those rows that gave nothing: padding, held and recomputed."],
+    ["KV page", "Memory for the keys and values of a fixed number of a request's tokens. A request takes more pages as it grows."],
     ["TTFT", "Time to first token: from the arrival to the first token. Waiting in the queue is part of it."],
     ["ITL", "Inter-token latency: the time between two tokens of a request."],
     ["TPOT", "Time per output token: a request's mean time between tokens, from its first token to its last."],
@@ -47,7 +52,7 @@
       svg.append(shape("rect", { x: x(from - 1) + 1, y, width: (to - from + 1) * STEP - 2, height: ROW - 3 - 2 * inset,
         class: `hue${hue} ${kind}`, ...pattern }));
       const words = kind === "decode" ? `#${hue + 1} decode` : kind;
-      if (slot === 0 || kind === "decode") text(x(from - 1) + 6, TOP + slot * ROW + 18, words, kind === "prefill" ? "small on" : "small");
+      if (slot === 0 || kind === "decode") text(x(from - 1) + 6, TOP + slot * ROW + 18, words, NAMES[kind]);
     }
     text(x(10.5), TOP + 2 * ROW + 18, "idle", "middle soft");
     for (let step = 1; step < STEPS; step++) {

@@ -3,6 +3,9 @@
 (function (root) {
   const EB = (root.EB = root.EB || {});
 
+  const ROWS = 190; // height of all rows of slots
+  const LOWEST = 9; // of a row that is made lower
+
   class Lane {
     constructor(parent, name, model, origin) {
       Object.assign(this, { name, model, origin, offset: 0 });
@@ -26,9 +29,15 @@
       const waste = box.appendChild(EB.element("div", "waste"));
       waste.setAttribute("role", "img");
       parent.append(box);
-      this.picture = new EB.Picture(canvas, { height: 190 });
+      this.picture = new EB.Picture(canvas, { height: ROWS });
       this.waste = new EB.WasteBar(waste);
       box.setAttribute("aria-label", `${this.badge.textContent}: ${name}`);
+    }
+
+    // Make the picture as low as `height`, if its rows stay high enough to see.
+    fit(height) {
+      const rows = Math.floor(height - this.picture.around);
+      this.picture.wanted = Math.min(ROWS, Math.max(rows, LOWEST * Math.max(1, this.model.slots)));
     }
 
     // Running totals up to each step, so that any moment can be shown immediately.

@@ -10,20 +10,27 @@
 
     $("load-form").addEventListener("submit", (event) => {
       event.preventDefault();
-      send(Number($("load-rate").value));
+      if (isValid()) send(Number($("load-rate").value));
     });
-    $("burst").addEventListener("click", () => send(0));
+    $("burst").addEventListener("click", () => isValid() && send(0));
     $("first-burst").addEventListener("click", () => {
       $("load-count").value = "40";
-      send(0);
+      if (isValid()) send(0);
     });
     $("load-stop").addEventListener("click", () => fetch("load", { method: "DELETE", headers: headers({}) }));
 
+    const number = (id) => Number($(id).value);
+
+    // The browser says beside the field what is wrong. The form has novalidate, so that this is asked for every button.
+    function isValid() {
+      const swapped = number("load-min") > number("load-max");
+      $("load-min").setCustomValidity(swapped ? "The first must not exceed the second." : "");
+      return $("load-form").reportValidity();
+    }
+
     async function send(rate) {
-      const number = (id, fallback) => Number($(id).value) || fallback;
       const load = {
-        count: number("load-count", 200), rate, min_tokens: number("load-min", 8),
-        max_tokens: number("load-max", 80), seed: Math.trunc(number("load-seed", 0)),
+        count: number("load-count"), rate, min_tokens: number("load-min"), max_tokens: number("load-max"), seed: number("load-seed"),
       };
       try {
         const reply = await fetch("load", {

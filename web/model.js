@@ -107,9 +107,10 @@
       this.lastGap = true;
     }
 
-    // Choose the hue that the fewest running requests have, so that neighbors differ.
-    pickHue(request, members) {
+    // Choose the hue that the fewest running requests have, so that neighbors differ, and not that of the one before in the slot.
+    pickHue(request, members, before) {
       const used = new Array(HUES).fill(0);
+      if (before?.hue >= 0) used[before.hue] = members.length;
       for (const member of members) {
         const other = this.requests.get(this.numbers.get(member.id));
         if (other && other.hue >= 0) used[other.hue]++;
@@ -137,7 +138,7 @@
       for (const member of record.members) most = Math.max(most, member.tokens);
       for (const member of record.members) {
         const request = this.request(member.id);
-        if (request.hue < 0) this.pickHue(request, record.members);
+        if (request.hue < 0) this.pickHue(request, record.members, this.requests.get(last?.who[member.slot]));
         const slot = member.slot;
         const kind = PHASE[member.phase] ?? KIND.PAUSED;
         column.bits[slot] = kind;

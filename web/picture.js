@@ -39,11 +39,15 @@
       this.rows = slots - wanted <= 4 ? slots : wanted > kept || wanted <= kept / 2 ? wanted : kept;
     }
 
+    // The height of all but the rows.
+    get around() {
+      return TOP + AXIS + (this.queue ? SPACE + QUEUE : 0);
+    }
+
     resize(model, width) {
       const hidden = model.slots > this.rows;
       const tall = Math.max(5, Math.min(40, Math.floor(this.wanted / Math.max(this.rows, 1))));
-      const height = TOP + tall * this.rows + (hidden ? NOTE : 0) + AXIS
-        + (this.queue ? SPACE + QUEUE : 0);
+      const height = tall * this.rows + (hidden ? NOTE : 0) + this.around;
       const ratio = root.devicePixelRatio || 1;
       if (width !== this.width || height !== this.height || ratio !== this.ratio) {
         if (ratio !== this.ratio && this.ratio) this.restyle();

@@ -108,6 +108,7 @@
       this.form.addEventListener("change", (event) => {
         if (event.target.type === "radio") this.showOptions();
       });
+      this.form.addEventListener("input", () => this.showChange());
       this.form.addEventListener("submit", (event) => {
         event.preventDefault();
         this.submit();
@@ -175,13 +176,29 @@
       const rows = [...part("policies", loop, now.loop), ...part("orders", order, now.order)];
       this.options.replaceChildren(...rows);
       this.options.hidden = !rows.length;
+      this.served = loop === now.loop && order === now.order ? this.values : null;
       this.button.textContent = `Switch to ${nameOf(loop, order)}`;
       this.problem.textContent = "";
+      this.showChange();
+    }
+
+    // The options as they are entered, as one text.
+    get values() {
+      return JSON.stringify(this.inputs.map((input) => input.value || input.dataset.usual));
+    }
+
+    get inputs() {
+      return [...this.options.querySelectorAll("input, select")];
+    }
+
+    // There is nothing to switch to while what is chosen is what serves.
+    showChange() {
+      this.button.disabled = this.values === this.served;
     }
 
     async submit() {
       const { loop, order } = this.chosen;
-      const inputs = [...this.options.querySelectorAll("input, select")];
+      const { inputs } = this;
       const given = inputs.filter((input) => input.value !== "" && input.value !== input.dataset.usual);
       const options = Object.fromEntries(given.map((input) => [input.name, input.value]));
       this.button.disabled = true;
@@ -196,7 +213,7 @@
         wrong?.setAttribute("aria-invalid", "true");
         wrong?.focus();
       } finally {
-        this.button.disabled = false;
+        this.showChange();
       }
     }
   }

@@ -10,6 +10,7 @@
 
   let races = new Map(); // runs by load
   let lanes = [];
+  let fitted = ""; // the size of the window that the lanes were made for
   let clock = 0, length = 1, speed = 1, playing = true, dirty = true;
 
   // Show the runs of the first load and offer the others; a run gets its lane when it is shown.
@@ -33,7 +34,7 @@
       const first = Math.min(run.records[0].t, ...run.arrivals.map((arrival) => arrival.t));
       return Object.assign(new EB.Lane($("lanes"), run.name, EB.modelOf(run, numbers), first), { cut: run.cut });
     });
-    EB.put("hue", numbers ? "a color and its number are one request, the same in every lane" : "each color is one request of its lane");
+    EB.put("hue", numbers ? "a number is a request, the same in every lane; colors repeat" : "a number is a request of its lane; colors repeat");
     EB.levelLanes(lanes);
     length = Math.max(0.01, ...lanes.map((lane) => (lane.prepare(), lane.seconds)));
     const wanted = length / SHOWN_FOR;
@@ -44,10 +45,22 @@
     $("seek").max = String(length);
     clock = 0;
     EB.put("lead", lead());
+    fitted = "";
     play(true);
   }
 
-  // Say what the lanes have in common, as far as the records show, and which was faster.
+  // Give the lanes the height that the window leaves them. The frame of a report is as high as its content instead.
+  function fitLanes() {
+    const size = [innerWidth, innerHeight, ...lanes.map((lane) => lane.model.slots)].join();
+    if (size === fitted || !lanes.length || frameElement) return;
+    fitted = size;
+    const heights = lanes.reduce((sum, lane) => sum + lane.canvas.clientHeight, 0);
+    const others = $("lanes").getBoundingClientRect().bottom + scrollY - heights;
+    for (const lane of lanes) lane.fit((innerHeight - others) / lanes.length);
+    dirty = true;
+  }
+
+  // Say what the lanes have in common, as far as the records show, and how long each took.
   function lead() {
     if (lanes.length < 2) return "";
     const { cut } = lanes[0];
@@ -61,11 +74,11 @@
     const same = agree(({ id, total }) => `${id} ${total}`);
     const held = lanes.some((lane) => lane.sums[lane.sums.length - 1].steps[EB.STEPS.indexOf("held")] > 0);
     const ordered = [...lanes].sort((a, b) => b.seconds - a.seconds);
-    const [slow, fast] = [ordered[0], ordered[ordered.length - 1]];
+    const times = ordered.map((lane, k) => `${lane.badge.textContent} ${k ? "" : "took "}${EB.seconds(lane.seconds)}`);
     const { total } = lanes[0];
     return (same ? `Each lane serves the same ${total} requests. ` : `Each lane serves ${total} requests of the same lengths. `)
       + (held ? "Hatched slots are finished and wait for the longest request of their batch. " : "")
-      + `${slow.badge.textContent} took ${EB.seconds(slow.seconds)}, ${fast.badge.textContent} ${EB.seconds(fast.seconds)}.`;
+      + `${times.join(", ")}.`;
   }
 
   function runsOf(file, text) {
@@ -158,6 +171,7 @@
     requestAnimationFrame(frame);
     const elapsed = Math.min(0.25, (now - before) / 1000);
     before = now;
+    fitLanes();
     if (lanes.some((lane) => lane.live)) {
       if (playing) drawLive(now);
       return;

@@ -8,7 +8,7 @@
 
   const seconds = (value) => EB.seconds(value);
   const percent = (share) => (share === null ? "–" : EB.percent(share));
-  const PACE = [["tokens/s", (m) => EB.figure(m.tokensPerSecond)], ["slots used", (m) => percent(m.fill)],
+  const PACE = [["tokens/s", (m) => EB.figure(m.tokensPerSecond)], ["slots taken", (m) => percent(m.fill)],
     ["rows held", (m) => percent(m.held)]];
   const STEPS = [["usual step", (m) => seconds(m.step)], ["step with a long prompt", (m) => seconds(m.promptStep)],
     ["steps for the prompt", (m) => (m.chunks ? String(m.chunks) : "–")]];
@@ -16,7 +16,8 @@
     ["first token, hit", (m) => seconds(m.firstHit)], ["first token, no hit", (m) => seconds(m.firstMiss)]];
   const WAITS = [["quiet waits", (m) => seconds(m.waits.quiet)], ["loud waits", (m) => seconds(m.waits.loud)]];
 
-  // load(slots) is the body of POST /load, options(slots) those of the policy; `versus` is what a stop can be compared with.
+  // load(slots) is the body of POST /load, options(slots) those of the policy; `versus` is what a stop can be
+  // compared with: the button says `label`, and while it is shown `undo`.
   const STOPS = [
     {
       title: "One at a time", policy: "nobatch", load: plain, figures: PACE,
@@ -39,7 +40,7 @@
     {
       title: "Long prompts, in chunks", policy: "chunked", options: chunks, load: long, figures: STEPS,
       versus: {
-        label: "Without chunks", policy: "dynamic",
+        label: "Without chunks", undo: "With chunks", policy: "dynamic",
         text: "Without chunks, a prompt is read in one step, as far as --max-tokens-per-step allows. While a long one is read, the step takes several times as long, "
           + "and every other request waits that long for its next token. In the picture the prompt has few dark cells; with "
           + "columns that are slices of time, they are wide.",
@@ -52,12 +53,12 @@
       title: "Shared prefixes", policy: "chunked", options: chunks, load: shared, figures: HITS,
       text: "Three of four prompts begin with the same long text, as instructions to a chat bot would. Its keys and values are "
         + "computed once and kept. A request that begins the same takes them from the cache (◇), skips that part of its "
-        + "prompt, and writes its first token sooner. One in four has a beginning of its own, and reads all of it: the long dark rows.",
+        + "prompt, and writes its first token sooner. One in four has a beginning of its own, and reads all of it: the long dark blocks.",
     },
     {
       title: "Fairness", policy: "dynamic+vtc", load: twoClients, figures: WAITS,
       versus: {
-        label: "First come, first served", policy: "dynamic",
+        label: "First come, first served", undo: "Back to vtc", policy: "dynamic",
         text: "First come, first served: the same two clients, but the quiet one, lit up in the picture, stands behind all of the "
           + "loud one's line, and waits as long as the loud one does.",
       },
@@ -251,8 +252,7 @@
       this.other = other;
       EB.put(this.text, (other ? stop.versus : stop).text);
       this.compare.hidden = !stop.versus;
-      EB.put(this.compare, stop.versus?.label ?? "");
-      this.compare.setAttribute("aria-pressed", String(other));
+      EB.put(this.compare, (other ? stop.versus?.undo : stop.versus?.label) ?? "");
       await EB.switchPolicy(this.headers, this.policy, (other ? stop.versus : stop).options?.(this.slots()));
       const load = JSON.stringify({ ...stop.load(this.slots()), replace: true });
       if (load !== this.load) await this.send(load);

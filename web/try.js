@@ -29,7 +29,9 @@
       });
       $("prompt-form").addEventListener("submit", (event) => {
         event.preventDefault();
-        this.send();
+        const blank = !$("prompt").value.trim(); // spaces alone pass `required`
+        $("prompt").setCustomValidity(blank ? "Write something to send." : "");
+        if ($("prompt-form").reportValidity()) this.send();
       });
       addEventListener("pagehide", () => this.stop());
     }

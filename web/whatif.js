@@ -102,7 +102,7 @@
       this.drawn = null;
       EB.put(this.note, answer.cut_s
         ? `The first ${EB.seconds(answer.cut_s)} of each lane; the figures above are of all of it.`
-        : "A color and its number are one request, the same in every lane. Hatched cells are held: finished, waiting for the rest of the batch.");
+        : "A number is a request, the same in every lane; colors repeat. Hatched cells are held: finished, waiting for the rest of the batch.");
       this.box.hidden = false;
       this.run();
     }

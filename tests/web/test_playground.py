@@ -87,3 +87,26 @@ def test_leaving_the_page_cancels_its_request(tab: Tab, server: Server) -> None:
     id = page.evaluate("EB.page.playground.id")
     page.goto("about:blank")
     wait_until(lambda: server.get(f"/requests/{id}").json["finish_reason"] == "cancelled")
+
+
+def test_a_blank_prompt_and_a_load_that_makes_no_sense_are_refused_beside_the_field(tab: Tab) -> None:
+    page = live(tab)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.method))
+    page.fill("#prompt", "   ")
+    page.click("#send")
+    assert page.evaluate("document.activeElement.id") == "prompt"
+    page.fill("#load-min", "300")
+    page.fill("#load-max", "20")
+    for button in ("#burst", "#poisson"):
+        page.click(button)
+        assert page.evaluate("document.activeElement.id") == "load-min"
+    page.fill("#load-min", "10")
+    page.fill("#load-count", "")
+    page.click("#burst")
+    assert page.evaluate("document.activeElement.id") == "load-count"
+    assert "POST" not in asked
+    page.fill("#prompt", "x")
+    page.click("#send")
+    tab.until(f"document.querySelectorAll('#answer .token').length === 12 && {IDLE}")
+    assert tab.complaints == []

@@ -42,6 +42,7 @@ def test_the_race_shows_the_recorded_runs_in_step(tab: Tab) -> None:
     tab.until("[...document.querySelectorAll('.done')].every((e) => e.textContent.includes('finished in'))")
     answered = page.locator(".figures span:first-child b").all_text_contents()
     assert len(set(answered)) == 1
+    assert page.evaluate("EB.race.lanes.at(-1).box.getBoundingClientRect().bottom <= innerHeight")
     assert tab.complaints == []
 
 

@@ -54,6 +54,7 @@ def test_the_policy_is_switched_by_keyboard_and_the_picture_names_it(tab: Tab, p
     page.focus("#policy")
     page.keyboard.press("Enter")
     tab.until("document.activeElement.name === 'loop'")
+    assert page.is_disabled("#policy-menu button.primary")  # what serves is chosen
     page.keyboard.press("ArrowUp")  # from dynamic to static
     page.keyboard.press("Tab")
     page.keyboard.press("ArrowDown")
@@ -80,6 +81,9 @@ def test_an_option_that_is_refused_says_why_beside_the_button(tab: Tab, page: An
     tab.until("document.querySelector('#policy').textContent === 'window'")
     page.click("#policy")
     tab.until("document.querySelector('#policy-menu input[name=preferred]')?.value === '4,8'")
+    assert page.is_disabled("#policy-menu button.primary")
+    page.fill("#policy-menu input[name=preferred]", "4,16")
+    assert page.is_enabled("#policy-menu button.primary")
     assert [c for c in tab.complaints if "400" not in c] == []  # the browser itself reports the refusal
 
 
