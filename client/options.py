@@ -19,7 +19,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 from dotenv import dotenv_values
 
-from .shell import printing
+from .shell import as_called, printing
 
 ORIGINS: dict[ParameterSource | None, str] = {
     ParameterSource.COMMANDLINE: "flag", ParameterSource.ENVIRONMENT: "environment", ParameterSource.DEFAULT_MAP: ".env"
@@ -185,7 +185,8 @@ class Parameter(click.Parameter):
         shown = "none" if default == "" and self.variables else "" if default is None else str(default)
         facts = ", ".join(filter(None, [shown, getattr(self.type, "bounds", "")]))
         brackets = "; ".join(filter(None, [facts, *self.variables[:1]]))
-        return f"{self.help} [{brackets}]" if brackets else str(self.help)
+        text = as_called(str(self.help))
+        return f"{text} [{brackets}]" if brackets else text
 
 
 class Option(Parameter, click.Option):
@@ -243,8 +244,10 @@ class Command(click.Command):
         more: Mapping[str, Section] | None = None,
     ) -> None:
         self.declared = [param for params in sections.values() for param in params]
-        super().__init__(name, params=[*self.declared], context_settings={"help_option_names": ["-h", "--help"]})
-        self.text, self.sections, self.more = help, sections, more or {}
+        super().__init__(
+            as_called(name), params=[*self.declared], context_settings={"help_option_names": ["-h", "--help"]}
+        )
+        self.text, self.sections, self.more = as_called(help), sections, more or {}
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write(f"usage: {ctx.command_path} {' '.join(self.collect_usage_pieces(ctx))}\n\n")
@@ -254,7 +257,7 @@ class Command(click.Command):
         for title, content in [*options.items(), *self.more.items()]:
             if isinstance(content, str):
                 formatter.write(f"\n{title}:\n" if title else "\n")
-                formatter.write_text(content.rstrip())
+                formatter.write_text(as_called(content).rstrip())
             elif content:
                 with formatter.section(title):
                     formatter.write_dl(content)

@@ -1,4 +1,4 @@
-"""What a command owes its shell: no complaint about a closed pipe, and completion.
+"""What a command owes its shell: no complaint about a closed pipe, completion, and the name it was called by.
 
 This module must not know any particular command.
 """
@@ -7,11 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 
 import click
 from click.shell_completion import shell_complete
+
+# "OLD=NEW" where ./eb started this command: the name NEW that the user typed for the command OLD. Not for its children.
+_OLD, _, _NEW = os.environ.pop("_EB_CALLED", "").partition("=")
+
+
+def as_called(text: str) -> str:
+    """Return a help or a name with the command as the user called it."""
+    return re.sub(rf"(?<![\w/])(?:python3 )?{re.escape(_OLD)}(?!\w)", _NEW, text) if _OLD else text
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
-"""Chunked prefill (Sarathi-Serve, OSDI 2024; vLLM V1; DeepSpeed's Dynamic SplitFuse): a step computes at most C tokens.
+"""Chunked prefill (Sarathi-Serve, OSDI 2024; vLLM V1; Dynamic SplitFuse): a step computes at most max_batched_tokens.
 
-One token for each decode comes first, then the rest of the prompts that have begun, then new prompts as far as C, slots
-and KV allow; the last prompt is cut. Decodes are never left out, so no stream stalls for a whole prompt. With unlimited
-C it is `dynamic`.
+One token for each decode comes first, then the rest of the prompts that have begun, then new prompts as far as that
+limit, slots and KV allow; the last prompt is cut. Decodes are never left out, so no stream stalls for a whole prompt.
+Without a limit it is `dynamic`.
 """
 
 from __future__ import annotations

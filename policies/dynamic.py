@@ -15,7 +15,7 @@ from scheduling.sequence import Sequence
 class Policy(policy.Policy):
     reserve = option(
         "all",
-        "KV pages at admission: all, for the whole answer if its length is requested; prompt, for prompt and margin",
+        "KV pages at admission; all: room for the whole answer if its length is requested; prompt: room for the prompt and a margin",
         choices=("all", "prompt"),
     )
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Create .venv and install a requirements file into it. Later calls skip what is done.
 # usage: tools/setup.sh [client/]requirements.txt|requirements-mock.txt|requirements-dev.txt [the server's arguments]
-# Where the arguments start a server without weights, requirements-mock.txt takes the place of requirements.txt.
+# Where the arguments start a server without weights, or none, requirements-mock.txt takes the place of requirements.txt.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 cpu_builds=https://download.pytorch.org/whl/cpu  # of PyTorch, by its authors
 wanted="$1"
 shift
 
-# Whether the server with these arguments has no weights. As for the server, a flag wins over the variable, and that over
+# Whether the server with these arguments has no weights, or only prints something. As for the server, a flag wins over the variable, and that over
 # .env; a demonstration has none unless a model is named.
 is_without_weights() {
   local model="${EB_MODEL:-}" demo=
@@ -19,6 +19,7 @@ is_without_weights() {
       --demo) [ "${2:-}" = off ] || demo=yes ;;
       --model) model="${2:-}" ;;
       --model=*) model="${1#--model=}" ;;
+      -h | --help | --version | --print-config) return 0 ;;
     esac
     shift
   done

@@ -13,6 +13,11 @@
     in_progress: "a step was being computed when it arrived",
     waited: "the recording does not say why",
   };
+  const SHORT = { // the same in the bar
+    slots_full: "slots taken", token_budget: "token budget", kv_full: "no KV pages", policy_order: "policy",
+    window: "for more requests", in_progress: "for a step's end",
+  };
+  const AT_ONCE = "It did not wait: it joined the first step after its arrival.";
   const ROWS = 12; // of the list of steps, the first and the last
   const NEIGHBORS = 16;
 
@@ -101,7 +106,7 @@
       this.box.replaceChildren(
         heading(request, this.finder(request), close), moments(request, times), timeline(partsOf(times, this.record, history, this.now())),
         element("p", "", sentence(request, this.record, history)),
-        columns([...reasons(this.record), ...stepByStep({ ...request, arrived }, history)], this.neighbors(history)),
+        columns(whyItWaited(this.record, { ...request, arrived }, history), this.neighbors(history)),
       );
       if (this.problem) {
         const problem = element("p", "error", this.problem);
@@ -196,7 +201,7 @@
     // The server counts the step in progress at the arrival under policy_order. Reasons are in the order of their first step.
     const order = waits.map(({ reason }) => (reason === "in_progress" ? "policy_order" : reason));
     const totals = [...(record?.waited ?? [])].sort((a, b) => order.indexOf(a.reason) - order.indexOf(b.reason));
-    const parts = totals.map((wait) => ["waited", wait.reason, wait.seconds]);
+    const parts = totals.map((wait) => ["waited", `waited: ${SHORT[seenAs(wait, waits)] ?? wait.reason}`, wait.seconds]);
     if (!parts.length && arrived !== null && joined !== null) parts.push(["waited", "waited", joined - arrived]);
     if (joined !== null && (first ?? left) !== null) parts.push(["prefill", "prefill", (first ?? left) - joined]);
     if (first !== null && left !== null) {
@@ -250,22 +255,35 @@
     return table;
   }
 
-  // Why it waited, in all: the server's totals.
-  function reasons(record) {
-    const waits = record?.waited ?? [];
-    if (!waits.length) return [];
-    const rows = waits.map(({ reason, iterations, seconds: time }) =>
-      [reason, count(iterations), seconds(time), REASONS[reason] ?? ""]);
-    return [element("h3", "", "Why it waited"), tableOf(["reason", "iterations", "time", "meaning"], rows)];
+  // The server's totals of its waiting, and what this page saw step by step.
+  function whyItWaited(record, request, history) {
+    const totals = record?.waited ?? [];
+    const joined = record ? record.scheduled_at !== null : request.joined !== null && request.arrived !== null;
+    const steps = totals.reduce((sum, wait) => sum + wait.iterations, 0);
+    // A server counts even the moment between an arrival and the next step as waiting.
+    if (joined && !steps && (record || history.complete) && !history.waits.length) {
+      return [element("h3", "", "Why it waited"), element("p", "sub", AT_ONCE)];
+    }
+    return [...reasons(totals, history.waits), ...stepByStep(history)];
   }
 
-  function stepByStep(request, { waits, complete, oldest }) {
+  function reasons(totals, waits) {
+    if (!totals.length) return [];
+    const rows = totals.map((wait) =>
+      [count(wait.iterations), seconds(wait.seconds), REASONS[seenAs(wait, waits)] ?? wait.reason]);
+    return [element("h3", "", "Why it waited"), tableOf(["iterations", "time", "why"], rows)];
+  }
+
+  // The reason for a wait: the server counts the step in progress at the arrival under policy_order.
+  function seenAs({ reason }, waits) {
+    const only = waits.length && waits.every((wait) => wait.reason === "in_progress");
+    return reason === "policy_order" && only ? "in_progress" : reason;
+  }
+
+  function stepByStep({ waits, complete, oldest }) {
     const parts = [element("h3", "", "While it waited, step by step")];
     if (!complete) parts.push(element("p", "sub", `This page no longer has the steps before iteration ${count(oldest)}.`));
-    if (!waits.length) {
-      if (!complete || request.joined === null || request.arrived === null) return [];
-      return [...parts, element("p", "sub", "No step passed: it joined the first one after its arrival.")];
-    }
+    if (!waits.length) return [];
     const rows = waits.map((wait) => [
       wait.from === wait.to ? count(wait.from) : `${count(wait.from)}–${count(wait.to)}`,
       seconds(wait.seconds), count(wait.joined), circumstances(wait), REASONS[wait.reason] ?? wait.reason,

@@ -76,7 +76,8 @@
     }
     input.name = option.name;
     input.dataset.usual = option.default;
-    const help = EB.element("span", "sub", `${option.help}; ${option.bounds}, by default ${usual}`);
+    const bounds = input.tagName === "SELECT" ? "" : `${option.bounds}, `; // the menu has its choices
+    const help = EB.element("span", "sub", `${option.help}; ${bounds}by default ${usual}`);
     help.id = `policy-option-${option.name}`;
     input.setAttribute("aria-describedby", help.id);
     label.append(EB.element("b", "", option.name), input);

@@ -200,8 +200,8 @@
       // The rate of a stream is that of the tokens after those of its first piece.
       const after = this.first === null ? total : (this.last - this.first) / 1000;
       const later = this.tokens - this.tokensAtFirst;
-      if (this.first !== null) words.unshift(`first token after ${seconds((this.first - this.began) / 1000)}`);
-      if (later > 0 && after > 0) words.push(`${figure(later / after)} tokens/s`);
+      if (this.first !== null) words.unshift(`first token after ${seconds((this.first - this.began) / 1000)}, as seen by this page`);
+      if (later > 0 && after > 0) words.push(`${figure(later / after)} tokens/s${this.first === null ? "" : " after the first token"}`);
       if (this.stopped || this.ended) words.push(this.stopped ? "stopped" : this.ended);
       return words.join(" · ");
     }

@@ -30,6 +30,7 @@ REJECTIONS = {
 }  # fmt: skip
 # The access log names these only if they fail: pages, probes and viewers ask for them all the time.
 QUIET = OPEN | {"/events", "/metrics", "/web/<path:name>"}
+POLLED = {"/load", "/requests/<id>"}  # by the page, with GET; other methods change something
 REJECTED_TYPES = {"overloaded": "queue_full", "unavailable_error": "unavailable"}
 
 
@@ -117,7 +118,7 @@ def _finish(service: Service, current: Request, status: int, length: int | None,
     rejected = None if error is None else REJECTED_TYPES.get(error.type, REJECTIONS.get(status))
     outputs = [] if context is None else [len(i.output_ids) for i in context.inferences]
     service.meters.answered(route, status, rejected, state.n_ignored, outputs, state.get("generates", False))
-    if not (service.config.access_log and service.serves) or (route in QUIET and (status < 400 or gone)):
+    if not (service.config.access_log and service.serves) or (_is_quiet(current, route) and (status < 400 or gone)):
         return
     record: dict[str, Any] = {
         "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
@@ -135,6 +136,10 @@ def _finish(service: Service, current: Request, status: int, length: int | None,
     if context is not None:
         record.update(_lengths(context))
     service.access_log.write(record)
+
+
+def _is_quiet(current: Request, route: str) -> bool:
+    return route in QUIET or (route in POLLED and current.method == "GET")
 
 
 def _lengths(context: RequestContext) -> dict[str, Any]:

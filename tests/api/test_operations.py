@@ -307,10 +307,11 @@ def lines(app: Flask, stream: io.StringIO) -> list[dict[str, Any]]:
 
 def test_probes_and_the_pages_files_are_logged_only_if_they_fail(app: Flask, client: FlaskClient) -> None:
     stream = logged(app)
-    for path in ("/health", "/ready", "/metrics", "/web/model.js", "/web/none.js", "/policy"):
+    for path in ("/health", "/ready", "/metrics", "/web/model.js", "/web/none.js", "/load", "/policy"):
         client.get(path)
+    client.delete("/load")
     assert [(line["route"], line["status"]) for line in lines(app, stream)] == [
-        ("/web/<path:name>", 404), ("/policy", 200)
+        ("/web/<path:name>", 404), ("/policy", 200), ("/load", 200)
     ]  # fmt: skip
 
 

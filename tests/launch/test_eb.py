@@ -32,6 +32,14 @@ def test_a_mistyped_command_is_answered_with_the_nearest(words: list[str]) -> No
     assert done.stderr.startswith("error: unknown command 'compre'. Did you mean 'compare'? Run ")
 
 
+@pytest.mark.parametrize("words", [["load", "--requests", "x"], ["help", "compare"], ["help", "serve"]])
+def test_help_and_errors_name_the_command_as_it_was_called(words: list[str]) -> None:
+    done = eb(*words)
+    said = done.stdout + done.stderr
+    assert f"./eb {words[-1] if words[0] == 'help' else words[0]} " in said
+    assert not re.search(r"client\.py|client\.compare|\./server\.sh", said)
+
+
 def test_through_a_link_a_command_gets_its_arguments_and_passes_its_exit_code(tmp_path: Path) -> None:
     (tmp_path / "eb").symlink_to(ROOT / "eb")
     done = eb("top", "http://127.0.0.1:1", "--seconds", "0.1", script=tmp_path / "eb")

@@ -105,9 +105,18 @@ def test_setup_says_when_python_is_too_old(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("dynamic", "--model", "mock:llm-mock@20"), ("--model=mock:llm-mock",), ("demo",), ("static", "--demo")],
+    [
+        ("dynamic", "--model", "mock:llm-mock@20"),
+        ("--model=mock:llm-mock",),
+        ("demo",),
+        ("static", "--demo"),
+        ("--help",),
+        ("dynamic", "-h"),
+        ("--version",),
+        ("--model", "bard", "--print-config"),
+    ],
 )
-def test_a_server_without_weights_needs_no_torch_and_another_installs_the_rest(
+def test_a_server_without_weights_and_its_help_need_no_torch_and_another_installs_the_rest(
     folder: Path, arguments: tuple[str, ...]
 ) -> None:
     assert installed(set_up(folder, "requirements.txt", *arguments)[2]) == [MOCK]

@@ -64,6 +64,7 @@ def test_a_click_on_a_request_shows_its_times_its_waiting_and_its_neighbors(tab:
     assert detail.locator(".neighbors b").all_text_contents() == ["#1"]
     page.click("#detail .neighbors button")
     assert detail.locator("h2").text_content().startswith("Request #1 ")
+    assert "It did not wait" in detail.text_content()
     page.click("#detail .close")
     page.locator("#rows tr", has_text="#3").click()
     cells = [row.locator("td").all_text_contents() for row in detail.locator("tbody tr").all()]
