@@ -58,7 +58,12 @@ def build_command() -> Command:
     return flags.command(
         "client.py",
         f"Send a load or a single prompt to an effective-batching server or another server.\n\n{FIRST}",
-        {"workload": [*flags.SENT, *ORIGINAL], "arrivals": WHEN, "server": WHERE, "output": OUTPUT},
+        {
+            "workload": [*flags.sent("100", "what the server reports, otherwise 1024", 0), *ORIGINAL],
+            "arrivals": WHEN,
+            "server": WHERE,
+            "output": OUTPUT,
+        },
         EXAMPLES,
     )
 

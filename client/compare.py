@@ -91,7 +91,7 @@ MORE_OUTPUT = [
 def build_command() -> Command:
     what = Argument("what", "policies, name=URL of running servers, or two result files", nargs=-1, default=[])
     sections: dict[str, Sequence[Parameter]] = {
-        "arguments": [what], "comparison": COMPARED, "workload": flags.SENT, "servers to start": STARTED,
+        "arguments": [what], "comparison": COMPARED, "workload": flags.sent("100; 58 with --quick"), "servers to start": STARTED,
         "requests": ASKED, "output": [*OUTPUT, *MORE_OUTPUT],
     }  # fmt: skip
     intro = (__doc__ or "").partition("\n")[0]

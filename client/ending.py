@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from .console import emit, say
-from .report import store, summary
+from .report import store, summary, tables
 
 # Latency over tokens under the first load, which is the lightest; the batch over time under the last, the heaviest.
 README_PLOTS = {
@@ -27,6 +27,9 @@ def finish(folder: Path, console: Console, plots: bool) -> None:
         else:
             say(console, text)
         say(console, summary.headline(results))
+        late = tables.late_runs(results.runs)
+        if late:
+            say(console, f"warning: {late}")
         if plots:
             draw_page(folder, console)
     emit(str(folder))

@@ -45,28 +45,33 @@ def base_url(text: str) -> str:
 
 
 LOAD = Read(arrivals.parse, "LOAD")
-SENT = [
-    Option("--workload", "name of the workload (see below)", Read(catalog.check, "NAME")),
-    Option(
-        "--text", "take prompts from this text file instead of the built-in plays",
-        Read(lambda text: corpus.load(Path(text)) and None, "FILE"),
-    ),
-    Option("--numsamples", "number of requests (default 100)", Number(1, 100_000)),
-    Option(
-        "--context", "longest prompt and answer together, in tokens (default: what the server reports, otherwise 1024; "
-        "1024 in compare and sweep)", Number(8),
-    ),
-    Option(
-        "--temperature", "temperature of every request; 0: greedy (default: the server's, but 1 with --api openai)",
-        Number(0, 2, kind=float, name="T"),
-    ),
-    Option("--seed", "seed of prompts, lengths and times (default: random, and printed)", Number(0, 2**63 - 1)),
-    Option("--warmup", "requests sent one by one before the run, not measured (default 0; 3 in compare and sweep)", Number(0, 1000)),
-    Option(
-        "--goodput", "latency limits in ms for goodput, such as ttft:500 tpot:50 e2el:9000", Read(slo, "SLO"),
-        several=True, default=[],
-    ),
-]  # fmt: skip
+
+
+def sent(numsamples: str, context: str = "1024", warmup: int = 3) -> list[Parameter]:
+    """Return the flags for what is sent, with a command's own defaults in their help."""
+    return [
+        Option("--workload", "name of the workload (see below)", Read(catalog.check, "NAME")),
+        Option(
+            "--text", "take prompts from this text file instead of the built-in plays",
+            Read(lambda text: corpus.load(Path(text)) and None, "FILE"),
+        ),
+        Option("--numsamples", f"number of requests (default {numsamples})", Number(1, 100_000)),
+        Option(
+            "--context", f"longest prompt and answer together, in tokens (default: {context})", Number(8),
+        ),
+        Option(
+            "--temperature", "temperature of every request; 0: greedy (default: the server's, but 1 with --api openai)",
+            Number(0, 2, kind=float, name="T"),
+        ),
+        Option("--seed", "seed of prompts, lengths and times (default: random, and printed)", Number(0, 2**63 - 1)),
+        Option("--warmup", f"requests sent one by one before the run, not measured (default {warmup})", Number(0, 1000)),
+        Option(
+            "--goodput", "latency limits in ms for goodput, such as ttft:500 tpot:50 e2el:9000", Read(slo, "SLO"),
+            several=True, default=[],
+        ),
+    ]  # fmt: skip
+
+
 API = Option("--api", "API of the server", Choice(dialects.APIS), default="inference")
 API_KEY = Option("--api-key", "API key; client/.env may set the variable too", KEY, envvar="EB_API_KEY")
 TIMEOUT = Option("--timeout", "cancel a request after S seconds without data", POSITIVE, metavar="S", default=600.0)

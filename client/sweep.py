@@ -99,7 +99,7 @@ SWEPT = [
 def build_command() -> Command:
     what = Argument("what", "policies, or name=URL of running servers", nargs=-1, default=[])
     sections: dict[str, Sequence[Parameter]] = {
-        "arguments": [what], "sweep": SWEPT, "workload": flags.SENT, "servers to start": compare.STARTED,
+        "arguments": [what], "sweep": SWEPT, "workload": flags.sent("as many as each step needs"), "servers to start": compare.STARTED,
         "requests": compare.ASKED, "output": compare.OUTPUT,
     }  # fmt: skip
     intro = (__doc__ or "").partition("\n")[0] + "\n\nBy default: static and dynamic with bard."

@@ -28,12 +28,6 @@ MAX_INLINE = 400_000  # characters; a larger picture is embedded as PNG
 BY = {"rate": "rate", "users": "number of users", "batch": "number of slots", "variance": "spread of the output lengths",
       "cache": "size of the cache"}  # fmt: skip
 
-TERMS = (
-    "E2E: from the intended send time to the last token. TTFT: to the first token. ITL: between two tokens. "
-    "Batch fill: the share of the slots that had a row. Wasted rows: the share of the rows computed without a new token. "
-    "s per requested token, and r: the line that fits latency over requested tokens best."
-)
-
 
 def write(folder: Path) -> Path:
     """Write the plots and the page of a comparison; return the page's path."""
@@ -51,7 +45,7 @@ def page(results: store.Results, pictures: list[Picture]) -> str:
     note = summary.note(results)
     sections = {
         "results": ("Results", "".join(table(album, *each) for each in summary.tables(results))
-                    + f'<p class="note">{text(" ".join([TERMS, note] if results.runs else [note]))}</p>'),
+                    + f'<p class="note">{text(" ".join([summary.TERMS, note] if results.runs else [note]))}</p>'),
         "plots": ("Plots", grid(results, first) + folded(results, more)),
         "race": ("Race", race.embed(results)),
         "method": ("Method", method(results)),

@@ -25,6 +25,11 @@ ORIGINAL_NOTE = (
     "(5 to 145 tokens, about 100 requests, 0 to 1 s apart; GPT-2 without a KV cache, at most 8 requests at "
     "once, on its own machine). The absolute values are not comparable; it reports none for its static loop."
 )
+TERMS = (
+    "E2E: from the intended send time to the last token. TTFT: to the first token. ITL: between two tokens. "
+    "Batch fill: the share of the slots that had a row. Wasted rows: the share of the rows computed without a new token. "
+    "s per requested token, and r: the line that fits latency over requested tokens best."
+)
 NO_ORIGINAL_NOTE = "The original documents no figures for these policies."
 Value = float | None
 
@@ -136,7 +141,7 @@ def markdown(results: Results) -> str:
         table = [heads, ["---", *["---:"] * (len(heads) - 1)], *lines]
         text = "\n".join("| " + " | ".join(cells) + " |" for cells in table)
         parts.append(f"{heading}\n\n{text}\n")
-    return "\n".join([*parts, note(results)]).rstrip() + "\n"
+    return "\n".join([*parts, TERMS, note(results)]).rstrip() + "\n"
 
 
 def short_tables(results: Results) -> list[Table]:
@@ -218,7 +223,8 @@ def _answer(results: Results, load: str) -> str:
     if level:
         measure = "throughputs" if full else "mean latencies"
         pairs = " and ".join(f"{p} ({texts[p]})" for p in (first, *level))
-        return f"{start}, the {measure} of {pairs} are not distinguishable{rest}."
+        once = " with one run" if min(len(results.of(p, load)) for p in (first, *level)) == 1 else ""
+        return f"{start}, the {measure} of {pairs} are not distinguishable{once}{rest}."
     best_is = "the most" if full else "the lowest"
     return f"{start}, {first} has {best_is} {what}, {texts[first]}{rest}."
 

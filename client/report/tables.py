@@ -137,14 +137,15 @@ def warnings_of(numbers: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list
     for kind, count in numbers["failures"].items():
         detail = next((o.detail for o in outcomes if o.error == kind and o.detail), "")
         warnings.append(f"{count} failed: {kind}" + (f": {detail}" if detail else ""))
-    warnings += _lateness(numbers)
+    warnings += lateness(numbers)
     if numbers["unsent"]:
         why = "a turn before them failed, or the run stopped early" if numbers.get("turns") else "stopped early"
         warnings.append(f"{why}: {numbers['unsent']} of {numbers['num_prompts']} were not sent")
     return warnings
 
 
-def _lateness(numbers: Mapping[str, Any]) -> list[str]:
+def lateness(numbers: Mapping[str, Any]) -> list[str]:
+    """Return what the client itself added to the measured times, where it is too much."""
     warnings = []
     lag = numbers["client_lag"]
     if lag["p99_ms"] is not None and lag["p99_ms"] > LAG_BOUND_MS:
@@ -163,3 +164,16 @@ def _lateness(numbers: Mapping[str, Any]) -> list[str]:
             "by as much. Use a less busy machine for the client"
         )
     return warnings
+
+
+def late_runs(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the lateness of several runs in one line; "" if the client was in time."""
+    late = [run["client_lag"] for run in runs if lateness(run)]
+    if not late:
+        return ""
+    sent, stalled = (max(lag.get(key) or 0.0 for lag in late) for key in ("p99_ms", "stall_max_ms"))
+    return (
+        f"the client sent late or stalled in {len(late)} of {len(runs)} runs, at worst with a lag p99 of {sent:.0f} ms and "
+        f"a stall of {stalled:.0f} ms. Latencies include both. Use fewer concurrent requests or a less busy machine for "
+        "the client"
+    )

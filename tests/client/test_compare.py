@@ -158,7 +158,10 @@ def headline(**rates: list[float]) -> str:
 
 def test_single_runs_that_hardly_differ_are_not_told_apart() -> None:
     text = headline(static=[96.0], dynamic=[100.0], nobatch=[10.0])
-    assert "dynamic (100 tokens/s) and static (96 tokens/s) are not distinguishable; nobatch 10 tokens/s" in text
+    assert (
+        "dynamic (100 tokens/s) and static (96 tokens/s) are not distinguishable with one run; nobatch 10 tokens/s"
+        in text
+    )
     assert "one run each" in text
     assert "dynamic has the most" in headline(static=[94.0], dynamic=[100.0])
 
@@ -177,7 +180,7 @@ def test_the_headline_of_an_open_load_is_about_latency() -> None:
          "intervals": {"mean_e2el_ms": span}} for policy, span in spans.items()
     ]  # fmt: skip
     text = summary.headline(store.Results(Path(), {"runs": runs}, []))
-    assert "a (0.50 s) and b (0.62 s) are not distinguishable; c 2.50 s (5.0 times as long)" in text
+    assert "a (0.50 s) and b (0.62 s) are not distinguishable with one run; c 2.50 s (5.0 times as long)" in text
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,9 @@ def test_a_stalled_client_is_reported_as_lag(server: MockServer) -> None:
     said = " ".join(tables.warnings_of(numbers, outcomes))
     assert "this client sent late" in said
     assert "this client stalled" in said
+    in_time = {**numbers, "client_lag": {**lag, "p99_ms": 0.1, "stall_max_ms": 0.0}}
+    assert "in 1 of 2 runs" in tables.late_runs([numbers, in_time])
+    assert tables.late_runs([in_time]) == ""
 
 
 def test_a_closed_loop_has_no_more_requests_than_users(server: MockServer) -> None:
