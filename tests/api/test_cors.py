@@ -236,6 +236,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         thread.join(10)
 
 
+@pytest.mark.full
 @pytest.mark.process
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here (Debian: apt install chromium)")
 def test_a_page_in_a_browser_reads_answers_of_a_server_that_lists_its_site(site: str, tmp_path: Path) -> None:

@@ -170,7 +170,9 @@ def answers_as_documented(operation: Any, unchecked: list[Any]) -> None:
     """Send what schemathesis draws, and hold the answers to all its checks but those."""
 
     @given(case=operation.as_strategy())
-    @settings(phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @settings(
+        phases=[Phase.generate], max_examples=settings.default.max_examples // 2, suppress_health_check=[*HealthCheck]
+    )
     def answers(case: schemathesis.Case) -> None:
         case.call_and_validate(excluded_checks=unchecked)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from points import points
 from support_checkpoints import reference, reference_of, save
 
 import policies
@@ -38,7 +39,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 PAGES, PAGE_SIZE = 200, 64
 
 
-@pytest.fixture(autouse=True, params=["kernels", "plain"])
+@pytest.fixture(autouse=True, params=points(1, "kernels", "plain"))
 def layers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute with the C kernels, as the server does, and with the plain layers of PyTorch."""
     if request.param == "plain":

@@ -114,11 +114,12 @@ def test_the_shares_of_two_clients_are_met(name: str) -> None:
     assert abs(theirs[0] - theirs[1]) < 0.02 or np.argmax(ours) == np.argmax(theirs)
 
 
-@pytest.mark.parametrize("name", points(1, "VTC__overload", "VTC__overload-multi", "VTC__poisson_short_long"))
+@pytest.mark.parametrize("name", points(0, "VTC__overload", "VTC__overload-multi", "VTC__poisson_short_long"))
 def test_the_largest_gap_in_service_under_vtc_is_that_of_the_server(name: str) -> None:
     ours, theirs = service(name, simulated=True)[1], service(name, simulated=False)[1]
     assert ours == pytest.approx(theirs, rel=0.3)
 
 
+@pytest.mark.full
 def test_vtc_is_fairer_than_fcfs_in_overload() -> None:
     assert service("VTC__overload", True)[1] < service("FCFS__overload", True)[1] / 5
