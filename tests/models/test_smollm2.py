@@ -25,7 +25,7 @@ from scheduling.sequence import Sequence
 QUESTION = {"role": "user", "content": "What is the capital of France?"}
 TOKENS = 32
 PAGES, PAGE_SIZE = 600, 64
-NEAR = 1 / 6  # of a logit: bfloat16 has 8 bits, and logits here are about 20
+NEAR = 1 / 4  # logits here are about 20, where two numbers of bfloat16 are 1/8 apart, and both logits are rounded
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_a_hundred_greedy_texts_are_those_of_transformers_alone_and_among_64(res
 def test_texts_in_bfloat16_leave_those_in_float32_only_where_two_tokens_are_nearly_as_likely(
     resolved: catalog.ResolvedModel,
 ) -> None:
-    """The two logits that rounding can swap are at most a sixth apart; the texts are the same alone and among 64."""
+    """The two logits that rounding can swap are at most a quarter apart; the texts are the same alone and among 64."""
     assert resolved.path is not None
     prompts = prompts_of(resolved, 100)
     found = served(resolved, prompts, 64, torch.bfloat16)
