@@ -209,7 +209,7 @@ class Service:
         return len(self.feed.viewers)
 
     def wants_load(self) -> bool:
-        """Return whether an endless load goes on: while somebody watches, and always in a demonstration."""
+        """Return whether an endless load should continue: while the page has viewers, and always in a demo."""
         if self.viewers or self.config.demo:
             self._watched_at = time.monotonic()
         return not self.draining and time.monotonic() - self._watched_at < UNWATCHED_SECONDS

@@ -44,10 +44,7 @@ class Replicas:
 
 
 class Asked(NamedTuple):
-    """What is known of a request: a hash for each whole block of its prompt, and its session.
-
-    A block's hash covers all blocks before it, too.
-    """
+    """What is known of a request: its session, and a hash of each full block of its prompt and all blocks before it."""
 
     blocks: Many[Hashable] = ()
     session: str = ""
@@ -154,15 +151,6 @@ ROUTERS: dict[str, Callable[[Random], Router]] = {
     "prefix-aware": prefix_aware, "session-sticky": session_sticky,
 }  # fmt: skip
 BOUNDED = {"least-loaded", "prefix-aware", "session-sticky"}  # whose first choice has at most `Replicas.most`
-
-
-def blocks_of(tokens: Many[int], size: int) -> list[int]:
-    """Return the hashes of a prompt's whole blocks of `size` tokens, or of bytes of its text."""
-    key, blocks = 0, []
-    for k in range(len(tokens) // size):
-        key = hash((key, *tokens[k * size : (k + 1) * size]))
-        blocks.append(key)
-    return blocks
 
 
 def _around(start: int, count: int) -> Iterator[int]:

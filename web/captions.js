@@ -38,7 +38,7 @@
 
   // What a step and the one before it show, as the sentences below need it.
   class Scene {
-    // `closed` has the loops whose running batch takes nobody in.
+    // `closed`: the loops that admit no request while a batch runs.
     constructor(model, index, closed) {
       this.model = model;
       this.now = model.columns[index];
@@ -146,7 +146,7 @@
     };
   }
 
-  // One sentence for each slot that somebody joined.
+  // One sentence for each request that joined a slot.
   function joined(scene) {
     const { now, before, isClosed } = scene;
     if (isClosed && scene.joined.length > 1) return null;

@@ -120,10 +120,3 @@ def test_what_a_router_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     (first,) = chosen(router, fleet_of(*[0] * 50), Asked([1]))
     chosen(router, fleet_of(*[0] * 50), *(Asked([k]) for k in range(10, 14)))
     assert chosen(router, fleet_of(*[0] * 50), Asked([1])) != [first]
-
-
-def test_blocks_that_begin_alike_have_the_same_hashes_up_to_where_they_part() -> None:
-    a, b = (routers.blocks_of([1] * 20 + [k] * 9, 4) for k in (2, 3))
-    assert len(a) == 7
-    assert a[:5] == b[:5]
-    assert a[5:] != b[5:]

@@ -134,15 +134,21 @@ def test_it_finds_the_server_again(chromium: Any, tmp_path: Path) -> None:
         tab.context.close()
 
 
+def replayed(tab: Tab, tmp_path: Path, records: list[dict[str, Any]]) -> Any:
+    """Open the page and let it replay these records."""
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    page = tab.open()
+    page.set_input_files("#file", path)
+    return page
+
+
 @pytest.mark.parametrize("policy", ["static", "dynamic", "chunked"])
 def test_what_is_drawn_is_what_happened(tab: Tab, tmp_path: Path, policy: str) -> None:
     trace = [(i * 7, 3 + i * 5 % 40, 1 + i * 11 % 23) for i in range(40)]
     run = drive(scheduler(policy, 6, budget=32), requests(*trace))
     records = run.records()
-    path = tmp_path / "iterations.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    page = tab.open()
-    page.set_input_files("#file", path)
+    page = replayed(tab, tmp_path, records)
     tab.until("EB.page.model !== EB.page.live")
     shown = page.evaluate("EB.page.model.count()")
     wanted = Counter(m["phase"] for record in records for m in record["members"])
@@ -186,10 +192,7 @@ def test_a_run_may_be_dropped_on_the_page(tab: Tab, path: str, opened: str) -> N
 
 def test_every_cell_of_a_short_run_is_painted(tab: Tab, tmp_path: Path) -> None:
     run = drive(scheduler("static", 4), requests((0, 5, 3), (0, 9, 8), (1, 2, 6)))
-    path = tmp_path / "short.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in run.records()))
-    page = tab.open()
-    page.set_input_files("#file", path)
+    page = replayed(tab, tmp_path, run.records())
     tab.until("EB.page.model !== EB.page.live")
     page.focus("#seek")
     page.keyboard.press("End")
@@ -204,10 +207,7 @@ def test_every_cell_of_a_short_run_is_painted(tab: Tab, tmp_path: Path) -> None:
 @pytest.mark.full
 def test_the_picture_has_as_many_rows_as_are_in_use(tab: Tab, tmp_path: Path) -> None:
     run = drive(scheduler("dynamic", 16), requests((0, 2, 700), *[(0, 2, 3)] * 15))
-    path = tmp_path / "run.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in run.records()))
-    page = tab.open()
-    page.set_input_files("#file", path)
+    page = replayed(tab, tmp_path, run.records())
     tab.until("EB.page.picture.rows === 16")
     page.focus("#seek")
     page.keyboard.press("End")
@@ -348,11 +348,8 @@ def test_it_says_what_the_shadow_says(tab: Tab) -> None:
 
 def test_a_request_that_waits_at_the_moment_shown_has_waited_as_long_as_it_is_there(tab: Tab, tmp_path: Path) -> None:
     run = drive(scheduler("static", 2), requests((0, 5, 9), (0, 5, 9), (1, 5, 3)))
-    path = tmp_path / "wait.jsonl"
     arrivals = [{"id": s.id, "t": s.arrived_at, "prompt_tokens": 5, "max_tokens": s.max_tokens} for s in run.sequences]
-    path.write_text("".join(json.dumps(line) + "\n" for line in arrivals + run.records()))
-    page = tab.open()
-    page.set_input_files("#file", path)
+    page = replayed(tab, tmp_path, arrivals + run.records())
     tab.until("EB.page.model !== EB.page.live")
     page.focus("#seek")
     page.keyboard.press("Home")
