@@ -37,6 +37,7 @@ DEMO = {"policy": "dynamic", "max_batch_size": 8, "model": "mock:distserve-opt13
 INTRO = """Serve a language model over HTTP with the batching policy of your choice. For example:
 
 \b
+  ./server.sh demo
   ./server.sh dynamic --model bard --port 8501
 
 Each setting can also be an EB_* environment variable or a line in .env. Flags override the environment, and the
@@ -290,13 +291,13 @@ def _unknown_variables(names: Sequence[str]) -> list[str]:
 def command(policies: Mapping[str, str] | None = None) -> Command:
     """Return the command line of the server, made of the settings; --help lists the policies."""
     policy, *others = fields(Config)
-    group = ""
+    group, known = "", [*(policies or ()), "demo", "doctor"]
     sections: dict[str, list[Parameter]] = {
         "arguments": [
             Argument(
                 "policy", policy.metadata["help"], default=policy.default, required=False,
                 envvar=[variable("policy"), "BATCHING"],
-                shell_complete=lambda ctx, param, begun: [name for name in policies or () if name.startswith(begun)],
+                shell_complete=lambda ctx, param, begun: [name for name in known if name.startswith(begun)],
             ),
         ],
         "commands": [

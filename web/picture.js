@@ -216,13 +216,8 @@
         context.fillStyle = fill.edge;
         context.fillRect(x + width - 1.5, y, 1.5, height);
       }
-      if (kind === KIND.DECODE && tall >= 12 && width > 34) {
-        context.font = `600 ${Math.min(tall > 24 ? 14 : 11, tall - 4)}px ${this.font}`;
-        context.textAlign = "left";
-        context.fillStyle = fill.label;
-        const text = `#${column.who[slot]}`;
-        if (x > this.left - 30) context.fillText(text, Math.max(x, this.left) + 5, y + height / 2 + 0.5);
-      }
+      if (kind === KIND.DECODE) this.drawName(`#${column.who[slot]}`, fill.label, { x, y, width, height });
+      else if (kind === KIND.HELD) this.drawName("held", this.ink, { x, y, width, height }, true);
       context.globalAlpha = 1;
       if (column.who[slot] === view.own) {
         context.fillStyle = this.ink;
@@ -230,6 +225,23 @@
         if (column.has(slot, JOINED)) context.fillRect(x, y, 2, height);
         if (model.columns[last].has(slot, LEFT)) context.fillRect(x + width - 2, y, 2, height);
       }
+    }
+
+    // Write into a run of cells, where it fits; on hatching with plain ground behind it.
+    drawName(text, color, { x, y, width, height }, isHatched = false) {
+      const { context, tall } = this;
+      if (tall < 12 || width <= 34 || x + width < this.left + 34) return;
+      context.font = `600 ${Math.min(tall > 24 ? 14 : 11, tall - 4)}px ${this.font}`;
+      context.textAlign = "left";
+      const at = Math.max(x, this.left) + 5;
+      if (isHatched) {
+        const wide = context.measureText(text).width;
+        if (at + wide + 5 > x + width) return;
+        context.fillStyle = this.paper;
+        context.fillRect(at - 3, y + height / 2 - Math.min(9, height / 2), wide + 6, Math.min(18, height));
+      }
+      context.fillStyle = color;
+      context.fillText(text, at, y + height / 2 + 0.5);
     }
 
     // A diamond: a part of the prompt came from the prefix cache.

@@ -158,7 +158,8 @@
       this.showOptions();
       for (const input of this.form.querySelectorAll("input:checked")) {
         const { offsetParent: list } = input.parentElement;
-        if (list?.className === "list") list.scrollTop = input.parentElement.offsetTop - 40;
+        const { offsetTop, offsetHeight } = input.parentElement;
+        if (list?.className === "list" && offsetTop + offsetHeight > list.clientHeight) list.scrollTop = offsetTop - 40;
       }
       this.form.querySelector("input:checked").focus({ preventScroll: true });
     }
@@ -178,7 +179,6 @@
       this.options.replaceChildren(...rows);
       this.options.hidden = !rows.length;
       this.served = loop === now.loop && order === now.order ? this.values : null;
-      this.button.textContent = `Switch to ${nameOf(loop, order)}`;
       this.problem.textContent = "";
       this.showChange();
     }
@@ -194,7 +194,9 @@
 
     // There is nothing to switch to while what is chosen is what serves.
     showChange() {
+      const { loop, order } = this.chosen;
       this.button.disabled = this.values === this.served;
+      this.button.textContent = this.button.disabled ? `${nameOf(loop, order)} is serving` : `Switch to ${nameOf(loop, order)}`;
     }
 
     async submit() {

@@ -46,6 +46,7 @@
     // Look at the step that the player shows.
     function tick({ model, index, column, playing, speed }, now) {
       if (now - at < EVERY) return;
+      tour.pass(Math.min(now - at, 1000) / 1000);
       at = now;
       if (now - measured > 500) {
         measured = now;

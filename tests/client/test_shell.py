@@ -27,7 +27,7 @@ def test_a_reader_that_leaves_early_ends_a_command_quietly(command: list[str]) -
 
 @pytest.mark.parametrize(
     ("words", "found"),
-    [("sta", {"static", "static-exact"}), ("static --overload-st", {"--overload-status"}),
+    [("sta", {"static", "static-exact"}), ("d", {"dynamic", "demo", "doctor"}), ("static --overload-st", {"--overload-status"}),
      ("static --overload-status 5", {"503"})],
 )  # fmt: skip
 def test_a_shell_completes_policies_flags_and_values(

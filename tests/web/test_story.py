@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -250,6 +251,46 @@ def test_the_tour_is_left_as_it_was_entered(tab: Tab, page: Any, server: Server)
     assert tab.complaints == []
 
 
+def test_one_click_shows_held_rows_and_that_dynamic_has_none_until_the_reader_takes_over(tab: Tab, page: Any) -> None:
+    page.click("#story button.primary")
+    tab.until("EB.page.story.tour.playing")
+    page.evaluate("EB.page.story.tour.hurry = 100")
+    tab.until("EB.page.story.tour.at === 2")
+    page.click("#pause")  # of the picture: the reader takes over
+    assert page.evaluate("EB.page.story.tour.playing") is False
+    tab.until("EB.page.story.tour.finding.textContent")
+    found = re.findall(r"(none|[0-9,]+) of [0-9,]+", page.text_content("#story .finding"))
+    held, none = (int(number.replace(",", "")) if number != "none" else 0 for number in found)
+    shown = page.evaluate(
+        """() => {
+          const { columns } = EB.page.live;
+          const held = (policy) => columns.filter((column) => column.policy === policy)
+            .reduce((sum, column) => sum + column.who.filter((who, slot) => who && column.kind(slot) === EB.KIND.HELD).length, 0);
+          return held("static");
+        }"""
+    )
+    assert 0 == none < held <= shown
+    assert page.locator("#story .stops [aria-current]").get_attribute("aria-label").startswith("Stop 3")
+    press(page, "Play tour")
+    tab.until("EB.page.story.tour.at === 3")
+    press(page, "Leave")
+    tab.until("document.querySelector('#story').hidden")
+    assert tab.complaints == []
+
+
+def test_the_tour_waits_for_a_reader_who_wants_less_motion(chromium: Any, server: Server) -> None:
+    tab = Tab(chromium, server, reduced_motion="reduce")
+    page = tab.open()
+    tab.until("document.querySelector('#story button.primary')")
+    page.click("#story button.primary")
+    tab.until("EB.page.story.tour.at === 0 && !EB.page.story.tour.busy")
+    assert page.get_by_role("button", name="Play tour", exact=True).is_visible()
+    press(page, "Leave")
+    tab.until("document.querySelector('#story').hidden")
+    tab.context.close()
+    assert tab.complaints == []
+
+
 @pytest.mark.full
 def test_a_server_that_cannot_switch_says_so_in_the_tour(tab: Tab, page: Any) -> None:
     body = {"error": {"message": "this server was created without a choice of policies"}}
@@ -284,6 +325,8 @@ def test_axe_finds_nothing_serious_in_the_tour_and_in_the_menu(chromium: Any, se
 @pytest.mark.full
 def test_each_stop_of_the_tour_shows_what_it_claims(tab: Tab, page: Any, server: Server) -> None:
     page.click("#story button.primary")
+    tab.until("EB.page.story.tour.playing")
+    press(page, "Pause tour")
     measured = "EB.page.story.tour.results.get(EB.page.story.tour.key)"
 
     def figures(policy: str) -> dict[str, Any]:
