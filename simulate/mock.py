@@ -18,7 +18,7 @@ from scheduling.iteration import Plan
 from scheduling.scheduler import Output, Token
 from scheduling.sequence import Sequence as Request
 from simulate import costs, published
-from simulate.costs import Cost, Host, Sizes
+from simulate.costs import Cost, Host, Scaled, Sizes
 
 PREFIX = "mock:"
 PAGE_SIZE = 16
@@ -64,6 +64,12 @@ class MockModel:
         self._sleep = sleep
         self._clock = clock
         self._late = 0.0
+
+    @property
+    def law(self) -> Cost:
+        """The time of its steps on its own clock."""
+        assert isinstance(self.cost, Cost)
+        return self.cost if self.speed == 1 else Scaled(self.cost, 1 / self.speed)
 
     @property
     def description(self) -> str:

@@ -33,9 +33,9 @@ from client.send.events import EventRecorder
 from client.send.target import Target, fetch_stats
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import comparison, mock
+from simulate import comparison
 from simulate.comparison import Comparison, Record
-from simulate.costs import Cost, Host, Scaled
+from simulate.costs import Cost, Host
 from simulate.predict import scheduler_of
 from simulate.simulator import Run, simulate
 
@@ -119,13 +119,6 @@ def server_flags(args: Values) -> list[str]:
 def settings(flags: Rows[str]) -> config.Config:
     """Return the settings of a server with these flags; UsageError for a wrong one."""
     return config.load(flags).config
-
-
-def cost_of_mock(model: str) -> Cost:
-    """Return the cost model of `--model mock:...`."""
-    loaded = mock.load(model)
-    assert isinstance(loaded.cost, Cost)
-    return loaded.cost if loaded.speed == 1 else Scaled(loaded.cost, 1 / loaded.speed)
 
 
 def serve(policy: str, flags: Rows[str], trace: Rows[Planned], console: Console) -> Served:

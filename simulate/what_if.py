@@ -1,6 +1,6 @@
 """What other policies would have made of a server's requests: for each its figures and the record of every step.
 
-`python -m simulate.what_if` answers questions as `simulate/shadow.py` does. The served policy has two lanes, measured and
+`python -m simulate.what_if` answers questions (see `simulate/observed.py`). The served policy has two lanes, measured and
 simulated, whose difference shows how reliable the others are. It must not know HTTP or how requests are observed.
 """
 
@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
-import policies
 from scheduling.iteration import SlotSteps
-from scheduling.policy import Policy
 from scheduling.stretches import WIDTH, Stretch, Stretches
 from simulate import mock
 from simulate.costs import Cost, Host, Scaled
-from simulate.shadow import Chosen, Machine, Seen, converse, law, seen_in, serve
+from simulate.observed import Chosen, Machine, Seen, converse, seen_in, serve
+from simulate.observed_law import law
 from simulate.steps import Step, step_of_members
 
 MAX_WEIGHT = 60_000  # of all records of an answer, which is then smaller than about 6 MB: a member weighs 1
@@ -29,11 +28,11 @@ LONGEST_WAKE = 0.05  # seconds of an idle loop; a policy that waits for more req
 COMPARED = ("latency_mean_s", "latency_p99_s", "makespan_s")
 
 
-def adjusted(cost: Cost, host: Host, steps: Iterable[Stretch], padded: bool) -> tuple[Cost, Host]:
+def adjusted(cost: Cost, host: Host, steps: Iterable[Stretch], padded: bool, *, is_known: bool) -> tuple[Cost, Host]:
     """Return the law with which the recorded steps take as long as they did.
 
     The fit leaves out steps that took far longer than others, and a busy machine has many of them. What slowed this load would
-    have slowed any policy: a fitted law by a factor, the known one of a mock model by a moment in each step.
+    have slowed any policy: a fitted law by a factor, one that `is_known` by a moment in each step.
     """
     taken = predicted = 0.0
     count = 0
@@ -48,7 +47,7 @@ def adjusted(cost: Cost, host: Host, steps: Iterable[Stretch], padded: bool) -> 
         count += stretch.steps
     if not predicted:
         return cost, host
-    if isinstance(cost, Scaled):  # of a mock model
+    if is_known:
         return cost, replace(host, sigma=max(0.0, host.sigma + (taken - predicted) / count))
     factor = taken / predicted
     return Scaled(cost, factor), replace(host, sigma=host.sigma * factor)
@@ -197,13 +196,13 @@ def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, An
     else:
         ids, steps = rows["ids"], [Stretch(*row) for row in rows["stretches"]]
         at = seen_at(trace, ids, steps)
-        policy = made(served, machine)
+        policy = served.policy(machine)
         lanes.append(({"policy": policy.name, **measured(trace, ids, steps)}, steps))
         if not ask["cost"] or mock.is_mock(ask["cost"]):
-            cost, host = adjusted(cost, host, steps, policy.padded)
+            cost, host = adjusted(cost, host, steps, policy.padded, is_known=bool(ask["cost"]))
     for chosen in unlike([served, *(Chosen(name, {}) for name in ask["policies"])], machine):
         lane, steps = simulated(trace, at, chosen, machine, cost, host)
-        padded = made(chosen, machine).padded
+        padded = chosen.policy(machine).padded
         lane["extrapolates"] = not ask["cost"] and extrapolates(steps, padded, (step for step, _ in timed))
         lanes.append((lane, steps))
     zero = trace[0].at
@@ -226,15 +225,11 @@ def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, An
     }  # fmt: skip
 
 
-def made(chosen: Chosen, machine: Machine) -> Policy:
-    return policies.get_policy(chosen.name, machine.slots, chosen.options)
-
-
 def unlike(wanted: Iterable[Chosen], machine: Machine) -> list[Chosen]:
     """Return the policies without those whose name an earlier one has, as when a served one is asked for as well."""
     first: dict[str, Chosen] = {}
     for chosen in wanted:
-        first.setdefault(made(chosen, machine).name, chosen)
+        first.setdefault(chosen.policy(machine).name, chosen)
     return list(first.values())
 
 

@@ -86,7 +86,7 @@ def _cost_to_validate(args: Values, server: Config, console: Console) -> Cost:
             "--cost is missing. Use a file of 'python -m simulate calibrate', or --model NAME to time that engine first"
         )
     if mock.is_mock(server.model):
-        return with_engine(args, validate.cost_of_mock(server.model))
+        return with_engine(args, mock.load(server.model).law)
     say_wrapped(console, f"no --cost: timing the engine of {server.model} first")
     flags = ["--model", server.model, "--load-format", server.load_format, "--dtype", server.dtype,
              "--quantize", server.quantize, "--kv-dtype", server.kv_dtype, "--threads", str(server.compute_threads), "--context", str(USUAL_CONTEXT)]  # fmt: skip

@@ -29,9 +29,10 @@ from scheduling.iteration import Plan
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from simulate import observed, observed_law
 from simulate import shadow as simulated
 from simulate.costs import Affine, Host
-from simulate.shadow import Chosen, Machine, Seen
+from simulate.observed import Chosen, Machine, Seen
 from simulate.simulator import Run, simulate
 from simulate.steps import step_of, step_of_members
 
@@ -46,14 +47,14 @@ def ask(shadow: Shadow) -> dict[str, Any]:
     """Return the answer of the process's code, called here."""
     out = io.StringIO()
     lines = list(shadow.question(shadow._server.recording.window().requests))
-    simulated.converse(simulated._answer_from, io.StringIO("".join(lines)), out)
+    observed.converse(simulated.answer_from, io.StringIO("".join(lines)), out)
     answer: dict[str, Any] = json.loads(out.getvalue())
     return answer
 
 
 @pytest.fixture(autouse=True)
 def as_nice_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulated.os, "nice", lambda by: 0)
+    monkeypatch.setattr(observed.os, "nice", lambda by: 0)
 
 
 @pytest.mark.parametrize("policy", ["dynamic", "static", "chunked", "elastic"])
@@ -215,7 +216,7 @@ def test_the_law_is_scaled_to_the_time_of_all_steps() -> None:
     run = served("dynamic", inferences())
     steps = [step_of_members(record.members, padded=False) for record in run.iterations]
     seconds = [record.seconds * (1.5 if k % 9 == 0 else 1) for k, record in enumerate(run.iterations)]
-    law, error = simulated.fit(steps, seconds)
+    law, error = observed_law.fit(steps, seconds)
     assert sum(map(law.seconds, steps)) == pytest.approx(sum(seconds))
     assert 0.03 < error < 0.2
 
@@ -226,7 +227,7 @@ def test_a_single_outlier_does_not_change_the_fit() -> None:
     seconds = [record.seconds for record in run.iterations]
     at = next(k for k, step in enumerate(steps) if step.decodes > 2)
     for taken in (1e-6, 60.0):
-        law, error = simulated.fit(steps, [*seconds[:at], taken, *seconds[at + 1 :]])
+        law, error = observed_law.fit(steps, [*seconds[:at], taken, *seconds[at + 1 :]])
         assert error < 0.03
         assert law.seconds(steps[at]) == pytest.approx(seconds[at], rel=0.05)
 
@@ -234,7 +235,7 @@ def test_a_single_outlier_does_not_change_the_fit() -> None:
 def test_incomplete_requests_are_load_but_not_in_the_figures() -> None:
     trace = [Seen(0.0, 5, 30, None), Seen(0.0, 5, 10, 1.0), Seen(0.5, 5, 10, 1.0)]
     nobatch = Chosen("nobatch", {})
-    run = simulated.serve(trace, nobatch, Machine(8), Affine(base=0.1), Host())
+    run = observed.serve(trace, nobatch, Machine(8), Affine(base=0.1), Host())
     assert len(run.done) == 3
     assert simulated.figures_of(run, trace)["latency-p50"] > 3.0
 

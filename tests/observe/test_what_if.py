@@ -20,7 +20,7 @@ from observe.recording import Recording, Served
 from observe.what_if import WhatIf, Workload, latest
 from scheduling.stretches import Stretch, Stretches
 from serving.inference import InferenceError
-from simulate import shadow
+from simulate import observed, observed_law
 from simulate import what_if as simulated
 from simulate.costs import Affine
 from simulate.published import LlmMock
@@ -62,14 +62,14 @@ class Here(WhatIf):
         chosen = [] if workload else self._requests(count, more.get("span"))
         out = io.StringIO()
         lines = io.StringIO("".join(self._question(policies, chosen, count, workload)))
-        shadow.converse(simulated.answer_from, lines, out)
+        observed.converse(simulated.answer_from, lines, out)
         result: dict[str, Any] = json.loads(out.getvalue())
         return result
 
 
 @pytest.fixture(autouse=True)
 def as_nice_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shadow.os, "nice", lambda by: 0)
+    monkeypatch.setattr(observed.os, "nice", lambda by: 0)
 
 
 def here(policy: str = "static") -> tuple[Here, Any]:
@@ -101,7 +101,7 @@ def test_a_machine_that_was_often_slow_is_simulated_as_slow() -> None:
 
 
 def test_requests_that_came_while_the_loop_woke_are_seen_together() -> None:
-    trace = [simulated.Seen(at, 5, 5, 1.0) for at in (1.0, 1.001, 1.004, 2.0, 9.0)]
+    trace = [observed.Seen(at, 5, 5, 1.0) for at in (1.0, 1.001, 1.004, 2.0, 9.0)]
     ids = ["a", "b", "c", "d", "e"]
 
     def step(t: float, *joined: str, seconds: float = 2.0) -> Stretch:
@@ -152,7 +152,7 @@ def test_what_a_mock_model_costs_is_known_but_for_a_moment_in_each_step() -> Non
         (decoding(rows, 100 * rows, 100), LlmMock().seconds(decoding(rows, 100 * rows, 100)) / 5 + 0.001)
         for rows in (1, 8)
     ]
-    law, host, basis = shadow.law(steps, 0.002, "mock:llm-mock@5")
+    law, host, basis = observed_law.law(steps, 0.002, "mock:llm-mock@5")
     assert law.seconds(steps[0][0]) == pytest.approx(LlmMock().seconds(steps[0][0]) / 5)
     assert host.sigma == pytest.approx(0.003)
     assert basis == {"from": "mock:llm-mock@5"}
@@ -160,8 +160,8 @@ def test_what_a_mock_model_costs_is_known_but_for_a_moment_in_each_step() -> Non
 
 def test_a_law_of_the_wrong_form_has_a_misfit() -> None:
     steps = [(decoding(rows, 10 * rows), 0.01 * rows) for rows in (1, 8, 64)]
-    assert shadow.misfit(Affine(row=0.02), steps) < 1e-9  # twice as slow in all sizes
-    assert shadow.misfit(Affine(base=0.02), steps) > 0.5
+    assert observed_law.misfit(Affine(row=0.02), steps) < 1e-9  # twice as slow in all sizes
+    assert observed_law.misfit(Affine(base=0.02), steps) > 0.5
 
 
 def test_a_workload_of_the_client_is_simulated_without_a_measured_lane() -> None:

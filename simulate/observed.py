@@ -1,0 +1,112 @@
+"""What a server has served, as its simulators see it: the requests, the engine, the policy, and the questions about them.
+
+A simulator is a process that answers questions, one after the other, until its input ends: lines of JSON with rows
+("requests" and "steps", in pieces) and then one with "ask". This module must not know what is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TextIO
+
+import policies
+from scheduling.pages import PagePool
+from scheduling.policy import Policy
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from simulate.costs import Cost, Host
+from simulate.simulator import Run, simulate
+from simulate.steps import Step
+
+LOWEST_PRIORITY = 19
+
+
+class Seen(NamedTuple):
+    """A finished request: its arrival, its lengths, and its latency in seconds (None: the answer was incomplete).
+
+    `pages` names its full pages, of prompt and answer, by numbers, equal where their tokens and all before them are.
+    """
+
+    at: float
+    prompt: int
+    tokens: int
+    latency: float | None
+    client: str = ""
+    priority: int = 0
+    deadline: float | None = None
+    open_ended: bool = False
+    pages: Rows[int] = ()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The engine: slots, tokens per step, and KV pages (0: no pages)."""
+
+    slots: int
+    tokens_per_step: int = 2048
+    pages: int = 0
+    page_size: int = 16
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A policy by its name, with its options."""
+
+    name: str
+    options: dict[str, Any]
+
+    def policy(self, machine: Machine) -> Policy:
+        """Return a new policy for the slots of an engine."""
+        return policies.get_policy(self.name, machine.slots, self.options)
+
+
+def sequences(trace: Iterable[Seen]) -> list[Sequence]:
+    """Return fresh sequences; each requests as many tokens as it received."""
+    return [
+        Sequence(
+            [0] * seen.prompt, seen.tokens, id=str(i), arrived_at=seen.at, client=seen.client,
+            priority=seen.priority, deadline=seen.deadline, open_ended=seen.open_ended,
+            hashes=[page.to_bytes(8, "big") for page in seen.pages],
+        )
+        for i, seen in enumerate(trace)
+    ]  # fmt: skip
+
+
+def serve(trace: Rows[Seen], policy: Chosen, machine: Machine, cost: Cost, host: Host, *, records: bool = False) -> Run:
+    """Simulate one policy on the trace; with `records`, keep the Iteration of each step."""
+    pages = PagePool(machine.pages + 1, machine.page_size) if machine.pages else None
+    scheduler = Scheduler(policy.policy(machine), pages, machine.tokens_per_step)
+    return simulate(scheduler, sequences(trace), cost, host, records=records)
+
+
+def converse(
+    answer_from: Callable[[dict[str, list[Any]], dict[str, Any]], dict[str, Any]],
+    lines: Iterable[str] = sys.stdin,
+    out: TextIO = sys.stdout,
+) -> None:
+    """Answer questions with a function of the rows and the question; an answer reports what failed."""
+    os.nice(LOWEST_PRIORITY)
+    rows: defaultdict[str, list[Any]] = defaultdict(list)
+    for line in lines:
+        message = json.loads(line)
+        if "ask" not in message:
+            for name, piece in message.items():
+                rows[name] += piece
+            continue
+        try:
+            result = answer_from(rows, message["ask"])
+        except Exception as error:  # a policy may come from anywhere
+            result = {"problem": f"{type(error).__name__}: {error}"}
+        rows.clear()
+        print(json.dumps(result, allow_nan=False), file=out, flush=True)
+
+
+def seen_in(rows: dict[str, list[Any]]) -> tuple[list[Seen], list[tuple[Step, float]]]:
+    """Return the requests and the measured steps that a server has sent."""
+    return [Seen(*row) for row in rows["requests"]], [(Step(*row[:-1]), row[-1]) for row in rows["steps"]]
