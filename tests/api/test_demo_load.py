@@ -12,7 +12,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 from support import FakeModel, fake_engine, wait_until
 
-from api.demo import LONG, SHARED, Users, asked_by
+from api.demo import LONG, SHARED, Load, asked_by
 from api.schemas.demo import LoadRequest
 from api.service import Engine
 from app import create_app
@@ -94,7 +94,8 @@ def test_quiet_and_loud_users_are_two_clients_with_ids_that_say_so(client: Flask
 def test_a_load_that_nobody_wants_any_more_ends(engine: Engine) -> None:
     wanted = threading.Event()
     wanted.set()
-    load = Users(engine, LoadRequest(**USERS), wanted.is_set)
+    load = Load()
+    load.start(engine, LoadRequest(**USERS), wanted.is_set)
     wait_until(lambda: load.progress()["done"] > 5)
     wanted.clear()
     wait_until(lambda: not load.progress()["active"])
@@ -104,7 +105,8 @@ def test_refused_requests_count_as_failed_and_are_tried_again() -> None:
     model, go = FakeModel(), threading.Event()
     model.before = lambda plan: go.wait(10) and None  # type: ignore[func-returns-value]
     engine = fake_engine(model, max_batch_size=1, max_queue=1)
-    load = Users(engine, LoadRequest(**USERS), lambda: True)
+    load = Load()
+    load.start(engine, LoadRequest(**USERS))
     wait_until(lambda: load.progress()["failed"] >= 3)
     go.set()
     wait_until(lambda: load.progress()["done"] >= 2)

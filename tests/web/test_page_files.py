@@ -65,13 +65,15 @@ def test_one_file_groups_the_digits_of_numbers() -> None:
 
 
 def test_a_load_is_the_same_for_the_same_seed_and_poisson() -> None:
+    engine = fake_engine(FakeModel())
     params = LoadRequest(count=400, rate=50, min_tokens=5, max_tokens=9, seed=3)
-    plan = arrivals(params)
-    assert plan == arrivals(params)
-    gaps = [b.at - a.at for a, b in itertools.pairwise(plan)]
+    plan = list(arrivals(engine, params))
+    assert plan == list(arrivals(engine, params))
+    gaps = [b.pause - a.pause for a, b in itertools.pairwise(plan)]
     assert 0.8 / 50 < sum(gaps) / len(gaps) < 1.2 / 50
-    assert {arrival.num_tokens for arrival in plan} == {5, 6, 7, 8, 9}
-    assert {arrival.at for arrival in arrivals(LoadRequest(count=7))} == {0.0}
+    assert {question.num_tokens for question in plan} == {5, 6, 7, 8, 9}
+    assert {question.pause for question in arrivals(engine, LoadRequest(count=7))} == {0.0}
+    engine.manager.stop()
 
 
 @pytest.mark.parametrize("fields", [{"count": 401}, {"rate": -1}, {"count": True}, {"max_tokens": 0}])
