@@ -10,12 +10,11 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from client.console import emit_json
+from client.console import emit_json, say
 from client.options import Argument, Choice, Command, read
 from scheduling.renamed import RenamedWarning
 from scheduling.scheduler import PolicyError
 from simulate import check
-from simulate.arguments import say
 from simulate.commands import calibrate, fleet, plan, predict, prefix, run, validate
 
 COMMANDS = {

@@ -20,7 +20,7 @@ from client.options import Argument, Command, Number, Option, Parameter, UsageEr
 from client.progress import counted
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
-from simulate.arguments import options, pairs
+from simulate.arguments import pairs, read_pairs
 from simulate.case import Case
 from simulate.cases import describe, make_cases, make_large_cases
 from simulate.laws import Broken
@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = read(build_command(), sys.argv[1:] if argv is None else argv)
         if not args.cases + args.large_cases:
             raise UsageError("--cases 0 and --large-cases 0 leave no case to test. Use --cases 100")
-        values = options(args.policy_option, "--policy-option")
+        values = read_pairs(args.policy_option, "--policy-option")
         with counted(Console(stderr=True), args.cases + args.large_cases, "cases tested") as progress:
             verdict = check(args.policy, args.cases, args.seed, values, large=args.large_cases, progress=progress)
     except ValueError as error:

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
+from client.console import say
 from client.options import UsageError
-from simulate.arguments import say
 
 FORMATS = (".png", ".svg", ".pdf")
 

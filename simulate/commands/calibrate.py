@@ -8,10 +8,11 @@ from typing import Any
 
 from rich.console import Console
 
+from client.console import say
 from client.options import FILE, Choice, Number, Option, UsageError, Values
 from simulate import calibrate, costs
-from simulate.arguments import now, say
-from simulate.commands.prepared import Sections, say_wrapped
+from simulate.arguments import now
+from simulate.commands.prepared import Sections
 
 
 def options() -> Sections:
@@ -72,13 +73,13 @@ def run(args: Values, console: Console) -> dict[str, Any]:
 
 def report(fit: calibrate.Fit, console: Console) -> None:
     """Print the error of a fit, and warn where predictions will be poor."""
-    say_wrapped(console, f"error on points left out of the fit: {fit.mape:.1%} on average, {fit.worst:.1%} at worst")
+    say(console, f"error on points left out of the fit: {fit.mape:.1%} on average, {fit.worst:.1%} at worst")
     if fit.drift > calibrate.DRIFT:
-        say_wrapped(
+        say(
             console,
             f"warning: the two times of a step differ by {fit.drift:.0%}, so other programs used this machine. "
             "Calibrate again when nothing else runs, or use --statistic min",
         )
     if fit.mape > calibrate.ACCEPT_MAPE or fit.worst > calibrate.ACCEPT_WORST:
         bounds = f"{calibrate.ACCEPT_MAPE:.0%} on average or {calibrate.ACCEPT_WORST:.0%} at worst"
-        say_wrapped(console, f"warning: the error is above {bounds}, so predictions will be poor")
+        say(console, f"warning: the error is above {bounds}, so predictions will be poor")

@@ -9,11 +9,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from client.console import say
 from client.options import Number, Option, UsageError, Values, nearest
 from fleet.routers import ROUTERS
-from simulate.arguments import arrival_options, engine_options, make_scheduler, policies_argument, say
+from simulate.arguments import arrival_options, engine_options, policies_argument
 from simulate.commands.prepared import Sections, prepare
 from simulate.fleet import Fleet
+from simulate.inputs import make_scheduler
 
 NEED_CACHE, NEED_CLIENTS = {"prefix-aware"}, {"session-sticky"}
 CHANCELESS = {"round-robin"}  # the others break ties, or choose, at random

@@ -10,18 +10,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from client.console import say
 from client.options import FILE, POSITIVE, Number, Option, UsageError, Values
 from simulate import pictures, plan, workloads
-from simulate.arguments import (
-    arrival_options,
-    engine_options,
-    has_own_rate,
-    make_scheduler,
-    policies_argument,
-    refuse,
-    say,
-)
+from simulate.arguments import arrival_options, engine_options, policies_argument, refuse
 from simulate.commands.prepared import Sections, prepare
+from simulate.inputs import has_own_rate, make_scheduler
 
 FEWEST_REQUESTS = 500  # with fewer the tail of a run and its start weigh too much
 NOTE = (

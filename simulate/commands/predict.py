@@ -7,9 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from client.console import say
 from client.options import FOLDER, Argument, Option, Values
 from simulate import predict
-from simulate.arguments import say
 from simulate.commands.prepared import Sections
 
 

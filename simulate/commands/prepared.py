@@ -6,10 +6,12 @@ from collections.abc import Collection, Sequence
 
 from rich.console import Console
 
+from client.console import say
 from client.options import Parameter, Values
 from simulate import workloads
-from simulate.arguments import check_engine, check_policies, make_cost, make_rows, notes, say
 from simulate.costs import Cost, Host
+from simulate.inputs import make_cost, make_rows
+from simulate.option_checks import check_engine, check_policies, notes
 
 Sections = dict[str, Sequence[Parameter]]
 
@@ -25,8 +27,3 @@ def prepare(
     for note in notes(args, chosen, rows):
         say(console, f"note: {note}")
     return cost, host, rows
-
-
-def say_wrapped(console: Console, text: str) -> None:
-    """Print a text in lines that fit the terminal."""
-    console.print(text, markup=False, highlight=False)

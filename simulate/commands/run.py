@@ -11,20 +11,13 @@ from rich.table import Table
 
 import policies
 from client import ending
+from client.console import say
 from client.options import FOLDER, POSITIVE, Option, UsageError, Values
 from client.report import store, tables
 from simulate import result, workloads
-from simulate.arguments import (
-    arrival_options,
-    config_of,
-    engine_options,
-    make_scheduler,
-    now,
-    policies_argument,
-    refuse,
-    say,
-)
+from simulate.arguments import arrival_options, config_of, engine_options, now, policies_argument, refuse
 from simulate.commands.prepared import Sections, prepare
+from simulate.inputs import make_scheduler
 from simulate.simulator import simulate
 
 

@@ -7,23 +7,17 @@ from typing import Any
 from rich.console import Console
 
 import config
+from client.console import say
 from client.options import POSITIVE, Number, Option, UsageError, Values
 from client.workloads.corpus import USUAL_CONTEXT
 from config import Config
 from simulate import calibrate, comparison, mock, validate
-from simulate.arguments import (
-    check_engine,
-    check_policies,
-    engine_options,
-    make_cost,
-    policies_argument,
-    refuse,
-    with_engine,
-)
-from simulate.arguments import options as pairs_of
+from simulate.arguments import engine_options, policies_argument, read_pairs, refuse
 from simulate.commands.calibrate import report
-from simulate.commands.prepared import Sections, say_wrapped
+from simulate.commands.prepared import Sections
 from simulate.costs import Cost
+from simulate.inputs import make_cost, with_engine
+from simulate.option_checks import check_engine, check_policies
 
 NOTE = (
     "The command also takes these flags of the server, see './server.sh --help': "
@@ -63,16 +57,16 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     trace = validate.draw(args.rate, args.num, args.seed)
     runs, beyond = [], []
     for policy in args.policies:
-        chosen = pairs_of(args.policy_option, "--policy-option")
+        chosen = read_pairs(args.policy_option, "--policy-option")
         validation = validate.validate(policy, cost, trace, flags, chosen, console)
         validate.show(console, validation)
         beyond += [(policy, c) for c in validation.compared if not c.good]
         runs.append(validation.to_dict())
-    say_wrapped(console, f"bounds: {comparison.BOUNDS}")
+    say(console, f"bounds: {comparison.BOUNDS}")
     for policy, c in beyond:
-        say_wrapped(console, f"error: {policy}: {c.name} is off by {c.error:+.1%}, bound {c.bound:.0%}")
+        say(console, f"error: {policy}: {c.name} is off by {c.error:+.1%}, bound {c.bound:.0%}")
     if beyond:
-        say_wrapped(console, "Calibrate again when nothing else runs on this machine, or lower --rate")
+        say(console, "Calibrate again when nothing else runs on this machine, or lower --rate")
     return {"good": not beyond, "runs": runs}
 
 
@@ -87,7 +81,7 @@ def _cost_to_validate(args: Values, server: Config, console: Console) -> Cost:
         )
     if mock.is_mock(server.model):
         return with_engine(args, mock.load(server.model).law)
-    say_wrapped(console, f"no --cost: timing the engine of {server.model} first")
+    say(console, f"no --cost: timing the engine of {server.model} first")
     flags = ["--model", server.model, "--load-format", server.load_format, "--dtype", server.dtype,
              "--quantize", server.quantize, "--kv-dtype", server.kv_dtype, "--threads", str(server.compute_threads), "--context", str(USUAL_CONTEXT)]  # fmt: skip
     points = calibrate.grid("small", args.max_tokens_per_step, USUAL_CONTEXT)
