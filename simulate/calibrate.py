@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from scipy.optimize import nnls
+from scipy.optimize import isotonic_regression, nnls
 
 from client.progress import counted
 from simulate.costs import Affine, Cost, Host, Interpolated, to_dict
@@ -147,22 +147,14 @@ def interpolated(steps: Rows[Step], seconds: np.ndarray) -> Interpolated:
         for step, left in zip(steps, rest):
             if bool(step.prompt) == mixed:
                 points.setdefault(step.tokens, []).append(float(left))
-        return tuple(_monotone(sorted((x, float(np.mean(y))) for x, y in points.items())))
+        if not points:
+            return ()
+        sizes = sorted(points)
+        pooled = isotonic_regression([max(0.0, float(np.mean(points[size]))) for size in sizes])  # so that they ascend
+        return tuple(zip(map(float, sizes), pooled.x.tolist()))
 
     decode, mixed = curve(False), curve(True)
     return Interpolated(decode or mixed, mixed or decode, law.context, law.pair)
-
-
-def _monotone(points: list[tuple[int, float]]) -> Iterator[tuple[float, float]]:
-    """Yield the points with their values pooled until they ascend (pool adjacent violators)."""
-    pools: list[list[float]] = []
-    for _, y in points:
-        pools.append([max(y, 0.0), 1.0])
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (a, n), (b, m) = pools.pop(-2), pools.pop()
-            pools.append([(a * n + b * m) / (n + m), n + m])
-    values = [value for value, count in pools for _ in range(int(count))]
-    yield from ((float(x), value) for (x, _), value in zip(points, values))
 
 
 def choose(steps: Rows[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:

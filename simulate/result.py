@@ -64,20 +64,6 @@ def outcome(index: int, seq: Sequence, run: Run, gaps: Mapping[str, tuple[float,
     )
 
 
-def goodput(run: Run, ttft: float | None, tpot: float | None, e2el: float | None) -> float | None:
-    """Return the requests a second that meet all the limits given (seconds); None when none is given."""
-    if ttft is None and tpot is None and e2el is None:
-        return None
-    good = np.ones(len(run.done), bool)
-    if ttft is not None:
-        good &= run.ttft <= ttft
-    if tpot is not None:
-        good &= tpots(run) <= tpot
-    if e2el is not None:
-        good &= run.latency <= e2el
-    return float(good.sum() / run.makespan)
-
-
 def tpots(run: Run) -> np.ndarray:
     """Return (latency - TTFT) / (tokens - 1) of each request, 0 for a single token."""
     n = run.tokens
@@ -107,23 +93,18 @@ def result(
         server_after={"policy": run.policy, "engine": engine(run, config)},
         machine=machine(config),
         versions={"python": platform.python_version(), "numpy": np.__version__, "scipy": scipy.__version__},
+        slos={name: 1000 * limit for name, limit in (limits or {}).items() if limit},
     )
     gaps = gaps_of(run) if run.iterations else {}
     numbers = conversations.result([outcome(i, s, run, gaps) for i, s in enumerate(run.sequences)], facts)
-    many = run.tokens > 1
-    wanted = limits or {}
     numbers |= {
         "backend": "effective-batching simulate",
         "model_id": config.get("cost"),
-        "request_goodput": goodput(run, wanted.get("ttft"), wanted.get("tpot"), wanted.get("e2el")),
-        **measure.statistics_ms("ttft", run.ttft.tolist()),
-        **measure.statistics_ms("tpot", tpots(run)[many].tolist()),
         **measure.statistics_ms("itl", run.gaps),
-        "ttfts": run.ttft.tolist(),
+        "simulation": summary(run),
     }
     if not gaps:
         numbers |= {"itls": None, "max_output_tokens_per_s": None}
-    numbers["simulation"] = summary(run)
     return numbers
 
 
@@ -140,11 +121,16 @@ def summary(run: Run) -> dict[str, Any]:
         **by_hint(run),
     }
     if run.iterations:
-        kinds = run.iterations[0].slot_steps._fields
-        spent = np.array([i.slot_steps for i in run.iterations]).sum(axis=0)
-        figures["waste"] = dict(zip(kinds, (spent / spent.sum()).tolist()))
+        spent = slot_steps(run)
+        figures["waste"] = {kind: number / sum(spent.values()) for kind, number in spent.items()}
         figures["mean_batch"] = float(np.mean([i.batch_size for i in run.iterations]))
     return figures
+
+
+def slot_steps(run: Run) -> dict[str, float]:
+    """Return how the slots of all recorded steps were spent, by use."""
+    kinds = run.iterations[0].slot_steps._fields
+    return dict(zip(kinds, np.array([i.slot_steps for i in run.iterations]).sum(axis=0).tolist()))
 
 
 def by_hint(run: Run) -> dict[str, Any]:
@@ -178,9 +164,7 @@ def engine(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
         "preemptions": sum(seq.preemptions for seq in run.sequences),
     }
     if run.iterations:
-        kinds = run.iterations[0].slot_steps._fields
-        spent = np.array([i.slot_steps for i in run.iterations]).sum(axis=0)
-        facts["slot_steps"] = dict(zip(kinds, spent.tolist()))
+        facts["slot_steps"] = slot_steps(run)
         sizes = Counter(i.batch_size for i in run.iterations)
         facts["batch_stats"] = [{"batch_size": n, "count": sizes[n]} for n in sorted(sizes)]
     return facts
