@@ -261,8 +261,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             return super().handle_request(req, conn)
         resp, environ = wsgi.create(req, conn.sock, conn.client, conn.server, self.cfg)
         environ["wsgi.multithread"] = True
-        if not self.alive or len(self.keepalived_conns) >= self.max_keepalived:
-            resp.force_close()
+        if not self.alive or self._service.draining or len(self.keepalived_conns) >= self.max_keepalived:
+            resp.force_close()  # the client's next connection may reach another server
         environ[HAS_PLACE] = getattr(conn, "has_place", False)
         conn.has_place = False
         exchange = Exchange(self.wsgi, environ, resp.start_response)
@@ -293,6 +293,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     def _complete(self, conn: TConn, exchange: Exchange, resp: Any) -> None:
         """Send the answer of a request that was PENDING; called in the completer's thread, which must not block."""
         keeps = False
+        if self._service.draining:
+            resp.force_close()
         try:
             try:
                 unsent = exchange.run(send_response, exchange, resp)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import struct
@@ -155,7 +156,11 @@ def test_delete_ends_a_request_and_its_client_is_told(servers: dict[str, Server]
 @pytest.mark.process
 def test_a_server_that_drains_refuses_newcomers_and_finishes_the_rest(tmp_path: Path) -> None:
     with Server(tmp_path / "log", "dynamic", "--model", f"{MOCK}@4") as server:
-        with in_background(lambda: server.post(prompt="x", num_tokens=150)) as last:
+        kept = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=60) for _ in range(2)]
+        kept[0].request("GET", "/ready")
+        assert kept[0].getresponse().read()
+        kept[1].request("POST", "/inference", json.dumps({"prompt": "x", "num_tokens": 150}))
+        with in_background(kept[1].getresponse) as last:
             wait_until(lambda: figures(server)["requests-running"] == 1)
             server.process.terminate()
             wait_until(lambda: server.get("/ready").status == 503)
@@ -164,7 +169,14 @@ def test_a_server_that_drains_refuses_newcomers_and_finishes_the_rest(tmp_path: 
             newcomer = server.post(prompt="x", num_tokens=1)
             assert (newcomer.status, newcomer.headers["Retry-After"]) == (503, "1")
             assert "shutting down" in newcomer.json["error"]["message"]
-        assert last[0].status == 200
+            kept[0].request("POST", "/inference", json.dumps({"prompt": "x", "num_tokens": 1}))
+            again = kept[0].getresponse()
+            # Behind a balancer the next connection may reach a server that does not drain.
+            assert (again.status, again.headers["Connection"]) == (503, "close")
+        assert (last[0].status, last[0].headers["Connection"]) == (200, "close")
+        assert len(json.loads(last[0].read())["completion"]) > 1
+        for connection in kept:
+            connection.close()
         assert server.process.wait(20) == 0
     assert "Traceback" not in server.output()
 
