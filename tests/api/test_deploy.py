@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import re
-import shutil
-import ssl
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from support import ROOT, Server, free_port, wait_until
+from support import ROOT
 from test_metrics import NAMES
 
 from api.http import middleware
 from api.http.auth import OPEN
-from app import create_app
 from config import Config
 from scheduling.iteration import SlotSteps
 
@@ -144,7 +136,12 @@ def test_caches_lie_where_a_read_only_system_is_writable(name: str, folder: str)
     assert all(path.startswith(folder) for path in paths.values())
 
 
-@pytest.mark.parametrize("name", ["Dockerfile", "compose.yaml", "effective-batching.service", "nginx.conf"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Dockerfile", "compose.yaml", "effective-batching.service", "nginx.conf", "nginx-upstreams.conf",
+    ],
+)  # fmt: skip
 def test_the_commands_at_the_top_of_a_file_name_files_that_exist(name: str) -> None:
     commands = re.findall(r"^#   (.+)$", read(name), re.M)
     assert len(commands) >= 5
@@ -163,101 +160,6 @@ def test_the_container_is_no_root_asks_ready_and_ends_by_sigterm() -> None:
     assert asked[1] in OPEN  # it has no key
     for paths in re.findall(r"^COPY (.+) \S+$", text, re.M):
         assert all((ROOT / path).exists() for path in paths.split()), paths
-
-
-def test_nginx_outlasts_the_longest_request_and_hides_what_is_not_for_strangers() -> None:
-    text = re.sub(r"#.*", "", read("nginx.conf"))
-    assert text.count("{") == text.count("}")
-    settings = dict(re.findall(r"^\s*(\w+) ([^;{]+);", text, re.M))
-    assert int(settings["proxy_read_timeout"].removesuffix("s")) >= Config().request_timeout
-    assert settings["client_max_body_size"] == "1m"
-    assert {settings[k] for k in ("client_header_timeout", "client_body_timeout")} == {"10s"}
-    assert (settings["proxy_buffering"], settings["proxy_ignore_client_abort"]) == ("off", "off")
-    assert settings["proxy_http_version"] == "1.1"
-    hidden = re.search(r"location ~ \^/\(([^)]+)\)", text)
-    assert hidden is not None
-    routes = {rule.rule.split("/")[1] for rule in create_app(Config()).url_map.iter_rules()}
-    assert set(hidden[1].split("|")) <= routes
-
-
-@pytest.fixture
-def proxied(tmp_path: Path) -> Iterator[tuple[Server, int]]:
-    """Return a server and the port at which the sample, but for names, ports and paths, lets strangers in."""
-    if not (shutil.which("nginx") and shutil.which("openssl")):
-        pytest.skip("nginx and openssl are not both here: install them (Debian: apt install nginx openssl)")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=llm.example.org",
-         "-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "pem")],
-        check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
-    port = free_port()
-    slow = {"EB_FAULTS": json.dumps({"slow_step": {"ms": 20}})}
-    with Server(tmp_path / "log", "dynamic", "--model", "mock:llm-mock@50", **slow) as server:
-        text = read("nginx.conf").replace("443 ssl", f"127.0.0.1:{port} ssl")
-        text = text.replace("127.0.0.1:8500", f"127.0.0.1:{server.port}")
-        for kind in ("pem", "key"):
-            text = text.replace(f"/etc/ssl/llm.example.org.{kind}", str(tmp_path / kind))
-        paths = "".join(
-            f"{name}_temp_path {tmp_path}/{name};\n" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-        )
-        (tmp_path / "nginx.conf").write_text(
-            f"daemon off;\npid {tmp_path}/pid;\nerror_log stderr;\nevents {{}}\n"
-            f"http {{\naccess_log off;\n{paths}{text}\n}}\n"
-        )
-        command = ["nginx", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf")]
-        checked = subprocess.run([*command, "-t"], capture_output=True, text=True, timeout=30)
-        assert checked.returncode == 0, checked.stderr
-        with (tmp_path / "nginx.log").open("wb") as log:
-            nginx = subprocess.Popen(command, stderr=log)
-        try:
-            wait_until(lambda: answers(port), 20)
-            yield server, port
-        finally:
-            nginx.terminate()
-            nginx.wait(10)
-
-
-def answers(port: int) -> bool:
-    with contextlib.suppress(OSError), through_tls(port):
-        return True
-    return False
-
-
-@contextlib.contextmanager
-def through_tls(port: int, source: str = "127.0.0.1") -> Iterator[http.client.HTTPSConnection]:
-    """Return a connection to nginx, from an address that may be another than its own."""
-    anybody = ssl.create_default_context()
-    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
-    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=20, context=anybody, source_address=(source, 0))
-    connection.connect()
-    with contextlib.closing(connection):
-        yield connection
-
-
-@pytest.mark.process
-def test_strangers_come_through_nginx_and_are_noticed_when_they_go(proxied: tuple[Server, int]) -> None:
-    server, port = proxied
-    long = json.dumps({"prompt": "the", "max_tokens": 200, "stream": True})
-    kind = {"Content-Type": "application/json"}
-    with through_tls(port) as stranger:
-        stranger.request("POST", "/inference", json.dumps({"prompt": "a", "num_tokens": 2}))
-        reply = stranger.getresponse()
-        assert reply.status == 200
-        assert json.load(reply)["num_tokens"] == 2
-        assert re.fullmatch("[0-9a-f]{32}", reply.headers["X-Request-Id"])  # nginx's own
-        stranger.request("POST", "/inference", b"x" * (2 << 20))
-        assert stranger.getresponse().status == 413
-    with through_tls(port) as stranger:
-        stranger.request("POST", "/v1/completions", long, kind)
-        reply = stranger.getresponse()
-        assert reply.readline().startswith(b"data: ")  # while the rest is being computed:
-        assert server.get("/stats").json["requests-running"] == 1
-    wait_until(lambda: server.get("/stats").json["http"]["cancelled"] == 1)
-    wait_until(lambda: server.get("/stats").json["requests-running"] == 0)
-    for path, allowed in (("/stats", False), ("/metrics", False), ("/health", True)):
-        with through_tls(port, "127.0.0.2") as stranger:
-            stranger.request("GET", path)
-            assert stranger.getresponse().status == (200 if allowed else 403), path
 
 
 def test_the_unit_stops_later_than_the_server_drains_and_tries_no_broken_settings_again() -> None:
