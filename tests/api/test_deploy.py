@@ -140,6 +140,7 @@ def test_caches_lie_where_a_read_only_system_is_writable(name: str, folder: str)
     "name",
     [
         "Dockerfile", "compose.yaml", "effective-batching.service", "nginx.conf", "nginx-upstreams.conf",
+        "k8s/cpu/kustomization.yaml", "k8s/gpu/kustomization.yaml",
     ],
 )  # fmt: skip
 def test_the_commands_at_the_top_of_a_file_name_files_that_exist(name: str) -> None:
