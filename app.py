@@ -39,7 +39,8 @@ from api.service import Engine, Service
 from client.shell import printing
 from config import Config
 from launch import banner, demo, doctor, faults, preflight
-from launch.engine import RESOLVED, engine_stack, load_engine
+from launch.engine import engine_stack, load_engine
+from launch.load_model import RESOLVED
 from models import catalog
 from observe import shadow
 from scheduling.renamed import RenamedWarning

@@ -20,7 +20,7 @@ from generate.gpu import sampling
 from generate.gpu.runner import GpuRunner, make_runner
 from generate.params import GREEDY, SamplingParams
 from generate.runner import ModelRunner
-from launch import engine
+from launch import engine, load_model
 from models.gpt2 import GPT, GPTConfig
 from scheduling.sequence import Sequence
 
@@ -59,7 +59,7 @@ def test_texts_are_the_cpus_for_every_way_to_draw(draw: str) -> None:
 def test_a_warm_runner_gives_the_texts_of_a_cold_one() -> None:
     expected = run(None, ragged(CONFIG, 10, 1), runner=gpu_runner())
     warm = gpu_runner()
-    engine.warm_up(warm)
+    load_model.warm_up(warm)
     assert run(None, ragged(CONFIG, 10, 1), runner=warm) == expected
 
 
@@ -246,6 +246,6 @@ def test_the_settings_reach_the_gpus_runner(monkeypatch: pytest.MonkeyPatch) -> 
     asked: list[tuple[object, ...]] = []
     monkeypatch.setattr("generate.gpu.runner.make_runner", lambda *how: asked.append(how))
     model = SimpleNamespace(head=SimpleNamespace(device=torch.device("cuda")))
-    engine._make_runner(model, 9, 32, Config(batch_invariant=True))  # type: ignore[arg-type]
-    engine._make_runner(model, 9, 32, Config(dtype="float16"))  # type: ignore[arg-type]
+    load_model.make_runner(model, 9, 32, Config(batch_invariant=True))  # type: ignore[arg-type]
+    load_model.make_runner(model, 9, 32, Config(dtype="float16"))  # type: ignore[arg-type]
     assert asked == [(model, 9, 128, 32, True, True), (model, 9, 128, 32, False, False)]

@@ -68,7 +68,7 @@ def test_the_warm_up_changes_no_text(loaded: Loaded, monkeypatch: pytest.MonkeyP
     client, service, _ = loaded
     body = {"prompt": "to be", "num_tokens": 20, "seed": 3}
     texts = [client.post("/inference", json=body).get_json()["completion"]]
-    monkeypatch.setattr("launch.engine.warm_up", lambda model: None)
+    monkeypatch.setattr("launch.load_model.warm_up", lambda model: None)
     app = create_app(service.config)
     cold: Service = app.extensions["service"]
     connect(cold, load_engine(cold.config))

@@ -1,0 +1,146 @@
+"""The types of options: what values they allow, how they read them, and the error with value, bound and remedy.
+
+This module must not know flags, variables or files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+SWITCH = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
+
+
+class UsageError(ValueError):
+    """An invalid command line or setting; the message names the value, the bound and the remedy."""
+
+
+def nearest(name: str, known: Iterable[str], question: str = "Did you mean") -> str:
+    """Return a question that suggests the known name closest to `name`, or "" if none is close."""
+    near = get_close_matches(name, list(known), 1)
+    return f" {question} {near[0]!r}?" if near else ""
+
+
+class Type(click.ParamType):  # type: ignore[type-arg]
+    """Text without restrictions; a subclass overrides what it restricts."""
+
+    name = "TEXT"  # stands for the value in --help
+    bounds = ""
+    wanted = "text"
+    known: Sequence[str] = ()
+
+    def parse(self, value: Any) -> Any:
+        """Return the value of a text, or a value itself; ValueError if it is invalid."""
+        return value
+
+    def explain(self, value: Any, error: Exception) -> str:
+        """Return the value and the remedy, as the rest of a sentence that begins with the option's name."""
+        return f" is {value!r}.{nearest(str(value), self.known)} Use {self.wanted}"
+
+    def read(self, value: Any, name: str) -> Any:
+        """Return the value of the option called `name`; UsageError if it is invalid."""
+        try:
+            return self.parse(value)
+        except (ValueError, OverflowError) as error:
+            raise UsageError(f"{name}{self.explain(value, error)}") from None
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        return self.read(value, param.written(ctx)) if isinstance(value, str) else value  # a default
+
+    def split_envvar_value(self, rv: str) -> Sequence[str]:
+        return [rv]
+
+
+class Number(Type):
+    """A finite number from `low` to `high`; `above`: greater than `low`."""
+
+    def __init__(
+        self, low: float, high: float = math.inf, kind: type = int, *, above: bool = False, name: str = "N"
+    ) -> None:
+        self.low, self.high, self.kind, self.above, self.name = low, high, kind, above, name
+        bound = f"above {low:,}" if above else f"of at least {low:,}"
+        self.bounds = f">{low}" if above else f"{low}.."
+        if high < math.inf:
+            bound, self.bounds = f"from {low:,} to {high:,}", f"{low}..{high}"
+        self.wanted = f"{'a whole number' if kind is int else 'a number'} {bound}"
+
+    def parse(self, value: Any) -> Any:
+        number = self.kind(value)
+        if not (self.low <= number <= self.high) or math.isinf(number) or (self.above and number == self.low):
+            raise ValueError
+        return number
+
+
+class Size(Number):
+    """A number of bytes, such as 512M or 1.5GiB."""
+
+    def __init__(self) -> None:
+        super().__init__(0, name="SIZE")
+        self.wanted = "a size of at least 0, such as 512M"
+
+    def parse(self, value: Any) -> Any:
+        digits = str(value).upper().removesuffix("B").removesuffix("I")
+        unit = digits[-1:] if digits[-1:] in UNITS else ""
+        return super().parse(float(digits.removesuffix(unit)) * UNITS[unit])
+
+
+class Choice(Type):
+    """One of some texts."""
+
+    def __init__(self, known: Iterable[str], name: str = "") -> None:
+        self.known = tuple(known)
+        self.name = name or "|".join(self.known)
+        self.wanted = f"one of: {', '.join(self.known)}"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(text) for text in self.known if text.startswith(incomplete)]
+
+    def parse(self, value: Any) -> Any:
+        if value not in self.known:
+            raise ValueError
+        return value
+
+
+class OnOff(Type):
+    """A switch that is a word, so that a flag can turn off what the environment turns on."""
+
+    name = "on|off"
+    wanted = "on or off"
+
+    def parse(self, value: Any) -> Any:
+        if str(value).lower() not in SWITCH:
+            raise ValueError
+        return SWITCH[str(value).lower()]
+
+
+class Read(Type):
+    """Text that a function reads or only checks; the text of its ValueError names the value and the remedy."""
+
+    def __init__(self, read: Callable[[str], Any], name: str = "TEXT") -> None:
+        self._read, self.name = read, name
+
+    def parse(self, value: Any) -> Any:
+        result = self._read(value)
+        return value if result is None else result
+
+    def explain(self, value: Any, error: Exception) -> str:
+        return f": {error}"
+
+
+def _check_key(text: str) -> None:
+    if not (text.isascii() and text.isprintable()):
+        raise ValueError("the key has characters that are not allowed in an HTTP header. Use printable ASCII")
+
+
+TEXT = Type()
+KEY = Read(_check_key, "KEY")
+FILE = Read(Path, "FILE")
+FOLDER = Read(Path, "DIR")
+POSITIVE = Number(0, kind=float, above=True)

@@ -1,0 +1,169 @@
+"""Load what an engine needs of a model: one with weights, or a mock model, which needs neither weights nor torch.
+
+Part of the composition root. Torch is imported inside the functions that load a model with weights.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from api.service import Tokenizer
+from batching import Model
+from config import Config
+from models import catalog
+from scheduling.iteration import Plan
+from scheduling.sequence import Sequence
+from simulate import mock
+
+if TYPE_CHECKING:
+    from generate.runner import Runner
+    from models.network import Network
+
+RESOLVED = "EB_INTERNAL_RESOLVED"  # the launcher finds the model, its worker loads it
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of an engine that depend on the kind of model; the first of its `n_pages` KV pages is for padding."""
+
+    model: Model
+    tokenizer: Tokenizer
+    name: str
+    device: str
+    dtype: str
+    quantize: str
+    kv_dtype: str
+    context: int
+    vocabulary: int
+    n_pages: int
+    page_size: int
+    tokens_per_step: int  # the default of --max-tokens-per-step
+    sampling: dict[str, float] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def load_model(config: Config, slots: int) -> Parts:
+    """Load a model with KV pages for the whole contexts of `slots` sequences, or as many as fit into memory.
+
+    Where not one whole context fits, the context is cut to what does.
+    """
+    from generate import machine, quantize
+    from generate.cpu.linear import linear_name
+    from generate.cpu.prepare import prepare
+    from models import sampling_defaults, weights
+    from models.tokenizer import load_tokenizer
+
+    resolved = _resolved(config)
+    device = machine.choose_device(config.device)
+    dtype = machine.choose_dtype(config.dtype, device, resolved.trained_dtype, config.quantize)
+    if device.type == "cpu":
+        prepare(dtype, config.quantize)
+    quantize.check(config.quantize, dtype, device)
+    kv_dtype = machine.choose_kv_dtype(config.kv_dtype, dtype, device)
+    threads = machine.use_threads(config.compute_threads)
+    tokenizer = load_tokenizer(resolved, config.tokenizer_file or None)
+    sampling = sampling_defaults.read(resolved.path)
+    model = weights.load(resolved, dtype, as_blocks=quantize.kept_kinds(config.quantize, resolved)).to(device)
+    linear = linear_name(dtype, device, config.quantize)
+    if config.quantize == quantize.AS_STORED:
+        linear = "+".join(quantize.kinds_of(model)).lower()
+    shape, parameters = model.config, model.parameters  # of the whole context
+    n_pages = machine.kv_pages(shape, kv_dtype, device, config.kv_memory, slots)
+    context = machine.longest_context(shape, n_pages, device)
+    warnings = [resolved.warning, tokenizer.warning]
+    if context < shape.block_size:
+        warnings.append(machine.short_context_warning(shape, context, kv_dtype))
+        model = model.shortened(context)
+    runner = make_runner(model, n_pages, slots, config)
+    warm_up(runner)
+    return Parts(
+        model=runner,
+        tokenizer=tokenizer,
+        name=resolved.name + (" (random weights)" if resolved.load_format == "dummy" else ""),
+        device=str(device),
+        dtype=str(runner.dtype).removeprefix("torch."),
+        quantize=config.quantize,
+        kv_dtype=str(runner.keys.dtype).removeprefix("torch."),
+        context=context,
+        vocabulary=shape.vocab_size,
+        n_pages=n_pages,
+        page_size=runner.page_size,
+        tokens_per_step=2048 if device.type == "cuda" else 256,
+        sampling=sampling,
+        facts={
+            "parameters": parameters,
+            "revision": resolved.revision,
+            "attention": runner.attention,
+            "linear": linear,
+            "compute_threads": threads,
+            "kv_bytes": runner.keys.nbytes * 2,
+            "whole_context": shape.block_size,
+            "warnings": [warning for warning in warnings if warning],
+        },
+    )
+
+
+def _resolved(config: Config) -> catalog.ResolvedModel:
+    """Return the model that the launcher has found, or find it."""
+    text = os.environ.get(RESOLVED)
+    return catalog.ResolvedModel.from_json(text) if text else catalog.resolve(config.model or None, config.load_format)
+
+
+def make_runner(model: Network, n_pages: int, slots: int, config: Config) -> Runner:
+    """Return the runner that computes steps on the model's device."""
+    from generate import machine
+    from generate.runner import ModelRunner
+
+    device = model.head.device
+    if device.type != "cuda":
+        kv_dtype = machine.choose_kv_dtype(config.kv_dtype, model.head.dtype, device)
+        return ModelRunner(model, n_pages, machine.PAGE_SIZE, kv_dtype, config.quantize)
+    from generate.gpu import runner as gpu
+
+    any_format = config.dtype == "auto"
+    size = machine.page_size(device)
+    return gpu.make_runner(model, n_pages, size, slots, config.batch_invariant, any_format)
+
+
+def warm_up(model: Model) -> None:
+    """Compute a short prompt and two tokens in the page of padding, and discard them.
+
+    The first step touches new memory and runs new code, which takes a hundred times as long as the second. No
+    scheduler sees these steps, so no counter counts them.
+    """
+    from generate.params import SamplingParams
+
+    seq = Sequence([0, 0], max_tokens=3, sampling=SamplingParams(), pages=[0])
+    members, counts = [seq], [1]
+    for number in range(-2, 1):  # the numbers of real steps begin at 1
+        prompt = number == -2
+        token = model.forward(Plan(number, 0.0, members, [seq.pending] if prompt else counts))[0]
+        if not isinstance(token, int):  # the logits are not finite, which each request will report
+            return
+        seq.computed = seq.length
+        seq.output_ids.append(token)
+
+
+def load_mock(config: Config, slots: int) -> Parts:
+    """Load a mock model, which takes the time of a cost model and needs neither weights nor torch."""
+    from models.tokenizer import load_stand_in
+
+    tokenizer = load_stand_in(config.tokenizer_file or None, downloads=not config.demo)
+    model = mock.load(config.model, ids=tokenizer.whole_texts())
+    return Parts(
+        model=model,
+        tokenizer=tokenizer,
+        name=model.name,
+        device="none",
+        dtype="none",
+        quantize="none",
+        kv_dtype="none",
+        context=model.sizes.context,
+        vocabulary=tokenizer.vocab_size,
+        n_pages=mock.kv_pages(model.sizes, config.kv_memory, slots),
+        page_size=mock.PAGE_SIZE,
+        tokens_per_step=model.tokens_per_step,
+        facts={"instead": model.description, "warnings": [tokenizer.warning] if tokenizer.warning else []},
+    )

@@ -1,0 +1,114 @@
+"""The batching loop, one iteration at a time: drain the inbox, plan, compute, commit, publish.
+
+This module must not know HTTP, tensors, threads other than its own, or which policy it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+
+from scheduling.iteration import Iteration, Plan
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from serving.completion import Observer, complete, notify, publish_tokens
+from serving.deadlines import Deadlines
+from serving.inbox import Inbox
+from serving.inference import Inference, InferenceError
+from serving.recovery import Recovery
+
+MAX_IDLE_SECONDS = 1.0  # between two heartbeats
+
+
+@dataclass(slots=True)
+class Loop:
+    """The loop of one thread: each iteration computes one step of the sequences that the policy admits.
+
+    It shares only the inbox with other threads. After each step it calls the observers with the step's record and the
+    inferences that left.
+    """
+
+    scheduler: Scheduler
+    inbox: Inbox
+    deadlines: Deadlines
+    recovery: Recovery
+    observers: list[Observer]
+    clock: Callable[[], float]
+    is_idle: bool = False  # whether the last iteration had nothing to compute
+
+    def step(self) -> bool:
+        """Run one iteration; return False to end the loop."""
+        self._drain_inbox()
+        if self.inbox.is_stopping:
+            return False
+        plan = self.scheduler.plan(self.clock())
+        self.is_idle = plan is None
+        if plan is not None:
+            self.inbox.start(plan)  # before the step, so that the queue has room while it is computed
+            outputs = self.recovery.compute(self.scheduler, plan)
+            iteration = self.scheduler.commit(plan, outputs, self.clock())
+            self.inbox.rate.add(iteration.tokens, iteration.seconds)
+            self._publish_tokens(plan)
+            finished = [seq for seq in chain(plan.sequences, plan.held) if seq.state == "finished"]
+            self._complete(finished, iteration)
+        if self.recovery.is_suspect:
+            self.recovery.probe()
+        return True
+
+    def _drain_inbox(self) -> None:
+        """Pass arrivals, cancellations and policy switches to the scheduler. An idle loop waits for them."""
+        self.inbox.heartbeat = now = self.clock()
+        if self.is_idle:
+            self.inbox.wait(self._idle_seconds(now))
+            self.inbox.heartbeat = now = self.clock()
+        arrived, ended = self.inbox.take()
+        for inference in arrived:
+            self._add(inference)
+            if inference.is_finished:
+                ended.append(inference)
+        ended += self.deadlines.expire(now)
+        self.deadlines.prune(len(self.inbox.open))
+        if ended:
+            self._remove(ended, now)
+        for policy in self.inbox.requested_policies():
+            self.inbox.limit += policy.max_batch_size - self.scheduler.policy.max_batch_size
+            self._complete(self.scheduler.switch(policy, self.clock()))
+
+    def _idle_seconds(self, now: float) -> float:
+        """Return the seconds until the policy's next deadline, a request's, or the next heartbeat."""
+        moments = (self.scheduler.wake_at(now), self.deadlines.next_at(), now + MAX_IDLE_SECONDS)
+        return max(0.0, min(at for at in moments if at is not None) - now)
+
+    def _add(self, inference: Inference) -> None:
+        """Add an inference to the scheduler, or complete it if the policy refuses it."""
+        if self.scheduler.add(inference.sequence):
+            self.deadlines.add(inference)
+            return
+        name = self.scheduler.policy.name
+        inference.sequence.error = InferenceError(
+            "overloaded", f"the policy {name} accepts no more requests from this client for now. Try again later", 60
+        )
+        self._complete([inference.sequence])
+
+    def _remove(self, ended: list[Inference], now: float) -> None:
+        """Remove inferences that ended before their last token from the scheduler, in one pass for each reason."""
+        for reason, has_error in (("length", False), ("abort", True)):
+            # A dict, because one may be here twice. One that has left meanwhile or has not arrived yet is not open.
+            sequences = {i.sequence: None for i in ended if (i.error is not None) == has_error}
+            leaving = [seq for seq in sequences if seq in self.inbox.open]
+            if leaving:
+                self._complete(self.scheduler.remove_all(leaving, now, reason))
+
+    def _publish_tokens(self, plan: Plan) -> None:
+        """Notify the readers of streams about new tokens; completing a request notifies its reader as well."""
+        for seq in plan.sequences:
+            inference = self.inbox.open.get(seq)
+            if inference is not None and inference.wakeup is not None and not seq.is_finished:
+                publish_tokens(inference)
+
+    def _complete(self, sequences: list[Sequence], iteration: Iteration | None = None) -> None:
+        """Complete the requests of sequences that left the scheduler, in one pass and without blocking."""
+        left = self.inbox.finish(sequences) if sequences else []
+        notify(self.observers, iteration, left)
+        complete(left)
