@@ -13,6 +13,7 @@ fi
 chosen=()
 if [ "${1:-}" = --all ]; then
   shift
+  tools/setup.sh requirements-ray.txt
   chosen=(-m "not soak" --hypothesis-profile full)
 fi
 

@@ -59,6 +59,12 @@ class Inbox:
         self._pages = pages
         self._changed = threading.Condition()
 
+    @property
+    def prompt_tokens(self) -> int:
+        """The prompt tokens of queued and running requests that are not computed yet."""
+        sequences = [*self.open, *(inference.sequence for inference in self.arrived)]
+        return sum(max(0, len(seq.prompt_ids) - seq.computed) for seq in sequences)
+
     def check(self, inference: Inference) -> None:
         """Reject an inference that can never be computed, and hash its prompt for the prefix cache."""
         seq, pages = inference.sequence, self._pages

@@ -10,6 +10,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from served import Serve, serving
 from support import ROOT, FakeModel
 
 pytest_plugins = ["skips"]
+collect_ignore = [] if find_spec("ray") else ["fleet/test_ray.py"]  # ./test.sh --all installs it
 COMPUTES = ("simulate", "generate", "policies", "scheduling")
 USES_TRANSFORMERS = ("support_checkpoints", "support_gguf", "from transformers")
 

@@ -30,7 +30,7 @@ LAW: dict[str, set[str]] = {
     "config": {"client", "dotenv"},
     "api": {"batching", "config", "observe", "serving", "stats"} | WEB,
     "client": {"aiohttp", "click", "dotenv", "matplotlib", "numpy", "requests", "rich"},
-    "fleet": set(),
+    "fleet": {"aiohttp", "client", "config", "multidict", "ray", "yarl"},
     "simulate": {"client", "config", "fleet", "matplotlib", "numpy", "policies", "rich", "scheduling", "scipy"},
     "launch": {"api", "batching", "config", "generate", "gunicorn", "models", "observe", "policies", "pydantic",
                "scheduling", "serving", "simulate", "stats", "torch"},
@@ -39,6 +39,8 @@ LAW: dict[str, set[str]] = {
 EXCEPTIONS = {f"observe/shadow.py: {name}" for name in ("config", "policies", "simulate")}
 EXCEPTIONS |= {"observe/question.py: batching", "observe/recording.py: simulate"}
 PURE = ("scheduling", "policies")
+# Of the fleet, only the routers and autoscalers are the simulator's.
+PURE_FILES = ("fleet/autoscaler_laws.py", "fleet/autoscalers.py", "fleet/laws.py", "fleet/routers.py")
 # A pure room is the same bytes in server and simulator: it is given time, randomness and the model.
 IMPURE = {"asyncio", "concurrent", "datetime", "flask", "logging", "multiprocessing", "os", "queue", "random",
           "secrets", "socket", "subprocess", "threading", "time", "torch", "uuid"}  # fmt: skip
@@ -109,6 +111,16 @@ def test_the_pure_rooms_ask_nobody_for_time_or_chance(room: str) -> None:
     for path in files_of(room):
         assert not set(imports(path)) & IMPURE, path.name
         assert "__import__" not in set(imports(path)), path.name
+
+
+@pytest.mark.parametrize("name", PURE_FILES)
+def test_the_simulators_files_of_the_fleet_import_nothing_of_its_servers(name: str) -> None:
+    assert {module for module in imports(ROOT / name) if module not in STANDARD} <= {"fleet"}
+    assert not set(imports(ROOT / name)) & (IMPURE - {"random"})
+
+
+def test_only_one_file_knows_ray() -> None:
+    assert [path.name for path in files_of("fleet") if "ray" in set(imports(path))] == ["ray_serve.py"]
 
 
 def loaded_by(code: str) -> set[str]:

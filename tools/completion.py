@@ -46,6 +46,12 @@ def serve() -> click.Command:
     return config.command({name: policies.summary(name) for name in policies.names()})
 
 
+def fleet() -> click.Command:
+    from fleet import serve
+
+    return serve.build_command()
+
+
 def load() -> click.Command:
     from client import client
 
@@ -79,7 +85,7 @@ def simulate() -> click.Command:
 
 
 COMMANDS: dict[str, Callable[[], click.Command]] = {
-    "serve": serve, "load": load, "compare": compare, "sweep": sweep, "top": top, "simulate": simulate, "doctor": serve,
+    "serve": serve, "fleet": fleet, "load": load, "compare": compare, "sweep": sweep, "top": top, "simulate": simulate, "doctor": serve,
     "help": lambda: click.Command("help", params=[click.Argument(["command"], type=click.Choice(list(COMMANDS)))]),
 }  # fmt: skip
 

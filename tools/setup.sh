@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Create .venv and install a requirements file into it. Later calls skip what is done.
-# usage: tools/setup.sh [client/]requirements.txt|requirements-mock.txt|requirements-dev.txt [the server's arguments]
+# usage: tools/setup.sh [client/]requirements.txt|requirements-mock.txt|requirements-dev.txt|requirements-ray.txt
+#        [the server's arguments]
 # Where the arguments start a server without weights, or none, requirements-mock.txt takes the place of requirements.txt.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -36,7 +37,7 @@ takes_cpu_build() {
 
 if [ "$wanted" = requirements.txt ] && is_without_weights "$@"; then wanted=requirements-mock.txt; fi
 with_torch=yes
-case "$wanted" in client/requirements.txt | requirements-mock.txt) with_torch= ;; esac
+case "$wanted" in client/requirements.txt | requirements-mock.txt | requirements-ray.txt) with_torch= ;; esac
 case "$wanted" in  # each of these files includes the one before it
   client/requirements.txt) enough="requirements-dev.txt requirements.txt requirements-mock.txt client-requirements.txt" ;;
   requirements-mock.txt) enough="requirements-dev.txt requirements.txt requirements-mock.txt" ;;
@@ -64,7 +65,9 @@ if [ ! -x .venv/bin/python ]; then
 fi
 install=(.venv/bin/python -m pip install --disable-pip-version-check -q)
 cpu_build= size="PyTorch is large"
-if [ -z "$with_torch" ]; then
+if [ "$wanted" = requirements-ray.txt ]; then
+  size="about 0.2 GB"
+elif [ -z "$with_torch" ]; then
   size="about 0.1 GB"
 elif takes_cpu_build; then
   cpu_build="$(grep '^torch==' requirements.txt)" size="about 0.3 GB, with PyTorch's CPU build"

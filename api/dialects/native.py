@@ -132,7 +132,8 @@ def statistics(service: Service) -> dict[str, Any]:
     engine = service.engine
     result = service.stats.snapshot() | {"http": service.meters.http_totals()}
     if engine is None:
-        return result | {"requests-running": 0, "requests-waiting": 0, "policy": service.config.policy, "engine": None}
+        nothing = dict.fromkeys(("requests-running", "requests-waiting", "tokens-waiting", "prompt-tokens-waiting"), 0)
+        return result | nothing | {"policy": service.config.policy, "engine": None}
     pages, recovery = engine.manager.pages, engine.manager.recovery
     kv = None
     if pages is not None:
@@ -147,6 +148,8 @@ def statistics(service: Service) -> dict[str, Any]:
     return result | {
         "requests-running": engine.manager.running,
         "requests-waiting": engine.manager.waiting,
+        "tokens-waiting": engine.manager.inbox.queued_tokens,
+        "prompt-tokens-waiting": engine.manager.inbox.prompt_tokens,
         "policy": engine.policy,
         "engine": {"model": engine.model_name, "device": engine.device, "dtype": engine.dtype,
                    "quantize": engine.quantize, "kv_dtype": engine.kv_dtype,

@@ -1,0 +1,85 @@
+"""What the ingress reads in a request and what it adds: the blocks of the prompt, the session, and a seed.
+
+Everything else of a body passes byte for byte, so that the servers find its faults and name them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fleet.routers import Asked
+
+# The routes that generate text, each with the field that holds its prompt.
+PROMPTS = {
+    "/inference": "prompt", "/v1/completions": "prompt", "/v1/chat/completions": "messages",
+    "/generate": "inputs", "/generate_stream": "inputs", "/": "inputs",
+}  # fmt: skip
+SESSION = "X-Session-Id"
+LARGEST = 1 << 20  # bytes of a body that the servers take
+SPARE = 64  # bytes that a seed takes
+BLOCK = 256  # characters of a prompt in one block
+PARAMETERS = re.compile(rb'"parameters"\s*:\s*\{')
+
+
+def generates(method: str, path: str) -> bool:
+    """Return whether a request of this kind generates text."""
+    return method == "POST" and path in PROMPTS
+
+
+def is_tgi(path: str) -> bool:
+    """Return whether this route of `PROMPTS` speaks TGI's dialect."""
+    return PROMPTS[path] == "inputs"
+
+
+def read(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in a body; {} for everything else, which the server will refuse in its own words."""
+    try:
+        fields = json.loads(body.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def asked(path: str, fields: Mapping[str, Any], session: str) -> Asked:
+    """Return what routers may know: the prompt's blocks, and the session of the header or else the field `user`."""
+    options = fields.get("parameters") if is_tgi(path) else fields
+    user = options.get("user") if isinstance(options, Mapping) else None
+    return Asked(blocks(str(fields.get(PROMPTS[path], ""))), session or (user if isinstance(user, str) else ""))
+
+
+def blocks(prompt: str) -> list[int]:
+    """Return a hash for each whole block of a prompt; each also covers all blocks before it."""
+    hashes = [0]
+    for start in range(0, len(prompt) - BLOCK + 1, BLOCK):
+        hashes.append(hash((hashes[-1], prompt[start : start + BLOCK])))
+    return hashes[1:]
+
+
+def seeded(path: str, body: bytes, fields: Mapping[str, Any], seed: int) -> bytes:
+    """Return the body with this seed, so that a second attempt at another replica gives the same text.
+
+    Unchanged are bodies that name a seed, and those to which one seed means something else: several prompts or TGI's
+    `best_of`, of which each answer draws its own.
+    """
+    start = len(body) - len(body.lstrip())
+    if not fields or body[start : start + 1] != b"{" or len(body) + SPARE > LARGEST:
+        return body
+    if not is_tgi(path):
+        prompt = fields.get(PROMPTS[path])
+        several = path == "/v1/completions" and isinstance(prompt, list) and not all(type(t) is int for t in prompt)
+        return body if "seed" in fields or several else _with(body, start + 1, b'"seed": %d' % seed, True)
+    parameters = fields.get("parameters")
+    if "parameters" not in fields:  # without any, TGI samples; with some, only if one of them says so
+        return _with(body, start + 1, b'"parameters": {"do_sample": true, "seed": %d}' % seed, True)
+    places = [match.end() for match in PARAMETERS.finditer(body)]
+    if not isinstance(parameters, dict) or len(places) != 1 or "seed" in parameters or "best_of" in parameters:
+        return body
+    return _with(body, places[0], b'"seed": %d' % seed, bool(parameters))
+
+
+def _with(body: bytes, at: int, member: bytes, others: bool) -> bytes:
+    """Return the body with one more member of an object, as its first."""
+    return body[:at] + member + (b", " if others else b"") + body[at:]

@@ -1,0 +1,217 @@
+"""The replicas as a deployment of Ray Serve. All that depends on Ray is in this file, since its router API is alpha.
+
+An actor for each replica supervises the project's own server, and no token passes through Ray: the ingress asks Ray's
+router which replica to use, and that asks one of ours. Ray starts, watches, replaces and scales the actors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+# Read when Ray is imported, in every process: one event loop instead of two, few reports about itself, none to others.
+SETTINGS = {
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+for _name, _value in SETTINGS.items():
+    os.environ.setdefault(_name, _value)
+
+import aiohttp  # noqa: E402
+import ray  # noqa: E402
+from ray import serve  # noqa: E402
+from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy, RequestRouterConfig  # noqa: E402
+from ray.serve.request_router import RequestRouter  # noqa: E402
+
+from fleet import autoscalers  # noqa: E402
+from fleet.autoscalers import Bounds, Load  # noqa: E402
+from fleet.pool import Pool, Replica  # noqa: E402
+from fleet.routers import ROUTERS, Asked  # noqa: E402
+from fleet.server_process import ServerProcess  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+APP = "fleet"
+REPORT_SECONDS = 1.0  # between two reports of a replica to the routers
+CHECK_SECONDS = 5.0
+DRAIN_SPARE = 15.0  # seconds that a replica may take to end beyond the longest request
+
+
+class FleetRouter(RequestRouter):  # type: ignore[misc]
+    """Lets the pool of the ingress choose. Without Ray's FIFOMixin, which would swap replicas between requests."""
+
+    async def choose_replicas(self, candidate_replicas: Any, pending_request: Any = None) -> list[list[Any]]:
+        """Return the replicas in the pool's order, each a rank of its own, or Ray would reorder them by its own counts."""
+        pool, asked, found = pending_request.args  # of the ingress in this process, so passed by reference
+        by_name = {one.replica_id.unique_id: one for one in candidate_replicas}
+        pool.update(
+            (Replica(name, one.replica_metadata["url"]), one.routing_stats or {}) for name, one in by_name.items()
+        )
+        if asked is not None:
+            found += pool.order(asked)
+        return [[by_name[replica.name]] for replica in found] or [list(candidate_replicas)]
+
+
+class RayFleet:
+    """The replicas behind a handle of Ray Serve."""
+
+    def __init__(self, handle: Any, router: str) -> None:
+        self.pool = Pool(ROUTERS[router](Random()))
+        self._handle = handle
+
+    async def order(self, asked: Asked) -> list[Replica]:
+        """Return the replicas that can take a request, the best first; none if there is none now."""
+        return await self._choose(asked)
+
+    async def refresh(self) -> None:
+        """Bring `pool.known` up to date."""
+        await self._choose(None)
+
+    async def _choose(self, asked: Asked | None) -> list[Replica]:
+        found: list[Replica] = []
+        with contextlib.suppress(asyncio.TimeoutError):  # Ray waits until there is a replica
+            await asyncio.wait_for(self._pick(asked, found), 1.0)
+            return found
+        self.pool.update([])
+        return []
+
+    async def _pick(self, asked: Asked | None, found: list[Replica]) -> None:
+        # Without a reservation, which would cost a call to the replica; Ray's own proxy chooses like this.
+        async with self._handle.pick.choose_replica(self.pool, asked, found, _reserve=False):
+            pass
+
+
+class ReplicaActor:
+    """One server process and what Ray asks about it."""
+
+    async def __init__(self, environment: Mapping[str, str], host: str, drain_seconds: float) -> None:  # type: ignore[misc]
+        # Ray awaits it.
+        self.server = ServerProcess(environment, host or ray.util.get_node_ip_address())
+        self.drain_seconds = drain_seconds
+        key = environment.get("EB_API_KEY")
+        self.session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(CHECK_SECONDS), headers={"Authorization": f"Bearer {key}"} if key else None
+        )
+        await asyncio.to_thread(self.server.wait)
+        self._watching = asyncio.create_task(self._end_with_server())
+
+    async def _end_with_server(self) -> None:
+        """End this process when the server does, so that Ray replaces both at once."""
+        while not self.server.has_ended:
+            await asyncio.sleep(0.2)
+        os._exit(1)
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """Return what the ingress gets with a choice. Ray asks once."""
+        return {"url": self.server.url, "pid": os.getpid()}
+
+    async def _load(self) -> Load:
+        async with self.session.get(f"{self.server.url}/stats") as answer:
+            stats = await answer.json()
+        engine = stats["engine"]
+        kv = engine["kv"] or {"pages_total": 0, "pages_used": 0, "page_size": 0}
+        return Load(
+            running=stats["requests-running"], waiting=stats["requests-waiting"], slots=engine["max_batch_size"],
+            kv_used=kv["pages_used"] / kv["pages_total"] if kv["pages_total"] else 0.0,
+            kv_tokens=kv["pages_total"] * kv["page_size"], waiting_tokens=stats["tokens-waiting"],
+            prefill_tokens=stats["prompt-tokens-waiting"],
+        )  # fmt: skip
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """Return what routers may know. Ray's controller asks every REPORT_SECONDS and tells all routers."""
+        at = time.time()
+        return {"at": at, **(await self._load())._asdict()}
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return what the autoscaler may know; Ray averages it over `look_back_period_s`."""
+        return (await self._load())._asdict()
+
+    async def check_health(self) -> None:
+        """Raise when the server does not answer or its loop hangs. After three times Ray replaces the actor."""
+        async with self.session.get(f"{self.server.url}/health") as answer:
+            answer.raise_for_status()
+
+    def pick(self) -> None:
+        """Name a method for `choose_replica`; nobody calls it."""
+
+    def __del__(self) -> None:
+        """Let the server drain. Requests go past Ray, which believes the actor idle and waits for nothing else."""
+        if hasattr(self, "_watching"):
+            self._watching.cancel()
+            self.server.drain(self.drain_seconds)
+
+
+class Scaler:
+    """One of our autoscalers as a policy of Ray, which keeps to the bounds and waits for `upscale_delay_s`."""
+
+    def __init__(self, autoscaler: str) -> None:
+        self._wanted = autoscalers.make(autoscaler)
+
+    def __call__(self, ctx: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        columns: Mapping[str, Mapping[Any, float]] = ctx.aggregated_metrics or {}
+        loads = [
+            Load(**{name: columns[name].get(replica, 0) for name in Load._fields if name in columns})  # type: ignore[arg-type]
+            for replica in ctx.running_replicas
+        ]
+        if not loads:
+            return ctx.target_num_replicas, {}
+        return self._wanted(loads, Bounds(ctx.capacity_adjusted_min_replicas, ctx.capacity_adjusted_max_replicas)), {}
+
+
+def replicas(
+    environment: Mapping[str, str], bounds: Bounds, *, autoscaler: str, host: str, request_seconds: float,
+    cpus: float, gpus: float, up_seconds: float, down_seconds: float,
+) -> Any:  # fmt: skip
+    """Return the deployment of the replicas."""
+    count: dict[str, Any] = {"num_replicas": bounds.least}
+    if bounds.most > bounds.least:
+        policy = AutoscalingPolicy(policy_function=Scaler, policy_kwargs={"autoscaler": autoscaler})
+        scaling = AutoscalingConfig(
+            min_replicas=bounds.least, max_replicas=bounds.most, policy=policy, look_back_period_s=10.0,
+            upscale_delay_s=up_seconds, downscale_delay_s=down_seconds,
+        )  # fmt: skip
+        count = {"autoscaling_config": scaling}
+    router = RequestRouterConfig(request_router_class=FleetRouter, request_routing_stats_period_s=REPORT_SECONDS)
+    deployment = serve.deployment(
+        ReplicaActor, name="replica", request_router_config=router, health_check_period_s=1,
+        health_check_timeout_s=10, graceful_shutdown_timeout_s=request_seconds + DRAIN_SPARE,
+        ray_actor_options={"num_cpus": cpus, "num_gpus": gpus}, **count,
+    )  # fmt: skip
+    return deployment.bind(dict(environment), host, request_seconds + DRAIN_SPARE / 2)
+
+
+def start(address: str, cpus: int) -> None:
+    """Connect to the cluster at this address, or start Ray on this machine."""
+    variables = {**{name: os.environ[name] for name in SETTINGS}, "PYTHONPATH": str(ROOT)}
+    options = {"runtime_env": {"env_vars": variables}, "log_to_driver": False, "logging_level": "warning"}
+    if address:
+        ray.init(address=address, **options)
+    else:
+        # Of the port of each actor, only some listen on this address.
+        own = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": 80 << 20}
+        ray.init(_node_ip_address="127.0.0.1", **own, **options)
+    serve.start(proxy_location="Disabled")
+
+
+def deploy(application: Any) -> Any:
+    """Start the replicas, or replace those there are one after the other; return their handle when all are ready."""
+    return serve.run(application, name=APP, route_prefix=None)
+
+
+def stop() -> None:
+    """End the replicas, each after its open requests."""
+    serve.delete(APP)
+    serve.shutdown()
+
+
+def disconnect() -> None:
+    """Leave the cluster, or end Ray on this machine."""
+    ray.shutdown()

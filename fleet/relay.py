@@ -1,0 +1,141 @@
+"""One client's request: tried at one replica after the other until the first token, and copied to the client.
+
+A stream is copied in whole events, everything else in one piece, so that an attempt that breaks before the first token
+leaves no trace and can be repeated elsewhere. This module must not know how replicas are chosen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
+from yarl import URL
+
+from fleet import bodies
+from fleet.pool import Replica
+
+HOP = ("connection", "content-length", "date", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade")
+REPLICA = "X-Replica"  # the header of an answer that names the replica
+BROKEN = "the replica failed in the middle of this answer. Send the request again"
+
+
+class Refused(Exception):
+    """A replica did not take the request: it is full, going away, or broke the connection before the first token."""
+
+    def __init__(self, answer: web.Response | None, is_full: bool = False) -> None:
+        super().__init__()
+        self.answer = answer  # its own words, if it had any
+        self.is_full = is_full  # rather than going away
+
+
+class ClientLeft(Exception):
+    """The client has closed its connection."""
+
+
+def error(path: str, message: str, type: str = "unavailable_error") -> dict[str, Any]:
+    """Return the body of an error as the servers write it, in the dialect of a route."""
+    if path in bodies.PROMPTS and bodies.is_tgi(path):
+        return {"error": message, "error_type": "healthcheck"}
+    return {"error": {"message": message, "type": type, "param": None, "code": None}}
+
+
+def refusal(status: int, body: bytes) -> Refused | None:
+    """Return what an answer means if another replica may give a better one."""
+    if status not in (429, 503):
+        return None
+    fields = bodies.read(body)
+    inner = fields.get("error")
+    kind = inner.get("type") if isinstance(inner, dict) else fields.get("error_type")
+    if kind == "overloaded":
+        return Refused(None, is_full=True)
+    return Refused(None) if kind in ("unavailable_error", "healthcheck") else None
+
+
+class Relay:
+    """A request with its answer to the client, which may come from several replicas until its first token."""
+
+    def __init__(self, request: web.Request, body: bytes, session: aiohttp.ClientSession, path: str = "") -> None:
+        self.request, self.body, self.path = request, body, path or request.rel_url.raw_path_qs
+        self._session = session
+        self._stream: web.StreamResponse | None = None  # whose head has been sent
+        self._begun = False  # a token has been sent
+
+    async def attempt(self, replica: Replica) -> web.StreamResponse:
+        """Return the answer of a replica, sent as far as it is a stream; raise Refused before the first token."""
+        headers = CIMultiDict((k, v) for k, v in self.request.headers.items() if k.lower() not in HOP)
+        url = URL(replica.url + self.path, encoded=True)
+        try:
+            async with self._session.request(
+                self.request.method, url, data=self.body or None, headers=headers, allow_redirects=False
+            ) as answer:
+                if answer.content_type == "text/event-stream":
+                    return await self._copy(answer, replica.name)
+                return await self._whole(answer, replica.name)
+        except aiohttp.ClientError:
+            if self._stream is not None and self._begun:
+                return await self.fail(BROKEN)
+            raise Refused(None) from None
+
+    async def _whole(self, answer: aiohttp.ClientResponse, name: str) -> web.StreamResponse:
+        body = await answer.read()
+        response = web.Response(status=answer.status, reason=answer.reason, body=body, headers=_headers(answer, name))
+        if refused := refusal(answer.status, body):
+            refused.answer = response
+            raise refused
+        if self._stream is None:
+            return response
+        return await self._end(_event(self.request.path, bodies.read(body)))  # an error after the head of a stream
+
+    async def _copy(self, answer: aiohttp.ClientResponse, name: str) -> web.StreamResponse:
+        rest = b""
+        async for chunk in answer.content.iter_any():
+            events, _, rest = (rest + chunk).rpartition(b"\n\n")
+            if events:
+                await self._send(events + b"\n\n", answer, name)
+        return await self._end(rest)
+
+    async def _send(self, events: bytes, answer: aiohttp.ClientResponse, name: str) -> None:
+        if not self._begun:
+            first = next((event for event in events.split(b"\n\n") if event and not event.startswith(b":")), b"")
+            if first.startswith((b'data: {"error"', b'data:{"error"')) and refusal(503, first.partition(b":")[2]):
+                raise Refused(None)
+            self._begun = bool(first)
+        if self._stream is None:
+            self._stream = web.StreamResponse(status=answer.status, headers=_headers(answer, name))
+            await self._to_client(self._stream.prepare(self.request))
+        await self._to_client(self._stream.write(events))
+
+    async def _end(self, data: bytes) -> web.StreamResponse:
+        assert self._stream is not None
+        if data:
+            await self._to_client(self._stream.write(data))
+        await self._to_client(self._stream.write_eof())
+        return self._stream
+
+    async def _to_client(self, sending: Any) -> None:
+        try:
+            await sending
+        except (aiohttp.ClientError, ConnectionError):
+            raise ClientLeft from None
+
+    async def fail(self, message: str) -> web.StreamResponse:
+        """End the answer with an error: the last event of a stream, or 503."""
+        content = error(self.request.path, message)
+        if self._stream is not None:
+            return await self._end(_event(self.request.path, content))
+        return web.json_response(content, status=503, headers={"Retry-After": "1"})
+
+
+def _headers(answer: aiohttp.ClientResponse, name: str) -> CIMultiDict[str]:
+    headers = CIMultiDict((k, v) for k, v in answer.headers.items() if k.lower() not in HOP)
+    headers[REPLICA] = name
+    return headers
+
+
+def _event(path: str, content: Mapping[str, Any]) -> bytes:
+    space = "" if path in bodies.PROMPTS and bodies.is_tgi(path) else " "
+    return f"data:{space}{json.dumps(content, separators=(',', ':'))}\n\n".encode()

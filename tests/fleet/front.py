@@ -1,0 +1,142 @@
+"""An ingress in front of servers that the tests make up, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from fleet.ingress import Ingress
+from fleet.pool import Pool, Replica
+from fleet.routers import ROUTERS, Asked
+
+REPORT = {"running": 0, "waiting": 0, "kv_used": 0.0, "prefill_tokens": 0}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Fixed:
+    """A fleet of servers at known addresses; `gone` are left out."""
+
+    def __init__(self, *urls: str, router: str = "round-robin") -> None:
+        self.pool = Pool(ROUTERS[router](Random(0)))
+        self.replicas = [Replica("ab"[i] if i < 2 else f"r{i}", url) for i, url in enumerate(urls)]
+        self.gone: set[str] = set()
+
+    async def order(self, asked: Asked) -> list[Replica]:
+        await self.refresh()
+        return self.pool.order(asked)
+
+    async def refresh(self) -> None:
+        self.pool.update((one, {}) for one in self.replicas if one.name not in self.gone)
+
+
+class Front:
+    """The address of an ingress, and what a client does with it."""
+
+    def __init__(self, ingress: Ingress, url: str, session: aiohttp.ClientSession) -> None:
+        self.ingress, self.url, self.session = ingress, url, session
+
+    async def post(self, path: str, fields: dict[str, Any], **headers: str) -> tuple[int, bytes]:
+        async with self.session.post(self.url + path, json=fields, headers=headers) as answer:
+            return answer.status, await answer.read()
+
+    async def get(self, path: str, **headers: str) -> tuple[int, bytes]:
+        async with self.session.get(self.url + path, headers=headers, allow_redirects=False) as answer:
+            return answer.status, await answer.read()
+
+
+@asynccontextmanager
+async def listening(app: web.Application) -> AsyncIterator[str]:
+    """Serve an application on a free port; yield its URL."""
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    assert site._server is not None
+    port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def front(fleet: Fixed) -> AsyncIterator[Front]:
+    ingress = Ingress(fleet)
+    async with listening(ingress.app()) as url, aiohttp.ClientSession() as session:
+        yield Front(ingress, url, session)
+
+
+def behind(test: Callable[[Front], Awaitable[None]], *handlers: Handler, **options: Any) -> None:
+    """Run a test with an ingress in front of a server for each handler, which answers every request."""
+
+    async def run() -> None:
+        async with asyncio.timeout(20) if hasattr(asyncio, "timeout") else _nothing():
+            await started([], list(handlers))
+
+    async def started(urls: list[str], left: list[Handler]) -> None:
+        if not left:
+            async with front(Fixed(*urls, **options)) as one:
+                await test(one)
+            return
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", left[0])
+        async with listening(app) as url:
+            await started([*urls, url], left[1:])
+
+    asyncio.run(run())
+
+
+@asynccontextmanager
+async def _nothing() -> AsyncIterator[None]:
+    yield
+
+
+def says(content: Any, status: int = 200, seen: list[Any] | None = None) -> Handler:
+    """Return a handler that answers with JSON, and notes the bodies that it gets."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        if seen is not None:
+            seen.append(json.loads(body) if body else request.path_qs)
+        return web.json_response(content, status=status)
+
+    return handle
+
+
+def breaks(*pieces: bytes, seen: list[Any] | None = None) -> Handler:
+    """Return a handler that sends these pieces of a stream and then breaks the connection."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        if seen is not None:
+            seen.append(json.loads(body))
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        for piece in pieces:
+            if not answer.prepared:
+                await answer.prepare(request)
+            await answer.write(piece)
+        assert request.transport is not None
+        request.transport.abort() if not pieces else request.transport.close()
+        return answer
+
+    return handle
+
+
+def streams(*pieces: bytes) -> Handler:
+    """Return a handler that sends these pieces of a stream."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        for piece in pieces:
+            await answer.write(piece)
+        return answer
+
+    return handle
