@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from generate import memory
-from generate.cpu.linear import KernelLinear, LinearLayer, PackedLinear, make_linear
+from generate.cpu.linear import KernelLinear, LinearLayer, PackedLinear, make_linear, packed_runs
 from generate.machine import bytes_per_token, cores
 from models.architecture import Architecture, ModelShape
 from models.block_matrix import KINDS, BlockMatrix
@@ -52,7 +52,7 @@ def arithmetic_rate(dtype: torch.dtype, quantize: str = "none") -> float:
     weight = torch.randn(outer, inner).to(dtype)
     x = torch.randn(rows, inner).to(dtype)
     layers: list[LinearLayer] = [_layer(weight, quantize)]
-    if quantize == "none":
+    if quantize == "none" and packed_runs(dtype):
         layers.append(PackedLinear(weight, None))
     return 2 * rows * inner * outer / min(best_seconds(functools.partial(layer, x)) for layer in layers)
 

@@ -6,11 +6,13 @@ It must not know models beyond their shape.
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 import torch
 
 from generate import memory
+from generate.cpu.kernels import KernelError, find_compiler
 from models.architecture import ModelShape
 
 PAGE_SIZE = 64
@@ -35,15 +37,16 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def choose_dtype(wanted: str, device: torch.device, trained: str | None = None, quantize: str = "none") -> torch.dtype:
-    """Return the number format; auto is the fastest one that the device computes in hardware.
+    """Return the number format; auto is the fastest one.
 
-    On a GPU that is a 16-bit one: bfloat16 for a model that was `trained` in it, because its values may be too large for
-    float16, which is more exact for all others. A CPU takes bfloat16 beside weights that are rounded to fewer bits.
+    On a GPU that is a 16-bit one that it computes in hardware: bfloat16 for a model that was `trained` in it, because its
+    values may be too large for float16, which is more exact for all others. A CPU takes bfloat16 beside weights that are
+    rounded to fewer bits.
     """
     if wanted == "auto":
         if device.type == "cuda":
             return torch.bfloat16 if trained == "bfloat16" and gpu_has_bfloat16() else torch.float16
-        return torch.bfloat16 if quantize != "none" or cpu_has_bfloat16() else torch.float32
+        return torch.bfloat16 if quantize != "none" or bfloat16_is_faster() else torch.float32
     if wanted == "float16" and device.type == "cpu":
         raise MachineError("--dtype float16 is for GPUs. Use bfloat16 or float32 on a CPU")
     dtype: torch.dtype = getattr(torch, wanted)
@@ -59,13 +62,23 @@ def choose_kv_dtype(wanted: str, dtype: torch.dtype, device: torch.device) -> to
     return torch.int8
 
 
-def cpu_has_bfloat16() -> bool:
-    """Return whether the processor multiplies bfloat16 numbers in hardware."""
+def bfloat16_is_faster() -> bool:
+    """Return whether this CPU computes faster in bfloat16 than in float32.
+
+    It does where the processor multiplies bfloat16. It also does where our C kernels widen it in registers, because
+    they read half the bytes from memory.
+    """
     try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
+        words = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:  # not Linux
+        words = set()
+    if words & {"avx512_bf16", "amx_bf16", "bf16"}:
+        return True
+    widens = {"avx2", "fma"} <= words or platform.machine().lower() in ("aarch64", "arm64")
+    try:
+        return widens and os.environ.get("EB_KERNELS") != "off" and bool(find_compiler())
+    except KernelError:
         return False
-    return any(name in flags for name in ("avx512_bf16", "amx_bf16", " bf16"))
 
 
 def gpu_has_bfloat16() -> bool:

@@ -17,9 +17,16 @@ INLINE ivec four_bytes(const int8_t *p) {
   return all_of_int(four);
 }
 
-// sum and the products of 4 bytes of w with 4 signed ones of x, for each lane. Most processors take unsigned bytes of
+// AVX2 alone multiplies unsigned bytes with signed ones and adds two products in 16 bits.
+#if defined(__AVX2__) && LANES == 8 && !defined(__AVXVNNI__)
+#define PAIRS_OF_BYTES 1
+#else
+#define PAIRS_OF_BYTES 0
+#endif
+
+// sum and the products of 4 bytes of w with 4 of x from -127 on, for each lane. Most processors take unsigned bytes of
 // w, so that weights from -128 on are stored with BYTE_OFFSET added.
-#ifdef __ARM_FEATURE_DOTPROD
+#if defined(__ARM_FEATURE_DOTPROD) || PAIRS_OF_BYTES
 enum { BYTE_OFFSET = 0 };
 #else
 enum { BYTE_OFFSET = 128 };
@@ -31,15 +38,15 @@ INLINE ivec dot(ivec sum, ivec w, ivec x) {
   __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(w), "x"(x));
 #elif defined(__ARM_FEATURE_DOTPROD)
   sum = (ivec)vdotq_s32((int32x4_t)sum, (int8x16_t)w, (int8x16_t)x);
+#elif PAIRS_OF_BYTES  // |w| times x with w's sign: two such products are at most 2 * 128 * 127, which fits 16 bits
+  __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)w), _mm256_sign_epi8((__m256i)x, (__m256i)w));
+  sum += (ivec)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 #else
   // Sums of two products of bytes may not fit the 16 bits of vpmaddubsw, so even and odd bytes are multiplied apart.
   ivec even = w & 0x00ff00ff, odd = (ivec)((uvec)w >> 8) & 0x00ff00ff;
 #if defined(__AVX512BW__)
   __m512i v = (__m512i)x, even_x = _mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8), odd_x = _mm512_srai_epi16(v, 8);
   sum += (ivec)_mm512_madd_epi16((__m512i)even, even_x) + (ivec)_mm512_madd_epi16((__m512i)odd, odd_x);
-#elif defined(__AVX2__) && LANES == 8
-  __m256i v = (__m256i)x, even_x = _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8), odd_x = _mm256_srai_epi16(v, 8);
-  sum += (ivec)_mm256_madd_epi16((__m256i)even, even_x) + (ivec)_mm256_madd_epi16((__m256i)odd, odd_x);
 #elif defined(__SSE2__) && LANES == 4
   __m128i v = (__m128i)x, even_x = _mm_srai_epi16(_mm_slli_epi16(v, 8), 8), odd_x = _mm_srai_epi16(v, 8);
   sum += (ivec)_mm_madd_epi16((__m128i)even, even_x) + (ivec)_mm_madd_epi16((__m128i)odd, odd_x);
@@ -49,6 +56,23 @@ INLINE ivec dot(ivec sum, ivec w, ivec x) {
 #endif
 #endif
   return sum;
+}
+
+// As dot(), for 4-bit w from 0 to 15 and at most eight products: until whole_sum() the sums may be of 16 bits, from 0.
+INLINE ivec dot_small(ivec sum, ivec w, ivec x) {
+#if PAIRS_OF_BYTES  // 8 * 2 * 15 * 127 fits 16 bits
+  return (ivec)_mm256_add_epi16((__m256i)sum, _mm256_maddubs_epi16((__m256i)w, (__m256i)x));
+#else
+  return dot(sum, w, x);
+#endif
+}
+
+INLINE ivec whole_sum(ivec sum) {
+#if PAIRS_OF_BYTES
+  return (ivec)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1));
+#else
+  return sum;
+#endif
 }
 
 // The nearest integers, of two the even one, to numbers below 2^22. Not by adding 1.5 * 2^23 where there is an

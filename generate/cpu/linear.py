@@ -4,8 +4,8 @@ There are three implementations, tried in this order. `KernelLinear` is our own 
 reads weights at the speed of memory for few rows and computes near the peak for many, in the way that is fastest on this
 processor (instructions.py; `EB_KERNELS` in the environment overrides).
 `PackedLinear` is oneDNN with prepacked weights, for float32, and for bfloat16 on other processors. `Linear` is plain
-PyTorch, for GPUs and where nothing else runs; in float32 on a CPU it calls MKL, which on some processors has a third
-of oneDNN's speed, so the two are timed once and the faster one serves.
+PyTorch, for GPUs and where nothing else runs: in float32 on a CPU it calls MKL, where a row's numbers depend on how many
+there are.
 
 It must not know layers, pages or requests.
 """
@@ -182,7 +182,7 @@ def make_linear(
     weight = as_tensor(weight)
     if weight.device.type != "cpu":
         return Linear(weight, bias, activation)
-    if packed_is_faster(weight.dtype):
+    if packed_runs(weight.dtype):
         return PackedLinear(weight, bias, activation)
     return Linear(weight, bias, activation)
 
@@ -273,7 +273,9 @@ def _product_timer() -> Measure:
     def seconds(way: str, rows: int) -> float:
         x = torch.ones(rows, 1024, dtype=torch.bfloat16)
         layer().library.packed_linear_use(declarations().constants[way.upper()])
-        return _best_time(functools.partial(layer(), x), 1)
+        began = time.perf_counter()
+        layer()(x)
+        return time.perf_counter() - began
 
     return seconds
 
@@ -284,30 +286,15 @@ def linear_name(dtype: torch.dtype, device: torch.device, quantize: str = "none"
         return quantize
     if device.type == "cpu" and dtype == torch.bfloat16 and kernel_runs():
         return bfloat16_way()
-    return "onednn" if device.type == "cpu" and packed_is_faster(dtype) else "pytorch"
+    return "onednn" if device.type == "cpu" and packed_runs(dtype) else "pytorch"
 
 
 @functools.cache
-def packed_is_faster(dtype: torch.dtype) -> bool:
-    """Time oneDNN's packed linear against PyTorch's plain one on this machine, at 1 and 16 rows."""
+def packed_runs(dtype: torch.dtype) -> bool:
+    """Return whether oneDNN has packed linear layers of `dtype` for this machine."""
     try:
-        weight = torch.randn(2048, 1024).to(dtype)
-        layers: tuple[LinearLayer, ...] = PackedLinear(weight, None), Linear(weight, None)
-        seconds = [0.0, 0.0]
-        for rows in (1, 16):
-            x = torch.randn(rows, 1024).to(dtype)
-            for i, layer in enumerate(layers):
-                seconds[i] += _best_time(functools.partial(layer, x))
+        PackedLinear(torch.ones(64, 64, dtype=dtype), None)(torch.ones(1, 64, dtype=dtype))
     except (RuntimeError, AttributeError) as error:
         log.warning("oneDNN's packed linear layers do not run on this machine (%s); using plain ones", error)
         return False
-    return seconds[0] <= seconds[1]
-
-
-def _best_time(call: Callable[[], Tensor], repeats: int = 7) -> float:
-    best = float("inf")
-    for _ in range(repeats):
-        began = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - began)
-    return best
+    return True

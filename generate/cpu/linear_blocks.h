@@ -85,7 +85,7 @@ INLINE const char *blocks_part(int format, const Task *t, int64_t row, int64_t p
     }
     next = fetch(next, lines);
     UNROLL for (int r = 0; r < R; r++) {
-      ivec start = all_of_int(format == Q4_1 ? 0 : starts[r * in->groups]);
+      ivec start = all_of_int(format == Q8_0 ? starts[r * in->groups] : 0);
       UNROLL for (int j = 0; j < V; j++) acc[r][j] = start;
     }
     UNROLL for (int s = 0; s < weight_bits(format); s++) {
@@ -98,15 +98,20 @@ INLINE const char *blocks_part(int format, const Task *t, int64_t row, int64_t p
       }
       UNROLL for (int r = 0; r < R; r++) {
         ivec four = four_bytes(x + r * in->stride + 4 * s);
-        UNROLL for (int j = 0; j < V; j++) acc[r][j] = dot(acc[r][j], low[j], four);
+        UNROLL for (int j = 0; j < V; j++)
+          acc[r][j] = format == Q8_0 ? dot(acc[r][j], low[j], four) : dot_small(acc[r][j], low[j], four);
         if (format != Q8_0) {
           four = four_bytes(x + r * in->stride + BLOCK / 2 + 4 * s);
-          UNROLL for (int j = 0; j < V; j++) acc[r][j] = dot(acc[r][j], high[j], four);
+          UNROLL for (int j = 0; j < V; j++) acc[r][j] = dot_small(acc[r][j], high[j], four);
         }
       }
     }
     w += 4 * PANEL * weight_bits(format);
     UNROLL for (int r = 0; r < R; r++) {
+      if (format != Q8_0) {
+        ivec start = all_of_int(format == Q4_0 ? starts[r * in->groups] : 0);
+        UNROLL for (int j = 0; j < V; j++) acc[r][j] = whole_sum(acc[r][j]) + start;
+      }
       vec of_inputs = all_of(scales[r * in->groups]), total = of_inputs;
       if (format == Q4_1) total = of_inputs * all_of((float)starts[r * in->groups]);
       UNROLL for (int j = 0; j < V; j++) {

@@ -37,7 +37,7 @@ def kernel() -> Iterator[CAttention]:
 def take(kernel: CAttention, way: str) -> None:
     kernel.use(way)
     if kernel.name != f"c-{way}":
-        pytest.skip(f"this processor cannot multiply bfloat16 heads in {way}")
+        pytest.skip(f"needs a processor that multiplies bfloat16 heads by {way}")
 
 
 def pieces(seed: int) -> list[dict[int, int]]:

@@ -25,13 +25,13 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.fixture(params=["TILES", "DOT"])
+@pytest.fixture(params=["TILES", "FMA"], ids=["tiles", "vectors"])
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
     """Compute with AMX's tiles, where there are such, and with vectors."""
     library, ways = linear._library(), declarations().constants
     before = next(name for name in WAYS if library.packed_linear_has(ways[name]))
     if not library.packed_linear_has(ways[request.param]):
-        pytest.skip(f"this processor does not have {request.param}")
+        pytest.skip("needs a processor with AMX, and a system that lets it be used")
     library.packed_linear_use(ways[request.param])
     yield
     library.packed_linear_use(ways[before])
@@ -77,6 +77,18 @@ def test_outputs_are_those_of_exact_sums_at_every_number_of_rows(n: int, k: int,
     expected = reference(weight, bias, x)
     for rows in ROWS:
         assert torch.equal(layer(x[:rows].contiguous()), expected[:rows])
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0xFF])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sums_of_the_largest_products_are_exact(kind: str, byte: int) -> None:
+    weight = BlockMatrix.of(numbers(70, 96, seed=1), kind)
+    blocks = weight.data.view(70, 3, -1)
+    blocks[..., 4 if kind == "Q4_1" else 2 :] = byte
+    x = torch.where(torch.arange(96) % 5 == 0, -3.0, 3.0).repeat(34, 1).bfloat16()
+    x[::2] = -x[::2].abs()
+    assert torch.equal(KernelLinear(weight, None, wide=True)(x), reference(weight, None, x))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -79,7 +79,7 @@ def multiply() -> Iterator[Callable[[ModelRunner, str], None]]:
 
     def use(runner: ModelRunner, way: str) -> None:
         if not library.packed_linear_has(ways[way.upper()]):
-            pytest.skip(f"this processor cannot multiply in the way {way}")
+            pytest.skip(f"needs a processor that multiplies bfloat16 by {way}")
         library.packed_linear_use(ways[way.upper()])
         if isinstance(runner.attend, CAttention) and runner.keys.dtype == torch.bfloat16:
             runner.attend.use(way)

@@ -26,7 +26,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[None]:
     """Multiply bfloat16 in each way that this processor has."""
     library, ways = linear._library(), declarations().constants
     if not library.packed_linear_has(ways[request.param]):
-        pytest.skip(f"this processor cannot multiply in the way {request.param}")
+        pytest.skip(f"needs a processor that multiplies bfloat16 by {request.param}")
     library.packed_linear_use(ways[request.param])
     yield
     library.packed_linear_use(ways[linear.bfloat16_way().upper()])
@@ -128,6 +128,12 @@ def test_the_packed_layer_agrees_for_one_row_and_for_many(activation: str | None
     assert torch.allclose(packed.add(x, residual), F.linear(x, weight, bias) + residual, atol=1e-5)
     assert torch.equal(packed(x[:1]), whole[:1])
     assert torch.equal(packed.add(x[:1], residual[:1]), packed.add(x, residual)[:1])
+
+
+def test_a_float32_row_has_the_same_bits_alone_and_among_others() -> None:
+    layer, x = make_linear(numbers(300, 96), numbers(300, seed=1)), numbers(80, 96, seed=2)
+    alone = torch.cat([layer(row[None]) for row in x])
+    assert all(torch.equal(layer(x[:rows]), alone[:rows]) for rows in (2, 3, 7, 16, 33, 64, 80))
 
 
 def test_onednn_gets_few_numbers_of_rows() -> None:

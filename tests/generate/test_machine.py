@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -44,3 +45,32 @@ def test_a_gpu_computes_in_the_format_of_the_model_if_it_can(
 def test_a_config_names_the_format_of_its_model(config: dict[str, object], trained: str | None) -> None:
     resolved = catalog.resolve("bard")
     assert replace(resolved, config=config).trained_dtype == trained
+
+
+@pytest.mark.parametrize(
+    ("flags", "processor", "compiler", "faster"),
+    [
+        ("avx2 fma avx512_bf16", "x86_64", False, True),
+        ("asimd bf16", "aarch64", False, True),
+        ("avx2 fma", "x86_64", True, True),
+        ("asimd", "aarch64", True, True),
+        ("avx2 fma", "x86_64", False, False),
+        ("avx avx512bf16x", "x86_64", True, False),
+        (None, "arm64", True, True),
+        (None, "x86_64", True, False),
+    ],
+)
+def test_a_cpu_takes_bfloat16_where_it_or_our_kernels_compute_it_faster(
+    flags: str | None, processor: str, compiler: bool, faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_text(path: Path) -> str:
+        if flags is None:
+            raise FileNotFoundError(path)
+        return f"model name\t: any\nflags\t\t: fpu {flags}\n"
+
+    monkeypatch.delenv("EB_KERNELS", raising=False)
+    monkeypatch.setattr(Path, "read_text", read_text)
+    monkeypatch.setattr("platform.machine", lambda: processor)
+    monkeypatch.setenv("CC", "true" if compiler else "no-such-compiler")
+    assert machine.bfloat16_is_faster() is faster
+    assert machine.choose_dtype("auto", torch.device("cpu")) == (torch.bfloat16 if faster else torch.float32)

@@ -103,6 +103,6 @@ def test_what_cannot_run_is_refused_with_what_can(format: str, monkeypatch: pyte
 
 
 def test_a_processor_without_bfloat16_takes_it_beside_rounded_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "cpu_has_bfloat16", lambda: False)
+    monkeypatch.setattr(machine, "bfloat16_is_faster", lambda: False)
     assert machine.choose_dtype("auto", CPU) == torch.float32
     assert machine.choose_dtype("auto", CPU, quantize="int8") == torch.bfloat16
