@@ -3,6 +3,7 @@
 The `id` of an event is the number of the step. A client that reconnects with Last-Event-ID continues where it was, and
 `event: gap` reports what it missed. With `detail=1`, which the live page sends, there are also `state` (first, the
 server's configuration), `policy` (a switch), `shadow` (another policy's simulated results), `arrival` and `departure`.
+With `compact=1`, which it sends too, a step that repeats the one before has no members: 0.2 KB instead of 1.9 with 16 members.
 A viewer that does not read costs the loop nothing.
 """
 
@@ -38,7 +39,7 @@ OPERATIONS = [
         media="text/event-stream", answer={"type": "string"}, errors=(400, 503), unlisted="it never ends",
         query={
             "last": {"type": "integer", "minimum": 0, "maximum": CAPACITY},
-            "after": {"type": "integer", "minimum": 0}, "detail": SWITCH,
+            "after": {"type": "integer", "minimum": 0}, "detail": SWITCH, "compact": SWITCH,
         },
     ),
 ]  # fmt: skip
@@ -55,8 +56,8 @@ def blueprint(service: Service) -> Blueprint:
         if after is None:
             after = _number(request.args.get("after"), "after")
         last = min(_number(request.args.get("last"), "last") or 0, CAPACITY)
-        detail = _number(request.args.get("detail"), "detail") == 1
-        response = _stream(service, engine, after, last, detail)
+        options = {name: _number(request.args.get(name), name) == 1 for name in ("detail", "compact")}
+        response = _stream(service, engine, after, last, **options)
         if origin := _same_host(request.headers.get("Origin", "")):
             response.headers["Access-Control-Allow-Origin"] = origin
             response.headers["Vary"] = "Origin"
@@ -87,7 +88,7 @@ def _mark_gone(viewers: list[Viewer]) -> None:
         viewer.gone = True
 
 
-def _stream(service: Service, engine: Engine, after: int | None, last: int, detail: bool) -> Response:
+def _stream(service: Service, engine: Engine, after: int | None, last: int, detail: bool, compact: bool) -> Response:
     sock: socket.socket | None = request.environ.get("gunicorn.socket")
 
     def hang_up() -> None:
@@ -110,7 +111,7 @@ def _stream(service: Service, engine: Engine, after: int | None, last: int, deta
             service.watcher.remove(watched)
         feed.leave(viewer)
 
-    reader = FeedReader(feed, viewer, after, last, detail=detail)
+    reader = FeedReader(feed, viewer, after, last, detail=detail, compact=compact)
     bare = bare_socket()
 
     def frames() -> Iterator[bytes]:

@@ -24,15 +24,25 @@ class ViewerLeft(Exception):
 class FeedReader:
     """A viewer's position in the feed: after step `after`, its last one, otherwise at the `last` steps.
 
-    Without `detail` it reads only steps and gaps.
+    Without `detail` it reads only steps and gaps. With `compact`, a step that follows another in the same connection and
+    repeats it has no members.
     """
 
     def __init__(
-        self, feed: Feed, viewer: Viewer, after: int | None = None, last: int = 0, *, detail: bool = False
+        self,
+        feed: Feed,
+        viewer: Viewer,
+        after: int | None = None,
+        last: int = 0,
+        *,
+        detail: bool = False,
+        compact: bool = False,
     ) -> None:
         self._feed = feed
         self._viewer = viewer
         self._detail = detail
+        self._compact = compact
+        self._sent: int | None = None  # the last step of this connection
         self.unread = 0  # 1 if there was more than one send takes
         self._wanted, self._known, self._missed = self._begin(after, last)
         self._read_at = feed.clock()
@@ -70,7 +80,9 @@ class FeedReader:
                 if self._missed and known is not None and entry.n > known + 1:
                     frames.append(event("gap", {"from": known + 1, "to": entry.n - 1}))
                 self._known, self._missed = entry.n, False
-            if self._detail or entry.kind == "step":
+                frames.append(entry.brief if self._compact and self._sent == entry.n - 1 else entry.frame)
+                self._sent = entry.n
+            elif self._detail:
                 frames.append(entry.frame)
         self.unread = int(count == BATCH)
         now = self._feed.clock()

@@ -57,7 +57,7 @@ def text(record: Iteration, fields: tuple[Any, ...]) -> str:
 class Entry:
     """One event; its first reader encodes it."""
 
-    __slots__ = ("_frame", "_value", "kind", "n", "number")
+    __slots__ = ("_brief", "_frame", "_value", "kind", "n", "number")
 
     def __init__(self, number: int, kind: str, n: int, value: Any) -> None:
         self.number = number
@@ -65,6 +65,17 @@ class Entry:
         self.n = n  # number of the step, or of the last step before the event
         self._value = value
         self._frame: bytes | None = None
+        self._brief: bytes | None = None
+
+    @property
+    def brief(self) -> bytes:
+        """The frame for a reader that has the step before: without the members, if those of that step determine them."""
+        brief, value = self._brief, self._value
+        if brief is None and value is not None and self.kind == "step" and value[0].repeats:
+            record = value[0].to_dict()
+            del record["members"]
+            brief = self._brief = b"id: %d\n%b" % (self.n, data(record))
+        return brief or self.frame
 
     @property
     def frame(self) -> bytes:

@@ -47,7 +47,7 @@
 
     async read() {
       this.control = new AbortController();
-      const query = new URLSearchParams({ detail: "1", last: String(this.last) });
+      const query = new URLSearchParams({ detail: "1", compact: "1", last: String(this.last) });
       const headers = { Accept: "text/event-stream" };
       if (this.id !== null && this.crossOrigin) query.set("after", this.id);
       else if (this.id !== null) headers["Last-Event-ID"] = String(this.id);
@@ -98,8 +98,14 @@
         this.handlers.state?.(value, fresh);
         return;
       }
+      if (name === "step") this.members = value.members ??= this.members.map(next);
       this.handlers[name]?.(value);
     }
+  }
+
+  // A member in a step that repeats the one before.
+  function next(member) {
+    return member.phase === "held" ? member : { ...member, phase: "decode", tokens: 1, computed: member.computed + 1 };
   }
 
   async function refusal(answer) {

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from driver import drive, requests, scheduler
 from flask import Flask
 from support import FakeModel, Server, fake_engine, wait_until
 
@@ -78,6 +79,34 @@ def test_a_packed_record_is_written_as_json_would_write_the_record() -> None:
     empty = Iteration(1, 0, 0, "p", 0, [], [], [], SlotSteps(), 0, 0)
     for record in (step(3), odd, empty):
         assert text(*pack(record)) == dumps(record.to_dict())
+
+
+@pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic", "chunked", "elastic"])
+def test_compact_steps_have_the_members_that_follow_from_those_before(policy: str) -> None:
+    trace = [(i * 30, 1 + i * 37 % 50, 1 + i * 11 % 29) for i in range(30)]
+    run = drive(scheduler(policy, 5, budget=32), requests(*trace))
+    feed = Feed(4096)
+    for iteration in run.iterations:
+        feed.observe(iteration, [])
+    events = read(feed, len(run.iterations), last=4096, compact=True)
+    members: list[dict[str, Any]] = []
+    left_out = 0
+    for event, record in zip(events, run.records(), strict=True):
+        left_out += "members" not in event["data"]
+        decoded = [m if m["phase"] == "held" else m | {"phase": "decode", "tokens": 1, "computed": m["computed"] + 1}
+                   for m in members]  # fmt: skip
+        members = event["data"].setdefault("members", decoded)
+        assert event["data"] == json.loads(json.dumps(record))
+    assert left_out > len(events) / 4
+
+
+def test_a_compact_connection_begins_with_a_whole_step() -> None:
+    run = drive(scheduler("dynamic", 2), requests((0, 3, 20)))
+    feed = Feed(64)
+    for iteration in run.iterations:
+        feed.observe(iteration, [])
+    whole = ["members" in event["data"] for event in read(feed, 4, after=10, compact=True)]
+    assert whole[:2] == [True, False]
 
 
 def test_a_viewer_begins_with_the_last_steps_it_asks_for() -> None:
