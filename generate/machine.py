@@ -19,6 +19,7 @@ PAGE_SIZE = 64
 GPU_PAGE_SIZE = 128  # one program of the decode kernel reads one page
 CPU_SHARE, CPU_MOST = 0.3, 2 << 30  # share of the free memory, and the most bytes, without --kv-memory
 GPU_SHARE = 0.8
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of computing in a period, or "max"
 
 
 class MachineError(ValueError):
@@ -87,11 +88,16 @@ def gpu_has_bfloat16() -> bool:
 
 
 def cores() -> int:
-    """Return the number of processors that this process may use."""
+    """Return the number of processors that this process may use, within the limit of a container."""
     try:
-        return len(os.sched_getaffinity(0))
+        count = len(os.sched_getaffinity(0))
     except AttributeError:
-        return os.cpu_count() or 1
+        count = os.cpu_count() or 1
+    try:
+        quota, period = map(int, CPU_LIMIT.read_text().split())
+        return min(count, -(-quota // period))
+    except (OSError, ValueError):  # no limit
+        return count
 
 
 def use_threads(count: int) -> int:

@@ -1,4 +1,4 @@
-"""What the machine computes with: number formats."""
+"""What the machine computes with: number formats and threads."""
 
 from __future__ import annotations
 
@@ -74,3 +74,25 @@ def test_a_cpu_takes_bfloat16_where_it_or_our_kernels_compute_it_faster(
     monkeypatch.setenv("CC", "true" if compiler else "no-such-compiler")
     assert machine.bfloat16_is_faster() is faster
     assert machine.choose_dtype("auto", torch.device("cpu")) == (torch.bfloat16 if faster else torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"),
+    [
+        ("max 100000", 8),
+        ("200000 100000", 2),
+        ("150000 100000", 2),
+        ("50000 100000", 1),
+        ("900000 100000", 8),
+        (None, 8),
+    ],
+)
+def test_there_are_as_many_threads_as_cores_that_a_container_may_use(
+    limit: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cpu.max"
+    if limit is not None:
+        file.write_text(limit + "\n")
+    monkeypatch.setattr(machine, "CPU_LIMIT", file)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: set(range(8)))
+    assert machine.cores() == cores
