@@ -20,7 +20,7 @@ import config as settings
 from api.service import Service
 from launch import banner, faults, status_line
 from launch.connections import limit_blocking, write_error
-from launch.worker import QUICK_SECONDS
+from launch.shutdown import QUICK_SECONDS
 from observe.queued_log import QueuedHandler, QueuedLog
 from serving.watchdog import FAILURE_SECONDS, MAX_FAILURES, RestartLimiter
 

@@ -30,7 +30,7 @@ PROMPTS = (
 )  # fmt: skip
 LONG = 400  # tokens of a long prompt, or half the context
 SHARED = 304  # tokens that shared prompts have in common, or a third of the context
-ONE_IN = 4  # of so many prompts, one is long, or does not share its beginning
+ONE_IN = 4  # one prompt in this many is long, or does not share its beginning
 CHECK_SECONDS = 0.5  # at most, between two checks that an endless load is still wanted
 REFUSED_SECONDS = 1.0  # until a user whose request was refused tries again
 
@@ -213,7 +213,7 @@ def asked_by(user: int, engine: Engine, params: LoadRequest, load: int = 0) -> I
 
 
 def _tokens_of(engine: Engine, text: str, count: int = 0) -> list[int]:
-    """Return the tokens of a text or, with a count, so many: the text and then the prompts, as often as needed."""
+    """Return the tokens of a text; with a count, that many: the text, and then the prompts over and over."""
     ids = engine.tokenizer.encode(text)
     if not count:
         return ids

@@ -201,7 +201,7 @@ def check_size(engine: Engine, texts: Iterable[str], param: str) -> None:
 
 @contextmanager
 def tokenizing(characters: int, param: str) -> Iterator[None]:
-    """Tokenize a text of so many characters within; a ValueError becomes an ApiError."""
+    """Run a block that tokenizes a text of this many characters; its ValueError becomes an ApiError."""
     try:
         with large.alone(characters):
             yield

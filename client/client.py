@@ -54,7 +54,7 @@ EXAMPLES = (
 
 
 def build_command() -> Command:
-    """Return the command line; a default of None tells a flag that is absent from one with the default's value."""
+    """Return the command line; a default of None shows that a flag was not given."""
     return flags.command(
         "client.py",
         f"Send a load or a single prompt to an effective-batching server or another server.\n\n{FIRST}",

@@ -11,73 +11,34 @@ The stock gthread worker does none of that. It
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import os
 import selectors
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from gunicorn.http import wsgi
 from gunicorn.http.errors import UnsupportedTransferCoding
-from gunicorn.workers.gthread import PollableMethodQueue, TConn, ThreadWorker
+from gunicorn.workers.gthread import TConn, ThreadWorker
 
 from api.http.admission import HAS_PLACE
 from api.http.deferral import Exchange
 from api.http.handler_pool import BUSY_SECONDS, HandlerPool
 from launch import connections
+from launch.callbacks import Callbacks, Outcome
 from launch.connections import ClosingConnections, peek_request, send_response
+from launch.shutdown import drain, exit_at_once
 from serving.deadlines import TokenBucket
 
 PAUSE_SECONDS = 0.2  # without accepting, after the file descriptors have run out
-POLL_SECONDS = 0.02
-QUICK_SECONDS = 1.5  # to answer the open requests on SIGINT or SIGQUIT
 REJECTIONS_PER_SECOND = 50
 REJECTION_BURST = 64
 REJECTION_SECONDS = 0.02  # between two looks at waiting requests, so that one wakeup rejects several
 PENDING = object()  # the result of a request that the completer will answer
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-
-class Outcome:
-    """The result of a request, with the two methods of a future that gunicorn calls."""
-
-    __slots__ = ("_result",)
-
-    def __init__(self, result: Any) -> None:
-        self._result = result
-
-    def cancelled(self) -> bool:
-        return False
-
-    def result(self) -> Any:
-        return self._result
-
-
-class Callbacks(PollableMethodQueue):  # type: ignore[misc]
-    """Calls that other threads ask of the main thread; it wakes once for many of them."""
-
-    _signaled = False
-
-    def defer(self, callback: Callable[..., Any], *args: Any) -> None:
-        """Call a function in the main thread soon."""
-        self._queue.put(partial(callback, *args))
-        if not self._signaled:
-            self._signaled = True
-            with contextlib.suppress(OSError):  # closed: the worker is exiting
-                os.write(self._write_fd, b"\0")
-
-    def run_callbacks(self, _fileobj: Any, max_callbacks: int = 50) -> None:
-        """Make the calls that are queued by now."""
-        os.read(self._read_fd, 4096)
-        self._signaled = False  # before the queue is read, so that a later call wakes the thread again
-        for _ in range(self._queue.qsize()):
-            self._queue.get_nowait()()
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]
@@ -111,22 +72,13 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         """Answer all open requests with an error at once, and exit."""
         if not self._is_quick:
             self._is_quick = True
-            threading.Thread(target=self._exit_at_once, name="exit-at-once", daemon=True).start()
+            threading.Thread(
+                target=exit_at_once, args=(self._service, self._has_unanswered), name="exit-at-once", daemon=True
+            ).start()
 
-    def _exit_at_once(self) -> None:
-        """Fail all requests, give their handlers a moment to write the errors, and exit without waiting for a thread."""
-        end = time.monotonic() + QUICK_SECONDS
-        service = self._service
-        try:
-            if service is not None:
-                service.draining = True
-                service.stop()
-                idle = (self.pending_conns, self.keepalived_conns, self._closing)
-                while self.nr_conns > sum(map(len, idle)) and time.monotonic() < end:
-                    time.sleep(POLL_SECONDS)
-                service.access_log.flush(max(0.0, end - time.monotonic()))
-        finally:
-            os._exit(0)
+    def _has_unanswered(self) -> bool:
+        """Whether a connection is neither idle nor closing."""
+        return bool(self.nr_conns > sum(map(len, (self.pending_conns, self.keepalived_conns, self._closing))))
 
     @property
     def _service(self) -> Any:
@@ -134,13 +86,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         return getattr(getattr(self, "wsgi", None), "extensions", {}).get("service")
 
     def _drain(self, service: Any, sig: int) -> None:
-        """Wait until all requests are answered; a second before gunicorn kills the worker, fail the rest."""
-        end = time.monotonic() + self.cfg.graceful_timeout - 1.0
-        while service.requests.open and time.monotonic() < end:
-            time.sleep(POLL_SECONDS)
-        service.stop()
-        while service.requests.open and time.monotonic() < end + 0.5:
-            time.sleep(POLL_SECONDS)
+        """End the open requests before gunicorn kills the worker, and exit."""
+        drain(service, self.cfg.graceful_timeout)
         super().handle_exit(sig, None)
 
     def accept(self, listener: Any) -> None:

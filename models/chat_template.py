@@ -62,7 +62,7 @@ class ChatTemplate:
             self._run([{"role": "user", "content": "Hello"}], True)
         except (TooMuch, jinja2.exceptions.SecurityError, RecursionError) as error:
             raise TokenizerError(f"the chat template is refused: {_reason(error)}. {remedy}") from error
-        except Exception:  # such as a template that wants a system message: each conversation is told
+        except Exception:  # such as a template that needs a system message; `render` reports it for each conversation
             return
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> Rendered:

@@ -69,7 +69,7 @@ class StoredBlocks(NamedTuple):
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """A GGUF file whose header was checked: metadata as plain values, and the tensors, which are read when asked."""
+    """A GGUF file whose header was checked: metadata as plain values, and the tensors, each read on demand."""
 
     path: Path
     metadata: Mapping[str, Any]

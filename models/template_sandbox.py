@@ -1,6 +1,6 @@
 """Where a chat template runs: Jinja2's sandbox as transformers sets it up, with bounds on work and on sizes.
 
-A template comes from whoever made the model. It gets no files and no attributes of Python's own, and both its steps and
+A template comes from the model's author, who may be a stranger. It gets no files and no attributes of Python's own, and both its steps and
 the texts that it makes are bounded. It must not know messages or tokens.
 """
 

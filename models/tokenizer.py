@@ -193,8 +193,8 @@ def load_tokenizer(resolved: ResolvedModel, file: str | Path | None = None) -> T
 def load_stand_in(file: str | Path | None = None, timeout_s: float = 3.0, *, downloads: bool = True) -> Tokenizer:
     """Return a tokenizer for a model without weights: GPT-2's from `file` or tiktoken, else one of bytes.
 
-    Without `downloads`, it is bard's unless there is a `file`. A text has about four times as many bytes as tokens, so the tokenizer of bytes has a `warning`. Raises TokenizerError
-    for a bad file.
+    Without `downloads`, it is bard's unless there is a `file`. A text has about four times as many bytes as tokens, so
+    the tokenizer of bytes has a `warning`. Raises TokenizerError for a bad file.
     """
     if file:
         return Tokenizer(of_ranks(ranks.from_file(Path(file))))

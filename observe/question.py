@@ -1,6 +1,6 @@
-"""What the simulator of a server is told: the requests that it served, the time of its steps, its policy and its size.
+"""What a server sends to its simulator: the requests that it served, the time of its steps, its policy and its size.
 
-This module must not know what is asked about them.
+This module must not know the questions about them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROWS_PER_LINE = 50  # of JSON encoded at once, because the loop needs the GIL
 
 
 def trace(recording: Recording, requests: Iterable[Served]) -> Iterator[str]:
-    """Yield the lines that tell the simulator about these requests and the time of all measured steps."""
+    """Yield the lines that describe these requests and the time of all measured steps to the simulator."""
     numbers: dict[bytes, int] = {}  # in place of long hashes
     rows = ((*r[1:9], [numbers.setdefault(page, len(numbers)) for page in r.hashes]) for r in requests)
     yield from in_pieces("requests", rows, ROWS_PER_LINE)

@@ -35,7 +35,7 @@ class Workload:
 
 
 class WhatIf:
-    """Answers what policies would have made of the requests that `server` has served."""
+    """Answers how policies would have served the requests that `server` has served."""
 
     def __init__(self, server: Server, context: int, *, command: Rows[str] = (), timeout: float = TIMEOUT) -> None:
         self._server = server

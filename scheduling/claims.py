@@ -22,7 +22,7 @@ class Claims:
     holds: bool = False  # a finished request may keep its slot until its batch is done
     overruns: bool = False  # a batch may run on after all its members are done
     limits_kv: bool = False  # `blocked_by` may keep requests out by a KV limit below that of the pages
-    # What the order goes by: client, priority, deadline, prefix, length. The server and the simulator tell the user
+    # What the order goes by: client, priority, deadline, prefix, length. The server and the simulator warn the user
     # when requests do not differ in any of them, since only the order of arrival is left then.
     heeds: tuple[str, ...] = ()
 

@@ -91,7 +91,7 @@ class Scheduler:
         return True
 
     def drain(self) -> None:
-        """Tell the policy that no more requests will arrive, so that none waits for others; `add` revokes it."""
+        """Announce to the policy that no more requests will arrive, so that none waits for others; `add` revokes it."""
         self.policy.draining = True
 
     def switch(self, policy: Policy, now: float) -> list[Sequence]:

@@ -1,7 +1,7 @@
 """What a server has served, as its simulators see it: the requests, the engine, the policy, and the questions about them.
 
 A simulator is a process that answers questions, one after the other, until its input ends: lines of JSON with rows
-("requests" and "steps", in pieces) and then one with "ask". This module must not know what is asked.
+("requests" and "steps", in pieces) and then one with "ask". This module must not know the questions.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def prompts(count: int, seed: int, share: int = 0, kinds: int = 10) -> list[list
 
 
 def serve(cost: Cost, served: Rows[list[int]], slots: int, trie: Trie, host: Host | None = None) -> Run:
-    """Serve prompts that are all there at once, first come first served, after a trie."""
+    """Serve prompts that all arrive at once, first come first served, behind a trie."""
     policy = policies.get_policy("dynamic", max_batch_size=slots)
     scheduler = Scheduler(policy, None, 1 << 30)
     scheduler.batch.pages = TrieReservations(trie)
@@ -188,7 +188,7 @@ def serve_live(
     cost: Cost, served: Rows[list[int]], slots: int, tokens: int, before: Rows[list[int]],
     order: str = "fcfs", host: Host | None = None,
 ) -> Run:  # fmt: skip
-    """Serve prompts that are all there at once after a live cache of `tokens`, which saw others `before`."""
+    """Serve prompts that all arrive at once behind a live cache of `tokens`, which saw others `before`."""
     policy = policies.get_policy(f"dynamic+{order}", max_batch_size=slots)
     longest = max(len(prompt) + llm_mock_output(len(prompt)) for prompt in (*served, *before))
     pool = LivePool(slots * -(-longest // PAGE_SIZE), tokens // PAGE_SIZE)

@@ -1,4 +1,4 @@
-"""What other policies would have made of a server's requests: for each its figures and the record of every step.
+"""How other policies would have served a server's requests: the figures of each and the record of every step.
 
 `python -m simulate.what_if` answers questions (see `simulate/observed.py`). The served policy has two lanes, measured and
 simulated, whose difference shows how reliable the others are. It must not know HTTP or how requests are observed.
@@ -74,7 +74,7 @@ def extrapolates(steps: Iterable[Stretch], padded: bool, timed: Iterable[Step]) 
 def seen_at(trace: Rows[Seen], ids: Rows[str], steps: Iterable[Stretch]) -> list[float]:
     """Return when the loop saw each request: an idle one takes a moment to wake, and sees all that came meanwhile at once.
 
-    Without it, a burst would begin with a batch of one request wherever the real server found several.
+    Otherwise a burst would begin with a batch of one request where the real server found several.
     """
     arrived = {id: seen.at for id, seen in zip(ids, trace)}
     seen = [one.at for one in trace]
@@ -200,7 +200,7 @@ def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, An
         lanes.append(({"policy": policy.name, **measured(trace, ids, steps)}, steps))
         if not ask["cost"] or mock.is_mock(ask["cost"]):
             cost, host = adjusted(cost, host, steps, policy.padded, is_known=bool(ask["cost"]))
-    for chosen in unlike([served, *(Chosen(name, {}) for name in ask["policies"])], machine):
+    for chosen in distinct([served, *(Chosen(name, {}) for name in ask["policies"])], machine):
         lane, steps = simulated(trace, at, chosen, machine, cost, host)
         padded = chosen.policy(machine).padded
         lane["extrapolates"] = not ask["cost"] and extrapolates(steps, padded, (step for step, _ in timed))
@@ -225,8 +225,8 @@ def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, An
     }  # fmt: skip
 
 
-def unlike(wanted: Iterable[Chosen], machine: Machine) -> list[Chosen]:
-    """Return the policies without those whose name an earlier one has, as when a served one is asked for as well."""
+def distinct(wanted: Iterable[Chosen], machine: Machine) -> list[Chosen]:
+    """Return the policies without repetitions, such as the served one among those of the question."""
     first: dict[str, Chosen] = {}
     for chosen in wanted:
         first.setdefault(chosen.policy(machine).name, chosen)

@@ -35,7 +35,7 @@ def each(values: Mapping[str, str]) -> str:
 
 
 def growing(thing: str, cause: str, pairs: Mapping[str, Pairs], unit: str) -> str:
-    """Tell the policies under which something grows with its cause from those under which it does not."""
+    """Report under which policies something grows with its cause, and under which it does not."""
     kinds: dict[str, list[str]] = {}
     for policy, points in pairs.items():
         fitted = figures.fit(*zip(*points)) if len(points) > 1 else None
@@ -67,7 +67,7 @@ def ttft_over_prompt(points: Mapping[str, Pairs]) -> str:
 
 
 def answered(results: Results, loads: Sequence[str]) -> str:
-    """Say when half of the requests were answered."""
+    """Report when half of the requests were answered."""
     parts = []
     for load in loads:
         columns = {p: results.column(p, load, "latency_s") for p in results.policies}
@@ -90,7 +90,7 @@ def first_tokens(results: Results, load: str) -> str:
 
 
 def tails(results: Results, load: str) -> str:
-    """Say how much longer the slowest requests took."""
+    """Report how much longer the slowest requests took."""
     shares = {}
     for policy in results.policies:
         p50, p99 = (average(results.of(policy, load), f"p{q}_e2el_ms") for q in (50, 99))
@@ -100,7 +100,7 @@ def tails(results: Results, load: str) -> str:
 
 
 def in_system(levels: Mapping[str, tuple[int, float]]) -> str:
-    """Say how many requests were in the system at most, and how long the last one took; by policy."""
+    """Report how many requests were in the system at most, and how long the last one took; by policy."""
     most = {policy: f"{peak:,}" for policy, (peak, _) in levels.items()}
     ends = {policy: seconds(end) for policy, (_, end) in levels.items()}
     peak = next(iter(most.values())) if len(set(most.values())) == 1 else each(most)
@@ -108,7 +108,7 @@ def in_system(levels: Mapping[str, tuple[int, float]]) -> str:
 
 
 def batch_sizes(batches: Mapping[str, Mapping[str, int]]) -> str:
-    """Say which batch size was the most frequent."""
+    """Report which batch size was the most frequent."""
     tops = {}
     for policy, counts in batches.items():
         size = max(counts, key=lambda size: counts[size])
@@ -117,7 +117,7 @@ def batch_sizes(batches: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def over_time(name: str, values: Mapping[str, Sequence[float]]) -> str:
-    """Say how large the batch was on average, or how long the queue at most; by policy."""
+    """Report how large the batch was on average, or how long the queue at most; by policy."""
     if name == "queue-over-time":
         most = {p: f"{max(series):,.0f}" for p, series in values.items()}
         return f"At most {each(most)} requests waited at the same time."
@@ -126,7 +126,7 @@ def over_time(name: str, values: Mapping[str, Sequence[float]]) -> str:
 
 
 def slots(steps: Sequence[Mapping[str, Any]], recorded: int) -> str:
-    """Say how many slots were in use in these of the recorded steps, and how many were held for finished requests."""
+    """Report how many slots were in use in these of the recorded steps, and how many were held for finished requests."""
     phases = [member["phase"] for step in steps for member in step["members"]]
     used = sum(phase != "idle" for phase in phases)
     held = phases.count("held")
@@ -139,7 +139,7 @@ def slots(steps: Sequence[Mapping[str, Any]], recorded: int) -> str:
 
 
 def spent(results: Results, load: str) -> str:
-    """Say how much of the slots was filled, and how many rows were wasted."""
+    """Report how much of the slots was filled, and how many rows were wasted."""
     parts = []
     for policy in results.policies:
         steps = next((run.get("slot_steps") for run in results.of(policy, load)), None) or {}
@@ -151,12 +151,12 @@ def spent(results: Results, load: str) -> str:
 
 
 def predicted(errors: Mapping[str, float]) -> str:
-    """Say how far the simulator's mean latency is from the measured one."""
+    """Report how far the simulator's mean latency is from the measured one."""
     return f"The simulated mean latency is off by {each({p: f'{error:+.1%}' for p, error in errors.items()})}."
 
 
 def reached(points: Mapping[str, Sequence[tuple[float, ...]]]) -> str:
-    """Say the highest throughput of a sweep, and the latency there: (value, tokens/s, p50 ms, p99 ms)."""
+    """Report the highest throughput of a sweep, and the latency there: (value, tokens/s, p50 ms, p99 ms)."""
     tops = {policy: max(rows, key=lambda row: row[1]) for policy, rows in points.items() if rows}
     parts = [
         f"{policy} reached {top[1]:,.0f} tokens/s with a p99 of {seconds(top[3] / 1000)}"
@@ -168,7 +168,7 @@ def reached(points: Mapping[str, Sequence[tuple[float, ...]]]) -> str:
 def at_the_end(
     points: Mapping[str, Sequence[tuple[float, ...]]], axis: str, text: Callable[[float], str], scale: float
 ) -> str:
-    """Say each policy's figures at the highest swept value that all of them have."""
+    """Report each policy's figures at the highest swept value that all of them have."""
     common = set.intersection(*({row[0] for row in rows} for rows in points.values()))
     if not common:
         return ""

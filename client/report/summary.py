@@ -184,7 +184,7 @@ def under(load: str) -> str:
     return f"with {value} MiB of KV pages" if kind == "cache" else f"under {load}"
 
 
-SAME = 0.05  # single runs that differ by less are not told apart
+SAME = 0.05  # single runs that differ by less count as equal
 
 
 def headline(results: Results) -> str:
@@ -236,7 +236,7 @@ def _factor(known: Mapping[str, float], first: str, other: str, sign: int) -> st
 
 
 def reason(results: Results) -> str:
-    """Say which rows the most wasteful policy wasted, under the load where it wasted most; "" if none did."""
+    """Report which rows the most wasteful policy wasted, under the load where it wasted most; "" if none did."""
     shares = {
         (p, load): average(results.of(p, load), "rows_in_vain") or 0.0 for p in results.policies for load in results.loads
     }  # fmt: skip

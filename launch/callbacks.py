@@ -1,0 +1,50 @@
+"""Calls that the worker's threads ask of its main thread, and the results that they hand to it.
+
+This module must not know what is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gunicorn.workers.gthread import PollableMethodQueue
+
+
+class Outcome:
+    """The result of a request, with the two methods of a future that gunicorn calls."""
+
+    __slots__ = ("_result",)
+
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def cancelled(self) -> bool:
+        return False
+
+    def result(self) -> Any:
+        return self._result
+
+
+class Callbacks(PollableMethodQueue):  # type: ignore[misc]
+    """Calls that other threads ask of the main thread; it wakes once for many of them."""
+
+    _signaled = False
+
+    def defer(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Call a function in the main thread soon."""
+        self._queue.put(partial(callback, *args))
+        if not self._signaled:
+            self._signaled = True
+            with contextlib.suppress(OSError):  # closed: the worker is exiting
+                os.write(self._write_fd, b"\0")
+
+    def run_callbacks(self, _fileobj: Any, max_callbacks: int = 50) -> None:
+        """Make the calls that are queued by now."""
+        os.read(self._read_fd, 4096)
+        self._signaled = False  # before the queue is read, so that a later call wakes the thread again
+        for _ in range(self._queue.qsize()):
+            self._queue.get_nowait()()
