@@ -25,7 +25,7 @@ from config import Config
 DEPLOY = ROOT / "deploy"
 SAMPLES = ["nginx.conf", "nginx-upstreams.conf"]
 KIND = {"Content-Type": "application/json"}
-LONG = 80  # tokens of a stream that outlasts many short requests
+LONG = 150  # tokens of a stream that outlasts many short requests
 SLOW_STEPS = {"EB_FAULTS": json.dumps({"slow_step": {"ms": 20}})}
 
 
