@@ -61,7 +61,9 @@ INLINE ivec dot(ivec sum, ivec w, ivec x) {
 // As dot(), for 4-bit w from 0 to 15 and at most eight products: until whole_sum() the sums may be of 16 bits, from 0.
 INLINE ivec dot_small(ivec sum, ivec w, ivec x) {
 #if PAIRS_OF_BYTES  // 8 * 2 * 15 * 127 fits 16 bits
-  return (ivec)_mm256_add_epi16((__m256i)sum, _mm256_maddubs_epi16((__m256i)w, (__m256i)x));
+  __m256i pairs = _mm256_maddubs_epi16((__m256i)w, (__m256i)x);
+  __asm__("vpaddw %1, %0, %0" : "+x"(sum) : "x"(pairs));  // else GCC keeps all products in memory and adds them later
+  return sum;
 #else
   return dot(sum, w, x);
 #endif

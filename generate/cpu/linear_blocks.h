@@ -45,6 +45,8 @@ INLINE void blocks_pack_panel(int format, const void *weight, char *packed, int6
 enum { BLOCK_ROWS = 6, FEW_ROWS_OF_BLOCKS = 2 };
 #elif defined(__aarch64__)
 enum { BLOCK_ROWS = 4, FEW_ROWS_OF_BLOCKS = 2 };
+#elif PAIRS_OF_BYTES
+enum { BLOCK_ROWS = 4, FEW_ROWS_OF_BLOCKS = 1 };
 #else
 enum { BLOCK_ROWS = 2, FEW_ROWS_OF_BLOCKS = 1 };
 #endif
@@ -143,7 +145,7 @@ INLINE void blocks_vectors(int format, const Task *t, int64_t p, int64_t first, 
     int l = bytes > 0 ? lines : 0;
     switch (last - row) {
       case 1: blocks_rows(format, t, row, p, 1, next, l); break;
-#if LANES == 16 || defined(__aarch64__)
+#if LANES == 16 || defined(__aarch64__) || PAIRS_OF_BYTES
       case 2: blocks_rows(format, t, row, p, 2, next, l); break;
       case 3: blocks_rows(format, t, row, p, 3, next, l); break;
 #endif

@@ -41,14 +41,16 @@ static void int8_pack_panel(const void *weight, char *packed, int64_t p, int64_t
 enum { INT8_ROWS = 6 };
 #elif defined(__AVXVNNI__)
 enum { INT8_ROWS = 3 };
+#elif PAIRS_OF_BYTES
+enum { INT8_ROWS = 4 };
 #else
 enum { INT8_ROWS = 2 };
 #endif
 
-// R rows from `row` on times one panel, four vectors of outputs at a time. Float sums stay in the first-level cache,
-// since they are needed once for 64 inputs. `lines` of `next` are fetched with four inputs of the first outputs.
+// R rows from `row` on times one panel, V vectors of outputs at a time. Float sums stay in the first-level cache, since
+// they are needed once for 64 inputs. `lines` of `next` are fetched with four inputs of all outputs.
 INLINE void int8_block(const Task *t, int64_t row, int64_t p, int R, const char *next, int lines) {
-  enum { V = 4 };
+  const int V = PAIRS_OF_BYTES && R > 2 ? 2 : 4, parts = PANEL / (V * LANES);
   const Inputs *in = &t->in;
   const char *w = (const char *)t->w->packed + p * int8_panel_bytes(t->k);
   const float *scales = (const float *)(w + PANEL * padded(t->k, INT8_GROUP));
@@ -58,18 +60,18 @@ INLINE void int8_block(const Task *t, int64_t row, int64_t p, int R, const char 
     const char *from = w + 4 * at;
     UNROLL for (int r = 0; r < R; r++) memset(&sums[r][at], 0, V * LANES * sizeof(float));
     for (int64_t g = 0; g < in->groups; g++) {
-      ivec acc[INT8_ROWS][V];
+      ivec acc[INT8_ROWS][4];
       UNROLL for (int r = 0; r < R; r++) {
         ivec start = all_of_int(in->starts[(row + r) * in->groups + g]);
         UNROLL for (int j = 0; j < V; j++) acc[r][j] = start;
       }
       for (int s = 0; s < INT8_GROUP / 4; s++, x += 4, from += 4 * PANEL) {
-        ivec weights[V];
+        ivec weights[4];
         UNROLL for (int j = 0; j < V; j++) {
           weights[j] = load_ints(from + 4 * LANES * j);
           if (INT8_FLIPS) weights[j] ^= (int32_t)0x80808080;
         }
-        if (at == 0) next = fetch(next, lines);
+        next = fetch(next, (lines + at / (V * LANES)) / parts);
         UNROLL for (int r = 0; r < R; r++) {
           ivec four = four_bytes(x + r * in->stride);
           UNROLL for (int j = 0; j < V; j++) acc[r][j] = dot(acc[r][j], weights[j], four);
@@ -108,6 +110,9 @@ static void int8_vectors(const Task *t, int64_t p, int64_t first, int64_t last, 
       case 3: int8_block(t, row, p, 3, next, n); break;
       case 4: int8_block(t, row, p, 4, next, n); break;
       case 5: int8_block(t, row, p, 5, next, n); break;
+#elif PAIRS_OF_BYTES
+      case 2: int8_block(t, row, p, 2, next, n); break;
+      case 3: int8_block(t, row, p, 3, next, n); break;
 #elif defined(__AVXVNNI__)
       case 2: int8_block(t, row, p, 2, next, n); break;
 #endif
