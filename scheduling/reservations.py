@@ -102,7 +102,7 @@ class Reservations:
 
     def steps_without_shortage(self, sequences: list[Sequence], most: int) -> int:
         """Return for how many steps, up to `most`, the free pages suffice if each sequence decodes in all of them."""
-        if self._pool is None:
+        if self._pool is None or not self._due:  # all have the pages of their last step
             return most
         fewest = 1  # for which all have their pages already
         while fewest < most:

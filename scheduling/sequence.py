@@ -111,4 +111,4 @@ class Sequence:
         n = len(self.prompt_ids)
         if start >= n:
             return self.output_ids[start - n : start - n + count]
-        return (self.prompt_ids[start : start + count] + self.output_ids)[:count]
+        return [*self.prompt_ids[start : start + count], *self.output_ids][:count]

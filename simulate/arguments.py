@@ -36,6 +36,18 @@ def policies_argument() -> Argument:
     return Argument("policies", names, nargs=-1, required=True, metavar="POLICY...")
 
 
+KV_OPTIONS = [
+    Option(
+        "--kv-tokens", "tokens that the KV pages hold, which prompts that begin alike share; 0: no limit, nothing shared",
+        Number(0), default=0,
+    ),
+    Option(
+        "--page-size", "tokens of a KV page; 512: of the blocks of Mooncake's traces, which need no hashing then",
+        Number(1), default=16,
+    ),
+]  # fmt: skip
+
+
 def engine_options(
     *, kv: bool = True, cost: str | None = "oracle-a", default_cost: str = "", max_tokens_per_step: int = 2048
 ) -> list[Option]:
@@ -53,7 +65,7 @@ def engine_options(
             "--max-tokens-per-step", "maximum tokens per step; longer prompts are split, except by padding policies", Number(1),
             default=max_tokens_per_step,
         ),
-        *([Option("--kv-tokens", "tokens that the KV pages hold; 0: no limit", Number(0), default=0)] if kv else []),
+        *(KV_OPTIONS if kv else []),
     ]  # fmt: skip
 
 
@@ -71,6 +83,10 @@ def arrival_options(num: int = 1000, rate: float = 2.0) -> list[Option]:
         Option("--rate", "requests per second", POSITIVE, default=rate),
         Option("--num", "number of requests; with --trace: all of them, or the first N", Number(1), default=num),
         Option("--trace", "take the requests from this CSV or JSON-lines file", FILE),
+        Option(
+            "--copies", "play a trace N times at once, each copy shifted by a random time, with prompts and clients of its own",
+            Number(1), default=1,
+        ),
         Option("--speed", "play a trace this many times as fast", POSITIVE, default=1.0),
         Option(
             "--context", "leave out requests with a longer prompt and answer together; above 1024: cut them to it, as the "

@@ -1,151 +1,220 @@
 """Many replicas behind a router: each with its own scheduler, all on one virtual clock.
 
-This needs an event heap: the next event is the end of a step of some replica, or an arrival, which the router sends to a
-replica by the load at that moment. The cost of a simulation is that of the steps of all replicas.
+This needs an event heap: the next event is the end of the steps of some replica, or an arrival, which the router sends to
+a replica by the load at that moment. The cost of a simulation is that of the requests' joining and leaving.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from fleet.routers import Asked, Replicas, Router
-from scheduling.iteration import Plan
-from scheduling.scheduler import Output, Scheduler
+from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.costs import Cost, Host
-from simulate.simulator import FRUITLESS, Run, asks_forever, waits_forever
+from simulate.fleet_run import FleetRun
+from simulate.replica import Replica
+from simulate.simulator import waits_forever
 
 
-@dataclass
-class FleetRun(Run):
-    """The run of a fleet: times, gaps and steps of all replicas, and the replica of each request."""
+class Pool:
+    """The replicas that get new requests, and what their router knows of them."""
 
-    where: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
+    def __init__(self) -> None:
+        self.replicas: list[Replica] = []
+        self.load: list[int] = []
+        self.now = 0.0
+        self._known = Replicas([], self.load)
 
-    @property
-    def hit_rate(self) -> float:
-        """The share of prompt tokens that were found in a prefix cache."""
-        prompts = sum(len(seq.prompt_ids) for seq in self.sequences)
-        return sum(seq.cached for seq in self.sequences) / prompts if prompts else 0.0
+    def join(self, replica: Replica) -> None:
+        self.replicas.append(replica)
+        self.load.append(len(replica.scheduler.waiting) + len(replica.scheduler.running))
+        self._renumber()
+
+    def leave(self, replica: Replica) -> None:
+        self.load.pop(replica.place)
+        self.replicas.pop(replica.place)
+        replica.place = -1
+        self._renumber()
+
+    def _renumber(self) -> None:
+        for place, replica in enumerate(self.replicas):
+            replica.place = place
+        self._known = Replicas([replica.name for replica in self.replicas], self.load, _FreePages(self))
+
+    def choose(self, route: Router, seq: Sequence, now: float) -> Replica:
+        """Return the replica that gets a request."""
+        self.now = now
+        self.replicas[0].scheduler.batch.pages.hash(seq)  # the same in every replica
+        return self.replicas[next(route(self._known, Asked(seq.hashes, seq.client)))]
 
 
 class _FreePages(Many[float]):
     """The share of KV pages that are free at each replica, looked up when a router asks."""
 
-    def __init__(self, schedulers: list[Scheduler]) -> None:
-        self._schedulers = schedulers
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
 
     def __len__(self) -> int:
-        return len(self._schedulers)
+        return len(self._pool.replicas)
 
     def __getitem__(self, i: Any) -> Any:
-        pages = self._schedulers[i].pages
+        replica = self._pool.replicas[i]
+        replica.catch_up(self._pool.now)
+        pages = replica.scheduler.pages
         return pages.free / pages.total if pages is not None else 1.0
 
 
 class Fleet:
-    """The replicas, and what a router knows of them. Each has the cost and the host overheads of an engine of its own."""
+    """The replicas and the events. Each replica has the cost and the host overheads of an engine of its own.
 
-    def __init__(self, schedulers: list[Scheduler], cost: Cost, host: Host | None = None) -> None:
-        self.schedulers = schedulers
-        self.cost = cost
+    `gaps` says whether the times between tokens are kept, 8 bytes for each token.
+    """
+
+    def __init__(
+        self, schedulers: Iterable[Scheduler], cost: Cost, host: Host | None = None, *, gaps: bool = True
+    ) -> None:
         self.host = host or Host()
-        n = len(schedulers)
-        self.load = [0] * n
-        self.known = Replicas([f"replica-{i}" for i in range(n)], self.load, _FreePages(schedulers))
-        self.result = FleetRun(schedulers[0].policy.name, [], self.host)
-        self._steps: dict[int, tuple[Plan, list[Output], float]] = {}  # what each computes now
-        self._events: list[tuple[float, int, int]] = []  # (time, replica, step that ends or 0)
-        self._idle_since = [0.0] * n
-        self._looks_at = [-1.0] * n  # when it looks for the requests that found it idle
-        self._fruitless = [0] * n
+        self.pool = Pool()
+        self.replicas: list[Replica] = []  # all that there ever were
+        self.over = False  # whether all requests have arrived
+        self._cost = cost
+        self._events: list[tuple[float, int, int]] = []  # (time, replica or -1, version of its end or 0, or call)
+        self._calls: dict[int, Callable[[float], None]] = {}
+        self._called = 0
+        self._numbers: dict[Sequence, int] = {}  # of the requests inside, in order of arrival
+        self.result = FleetRun("", [], self.host)
+        self._gaps = self.result.gaps if gaps else None
         for scheduler in schedulers:
-            scheduler.record = False
+            self.pool.join(self.start(scheduler, 0.0))
+
+    @property
+    def load(self) -> list[int]:
+        """The requests at each replica that gets new ones."""
+        return self.pool.load
+
+    def start(self, scheduler: Scheduler, now: float) -> Replica:
+        """Return a new replica, which costs something from now on and gets no requests yet."""
+        replica = Replica(len(self.replicas), scheduler, self._cost, self.host, self._gaps)
+        replica.since = now
+        self.replicas.append(replica)
+        self.result.policy = scheduler.policy.name
+        return replica
+
+    def call(self, at: float, function: Callable[[float], None]) -> None:
+        """Call a function at a time, before steps that end then."""
+        self._called += 1
+        self._calls[self._called] = function
+        heapq.heappush(self._events, (at, -1, self._called))
 
     def run(self, arrivals: Iterable[Sequence], route: Router) -> FleetRun:
-        """Serve all arrivals, each at the replica that `route` chooses."""
-        result = self.result
-        result.sequences = sorted(arrivals, key=lambda seq: seq.arrived_at)
-        if result.sequences:
-            result.began = result.sequences[0].arrived_at
-        where = []
-        for seq in result.sequences:
+        """Serve all arrivals, which are sorted by time, each at the replica that `route` chooses."""
+        result, last = self.result, 0.0
+        for seq in arrivals:
+            if not result.requests:
+                self.begin(seq.arrived_at)
             seq.arrived_at += self.host.alpha0
-            self._until(seq.arrived_at)
-            self.schedulers[0].batch.pages.hash(seq)  # the same in every replica
-            i = next(route(self.known, Asked(seq.hashes, seq.client)))
-            where.append(i)
-            was_empty = not self.schedulers[i].waiting
-            if self.schedulers[i].add(seq):
-                self.load[i] += 1
-                self._wake(i, seq.arrived_at, was_empty)
-        for i, scheduler in enumerate(self.schedulers):
-            scheduler.drain()
-            if scheduler.waiting:
-                self._wake(i, result.sequences[-1].arrived_at, False)
-        self._until(math.inf)
-        for scheduler in self.schedulers:
-            if not scheduler.is_idle:
-                raise waits_forever(scheduler)
-        result.where = np.array(where, dtype=int)
+            last = seq.arrived_at
+            self._until(last)
+            self._numbers[seq] = result.requests
+            replica = self.pool.choose(route, seq, last)
+            result.arrive(seq, replica.number)
+            self.admit(self.pool, replica, seq)
+        self.over = True
+        self._drain(last)
+        self._drain(result.ended)
+        for replica in self.replicas:
+            if not replica.scheduler.is_idle:
+                raise waits_forever(replica.scheduler)
+        self._sum_up()
         return result
 
-    def _wake(self, i: int, at: float, was_empty: bool) -> None:
+    def begin(self, now: float) -> None:
+        """Take note of the first arrival."""
+        self.result.began = now
+        for replica in self.replicas:
+            replica.since = now
+
+    def admit(self, pool: Pool, replica: Replica, seq: Sequence) -> None:
+        """Give a request to a replica of a pool."""
+        was_empty = not replica.scheduler.waiting
+        if replica.is_computing and replica.cut(seq.arrived_at):
+            self._expect(replica)
+        if replica.scheduler.add(seq):
+            pool.load[replica.place] += 1
+            self.wake(replica, seq.arrived_at, was_empty)
+        else:
+            del self._numbers[seq]
+
+    def answer(self, replica: Replica, seq: Sequence) -> None:
+        """Take note of a request that has left a replica."""
+        number = self._numbers.pop(seq)
+        if seq.finish_reason in ("length", "stop"):
+            self.result.finish(number, seq)
+
+    def wake(self, replica: Replica, at: float, was_empty: bool = False) -> None:
         """Let an idle replica look at its queue at `at`, after all that arrives then, or when it polls next."""
-        if i in self._steps or at <= self._looks_at[i]:
-            return
-        if self.host.poll and was_empty:
-            since = self._idle_since[i]
-            at = since + self.host.poll * math.ceil((at - since) / self.host.poll)
-        self._looks_at[i] = at
-        heapq.heappush(self._events, (at, i, 0))
+        looks_at = replica.looks_at(at, was_empty)
+        if looks_at is not None:
+            heapq.heappush(self._events, (looks_at, replica.number, 0))
+
+    def _expect(self, replica: Replica) -> None:
+        heapq.heappush(self._events, (replica.end, replica.number, replica.version))
+
+    def _drain(self, now: float) -> None:
+        """Let the replicas serve what is left, since nothing more arrives."""
+        for replica in self.replicas:
+            replica.scheduler.drain()
+            if replica.scheduler.waiting:
+                self.wake(replica, now)
+        self._until(math.inf)
 
     def _until(self, now: float) -> None:
         """Let everything happen that ends before `now`; what arrives at the end of a step is seen by the next."""
         while self._events and self._events[0][0] < now:
-            at, i, number = heapq.heappop(self._events)
-            if number:
-                self._commit(i, at)
-            elif i in self._steps:  # woken too late: a step began meanwhile
+            at, i, version = heapq.heappop(self._events)
+            if i < 0:
+                self._calls.pop(version)(at)
                 continue
-            self._turn(i, at)
+            replica = self.replicas[i]
+            if version:
+                if version != replica.version:
+                    continue
+                self._commit(replica, at)
+            elif replica.is_computing:  # woken too late: a step began meanwhile
+                continue
+            self._turn(replica, at)
 
-    def _commit(self, i: int, at: float) -> None:
-        """End the step of a replica and hand out its tokens."""
-        plan, outputs, seconds = self._steps.pop(i)
-        result = self.result
-        for seq, output in zip(plan.sequences, outputs):
-            if output is not None and seq.last_token_at is not None:
-                result.gaps.append(at - seq.last_token_at)
-        result.steps += 1
-        result.busy += seconds
-        result.ended = at
-        self.load[i] -= len(self.schedulers[i].commit(plan, outputs, at).left)
+    def _commit(self, replica: Replica, at: float) -> None:
+        """End the steps of a replica and take note of what was answered."""
+        left = replica.commit()
+        self.result.ended = at
+        if left:
+            if replica.place >= 0:
+                self._pool_of(replica).load[replica.place] -= len(left)
+            for seq in left:
+                self.answer(replica, seq)
 
-    def _turn(self, i: int, now: float) -> None:
-        """Begin the next step of a replica, or have it woken when its policy wants to be."""
-        scheduler = self.schedulers[i]
-        plan = scheduler.plan(now)
-        if plan is None:
-            self._idle_since[i] = now
-            wake_at = scheduler.wake_at(now)
-            if wake_at is not None and wake_at < math.inf:
-                self._fruitless[i] += 1
-                if self._fruitless[i] > FRUITLESS:
-                    raise asks_forever(scheduler, now)
-                heapq.heappush(self._events, (max(wake_at, math.nextafter(now, math.inf)), i, 0))
+    def _pool_of(self, replica: Replica) -> Pool:
+        return self.pool
+
+    def _turn(self, replica: Replica, now: float) -> None:
+        """Begin the next steps of a replica, or have it woken when its policy wants to be."""
+        if replica.begin(now):
+            self._expect(replica)
             return
-        self._fruitless[i] = 0
-        self.result.batches += bool(plan.joined)
-        outputs: list[Output] = [0 if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)]
-        due = sum(1 for output in outputs if output is not None)
-        seconds = self.cost(plan) + self.host.seconds(due)
-        self._steps[i] = plan, outputs, seconds
-        heapq.heappush(self._events, (now + seconds, i, plan.number))
+        wakes_at = replica.wakes_at(now)
+        if wakes_at is not None:
+            heapq.heappush(self._events, (wakes_at, replica.number, 0))
+
+    def _sum_up(self) -> None:
+        result = self.result
+        for replica in self.replicas:
+            result.steps += replica.steps
+            result.batches += replica.batches
+            result.busy += replica.busy
+            result.replica_seconds += max(0.0, min(replica.until, result.ended) - replica.since)

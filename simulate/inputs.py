@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,8 +16,6 @@ from simulate import published, workloads
 from simulate.arguments import read_pairs, refuse
 from simulate.costs import Cost, Host, Padded, Ragged
 from simulate.steps import decoding, prefilling
-
-PAGE_SIZE = 16
 
 
 def make_cost(args: Values) -> tuple[Cost, Host]:
@@ -55,7 +54,8 @@ def make_scheduler(args: Values, policy: str, slots: int = 0, *, prefix_cache: b
     """Return a scheduler as the options describe it; `prefix_cache` needs prompts with ids."""
     values = read_pairs(args.policy_option, "--policy-option")
     instance = policies.get_policy(policy, max_batch_size=slots or args.max_batch_size, options=values)
-    pages = PagePool(args.kv_tokens // PAGE_SIZE + 1, PAGE_SIZE, prefix_cache=prefix_cache) if args.kv_tokens else None
+    size = args.page_size if args.kv_tokens else 0
+    pages = PagePool(args.kv_tokens // size + 1, size, prefix_cache=prefix_cache) if size else None
     return Scheduler(instance, pages, args.max_tokens_per_step)
 
 
@@ -78,11 +78,12 @@ def make_rows(args: Values, *, unit: bool = False, draws_more: bool = False) -> 
         refuse(args, ("rate",), f"has no effect on arrivals that have their own rate. {remedy}")
     if args.trace:
         refuse(args, ("workload", "arrivals"), "has no effect: --trace has both. Leave one out")
-        if not (draws_more or args.clients or args.priorities or args.slo):
+        if not (draws_more or args.clients or args.priorities or args.slo or args.copies > 1):
             refuse(args, ("seed",), "has no effect: nothing of --trace is drawn. Leave it out")
         rows = workloads.read(args.trace)
     else:
         refuse(args, ("speed",), "requires --trace. Use --rate")
+        refuse(args, ("copies",), "requires --trace. Use --num")
         if args.arrivals == "burst" and not unit:
             refuse(args, ("rate",), "has no effect: in a burst all arrive at once. Leave it out")
         replays = _replays_workload(args)
@@ -99,12 +100,20 @@ def make_rows(args: Values, *, unit: bool = False, draws_more: bool = False) -> 
         if args.is_given("num"):
             rows = rows.only(np.arange(min(args.num, len(rows.at))))
         rows = rows.faster(args.speed)
+        if args.copies > 1:
+            rows = rows.copied(args.copies, args.seed)
     rows = rows.hinted(args.seed, args.clients, args.priorities, args.slo)
-    longest = int((rows.prompt + rows.output).max())
-    if args.kv_tokens and -(-longest // PAGE_SIZE) > args.kv_tokens // PAGE_SIZE:
-        least = -(-longest // PAGE_SIZE) * PAGE_SIZE
+    _check_kv(args, int((rows.prompt + rows.output).max()))
+    return replace(rows, page_size=args.page_size)
+
+
+def _check_kv(args: Values, longest: int) -> None:
+    """Reject KV pages that do not hold the longest request, and a page size where there are no pages."""
+    size = args.page_size
+    if not args.kv_tokens:
+        refuse(args, ("page_size",), "has no effect on unlimited KV. Use --kv-tokens 65536")
+    elif -(-longest // size) > args.kv_tokens // size:
         raise UsageError(
             f"--kv-tokens is {args.kv_tokens:,}, and the longest request has {longest:,} tokens. "
-            f"Use --kv-tokens {least} or more, or leave it out with --context"
+            f"Use --kv-tokens {-(-longest // size) * size} or more, or leave it out with --context"
         )
-    return rows

@@ -43,7 +43,7 @@ class Limit:
         """Return the statistic of a run without its first `skip` requests."""
         if self.measure == "itl":
             values = np.frombuffer(run.gaps) if run.gaps else np.zeros(1)
-            values = values[int(len(values) * skip / max(len(run.done), 1)) :]
+            values = values[int(len(values) * skip / max(run.answered, 1)) :]
         else:
             measures = {
                 "ttft": lambda: run.ttft, "tpot": lambda: result.tpots(run), "e2el": lambda: run.latency,
@@ -111,9 +111,9 @@ class Capacity:
 
 def breaks(run: Run, limits: Rows[Limit]) -> str:
     """Return the first limit that a run breaks, in words; "" if it meets all."""
-    skip = int(len(run.done) * WARM_UP)
-    if len(run.done) < len(run.sequences):
-        return f"{len(run.sequences) - len(run.done)} refused"
+    skip = int(run.answered * WARM_UP)
+    if run.answered < run.requests:
+        return f"{run.requests - run.answered} refused"
     if queue_grows(run.arrival, run.latency):
         return "the queue grows"
     for limit in limits:

@@ -22,7 +22,7 @@ from scheduling.iteration import Iteration, Plan
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 from simulate.costs import Cost, Host
-from simulate.steps import Step
+from simulate.stretch import gaps_between, step_ends, step_seconds
 
 FRUITLESS = 100_000  # turns without a step or an arrival after which a policy is said to hang
 
@@ -69,6 +69,14 @@ class Run:
     def done(self) -> list[Sequence]:
         """The sequences that have their answer, in order of arrival."""
         return [seq for seq in self.sequences if seq.finish_reason in ("length", "stop")]
+
+    @property
+    def requests(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def answered(self) -> int:
+        return len(self.done)
 
     @property
     def arrival(self) -> np.ndarray:
@@ -179,8 +187,7 @@ class Simulation(Driver):
         if self._fast_forward:
             self._pass_equal_steps(plan)
         outputs = tokens_due(plan)
-        due = sum(1 for output in outputs if output is not None)
-        seconds = self.cost(plan) + self.host.seconds(due)
+        seconds = step_seconds(self.cost, self.host, plan)
         self.now += seconds
         now, gaps = self.now, result.gaps
         for seq, output in zip(plan.sequences, outputs):
@@ -199,40 +206,13 @@ class Simulation(Driver):
         most = identical_steps_ahead(self.scheduler, plan) - 1
         if most < 1:
             return
-        ends = self._ends(plan, most)
-        if ends:
-            fast_forward(self.scheduler, plan, ends)
-            self.result.steps += len(ends)
-            self.now = ends[-1]
-
-    def _ends(self, plan: Plan, most: int) -> list[float]:
-        """Return the times at which up to `most` equal steps end, before the next arrival."""
-        cost, gaps, members = self.cost, self.result.gaps, plan.sequences
-        step, live, flat = cost.step(plan), len(members), cost.flat
-        longest = max(seq.computed for seq in members) + 1
-        overhead = self.host.seconds(live)
         arrival = self.arrivals[0].arrived_at if self.arrivals else math.inf
-        now, busy = self.now, self.result.busy
-        seconds = cost.seconds(step) + overhead
-        ends: list[float] = []
-        for _ in range(most):
-            before, now = now, now + seconds
-            if arrival <= now:
-                break
-            busy += seconds
-            if not ends:
-                gaps.extend([now - (seq.last_token_at or 0.0) for seq in members])
-            elif live == 1:
-                gaps.append(now - before)
-            else:
-                gaps.extend([now - before] * live)
-            ends.append(now)
-            if not flat:
-                longest += 1
-                step = Step(
-                    step.decodes, step.context + live, 0, 0, 0.0, 0,
-                    longest if longest > step.longest else step.longest, 1, step.work + live,
-                )  # fmt: skip
-                seconds = cost.seconds(step) + overhead
-        self.result.busy = busy
-        return ends
+        ends, seconds = step_ends(self.cost, self.host, plan, self.now, most, arrival)
+        if ends:
+            result = self.result
+            result.gaps.extend(gaps_between(plan, ends))
+            for spent in seconds:  # one by one, as without this shortcut: sum() may round otherwise
+                result.busy += spent
+            fast_forward(self.scheduler, plan, ends)
+            result.steps += len(ends)
+            self.now = ends[-1]

@@ -7,12 +7,12 @@ must not know policies, costs, or what becomes of a request.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,9 +21,10 @@ from client.options import nearest
 from client.workloads import arrivals, catalog, corpus, traces
 from client.workloads.arrivals import Arrivals
 from scheduling.sequence import Sequence
+from simulate import blocks
+from simulate.blocks import Blocks
 
 PAGE = 16  # tokens; the beginning that prompts must share to be found in a prefix cache
-TRACE_BLOCK = 512  # tokens of a block of Mooncake's trace
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,9 @@ class Rows:
     """The columns of a run: arrival in seconds, prompt tokens, output tokens, and notes for the user.
 
     Where requests have them: client, priority (the lower first), and seconds from arrival to deadline. `ids` are the
-    prompts' tokens, equal where the texts are; without them prompts share no beginnings. `texts` and
-    `arrivals` are those of the client's run.
+    prompts' tokens, equal where the texts are; in their place, `blocks` are those of a trace that names them. Without
+    either prompts share no beginnings. `page_size` is that of the pages which the requests will find: where it is that
+    of the blocks, these are looked up by number. `texts` and `arrivals` are those of the client's run.
     """
 
     at: np.ndarray
@@ -43,27 +45,53 @@ class Rows:
     priority: list[int] | None = None
     slo: list[float] | None = None
     ids: list[list[int]] | None = None
+    blocks: Blocks | None = None
+    page_size: int = PAGE
     texts: list[str] | None = None
     arrivals: Arrivals | None = None
 
     def sequences(self) -> list[Sequence]:
-        """Return a fresh sequence for each row; without ids, prompts are zeros, and equally long ones share a list."""
-        zeros = {int(p): [0] * int(p) for p in np.unique(self.prompt)}
+        """Return a fresh sequence for each row."""
+        return list(self.arriving())
+
+    def arriving(self) -> Iterator[Sequence]:
+        """Yield a fresh sequence for each row; prompts without contents are zeros, and equally long ones share a list."""
         rows = zip(
             self.at.tolist(),
-            self.ids or [zeros[p] for p in self.prompt.tolist()],
+            self._prompts(),
             self.output.tolist(),
             self.client or repeat(""),
             self.priority or repeat(0),
             self.slo or repeat(None),
         )
-        return [
-            Sequence(
+        by_number = self.blocks is not None and self.page_size == blocks.TOKENS
+        for i, (at, prompt, o, client, priority, slo) in enumerate(rows):
+            seq = Sequence(
                 prompt, o, id=str(i), arrived_at=at, client=client, priority=priority,
                 deadline=None if slo is None else at + slo,
-            )
-            for i, (at, prompt, o, client, priority, slo) in enumerate(rows)
-        ]  # fmt: skip
+            )  # fmt: skip
+            if self.blocks is not None and by_number:
+                seq.hashes = self.blocks.keys(i, len(prompt))
+            yield seq
+
+    def _prompts(self) -> Iterator[list[int]]:
+        """Yield the tokens of each prompt."""
+        lengths: list[int] = self.prompt.tolist()
+        if self.ids is not None:
+            yield from self.ids
+        elif self.blocks is None:
+            zeros = {p: [0] * p for p in dict.fromkeys(lengths)}
+            yield from (zeros[p] for p in lengths)
+        elif self.page_size == blocks.TOKENS:
+            # The tokens of no other request, whose number alone matters, without a list that holds them.
+            yield from (cast("list[int]", range(i, i + p)) for i, p in enumerate(lengths))
+        else:
+            yield from (self.blocks.tokens(i, p) for i, p in enumerate(lengths))
+
+    @property
+    def has_contents(self) -> bool:
+        """Whether prompts can share beginnings."""
+        return self.ids is not None or self.blocks is not None
 
     @property
     def rate(self) -> float:
@@ -79,7 +107,8 @@ class Rows:
         hints = {"client": self.client, "priority": self.priority, "deadline": self.slo}
         names = {"length"} | {name for name, values in hints.items() if len(set(values or ())) > 1}
         heads = {tuple(ids[:PAGE]) for ids in self.ids or ()}
-        return names | {"prefix"} if len(heads) < len(self.ids or ()) else names
+        shared = len(heads) < len(self.ids or ()) or (self.blocks is not None and self.blocks.are_shared)
+        return names | {"prefix"} if shared else names
 
     @property
     def sha256(self) -> str:
@@ -107,9 +136,30 @@ class Rows:
             priority=pick(self.priority),
             slo=pick(self.slo),
             ids=pick(self.ids),
+            blocks=self.blocks and self.blocks.only(chosen),
+            page_size=self.page_size,
             texts=pick(self.texts),
             arrivals=self.arrivals,
         )
+
+    def copied(self, copies: int, seed: int) -> Rows:
+        """Return `copies` copies of the requests at once, each with contents and clients of its own.
+
+        Each but the first begins at a random time of the run, and goes on with its first requests after its last ones.
+        """
+        n = len(self.at)
+        span = float(self.at[-1]) * n / max(n - 1, 1)
+        shifts = np.random.default_rng([seed, copies]).random(copies) * span
+        shifts[0] = 0.0
+        at = ((self.at[None, :] + shifts[:, None]) % span if span else np.tile(self.at, (copies, 1))).ravel()
+        order = np.argsort(at, kind="stable")
+        row, copy = order % n, order // n
+        rows = replace(self.only(row), at=at[order], arrivals=None)
+        if self.client:
+            rows = replace(rows, client=[f"{self.client[r]}/{c}" for r, c in zip(row.tolist(), copy.tolist())])
+        if self.ids is not None:
+            raise ValueError("the prompts of this trace are texts, which have no copies. Leave out --copies")
+        return replace(rows, blocks=self.blocks and self.blocks.copied(row, copy))
 
     def fitting(self, context: int) -> Rows:
         """Return the requests that fit a context, with a note about those that do not; ValueError if none fits."""
@@ -226,9 +276,8 @@ def read(path: Path) -> Rows:
             f"{estimated:,} prompts of the trace are text, counted as one token per {corpus.CHARACTERS_PER_TOKEN:g} "
             "characters"
         )
-    ids = None
-    if any(row.prompt or row.blocks for row in trace.rows):
-        ids = _numbered(_tokens(i, row) for i, row in enumerate(trace.rows))
+    texts, numbered = (any(getattr(row, name) for row in trace.rows) for name in ("prompt", "blocks"))
+    ids = _numbered(_tokens(i, row) for i, row in enumerate(trace.rows)) if texts else None
     clients = [row.user for row in trace.rows]
     return Rows(
         np.array([row.at for row in trace.rows]),
@@ -237,12 +286,10 @@ def read(path: Path) -> Rows:
         client=clients if any(clients) else None,
         notes=tuple(notes),
         ids=ids,
+        blocks=Blocks.of(row.blocks for row in trace.rows) if numbered and not texts else None,
     )
 
 
 def _tokens(index: int, row: traces.Row) -> list[Hashable]:
-    """Return the tokens of a trace's prompt: of its text, of its blocks, or of no other request."""
-    if row.prompt:
-        return list(corpus.split(row.prompt))
-    blocks = [block for block in row.blocks for _ in range(TRACE_BLOCK)][: row.prompt_tokens]
-    return [*blocks, *[(index,)] * (row.prompt_tokens - len(blocks))]
+    """Return the tokens of a trace's prompt: of its text, or of no other request."""
+    return list(corpus.split(row.prompt)) if row.prompt else [(index,)] * row.prompt_tokens

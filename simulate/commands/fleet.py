@@ -49,7 +49,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     table = Table(title=f"{args.replicas} replicas, times in seconds")
     for name in ("policy", "router"):
         table.add_column(name, overflow="fold")
-    cached = bool(args.kv_tokens) and rows.ids is not None
+    cached = bool(args.kv_tokens) and rows.has_contents
     for name in ("E2E mean", "E2E p99", "TTFT p99", *(["cache hits"] if cached else [])):
         table.add_column(name, justify="right")
     runs = []
@@ -57,12 +57,12 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         measured: list[dict[str, Any]] = []
         for name in routers:
             replicas = [make_scheduler(args, policy, prefix_cache=cached) for _ in range(args.replicas)]
-            served = Fleet(replicas, cost, host)
-            run = served.run(rows.sequences(), ROUTERS[name](random.Random(args.seed)))
+            served = Fleet(replicas, cost, host, gaps=False)
+            run = served.run(rows.arriving(), ROUTERS[name](random.Random(args.seed)))
             row = {"router": name, "mean_e2el_s": float(run.latency.mean()), "steps": run.steps,
                    "p99_e2el_s": float(np.percentile(run.latency, 99)),
                    "p99_ttft_s": float(np.percentile(run.ttft, 99)), "hit_rate": run.hit_rate,
-                   "refused": len(run.sequences) - len(run.done)}  # fmt: skip
+                   "refused": run.requests - run.answered}  # fmt: skip
             measured.append(row)
             if row["refused"]:
                 say(console, f"note: {policy} behind {name} refused {row['refused']:,} requests")

@@ -70,7 +70,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     capacities = []
     for policy in args.policies:
         for slots in args.slots or [args.max_batch_size]:
-            make = partial(make_scheduler, args, policy, slots, prefix_cache=rows.ids is not None)
+            make = partial(make_scheduler, args, policy, slots, prefix_cache=rows.has_contents)
             capacity = plan.capacity(make, unit, cost, limits, host)
             replicas = capacity.replicas(wanted)
             shortest = None

@@ -56,7 +56,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     folder = make_store(args, rows) if args.out else None
     results = []
     for policy in args.policies:
-        scheduler = make_scheduler(args, policy, prefix_cache=rows.ids is not None)
+        scheduler = make_scheduler(args, policy, prefix_cache=rows.has_contents)
         began = time.perf_counter()
         records = folder is not None and not args.no_records
         sequences = rows.sequences()

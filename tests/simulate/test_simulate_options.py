@@ -32,6 +32,7 @@ ENGINE = {
     "--max-batch-size": ("dynamic --num 100 --rate 6", "3"),
     "--max-tokens-per-step": ("dynamic {small} --workload orca", "32"),
     "--kv-tokens": ("dynamic {small}", "320"),
+    "--page-size": ("dynamic {small} --kv-tokens 640", "64"),
 }
 ARRIVALS = {
     "--workload": ("dynamic {small}", "orca"),
@@ -40,6 +41,7 @@ ARRIVALS = {
     "--num": ("dynamic --num 50", "70"),
     "--trace": ("dynamic --num 60", "TRACE"),
     "--speed": ("dynamic --trace TRACE", "1.5"),
+    "--copies": ("dynamic --trace TRACE", "3"),
     "--context": ("dynamic {small}", "120"),
     "--clients": ("dynamic+vtc {small}", "3"),
     "--priorities": ("dynamic+priority {small}", "3"),
@@ -123,7 +125,9 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--out": ("calibrate --out OUT/other.json", "OUT/cost.json"),
     },
     "validate": {
-        **{flag: (VALIDATE, value) for flag, (_, value) in ENGINE.items() if flag != "--kv-tokens"},
+        **{
+            flag: (VALIDATE, value) for flag, (_, value) in ENGINE.items() if flag not in ("--kv-tokens", "--page-size")
+        },
         "--policy-option": ("validate window --cost llm-mock", "delay=0.5"),
         "--cost": (VALIDATE, "oracle-a"),
         "--cost-option": (VALIDATE, "base=0.01"),

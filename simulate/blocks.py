@@ -1,0 +1,60 @@
+"""The blocks of text that the prompts of a trace begin with, where the trace names them instead of its texts.
+
+The number of a block stands for its tokens and all before it, as in Mooncake's trace. This module must not know what a
+trace file looks like, or which pages hold a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+TOKENS = 512  # of a block of Mooncake's trace
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of each request: those of a prompt of the trace, in one of its copies, which share none."""
+
+    prompts: list[np.ndarray]  # the blocks of each prompt of the trace, numbered from 0
+    count: int  # the number of different blocks
+    prompt: np.ndarray  # of each request: its prompt
+    copy: np.ndarray  # of each request: its copy of the trace
+
+    @classmethod
+    def of(cls, prompts: Iterable[Iterable[Hashable]]) -> Blocks:
+        """Number the blocks of the prompts of a trace."""
+        numbers: dict[Hashable, int] = {}
+        numbered = [np.array([numbers.setdefault(b, len(numbers)) for b in p], dtype=np.int64) for p in prompts]
+        return cls(numbered, len(numbers), np.arange(len(numbered)), np.zeros(len(numbered), int))
+
+    def only(self, chosen: np.ndarray) -> Blocks:
+        """Return the blocks of the requests with these indices."""
+        return replace(self, prompt=self.prompt[chosen], copy=self.copy[chosen])
+
+    def copied(self, chosen: np.ndarray, copy: np.ndarray) -> Blocks:
+        """Return the blocks of the requests with these indices, each in another copy."""
+        return replace(self, prompt=self.prompt[chosen], copy=copy)
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether two requests begin with the same block."""
+        heads = [prompt[0] for prompt in self.prompts if len(prompt)]
+        return len(set(heads)) < len(heads)
+
+    def _numbers(self, i: int, most: int) -> np.ndarray:
+        numbers: np.ndarray = self.prompts[self.prompt[i]][:most] + self.copy[i] * self.count
+        return numbers
+
+    def keys(self, i: int, tokens: int) -> list[bytes]:
+        """Return a key for each full block of a prompt of this many tokens."""
+        packed = self._numbers(i, tokens // TOKENS).tobytes()
+        return [packed[at : at + 8] for at in range(0, len(packed), 8)]
+
+    def tokens(self, i: int, tokens: int) -> list[int]:
+        """Return a prompt whose tokens are equal where its blocks are; behind them, those of no other request."""
+        head = np.repeat(self._numbers(i, -(-tokens // TOKENS)), TOKENS)[:tokens]
+        own = int(self.copy.max() + 1) * self.count + i
+        return [*head.tolist(), *[own] * (tokens - len(head))]

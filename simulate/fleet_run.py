@@ -1,0 +1,92 @@
+"""The result of a fleet's run, as columns: a million requests leave a few numbers each."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from scheduling.sequence import Sequence
+from simulate.simulator import Run
+
+COLUMNS = ("arrived", "scheduled", "first", "finished", "prompt", "output", "cached", "replica")
+
+
+@dataclass
+class FleetRun(Run):
+    """Times and lengths of each request, in order of arrival, and the sums of the steps of all replicas.
+
+    `sequences` is empty. A request that was refused has no times. `history` has the numbers of replicas that were ready,
+    starting and draining, from each time on at which one of them changed.
+    """
+
+    columns: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in COLUMNS})
+    history: list[tuple[float, int, int, int]] = field(default_factory=list)
+    replica_seconds: float = 0.0
+
+    def arrive(self, seq: Sequence, replica: int) -> None:
+        """Note a request and the replica that got it."""
+        for name in COLUMNS:
+            self.columns[name].append(math.nan)
+        number = self.requests - 1
+        self.columns["arrived"][number] = seq.arrived_at
+        self.columns["prompt"][number] = len(seq.prompt_ids)
+        self.columns["replica"][number] = replica
+
+    def finish(self, number: int, seq: Sequence) -> None:
+        """Note the answer of the request that was the `number`-th to arrive, from 0."""
+        columns = self.columns
+        columns["scheduled"][number] = seq.scheduled_at or 0.0
+        columns["first"][number] = seq.first_token_at or 0.0
+        columns["finished"][number] = seq.finished_at or 0.0
+        columns["output"][number] = len(seq.output_ids)
+        columns["cached"][number] = seq.cached
+
+    @property
+    def requests(self) -> int:
+        return len(self.columns["arrived"])
+
+    @property
+    def answered(self) -> int:
+        return int(self._is_answered.sum())
+
+    @property
+    def _is_answered(self) -> np.ndarray:
+        answered: np.ndarray = ~np.isnan(np.array(self.columns["finished"]))
+        return answered
+
+    def _of_answered(self, name: str) -> np.ndarray:
+        column: np.ndarray = np.array(self.columns[name])[self._is_answered]
+        return column
+
+    @property
+    def arrival(self) -> np.ndarray:
+        arrival: np.ndarray = self._of_answered("arrived") - self.host.alpha0
+        return arrival
+
+    def _since_arrival(self, name: str, more: float = 0.0) -> np.ndarray:
+        column = {"finished_at": "finished", "first_token_at": "first", "scheduled_at": "scheduled"}[name]
+        since: np.ndarray = self._of_answered(column) + more - self.arrival
+        return since
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return self._of_answered("output").astype(int)
+
+    @property
+    def where(self) -> np.ndarray:
+        """The number of the replica that each request was sent to."""
+        return np.array(self.columns["replica"]).astype(int)
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of prompt tokens that were found in a prefix cache."""
+        prompts = float(np.sum(self.columns["prompt"]))
+        return float(self._of_answered("cached").sum()) / prompts if prompts else 0.0
+
+    @property
+    def replica_hours(self) -> float:
+        """What the replicas cost: the hours from the start of each until it is gone, summed."""
+        return self.replica_seconds / 3600

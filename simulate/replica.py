@@ -1,0 +1,153 @@
+"""One replica of a fleet: a scheduler, and the steps that it computes between two events.
+
+Equal decode steps are one stretch with one event at its end. A request that arrives meanwhile cuts it after the step in
+which it arrives. This module must not know other replicas, routers, or the fleet's queue of events.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left
+
+from fleet.autoscalers import Load
+from scheduling.driver import tokens_due
+from scheduling.fast_forward import fast_forward, identical_steps_ahead
+from scheduling.iteration import Plan
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from simulate.costs import Cost, Host
+from simulate.simulator import FRUITLESS, asks_forever
+from simulate.stretch import gaps_between, step_ends, step_seconds
+
+
+class Replica:
+    """A scheduler on the fleet's clock. Where `gaps` is given, the times between tokens are appended to it."""
+
+    def __init__(
+        self, number: int, scheduler: Scheduler, cost: Cost, host: Host, gaps: array[float] | None = None
+    ) -> None:
+        scheduler.record = False
+        self.number = number
+        self.name = f"replica-{number}"
+        self.scheduler = scheduler
+        self.place = -1  # among those that get new requests; -1: it gets none
+        self.version = 0  # of its end: an event with another one is out of date
+        self.steps = self.batches = 0
+        self.busy = 0.0
+        self.since, self.until = 0.0, math.inf  # when it began to cost something, and when it was gone
+        self._cost, self._host, self._gaps = cost, host, gaps
+        self._plan: Plan | None = None
+        self._ends: list[float] = []
+        self._seconds: list[float] = []
+        self._idle_since = 0.0
+        self._looks_at = -1.0  # when it looks for the requests that found it idle
+        self._fruitless = 0
+
+    @property
+    def is_computing(self) -> bool:
+        return self._plan is not None
+
+    @property
+    def end(self) -> float:
+        """When the steps end that it computes."""
+        return self._ends[-1]
+
+    def begin(self, now: float) -> bool:
+        """Begin the next step, and the equal ones after it; return False if there is none."""
+        plan = self.scheduler.plan(now)
+        if plan is None:
+            self._idle_since = now
+            return False
+        self._fruitless = 0
+        self.batches += bool(plan.joined)
+        most = identical_steps_ahead(self.scheduler, plan)
+        if most > 1:
+            self._ends, self._seconds = step_ends(self._cost, self._host, plan, now, most)
+        else:
+            seconds = step_seconds(self._cost, self._host, plan)
+            self._ends, self._seconds = [now + seconds], [seconds]
+        self._plan = plan
+        self.version += 1
+        return True
+
+    def catch_up(self, now: float) -> None:
+        """Let the steps pass that ended before `now`, except the last of a stretch."""
+        if len(self._ends) > 1:
+            passed = min(bisect_left(self._ends, now), len(self._ends) - 1)
+            if passed:
+                self._pass(passed)
+
+    def cut(self, now: float) -> bool:
+        """End a stretch with the step that is computed at `now`; return whether it ends earlier than before."""
+        self.catch_up(now)
+        if len(self._ends) < 2:
+            return False
+        del self._ends[1:], self._seconds[1:]
+        self.version += 1
+        return True
+
+    def commit(self) -> list[Sequence]:
+        """End the stretch; return the sequences that left."""
+        if len(self._ends) > 1:
+            self._pass(len(self._ends) - 1)
+        plan, now = self._plan, self._ends[0]
+        assert plan is not None
+        outputs = tokens_due(plan)
+        if self._gaps is not None:
+            for seq, output in zip(plan.sequences, outputs):
+                if output is not None and seq.last_token_at is not None:
+                    self._gaps.append(now - seq.last_token_at)
+        self.steps += 1
+        self.busy += self._seconds[0]
+        inside = self.scheduler.running[:]
+        self._plan, self._ends = None, []
+        if not self.scheduler.commit(plan, outputs, now).left:
+            return []
+        return [seq for seq in inside if seq.state == "finished" and seq.finished_at == now]
+
+    def _pass(self, count: int) -> None:
+        """Let the first steps of a stretch pass."""
+        assert self._plan is not None
+        ends = self._ends[:count]
+        if self._gaps is not None:
+            self._gaps.extend(gaps_between(self._plan, ends))
+        fast_forward(self.scheduler, self._plan, ends)
+        self.steps += count
+        self.busy += sum(self._seconds[:count])
+        del self._ends[:count], self._seconds[:count]
+
+    def looks_at(self, at: float, was_empty: bool) -> float | None:
+        """Return when it looks for what arrives at `at`, as it polls; None if it looks anyway."""
+        if self.is_computing or at <= self._looks_at:
+            return None
+        poll = self._host.poll
+        if poll and was_empty:
+            at = self._idle_since + poll * math.ceil((at - self._idle_since) / poll)
+        self._looks_at = at
+        return at
+
+    def wakes_at(self, now: float) -> float | None:
+        """Return when its policy wants to be asked again; PolicyHangs if that leads to nothing."""
+        at = self.scheduler.wake_at(now)
+        if at is None or at == math.inf:
+            return None
+        self._fruitless += 1
+        if self._fruitless > FRUITLESS:
+            raise asks_forever(self.scheduler, now)
+        return max(at, math.nextafter(now, math.inf))
+
+    def load(self, now: float) -> Load:
+        """Return what an autoscaler knows of it."""
+        self.catch_up(now)
+        scheduler, pages = self.scheduler, self.scheduler.pages
+        inside = [*scheduler.waiting, *scheduler.running]
+        return Load(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            slots=scheduler.policy.max_batch_size,
+            kv_used=pages.used / pages.total if pages else 0.0,
+            kv_tokens=pages.total * pages.page_size if pages else 0,
+            waiting_tokens=sum(seq.total for seq in scheduler.waiting),
+            prefill_tokens=sum(len(seq.prompt_ids) - seq.computed for seq in inside if not seq.output_ids),
+        )

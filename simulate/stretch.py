@@ -1,0 +1,54 @@
+"""When the steps end that are sure to equal each other but for the length of their rows.
+
+Such a stretch is gone through without a plan for each step. This module must not know who waits, or what ends a stretch.
+"""
+
+from __future__ import annotations
+
+import math
+
+from scheduling.driver import tokens_due
+from scheduling.iteration import Plan
+from simulate.costs import Cost, Host
+from simulate.steps import Step
+
+
+def step_ends(
+    cost: Cost, host: Host, plan: Plan, now: float, most: int, until: float = math.inf
+) -> tuple[list[float], list[float]]:
+    """Return the ends of up to `most` steps that equal a plan of decodes, those before `until`, and their seconds."""
+    step, live, flat = cost.step(plan), len(plan.sequences), cost.flat
+    longest = max(seq.computed for seq in plan.sequences) + 1
+    overhead = host.seconds(live)
+    spent = cost.seconds(step) + overhead
+    ends: list[float] = []
+    seconds: list[float] = []
+    for _ in range(most):
+        now += spent
+        if until <= now:
+            break
+        ends.append(now)
+        seconds.append(spent)
+        if not flat:
+            longest += 1
+            step = Step(
+                step.decodes, step.context + live, 0, 0, 0.0, 0,
+                longest if longest > step.longest else step.longest, 1, step.work + live,
+            )  # fmt: skip
+            spent = cost.seconds(step) + overhead
+    return ends, seconds
+
+
+def step_seconds(cost: Cost, host: Host, plan: Plan) -> float:
+    """Return how long one step takes."""
+    return cost(plan) + host.seconds(sum(output is not None for output in tokens_due(plan)))
+
+
+def gaps_between(plan: Plan, ends: list[float]) -> list[float]:
+    """Return the seconds between tokens that the members of a plan of decodes see when steps end at these times."""
+    live, before = len(plan.sequences), ends[0]
+    gaps = [ends[0] - (seq.last_token_at or 0.0) for seq in plan.sequences]
+    for now in ends[1:]:
+        gaps.extend([now - before] * live)
+        before = now
+    return gaps

@@ -1,0 +1,101 @@
+"""Prompts that a trace gives as block numbers share pages where their blocks are equal, in every command."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support_simulate import run_command
+
+import policies
+from fleet.routers import ROUTERS
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
+from simulate import published, workloads
+from simulate.fleet import Fleet
+from simulate.simulator import simulate
+
+COST = published.make("affine")
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Chats of three turns, each of which begins with all blocks of the one before."""
+    rows = []
+    for chat in range(12):
+        for turn in range(3):
+            ids = [0, *range(100 * chat + 1, 100 * chat + 2 + turn)]
+            length = 512 * len(ids) + 40 * turn
+            rows.append(
+                {"timestamp": 1000 * (chat + 5 * turn), "input_length": length, "output_length": 30, "hash_ids": ids}
+            )
+    path = tmp_path_factory.mktemp("blocks") / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def scheduler(page_size: int, tokens: int = 32_768) -> Scheduler:
+    pool = PagePool(tokens // page_size + 1, page_size)
+    return Scheduler(policies.get_policy("dynamic", max_batch_size=8, options={"reserve": "prompt"}), pool)
+
+
+def test_pages_of_the_size_of_a_block_are_found_as_smaller_ones_are(trace: Path) -> None:
+    rows = workloads.read(trace)
+    small, large = (
+        [seq.cached for seq in simulate(scheduler(size), replace(rows, page_size=size).sequences(), COST).sequences]
+        for size in (16, 512)
+    )
+    assert sum(large) > 20_000
+    assert [cached // 512 * 512 for cached in small] == large
+
+
+def test_equal_blocks_are_equal_tokens_and_all_others_differ(trace: Path) -> None:
+    rows = workloads.read(trace)
+    first, later = rows.sequences()[0].prompt_ids, next(s for s in rows.sequences() if s.arrived_at == 5.0).prompt_ids
+    assert first[:1024] == later[:1024]
+    ends = [tuple(seq.prompt_ids[-10:]) for seq in rows.sequences() if len(seq.prompt_ids) % 512]
+    assert len(set(ends)) == len(ends)
+
+
+def test_copies_of_a_trace_share_nothing_with_each_other(trace: Path) -> None:
+    rows = replace(workloads.read(trace), page_size=512)
+    many = rows.copied(4, seed=1)
+    assert len(many.at) == 4 * len(rows.at)
+    assert (np.diff(many.at) >= 0).all()
+    assert many.at[-1] <= rows.at[-1] * len(rows.at) / (len(rows.at) - 1)
+    keys = [set(seq.hashes) for seq in many.sequences()]
+    alone = [set(seq.hashes) for seq in rows.sequences()]
+    assert len(set.union(*keys)) == 4 * len(set.union(*alone))
+    assert sorted(map(len, keys)) == sorted(4 * [len(k) for k in alone])
+
+
+@pytest.mark.parametrize("router", ["round-robin", "prefix-aware"])
+def test_a_fleet_of_one_finds_what_the_simulator_finds(trace: Path, router: str) -> None:
+    """Also where requests grow beyond their pages and are preempted."""
+    rows = replace(workloads.read(trace).faster(4), page_size=512)
+    run = simulate(scheduler(512, 5_120), rows.sequences(), COST, fast_forward=False)
+    one = Fleet([scheduler(512, 5_120)], COST).run(rows.arriving(), ROUTERS[router](random.Random(1)))
+    assert (one.latency == run.latency).all()
+    assert (one.ttft == run.ttft).all()
+    assert one.steps == run.steps
+    assert one.hit_rate == sum(s.cached for s in run.sequences) / sum(len(s.prompt_ids) for s in run.sequences)
+
+
+def test_prefixes_are_found_in_every_command(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["--trace", str(trace), "--kv-tokens", "32768", "--page-size", "512", "--cost", "affine", "--seed", "1"]
+    run, _ = run_command(capsys, "run", "dynamic", *base[:-2])
+    assert run["simulation"]["steps"] > 0
+    fleet, words = run_command(capsys, "fleet", "dynamic", *base, "--replicas", "3", "--router", "prefix-aware")
+    assert fleet["routers"][0]["hit_rate"] > 0.3
+    assert "cache hits" in words
+
+
+def test_what_has_no_copies_or_no_pages_is_refused(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, words = run_command(capsys, "run", "dynamic", "--copies", "2", code=2)
+    assert "--copies 2 requires --trace" in words
+    _, words = run_command(capsys, "run", "dynamic", "--trace", str(trace), "--page-size", "512", code=2)
+    assert "Use --kv-tokens" in words
