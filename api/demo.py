@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from api.generation import Prompt, resolve_max_tokens
 from api.http.errors import ApiError
+from api.prompts import Prompt, resolve_max_tokens
 from api.schemas.demo import LoadRequest
 from api.service import Engine
 from batching import Inference, InferenceError

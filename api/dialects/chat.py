@@ -16,9 +16,10 @@ from flask import Blueprint
 from api.dialects.logprobs import chat_logprobs
 from api.dialects.openai import USAGE, Kind, answer, min_tokens_error, options_of, token_limit
 from api.dialects.openai_writer import Writer
-from api.generation import Generation, GenerationRequest, Prompt, check_size, encode, tokenizing
+from api.generation import Generation, GenerationRequest
 from api.http.errors import ApiError
 from api.http.openapi import Operation
+from api.prompts import Prompt, check_size, encode, tokenizing
 from api.schemas.openai import TEMPLATE_FIELDS, ChatRequest, Message
 from api.service import Engine, Service
 from api.streaming import Delta

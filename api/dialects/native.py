@@ -7,19 +7,11 @@ from typing import Any
 from flask import Blueprint, Response, jsonify, request
 
 from api import policy, streaming
-from api.generation import (
-    Generation,
-    GenerationRequest,
-    Prompt,
-    encode,
-    ignored_hints,
-    ready_engine,
-    start_generation,
-    timings,
-)
+from api.generation import Generation, GenerationRequest, ignored_hints, ready_engine, start_generation, timings
 from api.http import body
 from api.http.deferral import Deferred
 from api.http.openapi import Operation
+from api.prompts import Prompt, encode
 from api.schemas.native import InferenceRequest
 from api.service import Engine, Service
 from api.streaming import Delta, StreamReader

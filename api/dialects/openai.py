@@ -9,21 +9,12 @@ from typing import Any, Generic
 from flask import Blueprint, Response, g, jsonify, request
 
 from api.dialects.openai_writer import CompletionWriter, Params, Writer
-from api.generation import (
-    Generation,
-    GenerationRequest,
-    Prompt,
-    check_ids,
-    check_model,
-    encode,
-    ignored_hints,
-    ready_engine,
-    start_generation,
-)
+from api.generation import Generation, GenerationRequest, check_model, ignored_hints, ready_engine, start_generation
 from api.http import admission, body
 from api.http.deferral import Deferred
 from api.http.errors import ApiError
 from api.http.openapi import Operation
+from api.prompts import Prompt, check_ids, encode
 from api.schemas.openai import UNLIMITED, CompletionRequest, Sampled
 from api.service import Engine, Service
 from config import VERSION

@@ -8,11 +8,12 @@ from typing import Any
 from flask import Blueprint, Response, g, jsonify, request
 
 from api.dialects.tgi_writer import TgiWriter, samples
-from api.generation import GenerationRequest, Prompt, encode, ignored_hints, ready_engine, start_generation
+from api.generation import GenerationRequest, ignored_hints, ready_engine, start_generation
 from api.http import admission, body
 from api.http.deferral import Deferred
 from api.http.errors import ApiError
 from api.http.openapi import Operation
+from api.prompts import Prompt, encode
 from api.schemas.fields import MOST_STOPS
 from api.schemas.tgi import MOST_ANSWERS, CompatRequest, GenerateParameters, GenerateRequest, StreamRequest
 from api.service import Engine, Service

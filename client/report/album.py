@@ -134,7 +134,7 @@ def decimal(axis: Axis) -> bool:
     return isinstance(transform, LogTransform) and transform.base == 10
 
 
-def finish(axes: Axes, x: str, y: str, legend: bool = True, zero: bool = True) -> None:
+def finish(axes: Axes, x: str, y: str, zero: bool = True) -> None:
     """Label the axes, with units, and add grid and legend."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -149,5 +149,5 @@ def finish(axes: Axes, x: str, y: str, legend: bool = True, zero: bool = True) -
             axis.set_minor_formatter(NullFormatter())
     if zero:
         axes.set_ylim(bottom=0)
-    if legend and axes.get_legend_handles_labels()[0]:
+    if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=8)
