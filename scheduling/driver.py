@@ -75,6 +75,6 @@ class Driver:
         self.now = self.next_event()
 
 
-def tokens_due(plan: Plan, token: int = UNKNOWN_TOKEN) -> list[Output]:
-    """Return `token` for each sequence that computes all its pending tokens, None for the others."""
-    return [token if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)]
+def tokens_due(plan: Plan) -> list[Output]:
+    """Return UNKNOWN_TOKEN for each sequence that computes all its pending tokens, None for the others."""
+    return [UNKNOWN_TOKEN if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)]

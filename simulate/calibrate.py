@@ -119,15 +119,11 @@ def predict(cost: Cost, steps: Iterable[Step]) -> np.ndarray:
 
 
 def cross_validate(
-    make: Callable[[Rows[Step], np.ndarray], Cost],
-    steps: Rows[Step],
-    seconds: np.ndarray,
-    folds: int = FOLDS,
-    seed: int = 0,
+    make: Callable[[Rows[Step], np.ndarray], Cost], steps: Rows[Step], seconds: np.ndarray, folds: int = FOLDS
 ) -> np.ndarray:
     """Return the relative error of each point as predicted by a fit without its fold; `folds` = 0 leaves one out."""
     n = len(steps)
-    fold = np.random.default_rng(seed).permutation(n) % (folds or n)
+    fold = np.random.default_rng(0).permutation(n) % (folds or n)
     errors = np.zeros(n)
     for k in range(folds or n):
         out = fold == k
@@ -176,12 +172,12 @@ def choose(steps: Rows[Step], seconds: np.ndarray, drift: float = 0.0) -> Fit:
     return best
 
 
-def calibrate(measure: Measure, points: Rows[Point], seed: int = 0) -> tuple[Fit, list[dict[str, Any]]]:
+def calibrate(measure: Measure, points: Rows[Point]) -> tuple[Fit, list[dict[str, Any]]]:
     """Time each point twice, in random order at different times, and fit; return the fit and what was measured.
 
     `drift` is the median difference between the two times; above 5 % other programs used the machine.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     order = np.concatenate([rng.permutation(len(points)) for _ in range(2)])
     times = np.array(list(measure([points[i] for i in order])))
     both = np.zeros((2, len(points)))

@@ -74,7 +74,7 @@ def columns(run: Mapping[str, Any]) -> dict[str, Column]:
     }
 
 
-def compare(a: Mapping[str, Any], b: Mapping[str, Any], different: bool = False, seed: int = 0) -> list[Line]:
+def compare(a: Mapping[str, Any], b: Mapping[str, Any], different: bool = False) -> list[Line]:
     """Compare two results; raise DifferentArrivals unless `different` allows them to differ."""
     paired = a.get("trace_sha256") == b.get("trace_sha256")
     if not (paired or different):
@@ -86,9 +86,9 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any], different: bool = False,
         if paired and len(x) == len(y):
             both = [(p, q) for p, q in zip(x, y) if p is not None and q is not None]
             x, y = [p for p, _ in both], [q for _, q in both]
-            lines += _lines(name, x, y, True, seed)
+            lines += _lines(name, x, y, True)
         else:
-            lines += _lines(name, _known(x), _known(y), False, seed)
+            lines += _lines(name, _known(x), _known(y), False)
     for name in WHOLE:
         first, second = a.get(name), b.get(name)
         if first is not None or second is not None:
@@ -100,7 +100,7 @@ def _known(values: Column) -> Column:
     return [value for value in values if value is not None]
 
 
-def _lines(name: str, x: Column, y: Column, paired: bool, seed: int) -> list[Line]:
+def _lines(name: str, x: Column, y: Column, paired: bool) -> list[Line]:
     if not x or not y:
         return []
 
@@ -117,7 +117,7 @@ def _lines(name: str, x: Column, y: Column, paired: bool, seed: int) -> list[Lin
     if min(len(x), len(y)) < figures.MIN_REQUESTS:
         verdict = f"fewer than {figures.MIN_REQUESTS} requests"
         return [Line(name, a, b, verdict=verdict) for name, a, b in zip(names, *both)]
-    spans = figures.bootstrap(change, *([len(x)] if paired else [len(x), len(y)]), seed=seed)
+    spans = figures.bootstrap(change, *([len(x)] if paired else [len(x), len(y)]))
     return [Line(name, a, b, low, high, _verdict(a, low, high)) for name, a, b, (low, high) in zip(names, *both, spans)]
 
 
