@@ -58,8 +58,9 @@
   }
 
   function signed(share) {
-    const text = (100 * share).toFixed(1);
-    return `${share >= 0 ? "+" : "−"}${text.replace("-", "")} %`;
+    const text = Math.abs(100 * share).toFixed(1);
+    const sign = Number(text) === 0 ? "" : share > 0 ? "+" : "−";
+    return `${sign}${text} %`;
   }
 
   const FIGURES = [

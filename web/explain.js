@@ -121,6 +121,7 @@
       const { player } = this;
       const find = button("", "Show in the picture");
       find.disabled = !request.joinedAt || request.seen < player.model.columns[0].n;
+      if (find.disabled) find.title = request.joinedAt ? "this page no longer has its steps" : "it has not joined a slot yet";
       find.onclick = () => {
         player.play(false);
         player.moveTo(request.leftAt ?? request.seen);

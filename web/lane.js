@@ -4,7 +4,7 @@
   const EB = (root.EB = root.EB || {});
 
   const ROWS = 190; // height of all rows of slots
-  const LOWEST = 9; // of a row that is made lower
+  const LOWEST = 12; // of a row that is made lower
 
   class Lane {
     constructor(parent, name, model, origin) {

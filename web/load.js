@@ -61,7 +61,11 @@
       const failed = load.failed ? `, ${EB.count(load.failed)} rejected or failed` : "";
       EB.put("load-state", `${EB.count(load.done)} of ${EB.count(load.total)} answered${failed}`);
       $("load-stop").disabled = !load.active;
-      $("poisson").disabled = $("burst").disabled = load.active;
+      $("load-stop").title = load.active ? "" : "no load is running";
+      for (const id of ["poisson", "burst"]) {
+        $(id).disabled = load.active;
+        $(id).title = load.active ? "a load is running: wait, or stop it" : "";
+      }
       if (load.active) return;
       clearInterval(watching);
       document.dispatchEvent(new CustomEvent("load-ended", { detail: load }));

@@ -85,6 +85,7 @@
         + "First come, first served puts the quiet one behind all of the loud one's line. Here the client that was served "
         + "less goes first (vtc), so the quiet one, lit up in the picture, hardly waits.",
       finding(m, of) {
+        if (m.waits.quiet === null || m.waits.loud === null) return "";
         const [fair, served] = [of("dynamic+vtc"), of("dynamic")];
         if (!fair || !served) return `The quiet client waits ${seconds(m.waits.quiet)}, the loud one ${seconds(m.waits.loud)}.`;
         return `The quiet client waits ${seconds(fair.waits.quiet)} with vtc, and ${seconds(served.waits.quiet)} with first come, first served.`;

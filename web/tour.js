@@ -143,6 +143,7 @@
       EB.put(this.title, stop.title);
       EB.put(this.next, isLast ? "Finish" : "Next");
       this.back.disabled = at === 0;
+      this.back.title = at ? "" : "this is the first stop";
       this.bars.forEach((bar, k) => (k === at ? bar.setAttribute("aria-current", "step") : bar.removeAttribute("aria-current")));
       await this.show(false);
     }

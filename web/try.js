@@ -125,7 +125,9 @@
 
     busy(is) {
       $("send").disabled = is;
+      $("send").title = is ? "an answer is being written: wait, or stop it" : "";
       $("cancel").disabled = !is;
+      $("cancel").title = is ? "" : "no answer is being written";
       if (is) {
         EB.showError("answer-error", "");
         $("answer-facts").hidden = true;
