@@ -1,5 +1,6 @@
 """What all tests share: hypothesis profiles, one thread for tiny tensors, the order of the files, and common fixtures."""
 
+import gc
 import os
 import signal
 
@@ -43,6 +44,13 @@ def pytest_configure() -> None:
     """Accept Ctrl-C again where a shell started the tests in the background: the children inherit what is ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()  # collecting the tests imports much and frees little
+
+
+def pytest_collection_finish() -> None:
+    """Exclude what the tests' modules hold from the search for garbage: thousands of classes and all of torch."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
