@@ -1,7 +1,7 @@
 """The composition root: it assembles settings, model, loop and HTTP, and does nothing else.
 
-`./server.sh` runs `main`, which checks the configuration, finds the model, and becomes gunicorn. Gunicorn's single
-worker imports `app` from this module and starts the engine after the fork. This module may import everything; only
+`./server.sh` runs `main` of `launch/command.py`, which checks the configuration, finds the model, and becomes gunicorn.
+Gunicorn's single worker imports `app` from this module and starts the engine after the fork. This module may import everything; only
 tests, benchmarks and gunicorn import it.
 """
 
@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
-if __name__ == "__main__":  # the imports take a second or more, in which Ctrl-C would print a traceback
+if __name__ == "__main__":  # the imports take a while, in which Ctrl-C would print a traceback
     signal.signal(signal.SIGINT, lambda *_: os.write(2, b"stopped before the start\n") and os._exit(130))
+    from launch import command
 
-import dataclasses
+    command.main()
+    sys.exit()
+
 import gc
 import json
 import logging
-import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from flask import Flask, Response
@@ -36,28 +37,13 @@ from api.dialects import chat, native, openai, tgi, tokens
 from api.http import admission, auth, cors, errors, middleware
 from api.http.deferral import App
 from api.service import Engine, Service
-from client.shell import printing
 from config import Config
-from launch import banner, demo, doctor, faults, preflight
+from launch import banner, demo
+from launch.command import main as main
 from launch.engine import engine_stack, load_engine
-from launch.load_model import RESOLVED
-from models import catalog
-from observe import shadow
-from scheduling.renamed import RenamedWarning
 from serving.headroom import NO_MEMORY
 from serving.watchdog import Watchdog
-from simulate import mock
 
-PROCESS = {
-    # Otherwise glibc gives each thread its own heap, which never shrinks below its largest request.
-    "MALLOC_ARENA_MAX": "2",
-    # Otherwise macOS ends a process that gunicorn has forked when it first looks for a proxy.
-    "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",
-}
-NO_POLICY = (
-    "no policy was named, so this serves nobatch, one request at a time, as the original did. "
-    "./server.sh dynamic batches requests"
-)
 log = logging.getLogger("effective-batching")
 
 
@@ -179,86 +165,3 @@ def start(
         with engine_stack():
             thread.start()
     return started
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Check the settings, find the model, and become the server."""
-    warnings.simplefilter("once", RenamedWarning)
-    argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["doctor"]:
-        argv = ["--doctor", *argv[1:]]
-    if argv[:1] == ["demo"]:
-        argv = ["--demo", *argv[1:]]
-    if "--demo" in argv and argv[argv.index("--demo") + 1 :][:1] not in (["on"], ["off"]):
-        argv = [*argv[: argv.index("--demo")], "--demo", "on", *argv[argv.index("--demo") + 1 :]]
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        loaded = settings.load(argv, policies={name: policies.summary(name) for name in policies.names()})
-        chosen = loaded.config
-        policies.get_policy(chosen.policy, chosen.max_batch_size, chosen.policy_options)
-        shadow.check(chosen)
-        if "--print-config" in argv:
-            with printing():
-                print(settings.describe(loaded))  # noqa: T201
-            return
-        for warning in loaded.warnings:
-            banner.warn(warning)
-        if armed := faults.read(os.environ).armed:
-            banner.warn(f"{faults.VARIABLE} arms faults: {', '.join(armed)}. Unset it to serve")
-        config = _with_absolute_paths(loaded.config)
-        if "--doctor" in argv:
-            raise SystemExit(0 if doctor.examine(config) else 1)
-        preflight.check(config)
-        # A download must take its unfinished files and pip with it: until gunicorn comes, SIGTERM would leave both.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        resolved = _resolve(config)
-    except (ValueError, OSError) as error:
-        banner.fail(str(error))
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        banner.fail("stopped before the model was found. Start again to serve it")
-        raise SystemExit(130) from None
-    if loaded.origin["policy"] == "default":
-        banner.note(NO_POLICY)
-    environment = {**PROCESS, **os.environ, **config.to_environment(), RESOLVED: resolved, "BATCHING": config.policy}
-    root = str(settings.ROOT)
-    os.chdir(root)
-    command = [sys.executable, "-m", "gunicorn", "--config", f"{root}/gunicorn_conf.py", "app:app"]
-    sys.stderr.flush()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until gunicorn handles it, in `when_ready`
-    try:
-        os.execve(sys.executable, command, environment)
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-def _resolve(config: Config) -> str:
-    """Find the model, with a note if that takes over a second; return its description for the worker."""
-    if mock.is_mock(config.model):
-        mock.load(config.model)  # the worker loads it again; this reports its errors in time
-        return ""
-    name = config.model or catalog.DEFAULT
-    timer = threading.Timer(1.0, lambda: banner.note(f"looking for {name} on the model hub ..."))
-    if catalog.is_on_hub(name):
-        timer.start()
-    try:
-        return catalog.resolve(config.model or None, config.load_format).to_json()
-    finally:
-        timer.cancel()
-
-
-def _with_absolute_paths(config: Config) -> Config:
-    """Return the settings with absolute paths, since gunicorn runs in the folder of this file."""
-    file, cost = config.tokenizer_file, config.shadow_cost
-    return dataclasses.replace(
-        config,
-        tokenizer_file=str(Path(file).expanduser().absolute()) if file else "",
-        model=mock.absolute(config.model) if mock.is_mock(config.model) else config.model,
-        policy=policies.absolute(config.policy),
-        shadow=policies.absolute(config.shadow) if config.shadow else "",
-        shadow_cost=str(Path(cost).expanduser().absolute()) if cost else "",
-    )
-
-
-if __name__ == "__main__":
-    main()

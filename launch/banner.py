@@ -6,9 +6,12 @@ import contextlib
 import shutil
 import sys
 import textwrap
+from typing import TYPE_CHECKING
 
-from api.service import Engine
 from config import VERSION, Config
+
+if TYPE_CHECKING:
+    from api.service import Engine
 
 QUESTION = '"messages":[{"role":"user","content":"What is the capital of France?"}]}'
 

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 from api.service import Tokenizer
 from batching import Model
 from config import Config
-from models import catalog
+from launch.command import RESOLVED
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
 from simulate import mock
 
 if TYPE_CHECKING:
     from generate.runner import Runner
+    from models.catalog import ResolvedModel
     from models.network import Network
-
-RESOLVED = "EB_INTERNAL_RESOLVED"  # the launcher finds the model, its worker loads it
 
 
 @dataclass(frozen=True)
@@ -105,8 +104,10 @@ def load_model(config: Config, slots: int) -> Parts:
     )
 
 
-def _resolved(config: Config) -> catalog.ResolvedModel:
+def _resolved(config: Config) -> ResolvedModel:
     """Return the model that the launcher has found, or find it."""
+    from models import catalog
+
     text = os.environ.get(RESOLVED)
     return catalog.ResolvedModel.from_json(text) if text else catalog.resolve(config.model or None, config.load_format)
 

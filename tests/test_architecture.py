@@ -26,7 +26,7 @@ LAW: dict[str, set[str]] = {
     "serving": {"scheduling"},
     "batching": {"scheduling", "serving"},
     "observe": {"scheduling", "serving"},
-    "stats": {"numpy", "observe"},
+    "stats": {"observe"},
     "config": {"client", "dotenv"},
     "api": {"batching", "config", "observe", "serving", "stats"} | WEB,
     "client": {"aiohttp", "click", "dotenv", "matplotlib", "numpy", "requests", "rich"},
@@ -37,7 +37,7 @@ LAW: dict[str, set[str]] = {
 }  # fmt: skip
 # The shadow is the one observer that simulates, with the server's own policies; the others prepare its questions.
 EXCEPTIONS = {f"observe/shadow.py: {name}" for name in ("config", "policies", "simulate")}
-EXCEPTIONS |= {"observe/question.py: batching", "observe/recording.py: simulate"}
+EXCEPTIONS |= {"observe/question.py: batching", "observe/recording.py: simulate", "launch/command.py: client"}
 PURE = ("scheduling", "policies")
 # Of the fleet, only the routers and autoscalers are the simulator's.
 PURE_FILES = ("fleet/autoscaler_laws.py", "fleet/autoscalers.py", "fleet/laws.py", "fleet/routers.py")
@@ -148,6 +148,11 @@ def test_the_http_face_loads_no_torch() -> None:
     loaded = loaded_by(every_module_of("api", "batching", "stats", "config"))
     assert "flask" in loaded
     assert not loaded & {"torch", "policies", "generate", "tiktoken", "transformers"}
+
+
+def test_the_launcher_leaves_to_gunicorn_what_takes_long_to_load() -> None:
+    assert not loaded_by("import launch.command") & {"flask", "gguf", "numpy", "pydantic", "torch"}
+    assert not loaded_by("import app") & {"gguf", "huggingface_hub", "numpy", "torch"}
 
 
 def test_the_model_loads_neither_the_engine_nor_flask() -> None:

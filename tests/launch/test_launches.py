@@ -23,6 +23,7 @@ from support import ROOT, Server, clean_environment, free_port, run_app, write_c
 import app
 from config import Config, ConfigError
 from launch import doctor, preflight
+from models import catalog
 
 REMEDY = re.compile(r"error: .+\. .*(Use|use|Run|Set|set|Install|choose|Free|Remove)")
 
@@ -48,9 +49,11 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     assert caught.value.code == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.count("\n") == 1, said.err
-    assert REMEDY.match(said.err), said.err
-    return said.err
+    # A search of the hub that takes over a second, as on a busy machine, is noted.
+    error = "".join(line for line in said.err.splitlines(True) if not line.startswith("looking for"))
+    assert error.count("\n") == 1, said.err
+    assert REMEDY.match(error), said.err
+    return error
 
 
 @pytest.mark.parametrize(
@@ -224,7 +227,7 @@ def test_a_signal_during_the_download_ends_in_one_line(
         finally:
             left.append("cleaned up")
 
-    variables.setattr(app.catalog, "resolve", download)
+    variables.setattr(catalog, "resolve", download)
     before = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(SystemExit) as end:
@@ -240,7 +243,7 @@ def test_an_interrupt_while_the_server_is_imported_ends_in_one_line() -> None:
 import runpy, signal, sys
 class Interrupt:
     def find_spec(self, name, *_):
-        if name == "flask":
+        if name == "click":
             signal.raise_signal(signal.SIGINT)
 sys.meta_path.insert(0, Interrupt())
 runpy.run_path("app.py", run_name="__main__")
@@ -251,10 +254,10 @@ runpy.run_path("app.py", run_name="__main__")
 
 def test_only_a_repository_is_looked_for_on_the_hub(tmp_path: Path) -> None:
     names = ["gpt2", "owner/name", "owner/name:a.gguf", "smollm2", "bard", str(tmp_path), "missing.gguf"]
-    assert [name for name in names if app.catalog.is_on_hub(name)] == names[:3]
+    assert [name for name in names if catalog.is_on_hub(name)] == names[:3]
 
 
 def test_a_config_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 90_000)
     with pytest.raises(ValueError, match="nested too deeply"):
-        app.catalog.resolve(str(tmp_path))
+        catalog.resolve(str(tmp_path))

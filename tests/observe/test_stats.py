@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 
-from stats import ServerStats
+from stats import ServerStats, percentiles
 
 
 class Clock:
@@ -72,3 +75,11 @@ def test_the_wall_clock_runs_from_the_first_arrival_to_the_last_completion(stats
 def test_the_uptime_begins_with_the_server(stats: ServerStats, clock: Clock) -> None:
     clock.now = 9.0
     assert stats.engine()["uptime_s"] == 9.0
+
+
+def test_percentiles_are_numpys() -> None:
+    rng = random.Random(1)
+    for n in (1, 2, 3, 100, 1001):
+        values = [rng.expovariate(1) for _ in range(n)]
+        assert percentiles(values, (0, 50, 90, 99, 100)) == pytest.approx(np.percentile(values, (0, 50, 90, 99, 100)))
+    assert percentiles([], (50, 99)) == [None, None]

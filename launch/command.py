@@ -1,0 +1,128 @@
+"""What `./server.sh` runs: check the settings, find the model, and become gunicorn.
+
+Gunicorn imports the app anew, so that this module loads neither Flask nor the API, and looks for a model with weights
+only where one is named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import config as settings
+import policies
+from client.shell import printing
+from config import Config
+from launch import banner, preflight
+from observe import shadow
+from scheduling.renamed import RenamedWarning
+from simulate import mock
+
+RESOLVED = "EB_INTERNAL_RESOLVED"  # the launcher finds the model, its worker loads it
+PROCESS = {
+    # Otherwise glibc gives each thread its own heap, which never shrinks below its largest request.
+    "MALLOC_ARENA_MAX": "2",
+    # Otherwise macOS ends a process that gunicorn has forked when it first looks for a proxy.
+    "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",
+}
+NO_POLICY = (
+    "no policy was named, so this serves nobatch, one request at a time, as the original did. "
+    "./server.sh dynamic batches requests"
+)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Check the settings, find the model, and become the server."""
+    warnings.simplefilter("once", RenamedWarning)
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["doctor"]:
+        argv = ["--doctor", *argv[1:]]
+    if argv[:1] == ["demo"]:
+        argv = ["--demo", *argv[1:]]
+    if "--demo" in argv and argv[argv.index("--demo") + 1 :][:1] not in (["on"], ["off"]):
+        argv = [*argv[: argv.index("--demo")], "--demo", "on", *argv[argv.index("--demo") + 1 :]]
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        loaded = settings.load(argv, policies={name: policies.summary(name) for name in policies.names()})
+        chosen = loaded.config
+        policies.get_policy(chosen.policy, chosen.max_batch_size, chosen.policy_options)
+        shadow.check(chosen)
+        if "--print-config" in argv:
+            with printing():
+                print(settings.describe(loaded))  # noqa: T201
+            return
+        for warning in loaded.warnings:
+            banner.warn(warning)
+        _warn_of_faults()
+        config = _with_absolute_paths(loaded.config)
+        if "--doctor" in argv:
+            from launch import doctor
+
+            raise SystemExit(0 if doctor.examine(config) else 1)
+        preflight.check(config)
+        # A download must take its unfinished files and pip with it: until gunicorn comes, SIGTERM would leave both.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        resolved = _resolve(config)
+    except (ValueError, OSError) as error:
+        banner.fail(str(error))
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        banner.fail("stopped before the model was found. Start again to serve it")
+        raise SystemExit(130) from None
+    if loaded.origin["policy"] == "default":
+        banner.note(NO_POLICY)
+    environment = {**PROCESS, **os.environ, **config.to_environment(), RESOLVED: resolved, "BATCHING": config.policy}
+    root = str(settings.ROOT)
+    os.chdir(root)
+    command = [sys.executable, "-m", "gunicorn", "--config", f"{root}/gunicorn_conf.py", "app:app"]
+    sys.stderr.flush()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until gunicorn handles it, in `when_ready`
+    try:
+        os.execve(sys.executable, command, environment)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _warn_of_faults() -> None:
+    """Reject faults that cannot be read, and warn of those that can."""
+    if "EB_FAULTS" not in os.environ:
+        return
+    from launch import faults
+
+    if armed := faults.read(os.environ).armed:
+        banner.warn(f"{faults.VARIABLE} arms faults: {', '.join(armed)}. Unset it to serve")
+
+
+def _resolve(config: Config) -> str:
+    """Find the model, with a note if that takes over a second; return its description for the worker."""
+    if mock.is_mock(config.model):
+        mock.load(config.model)  # the worker loads it again; this reports its errors in time
+        return ""
+    from models import catalog
+
+    name = config.model or catalog.DEFAULT
+    timer = threading.Timer(1.0, lambda: banner.note(f"looking for {name} on the model hub ..."))
+    if catalog.is_on_hub(name):
+        timer.start()
+    try:
+        return catalog.resolve(config.model or None, config.load_format).to_json()
+    finally:
+        timer.cancel()
+
+
+def _with_absolute_paths(config: Config) -> Config:
+    """Return the settings with absolute paths, since gunicorn runs in the folder of this file."""
+    file, cost = config.tokenizer_file, config.shadow_cost
+    return dataclasses.replace(
+        config,
+        tokenizer_file=str(Path(file).expanduser().absolute()) if file else "",
+        model=mock.absolute(config.model) if mock.is_mock(config.model) else config.model,
+        policy=policies.absolute(config.policy),
+        shadow=policies.absolute(config.shadow) if config.shadow else "",
+        shadow_cost=str(Path(cost).expanduser().absolute()) if cost else "",
+    )
