@@ -35,7 +35,7 @@
       finding: (m) => `In the last ${EB.count(m.seconds)} s, ${part(m)} rows were held: computed for requests that were already done.`,
     },
     {
-      title: "Dynamic batching wins", policy: "dynamic", load: plain, figures: PACE,
+      title: "Dynamic batching: no held rows", policy: "dynamic", load: plain, figures: PACE,
       text: "Requests join and leave between any two steps. As soon as one is done, its slot goes to the next in line, so no "
         + "row is held, and the batch stays full while anyone waits. Server and load are the same; only who joins and leaves "
         + "has changed.",
