@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scheduling.sequence import Sequence
+from simulate.result import tpots
 from simulate.simulator import Run
 
 COLUMNS = ("arrived", "scheduled", "first", "finished", "prompt", "output", "cached", "replica")
@@ -90,3 +91,17 @@ class FleetRun(Run):
     def replica_hours(self) -> float:
         """What the replicas cost: the hours from the start of each until it is gone, summed."""
         return self.replica_seconds / 3600
+
+    def share_within(self, ttft: float | None, tpot: float | None, e2el: float | None) -> float:
+        """Return the share of requests that meet all the limits given (seconds); those that were refused do not."""
+        good = np.ones(self.answered, bool)
+        for limit, values in ((ttft, self.ttft), (tpot, tpots(self)), (e2el, self.latency)):
+            if limit is not None:
+                good &= values <= limit
+        return float(good.sum()) / self.requests if self.requests else 1.0
+
+    @property
+    def mean_replicas(self) -> float:
+        """The replicas over the run, starting and draining ones included."""
+        span = self.ended - self.began
+        return self.replica_seconds / span if span else 0.0

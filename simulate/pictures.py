@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from client.console import say
@@ -43,6 +44,23 @@ def capacities(figure: Any, found: list[dict[str, Any]]) -> None:
     axes.set(xlabel="slots", ylabel="requests per second that meet all limits", xscale="log")
     axes.set_ylim(bottom=0)
     axes.legend()
+
+
+def replicas(figure: Any, drawn: tuple[dict[str, Any], Any]) -> None:
+    """Draw the replicas that were paid for over time, one line for each run, above the rate of the arrivals."""
+    runs, arrivals = drawn
+    upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 1))
+    for name, run in runs.items():
+        times = [at - run.began for at, *_ in run.history] + [run.ended - run.began]
+        counts = [sum(counts) for _, *counts in run.history]
+        upper.stairs(counts, times, baseline=None, label=name, linewidth=1.5)
+    upper.set(ylabel="replicas, starting ones too")
+    upper.set_ylim(bottom=0)
+    upper.legend()
+    width = max(float(arrivals[-1]) / 100, 1e-9)
+    rates, edges = np.histogram(arrivals, bins=100, range=(0, 100 * width))
+    lower.stairs(rates / width, edges, fill=True, alpha=0.5)
+    lower.set(xlabel="seconds", ylabel="requests/s")
 
 
 PREFIX = (

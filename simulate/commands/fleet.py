@@ -1,8 +1,9 @@
-"""Serve a workload with many replicas behind a router."""
+"""Serve a workload with many replicas behind a router, of which there may be more and fewer as the load asks."""
 
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,67 +11,169 @@ from rich.console import Console
 from rich.table import Table
 
 from client.console import say
-from client.options import Number, Option, UsageError, Values, nearest
+from client.option_types import Type
+from client.options import FILE, POSITIVE, Number, Option, UsageError, Values, nearest
+from fleet import autoscalers
+from fleet.autoscalers import AUTOSCALERS, Bounds
 from fleet.routers import ROUTERS
-from simulate.arguments import arrival_options, engine_options, policies_argument
+from simulate import pictures
+from simulate.arguments import arrival_options, engine_options, policies_argument, refuse
 from simulate.commands.prepared import Sections, prepare
+from simulate.costs import Cost, Host
 from simulate.fleet import Fleet
+from simulate.fleet_run import FleetRun
 from simulate.inputs import make_scheduler
+from simulate.scaling import ScaledFleet, Scaling
+from simulate.workloads import Rows
 
 NEED_CACHE, NEED_CLIENTS = {"prefix-aware"}, {"session-sticky"}
 CHANCELESS = {"round-robin"}  # the others break ties, or choose, at random
+TTFT = 1.0  # seconds: the limit where none is given
+
+
+class Replicas(Type):
+    """A number of replicas, or the fewest and the most of them."""
+
+    name = "N|N..M"
+    wanted = "a whole number of at least 1, or a range such as 2..8"
+
+    def parse(self, value: Any) -> Bounds:
+        least, dots, most = str(value).partition("..")
+        bounds = Bounds(int(least), int(most if dots else least))
+        if not 1 <= bounds.least <= bounds.most:
+            raise ValueError
+        return bounds
 
 
 def options() -> Sections:
     """Return the options in sections of the help."""
-    routers = f"{', '.join(ROUTERS)}; may be repeated (default: all that fit)"
+    routers = f"{', '.join(ROUTERS)}; may be repeated (default: all that fit; with --autoscaler: least-loaded)"
+    scalers = f"{', '.join(AUTOSCALERS)}, or one with a target, as in tokens:0.5 or requests:8; may be repeated"
     return {
         "arguments": [policies_argument()],
         "engine": engine_options(),
         "arrivals": arrival_options(num=5000),
         "fleet": [
-            Option("--replicas", "number of replicas", Number(1), default=8),
+            Option("--replicas", "number of replicas; with --autoscaler the fewest and the most, as in 2..8", Replicas(),
+                   default=Bounds(8, 8)),
             Option("--router", routers, repeat=True),
+            Option("--autoscaler", scalers, repeat=True, metavar="NAME"),
+            Option("--startup", "seconds until a new replica takes requests", Number(0, kind=float), default=30.0),
+            Option("--upscale-delay", "seconds for which more replicas must be wanted", Number(0, kind=float), default=0.0),
+            Option("--downscale-delay", "seconds for which fewer replicas must be wanted", Number(0, kind=float), default=60.0),
+            Option("--ttft", f"TTFT limit in seconds, for the SLO (default {TTFT:g}, if no limit is given)", POSITIVE),
+            Option("--tpot", "TPOT limit in seconds, for the SLO", POSITIVE),
+            Option("--e2el", "E2EL limit in seconds, for the SLO", POSITIVE),
+            Option("--out", "picture of the replicas over time (.png or .svg); requires --autoscaler", FILE),
         ],
-    }
+    }  # fmt: skip
 
 
 def run(args: Values, console: Console) -> dict[str, Any]:
-    """Serve one workload with many replicas behind each router, once for each policy."""
+    """Serve one workload with many replicas behind each router, once for each policy and autoscaler."""
+    check_scaling(args)
     for name in args.router or ():
         check_router(args, name)
     draws = any(name not in CHANCELESS for name in args.router or ROUTERS)
     heeded = {"client"} if NEED_CLIENTS & set(args.router or ROUTERS) else set()
     cost, host, rows = prepare(args, console, reported=heeded, draws_more=draws)
-    without = (set() if args.kv_tokens else NEED_CACHE) | (set() if rows.client else NEED_CLIENTS)
-    routers = args.router or [name for name in ROUTERS if name not in without]
-    if not rows.client and NEED_CLIENTS & set(routers):
-        raise UsageError("router 'session-sticky' has no effect on requests without clients. Use --clients 100")
-    table = Table(title=f"{args.replicas} replicas, times in seconds")
-    for name in ("policy", "router"):
-        table.add_column(name, overflow="fold")
-    cached = bool(args.kv_tokens) and rows.has_contents
-    for name in ("E2E mean", "E2E p99", "TTFT p99", *(["cache hits"] if cached else [])):
-        table.add_column(name, justify="right")
-    runs = []
+    routers = routers_of(args, rows)
+    limits = {name: getattr(args, name) for name in ("ttft", "tpot", "e2el")}
+    if not any(limits.values()):
+        limits["ttft"] = TTFT
+    runs, drawn = [], {}
     for policy in args.policies:
         measured: list[dict[str, Any]] = []
-        for name in routers:
-            replicas = [make_scheduler(args, policy, prefix_cache=cached) for _ in range(args.replicas)]
-            served = Fleet(replicas, cost, host, gaps=False)
-            run = served.run(rows.arriving(), ROUTERS[name](random.Random(args.seed)))
-            row = {"router": name, "mean_e2el_s": float(run.latency.mean()), "steps": run.steps,
-                   "p99_e2el_s": float(np.percentile(run.latency, 99)),
-                   "p99_ttft_s": float(np.percentile(run.ttft, 99)), "hit_rate": run.hit_rate,
-                   "refused": run.requests - run.answered}  # fmt: skip
-            measured.append(row)
-            if row["refused"]:
-                say(console, f"note: {policy} behind {name} refused {row['refused']:,} requests")
-            seconds = [f"{row[k]:.3f}" for k in ("mean_e2el_s", "p99_e2el_s", "p99_ttft_s")]
-            table.add_row(policy, name, *seconds, *([f"{run.hit_rate:.0%}"] if cached else []))
-        runs.append({"replicas": args.replicas, "policy": policy, "routers": measured})
-    console.print(table)
+        for scaler in args.autoscaler or [""]:
+            for name in routers:
+                result = serve(args, policy, scaler, name, rows, cost, host)
+                drawn[", ".join(filter(None, (policy, name, scaler)))] = result
+                measured.append(
+                    {"router": name, **({"autoscaler": scaler} if scaler else {}), **figures(result, limits)}
+                )
+                if measured[-1]["refused"]:
+                    say(console, f"note: {policy} behind {name} refused {measured[-1]['refused']:,} requests")
+        runs.append({"replicas": shown(args.replicas), "policy": policy, "routers": measured})
+    show(console, args, runs, limits, cached=bool(args.kv_tokens) and rows.has_contents)
+    if args.out:
+        pictures.draw(pictures.replicas, (drawn, rows.at), args.out, console)
     return runs[0] if len(runs) == 1 else {"runs": runs}
+
+
+def serve(args: Values, policy: str, scaler: str, router: str, rows: Rows, cost: Cost, host: Host) -> FleetRun:
+    """Serve the requests with one policy, router and autoscaler."""
+    make = partial(make_scheduler, args, policy, prefix_cache=bool(args.kv_tokens) and rows.has_contents)
+    fleet: Fleet
+    if scaler:
+        delays = args.startup, args.upscale_delay, args.downscale_delay
+        fleet = ScaledFleet(make, Scaling(autoscalers.make(scaler), args.replicas, *delays), cost, host, gaps=False)
+    else:
+        fleet = Fleet([make() for _ in range(args.replicas.most)], cost, host, gaps=False)
+    return fleet.run(rows.arriving(), ROUTERS[router](random.Random(args.seed)))
+
+
+def figures(run: FleetRun, limits: dict[str, float | None]) -> dict[str, Any]:
+    """Return what is printed of a run."""
+    return {
+        "mean_e2el_s": float(run.latency.mean()), "steps": run.steps,
+        "p99_e2el_s": float(np.percentile(run.latency, 99)), "p99_ttft_s": float(np.percentile(run.ttft, 99)),
+        "hit_rate": run.hit_rate, "refused": run.requests - run.answered, "slo": run.share_within(**limits),
+        "replica_hours": run.replica_hours, "mean_replicas": run.mean_replicas,
+        **({"history": [list(entry) for entry in run.history]} if run.history else {}),
+    }  # fmt: skip
+
+
+def show(
+    console: Console, args: Values, runs: list[dict[str, Any]], limits: dict[str, float | None], cached: bool
+) -> None:
+    """Print a line for each run, with the columns in which runs differ."""
+    slo = ", ".join(f"{name.upper()} up to {limit:g} s" for name, limit in limits.items() if limit)
+    every = [{"policy": run["policy"], **row} for run in runs for row in run["routers"]]
+    names = [name for name in ("policy", "autoscaler", "router") if len({row.get(name) for row in every}) > 1]
+    names = names or ["policy"]
+    same = [
+        str(every[0][name]) for name in ("policy", "autoscaler", "router") if name not in names and name in every[0]
+    ]
+    table = Table(title=f"{', '.join([f'{shown(args.replicas)} replicas', *same])}; SLO: {slo}; times in seconds")
+    for name in names:
+        table.add_column(name, overflow="fold")
+    heads = {"E2E mean": "mean_e2el_s", "E2E p99": "p99_e2el_s", "TTFT p99": "p99_ttft_s"}
+    shares = {"SLO met": "slo", **({"cache hits": "hit_rate"} if cached else {})}
+    hours = {"replicas": "mean_replicas", "replica-h": "replica_hours"} if args.autoscaler else {}
+    for head in (*heads, *shares, *hours):
+        table.add_column(head, justify="right")
+    for row in every:
+        numbers = [f"{row[key]:,.3f}" for key in heads.values()] + [f"{row[key]:.1%}" for key in shares.values()]
+        table.add_row(*(row[name] for name in names), *numbers, *(f"{row[key]:,.2f}" for key in hours.values()))
+    console.print(table)
+
+
+def shown(bounds: Bounds) -> int | str:
+    """Name a number of replicas as --replicas does."""
+    return bounds.most if bounds.least == bounds.most else f"{bounds.least}..{bounds.most}"
+
+
+def check_scaling(args: Values) -> None:
+    """Raise UsageError for options of an autoscaler that there is not, and for an autoscaler without bounds."""
+    for text in args.autoscaler or ():
+        autoscalers.make(text)
+    if not args.autoscaler:
+        refuse(args, ("startup", "upscale_delay", "downscale_delay", "out"), "has no effect. Use --autoscaler tokens")
+        if args.replicas.least < args.replicas.most:
+            raise UsageError(f"--replicas {shown(args.replicas)} requires an autoscaler. Use --autoscaler tokens")
+    elif args.replicas.least == args.replicas.most:
+        raise UsageError(f"--autoscaler has no effect on {args.replicas.most} replicas. Use --replicas 2..8")
+    if args.out:
+        pictures.check(args.out)
+
+
+def routers_of(args: Values, rows: Rows) -> list[str]:
+    """Return the routers that are named, or those that these requests tell apart."""
+    if not rows.client and NEED_CLIENTS & set(args.router or ()):
+        raise UsageError("router 'session-sticky' has no effect on requests without clients. Use --clients 100")
+    without = (set() if args.kv_tokens else NEED_CACHE) | (set() if rows.client else NEED_CLIENTS)
+    usual = ["least-loaded"] if args.autoscaler else [name for name in ROUTERS if name not in without]
+    return args.router or usual
 
 
 def check_router(args: Values, name: str) -> None:

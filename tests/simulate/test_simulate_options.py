@@ -62,6 +62,7 @@ SERVER_VALUES = {
     "access_log": "off", "dashboard_show_text": "on", "tgi_metrics": "on", "max_connections": "9000",
 }  # fmt: skip
 PREFIX = "prefix --train 60 --sizes 0 640 --batches 4 --share 40"
+SCALED = "fleet dynamic --num 300 --rate 20 --max-batch-size 4 --replicas 1..4 --autoscaler requests:4"
 CALIBRATE = "calibrate --out OUT/cost.json"
 VALIDATE = "validate dynamic --cost llm-mock"
 CHECK = "check window"
@@ -99,6 +100,14 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--max-batch-size": ("fleet dynamic --num 100 --rate 9 --replicas 1", "3"),
         "--replicas": (f"fleet dynamic {SMALL}", "3"),
         "--router": (f"fleet dynamic {SMALL}", "random"),
+        "--autoscaler": (SCALED, "requests:1"),
+        "--startup": (SCALED, "1"),
+        "--upscale-delay": (SCALED, "5"),
+        "--downscale-delay": (SCALED, "2"),
+        "--ttft": (f"fleet dynamic {SMALL}", "0.012"),
+        "--tpot": (f"fleet dynamic {SMALL}", "0.005"),
+        "--e2el": (f"fleet dynamic {SMALL}", "1"),
+        "--out": (SCALED, "OUT/a.svg"),
     },
     "prefix": {
         "--cost": (PREFIX, "oracle-a"),
