@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +34,24 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny")
 
 
-@pytest.fixture(scope="module")
-def servers(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
-    """Return a ready server for each policy; the one with dynamic batching wants a key."""
-    folder = tmp_path_factory.mktemp("logs")
+@contextmanager
+def running(folder: Path, models: dict[str, str]) -> Iterator[dict[str, Server]]:
+    """Run a server for each policy, with its model."""
     with ExitStack() as stack:
         result = {}
-        for policy in POLICIES:
-            argv = [policy, "--model", str(checkpoint), "--compute-threads", "1"]
-            result[policy] = Server(folder / policy, *argv).start()
+        for policy, model in models.items():
+            result[policy] = Server(folder / policy, policy, "--model", model, "--compute-threads", "1").start()
             stack.callback(result[policy].stop)
         for server in result.values():
             server.wait()
+        yield result
+
+
+@pytest.fixture(scope="module")
+def servers(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
+    """Return a ready server for each policy; the one with dynamic batching computes a model."""
+    models = dict.fromkeys(POLICIES, "mock:llm-mock@20") | {"dynamic": str(checkpoint)}
+    with running(tmp_path_factory.mktemp("logs"), models) as result:
         yield result
 
 
@@ -83,8 +89,14 @@ def test_sixty_four_at_once_are_one_batch(server: Server) -> None:
     assert sizes[64] >= 50
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
-def test_the_text_is_the_same_under_every_policy(servers: dict[str, Server], temperature: float) -> None:
+@pytest.mark.full  # the quick run compares the texts of the policies without a server, in tests/generate/test_runner.py
+def test_the_text_is_the_same_under_every_policy(checkpoint: Path, tmp_path: Path) -> None:
+    with running(tmp_path, dict.fromkeys(POLICIES, str(checkpoint))) as servers:
+        for temperature in (0, 1):
+            check_texts(servers, temperature)
+
+
+def check_texts(servers: dict[str, Server], temperature: float) -> None:
     prompts = ["a", "the road " * 9, "you\0", "😀 out", "x" * 150, "<|endoftext|>"]
     asked = [
         {"prompt": p, "num_tokens": 4 + 9 * i, "seed": i, "temperature": temperature} for i, p in enumerate(prompts)
@@ -114,16 +126,16 @@ def test_a_late_short_request_overtakes_a_long_one_only_in_dynamic(servers: dict
     overtook = {}
     for policy, server in servers.items():
 
-        def running(server: Server = server) -> int:
+        def count(server: Server = server) -> int:
             return int(server.get("/stats").json["requests-running"])
 
         def send_long(server: Server = server) -> int:
             return server.post(prompt="long", num_tokens=400).status
 
         with in_background(send_long) as long:
-            wait_until(lambda: running() == 1)
+            wait_until(lambda: count() == 1)
             assert server.post(prompt="short", num_tokens=2).status == 200
-            overtook[policy] = running() == 1
+            overtook[policy] = count() == 1
         assert long == [200]
     assert overtook == {"nobatch": False, "static": False, "dynamic": True}
 
@@ -296,6 +308,7 @@ def test_ctrl_c_ends_it_too(tmp_path: Path) -> None:
     assert "Traceback" not in server.output()
 
 
+@pytest.mark.full  # the quick run serves it to the official clients, in tests/api/test_clients.py
 def test_bard_is_served_by_its_name(tmp_path: Path) -> None:
     with Server(tmp_path / "log", "dynamic", "--model", "bard", "--compute-threads", "1") as server:
         answer = server.post(prompt="ROMEO:", num_tokens=40, seed=1)
