@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
 
-# Read when Ray is imported, in every process: one event loop instead of two, few reports about itself, none to others.
+# Read when Ray is imported, in every process: one event loop instead of two, few reports about itself, none to others, logs in files.
 SETTINGS = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 for _name, _value in SETTINGS.items():
@@ -32,8 +35,11 @@ from ray import serve  # noqa: E402
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy, RequestRouterConfig  # noqa: E402
 from ray.serve.request_router import RequestRouter  # noqa: E402
 
-from fleet import autoscalers  # noqa: E402
+from fleet import autoscalers, options  # noqa: E402
 from fleet.autoscalers import Bounds, Load  # noqa: E402
+from fleet.ingress import Ingress  # noqa: E402
+from fleet.ingress import serve as serve_http  # noqa: E402
+from fleet.options import Plan  # noqa: E402
 from fleet.pool import Pool, Replica  # noqa: E402
 from fleet.routers import ROUTERS, Asked  # noqa: E402
 from fleet.server_process import ServerProcess  # noqa: E402
@@ -41,6 +47,7 @@ from fleet.server_process import ServerProcess  # noqa: E402
 ROOT = Path(__file__).resolve().parents[1]
 APP = "fleet"
 REPORT_SECONDS = 1.0  # between two reports of a replica to the routers
+AVERAGE_SECONDS = 10.0  # over which Ray averages what autoscalers see
 CHECK_SECONDS = 5.0
 DRAIN_SPARE = 15.0  # seconds that a replica may take to end beyond the longest request
 
@@ -166,44 +173,71 @@ class Scaler:
         return self._wanted(loads, Bounds(ctx.capacity_adjusted_min_replicas, ctx.capacity_adjusted_max_replicas)), {}
 
 
-def replicas(
-    environment: Mapping[str, str], bounds: Bounds, *, autoscaler: str, host: str, request_seconds: float,
-    cpus: float, gpus: float, up_seconds: float, down_seconds: float,
-) -> Any:  # fmt: skip
+class IngressActor:
+    """The ingress as an actor, for `serve deploy`, which leaves no process of ours behind."""
+
+    def __init__(self, handle: Any, router: str, host: str, port: int, drain_seconds: float) -> None:
+        self._stop = asyncio.Event()
+        front = Ingress(RayFleet(handle, router))
+        self._serving = asyncio.create_task(serve_http(front, host, port, self._stop, drain_seconds))
+
+    async def check_health(self) -> None:
+        """Raise when it serves no more, for example because another process has the port."""
+        if self._serving.done():
+            await self._serving
+
+    async def __del__(self) -> None:
+        self._stop.set()
+        await self._serving
+
+
+def replicas(plan: Plan) -> Any:
     """Return the deployment of the replicas."""
-    count: dict[str, Any] = {"num_replicas": bounds.least}
-    if bounds.most > bounds.least:
-        policy = AutoscalingPolicy(policy_function=Scaler, policy_kwargs={"autoscaler": autoscaler})
+    least, most = plan.replicas
+    count: dict[str, Any] = {"num_replicas": least}
+    if most > least:
+        policy = AutoscalingPolicy(policy_function=Scaler, policy_kwargs={"autoscaler": plan.autoscaler})
         scaling = AutoscalingConfig(
-            min_replicas=bounds.least, max_replicas=bounds.most, policy=policy, look_back_period_s=10.0,
-            upscale_delay_s=up_seconds, downscale_delay_s=down_seconds,
+            min_replicas=least, max_replicas=most, policy=policy, look_back_period_s=AVERAGE_SECONDS,
+            upscale_delay_s=plan.upscale_delay, downscale_delay_s=plan.downscale_delay,
         )  # fmt: skip
         count = {"autoscaling_config": scaling}
     router = RequestRouterConfig(request_router_class=FleetRouter, request_routing_stats_period_s=REPORT_SECONDS)
     deployment = serve.deployment(
-        ReplicaActor, name="replica", request_router_config=router, health_check_period_s=1,
-        health_check_timeout_s=10, graceful_shutdown_timeout_s=request_seconds + DRAIN_SPARE,
-        ray_actor_options={"num_cpus": cpus, "num_gpus": gpus}, **count,
+        ReplicaActor, name="replica", request_router_config=router, health_check_period_s=1, health_check_timeout_s=10,
+        graceful_shutdown_timeout_s=plan.request_timeout + DRAIN_SPARE,
+        ray_actor_options={"num_cpus": plan.cpus, "num_gpus": plan.gpus}, **count,
     )  # fmt: skip
-    return deployment.bind(dict(environment), host, request_seconds + DRAIN_SPARE / 2)
+    host = "127.0.0.1" if plan.is_local else ""
+    return deployment.bind(plan.environment, host, plan.request_timeout + DRAIN_SPARE / 2)
 
 
-def start(address: str, cpus: int) -> None:
-    """Connect to the cluster at this address, or start Ray on this machine."""
+def application(args: dict[str, str]) -> Any:
+    """Return replicas and ingress for `serve deploy`; `arguments` is a command line of `python -m fleet.serve`."""
+    plan = options.parse(shlex.split(args["arguments"]))
+    deployment = serve.deployment(
+        IngressActor, name="ingress", ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_timeout_s=plan.request_timeout + DRAIN_SPARE,
+    )  # fmt: skip
+    return deployment.bind(replicas(plan), plan.router, plan.host, plan.port, plan.request_timeout)
+
+
+def start(plan: Plan) -> None:
+    """Connect to the cluster of the plan, or start Ray on this machine."""
     variables = {**{name: os.environ[name] for name in SETTINGS}, "PYTHONPATH": str(ROOT)}
-    options = {"runtime_env": {"env_vars": variables}, "log_to_driver": False, "logging_level": "warning"}
-    if address:
-        ray.init(address=address, **options)
+    common = {"runtime_env": {"env_vars": variables}, "log_to_driver": False, "logging_level": "warning"}
+    if plan.is_local:  # not all ports of its processes listen on this address alone
+        own = {"num_cpus": plan.all_cpus, "include_dashboard": False, "object_store_memory": 80 << 20}
+        ray.init(_node_ip_address="127.0.0.1", **own, **common)
     else:
-        # Of the port of each actor, only some listen on this address.
-        own = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": 80 << 20}
-        ray.init(_node_ip_address="127.0.0.1", **own, **options)
+        ray.init(address=plan.address, **common)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # of this process; the actors write to files
     serve.start(proxy_location="Disabled")
 
 
-def deploy(application: Any) -> Any:
+def deploy(deployment: Any) -> Any:
     """Start the replicas, or replace those there are one after the other; return their handle when all are ready."""
-    return serve.run(application, name=APP, route_prefix=None)
+    return serve.run(deployment, name=APP, route_prefix=None)
 
 
 def stop() -> None:

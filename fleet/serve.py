@@ -3,148 +3,100 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import os
+import json
+import shlex
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from typing import Any
 
-import config as settings
-from client.options import Choice, Command, Number, Option, Read, UsageError, Values, read
-from fleet import autoscalers
-from fleet.autoscalers import Bounds
-from fleet.routers import ROUTERS
+from client.options import UsageError
+from client.send.servers import APP
+from fleet import options
+from fleet.options import Plan
 
-NAME = "python -m fleet.serve"
-INTRO = """Serve a language model by several replicas on Ray Serve. The settings of ./server.sh
-apply to each replica; host and port are those of the ingress. For example:
-
-\b
-  python -m fleet.serve dynamic --model smollm2 --replicas 2..8"""
 NOT_INSTALLED = "Ray is not installed. Run: tools/setup.sh requirements-ray.txt"
-
-
-def bounds(text: str) -> Bounds:
-    """Read 4, or 2..8 for autoscaling."""
-    least, dots, most = text.partition("..")
-    try:
-        found = Bounds(int(least), int(most if dots else least))
-    except ValueError:
-        found = Bounds(0, 0)
-    if not 1 <= found.least <= found.most <= 1000:
-        raise ValueError(f"{text!r} is no number of replicas. Use N, or LEAST..MOST for autoscaling, such as 2..8")
-    return found
-
-
-def autoscaler(text: str) -> str:
-    """Check the name and target of an autoscaler."""
-    autoscalers.make(text)
-    return text
-
-
-FLEET = [
-    Option("--replicas", "replicas: N, or LEAST..MOST for autoscaling", Read(bounds, "N"), default="2"),
-    Option("--router", "how a replica is chosen for each request", Choice(ROUTERS), default="prefix-aware"),
-    Option(
-        "--autoscaler", "with LEAST..MOST: how many replicas there should be, such as tokens, tokens:0.6 or requests:8",
-        Read(autoscaler, "NAME"), default="tokens",
-    ),
-    Option("--upscale-delay", "seconds for which more replicas must be wanted before they start", Number(0, kind=float), default=10.0),
-    Option("--downscale-delay", "seconds for which fewer must be wanted before some end", Number(0, kind=float), default=120.0),
-    Option("--address", "address of a Ray cluster, or auto; unset: start Ray on this machine", default=""),
-    Option("--cpus", "CPU cores that Ray reserves for a replica; on one machine none", Number(0, kind=float), default=0.0),
-    Option("--gpus", "GPUs that Ray reserves for a replica", Number(0, kind=float), default=0.0),
-]  # fmt: skip
-
-
-def build_command() -> Command:
-    """Return the command line: the flags of the fleet and those of its servers."""
-    return Command(NAME, INTRO, {"fleet": FLEET, **settings.command().sections})
-
-
-def parse(argv: Sequence[str]) -> tuple[Values, settings.Loaded]:
-    """Return the values of the fleet's flags, and the settings of its servers, which the other words set."""
-    if {"-h", "--help"} & set(argv):
-        read(build_command(), ["--help"])
-    flags = {flag for option in FLEET for flag in option.opts}
-    own: list[str] = []
-    others: list[str] = []
-    words = iter(argv)
-    for word in words:
-        flag, equals, _ = word.partition("=")
-        if flag in flags:
-            own += [word] if equals else [word, *islice(words, 1)]
-        else:
-            others.append(word)
-    return read(Command(NAME, INTRO, {"fleet": FLEET}), own), settings.load(others)
-
-
-def environment(loaded: settings.Loaded, replicas: int, on_this_machine: bool) -> dict[str, str]:
-    """Return the variables of a replica's server: without an access log, and with its share of this machine's cores."""
-    variables = loaded.config.to_environment()
-    if loaded.origin["access_log"] == "default":
-        variables["EB_ACCESS_LOG"] = "off"
-    if on_this_machine and not loaded.config.compute_threads:
-        variables["EB_COMPUTE_THREADS"] = str(max(1, (os.cpu_count() or 1) // replicas))
-    return variables
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Start the replicas and serve until SIGTERM or SIGINT; SIGHUP replaces the replicas one after the other."""
+    argv = sys.argv[1:] if argv is None else argv
     try:
-        fleet, loaded = parse(sys.argv[1:] if argv is None else argv)
-    except (UsageError, ValueError) as error:
-        note(f"error: {error}")
-        raise SystemExit(2) from None
+        plan = options.parse(argv)
+        if plan.config_out:
+            plan.config_out.write_text(configuration(argv))
+            return
+    except (UsageError, ValueError, OSError) as error:
+        fail(str(error))
+    # The server refuses a wrong policy in its own words, before Ray starts.
+    if subprocess.run(
+        [sys.executable, str(APP), "--print-config"], env=plan.variables, stdout=subprocess.DEVNULL
+    ).returncode:
+        raise SystemExit(2)
     try:
         from fleet import ray_serve
     except ImportError as error:
-        if error.name not in ("ray", "aiohttp"):
+        if str(error.name).partition(".")[0] not in ("ray", "aiohttp"):
             raise
-        note(f"error: {NOT_INSTALLED}")
-        raise SystemExit(2) from None
-    config = loaded.config
-    options: dict[str, Any] = {
-        "autoscaler": fleet.autoscaler, "host": "" if fleet.address else "127.0.0.1",
-        "request_seconds": config.request_timeout, "cpus": fleet.cpus, "gpus": fleet.gpus,
-        "up_seconds": fleet.upscale_delay, "down_seconds": fleet.downscale_delay,
-    }  # fmt: skip
-    variables = environment(loaded, fleet.replicas.most, not fleet.address)
-
-    def deploy() -> Any:
-        return ray_serve.deploy(ray_serve.replicas(variables, fleet.replicas, **options))
-
+        fail(NOT_INSTALLED)
     try:
-        ray_serve.start(fleet.address, math.ceil(fleet.cpus * fleet.replicas.most))
-        asyncio.run(_serve(ray_serve.RayFleet(deploy(), fleet.router), deploy, ray_serve.stop, config))
+        ray_serve.start(plan)
+        asyncio.run(_serve(ray_serve, plan))
     finally:
         ray_serve.disconnect()
 
 
-async def _serve(fleet: Any, deploy: Callable[[], Any], end: Callable[[], None], config: settings.Config) -> None:
+async def _serve(ray_serve: Any, plan: Plan) -> None:
     from fleet.ingress import Ingress, serve
 
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
+    def deploy() -> Any:
+        return ray_serve.deploy(ray_serve.replicas(plan))
+
     def redeploy() -> None:
         note("replacing the replicas one after the other")
-        done = loop.run_in_executor(None, deploy)
-        done.add_done_callback(lambda done: note(f"replaced the replicas: {done.exception() or 'all are ready'}"))
+        loop.run_in_executor(None, deploy).add_done_callback(replaced)
 
+    def replaced(done: asyncio.Future[Any]) -> None:
+        error = done.exception()
+        if not stop.is_set():
+            note(f"error: could not replace the replicas: {error}" if error else "all replicas are replaced")
+
+    ingress = Ingress(ray_serve.RayFleet(deploy(), plan.router))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, redeploy)
-    note(f"serving at http://{config.host}:{config.port}/")
+    note(f"serving at http://{plan.host}:{plan.port}/")
     try:
-        await serve(Ingress(fleet), config.host, config.port, stop, config.request_timeout)
+        await serve(ingress, plan.host, plan.port, stop, plan.request_timeout)
     finally:  # the handle's router needs this loop for its own end
-        await loop.run_in_executor(None, end)
+        await loop.run_in_executor(None, ray_serve.stop)
+
+
+def configuration(argv: Sequence[str]) -> str:
+    """Return what `serve deploy` needs to bring up this command line on a cluster, as JSON, which is YAML too."""
+    words = [word for word in argv if not word.startswith("--config-out=")]
+    if "--config-out" in words:
+        at = words.index("--config-out")
+        del words[at : at + 2]
+    if any(word.partition("=")[0] == "--api-key" for word in words):
+        raise UsageError("--api-key would be readable in the file. Set EB_API_KEY on the machines instead")
+    application = {
+        "name": "fleet", "route_prefix": None, "import_path": "fleet.ray_serve:application",
+        "args": {"arguments": shlex.join([*words, "--address", "auto"])},
+    }  # fmt: skip
+    return json.dumps({"proxy_location": "Disabled", "applications": [application]}, indent=2) + "\n"
 
 
 def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def fail(text: str) -> Any:
+    note(f"error: {text}")
+    raise SystemExit(2)
 
 
 if __name__ == "__main__":

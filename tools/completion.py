@@ -47,9 +47,9 @@ def serve() -> click.Command:
 
 
 def fleet() -> click.Command:
-    from fleet import serve
+    from fleet import options
 
-    return serve.build_command()
+    return options.build_command()
 
 
 def load() -> click.Command:

@@ -1,0 +1,131 @@
+"""The command line of a fleet, and what of it each replica's server gets. It must not know Ray."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import config as settings
+from client.options import Choice, Command, Number, Option, Read, read
+from fleet import autoscalers
+from fleet.autoscalers import Bounds
+from fleet.routers import ROUTERS
+
+NAME = "python -m fleet.serve"
+INTRO = """Serve a language model by several replicas on Ray Serve. The settings of ./server.sh
+apply to each replica; host and port are those of the ingress. For example:
+
+\b
+  python -m fleet.serve dynamic --model smollm2 --replicas 2..8"""
+
+
+def bounds(text: str) -> Bounds:
+    """Read 4, or 2..8 for autoscaling."""
+    least, dots, most = text.partition("..")
+    try:
+        found = Bounds(int(least), int(most if dots else least))
+    except ValueError:
+        found = Bounds(0, 0)
+    if not 1 <= found.least <= found.most <= 1000:
+        raise ValueError(f"{text!r} is no number of replicas. Use N, or LEAST..MOST for autoscaling, such as 2..8")
+    return found
+
+
+def autoscaler(text: str) -> str:
+    """Check the name and target of an autoscaler."""
+    autoscalers.make(text)
+    return text
+
+
+FLEET = [
+    Option("--replicas", "replicas: N, or LEAST..MOST for autoscaling", Read(bounds, "N"), default="2"),
+    Option("--router", "how a replica is chosen for each request", Choice(ROUTERS), default="prefix-aware"),
+    Option(
+        "--autoscaler", "with LEAST..MOST: how many replicas there should be, such as tokens, tokens:0.6 or requests:8",
+        Read(autoscaler, "NAME"), default="tokens",
+    ),
+    Option("--upscale-delay", "seconds for which more replicas must be wanted before they start", Number(0, kind=float), default=10.0),
+    Option("--downscale-delay", "seconds for which fewer must be wanted before some end", Number(0, kind=float), default=120.0),
+    Option("--address", "address of a Ray cluster, or auto; unset: start Ray on this machine", default=""),
+    Option("--cpus", "CPU cores that Ray reserves for a replica; on one machine none", Number(0, kind=float), default=0.0),
+    Option("--gpus", "GPUs that Ray reserves for a replica", Number(0, kind=float), default=0.0),
+    Option("--config-out", "write a configuration for 'serve deploy' to this file, and do not serve", Read(Path, "FILE")),
+]  # fmt: skip
+
+
+def build_command() -> Command:
+    """Return the command line: the flags of the fleet and those of its servers."""
+    return Command(NAME, INTRO, {"fleet": FLEET, **settings.command().sections})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command line asks for; `environment` holds the settings of each replica's server."""
+
+    replicas: Bounds
+    router: str
+    autoscaler: str
+    upscale_delay: float
+    downscale_delay: float
+    address: str
+    cpus: float
+    gpus: float
+    config_out: Path | None
+    host: str
+    port: int
+    request_timeout: float
+    environment: dict[str, str]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether Ray runs on this machine alone."""
+        return not self.address
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of a replica's server."""
+        return {**os.environ, **self.environment}
+
+    @property
+    def all_cpus(self) -> int:
+        """The CPU cores that Ray reserves for all replicas."""
+        return math.ceil(self.cpus * self.replicas.most)
+
+
+def parse(argv: Sequence[str]) -> Plan:
+    """Read the flags of the fleet, and the other words as settings of its servers; UsageError for what is wrong."""
+    if {"-h", "--help"} & set(argv):
+        read(build_command(), ["--help"])
+    flags = {flag for option in FLEET for flag in option.opts}
+    own: list[str] = []
+    others: list[str] = []
+    words = iter(argv)
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        if flag in flags:
+            own += [word] if equals else [word, *islice(words, 1)]
+        else:
+            others.append(word)
+    given = read(Command(NAME, INTRO, {"fleet": FLEET}), own)
+    values: dict[str, Any] = {str(option.name): getattr(given, str(option.name)) for option in FLEET}
+    loaded = settings.load(others)
+    config = loaded.config
+    return Plan(
+        **values, host=config.host, port=config.port, request_timeout=config.request_timeout,
+        environment=_environment(loaded, values["replicas"].most, not values["address"]),
+    )  # fmt: skip
+
+
+def _environment(loaded: settings.Loaded, replicas: int, is_local: bool) -> dict[str, str]:
+    """Return the variables of a replica's server: without an access log, and with its share of this machine's cores."""
+    variables = loaded.config.to_environment()
+    if loaded.origin["access_log"] == "default":
+        variables["EB_ACCESS_LOG"] = "off"
+    if is_local and not loaded.config.compute_threads:
+        variables["EB_COMPUTE_THREADS"] = str(max(1, (os.cpu_count() or 1) // replicas))
+    return variables

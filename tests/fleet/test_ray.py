@@ -1,0 +1,51 @@
+"""Replicas on Ray Serve: collected where Ray is installed, and run in a network namespace of its own.
+
+Ray listens on all interfaces. `benchmarks/fleet.py` starts the fleet and says what it saw.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from support import ROOT, clean_environment
+
+pytestmark = pytest.mark.process
+
+
+def run(*arguments: str) -> Any:
+    """Return what a part of the benchmark reports."""
+    if subprocess.run(["unshare", "--user", "--map-root-user", "--net", "true"], capture_output=True).returncode:
+        pytest.skip("needs a kernel that gives network namespaces to users (unshare --user --net)")
+    result = subprocess.run(
+        [sys.executable, "-m", "benchmarks.fleet", *arguments],
+        capture_output=True, text=True, timeout=500, cwd=ROOT, env=clean_environment(),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stdout.splitlines() if line.startswith('{"benchmark"')]  # Ray prints there, too
+    return json.loads(lines[-1])[arguments[0]]
+
+
+def test_two_replicas_give_the_texts_of_one_server() -> None:
+    found = run("texts", "--model", "mock:llm-mock@20", "--texts", "16")
+    assert found["differ"] == 0
+    assert min(found["requests_by_replica"]) > 0
+
+
+@pytest.mark.full
+def test_two_replicas_of_a_real_model_give_the_texts_of_one_server() -> None:
+    found = run("texts", "--model", "bard", "--texts", "32")
+    assert found["differ"] == 0
+    assert min(found["requests_by_replica"]) > 0
+
+
+@pytest.mark.full
+def test_kills_and_a_replacement_cost_no_request() -> None:
+    found = run("failures", "--requests", "300", "--failure-rate", "10")
+    assert found["answered_with_retry"] == 1.0
+    assert found["answered_without_retry"] >= 0.995
+    assert found["other_texts"] == 0
+    assert [event["event"] for event in found["events"]] == ["ray::ServeReplica", "gunicorn", "replace"]
