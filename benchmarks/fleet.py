@@ -129,7 +129,8 @@ async def ask(session: aiohttp.ClientSession, url: str, fields: dict[str, Any]) 
     events = body.split(b"\n\n")
     if events[-2:] != [b"data: [DONE]", b""]:
         return None
-    return fields["prompt"] + "".join(json.loads(event[6:])["text"] for event in events[:-2] if event[:1] == b"d")
+    pieces = [json.loads(event[6:])["text"] for event in events[:-2] if event.startswith(b"data:")]
+    return "".join([str(fields["prompt"]), *pieces])
 
 
 async def paced(
@@ -259,7 +260,7 @@ async def measure_failures(args: Any) -> dict[str, Any]:
             over.set()
 
         disturbing = asyncio.create_task(disturb())
-        began, tasks = time.perf_counter(), []
+        began, tasks = time.perf_counter(), list[asyncio.Task[None]]()
         while len(tasks) < args.requests or not over.is_set():
             tasks.append(asyncio.create_task(one(len(tasks))))
             await asyncio.sleep(began + len(tasks) / args.failure_rate - time.perf_counter())

@@ -10,23 +10,16 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import shlex
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from random import Random
 from typing import Any
 
-# Read when Ray is imported, in every process: one event loop instead of two, few reports about itself, none to others, logs in files.
-SETTINGS = {
-    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
-    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
-    "RAY_SERVE_LOG_TO_STDERR": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
-for _name, _value in SETTINGS.items():
+from fleet import autoscalers, options
+
+for _name, _value in options.RAY_SETTINGS.items():
     os.environ.setdefault(_name, _value)
 
 import aiohttp  # noqa: E402
@@ -35,7 +28,6 @@ from ray import serve  # noqa: E402
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy, RequestRouterConfig  # noqa: E402
 from ray.serve.request_router import RequestRouter  # noqa: E402
 
-from fleet import autoscalers, options  # noqa: E402
 from fleet.autoscalers import Bounds, Load  # noqa: E402
 from fleet.ingress import Ingress  # noqa: E402
 from fleet.ingress import serve as serve_http  # noqa: E402
@@ -44,7 +36,6 @@ from fleet.pool import Pool, Replica  # noqa: E402
 from fleet.routers import ROUTERS, Asked  # noqa: E402
 from fleet.server_process import ServerProcess  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[1]
 APP = "fleet"
 REPORT_SECONDS = 1.0  # between two reports of a replica to the routers
 AVERAGE_SECONDS = 10.0  # over which Ray averages what autoscalers see
@@ -224,8 +215,7 @@ def application(args: dict[str, str]) -> Any:
 
 def start(plan: Plan) -> None:
     """Connect to the cluster of the plan, or start Ray on this machine."""
-    variables = {**{name: os.environ[name] for name in SETTINGS}, "PYTHONPATH": str(ROOT)}
-    common = {"runtime_env": {"env_vars": variables}, "log_to_driver": False, "logging_level": "warning"}
+    common = {"runtime_env": options.runtime(), "log_to_driver": False, "logging_level": "warning"}
     if plan.is_local:  # not all ports of its processes listen on this address alone
         own = {"num_cpus": plan.all_cpus, "include_dashboard": False, "object_store_memory": 80 << 20}
         ray.init(_node_ip_address="127.0.0.1", **own, **common)
@@ -236,14 +226,27 @@ def start(plan: Plan) -> None:
 
 
 def deploy(deployment: Any) -> Any:
-    """Start the replicas, or replace those there are one after the other; return their handle when all are ready."""
-    return serve.run(deployment, name=APP, route_prefix=None)
+    """Start the replicas, or replace those there are one after the other; return their handle when all are ready.
+
+    RuntimeError, with the reason of the server, if it does not start.
+    """
+    try:
+        return serve.run(deployment, name=APP, route_prefix=None)
+    except RuntimeError:
+        application = serve.status().applications.get(APP)
+        messages = [one.message for one in application.deployments.values()] if application else []
+        found = re.search(r"ServerFailed: (.*)", "\n".join(messages))
+        if found is None:
+            raise
+    raise RuntimeError(found[1])
 
 
-def stop() -> None:
-    """End the replicas, each after its open requests."""
-    serve.delete(APP)
-    serve.shutdown()
+def stop(plan: Plan) -> None:
+    """End the replicas, each after its open requests. On a cluster, other applications stay."""
+    if plan.is_local:
+        serve.shutdown()
+    else:
+        serve.delete(APP)
 
 
 def disconnect() -> None:

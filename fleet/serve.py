@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from client.options import UsageError
 from client.send.servers import APP
@@ -64,7 +64,12 @@ async def _serve(ray_serve: Any, plan: Plan) -> None:
         if not stop.is_set():
             note(f"error: could not replace the replicas: {error}" if error else "all replicas are replaced")
 
-    ingress = Ingress(ray_serve.RayFleet(deploy(), plan.router))
+    try:
+        handle = deploy()
+    except RuntimeError as error:
+        await loop.run_in_executor(None, ray_serve.stop, plan)
+        fail(str(error), 3)
+    ingress = Ingress(ray_serve.RayFleet(handle, plan.router))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, redeploy)
@@ -72,7 +77,7 @@ async def _serve(ray_serve: Any, plan: Plan) -> None:
     try:
         await serve(ingress, plan.host, plan.port, stop, plan.request_timeout)
     finally:  # the handle's router needs this loop for its own end
-        await loop.run_in_executor(None, ray_serve.stop)
+        await loop.run_in_executor(None, ray_serve.stop, plan)
 
 
 def configuration(argv: Sequence[str]) -> str:
@@ -85,7 +90,7 @@ def configuration(argv: Sequence[str]) -> str:
         raise UsageError("--api-key would be readable in the file. Set EB_API_KEY on the machines instead")
     application = {
         "name": "fleet", "route_prefix": None, "import_path": "fleet.ray_serve:application",
-        "args": {"arguments": shlex.join([*words, "--address", "auto"])},
+        "runtime_env": options.runtime(), "args": {"arguments": shlex.join([*words, "--address", "auto"])},
     }  # fmt: skip
     return json.dumps({"proxy_location": "Disabled", "applications": [application]}, indent=2) + "\n"
 
@@ -94,9 +99,9 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
-def fail(text: str) -> Any:
+def fail(text: str, status: int = 2) -> NoReturn:
     note(f"error: {text}")
-    raise SystemExit(2)
+    raise SystemExit(status)
 
 
 if __name__ == "__main__":
