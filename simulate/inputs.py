@@ -15,6 +15,7 @@ from scheduling.scheduler import Scheduler
 from simulate import published, workloads
 from simulate.arguments import read_pairs, refuse
 from simulate.costs import Cost, Host, Padded, Ragged
+from simulate.disaggregated import ImportingPool
 from simulate.steps import decoding, prefilling
 
 
@@ -50,12 +51,18 @@ def _check_cost(name: str, cost: Cost) -> None:
         )
 
 
-def make_scheduler(args: Values, policy: str, slots: int = 0, *, prefix_cache: bool = False) -> Scheduler:
-    """Return a scheduler as the options describe it; `prefix_cache` needs prompts with ids."""
+def make_scheduler(
+    args: Values, policy: str, slots: int = 0, *, prefix_cache: bool = False, importing: bool = False
+) -> Scheduler:
+    """Return a scheduler as the options describe it; `prefix_cache` needs prompts with contents.
+
+    `importing`: of a decode replica, which gets prompts with their keys and values.
+    """
     values = read_pairs(args.policy_option, "--policy-option")
     instance = policies.get_policy(policy, max_batch_size=slots or args.max_batch_size, options=values)
     size = args.page_size if args.kv_tokens else 0
-    pages = PagePool(args.kv_tokens // size + 1, size, prefix_cache=prefix_cache) if size else None
+    pool = ImportingPool if importing else PagePool
+    pages = pool(args.kv_tokens // size + 1, size, prefix_cache=prefix_cache) if size else None
     return Scheduler(instance, pages, args.max_tokens_per_step)
 
 

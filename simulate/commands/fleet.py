@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+import policies
 from client.console import say
 from client.option_types import Type
 from client.options import FILE, POSITIVE, Number, Option, UsageError, Values, nearest
@@ -19,7 +21,8 @@ from fleet.routers import ROUTERS
 from simulate import pictures
 from simulate.arguments import arrival_options, engine_options, policies_argument, refuse
 from simulate.commands.prepared import Sections, prepare
-from simulate.costs import Cost, Host
+from simulate.costs import Cost, Host, Sizes
+from simulate.disaggregated import Disaggregated, Transfer
 from simulate.fleet import Fleet
 from simulate.fleet_run import FleetRun
 from simulate.inputs import make_scheduler
@@ -61,6 +64,14 @@ def options() -> Sections:
             Option("--startup", "seconds until a new replica takes requests", Number(0, kind=float), default=30.0),
             Option("--upscale-delay", "seconds for which more replicas must be wanted", Number(0, kind=float), default=0.0),
             Option("--downscale-delay", "seconds for which fewer replicas must be wanted", Number(0, kind=float), default=60.0),
+            Option(
+                "--prefill-replicas", "also serve with N of the replicas for prompts, and the others for the tokens after "
+                "the first", Number(1), several=True, default=[],
+            ),
+            Option("--transfer-gbps", "gigabits per second at which a prefill replica sends keys and values", POSITIVE,
+                   default=100.0),
+            Option("--kv-bytes", "bytes of keys and values of a token (default: GPT-2 medium's in 16 bit)", Number(1),
+                   default=Sizes().kv_bytes),
             Option("--ttft", f"TTFT limit in seconds, for the SLO (default {TTFT:g}, if no limit is given)", POSITIVE),
             Option("--tpot", "TPOT limit in seconds, for the SLO", POSITIVE),
             Option("--e2el", "E2EL limit in seconds, for the SLO", POSITIVE),
@@ -84,13 +95,15 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     runs, drawn = [], {}
     for policy in args.policies:
         measured: list[dict[str, Any]] = []
-        for scaler in args.autoscaler or [""]:
+        for scaler, prefill in product(args.autoscaler or [""], [0, *args.prefill_replicas]):
             for name in routers:
-                result = serve(args, policy, scaler, name, rows, cost, host)
+                result = serve(args, policy, scaler, prefill, name, rows, cost, host)
                 drawn[", ".join(filter(None, (policy, name, scaler)))] = result
-                measured.append(
-                    {"router": name, **({"autoscaler": scaler} if scaler else {}), **figures(result, limits)}
-                )
+                labels = {"router": name, **({"autoscaler": scaler} if scaler else {})}
+                if args.prefill_replicas:
+                    decode = args.replicas.most - prefill
+                    labels["pools"] = f"{prefill} + {decode}" if prefill else f"{decode} mixed"
+                measured.append({**labels, **figures(result, limits)})
                 if measured[-1]["refused"]:
                     say(console, f"note: {policy} behind {name} refused {measured[-1]['refused']:,} requests")
         runs.append({"replicas": shown(args.replicas), "policy": policy, "routers": measured})
@@ -100,13 +113,20 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     return runs[0] if len(runs) == 1 else {"runs": runs}
 
 
-def serve(args: Values, policy: str, scaler: str, router: str, rows: Rows, cost: Cost, host: Host) -> FleetRun:
-    """Serve the requests with one policy, router and autoscaler."""
+def serve(
+    args: Values, policy: str, scaler: str, prefill: int, router: str, rows: Rows, cost: Cost, host: Host
+) -> FleetRun:
+    """Serve the requests with one policy and router, with an autoscaler or `prefill` replicas for prompts alone."""
     make = partial(make_scheduler, args, policy, prefix_cache=bool(args.kv_tokens) and rows.has_contents)
     fleet: Fleet
     if scaler:
         delays = args.startup, args.upscale_delay, args.downscale_delay
         fleet = ScaledFleet(make, Scaling(autoscalers.make(scaler), args.replicas, *delays), cost, host, gaps=False)
+    elif prefill:
+        decode = [make_scheduler(args, policy, importing=True) for _ in range(args.replicas.most - prefill)]
+        transfer = Transfer(args.kv_bytes, args.transfer_gbps * 1e9 / 8)
+        route = ROUTERS["least-loaded"](random.Random(args.seed + 1))
+        fleet = Disaggregated([make() for _ in range(prefill)], decode, route, transfer, cost, host, gaps=False)
     else:
         fleet = Fleet([make() for _ in range(args.replicas.most)], cost, host, gaps=False)
     return fleet.run(rows.arriving(), ROUTERS[router](random.Random(args.seed)))
@@ -129,10 +149,12 @@ def show(
     """Print a line for each run, with the columns in which runs differ."""
     slo = ", ".join(f"{name.upper()} up to {limit:g} s" for name, limit in limits.items() if limit)
     every = [{"policy": run["policy"], **row} for run in runs for row in run["routers"]]
-    names = [name for name in ("policy", "autoscaler", "router") if len({row.get(name) for row in every}) > 1]
+    names = [name for name in ("policy", "pools", "autoscaler", "router") if len({row.get(name) for row in every}) > 1]
     names = names or ["policy"]
     same = [
-        str(every[0][name]) for name in ("policy", "autoscaler", "router") if name not in names and name in every[0]
+        str(every[0][name])
+        for name in ("policy", "pools", "autoscaler", "router")
+        if name not in names and name in every[0]
     ]
     table = Table(title=f"{', '.join([f'{shown(args.replicas)} replicas', *same])}; SLO: {slo}; times in seconds")
     for name in names:
@@ -165,6 +187,25 @@ def check_scaling(args: Values) -> None:
         raise UsageError(f"--autoscaler has no effect on {args.replicas.most} replicas. Use --replicas 2..8")
     if args.out:
         pictures.check(args.out)
+    check_pools(args)
+
+
+def check_pools(args: Values) -> None:
+    """Raise UsageError for pools that cannot be, and for options of a transfer that there is not."""
+    if not args.prefill_replicas:
+        refuse(args, ("transfer_gbps", "kv_bytes"), "has no effect. Use --prefill-replicas 2")
+        return
+    if args.autoscaler:
+        refuse(args, ("prefill_replicas",), "has no autoscaler. Leave one out")
+    if max(args.prefill_replicas) >= args.replicas.most:
+        raise UsageError(
+            f"--prefill-replicas {max(args.prefill_replicas)} leaves none of {args.replicas.most} replicas for the other "
+            f"tokens. Use at most {args.replicas.most - 1}, or more --replicas"
+        )
+    for name in args.policies:
+        policy = policies.get_policy(name, max_batch_size=args.max_batch_size)
+        if policy.padded or policy.closed:
+            raise UsageError(f"--prefill-replicas: {name} computes prompts and answers in one batch. Use dynamic")
 
 
 def routers_of(args: Values, rows: Rows) -> list[str]:
