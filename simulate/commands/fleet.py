@@ -58,7 +58,7 @@ def options() -> Sections:
         "arrivals": arrival_options(num=5000),
         "fleet": [
             Option("--replicas", "number of replicas; with --autoscaler the fewest and the most, as in 2..8", Replicas(),
-                   default=Bounds(8, 8)),
+                   default="8"),
             Option("--router", routers, repeat=True),
             Option("--autoscaler", scalers, repeat=True, metavar="NAME"),
             Option("--startup", "seconds until a new replica takes requests", Number(0, kind=float), default=30.0),
