@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import config as settings
-from client.options import Choice, Command, Number, Option, Read, read
+from client.options import Choice, Command, Number, Option, Read, UsageError, read
 from fleet import autoscalers
 from fleet.autoscalers import Bounds
 from fleet.routers import ROUTERS
@@ -75,7 +75,8 @@ FLEET = [
 
 def build_command() -> Command:
     """Return the command line: the flags of the fleet and those of its servers."""
-    return Command(NAME, INTRO, {"fleet": FLEET, **settings.command().sections})
+    sections = {name: options for name, options in settings.command().sections.items() if name != "commands"}
+    return Command(NAME, INTRO, {"fleet": FLEET, **sections})
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,11 @@ class Plan:
         return {**os.environ, **self.environment}
 
     @property
+    def is_open(self) -> bool:
+        """Whether anyone who reaches the address may use it."""
+        return not self.environment["EB_API_KEY"] and self.host not in ("127.0.0.1", "localhost", "::1")
+
+    @property
     def all_cpus(self) -> int:
         """The CPU cores that Ray reserves for all replicas."""
         return math.ceil(self.cpus * self.replicas.most)
@@ -128,6 +134,8 @@ def parse(argv: Sequence[str]) -> Plan:
             others.append(word)
     given = read(Command(NAME, INTRO, {"fleet": FLEET}), own)
     values: dict[str, Any] = {str(option.name): getattr(given, str(option.name)) for option in FLEET}
+    for flag in {"--doctor", "--print-config"} & set(others):
+        raise UsageError(f"{flag} is about one server. Use ./server.sh {flag}")
     loaded = settings.load(others)
     config = loaded.config
     return Plan(

@@ -74,6 +74,10 @@ async def _serve(ray_serve: Any, plan: Plan) -> None:
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, redeploy)
     note(f"serving at http://{plan.host}:{plan.port}/")
+    if plan.is_open:
+        note(
+            f"warning: anyone who can reach {plan.host}:{plan.port} may use it. Set EB_API_KEY, or use --host 127.0.0.1"
+        )
     try:
         await serve(ingress, plan.host, plan.port, stop, plan.request_timeout)
     finally:  # the handle's router needs this loop for its own end

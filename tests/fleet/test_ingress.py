@@ -7,9 +7,11 @@ import io
 import json
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
-from front import Front, behind, breaks, says, streams
+from front import Fixed, Front, behind, breaks, listening, says, streams
+from support import free_port
 
 from fleet import bodies, ingress
 from fleet.bodies import PROMPTS
@@ -194,6 +196,35 @@ def test_a_draining_ingress_refuses_requests_and_finishes_open_ones() -> None:
         assert json.loads((await front.get("/ready"))[1])["status"] == "draining"
 
     behind(test, slow)
+
+
+def test_a_stopped_ingress_ends_when_its_open_requests_are_answered() -> None:
+    release = asyncio.Event()
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        await release.wait()
+        return web.json_response(GOOD)
+
+    async def run() -> None:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", slow)
+        stop, port = asyncio.Event(), free_port()
+        async with listening(app) as url, aiohttp.ClientSession() as session:
+            front = ingress.Ingress(Fixed(url))
+            serving = asyncio.create_task(ingress.serve(front, "127.0.0.1", port, stop, 20.0))
+            await asyncio.sleep(0.05)
+            asked = asyncio.create_task(session.post(f"http://127.0.0.1:{port}/inference", json=ASK))
+            while not front.open:
+                await asyncio.sleep(0.01)
+            stop.set()
+            await asyncio.sleep(0.05)
+            assert not serving.done()
+            release.set()
+            async with await asked as answer:
+                assert await answer.json() == GOOD
+            await asyncio.wait_for(serving, 10)
+
+    asyncio.run(run())
 
 
 def test_a_body_beyond_the_limit_is_refused() -> None:

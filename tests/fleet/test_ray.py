@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +34,19 @@ def test_two_replicas_give_the_texts_of_one_server() -> None:
     found = run("texts", "--model", "mock:llm-mock@20", "--texts", "16")
     assert found["differ"] == 0
     assert min(found["requests_by_replica"]) > 0
+
+
+@pytest.mark.filterwarnings("ignore")  # of Ray itself
+def test_an_autoscaler_sees_what_ray_averaged() -> None:
+    from fleet.ray_serve import Scaler
+
+    context = SimpleNamespace(
+        running_replicas=["a", "b"], target_num_replicas=2, capacity_adjusted_min_replicas=1,
+        capacity_adjusted_max_replicas=8, aggregated_metrics={"running": {"a": 9.0, "b": 3.0}, "other": {"a": 1.0}},
+    )  # fmt: skip
+    assert Scaler("requests:4")(context)[0] == 3
+    context.running_replicas = []
+    assert Scaler("requests:4")(context)[0] == 2
 
 
 @pytest.mark.full

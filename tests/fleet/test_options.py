@@ -1,0 +1,107 @@
+"""The command line of a fleet: what each replica's server gets, and the configuration for `serve deploy`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import ROOT, clean_environment, wait_until
+
+from client.options import UsageError
+from fleet import options, serve
+from fleet.autoscalers import Bounds
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("EB_")]:
+        monkeypatch.delenv(name)
+
+
+def test_a_fleets_flags_and_those_of_its_servers_mix() -> None:
+    plan = options.parse(["dynamic", "--replicas=2..8", "--model", "bard", "--router", "least-loaded", "--port", "1"])
+    assert (plan.replicas, plan.router, plan.port) == (Bounds(2, 8), "least-loaded", 1)
+    assert (plan.environment["EB_MODEL"], plan.environment["EB_POLICY"]) == ("bard", "dynamic")
+
+
+def test_replicas_on_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    threads = [
+        options.parse(["dynamic", *more]).environment["EB_COMPUTE_THREADS"]
+        for more in (["--replicas", "4"], ["--replicas", "1..16"], ["--compute-threads", "3"], ["--address", "auto"])
+    ]
+    assert threads == ["2", "1", "3", "0"]
+
+
+def test_replicas_write_no_access_log_unless_asked() -> None:
+    assert options.parse(["dynamic"]).environment["EB_ACCESS_LOG"] == "off"
+    assert options.parse(["dynamic", "--access-log", "on"]).environment["EB_ACCESS_LOG"] == "on"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--replicas", "0"], ["--replicas", "4..2"], ["--replicas", "two"], ["--replicas"], ["--router", "best"],
+        ["--autoscaler", "tokens:7"], ["--cpus", "-1"], ["--doctor"], ["--replica", "2"], ["--model"],
+    ],
+)  # fmt: skip
+def test_a_wrong_command_line_is_refused(words: list[str]) -> None:
+    with pytest.raises(UsageError):
+        options.parse(["dynamic", *words])
+
+
+def test_a_configuration_for_a_cluster_has_the_command_line_and_no_key(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    serve.main(["dynamic", "--model", "a b", "--config-out", str(file), "--replicas", "3"])
+    application = json.loads(file.read_text())["applications"][0]
+    arguments = application["args"]["arguments"]
+    assert arguments == "dynamic --model 'a b' --replicas 3 --address auto"
+    assert application["import_path"] == "fleet.ray_serve:application"
+    with pytest.raises(SystemExit):
+        serve.main(["dynamic", "--api-key", "secret", f"--config-out={file}"])
+
+
+STARTER = """
+import os, sys
+from fleet import server_process
+server_process.APP = sys.argv[1]
+server = server_process.ServerProcess({})
+print(server._process.pid, flush=True)
+sys.stdin.read(1)
+server.drain(20) if sys.argv[2] == "drain" else os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("end", ["drain", "kill"])
+def test_a_server_never_outlives_the_process_that_started_it(end: str, tmp_path: Path) -> None:
+    """The pipe between them closes in both cases, also when nothing can clean up any more."""
+    server = tmp_path / "server.py"
+    server.write_text("import time; time.sleep(60)")
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(server), end],
+        cwd=ROOT, env=clean_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    with starter:
+        assert starter.stdin is not None
+        assert starter.stdout is not None
+        session = int(starter.stdout.readline())
+        wait_until(lambda: any("server.py" in command for command in commands_of(session)))
+        starter.stdin.write(b"x")
+        starter.stdin.flush()
+        wait_until(lambda: not commands_of(session))
+
+
+def commands_of(session: int) -> list[str]:
+    """Return the command lines of the processes of a session that have not ended."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, _, _, own = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(own) == session and state != "Z":
+                found.append((folder / "cmdline").read_text())
+    return found
