@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import logging
 import platform
 import time
 from collections.abc import Callable
@@ -14,10 +16,13 @@ import torch
 from torch import Tensor
 
 from generate import memory
-from generate.cpu.linear import KernelLinear, LinearLayer, PackedLinear, make_linear, packed_runs
+from generate.cpu.kernels import KernelError, load_library
+from generate.cpu.linear import KernelLinear, LinearLayer, bfloat16_way, kernel_runs, make_linear
 from generate.machine import bytes_per_token, cores
 from models.architecture import Architecture, ModelShape
 from models.block_matrix import KINDS, BlockMatrix
+
+log = logging.getLogger(__name__)
 
 
 def best_seconds(call: Callable[[], object], seconds: float = 0.15, least: int = 3) -> float:
@@ -47,14 +52,48 @@ def _large_block() -> Tensor:
 
 
 def arithmetic_rate(dtype: torch.dtype, quantize: str = "none") -> float:
-    """Return the operations per second of a large product in the caches, by oneDNN or our kernel for the same weights."""
+    """Return the peak operations per second, on all compute threads, of the instruction that multiplies such weights.
+
+    It is measured with products of registers alone (peak.c). Without our kernels, it is the rate of a large product in
+    the caches.
+    """
+    if dtype == torch.float32 or kernel_runs():
+        try:
+            return _peak(_instruction(dtype, quantize))
+        except KernelError as error:
+            log.warning("no instruction's peak, so the limit is that of a product in the caches: %s", error)
     rows, inner, outer = 256, 1024, 1024
-    weight = torch.randn(outer, inner).to(dtype)
+    layer = _layer(torch.randn(outer, inner).to(dtype), quantize)
     x = torch.randn(rows, inner).to(dtype)
-    layers: list[LinearLayer] = [_layer(weight, quantize)]
-    if quantize == "none" and packed_runs(dtype):
-        layers.append(PackedLinear(weight, None))
-    return 2 * rows * inner * outer / min(best_seconds(functools.partial(layer, x)) for layer in layers)
+    return 2 * rows * inner * outer / best_seconds(functools.partial(layer, x))
+
+
+def _instruction(dtype: torch.dtype, quantize: str) -> str:
+    """Return the function of peak.c for what a layer of these weights takes for many rows."""
+    if dtype == torch.float32:
+        return "peak_fma"
+    if quantize == "none":
+        return f"peak_{bfloat16_way()}"
+    if bfloat16_way() == "tiles" and _peaks().peak_byte_tiles(1, 1):
+        return "peak_byte_tiles"
+    return "peak_small_bytes" if quantize in ("int4", "Q4_0", "Q4_1") else "peak_bytes"
+
+
+def _peak(name: str) -> float:
+    run, threads, rounds = getattr(_peaks(), name), torch.get_num_threads(), 1 << 16
+    while (seconds := best_seconds(lambda: run(rounds, threads))) < 0.01:
+        rounds *= 4
+    operations: int = run(rounds, threads)
+    return operations / seconds
+
+
+@functools.cache
+def _peaks() -> ctypes.CDLL:
+    library = load_library(Path(__file__).with_name("peak.c"))
+    for name in ("fma", "dot", "bytes", "small_bytes", "tiles", "byte_tiles"):
+        function = getattr(library, f"peak_{name}")
+        function.argtypes, function.restype = (ctypes.c_int64, ctypes.c_int), ctypes.c_int64
+    return library
 
 
 def weight_bytes(dtype: torch.dtype, quantize: str = "none") -> float:
