@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
         for warning in loaded.warnings:
             banner.warn(warning)
         _warn_of_faults()
-        config = _with_absolute_paths(loaded.config)
+        config = with_absolute_paths(loaded.config)
         if "--doctor" in argv:
             from launch import doctor
 
@@ -115,7 +115,7 @@ def _resolve(config: Config) -> str:
         timer.cancel()
 
 
-def _with_absolute_paths(config: Config) -> Config:
+def with_absolute_paths(config: Config) -> Config:
     """Return the settings with absolute paths, since gunicorn runs in the folder of this file."""
     file, cost = config.tokenizer_file, config.shadow_cost
     return dataclasses.replace(

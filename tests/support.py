@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -14,7 +15,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +40,12 @@ SAMPLING = {
     "temperature", "top_k", "top_p", "seed", "ignore_eos", "min_p", "typical_p", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "prompt_logprobs",
 }  # fmt: skip
+
+
+def run_async(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine in a thread of its own: in this one, the loop of the browser's tests may be running."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, coroutine).result()
 
 
 def byte_alphabet() -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from support import run_async
 
 from fleet.ingress import Ingress
 from fleet.pool import Pool, Replica
@@ -90,7 +91,7 @@ def behind(test: Callable[[Front], Awaitable[None]], *handlers: Handler, **optio
         async with listening(app) as url:
             await started([*urls, url], left[1:])
 
-    asyncio.run(run())
+    run_async(run())
 
 
 @asynccontextmanager

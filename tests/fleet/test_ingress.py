@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from front import Fixed, Front, behind, breaks, listening, says, streams
-from support import free_port
+from support import free_port, run_async
 
 from fleet import bodies, ingress
 from fleet.bodies import PROMPTS
@@ -224,7 +224,7 @@ def test_a_stopped_ingress_ends_when_its_open_requests_are_answered() -> None:
                 assert await answer.json() == GOOD
             await asyncio.wait_for(serving, 10)
 
-    asyncio.run(run())
+    run_async(run())
 
 
 def test_a_body_beyond_the_limit_is_refused() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from front import Fixed, Front, front
 from prometheus_client.parser import text_string_to_metric_families
-from support import Server
+from support import Server, run_async
 
 pytestmark = pytest.mark.process
 # What differs between two answers to one request: ids and times, TGI's seconds in a header among them.
@@ -57,7 +57,7 @@ def with_front(servers: list[Server], test: Any) -> None:
         async with front(Fixed(*(f"http://127.0.0.1:{server.port}" for server in servers))) as one:
             await asyncio.wait_for(test(one), 60)
 
-    asyncio.run(run())
+    run_async(run())
 
 
 def test_every_dialect_gives_the_bytes_of_one_server(servers: list[Server]) -> None:

@@ -14,9 +14,10 @@ import pytest
 from flask.testing import FlaskClient
 from support import ROOT, Server, free_port, run_app
 
-from app import _with_absolute_paths, create_app, start
+from app import create_app, start
 from client import sweep
 from config import Config
+from launch.command import with_absolute_paths
 from simulate import mock
 from simulate.costs import Affine, Sizes, to_dict
 
@@ -112,10 +113,10 @@ def test_names_of_files_mean_the_same_in_any_folder(tmp_path: Path, monkeypatch:
     (tmp_path / "mine.py").touch()
     monkeypatch.chdir(tmp_path)
     here = str(Path.cwd())
-    moved = _with_absolute_paths(Config(policy="mine.py+sjf", model="mock:cost.json@10"))
+    moved = with_absolute_paths(Config(policy="mine.py+sjf", model="mock:cost.json@10"))
     assert (moved.policy, moved.model) == (f"{here}/mine.py+sjf", f"mock:{here}/cost.json@10.0")
     same = Config(policy="dynamic+sjf", model="mock:llm-mock")
-    assert _with_absolute_paths(same) == same
+    assert with_absolute_paths(same) == same
 
 
 def test_a_name_that_means_nothing_is_refused_at_the_start(tmp_path: Path) -> None:

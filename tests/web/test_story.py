@@ -82,7 +82,7 @@ def test_an_option_that_is_refused_says_why_beside_the_button(tab: Tab, page: An
     tab.until("document.querySelector('#policy').textContent === 'window'")
     page.click("#policy")
     tab.until("document.querySelector('#policy-menu input[name=preferred]')?.value === '4,8'")
-    assert page.is_disabled("#policy-menu button.primary")
+    tab.until("document.querySelector('#policy-menu button.primary').disabled")
     page.fill("#policy-menu input[name=preferred]", "4,16")
     assert page.is_enabled("#policy-menu button.primary")
     assert [c for c in tab.complaints if "400" not in c] == []  # the browser itself reports the refusal
