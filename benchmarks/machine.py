@@ -80,9 +80,10 @@ def _instruction(dtype: torch.dtype, quantize: str) -> str:
 
 
 def _peak(name: str) -> float:
-    run, threads, rounds = getattr(_peaks(), name), torch.get_num_threads(), 1 << 16
-    while (seconds := best_seconds(lambda: run(rounds, threads))) < 0.01:
+    run, threads, rounds, seconds = getattr(_peaks(), name), torch.get_num_threads(), 1 << 14, 0.0
+    while seconds < 0.01:
         rounds *= 4
+        seconds = best_seconds(functools.partial(run, rounds, threads))
     operations: int = run(rounds, threads)
     return operations / seconds
 

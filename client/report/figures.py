@@ -31,35 +31,37 @@ def jain(values: Sequence[float]) -> float | None:
 
 
 def mean_p50_p99(values: np.ndarray) -> np.ndarray:
-    return np.array([values.mean(), *np.percentile(values, [50, 99])])
+    """Return mean, median and 99th percentile over the last axis, (..., n) to (..., 3)."""
+    return np.stack([values.mean(-1), *np.percentile(values, [50, 99], axis=-1)], -1)
 
 
-def blocks(count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw `count` positions in runs of neighbors, because neighboring requests share a queue."""
+def blocks(times: int, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw (times, count) positions, each row in runs of neighbors, because neighboring requests share a queue."""
     length = max(1, round(count ** (1 / 3)))
-    starts = rng.integers(0, count, -(-count // length))
-    positions: np.ndarray = (starts[:, None] + np.arange(length)).ravel() % count
-    return positions[:count]
+    starts = rng.integers(0, count, (times, -(-count // length)))
+    positions: np.ndarray = (starts[..., None] + np.arange(length)).reshape(times, -1) % count
+    return positions[:, :count]
 
 
-def singles(count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw `count` positions independently."""
-    return rng.integers(0, count, count)
+def singles(times: int, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw (times, count) positions independently."""
+    return rng.integers(0, count, (times, count))
 
 
 def bootstrap(
     statistic: Callable[..., np.ndarray],
     *counts: int,
     seed: int = 0,
-    draw: Callable[[int, np.random.Generator], np.ndarray] = blocks,
+    draw: Callable[[int, int, np.random.Generator], np.ndarray] = blocks,
 ) -> list[tuple[float, float]]:
     """Return the 95 % interval of each value of a statistic.
 
-    The statistic gets one array of drawn positions for each of `counts`, the numbers of observations.
+    The statistic gets drawn positions (times, count) for each of `counts`, the numbers of observations, and returns
+    its values (times, n).
     """
     rng = np.random.default_rng(seed)
     times = max(100, min(MAX_RESAMPLES, MAX_DRAWS // max(counts)))
-    values = [statistic(*(draw(count, rng) for count in counts)) for _ in range(times)]
+    values = statistic(*(draw(times, count, rng) for count in counts))
     low, high = np.percentile(values, TAILS, axis=0)
     return [(float(a), float(b)) for a, b in zip(low, high)]
 

@@ -51,7 +51,7 @@ def spread(runs: Sequence[Mapping[str, Any]], key: str) -> tuple[float, float] |
     values = [run.get(key) for run in runs]
     if len(values) >= figures.MIN_RUNS and None not in values:
         known = np.array(values, float)
-        return figures.bootstrap(lambda at: known[at].mean(keepdims=True), len(known), draw=figures.singles)[0]
+        return figures.bootstrap(lambda at: known[at].mean(-1, keepdims=True), len(known), draw=figures.singles)[0]
     within = (runs[0].get("intervals") or {}).get(key) if len(runs) == 1 else None
     return (within[0], within[1]) if within else None
 

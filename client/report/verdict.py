@@ -108,16 +108,15 @@ def _lines(name: str, x: Column, y: Column, paired: bool) -> list[Line]:
         drawn = [values[i] for i in at]
         return figures.mean_p50_p99(np.concatenate(drawn) if isinstance(drawn[0], list) else np.array(drawn))
 
-    def change(at: np.ndarray, other: np.ndarray | None = None) -> np.ndarray:
-        difference: np.ndarray = statistics(y, at if other is None else other) - statistics(x, at)
-        return difference
+    def changes(at: np.ndarray, other: np.ndarray | None = None) -> np.ndarray:
+        return np.array([statistics(y, j) - statistics(x, i) for i, j in zip(at, at if other is None else other)])
 
     names = [f"{key}_{name}_ms" for key in ("mean", "p50", "p99")]
     both = [statistics(values, range(len(values))).tolist() for values in (x, y)]
     if min(len(x), len(y)) < figures.MIN_REQUESTS:
         verdict = f"fewer than {figures.MIN_REQUESTS} requests"
         return [Line(name, a, b, verdict=verdict) for name, a, b in zip(names, *both)]
-    spans = figures.bootstrap(change, *([len(x)] if paired else [len(x), len(y)]))
+    spans = figures.bootstrap(changes, *([len(x)] if paired else [len(x), len(y)]))
     return [Line(name, a, b, low, high, _verdict(a, low, high)) for name, a, b, (low, high) in zip(names, *both, spans)]
 
 

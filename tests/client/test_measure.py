@@ -233,7 +233,7 @@ def test_95_percent_intervals_contain_the_true_mean_as_often() -> None:
     covered = 0
     for seed in range(120):
         sample = rng.exponential(2.0, 100)
-        ((low, high),) = figures.bootstrap(lambda at, s=sample: s[at].mean(keepdims=True), 100, seed=seed)
+        ((low, high),) = figures.bootstrap(lambda at, s=sample: s[at].mean(-1, keepdims=True), 100, seed=seed)
         covered += low <= 2.0 <= high
     assert covered / 120 > 0.84
     assert figures.intervals("e2el", [1.0] * 9) == dict.fromkeys(["mean_e2el_ms", "p50_e2el_ms", "p99_e2el_ms"])
