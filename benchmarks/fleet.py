@@ -169,15 +169,18 @@ async def measure_cost(args: Any) -> dict[str, Any]:
         ways = {"direct": fleet.servers()[0], "ingress": fleet.url}
         single: dict[str, list[float]] = {way: [] for way in ways}
         loaded: dict[str, list[float]] = {way: [] for way in ways}
+        kept: dict[str, list[float]] = {way: [] for way in ways}
         most: dict[str, list[float]] = {way: [] for way in ways}
         for k in range(args.rounds + 1):
             for way, url in ways.items():
                 for _ in range(50):
                     single[way] += await paced(session, url, fields | {"num_tokens": 1}, 1e9, 1)
+                began = time.perf_counter()
                 loaded[way] += await paced(session, url, fields, args.rate, int(args.rate * args.seconds))
+                kept[way].append(int(args.rate * args.seconds) / (time.perf_counter() - began))
                 most[way].append(await crowded(session, url, fields, 64, 1000))
             for way in ways if k == 0 else ():  # the first round warms up
-                for figures in (single, loaded, most):
+                for figures in (single, loaded, kept, most):
                     figures[way].clear()
         before = cpu_seconds(fleet.process.pid)
         await paced(session, fleet.url, fields, 1e9, 1000)
@@ -197,7 +200,8 @@ async def measure_cost(args: Any) -> dict[str, Any]:
                 "one_token_p50_ms": round(statistics.median(single[way]), 2),
                 "p50_ms": round(statistics.median(loaded[way]), 2),
                 "p99_ms": round(statistics.quantiles(loaded[way], n=100)[98], 2),
-                "requests_per_s": round(statistics.median(most[way])),
+                "answered_per_s": round(statistics.median(kept[way]), 1),
+                "most_requests_per_s": round(statistics.median(most[way])),
             }
             for way in ways
         },

@@ -85,15 +85,16 @@ class Pool:
     def __init__(self, route: Router, clock: Callable[[], float] = time.time) -> None:
         self._route, self._clock = route, clock
         self.known: dict[str, Known] = {}
+        self._seen: dict[str, Known] = {}  # also those that have left, while they answer open requests
         self.retries = 0
 
     def update(self, replicas: Iterable[tuple[Replica, Mapping[str, Any]]]) -> None:
         """Note which replicas there are now, and the last report of each."""
-        known = {}
+        self.known = {}
         for replica, report in replicas:
-            one = known[replica.name] = self.known.get(replica.name) or Known(replica)
+            one = self.known[replica.name] = self._seen.get(replica.name) or Known(replica)
             one.report(report)
-        self.known = known
+        self._seen = {name: one for name, one in self._seen.items() if one.open} | self.known
 
     def order(self, asked: Asked) -> list[Replica]:
         """Return the replicas that do not rest, the best first."""
@@ -109,8 +110,8 @@ class Pool:
 
     def change(self, name: str, by: int) -> None:
         """Count a request that was opened at a replica or closed."""
-        if name in self.known:
-            self.known[name].change(by, self._clock())
+        if name in self._seen:
+            self._seen[name].change(by, self._clock())
 
     def rest(self, name: str) -> None:
         """Send a replica nothing for a moment, because it refused or broke a connection."""

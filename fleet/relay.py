@@ -60,6 +60,7 @@ class Relay:
 
     def __init__(self, request: web.Request, body: bytes, session: aiohttp.ClientSession, path: str = "") -> None:
         self.request, self.body, self.path = request, body, path or request.rel_url.raw_path_qs
+        self._route = self.path.partition("?")[0]
         self._session = session
         self._stream: web.StreamResponse | None = None  # whose head has been sent
         self._begun = False  # a token has been sent
@@ -76,8 +77,9 @@ class Relay:
                     return await self._copy(answer, replica.name)
                 return await self._whole(answer, replica.name)
         except aiohttp.ClientError:
-            if self._stream is not None and self._begun:
-                return await self.fail(BROKEN)
+            if self._begun:
+                generates = bodies.generates(self.request.method, self._route)
+                return await (self.fail(BROKEN) if generates else self._end(b""))
             raise Refused(None) from None
 
     async def _whole(self, answer: aiohttp.ClientResponse, name: str) -> web.StreamResponse:
@@ -88,7 +90,7 @@ class Relay:
             raise refused
         if self._stream is None:
             return response
-        return await self._end(_event(self.request.path, bodies.read(body)))  # an error after the head of a stream
+        return await self._end(_event(self._route, bodies.read(body)))  # an error after the head of a stream
 
     async def _copy(self, answer: aiohttp.ClientResponse, name: str) -> web.StreamResponse:
         rest = b""
@@ -124,9 +126,9 @@ class Relay:
 
     async def fail(self, message: str) -> web.StreamResponse:
         """End the answer with an error: the last event of a stream, or 503."""
-        content = error(self.request.path, message)
+        content = error(self._route, message)
         if self._stream is not None:
-            return await self._end(_event(self.request.path, content))
+            return await self._end(_event(self._route, content))
         return web.json_response(content, status=503, headers={"Retry-After": "1"})
 
 

@@ -310,6 +310,13 @@ def test_a_path_names_a_replica() -> None:
     assert seen == ["/events?last=3"]
 
 
+def test_the_steps_of_a_replica_that_dies_just_end() -> None:
+    async def test(front: Front) -> None:
+        assert await front.get("/replica/a/events") == (200, b"data: {}\n\n")
+
+    behind(test, breaks(b"data: {}\n\n"))
+
+
 def test_a_browser_sees_all_replicas_side_by_side() -> None:
     async def test(front: Front) -> None:
         async with front.session.get(front.url, headers={"Accept": "text/html"}, allow_redirects=False) as answer:

@@ -65,6 +65,17 @@ def test_a_replica_that_broke_rests_and_comes_back() -> None:
     assert sorted(pool.order(Asked())) == [A, B]
 
 
+def test_open_requests_of_a_replica_that_comes_back_still_count() -> None:
+    pool = Pool(ROUTERS["round-robin"](Random(0)))
+    pool.update([(A, {})])
+    pool.change("a", +1)
+    for replicas in ([], [(A, {})]):
+        pool.update(replicas)
+    assert pool.known["a"].open == 1
+    pool.change("a", -1)
+    assert pool.known["a"].open == 0
+
+
 def test_a_replica_that_is_gone_is_forgotten() -> None:
     pool = Pool(ROUTERS["round-robin"](Random(0)))
     pool.update([(A, {}), (B, {})])
