@@ -1,8 +1,8 @@
-"""The HTTP server in front of the replicas: every route of theirs, answered by the one that a router chooses.
+"""The HTTP server in front of the replicas. It has all their routes, and a router chooses the replica that answers.
 
-What concerns the whole fleet (health, statistics, metrics, a switch of the policy) is asked of all replicas and put
-together. What belongs to one replica is under `/replica/NAME/`, also its live page. It must not know Ray: a `Fleet`
-names the replicas.
+Requests about the whole fleet (health, statistics, metrics, a policy switch) go to every replica, and the answers are
+combined. The routes of a single replica, such as its live page, are under `/replica/NAME/`. This module must not know
+Ray: a `Fleet` names the replicas.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PATIENCE_SECONDS = 15.0  # for which a request waits for a replica that can take
 PAUSE_SECONDS = 0.1
 CHECK_SECONDS = 5.0  # for a replica's answer about itself
 SEED_BITS = 63
-GONE = 499  # the client has left, so nobody reads it
+GONE = 499  # for a client that has already left
 NO_REPLICA = "no replica can take the request. Try again later"
 OF_ONE = ("/events", "/load", "/what-if", "/stats/token_data.csv")
 HEALTH = ("/health", "/healthz", "/ping", "/ready", "/health/ready")

@@ -138,7 +138,7 @@ class ReplicaActor:
             answer.raise_for_status()
 
     def pick(self) -> None:
-        """Name a method for `choose_replica`; nobody calls it."""
+        """Do nothing: Ray's `choose_replica` needs the name of a method, but never calls it."""
 
     def __del__(self) -> None:
         """Let the server drain. Requests go past Ray, which believes the actor idle and waits for nothing else."""

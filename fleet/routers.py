@@ -44,7 +44,7 @@ class Replicas:
 
 
 class Asked(NamedTuple):
-    """What is known of a request: its session, and a hash of each full block of its prompt and all blocks before it."""
+    """What a router knows about a request: its session, and a chained hash of each full block of its prompt."""
 
     blocks: Many[Hashable] = ()
     session: str = ""

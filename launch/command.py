@@ -1,7 +1,7 @@
 """What `./server.sh` runs: check the settings, find the model, and become gunicorn.
 
-Gunicorn imports the app anew, so that this module loads neither Flask nor the API, and looks for a model with weights
-only where one is named.
+Gunicorn imports the app again in a new process, so this module loads neither Flask nor the API. It searches for a model
+only if that model has weights.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@
       return Math.min(1, (this.spent * this.hurry) / (LOOK + PER_WORD * words));
     }
 
-    // Let so many seconds pass; go on when what is shown has been read and measured.
+    // Advance the clock. Go to the next stop once the text has been read and the stop has its figures.
     pass(seconds) {
       if (!this.playing || this.busy || !this.stop) return;
       this.spent += seconds;

@@ -86,10 +86,7 @@ INLINE const char *blocks_part(int format, const Task *t, int64_t row, int64_t p
       w += 2 * PANEL;
     }
     next = fetch(next, lines);
-    UNROLL for (int r = 0; r < R; r++) {
-      ivec start = all_of_int(format == Q8_0 ? starts[r * in->groups] : 0);
-      UNROLL for (int j = 0; j < V; j++) acc[r][j] = start;
-    }
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int j = 0; j < V; j++) acc[r][j] = (ivec){0};
     UNROLL for (int s = 0; s < weight_bits(format); s++) {
       const char *step = w + 4 * PANEL * s + 2 * at;  // an output has 2 bytes where w began, 4 here
       ivec low[4], high[4];
@@ -110,10 +107,8 @@ INLINE const char *blocks_part(int format, const Task *t, int64_t row, int64_t p
     }
     w += 4 * PANEL * weight_bits(format);
     UNROLL for (int r = 0; r < R; r++) {
-      if (format != Q8_0) {
-        ivec start = all_of_int(format == Q4_0 ? starts[r * in->groups] : 0);
-        UNROLL for (int j = 0; j < V; j++) acc[r][j] = whole_sum(acc[r][j]) + start;
-      }
+      ivec start = all_of_int(format == Q4_1 ? 0 : starts[r * in->groups]);
+      UNROLL for (int j = 0; j < V; j++) acc[r][j] = (format == Q8_0 ? acc[r][j] : whole_sum(acc[r][j])) + start;
       vec of_inputs = all_of(scales[r * in->groups]), total = of_inputs;
       if (format == Q4_1) total = of_inputs * all_of((float)starts[r * in->groups]);
       UNROLL for (int j = 0; j < V; j++) {
