@@ -18,6 +18,7 @@ from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from scheduling.speculation import Speculator
 from serving.completion import Listener, Observer, complete, notify
 from serving.deadlines import Deadlines
 from serving.inbox import Inbox
@@ -53,6 +54,7 @@ class BatchingManager:
         max_tokens_per_step: int = 2048,
         queue_timeout: float = math.inf,
         request_timeout: float = math.inf,
+        speculator: Speculator | None = None,
         make_policy: Callable[..., Policy] | None = None,
         make_inference: Callable[..., Inference] | None = None,
         on_death: Callable[[str], None] = lambda reason: None,
@@ -66,6 +68,7 @@ class BatchingManager:
         self.recovery = Recovery(model, self._make_probe, clock)
         self.observers: list[Observer] = []
         self.listeners: list[Listener] = []
+        self.speculator = speculator
         self.scheduler: Scheduler | None = None
         self._first_policy: Policy | None = None
         self._max_batch_size = max_batch_size
@@ -100,7 +103,7 @@ class BatchingManager:
     def run(self, policy: Policy) -> None:
         """Run the loop with `policy` until `stop`."""
         try:
-            self.scheduler = Scheduler(policy, self.pages, self.max_tokens_per_step)
+            self.scheduler = Scheduler(policy, self.pages, self.max_tokens_per_step, speculator=self.speculator)
             loop = Loop(self.scheduler, self.inbox, self.deadlines, self.recovery, self.observers, self._clock)
             while loop.step():
                 pass

@@ -124,6 +124,15 @@ class Config:
         "auto", "number format of keys and values; auto: that of the model; int8, on CPUs: about twice as many "
         "sequences in the same memory as with bfloat16", Choice(["auto", "int8"])
     )  # fmt: skip
+    speculate: str = setting(
+        "off", "guess tokens and compute them together, several in a step, where that is faster; no text changes. ngram: from "
+        "repetitions in the text; auto: the best of these",
+        Choice(["off", "ngram", "auto"])
+    )  # fmt: skip
+    drafts: str = setting(
+        "auto", "with --speculate: guesses in a step for each request, 0 to 16; auto: as many as are worth their time",
+        Choice(["auto", *map(str, range(17))], "N|auto")
+    )  # fmt: skip
     batch_invariant: bool = setting(
         False, "on a GPU: compute the same tokens for a request alone and in any batch, slightly slower; always so "
         "on a CPU"

@@ -123,6 +123,11 @@ class ServerStats:
             ],
             "slot_steps": spent._asdict(),
             "preemptions": self.meters.preemptions,
+            "drafts": {
+                "times": self.meters.drafts,
+                "tokens": self.meters.draft_tokens,
+                "accepted": sum(self.meters.accepted_at),
+            },
             "batch_fill": spent.fill,
             "rows_in_vain": spent.in_vain,
         }

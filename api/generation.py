@@ -220,6 +220,8 @@ def timings(inference: Inference) -> dict[str, float | int | None]:
         "iterations": seq.iterations,
         "batch_mean": seq.batch_sum / seq.iterations if seq.iterations else 0,
         "batch_max": seq.batch_max,
+        "drafted": seq.drafted,
+        "accepted": seq.accepted,
     }
 
 

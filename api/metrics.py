@@ -82,6 +82,13 @@ class Exposition(Collector):
         )
         yield counter("vllm:generation_tokens", "Tokens generated.", one, m.generation_tokens)
         yield counter("vllm:num_preemptions", "Preempted requests.", one, m.preemptions)
+        yield counter("vllm:spec_decode_num_drafts", "Times that a request had drafts in a step.", one, m.drafts)
+        yield counter("vllm:spec_decode_num_draft_tokens", "Draft tokens computed.", one, m.draft_tokens)
+        right = m.accepted_at
+        yield counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were right.", one, sum(right))
+        help = "Draft tokens that were right, by their place."
+        by_place = {str(place): times for place, times in enumerate(right)}
+        yield counters("vllm:spec_decode_num_accepted_tokens_per_pos", help, "position", by_place, one)
         ended = dict(m.finished)
         by_reason = {"stop": ended.pop("stop", 0), "length": ended.pop("length", 0)}
         by_reason["abort"] = sum(ended.values())

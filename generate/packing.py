@@ -9,10 +9,11 @@ import itertools
 from collections.abc import Sequence as Many
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from generate.sampling import History, logprobs, sample
-from scheduling.scheduler import Output, Token
+from generate.sampling import Draws, History, NotFinite, logprobs, sample
+from scheduling.advance import Output, Run, Token, run_of
 from scheduling.sequence import Sequence
 
 
@@ -24,11 +25,13 @@ class Packed(NamedTuple):
     sample_rows: list[int]
 
 
-def pack(sequences: Many[Sequence], counts: Many[int]) -> Packed:
-    """Lay the next `counts[i]` tokens of `sequences[i]` one after the other."""
+def pack(sequences: Many[Sequence], counts: Many[int], drafts: Many[list[int]] = ()) -> Packed:
+    """Lay the next `counts[i]` tokens of `sequences[i]`, its drafts the last of them, one after the other."""
     packed = Packed([], [], [])
-    for seq, count in zip(sequences, counts):
+    for i, (seq, count) in enumerate(zip(sequences, counts)):
         packed.ids.extend(seq.tokens(seq.computed, count))
+        if drafts:
+            packed.ids.extend(drafts[i])
         packed.positions.extend(range(seq.computed, seq.computed + count))
         end = len(packed.ids)
         packed.sample_rows.extend(range(end - sample_count(seq, count), end))
@@ -36,17 +39,25 @@ def pack(sequences: Many[Sequence], counts: Many[int]) -> Packed:
 
 
 def sample_count(seq: Sequence, count: int) -> int:
-    """Return how many of a piece's last rows are sampled: one at the end of the prompt, all if the prompt is scored."""
+    """Return how many of a piece's last rows are sampled: one at the end of the prompt, all if the prompt is scored.
+
+    Of a decode with drafts these are all rows, too.
+    """
     if seq.sampling.prompt_logprobs is not None and seq.computed < len(seq.prompt_ids):
         return count
-    return int(count == seq.pending)
+    return max(0, count - seq.pending + 1)
 
 
-def sample_outputs(sequences: Many[Sequence], counts: Many[int], logits: Tensor) -> list[Output]:
+def sample_outputs(
+    sequences: Many[Sequence], counts: Many[int], logits: Tensor, drafts: Many[list[int]] = ()
+) -> list[Output]:
     """Return the outputs of `pack`ed sequences from the float32 logits (R, V) of the rows to sample, in their order.
 
-    The output of a sequence whose prompt is not complete is None, or the scores of the prompt's tokens.
+    The output of a sequence whose prompt is not complete is None, or the scores of the prompt's tokens. That of one with
+    drafts is a Run.
     """
+    if drafts:
+        return _sample_with_drafts(sequences, counts, logits, drafts)
     spans = [sample_count(s, n) for s, n in zip(sequences, counts)]
     outputs: list[Output] = [None] * len(spans)
     if not any(spans):
@@ -61,6 +72,62 @@ def sample_outputs(sequences: Many[Sequence], counts: Many[int], logits: Tensor)
         if seq.sampling.prompt_logprobs is not None and spans[i]:
             outputs[i] = _score_prompt(seq, outputs[i], logits[ends[i] - spans[i] : ends[i]])
     return outputs
+
+
+def _sample_with_drafts(
+    sequences: Many[Sequence], counts: Many[int], logits: Tensor, drafts: Many[list[int]]
+) -> list[Output]:
+    """Return the outputs of a step in which some sequences have drafts."""
+    outputs: list[Output] = [None] * len(counts)
+    spans = [*map(sample_count, sequences, counts)]
+    first_rows = [end - span for end, span in zip(itertools.accumulate(spans), spans)]
+    plain = [i for i, own in enumerate(drafts) if not own]
+    if plain:
+        rows = logits[[row for i in plain for row in range(first_rows[i], first_rows[i] + spans[i])]]
+        for i, output in zip(plain, sample_outputs([sequences[i] for i in plain], [counts[i] for i in plain], rows)):
+            outputs[i] = output
+    drafted = [i for i, own in enumerate(drafts) if own]
+    rows = (
+        logits
+        if not plain
+        else logits[[row for i in drafted for row in range(first_rows[i], first_rows[i] + spans[i])]]
+    )
+    runs = sample_runs([sequences[i] for i in drafted], [drafts[i] for i in drafted], rows)
+    for i, output in zip(drafted, runs):
+        outputs[i] = output
+    return outputs
+
+
+def sample_runs(sequences: Many[Sequence], drafts: Many[list[int]], logits: Tensor) -> list[Output]:
+    """Return the tokens of sequences that decode with drafts, from the rows of their pending tokens and drafts.
+
+    Row j of a sequence draws the token after `drafts[:j]`, with the number and the history that it has one by one.
+    """
+    members = [(seq, own, j) for seq, own in zip(sequences, drafts) for j in range(len(own) + 1)]
+    params = [seq.sampling for seq, _, _ in members]
+
+    def history(row: int) -> History:
+        seq, own, j = members[row]
+        return History(seq.prompt_ids, [*seq.output_ids, *own[:j]])
+
+    positions = torch.tensor([seq.length + j for seq, _, j in members], dtype=torch.int64)
+    tokens = Draws(params, logits.device).draw(logits, positions, history)
+    outputs, first = [], 0
+    for seq, own in zip(sequences, drafts):
+        last = first + len(own) + 1
+        outputs.append(_run(seq, own, tokens[first:last], logits[first:last]))
+        first = last
+    return outputs
+
+
+def _run(seq: Sequence, drafts: list[int], tokens: Many[int | NotFinite], logits: Tensor) -> Output:
+    run = run_of(drafts, tokens)
+    failed = run[-1]
+    ids = [token for token in run if isinstance(token, int)]
+    if isinstance(failed, NotFinite) and not ids:
+        return failed  # otherwise it is the next step that fails
+    count = seq.sampling.logprobs
+    return Run(ids, [] if count is None else logprobs(logits[: len(ids)], ids, [count] * len(ids)))
 
 
 def _sample_tokens(members: list[Sequence], rows: Tensor, indices: list[int], outputs: list[Output]) -> None:
@@ -82,7 +149,7 @@ def _sample_tokens(members: list[Sequence], rows: Tensor, indices: list[int], ou
 
 def _score_prompt(seq: Sequence, output: Output, logits: Tensor) -> Output:
     """Add the log probabilities of the prompt tokens that the rows of this piece predict."""
-    if isinstance(output, BaseException):
+    if isinstance(output, BaseException | Run):  # a run is behind the prompt
         return output
     targets = seq.prompt_ids[seq.computed + 1 : seq.computed + 1 + len(logits)]
     n = seq.sampling.prompt_logprobs or 0

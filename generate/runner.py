@@ -137,8 +137,10 @@ class ModelRunner:
             return self._decode_again(plan, self._last.with_new_pages())
         held = [seq for seq in plan.held if seq.pages] if plan.padded else []
         ids, positions, rows, sample_rows = self._pack(plan, held)
-        outputs = sample_outputs(plan.sequences, plan.counts, self.logits(ids, positions, rows, sample_rows))
-        self._last = _Decoded.of(plan, rows) if len(sample_rows) == len(ids) and not held else None
+        logits = self.logits(ids, positions, rows, sample_rows)
+        outputs = sample_outputs(plan.sequences, plan.counts, logits, plan.drafts)
+        plain = len(sample_rows) == len(ids) and not held and not plan.drafts
+        self._last = _Decoded.of(plan, rows) if plain else None
         return outputs
 
     def _decode_again(self, plan: Plan, last: _Decoded) -> list[Output]:
@@ -179,7 +181,7 @@ class ModelRunner:
         A held sequence computes and samples its last token again, the dead weight of a padded batch; its rows come
         behind the plan's, and their logits are dropped.
         """
-        ids, positions, sample_rows = pack(plan.sequences, plan.counts)
+        ids, positions, sample_rows = pack(plan.sequences, plan.counts, plan.drafts)
         context_lens = [seq.computed + count for seq, count in zip(plan.sequences, plan.counts)]
         for seq in held:
             sample_rows.append(len(ids))

@@ -97,6 +97,9 @@ class Meters:
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.preemptions = 0
+        self.drafts = 0  # times that a request had draft tokens in a step
+        self.draft_tokens = 0
+        self.accepted_at: list[int] = []  # by the place of a draft: how often it was right
         self.finished: Counter[str] = Counter()  # by stop, length, or the kind of error
         self.cancelled: Counter[str] = Counter()  # by queued, prefill, decode
         self.completed = Completed()
@@ -185,11 +188,22 @@ class Meters:
         phases = {member.phase for member in iteration.members} & {"prefill", "decode"}
         phase = phases.pop() if len(phases) == 1 else "mixed"
         self.preemptions += len(iteration.preempted)
+        for _, drafted, accepted in iteration.drafts:
+            self._count_drafts(drafted, accepted)
         self.iteration_tokens.observe(iteration.tokens)
         self.iteration_seconds[phase].observe(iteration.seconds)
         self.batches[iteration.batch_size].add(iteration.seconds)
         for kind, spent in zip(SlotSteps._fields, iteration.slot_steps):
             self.slot_steps[kind] += spent
+
+    def _count_drafts(self, drafted: int, accepted: int) -> None:
+        self.drafts += 1
+        self.draft_tokens += drafted
+        more = drafted - len(self.accepted_at)
+        if more > 0:
+            self.accepted_at = self.accepted_at + [0] * more
+        for place in range(accepted):
+            self.accepted_at[place] += 1
 
     def _count_departure(self, inference: Inference) -> None:
         self._open.pop(inference.id, None)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Sequence as Many
+from itertools import zip_longest
+from typing import Any, NamedTuple, TypeVar
 
-from scheduling.iteration import Plan
+from scheduling.iteration import Drafted, Plan
 from scheduling.sequence import Sequence
+
+T = TypeVar("T")
 
 
 class Token(NamedTuple):
@@ -17,16 +21,42 @@ class Token(NamedTuple):
     prompt_details: list[Any] | None = None
 
 
-Output = int | Token | BaseException | None  # a token, the row's own failure, or None if no token is due
+class Run(NamedTuple):
+    """The tokens that a sequence with drafts gets in one step, with what else is known of each, if anything is.
+
+    These are the drafts that are right, and one more token: what the sequence would have got one by one.
+    """
+
+    ids: Many[int]
+    details: Many[Any] = ()
+
+
+def run_of(drafts: Many[int], tokens: Many[T]) -> Many[T]:
+    """Return the tokens that count: up to the first that is not the draft of its place, that one included.
+
+    `tokens[j]` is the token after the sequence and `drafts[:j]`; there is one more than there are drafts.
+    """
+    for j, (draft, token) in enumerate(zip(drafts, tokens)):
+        if draft != token:
+            return tokens[: j + 1]
+    return tokens
+
+
+Output = int | Token | Run | BaseException | None  # tokens, the row's own failure, or None if no token is due
 OnToken = Callable[[Sequence, float], None]
 
 
 class Advanced(NamedTuple):
-    """The sequences that failed and that finished in a step; `steady` if all decoded and none of them is done."""
+    """The sequences that failed and that finished in a step; `steady` if all decoded and none of them is done.
+
+    `drafts` says what became of the drafts, and `rejected` is the part of the rows that computed wrong ones.
+    """
 
     failed: list[Sequence]
     finished: list[Sequence]
     steady: bool
+    drafts: list[Drafted]
+    rejected: float
 
 
 def advance(
@@ -35,6 +65,7 @@ def advance(
     """Append the outputs of a step to its sequences; `publish` is called for each prompt that is computed."""
     failed: list[Sequence] = []
     finished: list[Sequence] = []
+    drafts, rejected = _count_drafts(plan, outputs) if plan.drafts else ([], 0.0)
     batch, number = len(plan.sequences) + len(plan.held), plan.number
     steady = not plan.paused
     for seq, count, output in zip(plan.sequences, plan.counts, outputs):
@@ -62,12 +93,29 @@ def advance(
         seq.batch_sum += batch
         if batch > seq.batch_max:
             seq.batch_max = batch
-    return Advanced(failed, finished, steady and not failed and not finished)
+    return Advanced(failed, finished, steady and not failed and not finished, drafts, rejected)
+
+
+def _count_drafts(plan: Plan, outputs: list[Output]) -> tuple[list[Drafted], float]:
+    """Count the drafts of a step and those of them that are right, and the part of the rows that computed the others."""
+    counted, rejected = [], 0.0
+    for seq, drafts, output in zip(plan.sequences, plan.drafts, outputs):
+        if not drafts:
+            continue
+        right = len(output.ids) - 1 if isinstance(output, Run) else 0
+        seq.drafted += len(drafts)
+        seq.accepted += right
+        counted.append(Drafted(seq.id, len(drafts), right))
+        rejected += (len(drafts) - right) / (1 + len(drafts))
+    return counted, rejected
 
 
 def _advance_one(
     seq: Sequence, count: int, output: Output, now: float, on_token: OnToken | None, publish: Callable[[Sequence], None]
 ) -> None:
+    if isinstance(output, Run):
+        _append(seq, output.ids, output.details, now, on_token)
+        return
     seq.computed += count
     if isinstance(output, BaseException):
         seq.error, seq.finish_reason = output, "abort"
@@ -87,14 +135,27 @@ def _advance_one(
     if seq.max_tokens == 0:  # the request was only for the scores of its prompt
         seq.finish_reason, seq.state = "length", "held"
         return
-    seq.output_ids.append(output)
+    if seq.first_token_at is None:
+        seq.first_token_at = now
+    _append_one(seq, output, detail, now, on_token)
+
+
+def _append(seq: Sequence, tokens: Many[int], details: Many[Any], now: float, on_token: OnToken | None) -> None:
+    """Append the tokens of a run up to the one that ends the sequence, if one does."""
+    for token, detail in zip_longest(tokens, details):
+        seq.computed += 1  # the keys and values of the token before it
+        _append_one(seq, token, detail, now, on_token)
+        if seq.finish_reason is not None:
+            return
+
+
+def _append_one(seq: Sequence, token: int, detail: Any, now: float, on_token: OnToken | None) -> None:
+    seq.output_ids.append(token)
     if detail is not None:
         seq.details.append(detail)
     seq.last_token_at = now
-    if seq.first_token_at is None:
-        seq.first_token_at = now
     try:
-        seq.finish_reason = seq.stop(output) if seq.stop else None
+        seq.finish_reason = seq.stop(token) if seq.stop else None
     except Exception as error:  # a request's own `stop` must not fail its neighbors
         seq.error, seq.finish_reason = error, "abort"
         return

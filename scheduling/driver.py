@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from math import inf
 
+from scheduling.advance import Run, run_of
 from scheduling.iteration import Iteration, Plan
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import UNKNOWN_TOKEN, Sequence
@@ -76,5 +77,14 @@ class Driver:
 
 
 def tokens_due(plan: Plan) -> list[Output]:
-    """Return UNKNOWN_TOKEN for each sequence that computes all its pending tokens, None for the others."""
-    return [UNKNOWN_TOKEN if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)]
+    """Return UNKNOWN_TOKEN for each sequence that computes all its pending tokens, None for the others.
+
+    A draft is right if it is UNKNOWN_TOKEN, too.
+    """
+    due: list[Output] = [
+        UNKNOWN_TOKEN if count >= seq.pending else None for seq, count in zip(plan.sequences, plan.counts)
+    ]
+    for i, drafts in enumerate(plan.drafts):
+        if drafts:
+            due[i] = Run(run_of(drafts, [UNKNOWN_TOKEN] * (len(drafts) + 1)))
+    return due

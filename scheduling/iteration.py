@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from scheduling.renamed import FormerField
@@ -14,7 +15,8 @@ class Plan:
     """What one step computes: `counts[i]` tokens of `sequences[i]`, and the dead weight of a padded policy.
 
     `held` are finished members that still fill a slot. A padded step computes one row for each of them, and as many
-    rows of padding beside the prompts as make a rectangle of tokens.
+    rows of padding beside the prompts as make a rectangle of tokens. In a step with `drafts`, `drafts[i]` are the tokens
+    that `sequences[i]` is guessed to get, computed behind its pending one: `counts[i]` is 1 + their number.
     """
 
     number: int
@@ -29,6 +31,7 @@ class Plan:
     displaced = FormerField("displaced", "preempted")
     repeats: bool = False  # the same members as in the previous step, each of which decodes one token
     blocked_by: str | None = None  # one of WAIT_REASONS: why the sequences that were waiting did not join
+    drafts: list[list[int]] = field(default_factory=list)  # of each sequence, or nothing at all
 
     @property
     def padding(self) -> int:
@@ -40,11 +43,30 @@ class Plan:
     def remove(self, sequences: list[Sequence]) -> None:
         """Take out members that were preempted before the step was computed."""
         gone, had_joined = set(sequences), set(self.joined)
-        rows = [(seq, count) for seq, count in zip(self.sequences, self.counts) if seq not in gone]
-        self.sequences, self.counts = [seq for seq, _ in rows], [count for _, count in rows]
+        kept = [i for i, seq in enumerate(self.sequences) if seq not in gone]
+        self._keep(kept)
         self.joined = [seq for seq in self.joined if seq not in gone]
         self.preempted = self.preempted + [seq for seq in sequences if seq not in had_joined]
         self.repeats = False
+
+    def part(self, kept: slice) -> Plan:
+        """Return the plan of a step for some of its sequences alone, without those that are held."""
+        part = replace(self, held=[], repeats=False)
+        part._keep(range(len(self.sequences))[kept])
+        return part
+
+    def _keep(self, kept: Iterable[int]) -> None:
+        kept = list(kept)
+        self.sequences, self.counts = [self.sequences[i] for i in kept], [self.counts[i] for i in kept]
+        self.drafts = [self.drafts[i] for i in kept] if self.drafts else []
+
+
+class Drafted(NamedTuple):
+    """How many tokens were guessed for a sequence in a step, and how many of them it got."""
+
+    id: str
+    drafted: int
+    accepted: int
 
 
 class Member(NamedTuple):
@@ -70,9 +92,10 @@ def members_of(plan: Plan, phases: list[str]) -> list[Member]:
 
 
 class SlotSteps(NamedTuple):
-    """How the slots of one step were spent; the five kinds add up to the number of the engine's slots.
+    """How the slots of one step were spent; the six kinds add up to the number of the engine's slots.
 
-    A slot whose sequence computes nothing is idle, and so is one that the policy does not use. Recomputed is the part of a row that was computed before.
+    A slot whose sequence computes nothing is idle, and so is one that the policy does not use. Recomputed is the part of a
+    row that was computed before, rejected the part that computed wrong drafts.
     """
 
     useful: float = 0.0
@@ -80,6 +103,7 @@ class SlotSteps(NamedTuple):
     held: float = 0.0
     idle: float = 0.0
     recomputed: float = 0.0
+    rejected: float = 0.0
 
     @property
     def fill(self) -> float | None:
@@ -94,7 +118,7 @@ class SlotSteps(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, slots: int) -> SlotSteps:
-        """Return how a step spends its slots, before any of its sequences advances."""
+        """Return how a step spends its slots if it rejects no draft, before any of its sequences advances."""
         rows, held = len(plan.sequences), len(plan.held)
         padding, recomputed = 0.0, 0.0
         width = max(plan.counts) if plan.padded and plan.counts else 0  # of the rectangle's rows
@@ -112,7 +136,7 @@ class SlotSteps(NamedTuple):
 class Iteration:
     """One step as it happened: `t` and `seconds` on the scheduler's clock, `queue` the requests left waiting.
 
-    `preempted` sequences lost their slots before it and wait again. A step that `repeats` has the members of the one
+    `preempted` sequences lost their slots before it and wait again. `drafts` are those of its members that had some. A step that `repeats` has the members of the one
     before, each of which decodes one token. `blocked_by` is why those in the queue when it was planned did not join, None
     if all of them did.
     """
@@ -131,6 +155,7 @@ class Iteration:
     preempted: list[str] = field(default_factory=list)
     repeats: bool = False
     blocked_by: str | None = None
+    drafts: list[Drafted] = field(default_factory=list)
 
     @property
     def batch_size(self) -> int:
@@ -139,12 +164,14 @@ class Iteration:
 
     @property
     def tokens(self) -> int:
-        return sum(m.tokens for m in self.members)
+        """Tokens that were computed, without the rejected drafts."""
+        return sum(m.tokens for m in self.members) - sum(d.drafted - d.accepted for d in self.drafts)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as `/events` and trace files have it."""
         blocked = {"blocked_by": self.blocked_by} if self.blocked_by else {}
         preempted = {"displaced": self.preempted} if self.preempted else {}
+        drafts = {"drafts": [drafted._asdict() for drafted in self.drafts]} if self.drafts else {}
         return {
             "n": self.n,
             "t": self.t,
@@ -156,6 +183,7 @@ class Iteration:
             "joined": self.joined,
             "left": [{"id": id, "reason": reason} for id, reason in self.left],
             **preempted,
+            **drafts,
             "slot_steps": self.slot_steps._asdict(),
             "pages": {"used": self.pages_used, "total": self.pages_total},
         }

@@ -3,7 +3,7 @@
 A policy is one file in `policies/` with a class `Policy(scheduling.policy.Policy)` that overrides only what makes it
 different. The scheduler calls these hooks before each step:
 
-    preempt -> victim -> admit -> order -> blocked_by -> reserve_tokens -> allocate_tokens
+    preempt -> victim -> admit -> order -> blocked_by -> reserve_tokens -> allocate_tokens -> allocate_drafts
 
 Then the model computes the step, and these follow:
 
@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from scheduling.claims import Claims
+from scheduling.draft_choice import DraftChoice
 from scheduling.iteration import Plan
 from scheduling.options import set_options
 from scheduling.renamed import FormerAttribute, FormerClaim, FormerField, RenamedWarning, adopt, with_former
@@ -138,6 +139,14 @@ class Policy:
                 counts[i] = max(0, min(count, left))
                 left -= counts[i]
         return counts
+
+    def allocate_drafts(self, choice: DraftChoice) -> list[int]:
+        """Return how many drafts each of `choice.sequences` computes in this step, at most `choice.most`, 0 for none.
+
+        Called when the server speculates and there are drafts to choose from. The default is what brings the most tokens
+        per second.
+        """
+        return choice.best()
 
     def release(self, running: list[Sequence]) -> list[Sequence]:
         """Return the requests that leave and are answered after this step."""

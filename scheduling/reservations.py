@@ -20,7 +20,9 @@ class Reservations:
     def __init__(self, pool: PagePool | None) -> None:
         self._pool = pool
         self._step = 0
-        self._due: dict[int, list[tuple[Sequence, list[int]]]] = {}  # by step: sequences whose pages end, their pages
+        self._due: dict[int, list[Sequence]] = {}  # by step: sequences whose pages may end in it
+        self._watched: dict[Sequence, int] = {}  # the step in which a sequence is due; its entries of others are void
+        self._lent: dict[Sequence, int] = {}  # the pages that sequences had before they got some for their drafts
 
     @property
     def free_tokens(self) -> int:
@@ -71,7 +73,7 @@ class Reservations:
     def _watch_growing(self, seq: Sequence) -> None:
         tokens = len(seq.pages) * self.page_size
         if tokens < seq.total:
-            self._watch(seq, tokens - seq.length)
+            self._watch(seq, max(1, tokens - seq.length))
 
     def outgrown(self, running: list[Sequence]) -> list[Sequence]:
         """Return the sequences that need one more page before the next step; called once for each step."""
@@ -80,18 +82,46 @@ class Reservations:
         if due is None or self._pool is None:
             return []
         short = []
-        for seq, pages in due:
-            # A sequence that has left since has another list; one that did not decode in each step has tokens to spare.
-            if seq.pages is pages and seq.finish_reason is None:
-                spare = len(pages) * self._pool.page_size - seq.length
+        for seq in due:
+            # A sequence that did not decode in each step has tokens to spare.
+            if self._watched.get(seq) == self._step and seq.finish_reason is None:
+                spare = len(seq.pages) * self._pool.page_size - seq.length
                 if spare <= 0:
                     short.append(seq)
                 self._watch(seq, spare if spare > 0 else self._pool.page_size)
         return sorted(short, key=running.index) if len(short) > 1 else short
 
     def _watch(self, seq: Sequence, tokens: int) -> None:
-        """Look at a sequence again when it may have so many more tokens, since a step appends one at most."""
-        self._due.setdefault(self._step + tokens, []).append((seq, seq.pages))
+        """Look at a sequence again when it may have so many more tokens; a step without drafts appends one at most."""
+        step = self._step + tokens
+        if self._watched.get(seq) != step:
+            self._watched[seq] = step
+            self._due.setdefault(step, []).append(seq)
+
+    def lend(self, seq: Sequence, drafts: int) -> int:
+        """Give a sequence pages for the drafts of one step; return for how many of them the free ones suffice."""
+        pool = self._pool
+        if pool is None:
+            return drafts
+        self._lent.setdefault(seq, len(seq.pages))
+        while drafts and len(seq.pages) * pool.page_size < min(seq.length + 1 + drafts, seq.total):
+            if pool.free:
+                seq.pages.append(pool.take())
+            else:
+                drafts = max(0, len(seq.pages) * pool.page_size - seq.length - 1)
+        return drafts
+
+    def settle(self) -> None:
+        """Take back the pages of the drafts that were wrong; called after a step with drafts."""
+        for seq, before in self._lent.items():
+            assert self._pool is not None
+            needed = max(before, self._pool.pages_for(min(seq.length + 1, seq.total)))
+            if needed < len(seq.pages):
+                self._pool.release(seq.pages[needed:])
+                del seq.pages[needed:]
+            if seq.finish_reason is None:
+                self._watch_growing(seq)
+        self._lent.clear()
 
     def grow(self, seq: Sequence) -> bool:
         """Give a sequence one more page; return False if none is free."""
@@ -121,6 +151,7 @@ class Reservations:
         """Give sequences the pages of the tokens that they got in several steps at once."""
         if self._pool is not None and self._due:
             self._due.clear()
+            self._watched.clear()
             for seq in sequences:
                 seq.pages += [self._pool.take() for _ in range(self._pages_needed([seq], 0, self._pool))]
                 self._watch_growing(seq)
@@ -141,6 +172,8 @@ class Reservations:
         """Give the pages of a sequence back."""
         if self._pool is None or not seq.pages:
             return
+        self._watched.pop(seq, None)
+        self._lent.pop(seq, None)
         # The pages of a step that failed may hold anything. A prompt that is being scored is computed whole when it
         # joins again, so it must not find itself.
         if seq.error is None and (seq.output_ids or not seq.prompt_details):

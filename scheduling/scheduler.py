@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scheduling.admission import Admission
-from scheduling.advance import Output, Token, advance
+from scheduling.advance import Output, Run, Token, advance
 from scheduling.allocation import allocate
 from scheduling.batch import Batch
 from scheduling.hooks import Hooks
@@ -18,8 +18,9 @@ from scheduling.pages import PagePool
 from scheduling.policy import Policy, PolicyError
 from scheduling.reservations import ENDLESS
 from scheduling.sequence import Sequence
+from scheduling.speculation import Speculator
 
-__all__ = ["ENDLESS", "Forward", "Output", "PolicyError", "Scheduler", "Token"]
+__all__ = ["ENDLESS", "Forward", "Output", "PolicyError", "Run", "Scheduler", "Token"]
 
 Forward = Callable[[Plan], list[Output]]
 
@@ -28,14 +29,22 @@ class Scheduler:
     """Sequences wait, run and leave. The policy decides, the scheduler keeps the books.
 
     `max_tokens_per_step` bounds the tokens of one step for policies that are not padded; prompts are cut to it.
-    With `record=False` the records of steps have no members, which saves time in a simulation of millions of steps.
+    With `record=False` the records of steps have no members, which saves time in a simulation of millions of steps. A
+    `speculator` lets decoding sequences get several tokens in a step.
     """
 
     def __init__(
-        self, policy: Policy, pages: PagePool | None = None, max_tokens_per_step: int = 2048, *, record: bool = True
+        self,
+        policy: Policy,
+        pages: PagePool | None = None,
+        max_tokens_per_step: int = 2048,
+        *,
+        record: bool = True,
+        speculator: Speculator | None = None,
     ) -> None:
         self.pages = pages
         self.record = record
+        self.speculator = speculator
         self.number = 0
         self.batch = Batch(pages)
         self.queue = Admission(self.batch)
@@ -136,6 +145,8 @@ class Scheduler:
             sequences, counts, held, paused = allocate(self.policy, self.running, self.token_budget)
             plan = Plan(self.number, now, sequences, counts, held, self.policy.padded, joined, paused, preempted)
         plan.blocked_by = self.wait_clock.reason if self.waiting else None
+        if self.speculator is not None and plan.sequences:
+            self.speculator.add_drafts(plan, self.policy, self.batch.pages, self.token_budget)
         return plan
 
     def wake_at(self, now: float) -> float | None:
@@ -160,6 +171,8 @@ class Scheduler:
         victims = self.batch.grow(self.policy.victim, now)
         if victims:
             self._repeat = None
+            if self.speculator is not None:
+                self.speculator.forget(victims)
             preempted = [*preempted, *victims]
         if preempted:
             self._requeue(preempted, now)
@@ -180,8 +193,15 @@ class Scheduler:
         """
         slot_steps = SlotSteps.of(plan, self.policy.slots)
         phases = ["prefill" if s.is_prefilling else "decode" for s in plan.sequences if self.record]
-        failed, finished, steady = advance(plan, outputs, now, self.hooks.on_token, self.batch.pages.publish)
+        failed, finished, steady, drafts, rejected = advance(
+            plan, outputs, now, self.hooks.on_token, self.batch.pages.publish
+        )
         self._repeat = plan if steady and self.hooks.repeats else None
+        if self.speculator is not None:
+            self.speculator.learn(plan, drafts, now - plan.started_at)
+        if plan.drafts:
+            self.batch.pages.settle()
+            slot_steps = slot_steps._replace(useful=slot_steps.useful - rejected, rejected=rejected)
         members = members_of(plan, phases) if self.record else []
         if self.hooks.on_step is not None:
             self.hooks.on_step(plan, now)
@@ -196,6 +216,7 @@ class Scheduler:
             plan.number, plan.started_at, now - plan.started_at, self.policy.name, len(self.waiting), members,
             [seq.id for seq in plan.joined], [(s.id, s.finish_reason or "abort") for s in answered],
             slot_steps, *self.batch.pages.usage, [seq.id for seq in plan.preempted], plan.repeats, plan.blocked_by,
+            drafts,
         )  # fmt: skip
 
     def _release(self, leaving: list[Sequence], now: float) -> list[Sequence]:
@@ -211,6 +232,8 @@ class Scheduler:
         if leaving:
             self.batch.vacate(leaving)
             self._repeat = None
+            if self.speculator is not None:
+                self.speculator.forget(leaving)
 
     def _answer(self, sequences: list[Sequence], now: float) -> list[Sequence]:
         """Finish the sequences that are not answered yet; return them."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Any
 
-from scheduling.iteration import Iteration, Member, SlotSteps
+from scheduling.iteration import Drafted, Iteration, Member, SlotSteps
 
 WIDTH = len(Member._fields)
 CONSTANT = 4  # the first fields of a member, which are equal in all steps of a stretch: id, slot, phase, tokens
@@ -39,6 +39,7 @@ class Stretch:
     pages_total: int
     blocked_by: str | None
     members: tuple[Any, ...]
+    drafts: list[Drafted] = field(default_factory=list)
 
     @classmethod
     def of(cls, step: Iteration) -> Stretch:
@@ -46,13 +47,14 @@ class Stretch:
         return cls(
             step.n, step.t, step.t + step.seconds, 1, step.policy, step.queue, list(step.joined), list(step.left),
             list(step.preempted), tuple(step.slot_steps), step.pages_used, step.pages_total,
-            step.blocked_by, flat(step.members),
+            step.blocked_by, flat(step.members), step.drafts,
         )  # fmt: skip
 
     def extend(self, step: Iteration) -> bool:
         """Add a step if it equals those before it; otherwise return False."""
         if (
-            self.left or step.joined or step.preempted or self.queue != step.queue or step.n != self.n + self.steps
+            self.left or step.joined or step.preempted or step.drafts or self.drafts
+            or self.queue != step.queue or step.n != self.n + self.steps
             or self.slot_steps != step.slot_steps or self.policy != step.policy or self.blocked_by != step.blocked_by
         ):  # fmt: skip
             return False
@@ -81,6 +83,7 @@ class Stretch:
             joined=self.joined, left=[(id, reason) for id, reason in self.left],
             slot_steps=SlotSteps(*self.slot_steps), pages_used=self.pages_used, pages_total=self.pages_total,
             preempted=self.preempted, blocked_by=self.blocked_by,
+            drafts=[Drafted(*drafted) for drafted in self.drafts],
         )  # fmt: skip
         return step.to_dict() | {"repeat": self.steps}
 

@@ -11,7 +11,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 from scheduling.iteration import Plan
@@ -178,11 +177,7 @@ class Recovery:
         if n < 2:
             return [_request_error(result)] * n
         halves = (slice(0, n // 2), slice(n // 2, n))
-        parts = [
-            replace(plan, sequences=plan.sequences[half], counts=plan.counts[half], held=[], repeats=False)
-            for half in halves
-        ]
-        return [output for part in parts for output in self._bisect(part)]
+        return [output for half in halves for output in self._bisect(plan.part(half))]
 
     def _shrink(self, scheduler: Scheduler, plan: Plan) -> list[Output]:
         """Compute what fits into memory, and log the new limit on running requests if it is lower."""

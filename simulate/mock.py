@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from scheduling.advance import Output, Run, Token, run_of
 from scheduling.iteration import Plan
-from scheduling.scheduler import Output, Token
 from scheduling.sequence import Sequence as Request
 from simulate import costs, published
 from simulate.costs import Cost, Host, Scaled, Sizes
@@ -81,9 +81,12 @@ class MockModel:
         """Take the time of a step; return a token for each sequence due, None while its prompt lasts."""
         start = self._clock()
         seconds = self.cost(plan) / self.speed
-        outputs = [
-            self._output(seq) if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)
+        outputs: list[Output] = [
+            self._output(seq, 0) if count >= seq.pending else None for seq, count in zip(plan.sequences, plan.counts)
         ]
+        for i, drafts in enumerate(plan.drafts):
+            if drafts:
+                outputs[i] = self._run(plan.sequences[i], drafts)
         end = start + seconds - self._late
         rest = end - self._clock()
         if rest > 0:
@@ -93,22 +96,28 @@ class MockModel:
 
     def token(self, seq: Request) -> int:
         """Return the token that this sequence gets next: a fixed mixture of its last prompt token and the place."""
-        return self.ids[self._place(seq)]
+        return self.ids[self._place(seq, 0)]
 
-    def _place(self, seq: Request) -> int:
-        mixed = (seq.prompt_ids[-1] * 2654435761 + len(seq.output_ids) * 40503) & 0xFFFFFFFF
+    def _place(self, seq: Request, later: int) -> int:
+        mixed = (seq.prompt_ids[-1] * 2654435761 + (len(seq.output_ids) + later) * 40503) & 0xFFFFFFFF
         return (mixed ^ (mixed >> 15)) % len(self.ids)
 
-    def _output(self, seq: Request) -> Output:
-        """Return the next token, with log probabilities if its sampling parameters ask for them."""
+    def _run(self, seq: Request, drafts: list[int]) -> Output:
+        """Return the drafts that are right, and the token behind them."""
+        ids = run_of(drafts, [self.ids[self._place(seq, later)] for later in range(len(drafts) + 1)])
+        outputs = (self._output(seq, later) for later in range(len(ids)))
+        return Run(ids, [output.detail for output in outputs if isinstance(output, Token)])
+
+    def _output(self, seq: Request, later: int) -> Output:
+        """Return the token after the next `later` ones, with log probabilities if its sampling parameters ask for them."""
         wanted = getattr(seq.sampling, "logprobs", None)
         of_prompt = getattr(seq.sampling, "prompt_logprobs", None)
         if wanted is None and of_prompt is None:
-            return self.token(seq)
+            return self.ids[self._place(seq, later)]
         prompt: list[Scored] = []
         if of_prompt is not None and not seq.output_ids:
             prompt = [self._scored(token, 0, of_prompt) for token in seq.prompt_ids[1:]]
-        place = self._place(seq)
+        place = self._place(seq, later)
         token = self.ids[place]
         own = None if wanted is None else self._scored(token, place, wanted)
         return Token(token, own, prompt)

@@ -96,7 +96,7 @@ def step_of_members(members: Iterable[Member], padded: bool) -> Step:
             count, length = 1, member.computed + 1
         elif not count:
             continue
-        if member.phase == "prefill":
+        if member.phase == "prefill" or count > 1:  # a decode with drafts is a chunk
             prefills += 1
             prompt += count
             pairs += count * (length - count + (count + 1) / 2)

@@ -4,7 +4,7 @@
 (function (root) {
   const KIND = { IDLE: 0, PREFILL: 1, DECODE: 2, HELD: 3, PAUSED: 4 };
   const NAMES = ["idle", "prefill", "decode", "held", "paused"];
-  const STEPS = ["useful", "padding", "held", "idle", "recomputed"];
+  const STEPS = ["useful", "padding", "held", "idle", "recomputed", "rejected"];
   const PHASE = { prefill: KIND.PREFILL, decode: KIND.DECODE, held: KIND.HELD, idle: KIND.PAUSED };
   const JOINED = 8, HIT = 16, LEFT = 32;
   const HUES = 8;
@@ -260,7 +260,7 @@
     // Count the cells of each kind and the slot-steps of the five kinds over columns from..to.
     count(from = 0, to = this.columns.length) {
       const cells = { idle: 0, prefill: 0, decode: 0, held: 0, paused: 0, hits: 0, joined: 0, left: 0 };
-      const steps = { useful: 0, padding: 0, held: 0, idle: 0, recomputed: 0 };
+      const steps = Object.fromEntries(STEPS.map((name) => [name, 0]));
       for (let i = Math.max(0, from); i < to; i++) {
         const column = this.columns[i];
         for (let slot = 0; slot < column.slots; slot++) {

@@ -5,7 +5,7 @@
   const EB = (root.EB = root.EB || {});
   const { count, seconds, percent, figure } = EB;
   const $ = (id) => document.getElementById(id);
-  const WASTE = ["useful", "padding", "held", "idle", "recomputed"];
+  const WASTE = EB.STEPS;
   const STATES = { prefill: "▮ prefill", decode: "▶ decode", held: "▨ held", paused: "‖ paused", waiting: "… waiting",
     preempted: "↺ preempted" };
 

@@ -251,6 +251,8 @@ class RequestRegistry:
             "prompt_tokens": len(seq.prompt_ids),
             "output_tokens": len(inference.output_ids),
             "cached_tokens": seq.cached,
+            "drafted_tokens": seq.drafted,
+            "accepted_tokens": seq.accepted,
             "arrived_at": wall(seq.arrived_at),
             "scheduled_at": wall(seq.scheduled_at),
             "first_token_at": wall(seq.first_token_at),

@@ -1,4 +1,4 @@
-"""How a server spent its slots: five kinds that add up to 100 %, their colors and marks. Pure.
+"""How a server spent its slots: six kinds that add up to 100 %, their colors and marks. Pure.
 
 The colors are those of the live page (`web/style.css`), and none of them is a policy's.
 """
@@ -9,8 +9,13 @@ from collections.abc import Mapping
 
 from rich.text import Text
 
-COLORS = {"useful": "#4d6070", "padding": "#c2892a", "held": "#b4557f", "idle": "#c9d1d9", "recomputed": "#6b4fa0"}
-MARKS = {"useful": "█", "padding": "▒", "held": "╱", "idle": "·", "recomputed": "▓"}  # readable without colors, too
+COLORS = {
+    "useful": "#4d6070", "padding": "#c2892a", "held": "#b4557f", "idle": "#c9d1d9", "recomputed": "#6b4fa0",
+    "rejected": "#2f7f86",
+}  # fmt: skip
+MARKS = {  # readable without colors, too
+    "useful": "█", "padding": "▒", "held": "╱", "idle": "·", "recomputed": "▓", "rejected": "░"
+}  # fmt: skip
 # On a terminal, whose background is unknown, the neutral kinds have the terminal's own colors.
 STYLES = COLORS | {"useful": "default", "idle": "bright_black"}
 Spent = Mapping[str, float]
@@ -43,7 +48,7 @@ def percentages(spent: Spent) -> dict[str, int]:
 
 
 def bar(spent: Spent, width: int) -> Text:
-    """Return a bar of the five kinds, and a line with their percentages."""
+    """Return a bar of the kinds, and a line with their percentages."""
     if not sum(spent.values()):
         return Text("no steps", "bright_black")
     text, shares = Text(), percentages(spent)

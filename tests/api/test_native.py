@@ -164,7 +164,7 @@ def test_stats_keep_the_formulas_of_the_original(client: FlaskClient) -> None:
     assert stats["requests"] == 3
     assert stats["throughput-wall"] > 0
     assert stats["engine"]["batch_stats"][0] | {"seconds": 0} == {"batch_size": 1, "count": 16, "seconds": 0}
-    assert set(stats["engine"]["slot_steps"]) == {"useful", "padding", "held", "idle", "recomputed"}
+    assert set(stats["engine"]["slot_steps"]) == {"useful", "padding", "held", "idle", "recomputed", "rejected"}
 
 
 def test_the_table_by_length_is_a_csv(client: FlaskClient) -> None:

@@ -128,7 +128,7 @@ def test_steps_are_counted_by_batch_size() -> None:
         {"batch_size": 1, "count": 1, "seconds": 1.0},
         {"batch_size": 2, "count": 2, "seconds": 6.0},
     ]
-    assert engine["slot_steps"] == {"useful": 3, "padding": 0, "held": 2, "idle": 7, "recomputed": 0}
+    assert engine["slot_steps"] == {"useful": 3, "padding": 0, "held": 2, "idle": 7, "recomputed": 0, "rejected": 0}
     assert (sum(meters.batch_sizes.counts), meters.batch_sizes.sum) == (3, 5)
 
 

@@ -148,8 +148,15 @@ def test_the_record_has_phases_batch_sizes_and_waste() -> None:
     first, second = (it.to_dict() for it in run.iterations)
     assert [m["phase"] for m in first["members"]] == ["prefill", "prefill"]
     assert [m["phase"] for m in second["members"]] == ["decode", "held"]
-    assert first["slot_steps"] == {"useful": 1.5, "padding": 0.5, "held": 0, "idle": 2, "recomputed": 0.0}
-    assert second["slot_steps"] == {"useful": 1, "padding": 0, "held": 1, "idle": 2, "recomputed": 0.0}
+    assert first["slot_steps"] == {
+        "useful": 1.5,
+        "padding": 0.5,
+        "held": 0,
+        "idle": 2,
+        "recomputed": 0.0,
+        "rejected": 0.0,
+    }
+    assert second["slot_steps"] == {"useful": 1, "padding": 0, "held": 1, "idle": 2, "recomputed": 0.0, "rejected": 0.0}
     assert second["left"] == [{"id": "r0", "reason": "length"}, {"id": "r1", "reason": "length"}]
     assert [(s.batch_max, s.iterations) for s in run.sequences] == [(2, 1), (2, 2)]
 
@@ -158,7 +165,7 @@ def test_in_a_padded_row_only_the_computed_part_is_recomputed() -> None:
     """Two requests are preempted after their prompts of 2 and 8, and compute 3 and 9 tokens in rows of 9."""
     run = drive(scheduler("static", 4), requests((0, 2, 2), (0, 2, 2), (0, 2, 2), (0, 8, 2)), preempt={2})
     again = next(it.slot_steps for it in run.iterations if it.slot_steps.recomputed)
-    assert again == pytest.approx((2 / 9, 6 / 9, 0, 2, 10 / 9))
+    assert again == pytest.approx((2 / 9, 6 / 9, 0, 2, 10 / 9, 0))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,62 @@
+"""How many drafts a step computes: as many as bring the most tokens per second. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from scheduling.sequence import Sequence
+
+LEAST_CHANCE = 0.05  # of a draft that is considered
+WORTH = 1.02  # drafts must promise so many times the tokens per second, since what is promised is an estimate
+
+
+class DraftChoice(NamedTuple):
+    """What the number of drafts in a step depends on.
+
+    sequences, most, chances: the requests with offers, the most drafts of each, and how likely each of them is right if
+    those before it are. rows: those of the step without drafts, each of which gets a token. budget: the most drafts of
+    all. seconds: the time of a step with so many rows. drafting: the time of the drafter for such counts.
+    """
+
+    sequences: list[Sequence]
+    most: list[int]
+    chances: list[float]
+    rows: int
+    budget: int
+    seconds: Callable[[int], float]
+    drafting: Callable[[list[int]], float]
+
+    def best(self) -> list[int]:
+        """Return the numbers of drafts with the most expected tokens per second of this step.
+
+        The j-th draft of a sequence brings p^j tokens, so the likeliest drafts are taken first, and each is only taken
+        after the one before it (Leviathan et al. 2023, arXiv 2211.17192, for one sequence).
+        """
+        ranked = sorted(self._gains(), reverse=True)[: self.budget]
+        tokens, rows, best, number = float(self.rows), self.rows, 0.0, 0
+        counts = [0] * len(self.most)
+        alone = tokens / self.seconds(rows)
+        for taken, (gain, i) in enumerate(ranked, 1):
+            tokens += gain
+            counts[i] += 1
+            rate = tokens / (self.seconds(rows + taken) + self.drafting(counts))
+            if rate > best:
+                best, number = rate, taken
+        if best < alone * WORTH:
+            number = 0
+        counts = [0] * len(self.most)
+        for _, i in ranked[:number]:
+            counts[i] += 1
+        return counts
+
+    def _gains(self) -> list[tuple[float, int]]:
+        gains = []
+        for i, (most, chance) in enumerate(zip(self.most, self.chances)):
+            gain = 1.0
+            for _ in range(most):
+                gain *= chance
+                if gain < LEAST_CHANCE:
+                    break
+                gains.append((gain, i))
+        return gains

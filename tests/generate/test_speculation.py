@@ -1,0 +1,96 @@
+"""A text is the same to the token with speculation and without it, whatever drafts and however many."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+import policies
+from generate.drafters.ngram import NgramDrafter
+from generate.params import SamplingParams
+from generate.runner import ModelRunner
+from models.gpt2 import GPT, GPTConfig
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from scheduling.speculation import Speculator
+
+CONFIG = GPTConfig(block_size=192, vocab_size=61, n_layer=2, n_head=2, n_embd=128)
+PAGE = 16
+
+
+def make_model(dtype: torch.dtype = torch.bfloat16) -> GPT:
+    model = GPT(CONFIG)
+    model.init_weights(torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3 if parameter.dim() > 1 else 1)
+    return model.to(dtype).eval().requires_grad_(False)
+
+
+def requests(n: int, seed: int, temperature: float, **sampling: Any) -> list[Sequence]:
+    """Return requests, half of them with prompts that repeat themselves."""
+    rng = random.Random(seed)
+    made = []
+    for i in range(n):
+        part = [rng.randrange(CONFIG.vocab_size) for _ in range(rng.randrange(3, 12))]
+        prompt = (part * 9)[: rng.randrange(1, 60)] if i % 2 else part
+        params = SamplingParams(temperature=temperature, seed=seed * 1000 + i, **sampling)
+        made.append(Sequence(prompt, rng.randrange(1, 50), id=str(i), sampling=params, client=str(i % 3)))
+    return made
+
+
+def serve(
+    sequences: list[Sequence],
+    speculator: Speculator | None,
+    *,
+    runner: ModelRunner,
+    pages: int = 400,
+    slots: int = 8,
+    budget: int = 64,
+    cancel: int = 0,
+    policy: str = "dynamic",
+) -> dict[str, list[int]]:
+    """Return the tokens by request; every `cancel` steps one is cancelled."""
+    pool = PagePool(pages, PAGE, prefix_cache=True)
+    scheduler = Scheduler(policies.get_policy(policy, slots), pool, budget, speculator=speculator)
+    scheduler.policy.margin = 4
+    clock = iter(range(1 << 30))
+    for seq in sequences:
+        seq.open_ended = True
+        scheduler.add(seq)
+    steps = 0
+    while not scheduler.is_idle:
+        iteration = scheduler.step(runner.forward, lambda: next(clock) / 1000)
+        assert iteration is not None
+        assert sum(iteration.slot_steps) == pytest.approx(slots)
+        steps += 1
+        if cancel and steps % cancel == 0 and scheduler.running:
+            scheduler.remove_all([scheduler.running[steps % len(scheduler.running)]], steps)
+    assert pool.free == pool.total
+    return {seq.id: seq.output_ids for seq in sequences}
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModelRunner:
+    return ModelRunner(make_model(), 400, PAGE)
+
+
+@pytest.mark.parametrize("temperature", [0, 0.7, 1.5])
+@pytest.mark.parametrize(("pages", "slots", "cancel"), [(400, 1, 0), (400, 24, 5), (14, 8, 0)])
+def test_the_text_is_the_same_as_without_drafts(
+    runner: ModelRunner, temperature: float, pages: int, slots: int, cancel: int
+) -> None:
+    plain = serve(requests(24, 1, temperature), None, runner=runner, pages=pages, slots=slots)
+    for fixed in (2, 8, None):
+        sequences = requests(24, 1, temperature)
+        speculator = Speculator(NgramDrafter(), fixed)
+        served = serve(sequences, speculator, runner=runner, pages=pages, slots=slots, cancel=cancel)
+        for seq in sequences:
+            assert served[seq.id] == plain[seq.id][: len(served[seq.id])]
+            assert seq.finish_reason == "abort" or served[seq.id] == plain[seq.id]
+        assert pages > 14 or sum(seq.preemptions for seq in sequences)
+        assert temperature or sum(seq.accepted for seq in sequences) > 50
