@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from generate import memory
+from generate.cpu.adapters import AdapterRows
 from generate.cpu.attention import PackedRows, make_attention
 from generate.cpu.blocks import make_blocks
 from generate.cpu.linear import make_head
@@ -191,12 +192,14 @@ class ModelRunner:
         counts = (0, *plan.counts, *itertools.repeat(1, len(held)))
         ids += [0] * plan.padding
         positions += [0] * plan.padding
-        pages = [seq.pages for seq in (*plan.sequences, *held)]
+        members = (*plan.sequences, *held)
+        pages = [seq.pages for seq in members]
         width = max(map(len, pages))
         rows = PackedRows(
             cu_seqlens=self._int32([*itertools.accumulate(counts)]),  # (n + 1)
             context_lens=self._int32(context_lens),  # (n)
             block_tables=self._int32([p + [0] * (width - len(p)) for p in pages]),  # (n, width)
+            adapters=AdapterRows.of(zip((seq.adapter_weights for seq in members), counts[1:]), len(ids)),
         )
         return torch.tensor(ids, device=self.device), torch.tensor(positions, device=self.device), rows, sample_rows
 

@@ -49,16 +49,19 @@ class PagePool:
     def can_ever_hold(self, tokens: int) -> bool:
         return self.pages_for(tokens) <= self.total
 
-    def hashes(self, tokens: list[int]) -> list[bytes]:
+    def hashes(self, tokens: list[int], salt: str = "") -> list[bytes]:
         """Return the hash chain of the full pages of a prompt, without the page of its last token.
 
-        At least one token is left to compute, since its logits are needed.
+        At least one token is left to compute, since its logits are needed. Chains with different salts share nothing.
         """
-        return self.chain([], tokens[: (len(tokens) - 1) // self.page_size * self.page_size])
+        return self.chain([], tokens[: (len(tokens) - 1) // self.page_size * self.page_size], salt)
 
-    def chain(self, hashes: list[bytes], tokens: list[int]) -> list[bytes]:
-        """Return how a hash chain goes on with the full pages of more tokens."""
-        return list(self._chain(hashes[-1] if hashes else self._salt, tokens)) if self.prefix_cache else []
+    def chain(self, hashes: list[bytes], tokens: list[int], salt: str = "") -> list[bytes]:
+        """Return how a hash chain goes on with the full pages of more tokens; `salt` is that of its beginning."""
+        if not self.prefix_cache:
+            return []
+        first = hashlib.sha256(self._salt + salt.encode()).digest() if salt else self._salt
+        return list(self._chain(hashes[-1] if hashes else first, tokens))
 
     def _chain(self, key: bytes, tokens: list[int]) -> Iterator[bytes]:
         size = self.page_size

@@ -41,7 +41,7 @@ class Reservations:
     def hash(self, seq: Sequence) -> None:
         """Hash the prompt of a sequence for the prefix cache, unless that is done."""
         if self._pool is not None and not seq.hashes:
-            seq.hashes = self._pool.hashes(seq.prompt_ids)
+            seq.hashes = self._pool.hashes(seq.prompt_ids, seq.cache_salt)
 
     def cached_tokens(self, seq: Sequence) -> int:
         """Return how many tokens of a sequence are in the prefix cache now."""
@@ -165,7 +165,9 @@ class Reservations:
         known = len(seq.hashes)
         if full > known:
             start = known * pool.page_size
-            seq.hashes = seq.hashes + pool.chain(seq.hashes, seq.tokens(start, full * pool.page_size - start))
+            seq.hashes = seq.hashes + pool.chain(
+                seq.hashes, seq.tokens(start, full * pool.page_size - start), seq.cache_salt
+            )
         pool.publish(seq.pages[:full], seq.hashes[:full])
 
     def release(self, seq: Sequence) -> None:

@@ -34,6 +34,9 @@ class Sequence:
     priority: int = 0
     deadline: float | None = None  # when its client needs the whole answer
     open_ended: bool = False  # its client named no length: `max_tokens` is what the context leaves, rarely needed
+    adapter: str = ""  # the name of its LoRA adapter, empty for the model alone
+    adapter_weights: Any = None  # these belong to the model, as `sampling` does
+    cache_salt: str = ""  # sequences with other salts never share KV pages
 
     output_ids: list[int] = field(default_factory=list)
     details: list[Any] = field(

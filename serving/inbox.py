@@ -84,7 +84,7 @@ class Inbox:
                 f"{pages.page_size} tokens, but there are {pages.total}. Request fewer tokens or raise --kv-memory",
             )
         # A prompt to be scored must be computed, so its hash must match no cached page.
-        seq.hashes = [uuid.uuid4().bytes] if inference.scores_prompt else pages.hashes(seq.prompt_ids)
+        seq.hashes = [uuid.uuid4().bytes] if inference.scores_prompt else pages.hashes(seq.prompt_ids, seq.cache_salt)
 
     def reserve(self, inferences: list[Inference]) -> None:
         """Reserve room for all of the inferences, or raise InferenceError and reserve none."""

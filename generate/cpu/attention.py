@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from generate import memory
 from generate.cpu import linear
+from generate.cpu.adapters import AdapterRows
 from generate.cpu.declarations import declarations
 from generate.cpu.kernels import KernelError, load_library
 from generate.cpu.team import team
@@ -46,11 +47,13 @@ class PackedRows:
         are padding.
     context_lens: int32 [n], tokens of i's context, its new ones included.
     block_tables: int32 [n, max_pages], i's pages in order; entries behind its context are never read.
+    adapters: of the rows that have one, None if none has.
     """
 
     cu_seqlens: Tensor
     context_lens: Tensor
     block_tables: Tensor
+    adapters: AdapterRows | None = None
 
     def __post_init__(self) -> None:
         for name in ("cu_seqlens", "context_lens", "block_tables"):

@@ -132,10 +132,21 @@ static void rotate_some(void *job, int64_t first, int64_t last, int worker) {
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
+// One of a block's four linear layers, with what the adapters of some rows add to it. place: its number in the model.
+static void product(const Model *model, const Adapters *adapters, int64_t place, const Linear *w, const bf16 *x,
+                    const bf16 *residual, bf16 *out, int64_t m, int mode, const Linear *next) {
+  if (adapters && model->low_rank(adapters, place, x, w->k, w->n, 0)) {
+    const Extra extra = {adapters->sums, adapters->of_row};
+    model->linear(w, x, residual, out, m, mode, next, &extra);
+  } else {
+    model->linear(w, x, residual, out, m, mode, next, 0);
+  }
+}
+
 int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int64_t *ids, const int64_t *positions,
                int64_t m, const int64_t *sample_rows, int64_t n_samples, bf16 *out, bf16 *work,
                const int32_t *cu_seqlens, const int32_t *context_lens, const int32_t *block_tables, int n,
-               int max_pages) {
+               int max_pages, const Adapters *adapters) {
   int64_t c = model->width, attended = (int64_t)model->heads * model->head_size;
   int64_t qkv_size = attended + 2 * (int64_t)model->kv_heads * model->head_size;
   bf16 *x = work, *normed = x + m * c, *qkv = normed + m * larger(c, attended);
@@ -144,19 +155,20 @@ int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int6
   share_out(embed_some, &tokens, m, FEW);
   tokens.x = qkv;
   for (const Block *b = blocks; b < blocks + n_blocks; b++) {
+    const int64_t place = 4 * (b - blocks);
     const Linear *after = b + 1 < blocks + n_blocks ? &b[1].qkv : 0;
     norm(model, x, b->norm_1, 0, normed, m);
-    model->linear(&b->qkv, normed, 0, qkv, m, PLAIN, &b->attn_proj);
+    product(model, adapters, place, &b->qkv, normed, 0, qkv, m, PLAIN, &b->attn_proj);
     tokens.block = b;
     if (model->rotation) share_out(rotate_some, &tokens, m, FEW);
     int code = model->attention(qkv, b->keys, b->values, normed, cu_seqlens, context_lens, block_tables, n, (int)m,
                                 model->heads, model->kv_heads, model->head_size, model->page_size, max_pages,
                                 model->pages, b->scale);
     if (code != OK) return code;
-    model->linear(&b->attn_proj, normed, x, x, m, PLAIN, &b->fc);
+    product(model, adapters, place + 1, &b->attn_proj, normed, x, x, m, PLAIN, &b->fc);
     norm(model, x, b->norm_2, 0, normed, m);
-    model->linear(&b->fc, normed, 0, mlp, m, model->mlp_mode, &b->mlp_proj);
-    model->linear(&b->mlp_proj, mlp, x, x, m, PLAIN, after);
+    product(model, adapters, place + 2, &b->fc, normed, 0, mlp, m, model->mlp_mode, &b->mlp_proj);
+    product(model, adapters, place + 3, &b->mlp_proj, mlp, x, x, m, PLAIN, after);
   }
   norm(model, x, model->norm, sample_rows, out, n_samples);
   return OK;

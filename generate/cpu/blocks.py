@@ -82,6 +82,13 @@ class CBlocks:
         ]  # fmt: skip
         self.table = (structs["Block"] * len(entries))(*entries)
 
+    def _adapters(self, rows: PackedRows) -> object:
+        """Return a reference to the struct of the rows' adapters, None for none."""
+        if rows.adapters is None:
+            return None
+        struct, self.model.low_rank = rows.adapters.struct(), rows.adapters.entry()
+        return ctypes.byref(struct)
+
     def _address(self, tensor: Tensor | None) -> int | None:
         """Return the address of a tensor's values, which live as long as this object; None for none."""
         if tensor is None:
@@ -106,7 +113,7 @@ class CBlocks:
             ctypes.byref(self.model), self.table, len(self.table), ids.data_ptr(), positions.data_ptr(), M,
             None if sample_rows is None else sample_rows.data_ptr(), R, out.data_ptr(), work.data_ptr(),
             rows.cu_seqlens.data_ptr(), rows.context_lens.data_ptr(), rows.block_tables.data_ptr(),
-            len(rows.context_lens), rows.block_tables.shape[1],
+            len(rows.context_lens), rows.block_tables.shape[1], self._adapters(rows),
         )  # fmt: skip
         if code:
             raise self.attend.error(code, rows, M, self.page_size, self.pages)

@@ -45,6 +45,12 @@ typedef struct {
   int format;
 } Linear;
 
+// What is added to some rows of a product before its activation: sums [rows, n], of_row [m] the row of `sums`, or -1.
+typedef struct {
+  const float *sums;
+  const int32_t *of_row;
+} Extra;
+
 // Returns 1 where packed_linear runs for a format, else 0: the caller then uses another way.
 int packed_linear_supported(int format);
 // Returns 1 where linear layers can take this way. The system must permit a process to have tiles.
@@ -58,9 +64,43 @@ int64_t packed_linear_bytes(int format, int64_t n, int64_t k);
 // fill the last panel are zero. gated, for mode SWIGLU: w has n / 2 rows of the gate, then n / 2 of the up projection.
 void packed_linear_pack(int format, const void *w, void *packed, int64_t n, int64_t k, int gated);
 // x [m, k], residual [m, n] or null, out [m, n] bfloat16, or float32 in mode FLOAT32, or in mode SWIGLU the n / 2
-// products silu(gate) * up, which take no residual. next: the weight that is needed after this one, or null.
+// products silu(gate) * up, which take no residual. next: the weight that is needed after this one, or null. extra: what
+// is added to some rows, or null; the bits of the others do not depend on it.
 void packed_linear(const Linear *w, const bf16 *x, const bf16 *residual, void *out, int64_t m, int mode,
-                   const Linear *next);
+                   const Linear *next, const Extra *extra);
+
+// adapters.c
+
+enum { LOW_RANK_INPUTS = 16, LOW_RANK_STEP = 4, LOW_RANK_PANEL = 64 };
+
+// What an adapter makes of `rank` sums from `first` on: outputs start..start+count. b in panels [count / 64][rank][64].
+typedef struct {
+  const void *b;
+  int64_t start, count, first, rank;
+} Up;
+
+// What an adapter adds to one linear layer: a [rank, k filled up to LOW_RANK_INPUTS], rank a multiple of LOW_RANK_STEP,
+// or 0 if it adds nothing; ups: Up [n_ups].
+typedef struct {
+  const void *a, *ups;
+  int64_t rank, n_ups;
+} LowRank;
+
+// The rows of a step that have an adapter, those of one after the other: group g has rows begin[g]..begin[g+1].
+// tables: for each group, LowRank [layers * 4] of its adapter.
+typedef struct {
+  const int32_t *row;     // [rows] of the step
+  const int32_t *of_row;  // [m], see Extra
+  const int64_t *begin;   // [groups + 1]
+  const void **tables;    // [groups]
+  float *middle;          // [rows, most_rank]
+  float *sums;            // [rows, most outputs of a layer]
+  int64_t rows, groups, most_rank;
+} Adapters;
+
+// x [m, k], float32 if `wide`, else bfloat16, as the adapters' numbers. Returns 0 if no adapter adds anything in this
+// place of its table, else 1 with `sums` [rows, n] filled.
+int low_rank(const Adapters *adapters, int64_t place, const void *x, int64_t k, int64_t n, int wide);
 
 // blocks.c
 
@@ -76,6 +116,7 @@ typedef struct {
 typedef struct {
   __typeof__(packed_linear) *linear;
   __typeof__(paged_attention_bf16) *attention;
+  __typeof__(low_rank) *low_rank;  // null until a step has adapters
   const bf16 *embedding;  // [V, C]
   const bf16 *positions;  // [T, C], or null
   const float *rotation;  // cosine and sine of every angle, [T, 2, D/2], or null; then D is even
@@ -88,12 +129,12 @@ typedef struct {
 } Model;
 
 // ids, positions [m]; sample_rows [n_samples]: the rows to norm into out [n_samples, C], null for all in order. work
-// has m * (C + max(C, H*D) + max((H + 2*KV)*D, inputs of mlp_proj)) elements. Returns attention's code; unless that is
-// OK, out is undefined.
+// has m * (C + max(C, H*D) + max((H + 2*KV)*D, inputs of mlp_proj)) elements. adapters: of some rows, or null. Returns
+// attention's code; unless that is OK, out is undefined.
 int run_blocks(const Model *model, const Block *blocks, int n_blocks, const int64_t *ids, const int64_t *positions,
                int64_t m, const int64_t *sample_rows, int64_t n_samples, bf16 *out, bf16 *work,
                const int32_t *cu_seqlens, const int32_t *context_lens, const int32_t *block_tables, int n,
-               int max_pages);
+               int max_pages, const Adapters *adapters);
 
 // sampler.c
 

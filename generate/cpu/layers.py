@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from generate.cpu.attention import Attention, PackedRows
-from generate.cpu.linear import KernelLinear, make_gated, make_linear
+from generate.cpu.linear import Extra, Gated, KernelLinear, LinearLayer, make_gated, make_linear
 from generate.quantize import check_finite
 from generate.rotary import rms_norm, rotate, rotation_table
 from models import network
@@ -34,7 +34,8 @@ class Block:
             check_finite(quantize, f"layer {layer}'s {part} weight", getattr(block, part).weight)
         self.qkv = make_linear(*block.qkv, quantize=quantize)
         self.attn_proj = make_linear(*block.attn_proj, quantize=quantize)
-        self.fc: Callable[[Tensor], Tensor]
+        self.layer = layer
+        self.fc: LinearLayer | Gated
         if config.gated:
             self.fc = make_gated(*block.fc, config.activation, quantize)
         else:
@@ -50,11 +51,18 @@ class Block:
     def __call__(
         self, x: Tensor, attend: Attention, keys: Tensor, values: Tensor, rows: PackedRows, rotation: Tensor | None
     ) -> Tensor:
-        qkv = self.qkv(self.normalize_1(x))  # (M, C) -> (M, (H + 2 KV) * D)
+        def extra(part: str, y: Tensor) -> Extra | None:
+            return None if rows.adapters is None else rows.adapters.extra(self.layer, part, y)
+
+        y = self.normalize_1(x)
+        qkv = self.qkv(y, extra("qkv", y))  # (M, C) -> (M, (H + 2 KV) * D)
         if self.turn is not None and rotation is not None:
             qkv = self.turn(qkv, rotation)
-        x = self.attn_proj.add(attend(qkv, keys, values, rows, self.scale), x)  # (M, H * D) -> (M, C)
-        return self.mlp_proj.add(self.fc(self.normalize_2(x)), x)  # (M, C) -> (M, inner) -> (M, C)
+        y = attend(qkv, keys, values, rows, self.scale)  # (M, H * D)
+        x = self.attn_proj.add(y, x, extra("attn_proj", y))  # (M, H * D) -> (M, C)
+        y = self.normalize_2(x)
+        y = self.fc(y, extra("fc", y))  # (M, C) -> (M, inner)
+        return self.mlp_proj.add(y, x, extra("mlp_proj", y))  # (M, inner) -> (M, C)
 
 
 class HeadRotation:

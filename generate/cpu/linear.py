@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -44,11 +44,32 @@ FORMATS = {"none": "BFLOAT16", "int8": "INT8", "int4": "Q4_1"}  # of --quantize,
 UNFUSED = ("-ffp-contract=off",)
 
 
-class LinearLayer(Protocol):
-    """x (rows, in) to activation(x W + b) (rows, out); `add` gives x W + b + residual."""
+class Extra(NamedTuple):
+    """What is added to some rows of a product before its activation: float32 sums (k, out) to the k rows in `rows`.
 
-    def __call__(self, x: Tensor) -> Tensor: ...
-    def add(self, x: Tensor, residual: Tensor) -> Tensor: ...
+    of_row: int32, for each row of the product that of `sums`, or -1.
+    """
+
+    sums: Tensor
+    rows: Tensor
+    of_row: Tensor
+
+
+class LinearLayer(Protocol):
+    """x (rows, in) to activation(x W + b + extra) (rows, out); `add` gives x W + b + extra + residual.
+
+    The bits of rows that `extra` does not name are those without it.
+    """
+
+    def __call__(self, x: Tensor, extra: Extra | None = None) -> Tensor: ...
+    def add(self, x: Tensor, residual: Tensor, extra: Extra | None = None) -> Tensor: ...
+
+
+def _plus(y: Tensor, extra: Extra | None) -> Tensor:
+    """Return y with its extra sums, added in place."""
+    if extra is not None:
+        y[extra.rows] = (y[extra.rows].float() + extra.sums).to(y.dtype)
+    return y
 
 
 class Linear:
@@ -59,12 +80,12 @@ class Linear:
         self.bias = bias
         self.activate = ACTIVATIONS[activation] if activation else None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        y = F.linear(x, self.weight, self.bias)
+    def __call__(self, x: Tensor, extra: Extra | None = None) -> Tensor:
+        y = _plus(F.linear(x, self.weight, self.bias), extra)
         return self.activate(y) if self.activate else y
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias).add_(residual)
+    def add(self, x: Tensor, residual: Tensor, extra: Extra | None = None) -> Tensor:
+        return _plus(F.linear(x, self.weight, self.bias).add_(residual), extra)
 
 
 def round_rows(rows: int) -> int:
@@ -87,18 +108,25 @@ class PackedLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str | None = None) -> None:
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 64)
         self.bias = bias
-        self.fused = self.FUSED.get(activation or "", ("none", ""))
+        self.activation = activation or ""
+        self.fused = self.FUSED.get(self.activation, ("none", ""))
         self.activate = ACTIVATIONS[activation] if activation and self.fused[0] == "none" else None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, extra: Extra | None = None) -> Tensor:
         name, form = self.fused
         y: Tensor = torch.ops.mkldnn._linear_pointwise(_pad(x), self.packed, self.bias, name, [], form)
         y = y[: len(x)]
+        if name == "none" or extra is None:
+            y = _plus(y, extra)
+        else:  # the activation is fused, so these rows are computed again without it
+            plain = torch.ops.mkldnn._linear_pointwise(_pad(x[extra.rows]), self.packed, self.bias, "none", [], "")
+            sums = plain[: len(extra.rows)].float() + extra.sums
+            y[extra.rows] = ACTIVATIONS[self.activation](sums).to(y.dtype)
         return self.activate(y) if self.activate else y
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add(self, x: Tensor, residual: Tensor, extra: Extra | None = None) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise.binary(_pad(x), _pad(residual), self.packed, self.bias, "add")
-        return y[: len(x)]
+        return _plus(y[: len(x)], extra)
 
 
 def _pad(x: Tensor) -> Tensor:
@@ -147,17 +175,21 @@ class KernelLinear:
         self.dtype = torch.float32 if wide else torch.bfloat16
         self.activate = ACTIVATIONS[activation] if activation and not fused else None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        y = self._run(x, None, self.mode)
+    def __call__(self, x: Tensor, extra: Extra | None = None) -> Tensor:
+        y = self._run(x, None, self.mode, extra)
         return self.activate(y) if self.activate else y
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self._run(x, residual.data_ptr(), self.plain)
+    def add(self, x: Tensor, residual: Tensor, extra: Extra | None = None) -> Tensor:
+        return self._run(x, residual.data_ptr(), self.plain, extra)
 
-    def _run(self, x: Tensor, residual: int | None, mode: int) -> Tensor:
+    def _run(self, x: Tensor, residual: int | None, mode: int, extra: Extra | None) -> Tensor:
         m = len(x)
         out = torch.empty((m, self.width), dtype=self.dtype)
-        self.library.packed_linear(ctypes.byref(self.struct), x.data_ptr(), residual, out.data_ptr(), m, mode, None)
+        more = None
+        if extra is not None:
+            more = ctypes.byref(declarations().structs["Extra"](extra.sums.data_ptr(), extra.of_row.data_ptr()))
+        arguments = x.data_ptr(), residual, out.data_ptr(), m, mode, None, more
+        self.library.packed_linear(ctypes.byref(self.struct), *arguments)
         return out
 
 
@@ -168,8 +200,8 @@ class Gated:
         self.linear = linear
         self.activate = ACTIVATIONS[activation]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self.linear(x).chunk(2, -1)  # (rows, inner) each
+    def __call__(self, x: Tensor, extra: Extra | None = None) -> Tensor:
+        gate, up = self.linear(x, extra).chunk(2, -1)  # (rows, inner) each
         return self.activate(gate) * up
 
 
@@ -187,9 +219,7 @@ def make_linear(
     return Linear(weight, bias, activation)
 
 
-def make_gated(
-    weight: Weight, bias: Tensor | None, activation: str, quantize: str = "none"
-) -> Callable[[Tensor], Tensor]:
+def make_gated(weight: Weight, bias: Tensor | None, activation: str, quantize: str = "none") -> KernelLinear | Gated:
     """Return the fastest first layer of a gated MLP, for a weight with the rows of Wg before those of Wu."""
     if _kernel_takes(weight, quantize) and activation in SILU_NAMES:
         return KernelLinear(weight, bias, gated=True, quantize=quantize)

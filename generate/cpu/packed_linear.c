@@ -79,10 +79,11 @@ static void panels_of_bands(void *job, int64_t from, int64_t to, int worker) {
 
 // Rows beyond some hundreds are cut into bands, so that many cores find work in few panels.
 void packed_linear(const Linear *w, const bf16 *x, const bf16 *residual, void *out, int64_t m, int mode,
-                   const Linear *next) {
+                   const Linear *next, const Extra *extra) {
   const Format *format = &formats[w->format];
   Product t = {{w, x, residual, out, m, w->n, w->k, mode, panels_of(w->n), 192}, next};
   int64_t items = t.task.panels * ((m + t.task.band - 1) / t.task.band), each = items / (2 * workers);
+  t.task.extra = extra;
   if (!format->prepare(&t.task)) {
     memset(out, 0xff, (size_t)(m * (mode == SWIGLU ? w->n / 2 : w->n)) * (mode == FLOAT32 ? 4 : 2));  // all NaN
     return;

@@ -32,6 +32,7 @@ typedef struct {
   int64_t panels, band;  // of rows
   bf16 *tiled;           // x in tiles, for those that take it so
   Inputs in;             // only for formats with groups
+  const Extra *extra;    // or null
 } Task;
 
 // Multiplies rows first up to last by panel p, while `bytes` from `next` on, the weight that is read next, are fetched.
@@ -100,8 +101,25 @@ INLINE void put_gated(const Task *t, int64_t row, int64_t rows, int64_t p, const
   }
 }
 
+// Adds what some rows have in addition to their sums of panel p.
+static void add_extra(const Task *t, int64_t row, int64_t rows, int64_t p, float *sums) {
+  const int gated = t->mode == SWIGLU;
+  for (int64_t r = 0; r < rows; r++, sums += PANEL) {
+    const int32_t at = t->extra->of_row[row + r];
+    for (int64_t j = 0; at >= 0 && j < PANEL; j += 16) {
+      const int64_t output = packed_row(p * PANEL + j, t->n, gated), end = gated && output < t->n / 2 ? t->n / 2 : t->n;
+      const float *extra = t->extra->sums + at * t->n;
+      for (int64_t i = 0; i < 16; i += LANES) {
+        vec more = load_floats(extra + output + i, end - output - i);
+        store_floats(sums + j + i, load_floats(sums + j + i, LANES) + more, LANES);
+      }
+    }
+  }
+}
+
 // `rows` rows of sums [PANEL] of panel p, from `row` on, to their outputs.
-APART void put_rows(const Task *t, int64_t row, int64_t rows, int64_t p, const float *sums) {
+APART void put_rows(const Task *t, int64_t row, int64_t rows, int64_t p, float *sums) {
+  if (t->extra) add_extra(t, row, rows, p, sums);
   if (t->mode == SWIGLU) {
     if ((p + 1) * PANEL <= t->n) put_gated(t, row, rows, p, sums, 1);
     else put_gated(t, row, rows, p, sums, 0);

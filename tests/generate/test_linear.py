@@ -88,7 +88,14 @@ def test_a_residual_is_added_once_in_place(rows: int) -> None:
     x, residual = numbers(rows, 96, seed=4).bfloat16(), numbers(rows, 70, seed=5).bfloat16()
     expected = layer.add(x, residual)
     layer.library.packed_linear(
-        ctypes.byref(layer.struct), x.data_ptr(), residual.data_ptr(), residual.data_ptr(), rows, layer.plain, None
+        ctypes.byref(layer.struct),
+        x.data_ptr(),
+        residual.data_ptr(),
+        residual.data_ptr(),
+        rows,
+        layer.plain,
+        None,
+        None,
     )
     assert torch.equal(residual, expected)
 
@@ -176,7 +183,7 @@ took = library.packed_linear_use({constants[wanted]})
 packed, x, out = (ctypes.create_string_buffer(65536) for _ in range(3))
 w = Linear(ctypes.addressof(packed), None, 64, 64, {constants["BFLOAT16"]})
 m = ctypes.c_int64(16)
-library.packed_linear(ctypes.byref(w), x, None, out, m, {constants["PLAIN"]}, None)
+library.packed_linear(ctypes.byref(w), x, None, out, m, {constants["PLAIN"]}, None, None)
 print(took, set(out.raw))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

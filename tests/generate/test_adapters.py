@@ -1,0 +1,169 @@
+"""Rows with LoRA adapters compute what the merged model does, whatever their neighbors; the others what they did."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from points import points
+from support_adapters import merged, write_adapter
+from support_checkpoints import reference, reference_of, save
+
+import policies
+from generate.cpu.adapters import AdapterRows, PreparedAdapter
+from generate.cpu.attention import PackedRows
+from generate.params import GREEDY
+from generate.runner import ModelRunner
+from models import adapters, catalog, families, weights
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+
+PAGES, PAGE_SIZE = 200, 64
+WIDE = {"n_embd": 128, "n_head": 2, "n_positions": 160}  # heads of 64: all in C
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", {"n_positions": 160}),
+    "llama, 3:1": ("llama", {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72}),
+    "llama, biases, gelu": ("llama", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"}),
+    "qwen2": ("qwen2", {"num_attention_heads": 8, "num_key_value_heads": 1, "hidden_size": 64}),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+}
+
+
+@pytest.fixture(autouse=True, params=points(1, "kernels", "plain"))
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute with the C kernels, as the server does, and with plain PyTorch."""
+    if request.param == "plain":
+        monkeypatch.setenv("EB_KERNELS", "off")
+
+
+class Served:
+    """A model of random numbers as transformers has it and as the engine does, with adapters for both."""
+
+    def __init__(self, shape: str, folder: Path, dtype: str = "float32", **changes: Any) -> None:
+        model_type, sizes = SHAPES[shape]
+        sizes = {**sizes, **changes}
+        self.hf = reference(**sizes) if model_type == "gpt2" else reference_of(model_type, **sizes)
+        self.folder = folder
+        resolved = catalog.resolve(str(save(folder / "base", self.hf)))
+        self.config, self.layout = resolved.architecture, families.family_of(resolved.config).layout
+        self.runner = ModelRunner(weights.load(resolved, dtype), PAGES, PAGE_SIZE)
+
+    def adapter(self, number: int, **options: Any) -> tuple[PreparedAdapter, Any]:
+        """Return an adapter, and transformers' model with it merged."""
+        folder = write_adapter(self.folder / f"adapter{number}", self.hf, seed=number, **options)
+        loaded = adapters.load(folder, self.config, self.layout)
+        return PreparedAdapter(loaded, self.config, self.runner.dtype), merged(self.hf, folder)
+
+    def logits(self, parts: list[tuple[list[int], PreparedAdapter | None]]) -> list[torch.Tensor]:
+        """Return the logits of prompts that are computed in one step."""
+        lengths = [len(ids) for ids, _ in parts]
+        begins = [sum(lengths[:i]) for i in range(len(parts) + 1)]
+        rows = PackedRows(
+            torch.tensor(begins, dtype=torch.int32),
+            torch.tensor(lengths, dtype=torch.int32),
+            torch.tensor([[3 * i + 1, 3 * i + 2, 3 * i + 3] for i in range(len(parts))], dtype=torch.int32),
+            AdapterRows.of([(adapter, len(ids)) for ids, adapter in parts], sum(lengths)),
+        )
+        ids = torch.tensor([token for ids, _ in parts for token in ids])
+        positions = torch.cat([torch.arange(n) for n in lengths])
+        with torch.inference_mode():
+            return [*self.runner.logits(ids, positions, rows, range(len(ids))).split(lengths)]
+
+
+def tokens(n: int, seed: int) -> list[int]:
+    return [random.Random(seed).randrange(211) for _ in range(n)]
+
+
+@torch.no_grad()
+def expected(hf: Any, ids: list[int]) -> torch.Tensor:
+    logits: torch.Tensor = hf(torch.tensor([ids])).logits[0]
+    return logits
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_are_those_of_the_merged_model_beside_other_adapters_and_none(shape: str, tmp_path: Path) -> None:
+    served = Served(shape, tmp_path)
+    first, with_first = served.adapter(1)
+    second, with_second = served.adapter(2, rank=6, use_rslora=True)
+    prompts = [tokens(n, n) for n in (90, 5, 70, 33)]
+    found = served.logits([*zip(prompts, [first, None, second, first])])
+    for ids, hf, ours in zip(prompts, [with_first, served.hf, with_second, with_first], found):
+        torch.testing.assert_close(ours, expected(hf, ids), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(found[0], expected(served.hf, prompts[0]), atol=0.1)
+
+
+@pytest.mark.parametrize(
+    "targets", [("c_attn",), ("mlp.c_fc",), ("q_proj", "v_proj"), ("gate_proj",), ("up_proj", "o_proj")]
+)
+def test_an_adapter_may_change_some_layers_only(targets: tuple[str, ...], tmp_path: Path) -> None:
+    served = Served("gpt2" if "c_" in targets[0] else "qwen3", tmp_path)
+    adapter, hf = served.adapter(1, targets=targets)
+    ids = tokens(40, 1)
+    torch.testing.assert_close(served.logits([(ids, adapter)])[0], expected(hf, ids), rtol=1e-4, atol=1e-4)
+
+
+def test_a_module_may_have_a_rank_and_an_alpha_of_its_own(tmp_path: Path) -> None:
+    served = Served("qwen3", tmp_path)
+    adapter, hf = served.adapter(
+        1, rank_pattern={"k_proj": 2, "down_proj": 7}, alpha_pattern={"k_proj": 3, "up_proj": 20.5}
+    )
+    ids = tokens(40, 1)
+    torch.testing.assert_close(served.logits([(ids, adapter)])[0], expected(hf, ids), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", ["gpt2", "qwen3"])
+def test_the_bits_of_a_row_do_not_depend_on_its_neighbors_or_their_adapters(
+    shape: str, dtype: str, tmp_path: Path
+) -> None:
+    served = Served(shape, tmp_path, dtype, **(WIDE if shape == "gpt2" else {"head_dim": 64}))
+    prepared = [served.adapter(i, rank=3 + i)[0] for i in range(4)]
+    parts = [(tokens(7 + 5 * i, i), [*prepared, None][i % 5]) for i in range(11)]
+    together = served.logits(parts)
+    for part, found in zip(parts, together):
+        assert torch.equal(found, served.logits([part])[0])
+    alone = served.logits([(ids, None) for ids, _ in parts])
+    for (_, adapter), found, base in zip(parts, together, alone):
+        assert torch.equal(found, base) == (adapter is None)
+
+
+def test_bfloat16_in_c_is_near_the_layers_one_by_one(tmp_path: Path) -> None:
+    served = Served("qwen3", tmp_path, "bfloat16", head_dim=64)
+    adapter, hf = served.adapter(1, size=0.5)
+    ids = tokens(60, 1)
+    found, exact = served.logits([(ids, adapter)])[0], expected(hf, ids)
+    base = served.logits([(ids, None)])[0]
+    rounding = (base - expected(served.hf, ids)).std()  # of the model without the adapter
+    assert (found - exact).std() < 2 * rounding
+    assert (found - base).std() > 5 * rounding
+
+
+def answers(runner: ModelRunner, wanted: list[tuple[list[int], PreparedAdapter | None]], slots: int) -> list[list[int]]:
+    """Return the greedy answers of 12 tokens, three new requests before each step and prompts in pieces."""
+    pool = PagePool(PAGES, PAGE_SIZE)
+    scheduler = Scheduler(policies.get_policy("dynamic", max_batch_size=slots), pool, max_tokens_per_step=96)
+    sequences = [
+        Sequence(ids, 12, id=str(i), sampling=GREEDY, adapter_weights=adapter, cache_salt=str(id(adapter)))
+        for i, (ids, adapter) in enumerate(wanted)
+    ]
+    waiting = list(sequences)
+    while waiting or not scheduler.is_idle:
+        for seq in waiting[:3]:
+            scheduler.add(seq)
+        del waiting[:3]
+        scheduler.step(runner.forward, lambda: 0.0)
+    return [seq.output_ids for seq in sequences]
+
+
+def test_greedy_answers_are_the_same_alone_and_among_others_with_shared_prefixes(tmp_path: Path) -> None:
+    served = Served("gpt2", tmp_path)
+    prepared = [None, *(served.adapter(i)[0] for i in range(3))]
+    start = tokens(70, 1)  # more than a page, which only requests with the same adapter may share
+    wanted = [(start + tokens(1 + i % 3, i), prepared[i % 4]) for i in range(24)]
+    alone = [answers(served.runner, [one], 1)[0] for one in wanted]
+    assert answers(served.runner, wanted, 16) == alone
+    assert len({tuple(alone[i]) for i in (0, 13, 2, 15)}) == 4
