@@ -32,7 +32,7 @@ from werkzeug.exceptions import HTTPException
 
 import config as settings
 import policies
-from api import dashboard, docs, events, operations, policy
+from api import adapters, dashboard, docs, events, operations, policy
 from api.dialects import chat, native, openai, tgi, tokens
 from api.http import admission, auth, cors, errors, middleware
 from api.http.deferral import App
@@ -71,7 +71,7 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     app.extensions["service"] = service
     if engine is not None:
         connect(service, engine)
-    modules = (native, openai, chat, tgi, tokens, operations, policy, events, dashboard, docs)
+    modules = (native, openai, chat, tgi, tokens, adapters, operations, policy, events, dashboard, docs)
     service.operations = [operation for module in modules for operation in module.OPERATIONS]
     app.before_request(middleware.enter)
     cors.install(app, config.origins)

@@ -17,6 +17,7 @@ from typing import Any
 from client.options import KEY, TEXT, Argument, Choice, Command, Number, OnOff, Option, Parameter, Read, Size, Type
 from client.options import UsageError as ConfigError
 from client.options import nearest as nearest
+from client.options import pairs as pairs
 from client.options import read as read_options
 from client.options import read_dotenv as read_dotenv
 from client.shell import complete
@@ -26,6 +27,7 @@ __all__ = ["Config", "ConfigError", "Loaded", "describe", "flag", "load", "neare
 ROOT = Path(__file__).resolve().parent
 VERSION = "0.1.0"
 GROUPS = {"policy_option": "batching", "model": "model", "host": "server"}  # the first setting of each
+LISTS = ("policy_option", "adapter", "adapter_folder")  # settings of which a command line may have several
 COMPLETION = "_SERVER_SH_COMPLETE"  # set by a shell that completes the command line
 COMPLETE = "EB_INTERNAL_COMPLETE"  # set where the environment holds every setting
 RESERVE = 32  # HTTP threads in addition to those of open requests
@@ -108,6 +110,13 @@ class Config:
         "gpt2-medium, or bard if that cannot be loaded; mock:llm-mock or mock:FILE.json: no weights, only the "
         "delays of a cost model (append @10 for a tenth of them)"
     )  # fmt: skip
+    adapter: str = setting(
+        "", "LoRA adapter as NAME=FOLDER or NAME=owner/name of the hub, on CPUs; repeat the flag for more"
+    )
+    adapter_folder: str = setting(
+        "", "folder from which /v1/load_lora_adapter may load; repeat the flag for more; unset: none"
+    )
+    adapter_memory: int = setting(1 << 30, "maximum memory of loaded adapters, such as 512M or 2G", Size())
     load_format: str = setting(
         "auto", "dummy: random weights of the right shape, for benchmarks", Choice(["auto", "dummy"])
     )
@@ -181,6 +190,7 @@ class Config:
     def __post_init__(self) -> None:
         for item in fields(self):
             item.metadata["type"].read(getattr(self, item.name), flag(item.name))
+        self.adapters  # noqa: B018  it raises
         if self.max_connections and self.max_connections < self.threads:
             raise ConfigError(
                 f"--max-connections is {self.max_connections:,}, but --max-queue {self.max_queue:,} and "
@@ -190,12 +200,17 @@ class Config:
 
     @property
     def policy_options(self) -> dict[str, str]:
-        """The policy's options; ConfigError for one that is not NAME=VALUE."""
-        pairs = [pair.strip() for pair in self.policy_option.split(",") if pair.strip()]
-        for pair in pairs:
-            if "=" not in pair:
-                raise ConfigError(f"--policy-option is {pair!r}. Use NAME=VALUE, as in w_q=2")
-        return dict(pair.split("=", 1) for pair in pairs)
+        """The policy's options."""
+        return pairs(self.policy_option, "--policy-option", "NAME=VALUE, as in w_q=2")
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        return pairs(self.adapter, "--adapter", "NAME=FOLDER, as in comedies=weights/bard-comedies")
+
+    @property
+    def adapter_folders(self) -> list[Path]:
+        """The folders from which adapters may be loaded while the server runs."""
+        return [Path(folder.strip()).expanduser() for folder in self.adapter_folder.split(",") if folder.strip()]
 
     @property
     def max_open_requests(self) -> int:
@@ -276,7 +291,7 @@ def load(
     if values.version:
         print(f"effective-batching {VERSION}")  # noqa: T201
         raise SystemExit(0)
-    values.policy_option = ",".join(values.policy_option)
+    vars(values).update({name: ",".join(getattr(values, name)) for name in LISTS})
     for name, value in DEMO.items() if values.demo else ():
         if values.origin[name] == "default":
             setattr(values, name, value)
@@ -317,10 +332,9 @@ def command(policies: Mapping[str, str] | None = None) -> Command:
     }  # fmt: skip
     for item in others:
         group = GROUPS.get(item.name) or group
-        is_list = item.name == "policy_option"
         option = Option(
             flag(item.name), item.metadata["help"], item.metadata["type"], envvar=variable(item.name),
-            default=[] if is_list else item.default, repeat=is_list,
+            default=[] if item.name in LISTS else item.default, repeat=item.name in LISTS,
         )  # fmt: skip
         sections.setdefault(group, []).append(option)
     return Command("./server.sh", INTRO, sections, {"policies": list(policies.items())} if policies else None)

@@ -21,6 +21,7 @@ from api.prompts import Prompt, resolve_max_tokens
 from api.schemas.scheduling_hints import SchedulingHints
 from api.service import Engine, Service
 from batching import Inference, InferenceError
+from serving.adapters import AdapterError, Loaded
 from serving.inference import Wakeup, timeout_error
 
 GREEDY_BELOW = 1e-5  # a temperature below this is 0
@@ -143,13 +144,38 @@ def ready_engine(service: Service) -> Engine:
     return service.engine
 
 
-def check_model(engine: Engine, model: str | None) -> None:
-    """Raise 404 if the request names a model other than the served one."""
-    if model is not None and model != engine.served_name:
+def check_model(engine: Engine, model: str | None) -> Loaded | None:
+    """Return the adapter that a request names as its model, None for the model itself; raise 404 if there is neither."""
+    if model is None or model == engine.served_name:
+        return None
+    if engine.adapters is None or engine.adapters.find(model) is None:
+        others = [entry.name for entry in engine.adapters.entries()[:20]] if engine.adapters is not None else []
+        names = ", ".join(repr(name) for name in [engine.served_name, *others])
         raise ApiError(
-            f"model {errors.shown(model)} is not served here. Use {engine.served_name!r}, or leave model out",
+            f"model {errors.shown(model)} is not served here. Use {names}, or leave model out",
             type="not_found_error", param="model", code="model_not_found",
         )  # fmt: skip
+    return adapter_of(engine, model, "model")
+
+
+def adapter_of(engine: Engine, name: str | None, param: str) -> Loaded | None:
+    """Return the adapter of this name for a request, None for no name; raise ApiError if it cannot be had."""
+    if name is None:
+        return None
+    try:
+        if engine.adapters is None:
+            raise AdapterError(
+                "unknown", "this server has no adapters. Leave it out, or start the server with --adapter"
+            )
+        return engine.adapters.acquire(name)
+    except AdapterError as error:
+        raise adapter_refusal(error, param) from None
+
+
+def adapter_refusal(error: AdapterError, param: str) -> ApiError:
+    """Return the answer for an adapter that cannot be used."""
+    types = {"unknown": "not_found_error", "full": "overloaded"}
+    return ApiError(f"{param}: {error}"[:2000], type=types.get(error.problem, "invalid_request_error"), param=param)
 
 
 def ignored_hints(engine: Engine, hints: SchedulingHints, path: str = "") -> list[str]:

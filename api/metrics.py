@@ -172,6 +172,13 @@ class Exposition(Collector):
         cap = manager.slot_cap if manager else slots
         yield gauge("eb_slot_cap", "Usable slots; fewer than eb_slots after memory ran out.", {}, cap)
         yield gauge("eb_event_viewers", "Viewers of /events.", {}, service.viewers)
+        store = engine.adapters if engine else None
+        here = sum(entry.loaded is not None for entry in store.entries()) if store else 0
+        yield gauge("eb_adapters", "LoRA adapters in memory.", {}, here)
+        yield gauge("eb_adapter_bytes", "Bytes of LoRA adapters in memory.", {}, store.nbytes if store else 0)
+        yield counter("eb_adapter_loads", "LoRA adapters read.", {}, store.loads if store else 0)
+        help = "LoRA adapters that left memory for others."
+        yield counter("eb_adapter_evictions", help, {}, store.evictions if store else 0)
 
     def _tgi(self) -> Iterator[Metric]:
         m = self.service.meters

@@ -19,6 +19,7 @@ from config import Config
 from observe.feed import Feed
 from observe.meters import Meters
 from observe.queued_log import QueuedLog
+from serving.adapters import AdapterStore
 from stats import ServerStats
 
 
@@ -72,6 +73,11 @@ class Load(Protocol):
     def start(self, engine: Any, params: Any, wanted: Callable[[], bool]) -> bool: ...
 
 
+def served_name(name: str) -> str:
+    """Return the name that requests use for the model of this name."""
+    return name.removesuffix(" (random weights)")
+
+
 @dataclass(frozen=True)
 class Engine:
     """A loaded model and its batching loop."""
@@ -94,6 +100,7 @@ class Engine:
     loaded_at: float = field(default_factory=time.time)
     shadow: Shadow | None = None
     what_if: WhatIf | None = None
+    adapters: AdapterStore | None = None  # None for a server without any
 
     @property
     def slots(self) -> int:
@@ -123,7 +130,7 @@ class Engine:
     @property
     def served_name(self) -> str:
         """The name that requests use for the model."""
-        return self.model_name.removesuffix(" (random weights)")
+        return served_name(self.model_name)
 
 
 STALL_SECONDS = 300.0

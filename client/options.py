@@ -35,7 +35,7 @@ from .shell import as_called, printing
 
 __all__ = [
     "FILE", "FOLDER", "KEY", "POSITIVE", "TEXT", "Argument", "Choice", "Command", "Number", "OnOff", "Option", "Parameter",
-    "Read", "Size", "Type", "UsageError", "Values", "nearest", "read", "read_dotenv",
+    "Read", "Size", "Type", "UsageError", "Values", "nearest", "pairs", "read", "read_dotenv",
 ]  # fmt: skip
 
 ORIGINS: dict[ParameterSource | None, str] = {
@@ -212,6 +212,15 @@ def read(
             value = list(value) if value or param.shown_default is not None else None
         setattr(values, str(param.name), value)
     return values
+
+
+def pairs(text: str, flag: str, form: str) -> dict[str, str]:
+    """Return the values of NAME=VALUE by name; UsageError for one of another form."""
+    found = [pair.strip() for pair in text.split(",") if pair.strip()]
+    for pair in found:
+        if "=" not in pair:
+            raise UsageError(f"{flag} is {pair!r}. Use {form}")
+    return dict(pair.split("=", 1) for pair in found)
 
 
 def read_dotenv(path: Path | None) -> Mapping[str, str]:

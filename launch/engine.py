@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import policies
-from api.service import Engine
+from api.service import Engine, served_name
 from batching import BatchingManager, Inference
 from config import Config
 from launch import faults
+from launch.adapters import make_store
 from launch.load_model import load_mock, load_model
 from launch.speculate import make_speculator
 from observe.question import Server
@@ -70,6 +71,7 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
         make_inference=make_inference,
         on_death=on_death,
     )
+    adapters = make_store(config, parts.read_adapter, served_name(parts.name), manager)
     recording = Recording(lambda: manager.policy is not None and manager.policy.padded)
     manager.listeners.append(recording.on_arrival)
     manager.observers += [*armed.observers(), recording.observe]
@@ -95,6 +97,7 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
         facts=parts.facts,
         shadow=Shadow(config.shadow, server) if config.shadow else None,
         what_if=WhatIf(server, parts.context),
+        adapters=adapters,
     )
 
 

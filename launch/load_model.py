@@ -6,15 +6,18 @@ Part of the composition root. Torch is imported inside the functions that load a
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from api.service import Tokenizer
 from batching import Model
 from config import Config
+from launch.adapters import reader
 from launch.command import RESOLVED
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
+from serving.adapters import Weights
 from simulate import mock
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ class Parts:
     tokens_per_step: int  # the default of --max-tokens-per-step
     sampling: dict[str, float] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    read_adapter: Callable[[str], Weights] | None = None  # where adapters can be served
 
 
 def load_model(config: Config, slots: int) -> Parts:
@@ -101,6 +105,7 @@ def load_model(config: Config, slots: int) -> Parts:
             "whole_context": shape.block_size,
             "warnings": [warning for warning in warnings if warning],
         },
+        read_adapter=reader(resolved, runner.dtype, config.adapter_memory) if device.type == "cpu" else None,
     )
 
 

@@ -33,7 +33,10 @@ class Policy(policy.Policy):
     max_wait = option(10, "decode steps between two admissions", low=0)
     batch_max_tokens = option(3072, "maximum prompt tokens per admission", low=1)
     pool = option(10_000, "KV tokens", low=1)
-    per_client = option(0, "KV tokens reserved for each client in the batch (adapters)", low=0)
+    per_adapter = option(0, "KV tokens set aside for each adapter in the batch; S-LoRA: four times its rank", low=0)
+    per_client = option(
+        0, "KV tokens set aside for each client in the batch, where each has an adapter of its own", low=0
+    )
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
@@ -42,8 +45,9 @@ class Policy(policy.Policy):
         self._lengths: list[int] = []  # the same, sorted
         self._quantile: dict[Sequence, float] = {}  # of the answers of the past, that a request counts on
         self._quantiles = 0
-        if self.per_client and "client" not in self.claims.heeds:
-            self.claims = replace(self.claims, heeds=(*self.claims.heeds, "client", "length"))
+        counted = [name for name in ("client", "adapter") if getattr(self, f"per_{name}")]
+        heeds = (*self.claims.heeds, *counted, "length") if counted else self.claims.heeds
+        self.claims = replace(self.claims, heeds=tuple(dict.fromkeys(heeds)))
 
     def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         due = not running or self._decodes >= self.max_wait
@@ -59,6 +63,7 @@ class Policy(policy.Policy):
         batch = [*running, seq]
         peak = self._peak(batch)
         pool = self.pool - self.per_client * len({other.client for other in batch})
+        pool -= self.per_adapter * len({other.adapter for other in batch if other.adapter})
         # The last page of each request may be nearly empty.
         peak_of_pages = peak + len(batch) * budget.page_size
         pages = budget.kv_tokens + sum(len(other.pages) for other in running) * budget.page_size

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from scheduling.sequence import Sequence
+from serving.adapters import Loaded
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +121,7 @@ class Inference:
         wakeup: Wakeup | None = None,
         scores_prompt: bool = False,
         on_end: Callable[[], None] | None = None,
+        adapter: Loaded | None = None,
     ) -> None:
         self.id = id or uuid.uuid4().hex
         self.prompt = prompt
@@ -139,6 +141,9 @@ class Inference:
             open_ended=open_ended,
             stop=text.feed if text is not None and text.watches else None,
         )  # fmt: skip
+        if adapter is not None:
+            self.sequence.adapter, self.sequence.adapter_weights = adapter.name, adapter.weights
+            self.sequence.cache_salt = adapter.salt
         self._lock = threading.Lock()
         self._kept: int | None = None  # number of tokens when `end_early` ended it
         self._owner: Owner | None = None

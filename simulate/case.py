@@ -21,6 +21,7 @@ class Request:
     priority: int = 0
     deadline: float | None = None
     open_ended: bool = False
+    adapter: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Case:
             Sequence(
                 list(r.prompt), r.output, id=f"r{i}", arrived_at=r.arrival, client=r.client,
                 priority=r.priority, deadline=r.deadline, open_ended=r.open_ended,
+                adapter=r.adapter, cache_salt=r.adapter,
             )
             for i, r in (reversed(numbered) if backwards else numbered)
         ]  # fmt: skip

@@ -28,7 +28,7 @@ def make_cases(n: int, seed: int) -> Iterator[Case]:
             pages = (rng.randint(least, 3 * least), size)
         cancels = [(rng.randint(0, 25), rng.randint(0, 9)) for _ in range(rng.choice((0, 0, 1, 3)))]
         yield Case(
-            _open_ended(requests, random.Random(f"{seed}:{number}:open")),
+            _varied(requests, f"{seed}:{number}"),
             margin=rng.choice((1, 1, 3, 64)),
             slots=rng.randint(1, 5) if number % 8 != 7 else rng.randint(1, 2),
             budget=rng.choice((ENDLESS, rng.randint(1, 12))),
@@ -49,10 +49,18 @@ def _few(rng: random.Random) -> list[Request]:
     return requests
 
 
-def _open_ended(requests: list[Request], rng: random.Random) -> tuple[Request, ...]:
-    """Return the requests, of which in some cases none, in some about half and in some all are open-ended."""
-    share = rng.choice((0.0, 0.5, 1.0))
-    return tuple(dataclasses.replace(request, open_ended=rng.random() < share) for request in requests)
+def _varied(requests: list[Request], seed: str) -> tuple[Request, ...]:
+    """Return the requests: in some cases none, in some about half and in some all are open-ended, or have adapters."""
+    ends, adapters = random.Random(f"{seed}:open"), random.Random(f"{seed}:adapter")
+    share, adapted = ends.choice((0.0, 0.5, 1.0)), adapters.choice((0.0, 0.5, 1.0))
+    return tuple(
+        dataclasses.replace(
+            request,
+            open_ended=ends.random() < share,
+            adapter=adapters.choice("xyz") if adapters.random() < adapted else "",
+        )
+        for request in requests
+    )
 
 
 def _rivals(rng: random.Random) -> list[Request]:
@@ -80,7 +88,7 @@ def make_large_cases(n: int, seed: int) -> Iterator[Case]:
             least = -(-max(len(r.prompt) + r.output for r in requests) // size) + 1
             pages = (rng.randint(least, 4 * least), size)
         yield Case(
-            _open_ended(requests, random.Random(f"{seed}:large:{number}:open")),
+            _varied(requests, f"{seed}:large:{number}"),
             margin=8,
             slots=MOST_SLOTS,
             budget=rng.choice((64, 128, 512)) if number % 8 < 4 else ENDLESS,
@@ -139,4 +147,6 @@ def _shape(r: Request) -> str:
     priority = f", priority {r.priority}" if r.priority else ""
     deadline = f", deadline {r.deadline:g}" if r.deadline is not None else ""
     ends = ", open-ended" if r.open_ended else ""
-    return f"{r.arrival}: prompt {len(r.prompt)}, output {r.output}, client {r.client}{priority}{deadline}{ends}"
+    adapter = f", adapter {r.adapter}" if r.adapter else ""
+    who = f"client {r.client}{adapter}"
+    return f"{r.arrival}: prompt {len(r.prompt)}, output {r.output}, {who}{priority}{deadline}{ends}"

@@ -27,6 +27,9 @@ HINTS = {
     "client": Hint("clients", "the client", "vtc", "Use --clients 4"),
     "priority": Hint("priorities", "the priority", "priority", "Use --priorities 3"),
     "deadline": Hint("slo", "the time to the deadline", "edf", "Use --slo 2 10"),
+    "adapter": Hint(
+        "", "the adapter", "adapter-affinity", "Simulated requests have none, so try it on a server with --adapter"
+    ),
     "prefix": Hint(
         "", "the cached part of the prompt", "lpm",
         "Use --workload shared-prefix --kv-tokens 65536",

@@ -7,7 +7,15 @@ from typing import Any
 from flask import Blueprint, Response, jsonify, request
 
 from api import policy, streaming
-from api.generation import Generation, GenerationRequest, ignored_hints, ready_engine, start_generation, timings
+from api.generation import (
+    Generation,
+    GenerationRequest,
+    adapter_of,
+    ignored_hints,
+    ready_engine,
+    start_generation,
+    timings,
+)
 from api.http import body
 from api.http.deferral import Deferred
 from api.http.openapi import Operation
@@ -81,6 +89,7 @@ def generation_request(engine: Engine, params: InferenceRequest) -> GenerationRe
     options = {
         "temperature": params.temperature, "top_k": max(params.top_k, 0), "top_p": params.top_p,
         "stops": params.stop, "ignore_eos": params.ignore_eos, **params.scheduling_options(),
+        "adapter": adapter_of(engine, params.adapter, "adapter"),
     }  # fmt: skip
     return GenerationRequest(
         [Prompt(params.prompt, ids)], params.num_tokens, "num_tokens", "prompt", options,

@@ -18,6 +18,7 @@ from api.prompts import Prompt, check_ids, encode
 from api.schemas.openai import UNLIMITED, CompletionRequest, Sampled
 from api.service import Engine, Service
 from config import VERSION
+from serving.adapters import Entry
 
 EXAMPLE = '{"prompt": "ROMEO:", "max_tokens": 40}'
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # what a model's authors may recommend
@@ -64,10 +65,12 @@ def answer(service: Service, kind: Kind[Params]) -> Response | Deferred:
     """Check the current request, start its generation, and return its answer."""
     engine = ready_engine(service)
     params, ignored = body.validate(kind.schema, body.take(request, kind.example))
-    check_model(engine, params.model)
+    adapter = check_model(engine, params.model)
     check_sampled(service, params)
     admission.take_more(service, kind.count(params) - 1)
-    generation = start_generation(service, engine, kind.to_request(engine, params), streams=params.stream)
+    generating = kind.to_request(engine, params)
+    generating.options["adapter"] = adapter
+    generation = start_generation(service, engine, generating, streams=params.stream)
     writer = kind.writer(engine, generation, params)
     ignored += params.ignored(engine.chats) + ignored_hints(engine, params)
     if params.stream:
@@ -88,11 +91,16 @@ def blueprint(service: Service) -> Blueprint:
 
     @routes.get("/v1/models")
     def models() -> Response:
-        return jsonify(object="list", data=[model_card(ready_engine(service))])
+        engine = ready_engine(service)
+        adapters = engine.adapters.entries() if engine.adapters is not None else []
+        return jsonify(object="list", data=[model_card(engine), *(adapter_card(engine, entry) for entry in adapters)])
 
     @routes.get("/v1/models/<path:model>")
     def model(model: str) -> Response:
         engine = ready_engine(service)
+        entry = engine.adapters.find(model) if engine.adapters is not None else None
+        if entry is not None:
+            return jsonify(adapter_card(engine, entry))
         check_model(engine, model)
         return jsonify(model_card(engine))
 
@@ -114,6 +122,12 @@ def model_card(engine: Engine) -> dict[str, Any]:
         "parent": None,
         "max_model_len": engine.context,
     }
+
+
+def adapter_card(engine: Engine, entry: Entry) -> dict[str, Any]:
+    """Return the entry of an adapter in /v1/models."""
+    changes = {"id": entry.name, "root": entry.name, "parent": engine.served_name, "created": int(entry.added_at)}
+    return model_card(engine) | changes
 
 
 def check_sampled(service: Service, params: Sampled) -> None:

@@ -62,7 +62,7 @@ class Writer(Generic[Params]):
             "id": f"{self.prefix}{g.request_id}",
             "object": self.chunk_kind if params.stream else self.kind,
             "created": int(time.time()),
-            "model": engine.served_name,
+            "model": params.model or engine.served_name,
         }
         options = params.stream_options
         self.usage_last = options is not None and options.include_usage

@@ -7,8 +7,9 @@ from typing import Any
 
 from flask import Blueprint, Response, g, jsonify, request
 
+from api import adapters
 from api.dialects.tgi_writer import TgiWriter, samples
-from api.generation import GenerationRequest, ignored_hints, ready_engine, start_generation
+from api.generation import GenerationRequest, adapter_of, ignored_hints, ready_engine, start_generation
 from api.http import admission, body
 from api.http.deferral import Deferred
 from api.http.errors import ApiError
@@ -147,6 +148,7 @@ def generation_request(engine: Engine, params: GenerateRequest, streams: bool) -
         options["logprobs"] = p.top_n_tokens or 0
     if p.decoder_input_details:
         options |= {"scores_prompt": True, "prompt_logprobs": 0}
+    options["adapter"] = adapter_of(engine, p.adapter_id, "adapter_id")
     ids = encode(engine, params.inputs, special=engine.special_end, keep=p.truncate, param="inputs")
     return GenerationRequest(
         [Prompt(params.inputs, ids)], p.max_new_tokens, "max_new_tokens", "inputs", options,
@@ -184,5 +186,6 @@ def information(service: Service, engine: Engine) -> dict[str, Any]:
         "linear_backend": engine.facts.get("linear"),
         "kv_pages": None if pages is None else pages.total,
         "page_size": engine.page_size,
+        "adapters": adapters.listed(engine),
         "max_concurrent_sequences": {str(n): count for n, count in engine.sequences_that_fit.items()},
     }

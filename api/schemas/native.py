@@ -22,4 +22,5 @@ class InferenceRequest(SchedulingHints):
     stop: f.Stops = Field([], description=f.STOP)
     ignore_eos: f.Flag = Field(True, description=f.FLAG)
     stream: f.Flag = Field(False, description=f.FLAG)
+    adapter: f.Adapter | None = Field(None, description=f.ADAPTER)
     timeout_s: f.Seconds | None = Field(None, description=f.SECONDS)

@@ -59,7 +59,7 @@ class GenerateParameters(SchedulingHints):
     )
     watermark: f.Off = Field(False, description="false, or leave it out")
     grammar: None = Field(None, description=f.UNSUPPORTED)
-    adapter_id: None = Field(None, description=f.UNSUPPORTED)
+    adapter_id: f.Adapter | None = Field(None, description=f.ADAPTER)
 
 
 class GenerateRequest(BaseModel):

@@ -227,7 +227,7 @@ BAD: list[tuple[str, Any]] = [
     *(("top_n_tokens", v) for v in (0, 6)),
     *(("stop", v) for v in ("x", list("abcdefghijklmnopq"), [""], [1], ["x" * 257])),
     *(("truncate", v) for v in (0, -1)),
-    ("do_sample", "true"), ("watermark", True), ("watermark", 0), ("grammar", {"type": "json"}), ("adapter_id", "x"),
+    ("do_sample", "true"), ("watermark", True), ("watermark", 0), ("grammar", {"type": "json"}), ("adapter_id", 5),
 ]  # fmt: skip
 
 

@@ -1,0 +1,88 @@
+"""Where a server's LoRA adapters come from: folders and repositories of the hub, read for one model.
+
+Part of the composition root. Torch is imported inside the functions that need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batching import BatchingManager
+from config import Config
+from serving.adapters import AdapterError, AdapterStore, Weights
+
+if TYPE_CHECKING:
+    import torch
+
+    from models.catalog import ResolvedModel
+
+HUB_SECONDS = 10.0  # for the hub to answer
+
+
+def reader(resolved: ResolvedModel, dtype: torch.dtype, limit: int) -> Callable[[str], Weights]:
+    """Return the function that reads an adapter for this model from a folder, or from the hub.
+
+    Files that are far larger than `limit` bytes of adapters are refused unread.
+    """
+    from generate.cpu.adapters import PreparedAdapter
+    from models import adapters, families
+
+    layout = families.family_of(resolved.config).layout
+
+    def read(source: str) -> Weights:
+        folder = _folder(source)
+        path = folder / adapters.WEIGHTS
+        if path.is_file() and path.stat().st_size > 2 * limit:  # float32, of which bfloat16 is kept
+            raise adapters.AdapterError(
+                f"{path} has {path.stat().st_size / 2**20:.0f} MiB, but --adapter-memory is {limit / 2**20:.0f} MiB. Raise it"
+            )
+        adapter = adapters.load(folder, resolved.architecture, layout)
+        return PreparedAdapter(adapter, resolved.architecture, dtype)
+
+    return read
+
+
+def _folder(source: str) -> Path:
+    """Return the folder of an adapter, after downloading it if it is a repository that is not cached."""
+    from models import adapters, catalog, hub
+
+    path = Path(source).expanduser()
+    found = None if path.exists() else catalog.HUB_ID.fullmatch(source)
+    if found is None:
+        return path
+    repository = hub.Repository(found["repository"], found["revision"] or "main")
+    try:
+        hub.fetch_file(repository, adapters.CONFIG, HUB_SECONDS)
+        return hub.fetch_file(repository, adapters.WEIGHTS, HUB_SECONDS).parent
+    except hub.HubError as error:
+        raise adapters.AdapterError(f"there is no folder {source}, and {error}. {error.remedy}") from error
+
+
+def make_store(
+    config: Config, read: Callable[[str], Weights] | None, model: str, manager: BatchingManager
+) -> AdapterStore | None:
+    """Return the adapters of a server with those of --adapter in memory, or None for a server without any.
+
+    Raises ValueError where adapters cannot be served, or for one that cannot be read.
+    """
+    if not config.adapters and not config.adapter_folders:
+        return None
+    if read is None:
+        raise ValueError(
+            "--adapter and --adapter-folder need a model with weights on a CPU. Use --device cpu and no mock model, or "
+            "leave them out"
+        )
+
+    def in_use() -> list[Any]:
+        open_now = [*manager.inbox.open, *(inference.sequence for inference in [*manager.inbox.arrived])]
+        return [seq.adapter_weights for seq in open_now]
+
+    store = AdapterStore(read, config.adapter_memory, model, in_use)
+    for name, source in config.adapters.items():
+        try:
+            store.add(name, source)
+        except AdapterError as error:
+            raise ValueError(f"--adapter {name}={source}: {error}") from error
+    return store

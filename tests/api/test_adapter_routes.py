@@ -1,0 +1,165 @@
+"""Adapters over HTTP: by name in every dialect, listed, loaded and unloaded, through the official client too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+from support import FakeModel, fake_engine
+
+from app import connect, create_app
+from config import Config
+from scheduling.pages import PagePool
+from serving.adapters import AdapterStore
+
+
+@dataclass(eq=False)
+class Weights:
+    """An adapter that lets the fake model write its name."""
+
+    digest: str
+    nbytes: int = 1 << 20
+    rank: int = 8
+
+
+class Writer(FakeModel):
+    """Answers with the letters of the adapter's digest, without one with a, b, c, ..."""
+
+    def output(self, seq: Any, count: int) -> Any:
+        if seq.adapter_weights is None:
+            return super().output(seq, count)
+        digest = seq.adapter_weights.digest
+        return ord(digest[len(seq.output_ids) % len(digest)])
+
+
+def read(source: str) -> Weights:
+    if "broken" in source:
+        raise ValueError(f"{source}: the tensor h.0.c_attn is [1] but should be [2]")
+    return Weights(Path(source).name)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("xyz", "broken", "uvw"):
+        (tmp_path / "adapters" / name).mkdir(parents=True)
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "adapters" / "link").symlink_to(tmp_path / "secret")
+    return tmp_path / "adapters"
+
+
+@pytest.fixture
+def app(folder: Path) -> Iterator[Flask]:
+    app = create_app(Config(policy="dynamic", access_log=False, adapter_folder=str(folder)))
+    store = AdapterStore(read, 8 << 20, "fake")
+    store.add("stu", "somewhere/stu")
+    engine = replace(fake_engine(Writer(), pages=PagePool(400, 16)), adapters=store)
+    connect(app.extensions["service"], engine)
+    yield app
+    engine.manager.stop()
+
+
+@pytest.fixture
+def client(app: Flask) -> FlaskClient:
+    return app.test_client()
+
+
+@pytest.fixture
+def sdk(app: Flask) -> Iterator[openai.OpenAI]:
+    http = httpx2.Client(transport=httpx2.WSGITransport(app))
+    with openai.OpenAI(base_url="http://testserver/v1", api_key="any", max_retries=0, http_client=http) as client:
+        yield client
+
+
+def test_the_official_client_completes_chats_and_lists_with_adapters(sdk: openai.OpenAI) -> None:
+    answer = sdk.completions.create(model="stu", prompt="hi", max_tokens=3)
+    assert (answer.choices[0].text, answer.model) == ("stu", "stu")
+    assert sdk.completions.create(model="fake", prompt="hi", max_tokens=3).choices[0].text == "abc"
+    chunks = list(sdk.completions.create(model="stu", prompt="hi", max_tokens=3, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "stu"
+    assert {chunk.model for chunk in chunks} == {"stu"}
+    chat = sdk.chat.completions.create(model="stu", messages=[{"role": "user", "content": "hi"}], max_tokens=3)
+    assert chat.choices[0].message.content == "stu"
+    cards = [card.model_dump() for card in sdk.models.list()]
+    assert [(card["id"], card["parent"]) for card in cards] == [("fake", None), ("stu", "fake")]
+    assert sdk.models.retrieve("stu").model_dump()["parent"] == "fake"
+    with pytest.raises(openai.NotFoundError) as caught:
+        sdk.completions.create(model="another", prompt="hi")
+    assert "'stu'" in str(caught.value)
+
+
+def test_the_other_dialects_name_an_adapter_in_fields_of_their_own(client: FlaskClient) -> None:
+    body: dict[str, Any] = {"inputs": "hi", "parameters": {"max_new_tokens": 3, "adapter_id": "stu"}}
+    assert client.post("/generate", json=body).json == {"generated_text": "stu"}
+    answer = client.post("/inference", json={"prompt": "hi", "num_tokens": 3, "adapter": "stu"}).json
+    assert answer is not None
+    assert answer["completion"] == "histu"
+    body["parameters"]["adapter_id"] = "another"
+    refused = client.post("/generate", json=body)
+    assert (refused.status_code, "'stu'" in refused.json["error"]) == (404, True)  # type: ignore[index]
+    refused = client.post("/inference", json={"prompt": "hi", "num_tokens": 3, "adapter": "another"})
+    assert (refused.status_code, refused.json["error"]["param"]) == (404, "adapter")  # type: ignore[index]
+
+
+def load(client: FlaskClient, name: str, path: Path | str, **more: Any) -> tuple[int, str]:
+    answer = client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(path), **more})
+    return answer.status_code, answer.text
+
+
+def test_an_adapter_is_loaded_replaced_and_unloaded_as_in_vllm(client: FlaskClient, folder: Path) -> None:
+    assert load(client, "one", folder / "xyz") == (200, "Success: LoRA adapter 'one' added successfully.")
+    asked = {"model": "one", "prompt": "hi", "max_tokens": 3}
+    assert client.post("/v1/completions", json=asked).json["choices"][0]["text"] == "xyz"  # type: ignore[index]
+    assert load(client, "one", folder / "uvw")[0] == 400
+    assert load(client, "one", folder / "uvw", load_inplace=True)[0] == 200
+    assert client.post("/v1/completions", json=asked).json["choices"][0]["text"] == "uvw"  # type: ignore[index]
+    gone = client.post("/v1/unload_lora_adapter", json={"lora_name": "one"})
+    assert (gone.status_code, gone.text) == (200, "Success: LoRA adapter 'one' removed successfully.")
+    assert client.post("/v1/completions", json=asked).status_code == 404
+    assert client.post("/v1/unload_lora_adapter", json={"lora_name": "one"}).status_code == 404
+
+
+def test_only_allowed_folders_are_read_and_a_broken_adapter_disturbs_nobody(client: FlaskClient, folder: Path) -> None:
+    assert load(client, "one", folder / ".." / "secret")[0] == 403
+    assert load(client, "one", folder / "link")[0] == 403
+    assert load(client, "one", "owner/name")[0] == 403
+    assert load(client, "one", "a\0b")[0] == 403
+    assert load(client, "one", folder / "missing")[0] == 404
+    status, text = load(client, "one", folder / "broken")
+    assert status == 400
+    assert "h.0.c_attn is [1] but should be [2]" in text
+    assert load(client, "fake", folder / "xyz")[0] == 400
+    assert client.post("/v1/completions", json={"model": "stu", "prompt": "hi"}).status_code == 200
+
+
+def test_without_a_folder_the_routes_are_off(model: FakeModel) -> None:
+    app = create_app(Config(policy="dynamic", access_log=False))
+    engine = fake_engine(model)
+    connect(app.extensions["service"], engine)
+    assert load(app.test_client(), "one", "/tmp")[0] == 403
+    assert (
+        app.test_client().post("/inference", json={"prompt": "hi", "num_tokens": 1, "adapter": "x"}).status_code == 404
+    )
+    engine.manager.stop()
+
+
+def test_adapters_are_shown_in_info_and_metrics(client: FlaskClient) -> None:
+    shown = client.get("/info").json["adapters"]  # type: ignore[index]
+    assert shown == [{"id": "stu", "rank": 8, "bytes": 1 << 20, "in_memory": True}]
+    lines = client.get("/metrics").text.splitlines()
+    assert {"eb_adapters 1.0", "eb_adapter_bytes 1.048576e+06", "eb_adapter_loads_total 1.0"} <= set(lines)
+
+
+def test_answers_of_an_adapter_and_of_the_model_share_no_pages(client: FlaskClient) -> None:
+    prompt = "x" * 100
+    hits = [
+        client.post("/inference", json={"prompt": prompt, "num_tokens": 1, **more}).json["cached_tokens"]  # type: ignore[index]
+        for more in ({}, {"adapter": "stu"}, {}, {"adapter": "stu"})
+    ]
+    assert hits == [0, 0, 96, 96]
