@@ -135,9 +135,12 @@ class Config:
     )  # fmt: skip
     speculate: str = setting(
         "off", "guess tokens and compute them together, several in a step, where that is faster; no text changes. ngram: from "
-        "repetitions in the text; auto: the best of these",
-        Choice(["off", "ngram", "auto"])
+        "repetitions in the text; model: by --draft-model; auto: by that if it is set, otherwise ngram",
+        Choice(["off", "ngram", "model", "auto"])
     )  # fmt: skip
+    draft_model: str = setting(
+        "", "smaller model with the same tokenizer that guesses tokens, such as distilgpt2 for gpt2-medium"
+    )
     drafts: str = setting(
         "auto", "with --speculate: guesses in a step for each request, 0 to 16; auto: as many as are worth their time",
         Choice(["auto", *map(str, range(17))], "N|auto")

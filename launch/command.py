@@ -18,7 +18,7 @@ import config as settings
 import policies
 from client.shell import printing
 from config import Config
-from launch import banner, preflight
+from launch import banner, preflight, speculate
 from observe import shadow
 from scheduling.renamed import RenamedWarning
 from simulate import mock
@@ -52,6 +52,7 @@ def main(argv: list[str] | None = None) -> None:
         chosen = loaded.config
         policies.get_policy(chosen.policy, chosen.max_batch_size, chosen.policy_options)
         shadow.check(chosen)
+        speculate.check(chosen)
         if "--print-config" in argv:
             with printing():
                 print(settings.describe(loaded))  # noqa: T201
@@ -110,6 +111,8 @@ def _resolve(config: Config) -> str:
     if catalog.is_on_hub(name):
         timer.start()
     try:
+        if config.draft_model:  # the worker finds it again; this reports its errors in time
+            catalog.resolve(config.draft_model, config.load_format)
         return catalog.resolve(config.model or None, config.load_format).to_json()
     finally:
         timer.cancel()
@@ -122,6 +125,7 @@ def with_absolute_paths(config: Config) -> Config:
         config,
         tokenizer_file=str(Path(file).expanduser().absolute()) if file else "",
         model=mock.absolute(config.model) if mock.is_mock(config.model) else config.model,
+        draft_model=speculate.absolute(config.draft_model),
         policy=policies.absolute(config.policy),
         shadow=policies.absolute(config.shadow) if config.shadow else "",
         shadow_cost=str(Path(cost).expanduser().absolute()) if cost else "",

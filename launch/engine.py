@@ -20,8 +20,8 @@ from batching import BatchingManager, Inference
 from config import Config
 from launch import faults
 from launch.adapters import make_store
+from launch.load_drafter import make_speculator
 from launch.load_model import load_mock, load_model
-from launch.speculate import make_speculator
 from observe.question import Server
 from observe.recording import Recording
 from observe.shadow import Shadow
@@ -66,7 +66,7 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
         max_queue=config.max_queue,
         max_queue_tokens=config.max_queue_tokens,
         max_tokens_per_step=config.max_tokens_per_step or parts.tokens_per_step,
-        speculator=make_speculator(config, parts.device),
+        speculator=make_speculator(config, parts),
         make_policy=policies.get_policy,
         make_inference=make_inference,
         on_death=on_death,

@@ -1,17 +1,37 @@
-"""Make what guesses tokens, from the settings. Part of the composition root."""
+"""Check the settings for drafts before anything big is loaded. Part of the composition root."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import policies
 from config import Config, ConfigError
-from scheduling.speculation import Speculator
+from simulate import mock
 
 
-def make_speculator(config: Config, device: str) -> Speculator | None:
-    """Return the configured speculator, None where there is none; ConfigError where the device's runner takes no drafts."""
-    if config.speculate == "off" or config.drafts == "0":
-        return None
-    if device.startswith("cuda"):
-        raise ConfigError(f"--speculate is {config.speculate!r}, which works on CPUs only for now. Set it to off")
-    from generate.drafters.ngram import NgramDrafter
+def check(config: Config) -> None:
+    """Raise ConfigError if the settings for drafts cannot work."""
+    mode, draft = config.speculate, config.draft_model
+    if mode == "off" and draft:
+        raise ConfigError(f"--draft-model is {draft!r}, but --speculate is off. Add --speculate model, or leave it out")
+    if mode == "ngram" and draft:
+        raise ConfigError(
+            f"--draft-model is {draft!r}, but --speculate ngram needs none. Use --speculate model or auto"
+        )
+    if mode == "model" and not draft:
+        raise ConfigError("--speculate model needs a model: add --draft-model NAME, or use --speculate ngram")
+    if draft and mock.is_mock(config.model):
+        raise ConfigError(
+            f"--draft-model is {draft!r}, but {config.model} has no weights whose tokens it could guess. Leave it out"
+        )
+    if mode != "off" and policies.get_policy(config.policy, config.max_batch_size, config.policy_options).padded:
+        raise ConfigError(
+            f"--speculate is {mode!r}, but the policy {config.policy} pads its batches to rows of one length, in which no "
+            "request can have more tokens than others. Use another policy such as dynamic, or --speculate off"
+        )
 
-    return Speculator(NgramDrafter(), None if config.drafts == "auto" else int(config.drafts))
+
+def absolute(draft: str) -> str:
+    """Return a draft model's name that means the same in any folder."""
+    path = Path(draft).expanduser()
+    return str(path.absolute()) if draft and path.exists() else draft

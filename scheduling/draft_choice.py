@@ -16,7 +16,8 @@ class DraftChoice(NamedTuple):
 
     sequences, most, chances: the requests with offers, the most drafts of each, and how likely each of them is right if
     those before it are. rows: those of the step without drafts, each of which gets a token. budget: the most drafts of
-    all. seconds: the time of a step with so many rows. drafting: the time of the drafter for such counts.
+    all. seconds: the time of a step with so many rows. round_seconds: what the drafter takes to guess one more token of
+    each.
     """
 
     sequences: list[Sequence]
@@ -25,7 +26,7 @@ class DraftChoice(NamedTuple):
     rows: int
     budget: int
     seconds: Callable[[int], float]
-    drafting: Callable[[list[int]], float]
+    round_seconds: float
 
     def best(self) -> list[int]:
         """Return the numbers of drafts with the most expected tokens per second of this step.
@@ -36,11 +37,12 @@ class DraftChoice(NamedTuple):
         ranked = sorted(self._gains(), reverse=True)[: self.budget]
         tokens, rows, best, number = float(self.rows), self.rows, 0.0, 0
         counts = [0] * len(self.most)
-        alone = tokens / self.seconds(rows)
+        alone, rounds = tokens / self.seconds(rows), 0
         for taken, (gain, i) in enumerate(ranked, 1):
             tokens += gain
             counts[i] += 1
-            rate = tokens / (self.seconds(rows + taken) + self.drafting(counts))
+            rounds = max(rounds, counts[i])
+            rate = tokens / (self.seconds(rows + taken) + self.round_seconds * rounds)
             if rate > best:
                 best, number = rate, taken
         if best < alone * WORTH:

@@ -32,10 +32,12 @@ class Offer(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Guesses the next tokens of sequences.
+    """Guesses the next tokens of sequences; between two steps, while the engine waits.
 
-    It is called between two steps, in which the engine waits: it must be quick, and say how long it takes.
+    `spent` are the seconds that the last `propose` took, 0 if they do not matter.
     """
+
+    spent: float
 
     def survey(self, sequences: list[Sequence]) -> list[Offer]:
         """Return what it may propose for those of the sequences that have an answer; nothing is the usual case."""
@@ -45,8 +47,8 @@ class Drafter(Protocol):
         """Return up to `counts[i]` tokens that may follow those of `sequences[i]`."""
         ...
 
-    def seconds(self, counts: list[int]) -> float:
-        """Return how long `propose` is going to take."""
+    def seconds(self, sequences: int) -> float:
+        """Return how long the next token of so many sequences takes to guess."""
         ...
 
     def forget(self, seq: Sequence) -> None:
@@ -63,7 +65,6 @@ class Speculator:
         self.acceptance = Acceptance()
         self.law = StepLaw()
         self._allowance = 0.0  # seconds that may be spent on probing
-        self._drafting = 0.0  # the drafter's own seconds in this step
         self._kinds: dict[Sequence, int] = {}  # of the drafts in this step
 
     def add_drafts(self, plan: Plan, policy: Policy, pages: Reservations, token_budget: int) -> None:
@@ -92,10 +93,10 @@ class Speculator:
         rows = len(plan.sequences)
         chances = [self.acceptance.chance(seq, offer.kind) for seq, offer in zip(members, offers)]
         seconds = self.law.from_rows(rows)
-        choice = DraftChoice(members, most, chances, rows, left, seconds, self.drafter.seconds)
+        choice = DraftChoice(members, most, chances, rows, left, seconds, self.drafter.seconds(len(members)))
         counts = policy.allocate_drafts(choice)
         if left > 0 and not any(counts):
-            price = max(seconds(rows + 1) - seconds(rows), LEAST_PRICE * seconds(rows)) + self.drafter.seconds([1])
+            price = max(seconds(rows + 1) - seconds(rows), LEAST_PRICE * seconds(rows)) + self.drafter.seconds(1)
             if self._allowance >= price:  # the one whose drafts were judged longest ago
                 self._allowance -= price
                 counts[self.acceptance.least_recent(members)] = 1
@@ -114,7 +115,6 @@ class Speculator:
             return
         chosen, asked = [plan.sequences[offer.place] for offer, _ in members], [count for _, count in members]
         proposed = self.drafter.propose(chosen, asked)
-        self._drafting = self.drafter.seconds(asked)
         plan.counts, plan.repeats = list(plan.counts), False
         plan.drafts = [[] for _ in plan.sequences]
         self._kinds.clear()
@@ -131,7 +131,7 @@ class Speculator:
         if plan.drafts:
             for seq, own in zip((s for s, drafts in zip(plan.sequences, plan.drafts) if drafts), counted):
                 self.acceptance.judge(seq, self._kinds.pop(seq, 0), own.drafted, own.accepted)
-            seconds -= self._drafting
+            seconds = max(0.0, seconds - self.drafter.spent)
         elif not plan.repeats and max(plan.counts, default=0) > 1:
             return
         self._allowance = min(self._allowance + PROBING * seconds, seconds)

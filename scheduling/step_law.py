@@ -25,7 +25,9 @@ class StepLaw:
         self._sizes: list[int] = []  # sorted
 
     def learn(self, rows: int, seconds: float) -> None:
-        """Note that a step of so many rows took so long."""
+        """Note that a step of so many rows took so long; a clock that stood still says nothing."""
+        if seconds <= 0:
+            return
         self._steps += 1
         size = _size(rows)
         mean = self._means.get(size)
@@ -64,6 +66,10 @@ class StepLaw:
             return before[1] + beyond * (rows - before[0])
 
         return seconds
+
+    def seconds(self, rows: int, unknown: float) -> float:
+        """Return how long a step of so many rows takes, `unknown` before the first step."""
+        return self._at(rows) if self._sizes else unknown
 
     def _at(self, rows: int) -> float:
         """Return the seconds of a size, between those of its neighbors if it is not known; 1 if none is."""

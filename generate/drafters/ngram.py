@@ -72,6 +72,8 @@ class Index:
 class NgramDrafter:
     """Drafts from the text of each sequence and from what its client was answered before."""
 
+    spent = 0.0
+
     def __init__(self) -> None:
         self._own: dict[Sequence, Index] = {}
         self._answers: OrderedDict[str, deque[Index]] = OrderedDict()
@@ -121,7 +123,7 @@ class NgramDrafter:
             drafts.append(own)
         return drafts
 
-    def seconds(self, counts: list[int]) -> float:
+    def seconds(self, sequences: int) -> float:
         """See `Drafter.seconds`; a lookup takes microseconds."""
         return 0.0
 

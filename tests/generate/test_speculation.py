@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import policies
+from generate.drafters.model import ModelDrafter
 from generate.drafters.ngram import NgramDrafter
 from generate.params import SamplingParams
 from generate.runner import ModelRunner
@@ -22,9 +23,9 @@ CONFIG = GPTConfig(block_size=192, vocab_size=61, n_layer=2, n_head=2, n_embd=12
 PAGE = 16
 
 
-def make_model(dtype: torch.dtype = torch.bfloat16) -> GPT:
+def make_model(dtype: torch.dtype = torch.bfloat16, seed: int = 5) -> GPT:
     model = GPT(CONFIG)
-    model.init_weights(torch.Generator().manual_seed(5))
+    model.init_weights(torch.Generator().manual_seed(seed))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3 if parameter.dim() > 1 else 1)
@@ -94,3 +95,26 @@ def test_the_text_is_the_same_as_without_drafts(
             assert seq.finish_reason == "abort" or served[seq.id] == plain[seq.id]
         assert pages > 14 or sum(seq.preemptions for seq in sequences)
         assert temperature or sum(seq.accepted for seq in sequences) > 50
+
+
+def small_drafter(runner_of: GPT, pages: int = 400) -> ModelDrafter:
+    return ModelDrafter(ModelRunner(runner_of, pages, PAGE), pages, CONFIG.block_size)
+
+
+@pytest.mark.parametrize("temperature", [0, 1.5])
+@pytest.mark.parametrize(("pages", "slots", "cancel"), [(400, 24, 5), (14, 8, 0)])
+def test_the_text_is_the_same_as_without_a_draft_model(
+    runner: ModelRunner, temperature: float, pages: int, slots: int, cancel: int
+) -> None:
+    plain = serve(requests(24, 1, temperature), None, runner=runner, pages=pages, slots=slots)
+    for seed, fixed in ((5, 8), (6, 2), (5, None)):
+        drafter = small_drafter(make_model(seed=seed), pages)
+        sequences = requests(24, 1, temperature)
+        served = serve(sequences, Speculator(drafter, fixed), runner=runner, pages=pages, slots=slots, cancel=cancel)
+        for seq in sequences:
+            assert served[seq.id] == plain[seq.id][: len(served[seq.id])]
+            assert seq.finish_reason == "abort" or served[seq.id] == plain[seq.id]
+        drafted, accepted = sum(seq.drafted for seq in sequences), sum(seq.accepted for seq in sequences)
+        assert drafted
+        assert seed != 5 or accepted == drafted  # of the same model
+        assert drafter.free_pages == pages - 1

@@ -1,0 +1,191 @@
+"""What drafts bring: one stream on texts that repeat themselves and on others, and many streams at once.
+
+    python -m benchmarks.speculation --model smollm2 --json benchmarks/results/speculation.json
+
+Each round serves the same requests without drafts and with `--speculate auto`, one after the other, since the speed of a
+shared machine changes; the figures are medians over the rounds, and ratios of one round each. The texts must be equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import report
+from benchmarks.engine import make_runner
+from generate import machine
+from generate.drafters.ngram import NgramDrafter
+from generate.params import SamplingParams
+from generate.runner import ModelRunner
+from models import catalog
+from models.tokenizer import load_tokenizer
+from policies import get_policy
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from scheduling.speculation import Speculator
+
+CODE = """class Stack:
+    def __init__(self):
+        self.items = []
+
+    def push(self, item):
+        self.items.append(item)
+
+    def pop(self):
+        return self.items.pop()
+
+    def is_empty(self):
+        return len(self.items) == 0
+"""
+FACTS = """The harbor of Port Ellen was built in 1831. In 1904 a storm destroyed the northern pier, and the town council decided
+to replace it with a longer one of stone. The new pier was finished in 1909 and carried a small railway for coal. Since the
+last mine closed in 1962, the railway has been used by visitors, who come to see the seals on the sandbank beyond it."""
+REPEATING = {
+    "code edit": f"Rename the class Stack to Pile in this code and return the whole code:\n\n{CODE}",
+    "summary": f"Repeat the following text, then summarize it in one sentence:\n\n{FACTS}",
+    "correction": f"Return this text with every mistake in spelling corrected:\n\n{FACTS}",
+}
+FRESH = {
+    "story": "Write a short story about a lighthouse keeper who finds a letter.",
+    "advice": "How do I learn to play the violin as an adult?",
+    "list": "Name ten animals that live in the sea and say one thing about each.",
+}
+
+
+def prompts_of(tokenizer: Any, texts: dict[str, str]) -> list[list[int]]:
+    """Return the prompts as chats if the model has a chat template."""
+    if tokenizer.chat_template is None:
+        return [tokenizer.encode(text) for text in texts.values()]
+    return [tokenizer.encode_chat([{"role": "user", "content": text}])[1] for text in texts.values()]
+
+
+def requests(prompts: list[list[int]], args: argparse.Namespace, seed: int) -> list[Sequence]:
+    """Return requests that end where the model ends them: behind its end it only repeats itself."""
+
+    def stop(token: int) -> str | None:
+        return "stop" if token in args.ends else None
+
+    return [
+        Sequence(
+            prompt, args.tokens, id=str(i), stop=stop,
+            sampling=SamplingParams(temperature=args.temperature, seed=seed + i),
+        )
+        for i, prompt in enumerate(prompts)
+    ]  # fmt: skip
+
+
+class Server:
+    """Serves requests without HTTP, with what it has learned in the rounds before."""
+
+    def __init__(self, runner: ModelRunner, slots: int, drafts: str) -> None:
+        pool = PagePool(runner.keys.shape[1], runner.page_size, prefix_cache=False)
+        fixed = None if drafts == "auto" else int(drafts)
+        speculator = None if drafts == "0" else Speculator(NgramDrafter(), fixed)
+        self.runner = runner
+        self.scheduler = Scheduler(get_policy("dynamic", max_batch_size=slots), pool, 256, speculator=speculator)
+
+    def serve(self, sequences: list[Sequence], at_once: int) -> float:
+        """Serve requests, so many at once, and return the tokens per second of their decoding."""
+        waiting, seconds, tokens = [*sequences], 0.0, 0
+        while waiting or not self.scheduler.is_idle:
+            while waiting and len(self.scheduler.running) + len(self.scheduler.waiting) < at_once:
+                self.scheduler.add(waiting.pop(0))
+            before = sum(len(seq.output_ids) for seq in sequences)
+            began = time.perf_counter()
+            iteration = self.scheduler.step(self.runner.forward, time.perf_counter)
+            assert iteration is not None
+            if all(member.phase == "decode" for member in iteration.members):
+                seconds += time.perf_counter() - began
+                tokens += sum(len(seq.output_ids) for seq in sequences) - before
+        return tokens / seconds
+
+
+def compare(
+    runner: ModelRunner, prompts: list[list[int]], at_once: int, args: argparse.Namespace
+) -> dict[str, dict[str, float]]:
+    """Serve the same requests with each number of drafts in turn; return the figures by number."""
+    servers = {drafts: Server(runner, max(at_once, 1), drafts) for drafts in args.drafts}
+    rates: dict[str, list[float]] = {drafts: [] for drafts in servers}
+    drafted, accepted, steps = (dict.fromkeys(servers, 0) for _ in range(3))
+    for number in range(args.rounds + 1):  # the first one warms up
+        texts = []
+        for drafts, server in servers.items():
+            sequences = requests(prompts, args, 1000 * number)
+            rate = server.serve(sequences, at_once)
+            texts.append([seq.output_ids for seq in sequences])
+            if number:
+                rates[drafts].append(rate)
+                drafted[drafts] += sum(seq.drafted for seq in sequences)
+                accepted[drafts] += sum(seq.accepted for seq in sequences)
+                steps[drafts] += sum(len(seq.output_ids) - seq.accepted for seq in sequences)
+        assert all(text == texts[0] for text in texts), "drafts changed a text"
+    base = rates[args.drafts[0]]
+    return {
+        drafts: {
+            "tokens_per_s": statistics.median(rates[drafts]),
+            "ratio": statistics.median(rate / own for rate, own in zip(rates[drafts], base)),
+            "drafts_per_token": drafted[drafts] / max(1, steps[drafts]),
+            "acceptance": accepted[drafts] / drafted[drafts] if drafted[drafts] else 0.0,
+            "tokens_per_step": 1 + accepted[drafts] / max(1, steps[drafts]),
+        }
+        for drafts in servers
+    }
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    machine.use_threads(args.threads)
+    tokenizer = load_tokenizer(catalog.resolve(args.model, args.load_format), None)
+    args.ends = frozenset(tokenizer.eos_ids)
+    repeating, fresh = prompts_of(tokenizer, REPEATING), prompts_of(tokenizer, FRESH)
+    longest = max(map(len, repeating)) + args.tokens + machine.PAGE_SIZE
+    runner, name = make_runner(args, (max(args.batch, default=1) + 1) * longest)
+    both = repeating + fresh
+    cases = {
+        "one stream, repeating": compare(runner, repeating, 1, args),
+        "one stream, nothing to look up": compare(runner, fresh, 1, args),
+    }
+    for batch in args.batch:
+        kinds = {"both kinds": both, "nothing to look up": fresh}
+        for kind, some in kinds.items():
+            prompts = [some[i % len(some)] for i in range(2 * batch)]
+            cases[f"{batch} at once, {kind}"] = compare(runner, prompts, batch, args)
+    return {"model": name, "temperature": args.temperature, "tokens": args.tokens, "cases": cases}
+
+
+def show(result: dict[str, Any]) -> None:
+    table = Table(title=f"{result['model']}, temperature {result['temperature']:g}")
+    for column in ("case", "drafts", "tokens/s", "of none", "tokens a step", "right"):
+        table.add_column(column, justify="left" if column == "case" else "right")
+    for case, figures in result["cases"].items():
+        for drafts, f in figures.items():
+            table.add_row(
+                case, drafts, f"{f['tokens_per_s']:.1f}", f"{f['ratio']:.2f}", f"{f['tokens_per_step']:.2f}",
+                f"{f['acceptance']:.0%}",
+            )  # fmt: skip
+    Console(stderr=True).print(table)
+
+
+def main() -> None:
+    parser = report.parser("speculation", __doc__)
+    report.add_model(parser)
+    parser.set_defaults(model="smollm2")
+    parser.add_argument("--batch", type=int, nargs="*", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--drafts", nargs="+", default=["0", "auto"], help="the first is what others are compared with")
+    parser.add_argument("--tokens", type=int, default=128, help="of each answer")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=0)
+    args = parser.parse_args()
+    result = run(args)
+    show(result)
+    report.finish("speculation", result, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Make what guesses tokens, from the settings. Part of the composition root.
+
+Torch is imported inside the function that loads a model.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from config import Config, ConfigError
+from launch.load_model import Parts
+from scheduling.speculation import Drafter, Speculator
+
+if TYPE_CHECKING:
+    from generate.drafters.model import ModelDrafter
+
+KV_SHARE = 0.25  # of the free memory that the keys and values of a draft model may take
+
+
+def make_speculator(config: Config, parts: Parts) -> Speculator | None:
+    """Return the configured speculator, None where there is none; ConfigError where the device's runner takes no drafts."""
+    if config.speculate == "off" or config.drafts == "0":
+        return None
+    if parts.device.startswith("cuda"):
+        raise ConfigError(f"--speculate is {config.speculate!r}, which works on CPUs only for now. Set it to off")
+    return Speculator(make_drafter(config, parts), None if config.drafts == "auto" else int(config.drafts))
+
+
+def make_drafter(config: Config, parts: Parts) -> Drafter:
+    """Return the configured drafter."""
+    from generate.drafters.ngram import NgramDrafter
+
+    return load_draft_model(config, parts) if config.draft_model else NgramDrafter()
+
+
+def load_draft_model(config: Config, parts: Parts) -> ModelDrafter:
+    """Load the draft model; ConfigError if its tokens are not those of the served model."""
+    import torch
+
+    from generate import machine
+    from generate.drafters.model import ModelDrafter
+    from generate.quantize import AS_STORED, NONE
+    from generate.runner import ModelRunner
+    from models import catalog, weights
+    from models.tokenizer import load_tokenizer
+
+    resolved = catalog.resolve(config.draft_model, config.load_format)
+    _check_tokens(
+        parts.tokenizer, load_tokenizer(resolved, config.tokenizer_file or None), config.draft_model, parts.name
+    )
+    network = weights.load(resolved, parts.dtype)
+    shape, device = network.config, network.head.device
+    kv_dtype = machine.choose_kv_dtype(config.kv_dtype, network.head.dtype, device)
+    context = min(parts.context, shape.block_size)
+    page = machine.bytes_per_token(shape, kv_dtype) * machine.PAGE_SIZE
+    wanted = config.max_batch_size * -(-context // machine.PAGE_SIZE)
+    pages = max(2, min(parts.n_pages, wanted, int(machine.free_memory(torch.device("cpu")) * KV_SHARE) // page))
+    quantize = NONE if config.quantize == AS_STORED else config.quantize
+    runner = ModelRunner(network, pages, machine.PAGE_SIZE, kv_dtype, quantize)
+    return ModelDrafter(runner, pages, context)
+
+
+def _check_tokens(served: object, draft: object, name: str, model: str) -> None:
+    """Raise ConfigError unless each id means the same to both models."""
+    ours, theirs = (tokenizer.vocabulary.pieces for tokenizer in (served, draft))  # type: ignore[attr-defined]
+    if ours != theirs:
+        differ = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
+        raise ConfigError(
+            f"--draft-model is {name!r} with {len(theirs):,} tokens, which differ from the {len(ours):,} of {model} from "
+            f"token {differ:,} on. Use a smaller model of the same family, or --speculate ngram"
+        )
