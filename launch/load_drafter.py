@@ -18,11 +18,13 @@ KV_SHARE = 0.25  # of the free memory that the keys and values of a draft model 
 
 
 def make_speculator(config: Config, parts: Parts) -> Speculator | None:
-    """Return the configured speculator, None where there is none; ConfigError where the device's runner takes no drafts."""
+    """Return the configured speculator, None where there is none; ConfigError for a draft model that cannot guess."""
     if config.speculate == "off" or config.drafts == "0":
         return None
-    if parts.device.startswith("cuda"):
-        raise ConfigError(f"--speculate is {config.speculate!r}, which works on CPUs only for now. Set it to off")
+    if config.draft_model and parts.device.startswith("cuda"):
+        raise ConfigError(
+            f"--draft-model is {config.draft_model!r}, but draft models run on CPUs only. Use --speculate ngram"
+        )
     return Speculator(make_drafter(config, parts), None if config.drafts == "auto" else int(config.drafts))
 
 

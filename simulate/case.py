@@ -30,7 +30,8 @@ class Case:
 
     `pages` is (pages, tokens of a page), or None for unlimited KV. Requests join with pages for a `margin` of tokens
     beside their own, unless the policy reserves their whole answers. `cancels` are pairs of a step, before which a
-    request is cancelled, and its index among those inside.
+    request is cancelled, and its index among those inside. With `drafts`, (number or 0 for as many as are worth it, n),
+    tokens are guessed, each n-th of them wrong.
     """
 
     requests: tuple[Request, ...]
@@ -41,6 +42,7 @@ class Case:
     prefix_cache: bool = False
     drains: bool = True
     cancels: tuple[tuple[int, int], ...] = ()
+    drafts: tuple[int, int] | None = None
 
     def sequences(self, backwards: bool = False) -> list[Sequence]:
         """Return fresh sequences r0, r1, ...; `backwards`, they lie the other way round in memory."""

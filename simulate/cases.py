@@ -36,7 +36,13 @@ def make_cases(n: int, seed: int) -> Iterator[Case]:
             prefix_cache=rng.random() < 0.5,
             drains=rng.random() < 0.5,
             cancels=tuple(cancels) if number % 8 != 7 else (),
+            drafts=_drafts(random.Random(f"{seed}:{number}:drafts")) if number % 8 != 7 else None,
         )
+
+
+def _drafts(rng: random.Random) -> tuple[int, int] | None:
+    """Return how tokens are guessed, in half of the cases not at all."""
+    return rng.choice((None, (rng.randint(0, 5), rng.choice((1, 2, 3, 7)))))
 
 
 def _few(rng: random.Random) -> list[Request]:
@@ -96,6 +102,7 @@ def make_large_cases(n: int, seed: int) -> Iterator[Case]:
             prefix_cache=rng.random() < 0.5,
             drains=rng.random() < 0.5,
             cancels=tuple((rng.randint(0, 800), rng.randint(0, 199)) for _ in range(30 * (number % 2))),
+            drafts=(4, 3) if number % 4 == 3 else None,
         )
 
 
@@ -119,7 +126,11 @@ def describe(case: Case) -> list[str]:
     """Return a case in lines for people; requests that are alike share a line."""
     pages = f", {case.pages[0] - 1} KV pages of {case.pages[1]} tokens, a margin of {case.margin}" if case.pages else ""
     budget = f", {case.budget} tokens a step" if case.budget < ENDLESS else ""
-    lines = [f"  {case.slots} slots{budget}{pages}; a step takes 10 + prompt tokens + 2 x decodes"]
+    guesses = ""
+    if case.drafts is not None:
+        number, every = case.drafts
+        guesses = f", {number or 'a chosen number of'} guessed tokens for each request, every {every}. of them wrong"
+    lines = [f"  {case.slots} slots{budget}{pages}{guesses}; a step takes 10 + prompt tokens + 2 x decodes"]
     groups = [
         (text, [i for i, _ in group])
         for text, group in groupby(enumerate(map(_shape, case.requests)), key=lambda pair: pair[1])

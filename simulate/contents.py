@@ -17,10 +17,15 @@ class Contents:
         self._pages: dict[int, list[int]] = {}
         self._texts: dict[Sequence, list[int]] = {}  # of each token of a sequence: a number of the text that it ends
 
-    def compute(self, seq: Sequence, count: int) -> bool:
-        """Write the next tokens of a sequence; return whether all that they attend to is its own text."""
+    def compute(self, seq: Sequence, count: int, drafts: list[int]) -> bool:
+        """Write the next tokens of a sequence; return whether all that they attend to is its own text.
+
+        The last of them may be drafts, which are in the pages but not in the text.
+        """
         size, end = self._size, seq.computed + count
-        texts = self._texts_of(seq, end)
+        texts = [*self._texts_of(seq, end - len(drafts))]
+        for token in drafts:
+            texts.append(hash((texts[-1], token)))
         if end > len(seq.pages) * size:
             return False
         for at in range(seq.computed, end):

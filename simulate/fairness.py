@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from scheduling.iteration import Plan
 from scheduling.policy import Policy
-from scheduling.scheduler import Output, Scheduler
+from scheduling.scheduler import Output, Run, Scheduler
 from simulate.case import Case
 from simulate.laws import Broken
 
@@ -31,8 +31,9 @@ class Service:
                 self._charge(seq.client, price(len(seq.prompt_ids), 0))
         for seq, output in zip(plan.sequences, outputs):
             if output is not None:
-                prompt, number = len(seq.prompt_ids), len(seq.output_ids) + 1
-                self._charge(seq.client, price(prompt, number) - price(prompt, number - 1))
+                prompt, before = len(seq.prompt_ids), len(seq.output_ids)
+                tokens = len(output.ids) if isinstance(output, Run) else 1
+                self._charge(seq.client, price(prompt, before + tokens) - price(prompt, before))
         self._steps.append(({seq.client for seq in scheduler.waiting}, dict(self._service)))
 
     def _charge(self, client: str, price: float) -> None:

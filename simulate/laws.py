@@ -101,8 +101,8 @@ class Preemptions:
 
 def check_contents(contents: Contents, plan: Plan) -> None:
     """Each request attends to its own text, wherever it was computed."""
-    for seq, count in zip(plan.sequences, plan.counts):
-        if not contents.compute(seq, count):
+    for i, (seq, count) in enumerate(zip(plan.sequences, plan.counts)):
+        if not contents.compute(seq, count, plan.drafts[i] if plan.drafts else []):
             raise Broken(
                 TOKENS,
                 f"in step {plan.number}, {seq.id} attends to keys and values of another text, after "
@@ -153,6 +153,9 @@ def check_plan(scheduler: Scheduler, plan: Plan) -> None:
             raise Broken("no request runs after it finishes", f"{seq.id} is finished but computes {count} tokens")
         if seq.arrived_at > plan.started_at:
             raise Broken("no request runs before it arrives", f"{seq.id} in step {plan.number}")
+    for seq, count, drafts in zip(plan.sequences, plan.counts, plan.drafts):
+        if drafts and (count != 1 + len(drafts) or seq.is_prefilling or len(seq.output_ids) + count > seq.max_tokens):
+            raise Broken("drafts of a step", f"{seq.id} computes {count} tokens with {len(drafts)} drafts")
     if not policy.padded and sum(plan.counts) > scheduler.token_budget:
         raise Broken("tokens of a step", f"{sum(plan.counts)} computed, {scheduler.token_budget} allowed")
     if plan.held and not policy.claims.holds:
@@ -181,7 +184,7 @@ def check_conservation_of_work(scheduler: Scheduler, plan: Plan) -> None:
         if pages.reserve(findable, tokens_to_reserve(policy, first)) is None:
             return
     elif reason == "token_budget":
-        tokens, budget = sum(plan.counts), scheduler.token_budget
+        tokens, budget = sum(plan.counts) - sum(map(len, plan.drafts)), scheduler.token_budget
         if tokens + first.pending - policy.cached_tokens(first) > budget or tokens >= budget:
             return
     raise Broken(WORK, f"at {now:g} {free} slots are empty, but {first.id} waits (reason: {reason})")

@@ -88,6 +88,8 @@ def _simpler_room(case: Case) -> Iterator[Case]:
     if case.cancels:
         yield but(cancels=())
         yield from (but(cancels=case.cancels[:i] + case.cancels[i + 1 :]) for i in range(len(case.cancels)))
+    if case.drafts:
+        yield but(drafts=None)
     if case.pages:
         yield but(pages=None, prefix_cache=False)
     if case.budget < ENDLESS:

@@ -11,15 +11,18 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from scheduling.advance import run_of
 from scheduling.driver import Driver
 from scheduling.iteration import Iteration, Plan
 from scheduling.policy import Policy
-from scheduling.scheduler import Output, PolicyError, Scheduler
+from scheduling.scheduler import Output, PolicyError, Run, Scheduler
 from scheduling.sequence import Sequence
+from scheduling.speculation import Speculator
 from simulate import laws
 from simulate.case import Case
 from simulate.contents import Contents
 from simulate.fairness import Service
+from simulate.guesses import Guesses
 from simulate.laws import Broken, names
 
 MakeScheduler = Callable[..., Scheduler]
@@ -28,7 +31,7 @@ MakeScheduler = Callable[..., Scheduler]
 def toy_cost(plan: Plan) -> int:
     """Return 10 + prompt tokens + 2 x decoding rows, padded and held ones too."""
     prompt = sum(n for s, n in zip(plan.sequences, plan.counts) if s.is_prefilling) + plan.padding
-    decodes = sum(1 for s in plan.sequences if not s.is_prefilling) + len(plan.held)
+    decodes = sum(n for s, n in zip(plan.sequences, plan.counts) if not s.is_prefilling) + len(plan.held)
     return 10 + prompt + 2 * decodes
 
 
@@ -62,6 +65,9 @@ class Trial(Driver):
         self._first_tokens = {seq: first_token(seq) for seq in sequences}
         self._oldest: Sequence | None = None
         self._unanswered: list[Sequence] = []
+        if case.drafts is not None:
+            number, every = case.drafts
+            scheduler.speculator = Speculator(Guesses(self._token, every), number or None)
         self._watch_admit()
 
     def _watch_admit(self) -> None:
@@ -132,18 +138,27 @@ class Trial(Driver):
         if self._contents is not None:
             laws.check_contents(self._contents, plan)
         outputs: list[Output] = [
-            self._token(seq, len(seq.output_ids)) if count == seq.pending else None
+            self._token(seq, len(seq.output_ids)) if count >= seq.pending else None
             for seq, count in zip(plan.sequences, plan.counts)
         ]
+        for i, drafts in enumerate(plan.drafts):
+            if drafts:
+                outputs[i] = self._run(plan.sequences[i], drafts)
         if self._service is not None:
             self._service.add(self.scheduler, plan, outputs)
-        self._preemptions.generate(sum(1 for output in outputs if output is not None))
+        self._preemptions.generate(
+            sum(len(output.ids) if isinstance(output, Run) else 1 for output in outputs if output is not None)
+        )
         self._unanswered = laws.unanswered(self.scheduler)
         self.now += toy_cost(plan)
         return outputs
 
     def _token(self, seq: Sequence, place: int) -> int:
         return (self._first_tokens[seq] + place) % 997
+
+    def _run(self, seq: Sequence, drafts: list[int]) -> Run:
+        place = len(seq.output_ids)
+        return Run(run_of(drafts, [self._token(seq, place + j) for j in range(len(drafts) + 1)]))
 
     def record(self, iteration: Iteration) -> None:
         self.records.append(iteration)

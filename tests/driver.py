@@ -8,6 +8,8 @@ from functools import partial
 from hypothesis import strategies as st
 
 import policies
+from scheduling.advance import Run as Tokens
+from scheduling.advance import run_of
 from scheduling.driver import Driver
 from scheduling.iteration import Iteration, Plan
 from scheduling.pages import PagePool
@@ -55,8 +57,15 @@ def toy_cost(plan: Plan) -> int:
 
 
 def next_tokens(plan: Plan) -> list[Output]:
-    """Return the number of tokens so far of each sequence that is due one."""
-    return [len(seq.output_ids) if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)]
+    """Return the number of tokens so far of each sequence that is due one, and those behind it if they were guessed."""
+    tokens: list[Output] = [
+        len(seq.output_ids) if count >= seq.pending else None for seq, count in zip(plan.sequences, plan.counts)
+    ]
+    for i, drafts in enumerate(plan.drafts):
+        first = len(plan.sequences[i].output_ids)
+        if drafts:
+            tokens[i] = Tokens(run_of(drafts, range(first, first + len(drafts) + 1)))
+    return tokens
 
 
 def failing(rows: dict[int, list[int]]) -> Callable[[Plan], list[Output]]:
@@ -164,7 +173,11 @@ class Run(Driver):
         assert all(seq.arrived_at <= plan.started_at for seq in members)
         assert not any(seq.is_finished for seq in plan.sequences)
         assert len(plan.counts) == len(plan.sequences)
-        assert all(0 < n <= seq.pending for seq, n in zip(plan.sequences, plan.counts))
+        drafted = [len(drafts) for drafts in plan.drafts] or [0] * len(plan.counts)
+        assert all(0 < n - k <= seq.pending for seq, n, k in zip(plan.sequences, plan.counts, drafted))
+        assert plan.drafts == [] or sum(plan.counts) <= self.scheduler.token_budget
+        for seq, n, k in zip(plan.sequences, plan.counts, drafted):
+            assert not k or (n == k + 1 and seq.pending == 1 and len(seq.output_ids) + n <= seq.max_tokens)
         assert plan.sequences or self.scheduler.policy.claims.overruns, "a step must compute something"
         if plan.repeats:
             last = self.plans[-1]

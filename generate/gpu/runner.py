@@ -95,14 +95,16 @@ class GpuRunner:
             step = self.config.vocab_size // count or 1
             ids = [i * step % self.config.vocab_size for i in range(count)]
             seq = Sequence(ids, 1, sampling=GREEDY, pages=[0])
-            return bool(self._prompt_logits([seq], [count], padding=0).isfinite().all())
+            return bool(self._prompt_logits([seq], [count], 0, []).isfinite().all())
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> list[Output]:
         """See `Runner.forward`."""
-        decodes = [i for i, seq in enumerate(plan.sequences) if _decodes(seq)]
-        pieces = [i for i, seq in enumerate(plan.sequences) if not _decodes(seq)]
+        guessed = plan.drafts or [[]] * len(plan.sequences)  # decodes with drafts are computed like pieces of prompts
+        decodes = [i for i, seq in enumerate(plan.sequences) if _decodes(seq) and not guessed[i]]
+        pieces = [i for i, seq in enumerate(plan.sequences) if not _decodes(seq) or guessed[i]]
         prompts, counts = [plan.sequences[i] for i in pieces], [plan.counts[i] for i in pieces]
+        drafts = [guessed[i] for i in pieces] if plan.drafts else []
         held = [seq for seq in plan.held if seq.pages] if plan.padded else []
         # A prompt that is complete after this step decodes in the next one, whose members are then others.
         same_next = all(count < seq.pending for seq, count in zip(prompts, counts))
@@ -110,12 +112,12 @@ class GpuRunner:
         try:
             with self._on_stream():
                 # Launched before the host waits for the decodes, so that the device has work until the end.
-                logits = self._prompt_logits(prompts, counts, plan.padding) if pieces else None
+                logits = self._prompt_logits(prompts, counts, plan.padding, drafts) if pieces else None
                 members = [plan.sequences[i] for i in decodes]
                 for i, output in zip(decodes, self._decode(members, held, same_next)):
                     outputs[i] = output
                 if logits is not None:
-                    for i, output in zip(pieces, self._sample_prompts(prompts, counts, logits)):
+                    for i, output in zip(pieces, self._sample_prompts(prompts, counts, logits, drafts)):
                         outputs[i] = output
         except BaseException:
             self.decoder.forget()
@@ -163,8 +165,12 @@ class GpuRunner:
     def _attend_rows(self, rows: DecodeRows, layer: int, qkv: Tensor, scale: float) -> Tensor:
         return self.attend(qkv, self.keys[layer], self.values[layer], rows, scale)
 
-    def _sample_prompts(self, prompts: list[Sequence], counts: list[int], logits: Tensor) -> list[Output]:
-        """Return the outputs of pieces of prompts from the logits of their sample rows."""
+    def _sample_prompts(
+        self, prompts: list[Sequence], counts: list[int], logits: Tensor, drafts: list[list[int]]
+    ) -> list[Output]:
+        """Return the outputs of pieces of prompts, and of decodes with drafts, from the logits of their sample rows."""
+        if drafts:
+            return sample_outputs(prompts, counts, logits.cpu(), drafts)
         ready = [i for i, s in enumerate(prompts) if counts[i] == s.pending]
         members = [prompts[i] for i in ready]
         params = [seq.sampling for seq in members]
@@ -179,9 +185,11 @@ class GpuRunner:
             outputs[i] = NotFinite() if token < 0 else token
         return outputs
 
-    def _prompt_logits(self, prompts: list[Sequence], counts: list[int], padding: int) -> Tensor:
+    def _prompt_logits(
+        self, prompts: list[Sequence], counts: list[int], padding: int, drafts: list[list[int]]
+    ) -> Tensor:
         """Return the logits of the sample rows, after the pieces' keys and values are written."""
-        packed = pack(prompts, counts)
+        packed = pack(prompts, counts, drafts)
         filler = [0] * padding
         parts = lay_out(prompts, counts, self.page_size, self.device)
         ids, positions = upload(torch.tensor([packed.ids + filler, packed.positions + filler]), self.device)

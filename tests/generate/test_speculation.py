@@ -11,8 +11,9 @@ import torch
 import policies
 from generate.drafters.model import ModelDrafter
 from generate.drafters.ngram import NgramDrafter
+from generate.gpu.runner import GpuRunner
 from generate.params import SamplingParams
-from generate.runner import ModelRunner
+from generate.runner import ModelRunner, Runner
 from models.gpt2 import GPT, GPTConfig
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
@@ -48,7 +49,7 @@ def serve(
     sequences: list[Sequence],
     speculator: Speculator | None,
     *,
-    runner: ModelRunner,
+    runner: Runner,
     pages: int = 400,
     slots: int = 8,
     budget: int = 64,
@@ -118,3 +119,13 @@ def test_the_text_is_the_same_as_without_a_draft_model(
         assert drafted
         assert seed != 5 or accepted == drafted  # of the same model
         assert drafter.free_pages == pages - 1
+
+
+def test_a_gpus_runner_takes_the_same_plans() -> None:
+    runner = GpuRunner(make_model(torch.float32), 400, PAGE, capacity=8)
+    assert runner.warm_up()
+    for temperature in (0, 1):
+        plain = serve(requests(12, 2, temperature), None, runner=runner)
+        sequences = requests(12, 2, temperature)
+        assert serve(sequences, Speculator(NgramDrafter(), 4), runner=runner) == plain
+        assert temperature or sum(seq.accepted for seq in sequences)

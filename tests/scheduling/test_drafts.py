@@ -1,0 +1,190 @@
+"""Several tokens in a step: what is committed, what a step may take for it, and how many drafts are worth computing."""
+
+from __future__ import annotations
+
+import pytest
+from driver import Pool, Request, burst, drive, failing, next_tokens, pools, requests, scheduler, traces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduling.acceptance import Acceptance
+from scheduling.draft_choice import DraftChoice
+from scheduling.iteration import Drafted
+from scheduling.pages import PagePool
+from scheduling.policy import Policy
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from scheduling.speculation import Speculator
+from scheduling.step_law import StepLaw
+from scheduling.stretches import Stretches
+from simulate.guesses import Guesses
+
+NEVER_WRONG, ALWAYS_WRONG = 1 << 30, 1
+faults = st.dictionaries(st.integers(0, 25), st.lists(st.integers(0, 9), max_size=3), max_size=8)
+
+
+def speculating(
+    policy: str, slots: int, pages: PagePool | None = None, budget: int = 1 << 30, *, every: int, fixed: int | None
+) -> Scheduler:
+    """Return a scheduler whose sequences count their tokens, of which each `every`-th is guessed wrong."""
+    made = scheduler(policy, slots, pages, budget)
+    made.speculator = Speculator(Guesses(lambda seq, place: place, every), fixed)
+    return made
+
+
+@pytest.mark.parametrize("policy", ["dynamic", "nobatch", "static-exact", "chunked", "tgi", "dynamic+srpt"])
+@given(
+    traces(), st.integers(1, 5), pools(), st.integers(1, 12), st.sampled_from([1, 2, 3, 7]),
+    st.sampled_from([1, 2, 5, None]), st.sets(st.integers(1, 25), max_size=5), faults, faults,
+)  # fmt: skip
+def test_every_request_gets_exactly_its_tokens_and_no_page_leaks(
+    policy: str,
+    trace: list[Request],
+    slots: int,
+    pool: Pool,
+    budget: int,
+    every: int,
+    fixed: int | None,
+    out_of_memory: set[int],
+    cancel: dict[int, list[int]],
+    fail: dict[int, list[int]],
+) -> None:
+    made = speculating(policy, slots, pool(), budget, every=every, fixed=fixed)
+    made.policy.margin = 1
+    sequences = requests(*trace)
+    for seq in sequences:
+        seq.open_ended = True
+    run = drive(made, sequences, forward=failing(fail), preempt=out_of_memory, cancel=cancel)
+    for seq in run.sequences:
+        assert seq.output_ids == list(range(len(seq.output_ids)))
+        assert seq.finish_reason == "length" or fail or cancel
+        assert 0 <= seq.accepted <= seq.drafted
+
+
+def test_right_drafts_save_steps_and_wrong_ones_do_not_cost_any() -> None:
+    for every, steps in ((NEVER_WRONG, 1 + 3), (ALWAYS_WRONG, 12)):
+        run = drive(speculating("dynamic", 2, every=every, fixed=3), burst((4, 12)))
+        assert len(run.iterations) == steps
+        assert run.sequences[0].accepted == 12 - steps
+
+
+def test_the_record_tells_the_drafts_and_the_part_of_the_row_that_was_wrong() -> None:
+    run = drive(speculating("dynamic", 2, every=ALWAYS_WRONG, fixed=3), burst((4, 12)))
+    second = run.iterations[1]
+    assert second.drafts == [Drafted("r0", 3, 0)]
+    assert second.to_dict()["drafts"] == [{"id": "r0", "drafted": 3, "accepted": 0}]
+    assert second.members[0].tokens == 4
+    assert second.tokens == 1
+    assert second.slot_steps == (0.25, 0, 0, 1, 0, 0.75)
+    assert not run.iterations[0].drafts
+    stretches = Stretches()
+    for iteration in run.iterations:
+        stretches.add(iteration)
+    assert [stretch.steps for stretch in stretches.kept] == [1] * len(run.iterations)
+    assert stretches.kept[1].to_dict()["drafts"] == second.to_dict()["drafts"]
+
+
+def test_a_text_that_ends_in_the_middle_of_a_run_has_no_token_behind_its_end() -> None:
+    sequences = burst((4, 12), (4, 12))
+    sequences[0].stop = lambda token: "stop" if token == 3 else None
+    told: list[int] = []
+    made = speculating("dynamic", 2, every=NEVER_WRONG, fixed=5)
+    made.hooks = type(made.hooks)(**{f: getattr(made.hooks, f) for f in made.hooks.__slots__} | {
+        "on_token": lambda seq, now: told.append(seq.output_ids[-1]) if seq is sequences[0] else None
+    })  # fmt: skip
+    for seq in sequences:
+        made.add(seq)
+    clock = iter(range(100))
+    while not made.is_idle:
+        made.step(next_tokens, lambda: next(clock))
+    assert sequences[0].output_ids == [0, 1, 2, 3]
+    assert sequences[0].finish_reason == "stop"
+    assert told == [0, 1, 2, 3]
+    assert len(sequences[1].output_ids) == 12
+
+
+def test_drafts_take_only_pages_that_are_free_and_give_back_those_of_wrong_ones() -> None:
+    pool = PagePool(1 + 6, 2, prefix_cache=False)
+    made = speculating("dynamic", 2, pool, every=ALWAYS_WRONG, fixed=8)
+    made.policy.margin = 1
+    sequences = burst((3, 9))
+    sequences[0].open_ended = True
+    made.add(sequences[0])
+    made.step(lambda plan: [0], lambda: 0.0)  # the prompt
+    plan = made.plan(0.0)
+    assert plan is not None
+    assert len(plan.drafts[0]) == 7  # to the end of the answer
+    assert pool.free == 0
+    made.commit(plan, next_tokens(plan), 0.0)
+    assert len(sequences[0].pages) == 3  # five tokens so far, and one more
+    taken = pool.take(), pool.take(), pool.take()
+    plan = made.plan(0.0)
+    assert plan is not None
+    assert not plan.drafts
+    assert taken
+
+
+def test_the_token_budget_of_a_step_bounds_its_drafts() -> None:
+    made = speculating("dynamic", 4, None, 6, every=NEVER_WRONG, fixed=8)
+    for seq in burst((1, 20), (1, 20)):
+        made.add(seq)
+    made.step(next_tokens, lambda: 0.0)
+    plan = made.plan(0.0)
+    assert plan is not None
+    assert sum(plan.counts) == 6
+
+
+def choice(chances: list[float], seconds: list[float], most: int = 8, round_seconds: float = 0.0) -> list[int]:
+    """Return the best numbers of drafts where a step of n rows takes `seconds[n - rows]`."""
+    rows = len(chances)
+    of = [Sequence([1], 9) for _ in chances]
+    return DraftChoice(of, [most] * rows, chances, rows, 99, lambda n: seconds[n - rows], round_seconds).best()
+
+
+def test_drafts_are_computed_as_long_as_they_bring_more_tokens_per_second() -> None:
+    free, dear = [1.0] * 99, [1.0 + n for n in range(99)]
+    assert choice([0.9], free) == [8]
+    assert choice([0.2], free) == [1]  # the second is right once in 25 times, which is not considered
+    assert choice([0.9], dear) == [0]
+    # 1.5 tokens in 1.2 s, 1.75 in 1.4 s, 1.875 in 1.6 s: the first two are as good, the third is not.
+    assert choice([0.5], [1 + 0.2 * n for n in range(99)]) in ([1], [2])
+    assert choice([0.9, 0.1], [1 + 0.3 * n for n in range(99)])[1] == 0
+    assert choice([0.9], free, round_seconds=1.0) == [0]
+
+
+def test_a_policy_may_choose_itself() -> None:
+    class Own(Policy):
+        def allocate_drafts(self, choice: DraftChoice) -> list[int]:
+            return [1] * len(choice.sequences)
+
+    made = Scheduler(Own(2), speculator=Speculator(Guesses(lambda seq, place: place, NEVER_WRONG)))
+    run = drive(made, burst((4, 11)))
+    assert [drafted.drafted for it in run.iterations for drafted in it.drafts] == [1] * 5
+
+
+def test_the_chance_of_a_draft_follows_what_was_seen_and_other_requests() -> None:
+    acceptance = Acceptance()
+    one, other = Sequence([1], 9), Sequence([1], 9)
+    before = acceptance.chance(one, 0)
+    for _ in range(20):
+        acceptance.judge(one, 0, 4, 0)
+    assert acceptance.chance(one, 0) < 0.1
+    assert acceptance.chance(one, 0) <= acceptance.chance(other, 0) < before
+    assert acceptance.chance(other, 1) == before
+    for _ in range(20):
+        acceptance.judge(other, 0, 4, 4)
+    assert acceptance.chance(other, 0) > 0.9
+    assert acceptance.least_recent([other, one]) == 1
+
+
+def test_the_law_of_a_steps_time_goes_through_what_was_measured_and_never_down() -> None:
+    law = StepLaw()
+    for rows, seconds in ((1, 1.0), (5, 2.0), (3, 4.0), (3, 4.0)):
+        law.learn(rows, seconds)
+    after = law.from_rows(1)
+    assert [after(1), after(2), after(3), after(5)] == [1.0, 2.5, 4.0, 4.0]
+    assert after(9) > 4.0
+    for _ in range(99):
+        law.learn(3, 1.0)
+    assert law.from_rows(1)(3) == pytest.approx(1.0, abs=0.1)
+    assert law.from_rows(3)(4) == pytest.approx(1.5, abs=0.1)
