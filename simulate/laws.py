@@ -102,7 +102,7 @@ class Preemptions:
 def check_contents(contents: Contents, plan: Plan) -> None:
     """Each request attends to its own text, wherever it was computed."""
     for i, (seq, count) in enumerate(zip(plan.sequences, plan.counts)):
-        if not contents.compute(seq, count, plan.drafts[i] if plan.drafts else []):
+        if not contents.compute(seq, count, plan.drafts[i] if plan.drafts else ()):
             raise Broken(
                 TOKENS,
                 f"in step {plan.number}, {seq.id} attends to keys and values of another text, after "
