@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from scheduling.options import values_of
@@ -21,6 +21,7 @@ from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
 from serving.completion import Listener, Observer, complete, notify
 from serving.deadlines import Deadlines
+from serving.dedup import Dedup
 from serving.inbox import Inbox
 from serving.inference import Inference, InferenceError, outcome
 from serving.loop import Loop
@@ -39,7 +40,8 @@ class BatchingManager:
 
     The loop thread calls `observers` with each Iteration and the inferences that left. The caller's thread calls
     `listeners` with each accepted inference, without a lock. Their exceptions are logged and ignored. `make_policy`
-    returns the policies of the original's three loops by name. When the loop fails and all requests have ended,
+    returns the policies of the original's three loops by name. With `dedup`, inferences in flight for which it returns
+    equal keys are computed once. When the loop fails and all requests have ended,
     `on_death` is called with the reason, in the thread that detected the failure: a process without a loop should exit.
     """
 
@@ -58,6 +60,7 @@ class BatchingManager:
         make_policy: Callable[..., Policy] | None = None,
         make_inference: Callable[..., Inference] | None = None,
         on_death: Callable[[str], None] = lambda reason: None,
+        dedup: Callable[[Inference], Hashable] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.model = model
@@ -65,6 +68,7 @@ class BatchingManager:
         self.max_tokens_per_step = max_tokens_per_step
         self.deadlines = Deadlines(queue_timeout, request_timeout)
         self.inbox = Inbox(max_queue + max_batch_size, max_queue_tokens, pages, clock)
+        self.dedup = None if dedup is None else Dedup(self.inbox, dedup)
         self.recovery = Recovery(model, self._make_probe, clock)
         self.observers: list[Observer] = []
         self.listeners: list[Listener] = []
@@ -92,7 +96,7 @@ class BatchingManager:
         """Enqueue all of the inferences, or raise InferenceError and enqueue none."""
         for inference in inferences:
             self.inbox.check(inference)
-        self.inbox.reserve(inferences)
+        (self.inbox if self.dedup is None else self.dedup).reserve(inferences)
         now = self._clock()
         for inference in inferences:
             inference.attach(self.inbox, now)
@@ -104,7 +108,9 @@ class BatchingManager:
         """Run the loop with `policy` until `stop`."""
         try:
             self.scheduler = Scheduler(policy, self.pages, self.max_tokens_per_step, speculator=self.speculator)
-            loop = Loop(self.scheduler, self.inbox, self.deadlines, self.recovery, self.observers, self._clock)
+            loop = Loop(
+                self.scheduler, self.inbox, self.deadlines, self.recovery, self.observers, self._clock, self.dedup
+            )
             while loop.step():
                 pass
         except BaseException as error:  # whatever it is, no request may wait for a loop that has ended

@@ -96,6 +96,10 @@ class Config:
         0.0, "maximum seconds in the queue, then 504; 0: no limit but --request-timeout", seconds(0)
     )
     request_timeout: float = setting(600.0, "maximum seconds from arrival to answer, then 504", seconds(0.01))
+    dedup: str = setting(
+        "off", "compute equal requests that are in flight once, and answer them all: those with the same API key, or all",
+        Choice(["off", "per-key", "all"])
+    )  # fmt: skip
     shadow: str = setting(
         "", "another policy to simulate on the same requests at the lowest priority; /stats and the live page show "
         "the result"

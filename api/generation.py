@@ -16,6 +16,7 @@ from flask import g
 from api.http import errors
 from api.http.deferral import Ticket
 from api.http.errors import ApiError
+from api.http.owner import current_owner
 from api.http.registry import RequestContext
 from api.prompts import Prompt, resolve_max_tokens
 from api.schemas.scheduling_hints import SchedulingHints
@@ -202,6 +203,8 @@ def start_generation(
         options["on_end"] = ticket.notify
     if wakeup is not None:
         options["wakeup"] = wakeup
+    if service.config.dedup == "per-key":
+        options["owner"] = current_owner()
     temperature = options.get("temperature", 1.0)
     options["temperature"] = 0.0 if temperature < GREEDY_BELOW else min(temperature, HIGHEST_TEMPERATURE)
     inferences: list[Inference] = []

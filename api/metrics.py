@@ -158,6 +158,11 @@ class Exposition(Collector):
         yield counter("eb_step_retries", "Retried steps.", {}, retried)
         yield counter("eb_out_of_memory", "Steps that ran out of memory.", {}, dry)
         yield counter("eb_engine_deaths", "Engine failures that ended the process.", {}, service.deaths())
+        dedup = manager.dedup if manager else None
+        help = "Requests that were answered with another one's tokens."
+        yield counter("eb_deduplicated_requests", help, {}, dedup.copies if dedup else 0)
+        help = "Tokens of answers that were computed for another request."
+        yield counter("eb_deduplicated_tokens", help, {}, dedup.tokens if dedup else 0)
         policy = {"policy": engine.policy if engine else service.config.policy}
         yield gauge("eb_policy_info", "Active batching policy.", policy, 1)
         formats = {name: getattr(engine, name, "") for name in ("device", "dtype", "quantize", "kv_dtype")}

@@ -45,6 +45,11 @@ class AnswerText:
         self._ends_at = 0  # tokens at which the stop was found
 
     @property
+    def rules(self) -> tuple[object, ...]:
+        """What decides, beside the tokens, about the text and its end."""
+        return self.stops, self.stop_ids, self.eos_ids, self.keep_stop, self.min_tokens, self.hidden
+
+    @property
     def watches(self) -> bool:
         """Whether each token must be fed as it comes, to find the end."""
         return bool(self.stops or self.stop_ids or self.eos_ids)

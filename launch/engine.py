@@ -18,6 +18,7 @@ import policies
 from api.service import Engine, served_name
 from batching import BatchingManager, Inference
 from config import Config
+from generate.answer_key import answer_key
 from launch import faults
 from launch.adapters import make_store
 from launch.load_drafter import make_speculator
@@ -70,6 +71,7 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
         make_policy=policies.get_policy,
         make_inference=make_inference,
         on_death=on_death,
+        dedup=None if config.dedup == "off" else answer_key,
     )
     adapters = make_store(config, parts.read_adapter, served_name(parts.name), manager)
     recording = Recording(lambda: manager.policy is not None and manager.policy.padded)

@@ -123,7 +123,9 @@ class Feed:
         self._lock = threading.Lock()  # of the list of viewers; the loop never takes it
 
     def on_arrival(self, inference: Inference) -> None:
-        """Record an arrival; called in the handler's thread."""
+        """Record an arrival, unless another one's answer is its own; called in the handler's thread."""
+        if inference.first is not None:
+            return
         seq = inference.sequence
         arrival: dict[str, Any] = {
             "id": inference.id, "t": seq.arrived_at, "prompt_tokens": len(seq.prompt_ids),
@@ -143,7 +145,7 @@ class Feed:
                 self.waiting.pop(id, None)
         for inference in left:
             self.waiting.pop(inference.id, None)
-            if iteration is None:
+            if iteration is None and inference.first is None:
                 departure = {"id": inference.id, "t": self.clock(), "reason": outcome(inference)}
                 self._put("departure", self._n, departure)
 

@@ -77,7 +77,9 @@ class Recording:
         self._is_blind = False
 
     def on_arrival(self, inference: Inference) -> None:
-        """Record an arrival; called in the handlers' threads, one at a time."""
+        """Record an arrival, unless another one's answer is its own; called in the handlers' threads, one at a time."""
+        if inference.first is not None:
+            return
         self._open[inference.id] = (inference.sequence.arrived_at, not self._open)
 
     def observe(self, iteration: Iteration | None, left: list[Inference]) -> None:
@@ -88,7 +90,8 @@ class Recording:
             if iteration is not None:
                 self._step(iteration)
             for inference in left:
-                self._depart(inference)
+                if inference.first is None:
+                    self._depart(inference)
         except Exception:
             self._is_blind = True
             log.exception("the recording for simulations cannot read a record and stops")

@@ -89,7 +89,7 @@ class Inbox:
     def reserve(self, inferences: list[Inference]) -> None:
         """Reserve room for all of the inferences, or raise InferenceError and reserve none."""
         count = len(inferences)
-        tokens = sum(inference.sequence.total for inference in inferences)
+        tokens = sum(inference.queue_tokens for inference in inferences)
         with self._changed:
             if self.is_closed or self.is_stopping:
                 raise self.closed_error()
@@ -198,7 +198,7 @@ class Inbox:
         with self._changed:
             left = [self.open.pop(seq) for seq in sequences if seq in self.open]
             self.count -= len(left)
-            self.queued_tokens -= sum(i.sequence.total for i in left if i.sequence.scheduled_at is None)
+            self.queued_tokens -= sum(i.queue_tokens for i in left if i.sequence.scheduled_at is None)
         return left
 
     def has_lost(self, inference: Inference) -> bool:

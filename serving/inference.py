@@ -100,7 +100,8 @@ class Inference:
     in the thread that ends it, and must not block. With `scores_prompt` the whole prompt is computed, even if it is
     cached, and `num_tokens` may be 0. With `open_ended`, `num_tokens` is what the context leaves, since the client named
     no length. `slo_s`, `queue_timeout` and `request_timeout` are seconds from its arrival: in which the answer is wanted,
-    and after which it times out in the queue and as a whole, if the server's own limits are not shorter.
+    and after which it times out in the queue and as a whole, if the server's own limits are not shorter. `owner` is whose
+    request it is, for what owners do not share. Deduplication sets `first`: the inference whose answer it gets too.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Inference:
         scores_prompt: bool = False,
         on_end: Callable[[], None] | None = None,
         adapter: Loaded | None = None,
+        owner: str = "",
     ) -> None:
         self.id = id or uuid.uuid4().hex
         self.prompt = prompt
@@ -132,6 +134,8 @@ class Inference:
         self.ready = 0
         self.slo_s = slo_s
         self.scores_prompt = scores_prompt
+        self.owner = owner
+        self.first: Inference | None = None
         self.queue_timeout = queue_timeout
         self.request_timeout = request_timeout
         self.error: InferenceError | None = None
@@ -155,6 +159,11 @@ class Inference:
         self.sequence.arrived_at = now
         if self.slo_s is not None:
             self.sequence.deadline = now + self.slo_s
+
+    @property
+    def queue_tokens(self) -> int:
+        """The tokens that it adds to the queue, of prompt and answer; a copy of another inference adds none."""
+        return 0 if self.first is not None else self.sequence.total
 
     @property
     def data(self) -> list[int]:

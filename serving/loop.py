@@ -14,6 +14,7 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from serving.completion import Observer, complete, notify, publish_tokens
 from serving.deadlines import Deadlines
+from serving.dedup import Dedup
 from serving.inbox import Inbox
 from serving.inference import Inference, InferenceError
 from serving.recovery import Recovery
@@ -35,6 +36,7 @@ class Loop:
     recovery: Recovery
     observers: list[Observer]
     clock: Callable[[], float]
+    dedup: Dedup | None = None  # None: each inference is computed
     is_idle: bool = False  # whether the last iteration had nothing to compute
 
     def step(self) -> bool:
@@ -82,6 +84,11 @@ class Loop:
 
     def _add(self, inference: Inference) -> None:
         """Add an inference to the scheduler, or complete it if the policy refuses it."""
+        if inference.first is not None and self.dedup is not None:
+            self.deadlines.add(inference)
+            if self.dedup.add(inference):
+                self._complete([inference.sequence])
+            return
         if self.scheduler.add(inference.sequence):
             self.deadlines.add(inference)
             return
@@ -93,6 +100,10 @@ class Loop:
 
     def _remove(self, ended: list[Inference], now: float) -> None:
         """Remove inferences that ended before their last token from the scheduler, in one pass for each reason."""
+        if self.dedup is not None:
+            ended, copies = self.dedup.release(ended, now)
+            if copies:
+                self._complete(copies)
         for reason, has_error in (("length", False), ("abort", True)):
             # A dict, because one may be here twice. One that has left meanwhile or has not arrived yet is not open.
             sequences = {i.sequence: None for i in ended if (i.error is not None) == has_error}
@@ -106,9 +117,13 @@ class Loop:
             inference = self.inbox.open.get(seq)
             if inference is not None and inference.wakeup is not None and not seq.is_finished:
                 publish_tokens(inference)
+        if self.dedup is not None:
+            self.dedup.publish(plan)
 
     def _complete(self, sequences: list[Sequence], iteration: Iteration | None = None) -> None:
         """Complete the requests of sequences that left the scheduler, in one pass and without blocking."""
+        if self.dedup is not None:
+            sequences = self.dedup.settle(sequences)
         left = self.inbox.finish(sequences) if sequences else []
         notify(self.observers, iteration, left)
         complete(left)

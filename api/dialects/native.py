@@ -146,6 +146,8 @@ def statistics(service: Service) -> dict[str, Any]:
         }  # fmt: skip
     if engine.shadow is not None:
         result["shadow"] = engine.shadow.report()
+    if (dedup := engine.manager.dedup) is not None:
+        result["deduplicated"] = {"requests": dedup.copies, "tokens": dedup.tokens}
     return result | {
         "requests-running": engine.manager.running,
         "requests-waiting": engine.manager.waiting,

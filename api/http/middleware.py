@@ -69,6 +69,8 @@ def leave(service: Service) -> Callable[[Response], Response]:
         response.headers["X-Request-Id"] = state.request_id
         ignored = response.headers.get("X-Ignored-Params", "")
         state.n_ignored = ignored.count(",") + 1 if ignored else 0
+        if context is not None and (copies := sum(i.first is not None for i in context.inferences)):
+            response.headers["X-Deduplicated"] = str(copies)
         length = None if response.is_streamed else response.content_length
         # Without a reference to the response: the cycle would keep it until the next GC.
         finish = partial(_finish, service, current, response.status_code, length, state)

@@ -253,6 +253,7 @@ class RequestRegistry:
             "cached_tokens": seq.cached,
             "drafted_tokens": seq.drafted,
             "accepted_tokens": seq.accepted,
+            "computed_as": None if inference.first is None else inference.first.id,
             "arrived_at": wall(seq.arrived_at),
             "scheduled_at": wall(seq.scheduled_at),
             "first_token_at": wall(seq.first_token_at),

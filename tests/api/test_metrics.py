@@ -35,7 +35,7 @@ NAMES = {
         "eb_http_requests": {"route", "status"}, "eb_rejected": {"reason"}, "eb_cancelled": {"where"},
         "eb_step_failures": set(), "eb_step_retries": set(), "eb_out_of_memory": set(),
         "eb_engine_deaths": set(), "eb_ignored_params": set(),
-        "eb_events_dropped": set(),
+        "eb_events_dropped": set(), "eb_deduplicated_requests": set(), "eb_deduplicated_tokens": set(),
     },
     "histogram": {
         "vllm:time_to_first_token_seconds": ONE, "vllm:inter_token_latency_seconds": ONE,

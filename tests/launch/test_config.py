@@ -35,6 +35,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "access_log": ("off", False), "tgi_metrics": ("on", True), "dashboard_show_text": ("on", True), "demo": ("on", True), "end_of_text": ("text", "text"),
     "policy_option": ("w_p=1", "w_p=1"), "receive_timeout": ("2.5", 2.5), "send_timeout": ("2.5", 2.5),
     "shadow": ("static", "static"), "adapter": ("a=b", "a=b"), "adapter_folder": ("x", "x"), "adapter_memory": ("1M", 1 << 20),
+    "dedup": ("per-key", "per-key"),
     "shadow_cost": ("shadow.json", "shadow.json"),
     "trusted_hosts": ("a.example", "a.example"),
     "cors_origins": ("https://a.example", "https://a.example"),

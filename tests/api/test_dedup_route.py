@@ -1,0 +1,118 @@
+"""--dedup: which requests share an answer, and how an answer says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from calls import service
+from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
+
+from app import connect, create_app
+from config import Config
+from launch.engine import load_engine
+
+Start = Callable[[str], FlaskClient]
+ASKED: dict[str, Any] = {"prompt": "ROMEO:", "max_tokens": 40, "temperature": 0}
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    engines = []
+
+    def started(dedup: str) -> FlaskClient:
+        config = Config(policy="dynamic", model="mock:llm-mock", dedup=dedup, access_log=False)
+        app = create_app(config)
+        engines.append(load_engine(config))
+        connect(service(app), engines[-1])
+        return app.test_client()
+
+    yield started
+    for engine in engines:
+        engine.manager.stop()
+
+
+def events(stream: TestResponse) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in stream.text.split("\n") if line.startswith("data: {")]
+    return [json.loads(line) for line in lines]
+
+
+def shared(client: FlaskClient, fields: dict[str, Any], key: str = "", **changed: Any) -> bool:
+    """Whether a request shares the answer of one that is in flight, with the same text then."""
+    first_headers = {"Authorization": "Bearer one"} if key else {}
+    first = client.post("/v1/completions", json=ASKED | fields | {"stream": True}, headers=first_headers)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    response = client.post("/v1/completions", json=ASKED | fields | changed, headers=headers)
+    assert response.status_code == 200
+    text = response.get_json()["choices"][0]["text"]
+    if "X-Deduplicated" in response.headers:
+        assert response.headers["X-Deduplicated"] == "1"
+        assert text == "".join(event["choices"][0]["text"] for event in events(first)) != ""
+    first.close()
+    return "X-Deduplicated" in response.headers
+
+
+def test_an_equal_request_in_flight_is_computed_once_and_the_answer_says_so(start: Start) -> None:
+    client = start("per-key")
+    assert shared(client, {})
+    assert shared(client, {}, seed=5)  # without randomness a seed has no effect
+    assert shared(client, {"temperature": 1, "seed": 5})
+    counted = client.get("/stats").get_json()
+    assert counted["deduplicated"] == {"requests": 3, "tokens": 120}
+    assert counted["total-tokens-handled"] >= 120
+    metrics = client.get("/metrics").text
+    assert "eb_deduplicated_requests_total 3.0" in metrics
+    assert "eb_deduplicated_tokens_total 120.0" in metrics
+
+
+@pytest.mark.parametrize(
+    ("fields", "changed"),
+    [
+        ({}, {"prompt": "JULIET:"}),
+        ({}, {"max_tokens": 39}),
+        ({}, {"stop": ["x"]}),
+        ({}, {"logprobs": 1}),
+        ({}, {"ignore_eos": True}),
+        ({"temperature": 1}, {}),
+        ({"temperature": 1, "seed": 5}, {"seed": 6}),
+        ({}, {"priority": -1}),
+        ({}, {"user": "someone"}),
+    ],
+    ids=str,
+)
+def test_a_request_that_differs_is_computed_itself(
+    start: Start, fields: dict[str, Any], changed: dict[str, Any]
+) -> None:
+    assert not shared(start("all"), fields, **changed)
+
+
+@pytest.mark.parametrize(("dedup", "key", "expected"), [
+    ("per-key", "one", True), ("per-key", "two", False), ("all", "two", True), ("off", "one", False),
+])  # fmt: skip
+def test_nothing_is_shared_between_keys_unless_that_is_allowed(
+    start: Start, dedup: str, key: str, expected: bool
+) -> None:
+    assert shared(start(dedup), {}, key=key) is expected
+
+
+def test_equal_choices_of_one_request_are_computed_once(start: Start) -> None:
+    client = start("per-key")
+    response = client.post("/v1/completions", json=ASKED | {"n": 3})
+    assert response.headers["X-Deduplicated"] == "2"
+    assert len({choice["text"] for choice in response.get_json()["choices"]}) == 1
+
+
+def test_a_copied_stream_has_all_of_the_text_and_names_its_first(start: Start) -> None:
+    client = start("per-key")
+    first = client.post("/inference", json={"prompt": "hi", "num_tokens": 30, "temperature": 0, "stream": True})
+    copy = client.post(
+        "/inference", json={"prompt": "hi", "num_tokens": 30, "temperature": 0, "stream": True},
+        headers={"X-Request-Id": "copy"},
+    )  # fmt: skip
+    assert copy.headers["X-Deduplicated"] == "1"
+    texts = ["".join(event["text"] for event in events(stream)) for stream in (copy, first)]
+    assert texts[0] == texts[1] != ""
+    assert client.get("/requests/copy").get_json()["computed_as"] == first.headers["X-Request-Id"]

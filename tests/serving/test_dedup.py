@@ -1,0 +1,254 @@
+"""Deduplication: equal inferences in flight are computed once, and no client notices the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from served import SOON, Serve, Served, expected, kind_of
+
+import policies
+from batching import Inference, InferenceError
+from serving.inference import Wakeup
+
+
+class Growing:
+    """Text whose token n is the word n."""
+
+    watches = False
+    stop_reason = None
+
+    def feed(self, token: int) -> str | None:
+        return None
+
+    def text(self, output_ids: list[int]) -> str:
+        return "".join(f" {token}" for token in output_ids)
+
+
+def same_number(inference: Inference) -> tuple[int, int]:
+    return inference.num_tokens, inference.sequence.prompt_ids[0]
+
+
+def request(kind: int, num_tokens: int, id: str, **options: Any) -> Inference:
+    return Inference(f"{kind}:", num_tokens, [kind, 1, 2], id=id, text=Growing(), **options)
+
+
+@pytest.fixture
+def held(serve: Serve) -> Iterator[Callable[..., Served]]:
+    """Return what starts a manager that deduplicates and whose model waits in the step of another request."""
+
+    def start(policy: str = "dynamic", **options: Any) -> Served:
+        served = serve(policy, dedup=same_number, **options)
+        served.hold("other", 1)
+        return served
+
+    return start
+
+
+@pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic", "tgi", "dynamic+sjf", "dynamic+vtc"])
+def test_four_hundred_copies_among_five_hundred_requests_are_computed_once(held: Any, policy: str) -> None:
+    served = held(policy, slots=16, max_queue=1000)
+    requests = [request(0 if i % 5 else i + 1, 4, f"r{i}") for i in range(500)]
+    for one in requests:
+        served.manager.enqueue(one)
+    served.model.gate.set()
+    assert {one.wait_for_completion(SOON) for one in requests if one.prompt == "0:"} == {"0: 0 1 2 3"}
+    assert all(one.wait_for_completion(SOON) == f"{one.prompt} 0 1 2 3" for one in requests)
+    computed = {id for plan in served.model.plans for id in plan} - {"other"}
+    assert len(computed) == 101
+    assert served.is_empty()
+    assert sorted(served.left) == sorted(["other", *(one.id for one in requests)])
+    assert (served.manager.dedup.copies, served.manager.dedup.tokens) == (399, 399 * 4)
+
+
+def test_a_copy_knows_whose_answer_it_gets_and_the_first_of_them_does_not(held: Any) -> None:
+    served = held()
+    first, copy = (served.manager.enqueue(request(0, 2, id)) for id in ("first", "copy"))
+    assert (first.first, copy.first) == (None, first)
+    served.model.gate.set()
+    assert copy.wait_for_completion(SOON) == "0: 0 1"
+    assert copy.finish_reason == "length"
+
+
+def test_a_cancelled_copy_disturbs_neither_the_first_nor_another_copy(held: Any) -> None:
+    served = held()
+    first, gone, copy = (served.manager.enqueue(request(0, 3, id)) for id in ("first", "gone", "copy"))
+    gone.cancel()
+    served.model.gate.set()
+    assert kind_of(gone) == "cancelled"
+    assert first.wait_for_completion(SOON) == copy.wait_for_completion(SOON) == "0: 0 1 2"
+    assert served.is_empty()
+
+
+def test_a_request_is_computed_to_the_end_for_its_copies_when_its_own_client_has_left(held: Any) -> None:
+    served = held()
+    first, copy = (served.manager.enqueue(request(0, 3, id)) for id in ("first", "copy"))
+    first.cancel()
+    served.model.gate.set()
+    assert kind_of(first) == "cancelled"
+    assert copy.wait_for_completion(SOON) == "0: 0 1 2"
+    assert served.is_empty()
+
+
+@pytest.mark.parametrize("order", [("first", "copy"), ("copy", "first")])
+def test_what_all_clients_have_left_is_not_computed(held: Any, order: tuple[str, str]) -> None:
+    served = held(slots=1)
+    both = {id: served.manager.enqueue(request(0, 100, id)) for id in ("first", "copy")}
+    for id in order:
+        both[id].cancel()
+    last = served.manager.enqueue(request(1, 2, "last"))
+    served.model.gate.set()
+    assert last.wait_for_completion(SOON) == "1: 0 1"
+    assert [id for plan in served.model.plans for id in plan] == ["other", "last", "last"]
+    assert served.is_empty()
+
+
+def test_a_copy_of_what_was_abandoned_is_computed_itself(held: Any) -> None:
+    served = held(slots=1)
+    first = served.manager.enqueue(request(0, 100, "first"))
+    first.cancel()
+    served.model.gate.set()
+    served.manager.enqueue(request(1, 1, "between")).wait_for_completion(SOON)
+    again = served.manager.enqueue(request(0, 100, "again"))
+    assert again.first is None
+    assert again.wait_for_completion(SOON) == expected("0:", 100)
+    assert served.is_empty()
+
+
+def test_what_is_complete_is_no_longer_shared(held: Any) -> None:
+    served = held()
+    served.model.gate.set()
+    for id in ("first", "second"):
+        one = served.manager.enqueue(request(0, 2, id))
+        one.wait_for_completion(SOON)
+        assert one.first is None
+
+
+def test_a_stream_that_joins_late_gets_at_once_what_there_is(serve: Serve) -> None:
+    served = serve("dynamic", dedup=same_number)
+    reached, go_on = threading.Event(), threading.Event()
+
+    def wait_at_the_third(plan: Any, outputs: Any) -> Any:
+        if len(plan.sequences[0].output_ids) == 2:
+            reached.set()
+            assert go_on.wait(SOON)
+        return outputs
+
+    served.model.breaks = wait_at_the_third
+    first = served.manager.enqueue(request(0, 6, "first"))
+    assert reached.wait(SOON)
+    wakeup = Wakeup()
+    wakeup.wants_tokens = True
+    copy = served.manager.enqueue(request(0, 6, "copy", wakeup=wakeup))
+    go_on.set()
+    assert wakeup.wait(SOON)
+    assert copy.ready >= 3
+    assert copy.wait_for_completion(SOON) == first.wait_for_completion(SOON)
+    assert copy.sequence.scheduled_at >= copy.sequence.arrived_at
+
+
+def test_a_copy_that_ends_early_keeps_what_it_has_and_the_others_go_on(held: Any) -> None:
+    served = held()
+    first, early = (served.manager.enqueue(request(0, 3, id)) for id in ("first", "early"))
+    early.end_early()
+    served.model.gate.set()
+    assert (early.wait_for_completion(SOON), early.finish_reason) == ("0:", "length")
+    assert first.wait_for_completion(SOON) == "0: 0 1 2"
+    assert served.is_empty()
+
+
+def test_the_failure_of_a_request_is_that_of_its_copies(held: Any) -> None:
+    served = held()
+    first, copy = (served.manager.enqueue(request(0, 3, id)) for id in ("first", "copy"))
+
+    def fail(plan: Any, outputs: Any) -> Any:
+        if any(seq.prompt_ids[0] == 0 and seq.id == "first" for seq in plan.sequences):
+            raise ValueError("this prompt")
+        return outputs
+
+    served.model.breaks = fail
+    served.model.gate.set()
+    assert kind_of(first) == kind_of(copy) == "server_error"
+    assert served.is_empty()
+
+
+def test_a_copy_whose_time_in_the_queue_is_over_leaves_the_others(held: Any) -> None:
+    served = held(slots=1)
+    first = served.manager.enqueue(request(0, 3, "first"))
+    late = served.manager.enqueue(request(0, 3, "late", queue_timeout=1e-6))
+    served.model.gate.set()
+    assert kind_of(late) == "timeout_error"
+    assert first.wait_for_completion(SOON) == "0: 0 1 2"
+    assert served.is_empty()
+
+
+def test_a_copy_takes_a_place_in_the_queue_but_no_tokens(held: Any) -> None:
+    served = held(slots=1, max_queue=2, max_queue_tokens=10)
+    first, copy = (served.manager.enqueue(request(0, 5, id)) for id in ("first", "copy"))
+    assert served.manager.inbox.queued_tokens == 8
+    with pytest.raises(InferenceError, match="limit 3"):
+        served.manager.enqueue(request(0, 5, "refused"))
+    served.model.gate.set()
+    assert first.wait_for_completion(SOON) == copy.wait_for_completion(SOON)
+    assert served.is_empty()
+    assert served.manager.inbox.queued_tokens == 0
+    assert served.manager.enqueue(request(0, 5, "again")).first is None
+
+
+def test_copies_within_one_request_count_once_and_a_refusal_leaves_no_trace(held: Any) -> None:
+    served = held(slots=1, max_queue=2)
+    choices = [request(0, 2, f"choice{i}") for i in range(3)]
+    with pytest.raises(InferenceError):
+        served.manager.enqueue_all(choices)
+    pair = [request(0, 2, f"pair{i}") for i in range(2)]
+    served.manager.enqueue_all(pair)
+    assert [one.first for one in pair] == [None, pair[0]]
+    served.model.gate.set()
+    assert [one.wait_for_completion(SOON) for one in pair] == ["0: 0 1"] * 2
+    assert served.is_empty()
+
+
+def test_what_a_policy_refuses_is_refused_to_copies_as_well(serve: Serve) -> None:
+    policy = policies.get_policy("dynamic+rpm", max_batch_size=4, options={"limit": "1"})
+    served = serve(policy, dedup=same_number)
+    served.model.gate.clear()
+    served.manager.enqueue(request(1, 1, "first of the minute", client="greedy"))
+    assert served.model.entered.wait(SOON)
+    both = [served.manager.enqueue(request(0, 2, id, client="greedy")) for id in ("refused", "copy")]
+    served.model.gate.set()
+    assert [kind_of(one) for one in both] == ["overloaded"] * 2
+    assert served.is_empty()
+
+
+def test_a_stopped_loop_ends_copies_too(held: Any) -> None:
+    served = held()
+    both = [served.manager.enqueue(request(0, 3, id)) for id in ("first", "copy")]
+    served.manager.inbox.stop()
+    served.model.gate.set()
+    assert [kind_of(one) for one in both] == ["unavailable_error"] * 2
+
+
+def test_random_cancellations_among_copies_leave_every_other_answer_whole(serve: Serve) -> None:
+    served = serve("dynamic", slots=3, max_queue=1000, dedup=same_number)
+    requests = [request(i % 7, 5, f"r{i}") for i in range(400)]
+    gone = [one for i, one in enumerate(requests) if i * 2654435761 % 3 == 0]
+
+    def cancel() -> None:
+        for one in gone:
+            one.cancel()
+
+    thread = threading.Thread(target=cancel)
+    for i, one in enumerate(requests):
+        served.manager.enqueue(one)
+        if i == 200:
+            thread.start()
+    thread.join(SOON)
+    for one in requests:
+        assert one.wait(SOON)
+        assert one.error is not None or one.completion == f"{one.prompt} 0 1 2 3 4"
+        assert one.error is None or one in gone
+    thread.join(SOON)
+    assert sorted(served.left) == sorted(one.id for one in requests)
+    assert served.is_empty()
