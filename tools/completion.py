@@ -58,6 +58,12 @@ def load() -> click.Command:
     return client.build_command()
 
 
+def batch() -> click.Command:
+    from client import batch
+
+    return batch.COMMAND
+
+
 def compare() -> click.Command:
     from client import compare
 
@@ -85,7 +91,7 @@ def simulate() -> click.Command:
 
 
 COMMANDS: dict[str, Callable[[], click.Command]] = {
-    "serve": serve, "fleet": fleet, "load": load, "compare": compare, "sweep": sweep, "top": top, "simulate": simulate, "doctor": serve,
+    "serve": serve, "fleet": fleet, "load": load, "batch": batch, "compare": compare, "sweep": sweep, "top": top, "simulate": simulate, "doctor": serve,
     "help": lambda: click.Command("help", params=[click.Argument(["command"], type=click.Choice(list(COMMANDS)))]),
 }  # fmt: skip
 
