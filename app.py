@@ -24,6 +24,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from flask import Flask, Response
@@ -33,10 +34,13 @@ from werkzeug.exceptions import HTTPException
 import config as settings
 import policies
 from api import adapters, dashboard, docs, events, operations, policy
-from api.dialects import chat, native, openai, tgi, tokens
+from api.dialects import batches, chat, native, openai, tgi, tokens
 from api.http import admission, auth, cors, errors, middleware
 from api.http.deferral import App
+from api.in_process import InProcess
 from api.service import Engine, Service
+from batches.runner import Runner
+from batches.store import Store
 from config import Config
 from launch import banner, demo
 from launch.command import main as main
@@ -69,9 +73,9 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     app.json = Json(app)
     service = Service(config, policies)
     app.extensions["service"] = service
-    if engine is not None:
-        connect(service, engine)
-    modules = (native, openai, chat, tgi, tokens, adapters, operations, policy, events, dashboard, docs)
+    if config.batch_folder:
+        service.batches = batch_runner(app, service)
+    modules = (native, openai, chat, batches, tgi, tokens, adapters, operations, policy, events, dashboard, docs)
     service.operations = [operation for module in modules for operation in module.OPERATIONS]
     app.before_request(middleware.enter)
     cors.install(app, config.origins)
@@ -85,6 +89,8 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     app.register_error_handler(HTTPException, lambda e: errors.response(errors.from_http(e)))
     app.register_error_handler(MemoryError, _out_of_memory)
     app.register_error_handler(Exception, _unexpected)
+    if engine is not None:
+        connect(service, engine)
     return app
 
 
@@ -104,6 +110,21 @@ def connect(service: Service, engine: Engine) -> None:
         engine.shadow.start(lambda report: service.feed.announce("shadow", report))
     service.requests.waited = manager.waited
     service.engine = engine
+    if service.batches is not None:
+        service.batches.start()
+
+
+def batch_runner(app: App, service: Service) -> Runner:
+    """Return what computes batches by requests of this app to itself."""
+    config = service.config
+    return Runner(
+        Store(Path(config.batch_folder)),
+        InProcess(app, service),
+        max_lines=config.batch_lines,
+        retention=config.batch_retention * 3600,
+        is_ready=lambda: service.status()[0] == "ok" and not service.draining,
+        width=lambda: 1 if service.engine is None else service.engine.manager.max_batch_size,
+    )
 
 
 class Json(DefaultJSONProvider):

@@ -181,6 +181,17 @@ class Config:
         "", "origins whose pages may use this server from a browser, separated by commas, such as "
         "https://chat.example.org; *: any; unset: none", Read(_check_origins)
     )  # fmt: skip
+    batch_folder: str = setting(
+        "", "folder for OpenAI's files and batches, which are computed while nothing else is; unset: no batches"
+    )
+    batch_file_size: int = setting(200 << 20, "maximum bytes of an uploaded file, such as 500M", Size())
+    batch_files: int = setting(
+        1000, "maximum number of files in --batch-folder; further uploads get 429", Number(1, 1 << 20)
+    )
+    batch_lines: int = setting(50_000, "maximum number of requests in a batch", Number(1, 1 << 30))
+    batch_retention: float = setting(
+        720.0, "hours for which files and ended batches are kept", Number(0.01, 87600, float, name="HOURS")
+    )
     overload_status: str = setting("429", "HTTP status when the server is full", Choice(["429", "503"]))
     access_log: bool = setting(
         True, "write a JSON line to stdout for each request, lengths and times but never prompts; on a terminal a status "

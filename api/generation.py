@@ -6,6 +6,7 @@ This module must not know the wire format of requests or answers.
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -224,7 +225,8 @@ def start_generation(
         engine.manager.enqueue_all(inferences)
     except InferenceError as error:
         raise errors.from_inference(error) from None
-    return Generation(request, inferences, wakeup, service.config.request_timeout, seeds, ticket)
+    limit = math.inf if context.is_background else service.config.request_timeout
+    return Generation(request, inferences, wakeup, limit, seeds, ticket)
 
 
 def seed_of(seed: int, j: int) -> int:

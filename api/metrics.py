@@ -15,6 +15,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from api.service import Service
+from batches.store import STATUSES
 from observe.meters import Histogram
 
 Values = Mapping[str, float]
@@ -46,6 +47,7 @@ class Exposition(Collector):
         yield from self._steps()
         yield from self._answers()
         yield from self._server()
+        yield from self._batches()
         if self.service.config.tgi_metrics:
             yield from self._tgi()
 
@@ -184,6 +186,19 @@ class Exposition(Collector):
         yield counter("eb_adapter_loads", "LoRA adapters read.", {}, store.loads if store else 0)
         help = "LoRA adapters that left memory for others."
         yield counter("eb_adapter_evictions", help, {}, store.evictions if store else 0)
+
+    def _batches(self) -> Iterator[Metric]:
+        runner = self.service.batches
+        files, size, batches = runner.store.usage() if runner else (0, 0, {})
+        by_status = {status: batches.get(status, 0) for status in STATUSES}
+        family = GaugeMetricFamily("eb_batches", "Batches by status.", labels=("status",))
+        for status, number in by_status.items():
+            family.add_metric((status,), number)
+        yield family
+        lines = {"completed": runner.completed if runner else 0, "failed": runner.failed if runner else 0}
+        yield counters("eb_batch_lines", "Lines of batches that were answered, by result.", "result", lines)
+        yield gauge("eb_batch_files", "Files in --batch-folder.", {}, files)
+        yield gauge("eb_batch_file_bytes", "Bytes of the files in --batch-folder.", {}, size)
 
     def _tgi(self) -> Iterator[Metric]:
         m = self.service.meters

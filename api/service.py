@@ -14,6 +14,7 @@ from api.http.openapi import Operation
 from api.http.registry import Places, RequestRegistry
 from api.http.watcher import Watcher
 from api.socket_writer import SocketWriter
+from batches.runner import Runner
 from batching import BatchingManager, Inference
 from config import Config
 from observe.feed import Feed
@@ -161,6 +162,7 @@ class Service:
         self.completer = Completer()
         self.socket_writer = SocketWriter()
         self.load: Load | None = None
+        self.batches: Runner | None = None  # None without a folder for them
         self._watched_at = time.monotonic()
 
     @cached_property
@@ -224,6 +226,8 @@ class Service:
     def stop(self) -> None:
         """End all open requests, because the process exits."""
         self.feed.close()
+        if self.batches is not None:
+            self.batches.stop(STEP_SECONDS)
         if self.engine is not None:
             self.engine.manager.stop(patience=STEP_SECONDS)
             if self.engine.shadow is not None:

@@ -16,7 +16,7 @@ def answer_key(inference: Any) -> Hashable:
     """Return a value that is equal for inferences with equal answers, whose scheduling is equal as well.
 
     Without randomness (temperature 0) the seed does not count. Owner, client, priority and the seconds in which the
-    answer is wanted do: a copy must not wait behind a request that a policy serves later than it would serve the copy.
+    answer is wanted do, and whether it is background work: a copy must not wait behind a request that a policy serves later than it would serve the copy.
     """
     seq, text, sampling = inference.sequence, inference.text, inference.sequence.sampling
     if sampling.temperature == 0 and sampling.seed:
@@ -24,5 +24,5 @@ def answer_key(inference: Any) -> Hashable:
     return (
         hashlib.sha256(array("q", seq.prompt_ids).tobytes()).digest(),
         inference.num_tokens, inference.scores_prompt, seq.open_ended, seq.cache_salt, sampling, text.rules,
-        inference.owner, seq.client, seq.priority, inference.slo_s,
+        inference.is_background, inference.owner, seq.client, seq.priority, inference.slo_s,
     )  # fmt: skip

@@ -15,6 +15,8 @@ QUICK_SECONDS = 1.5  # to answer the open requests on SIGINT or SIGQUIT
 def drain(service: Service, seconds: float) -> None:
     """Wait until all requests are answered; a second before `seconds` are over, fail the rest."""
     end = time.monotonic() + seconds - 1.0
+    if service.batches is not None:
+        service.batches.stop()  # the next process computes the rest
     while service.requests.open and time.monotonic() < end:
         time.sleep(POLL_SECONDS)
     service.stop()

@@ -123,8 +123,8 @@ class Feed:
         self._lock = threading.Lock()  # of the list of viewers; the loop never takes it
 
     def on_arrival(self, inference: Inference) -> None:
-        """Record an arrival, unless another one's answer is its own; called in the handler's thread."""
-        if inference.first is not None:
+        """Record an arrival; called in the handler's thread. Copies and background work are left out."""
+        if inference.first is not None or inference.is_background:
             return
         seq = inference.sequence
         arrival: dict[str, Any] = {
@@ -145,7 +145,7 @@ class Feed:
                 self.waiting.pop(id, None)
         for inference in left:
             self.waiting.pop(inference.id, None)
-            if iteration is None and inference.first is None:
+            if iteration is None and inference.first is None and not inference.is_background:
                 departure = {"id": inference.id, "t": self.clock(), "reason": outcome(inference)}
                 self._put("departure", self._n, departure)
 

@@ -47,10 +47,11 @@ class Histogram:
 class Progress:
     """An open sequence, and how much of it has been counted."""
 
-    __slots__ = ("counted", "last", "seq")
+    __slots__ = ("counted", "is_background", "last", "seq")
 
-    def __init__(self, seq: Sequence) -> None:
+    def __init__(self, seq: Sequence, is_background: bool = False) -> None:
         self.seq = seq
+        self.is_background = is_background  # its latencies are not those of a client that waits
         self.counted = 0
         self.last: float | None = None
 
@@ -134,7 +135,7 @@ class Meters:
         return histogram
 
     def on_arrival(self, inference: Inference) -> None:
-        self._open[inference.id] = Progress(inference.sequence)
+        self._open[inference.id] = Progress(inference.sequence, inference.is_background)
 
     @property
     def spent(self) -> SlotSteps:
@@ -167,8 +168,11 @@ class Meters:
             new_tokens += new
             if last is None:
                 self.prompt_tokens += len(progress.seq.prompt_ids)
-                self.ttft.observe(end - progress.seq.arrived_at)
+                if not progress.is_background:
+                    self.ttft.observe(end - progress.seq.arrived_at)
                 last, new = end, 0
+            if progress.is_background:
+                continue
             if last == since and new == per_step:
                 alike += 1
             else:
@@ -215,7 +219,7 @@ class Meters:
         if end == "cancelled":
             started = seq.scheduled_at is not None
             self.cancelled["decode" if seq.output_ids else "prefill" if started else "queued"] += 1
-        elif end in ("stop", "length"):
+        elif end in ("stop", "length") and not inference.is_background:
             self._count_completion(seq)
 
     def _count_completion(self, seq: Sequence) -> None:

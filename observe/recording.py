@@ -77,8 +77,8 @@ class Recording:
         self._is_blind = False
 
     def on_arrival(self, inference: Inference) -> None:
-        """Record an arrival, unless another one's answer is its own; called in the handlers' threads, one at a time."""
-        if inference.first is not None:
+        """Record an arrival; called in the handlers' threads, one at a time. Copies and background work are left out."""
+        if inference.first is not None or inference.is_background:
             return
         self._open[inference.id] = (inference.sequence.arrived_at, not self._open)
 
@@ -90,7 +90,7 @@ class Recording:
             if iteration is not None:
                 self._step(iteration)
             for inference in left:
-                if inference.first is None:
+                if inference.id in self._open:
                     self._depart(inference)
         except Exception:
             self._is_blind = True

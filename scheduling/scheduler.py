@@ -247,6 +247,22 @@ class Scheduler:
                 self.policy.on_finish(seq, now)
         return fresh
 
+    def suspend(self, sequences: list[Sequence], now: float) -> list[Sequence]:
+        """Take sequences out between two steps that are to go on later: `add` queues them again, with their tokens.
+
+        Return those that the policy held only for these, which leave with them.
+        """
+        waiting = [seq for seq in sequences if seq.state == "waiting"]
+        running = [seq for seq in sequences if seq.state != "waiting"]
+        self.wait_clock.tick(now, self.number)
+        self.queue.withdraw(waiting, now)
+        self._vacate(running)
+        for seq in running:
+            seq.preempt()
+        for seq in sequences:
+            self.policy.on_cancel(seq, now)
+        return self._release(self.policy.release(self.running), now)
+
     def remove_all(self, sequences: list[Sequence], now: float, reason: str = "abort") -> list[Sequence]:
         """Take sequences out in one pass, between two steps; return the sequences that leave, these first.
 

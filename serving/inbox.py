@@ -88,7 +88,7 @@ class Inbox:
 
     def reserve(self, inferences: list[Inference]) -> None:
         """Reserve room for all of the inferences, or raise InferenceError and reserve none."""
-        count = len(inferences)
+        count = sum(inference.places for inference in inferences)
         tokens = sum(inference.queue_tokens for inference in inferences)
         with self._changed:
             if self.is_closed or self.is_stopping:
@@ -189,15 +189,15 @@ class Inbox:
     def start(self, plan: Plan) -> None:
         """Record which sequences leave the queue for their first step; called by the loop."""
         if plan.joined:
-            tokens = sum(seq.total for seq in plan.joined if seq.first_iteration == plan.number)
+            new = [self.open[seq] for seq in plan.joined if seq.first_iteration == plan.number and seq in self.open]
             with self._changed:
-                self.queued_tokens -= tokens
+                self.queued_tokens -= sum(inference.queue_tokens for inference in new)
 
     def finish(self, sequences: Iterable[Sequence]) -> list[Inference]:
         """Free the room of sequences that left the scheduler, and return their inferences; called by the loop."""
         with self._changed:
             left = [self.open.pop(seq) for seq in sequences if seq in self.open]
-            self.count -= len(left)
+            self.count -= sum(inference.places for inference in left)
             self.queued_tokens -= sum(i.queue_tokens for i in left if i.sequence.scheduled_at is None)
         return left
 

@@ -101,7 +101,8 @@ class Inference:
     cached, and `num_tokens` may be 0. With `open_ended`, `num_tokens` is what the context leaves, since the client named
     no length. `slo_s`, `queue_timeout` and `request_timeout` are seconds from its arrival: in which the answer is wanted,
     and after which it times out in the queue and as a whole, if the server's own limits are not shorter. `owner` is whose
-    request it is, for what owners do not share. Deduplication sets `first`: the inference whose answer it gets too.
+    request it is, for what owners do not share. With `is_background` it is computed while the server has nothing else to
+    do, takes no place from others, and has no deadline. Deduplication sets `first`: the inference whose answer it gets too.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Inference:
         on_end: Callable[[], None] | None = None,
         adapter: Loaded | None = None,
         owner: str = "",
+        is_background: bool = False,
     ) -> None:
         self.id = id or uuid.uuid4().hex
         self.prompt = prompt
@@ -135,6 +137,7 @@ class Inference:
         self.slo_s = slo_s
         self.scores_prompt = scores_prompt
         self.owner = owner
+        self.is_background = is_background
         self.first: Inference | None = None
         self.queue_timeout = queue_timeout
         self.request_timeout = request_timeout
@@ -161,9 +164,14 @@ class Inference:
             self.sequence.deadline = now + self.slo_s
 
     @property
+    def places(self) -> int:
+        """The places that it takes among the requests that are queued or running."""
+        return 0 if self.is_background else 1
+
+    @property
     def queue_tokens(self) -> int:
         """The tokens that it adds to the queue, of prompt and answer; a copy of another inference adds none."""
-        return 0 if self.first is not None else self.sequence.total
+        return 0 if self.is_background or self.first is not None else self.sequence.total
 
     @property
     def data(self) -> list[int]:

@@ -6,12 +6,13 @@ This module must not know HTTP, tensors, threads other than its own, or which po
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 from scheduling.iteration import Iteration, Plan
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from serving.background import Background
 from serving.completion import Observer, complete, notify, publish_tokens
 from serving.deadlines import Deadlines
 from serving.dedup import Dedup
@@ -37,6 +38,7 @@ class Loop:
     observers: list[Observer]
     clock: Callable[[], float]
     dedup: Dedup | None = None  # None: each inference is computed
+    background: Background = field(default_factory=Background)
     is_idle: bool = False  # whether the last iteration had nothing to compute
 
     def step(self) -> bool:
@@ -66,7 +68,7 @@ class Loop:
             self.inbox.heartbeat = now = self.clock()
         arrived, ended = self.inbox.take()
         for inference in arrived:
-            self._add(inference)
+            self._receive(inference)
             if inference.is_finished:
                 ended.append(inference)
         ended += self.deadlines.expire(now)
@@ -76,21 +78,29 @@ class Loop:
         for policy in self.inbox.requested_policies():
             self.inbox.limit += policy.max_batch_size - self.scheduler.policy.max_batch_size
             self._complete(self.scheduler.switch(policy, self.clock()))
+        if self.background.waiting or self.background.admitted:
+            self._complete(self.background.yield_slots(self.scheduler, now, self._add))
 
     def _idle_seconds(self, now: float) -> float:
         """Return the seconds until the policy's next deadline, a request's, or the next heartbeat."""
         moments = (self.scheduler.wake_at(now), self.deadlines.next_at(), now + MAX_IDLE_SECONDS)
         return max(0.0, min(at for at in moments if at is not None) - now)
 
-    def _add(self, inference: Inference) -> None:
-        """Add an inference to the scheduler, or complete it if the policy refuses it."""
-        if inference.first is not None and self.dedup is not None:
+    def _receive(self, inference: Inference) -> None:
+        """Pass an inference that arrived to the part that will have it computed."""
+        if not inference.is_background:
             self.deadlines.add(inference)
+        if inference.first is not None and self.dedup is not None:
             if self.dedup.add(inference):
                 self._complete([inference.sequence])
-            return
+        elif inference.is_background:
+            self.background.add(inference)
+        else:
+            self._add(inference)
+
+    def _add(self, inference: Inference) -> None:
+        """Add an inference to the scheduler, or complete it if the policy refuses it."""
         if self.scheduler.add(inference.sequence):
-            self.deadlines.add(inference)
             return
         name = self.scheduler.policy.name
         inference.sequence.error = InferenceError(
@@ -100,10 +110,12 @@ class Loop:
 
     def _remove(self, ended: list[Inference], now: float) -> None:
         """Remove inferences that ended before their last token from the scheduler, in one pass for each reason."""
+        outside: list[Sequence] = []
         if self.dedup is not None:
-            ended, copies = self.dedup.release(ended, now)
-            if copies:
-                self._complete(copies)
+            ended, outside = self.dedup.release(ended, now)
+        outside += self.background.release(ended, now)
+        if outside:
+            self._complete(outside)
         for reason, has_error in (("length", False), ("abort", True)):
             # A dict, because one may be here twice. One that has left meanwhile or has not arrived yet is not open.
             sequences = {i.sequence: None for i in ended if (i.error is not None) == has_error}

@@ -28,7 +28,8 @@ LAW: dict[str, set[str]] = {
     "observe": {"scheduling", "serving"},
     "stats": {"observe"},
     "config": {"client", "dotenv"},
-    "api": {"batching", "config", "observe", "serving", "stats"} | WEB,
+    "batches": {"client"},
+    "api": {"batches", "batching", "config", "observe", "serving", "stats"} | WEB,
     "client": {"aiohttp", "click", "dotenv", "matplotlib", "numpy", "requests", "rich"},
     "fleet": {"aiohttp", "client", "config", "multidict", "ray", "yarl"},
     "simulate": {"client", "config", "fleet", "matplotlib", "numpy", "policies", "rich", "scheduling", "scipy"},
@@ -37,7 +38,12 @@ LAW: dict[str, set[str]] = {
 }  # fmt: skip
 # The shadow is the one observer that simulates, with the server's own policies; the others prepare its questions.
 EXCEPTIONS = {f"observe/shadow.py: {name}" for name in ("config", "policies", "simulate")}
-EXCEPTIONS |= {"observe/question.py: batching", "observe/recording.py: simulate", "launch/command.py: client"}
+EXCEPTIONS |= {
+    "observe/question.py: batching",
+    "observe/recording.py: simulate",
+    "launch/command.py: client",
+    "api/in_process.py: client",
+}
 PURE = ("scheduling", "policies")
 # Of the fleet, only the routers and autoscalers are the simulator's.
 PURE_FILES = ("fleet/autoscaler_laws.py", "fleet/autoscalers.py", "fleet/laws.py", "fleet/routers.py")

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from flask import g, request
 
 from api.http.errors import ApiError, shown
+from api.http.owner import is_background
 from api.http.registry import RequestContext
 from api.service import Service
 
@@ -40,6 +41,10 @@ def enter(service: Service) -> RequestContext:
     """Take a place for the current request, which keeps it until its last byte is sent."""
     if service.draining:
         raise ApiError("the server is shutting down. Try again later, or use another server", type="unavailable_error")
+    if is_background():
+        context = service.requests.enter(g.request_id, lambda places: None, is_background=True)
+        g.context = context
+        return context
     if request.environ.get(HAS_PLACE):
         request.environ[HAS_PLACE] = False  # the context releases it from now on
     else:
@@ -63,7 +68,7 @@ def take(service: Service, n: int) -> None:
 def take_more(service: Service, n: int) -> None:
     """Take `n` more places for the other prompts and choices of the current request, all or none."""
     context = g.get("context")
-    if context is not None and n > 0:
+    if context is not None and n > 0 and not context.is_background:
         take(service, n)
         context.places += n
 

@@ -9,6 +9,7 @@ from flask import request
 
 from api import dashboard
 from api.http.errors import ApiError
+from api.http.owner import is_background
 
 OPEN = frozenset({"/health", "/healthz", "/ping", "/ready", "/health/live", "/health/ready"})
 PAGES = frozenset({"dashboard.asset", "dashboard.race"})
@@ -19,7 +20,7 @@ def check(key: str) -> Callable[[], None]:
     expected = key.encode()
 
     def before_request() -> None:
-        if not expected or request.path in OPEN or request.routing_exception is not None:
+        if not expected or is_background() or request.path in OPEN or request.routing_exception is not None:
             return  # an unknown path is 404 and a wrong method 405, with or without the key
         if request.endpoint in PAGES or (request.path == "/" and dashboard.wants_page()):
             return  # the live page asks for the key itself

@@ -89,6 +89,7 @@ class Operation:
     errors: tuple[int, ...] = ()
     query: Mapping[str, Schema] = field(default_factory=dict)
     generates: bool = False
+    form: Schema | None = None  # of a body that is a form with a file, in place of `body`
     any_body: bool = False  # any other body is accepted as well
     unlisted: str = ""  # why tools that call every path must not find it: it is described beside the paths
     tgi: bool = False
@@ -172,6 +173,8 @@ def _operation(op: Operation, named: Mapping[Any, Any], keyed: bool) -> dict[str
             result["x-body"] = content
         else:
             result["requestBody"] = {"required": True, "content": {"application/json": content}}
+    if op.form is not None:
+        result["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": op.form}}}
     if keyed:
         result["security"] = [{"key": []}]
     return result

@@ -6,11 +6,20 @@ import hashlib
 
 from flask import request
 
+BACKGROUND = "effective_batching.background"  # in the WSGI environment of a request of the server itself: its owner
+
 
 def current_owner() -> str:
     """Return a name for those who hold the key of the current request, from which the key cannot be derived.
 
     Clients may send any key to a server without one. Those who send none are one owner, whose name is empty.
     """
+    if is_background():
+        return str(request.environ[BACKGROUND])
     sent = request.headers.get("Authorization", "")
     return hashlib.sha256(sent.encode("utf-8", "replace")).hexdigest()[:32] if sent else ""
+
+
+def is_background() -> bool:
+    """Return whether the current request is one of the server itself, for a batch."""
+    return BACKGROUND in request.environ

@@ -53,8 +53,11 @@ class RequestContext:
     has left from the start.
     """
 
-    def __init__(self, id: str, name: str, give_back: Callable[[int], None] | None) -> None:
+    def __init__(
+        self, id: str, name: str, give_back: Callable[[int], None] | None, is_background: bool = False
+    ) -> None:
         self.id = id
+        self.is_background = is_background
         self.name = name
         self.has_client = give_back is not None
         self.places = 1
@@ -79,6 +82,7 @@ class RequestContext:
             "id": self.name if index == 0 else f"{self.name}/{index}",
             "queue_timeout": self.queue_timeout,
             "request_timeout": self.request_timeout,
+            **({"is_background": True} if self.is_background else {}),
         }
 
     def end(self, error: InferenceError) -> None:
@@ -120,12 +124,14 @@ class RequestRegistry:
         with self._lock:
             return sum(context.has_client for context in self._open.values())
 
-    def enter(self, id: str, give_back: Callable[[int], None] | None = None) -> RequestContext:
+    def enter(
+        self, id: str, give_back: Callable[[int], None] | None = None, is_background: bool = False
+    ) -> RequestContext:
         """Return the context of a request that has taken a place, or of one of the server itself: with no `give_back`."""
         with self._lock:
             taken = id in self._open or id in self._done
             name = f"{id}~{next(self._numbers)}" if taken else id  # no client's id has a tilde
-            context = self._open[name] = RequestContext(id, name, give_back)
+            context = self._open[name] = RequestContext(id, name, give_back, is_background)
             self._latest[id] = name
         return context
 

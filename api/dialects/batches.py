@@ -1,0 +1,222 @@
+"""OpenAI's files and batches: work that is computed while nothing else is, and survives restarts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from flask import Blueprint, Response, jsonify, request, send_file
+
+from api.dialects import uploads
+from api.http import body
+from api.http.errors import ApiError, shown
+from api.http.openapi import Operation
+from api.http.owner import current_owner
+from api.schemas.batches import BatchRequest
+from api.service import Service
+from batches.runner import Runner
+from batches.store import InUse, Row
+
+EXAMPLE = '{"input_file_id": "file-...", "endpoint": "/v1/chat/completions", "completion_window": "24h"}'
+SENT = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+MOST_LISTED = {"files": 10_000, "batches": 100}
+TIMES = ("in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at")  # fmt: skip
+FILE = {
+    "type": "object",
+    "required": ["id", "object", "bytes", "created_at", "filename", "purpose", "status"],
+    "properties": {"object": {"const": "file"}, "bytes": {"type": "integer"}},
+}
+BATCH = {
+    "type": "object",
+    "required": ["id", "object", "endpoint", "input_file_id", "completion_window", "status", "created_at"],
+    "properties": {"object": {"const": "batch"}, "request_counts": {"type": "object"}},
+}
+PAGE = {"type": "object", "required": ["object", "data", "has_more"], "properties": {"data": {"type": "array"}}}
+TEXT = {"type": "string"}
+COUNT = {"type": "integer", "minimum": 1, "maximum": 100}
+UPLOAD = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"enum": ["batch"]}},
+}
+OPERATIONS = [
+    Operation("post", "/v1/files", "upload the requests of a batch", "batches", form=UPLOAD, answer=FILE,
+              errors=(400, 404, 413, 415, 429, 503)),
+    Operation("get", "/v1/files", "the files of this API key", "batches", answer=PAGE, errors=(400, 404),
+              query={"after": TEXT, "limit": COUNT, "order": {"enum": ["asc", "desc"]}, "purpose": TEXT}),
+    Operation("get", "/v1/files/{id}", "a file, without its content", "batches", answer=FILE, errors=(404,)),
+    Operation("get", "/v1/files/{id}/content", "the content of a file", "batches", answer=TEXT,
+              media="application/jsonl", errors=(404,)),
+    Operation("delete", "/v1/files/{id}", "delete a file", "batches", errors=(400, 404),
+              answer={"type": "object", "required": ["id", "object", "deleted"]}),
+    Operation("post", "/v1/batches", "compute the requests of a file while the server is idle", "batches",
+              body=BatchRequest, example=SENT, answer=BATCH, errors=(400, 404, 413, 415)),
+    Operation("get", "/v1/batches", "the batches of this API key", "batches", answer=PAGE, errors=(400, 404),
+              query={"after": TEXT, "limit": COUNT}),
+    Operation("get", "/v1/batches/{id}", "a batch and its progress", "batches", answer=BATCH, errors=(404,)),
+    Operation("post", "/v1/batches/{id}/cancel", "cancel a batch; what is computed is kept", "batches", answer=BATCH,
+              errors=(404,)),
+]  # fmt: skip
+
+
+def blueprint(service: Service) -> Blueprint:
+    """Return the routes."""
+    routes = Blueprint("batches", __name__)
+    _file_routes(routes, service)
+    _batch_routes(routes, service)
+    return routes
+
+
+def _file_routes(routes: Blueprint, service: Service) -> None:
+    @routes.post("/v1/files")
+    def upload() -> Response:
+        store = _runner(service).store
+        if store.usage()[0] >= service.config.batch_files:
+            raise ApiError(
+                f"the server keeps {service.config.batch_files:,} files already. Delete some, or raise --batch-files",
+                type="overloaded", retry_after=60,
+            )  # fmt: skip
+        sent = uploads.receive(request, store.path(""), service.config.batch_file_size)
+        try:
+            purpose = sent.fields.get("purpose")
+            if purpose != "batch":
+                raise ApiError(
+                    f'purpose is {shown(purpose or "absent")}, but must be "batch". Use {uploads.EXAMPLE}',
+                    param="purpose",
+                )
+            return jsonify(file_object(store.add_file(sent.path, current_owner(), sent.name, purpose)))
+        finally:
+            sent.path.unlink(missing_ok=True)
+
+    @routes.get("/v1/files")
+    def files() -> Response:
+        store, limit = _runner(service).store, _limit("files")
+        newest_first = request.args.get("order", "desc") != "asc"
+        after, purpose = request.args.get("after", ""), request.args.get("purpose", "")
+        rows = store.files(current_owner(), after, limit + 1, newest_first, purpose)
+        return _page([file_object(row) for row in rows], limit)
+
+    @routes.get("/v1/files/<id>")
+    def file(id: str) -> Response:
+        return jsonify(file_object(_file(service, id)))
+
+    @routes.get("/v1/files/<id>/content")
+    def content(id: str) -> Response:
+        row = _file(service, id)
+        path = _runner(service).store.path(row["id"])
+        if not path.is_file():
+            raise _unknown("file", id)
+        return send_file(path, mimetype="application/jsonl", download_name=row["filename"], as_attachment=True)
+
+    @routes.delete("/v1/files/<id>")
+    def delete(id: str) -> Response:
+        row = _file(service, id)
+        try:
+            _runner(service).store.delete_file(row["id"], row["owner"])
+        except InUse as error:
+            raise ApiError(f"the file {id} is in use by {error}. Cancel the batch first, or wait for its end") from None
+        return jsonify(id=id, object="file", deleted=True)
+
+
+def _batch_routes(routes: Blueprint, service: Service) -> None:
+    @routes.post("/v1/batches")
+    def create() -> Response:
+        runner = _runner(service)
+        params, ignored = body.validate(BatchRequest, body.take(request, EXAMPLE))
+        row = runner.store.file(params.input_file_id, current_owner())
+        if row is None or row["purpose"] != "batch":
+            raise _unknown("file", params.input_file_id, "input_file_id")
+        hours = int(params.completion_window[:-1])
+        batch = runner.store.add_batch(current_owner(), row["id"], params.endpoint, hours, params.metadata)
+        runner.wake()
+        return body.name_ignored(jsonify(batch_object(batch)), ignored)
+
+    @routes.get("/v1/batches")
+    def batches() -> Response:
+        limit = _limit("batches")
+        rows = _runner(service).store.batches(current_owner(), request.args.get("after", ""), limit + 1)
+        return _page([batch_object(row) for row in rows], limit)
+
+    @routes.get("/v1/batches/<id>")
+    def batch(id: str) -> Response:
+        return jsonify(batch_object(_batch(service, id)))
+
+    @routes.post("/v1/batches/<id>/cancel")
+    def cancel(id: str) -> Response:
+        runner = _runner(service)
+        runner.store.move(_batch(service, id)["id"], "cancelling")
+        runner.wake()
+        return jsonify(batch_object(_batch(service, id)))
+
+
+def _runner(service: Service) -> Runner:
+    if service.batches is None:
+        raise ApiError("batches are off. Start the server with --batch-folder FOLDER", type="not_found_error")
+    return service.batches
+
+
+def _file(service: Service, id: str) -> Row:
+    row = _runner(service).store.file(id, current_owner())
+    if row is None:
+        raise _unknown("file", id)
+    return row
+
+
+def _batch(service: Service, id: str) -> Row:
+    row = _runner(service).store.batch(id, current_owner())
+    if row is None:
+        raise _unknown("batch", id)
+    return row
+
+
+def _unknown(kind: str, id: str, param: str | None = None) -> ApiError:
+    places = {"file": "/v1/files", "batch": "/v1/batches"}
+    return ApiError(
+        f"this API key has no {kind} {shown(id)}. GET {places[kind]} lists what it has",
+        type="not_found_error",
+        param=param,
+    )
+
+
+def _limit(kind: str) -> int:
+    """Return the number of entries to list."""
+    text, most = request.args.get("limit", str(min(100, MOST_LISTED[kind]))), MOST_LISTED[kind]
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) > 0):
+        raise ApiError(
+            f"limit is {shown(text)}, but must be a whole number from 1 to {most:,}. Send one", param="limit"
+        )
+    return min(int(text), most)
+
+
+def _page(entries: list[dict[str, Any]], limit: int) -> Response:
+    page = entries[:limit]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return jsonify(object="list", data=page, first_id=first, last_id=last, has_more=len(entries) > limit)
+
+
+def file_object(row: Row) -> dict[str, Any]:
+    """Return a file in OpenAI's form."""
+    fields = {name: row[name] for name in ("id", "bytes", "created_at", "filename", "purpose")}
+    return {**fields, "object": "file", "status": "processed", "expires_at": None, "status_details": None}
+
+
+def batch_object(row: Row) -> dict[str, Any]:
+    """Return a batch in OpenAI's form."""
+    names = (
+        "id",
+        "endpoint",
+        "input_file_id",
+        "completion_window",
+        "status",
+        "output_file_id",
+        "error_file_id",
+        "created_at",
+    )
+    return {
+        **{name: row[name] for name in names},
+        "object": "batch",
+        "errors": None if row["errors"] is None else json.loads(row["errors"]),
+        **{name: row[name] for name in TIMES},
+        "request_counts": {name: row[name] for name in ("total", "completed", "failed")},
+        "metadata": None if row["metadata"] is None else json.loads(row["metadata"]),
+    }

@@ -1,0 +1,100 @@
+"""Requests of the server to itself: the lines of batches, computed as background work by the routes that clients use.
+
+They pass through all checks but those of the key and of the queue's places. No client can send one: the mark is in the
+WSGI environment, beside the headers. This module must not know what a batch is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from werkzeug.test import EnvironBuilder
+
+from api.http.deferral import App, Exchange
+from api.http.owner import BACKGROUND
+from api.service import Service
+from batches.runner import Done
+from client.batch_lines import Line
+
+THREADS = 4  # that tokenize, or write an answer too large for the thread that sends all others
+
+
+class InProcess:
+    """Sends the lines of batches to an app."""
+
+    def __init__(self, app: App, service: Service) -> None:
+        self._app = app
+        self._service = service
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="batch-line")
+
+    def send(self, line: Line, owner: str, id: str, done: Done) -> None:
+        """Have a line computed for its owner; call `done` with status, id and body of its answer."""
+        self._threads.submit(self._begin, line, owner, id, done)
+
+    def cancel(self, id: str) -> None:
+        """Cancel the line that was sent with this id."""
+        self._service.requests.cancel(id)
+
+    def _begin(self, line: Line, owner: str, id: str, done: Done) -> None:
+        call = Call(self._app, line, owner, id, done)
+        try:
+            work = call.exchange.run(call.exchange.begin)
+            if work is not None:
+                self._service.completer.wait(work, call.finish)
+                return
+        except Exception as error:
+            call.fail(error)
+            return
+        call.finish()
+
+
+class Call:
+    """One request and its answer."""
+
+    def __init__(self, app: App, line: Line, owner: str, id: str, done: Done) -> None:
+        data = json.dumps(line.body).encode()
+        headers = [("X-Request-Id", id)]
+        builder = EnvironBuilder(
+            path=line.url, method="POST", data=data, content_type="application/json", headers=headers
+        )
+        environ = builder.get_environ()
+        builder.close()
+        environ[BACKGROUND] = owner
+        self.exchange = Exchange(app, environ, self._start)
+        self._status = 500
+        self._id = id
+        self._done = done
+
+    def _start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> None:
+        self._status = int(status.split(" ", 1)[0])
+        self._id = dict(headers).get("X-Request-Id", self._id)
+
+    def finish(self) -> None:
+        """Pass on the answer."""
+        try:
+            body = self.exchange.run(self._read)
+        except Exception as error:
+            self.fail(error)
+            return
+        self._done(self._status, self._id, body)
+
+    def _read(self) -> bytes:
+        try:
+            parts: Iterable[bytes] = self.exchange.answer()
+            try:
+                return b"".join(parts)
+            finally:
+                close = getattr(parts, "close", None)
+                if close is not None:
+                    close()
+        finally:
+            self.exchange.end()
+
+    def fail(self, error: Exception) -> None:
+        """Pass on that no answer could be made."""
+        message = f"internal error on this request: {type(error).__name__}"
+        content = {"error": {"message": message, "type": "server_error", "param": None, "code": None}}
+        self._done(500, self._id, json.dumps(content).encode())

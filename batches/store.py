@@ -1,0 +1,222 @@
+"""The files and batches of a server, in a folder: a SQLite database, and a file for each uploaded or written one.
+
+Everything survives the end of the process at any moment. Any thread may call any method, and two processes may use one
+folder, as they do while a server reloads. It must not know HTTP, or how a batch is computed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+OPEN = ("validating", "in_progress", "finalizing", "cancelling")
+STATUSES = (*OPEN, "completed", "failed", "expired", "cancelled")
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, owner TEXT NOT NULL, filename TEXT NOT NULL,
+    purpose TEXT NOT NULL, bytes INTEGER NOT NULL, created_at INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS batches (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, owner TEXT NOT NULL,
+    input_file_id TEXT NOT NULL, endpoint TEXT NOT NULL, completion_window TEXT NOT NULL, metadata TEXT, status TEXT NOT NULL,
+    output_id TEXT NOT NULL, error_id TEXT NOT NULL, output_file_id TEXT, error_file_id TEXT, errors TEXT,
+    total INTEGER NOT NULL DEFAULT 0, completed INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0,
+    created_at INTEGER NOT NULL, in_progress_at INTEGER, expires_at INTEGER NOT NULL, finalizing_at INTEGER,
+    completed_at INTEGER, failed_at INTEGER, expired_at INTEGER, cancelling_at INTEGER, cancelled_at INTEGER);
+CREATE INDEX IF NOT EXISTS open_batches ON batches (status, number);
+"""
+
+
+class InUse(Exception):
+    """A file cannot be deleted because a batch reads or writes it; the argument is the id of the batch."""
+
+
+class Store:
+    """One folder of files and batches; those of an owner are invisible to all others."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self.folder = folder
+        self._files = folder / "files"
+        self._files.mkdir(parents=True, exist_ok=True)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._db = sqlite3.connect(folder / "batches.sqlite", timeout=30, check_same_thread=False, isolation_level=None)
+        self._db.row_factory = sqlite3.Row
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.executescript(SCHEMA)
+
+    def close(self) -> None:
+        """Close the database."""
+        with self._lock:
+            self._db.close()
+
+    def path(self, id: str) -> Path:
+        """Return where the content of a file is; `id` must be one of ours."""
+        return self._files / id
+
+    def now(self) -> int:
+        return int(self._clock())
+
+    def _all(self, query: str, values: Mapping[str, Any] | tuple[Any, ...] = ()) -> list[Row]:
+        with self._lock:
+            return [dict(row) for row in self._db.execute(query, values).fetchall()]
+
+    def _change(self, *statements: tuple[str, Mapping[str, Any] | tuple[Any, ...]]) -> int:
+        """Execute statements as one transaction; return the number of rows that the last one changed."""
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                changed = 0
+                for statement, values in statements:
+                    changed = self._db.execute(statement, values).rowcount
+                self._db.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+                raise
+            return changed
+
+    def add_file(self, content: Path, owner: str, filename: str, purpose: str) -> Row:
+        """Take over a file, which is moved; return its row."""
+        id = f"file-{uuid.uuid4().hex}"
+        size = content.stat().st_size
+        os.replace(content, self.path(id))
+        self._change(_insert_file(id, owner, filename, purpose, size, self.now()))
+        return self.file(id, owner) or {}
+
+    def file(self, id: str, owner: str) -> Row | None:
+        """Return an owner's file, or None."""
+        return next(iter(self._all("SELECT * FROM files WHERE id = ? AND owner = ?", (id, owner))), None)
+
+    def files(self, owner: str, after: str, limit: int, newest_first: bool, purpose: str = "") -> list[Row]:
+        """Return an owner's files after the one with the id `after`, at most `limit`."""
+        where = "AND purpose = :purpose " if purpose else ""
+        return self._page("files", owner, after, limit, newest_first, where, purpose=purpose)
+
+    def batches(self, owner: str, after: str, limit: int) -> list[Row]:
+        """Return an owner's batches after the one with the id `after`, the newest first, at most `limit`."""
+        return self._page("batches", owner, after, limit, True)
+
+    def _page(
+        self, table: str, owner: str, after: str, limit: int, newest_first: bool, where: str = "", **more: Any
+    ) -> list[Row]:
+        if after:
+            sign = "<" if newest_first else ">"
+            where += f"AND number {sign} (SELECT number FROM {table} WHERE id = :after AND owner = :owner) "
+        order = "DESC" if newest_first else "ASC"
+        query = f"SELECT * FROM {table} WHERE owner = :owner {where}ORDER BY number {order} LIMIT :limit"
+        return self._all(query, {"owner": owner, "after": after, "limit": limit, **more})
+
+    def delete_file(self, id: str, owner: str) -> bool:
+        """Delete an owner's file; return False if there is none, raise InUse if an open batch needs it."""
+        states = ", ".join("?" * len(OPEN))
+        users = self._all(f"SELECT id FROM batches WHERE input_file_id = ? AND status IN ({states})", (id, *OPEN))
+        if users and self.file(id, owner) is not None:
+            raise InUse(users[0]["id"])
+        if not self._change(("DELETE FROM files WHERE id = ? AND owner = ?", (id, owner))):
+            return False
+        self.path(id).unlink(missing_ok=True)
+        return True
+
+    def add_batch(self, owner: str, file: str, endpoint: str, hours: int, metadata: Mapping[str, str] | None) -> Row:
+        """Add a batch that is to be validated; return its row."""
+        id, now = f"batch_{uuid.uuid4().hex}", self.now()
+        row = {
+            "id": id, "owner": owner, "input_file_id": file, "endpoint": endpoint, "completion_window": f"{hours}h",
+            "metadata": None if metadata is None else json.dumps(metadata), "status": "validating",
+            "output_id": f"file-{uuid.uuid4().hex}", "error_id": f"file-{uuid.uuid4().hex}", "created_at": now,
+            "expires_at": now + hours * 3600,
+        }  # fmt: skip
+        names = ", ".join(row)
+        self._change((f"INSERT INTO batches ({names}) VALUES ({', '.join(f':{name}' for name in row)})", row))
+        return self.batch(id, owner) or {}
+
+    def batch(self, id: str, owner: str) -> Row | None:
+        """Return an owner's batch, or None."""
+        return next(iter(self._all("SELECT * FROM batches WHERE id = ? AND owner = ?", (id, owner))), None)
+
+    def next_batch(self) -> Row | None:
+        """Return the oldest batch that has not ended, or None."""
+        states = ", ".join("?" * len(OPEN))
+        query = f"SELECT * FROM batches WHERE status IN ({states}) ORDER BY number LIMIT 1"
+        return next(iter(self._all(query, OPEN)), None)
+
+    def status(self, id: str) -> str:
+        """Return the status of a batch; a batch that is gone is cancelled."""
+        rows = self._all("SELECT status FROM batches WHERE id = ?", (id,))
+        return str(rows[0]["status"]) if rows else "cancelled"
+
+    def move(self, id: str, status: str, **columns: Any) -> bool:
+        """Change the status of a batch that has not ended, with the time; return False if it has ended.
+
+        A batch that is being cancelled does not go back to work.
+        """
+        from_states = OPEN if status not in ("in_progress", "finalizing") else OPEN[:3]
+        values = {f"{status}_at": self.now(), **columns, "status": status}
+        setters = ", ".join(f"{name} = :{name}" for name in values)
+        states = ", ".join(f"'{state}'" for state in from_states)
+        return bool(
+            self._change(
+                (f"UPDATE batches SET {setters} WHERE id = :id AND status IN ({states})", {**values, "id": id})
+            )
+        )
+
+    def count(self, id: str, completed: int, failed: int) -> None:
+        """Record how many lines of a batch have an answer."""
+        self._change(("UPDATE batches SET completed = ?, failed = ? WHERE id = ?", (completed, failed, id)))
+
+    def end(self, batch: Row, status: str) -> None:
+        """End a batch; its answers and errors, where there are any, become files of its owner."""
+        statements: list[tuple[str, Any]] = []
+        columns: Row = {"status": status, "id": batch["id"], "now": self.now()}
+        for kind in ("output", "error"):
+            id, path = batch[f"{kind}_id"], self.path(batch[f"{kind}_id"])
+            has_lines = path.exists() and path.stat().st_size > 0
+            columns[kind] = id if has_lines else None
+            if has_lines:
+                name = f"{batch['id']}_{kind}.jsonl"
+                statements.append(
+                    _insert_file(id, batch["owner"], name, "batch_output", path.stat().st_size, self.now())
+                )
+            else:
+                path.unlink(missing_ok=True)
+        update = (
+            f"UPDATE batches SET status = :status, {status}_at = :now, output_file_id = :output, error_file_id = :error "
+            "WHERE id = :id"
+        )
+        self._change(*statements, (update, columns))
+
+    def purge(self, before: int) -> int:
+        """Delete the files and ended batches of before a time, and what failed uploads left; return how many."""
+        states = ", ".join(f"'{state}'" for state in OPEN)
+        needed = f"SELECT input_file_id FROM batches WHERE status IN ({states})"
+        old = self._all(f"SELECT id, owner FROM files WHERE created_at < ? AND id NOT IN ({needed})", (before,))
+        for row in old:
+            self.delete_file(row["id"], row["owner"])
+        gone = self._change((f"DELETE FROM batches WHERE created_at < ? AND status NOT IN ({states})", (before,)))
+        for path in self._files.glob("upload-*"):
+            with suppress(OSError):
+                if path.stat().st_mtime < min(before, self.now() - 3600):
+                    path.unlink()
+        return len(old) + gone
+
+    def usage(self) -> tuple[int, int, dict[str, int]]:
+        """Return the number and the bytes of all files, and the number of batches by status."""
+        files = self._all("SELECT count(*) AS n, coalesce(sum(bytes), 0) AS bytes FROM files")[0]
+        rows = self._all("SELECT status, count(*) AS n FROM batches GROUP BY status")
+        return files["n"], files["bytes"], {row["status"]: row["n"] for row in rows}
+
+
+def _insert_file(id: str, owner: str, filename: str, purpose: str, size: int, now: int) -> tuple[str, tuple[Any, ...]]:
+    return (
+        "INSERT OR IGNORE INTO files (id, owner, filename, purpose, bytes, created_at) VALUES (?, ?, ?, ?, ?, ?)",
+        (id, owner, filename, purpose, size, now),
+    )
