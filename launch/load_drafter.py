@@ -21,11 +21,15 @@ def make_speculator(config: Config, parts: Parts) -> Speculator | None:
     """Return the configured speculator, None where there is none; ConfigError for a draft model that cannot guess."""
     if config.speculate == "off" or config.drafts == "0":
         return None
+    from generate.drafters.guarded import GuardedDrafter
+
     if config.draft_model and parts.device.startswith("cuda"):
         raise ConfigError(
             f"--draft-model is {config.draft_model!r}, but draft models run on CPUs only. Use --speculate ngram"
         )
-    return Speculator(make_drafter(config, parts), None if config.drafts == "auto" else int(config.drafts))
+    return Speculator(
+        GuardedDrafter(make_drafter(config, parts)), None if config.drafts == "auto" else int(config.drafts)
+    )
 
 
 def make_drafter(config: Config, parts: Parts) -> Drafter:

@@ -49,6 +49,12 @@ class Plan:
         self.preempted = self.preempted + [seq for seq in sequences if seq not in had_joined]
         self.repeats = False
 
+    def drop_drafts(self) -> None:
+        """Compute the pending tokens alone: no request may fail because of a guess."""
+        if self.drafts:
+            self.counts = [count - len(drafts) for count, drafts in zip(self.counts, self.drafts)]
+            self.drafts = []
+
     def part(self, kept: slice) -> Plan:
         """Return the plan of a step for some of its sequences alone, without those that are held."""
         part = replace(self, held=[], repeats=False)

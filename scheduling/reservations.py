@@ -112,7 +112,7 @@ class Reservations:
         return drafts
 
     def settle(self) -> None:
-        """Take back the pages of the drafts that were wrong; called after a step with drafts."""
+        """Take back the pages of the drafts that were wrong; called after each step that may have had drafts."""
         for seq, before in self._lent.items():
             assert self._pool is not None
             needed = max(before, self._pool.pages_for(min(seq.length + 1, seq.total)))

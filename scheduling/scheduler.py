@@ -199,8 +199,8 @@ class Scheduler:
         self._repeat = plan if steady and self.hooks.repeats else None
         if self.speculator is not None:
             self.speculator.learn(plan, drafts, now - plan.started_at)
-        if plan.drafts:
             self.batch.pages.settle()
+        if plan.drafts:
             slot_steps = slot_steps._replace(useful=slot_steps.useful - rejected, rejected=rejected)
         members = members_of(plan, phases) if self.record else []
         if self.hooks.on_step is not None:

@@ -131,8 +131,8 @@ class Speculator:
         if plan.drafts:
             for seq, own in zip((s for s, drafts in zip(plan.sequences, plan.drafts) if drafts), counted):
                 self.acceptance.judge(seq, self._kinds.pop(seq, 0), own.drafted, own.accepted)
-            seconds = max(0.0, seconds - self.drafter.spent)
-        elif not plan.repeats and max(plan.counts, default=0) > 1:
+            seconds -= self.drafter.spent
+        elif plan.padded or (not plan.repeats and max(plan.counts, default=0) > 1):
             return
         self._allowance = min(self._allowance + PROBING * seconds, seconds)
         self.law.learn(sum(plan.counts), seconds)

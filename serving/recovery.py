@@ -102,6 +102,7 @@ class Recovery:
                 self.is_suspect |= not isinstance(error, NoHeadroom)  # without memory the engine did not even try
             self.steps_failed += 1
             self.out_of_memory += out_of_memory
+            plan.drop_drafts()
             outputs = self._shrink(scheduler, plan) if out_of_memory else self._bisect(plan, failed_alone=True)
             has_result = not all(isinstance(output, BaseException) for output in outputs)
             if has_result or not self.is_suspect or self.probe():

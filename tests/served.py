@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from driver import next_tokens
 
 import policies
 from batching import BatchingManager, Inference, InferenceError
@@ -47,10 +48,7 @@ class FakeModel:
         self.plans.append([seq.id for seq in plan.sequences])
         self.entered.set()
         assert self.gate.wait(SOON)
-        outputs: list[Output] = [
-            len(seq.output_ids) if count == seq.pending else None for seq, count in zip(plan.sequences, plan.counts)
-        ]
-        return self.breaks(plan, outputs)
+        return self.breaks(plan, next_tokens(plan))
 
 
 class Served:
