@@ -49,6 +49,7 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
         ("policy", f"{engine.policy}, {_slots(engine)}, queue of {engine.manager.max_queue:,}, "
                    f"{config.threads:,} HTTP threads"),
         *_computing(engine, fits),
+        *([("drafts", _drafts(config))] if engine.manager.speculator is not None else []),
         ("API key", key),
         ("listening", f"{config.host}:{config.port}, ready in {seconds:.1f} s"),
         *([("demo", f"open {url}/ in a browser: a load without end, captions and a guided tour")] if config.demo else []),
@@ -67,6 +68,11 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
             f"anyone who can reach {config.host}:{config.port} may use this server. "
             "Set --api-key, or use --host 127.0.0.1 to serve only this machine"
         )
+
+
+def _drafts(config: Config) -> str:
+    number = "as many as are worth their time" if config.drafts == "auto" else f"{config.drafts} for each request"
+    return f"{config.draft_model or 'n-grams of the text'}, {number}"
 
 
 def _slots(engine: Engine) -> str:

@@ -67,6 +67,11 @@ class Speculator:
         self._allowance = 0.0  # seconds that may be spent on probing
         self._kinds: dict[Sequence, int] = {}  # of the drafts in this step
 
+    @property
+    def most(self) -> int:
+        """The most drafts of a sequence in one step."""
+        return MOST if self.fixed is None else self.fixed
+
     def add_drafts(self, plan: Plan, policy: Policy, pages: Reservations, token_budget: int) -> None:
         """Put drafts behind the pending tokens of a plan, within the token budget and the free pages."""
         if plan.padded or self.fixed == 0 or (self.fixed is None and not plan.repeats and max(plan.counts) > 1):
@@ -77,8 +82,7 @@ class Speculator:
         left = token_budget - sum(plan.counts)
         members = [plan.sequences[offer.place] for offer in offers]
         most = [
-            min(offer.most, self.fixed or MOST, seq.max_tokens - len(seq.output_ids) - 1)
-            for offer, seq in zip(offers, members)
+            min(offer.most, self.most, seq.max_tokens - len(seq.output_ids) - 1) for offer, seq in zip(offers, members)
         ]
         counts = most if self.fixed else self._choose(plan, policy, offers, members, most, left)
         self._put(plan, pages, offers, counts, left)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -129,3 +130,30 @@ def test_a_gpus_runner_takes_the_same_plans() -> None:
         sequences = requests(12, 2, temperature)
         assert serve(sequences, Speculator(NgramDrafter(), 4), runner=runner) == plain
         assert temperature or sum(seq.accepted for seq in sequences)
+
+
+ROOMS = [  # pages, slots, requests, steps between two cancellations
+    (400, 1, 6, 0), (400, 64, 64, 0), (400, 16, 16, 3), (14, 8, 12, 0), (14, 8, 12, 7),
+]  # fmt: skip
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("room", ROOMS, ids=["alone", "among 64", "cancellations", "a tiny pool", "both"])
+@pytest.mark.parametrize("temperature", [0, 0.7, 1.5])
+def test_the_text_is_the_same_for_a_hundred_seeds(
+    runner: ModelRunner, temperature: float, room: tuple[int, int, int, int]
+) -> None:
+    pages, slots, n, cancel = room
+    accepted = 0
+    for seed in range(100 if n < 64 else 20):
+        plain = serve(requests(n, seed, temperature), None, runner=runner, pages=pages, slots=slots)
+        for fixed, drafter in itertools.product((2, 8, None), (NgramDrafter(), small_drafter(make_model(), pages))):
+            sequences = requests(n, seed, temperature)
+            served = serve(
+                sequences, Speculator(drafter, fixed), runner=runner, pages=pages, slots=slots, cancel=cancel
+            )
+            for seq in sequences:
+                assert served[seq.id] == plain[seq.id][: len(served[seq.id])]
+                assert seq.finish_reason == "abort" or served[seq.id] == plain[seq.id]
+            accepted += sum(seq.accepted for seq in sequences)
+    assert accepted > 1000
