@@ -53,7 +53,7 @@ INLINE void score(const float *q, const char *const *key, const char *const *ahe
     vec k[AHEAD * PARTS];
     UNROLL for (int j = 0; j < nk * PARTS; j++) k[j] = load(key[j / PARTS], d * BLOCK + j % PARTS * LANES, format);
     if (ahead && d * BLOCK * width(format) % LINE == 0) {
-      UNROLL for (int j = 0; j < nk; j++) __builtin_prefetch(ahead[j] + d * BLOCK * width(format));
+      UNROLL for (int j = 0; j < nk; j++) prefetch(ahead[j] + d * BLOCK * width(format));
     }
     UNROLL for (int i = 0; i < nq; i++) {
       UNROLL for (int j = 0; j < nk * PARTS; j++) acc[i][j] += k[j] * q[d * nq + i];
@@ -82,7 +82,7 @@ INLINE void weigh_columns(const Call *c, const int32_t *row, int h, const float 
       vec v[4];
       UNROLL for (int j = 0; j < nc; j++) {
         v[j] = load(value, (long)t * c->D + d0 + j * LANES, format);
-        if (stream && j * LANES * bytes % LINE == 0) __builtin_prefetch(ahead + ((long)t * c->D + d0 + j * LANES) * bytes);
+        if (stream && j * LANES * bytes % LINE == 0) prefetch(ahead + ((long)t * c->D + d0 + j * LANES) * bytes);
       }
       UNROLL for (int i = 0; i < nq; i++) {
         UNROLL for (int j = 0; j < nc; j++) acc[i][j] += v[j] * w[i * c->stride + b * BLOCK + t];

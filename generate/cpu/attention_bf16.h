@@ -45,7 +45,7 @@ INLINE void score_pairs(const uint32_t *q, const char *const *key, const char *c
     __m512bh k[AHEAD];
     UNROLL for (int j = 0; j < nk; j++) {
       k[j] = pairs_at(key[j] + d * 64);
-      if (ahead) __builtin_prefetch(ahead[j] + d * 64);
+      if (ahead) prefetch(ahead[j] + d * 64);
     }
     UNROLL for (int i = 0; i < nq; i++) {
       __m512bh x = pair_of(q[d * nq + i]);
@@ -82,7 +82,7 @@ INLINE void weigh_64(const Call *c, const int32_t *row, int h, const uint32_t *w
     int pairs = n - b * BLOCK < BLOCK ? (n - b * BLOCK) / 2 : BLOCK / 2;
     for (int t = 0; t < pairs; t++) {
       if (stream) {
-        UNROLL for (int j = 0; j < 4; j++) __builtin_prefetch(ahead + t * pair + j * 64);
+        UNROLL for (int j = 0; j < 4; j++) prefetch(ahead + t * pair + j * 64);
       }
       weigh_pair(acc, value + t * pair, all, w + b * 8 + t, c->stride, nq);
     }

@@ -26,7 +26,7 @@
 #define TILE_QUERIES 16
 #define HALF 4               // queries weighed together: their sums fill the registers
 #define AHEAD 4              // blocks scored together for few queries
-#define FAR 4                // blocks that are prefetched ahead of their use by the queries of one token
+#define FAR 8                // blocks that are prefetched ahead of their use by the queries of one token
 
 // The format of keys and values in the pools. KV_INT8 has a float32 scale for each token: 16 tokens are 16 * D numbers
 // and then 16 scales, so a pool's rows have D + SCALE_BYTES bytes.
@@ -83,6 +83,10 @@ INLINE char *block_at(const Call *c, char *pool, const int32_t *row, int h, int 
   uint64_t page = (uint64_t)b * c->inverse >> 32, rest = (uint64_t)b - page * c->per_page;
   return pool + ((long)row[page] * c->KV + h) * c->tile + (long)rest * c->block;
 }
+
+// Into the second-level cache: the first has few buffers for lines that are under way. Where memory limits, attention
+// takes 0.6 of the time that it takes with prefetches into the first (Zen 4).
+INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
 
 // What a decode row reads next: its key blocks, then its value blocks, then the next head's keys.
 INLINE const char *stream_at(const Call *c, const int32_t *row, int h, int blocks, int s) {

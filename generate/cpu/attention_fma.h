@@ -30,7 +30,7 @@ INLINE void score_fma(const float *q, const char *const *key, const char *const 
       UNROLL for (int j = 0; j < nk; j++) {
         __m512i pairs = _mm512_loadu_si512(key[j] + d * 32);
         e[j] = even_of(pairs), o[j] = odd_of(pairs);
-        if (ahead) __builtin_prefetch(ahead[j] + d * 32);
+        if (ahead) prefetch(ahead[j] + d * 32);
       }
       UNROLL for (int i = 0; i < nq; i++) {
         __m512 x = _mm512_set1_ps(q[d * nq + i]), y = _mm512_set1_ps(q[(d + 1) * nq + i]);
@@ -74,7 +74,7 @@ INLINE void weigh_fma(const Call *c, const int32_t *row, int h, const float *w, 
         __m512i v[4];
         UNROLL for (int j = 0; j < nc; j++) {
           v[j] = _mm512_and_si512(keep, _mm512_loadu_si512(value + t / 2 * pair + j * 64));
-          if (stream) __builtin_prefetch(ahead + t / 2 * pair + j * 64);
+          if (stream) prefetch(ahead + t / 2 * pair + j * 64);
         }
         UNROLL for (int i = 0; i < nq; i++) {
           __m512 x = _mm512_set1_ps(weight[i * c->stride]), y = _mm512_set1_ps(weight[i * c->stride + 1]);

@@ -129,7 +129,7 @@ INLINE void score_bytes(const SplitQuery *q, const char *const *key, const char 
     ivec k[AHEAD * PARTS];
     UNROLL for (int j = 0; j < nk * PARTS; j++) k[j] = load_ints(key[j / PARTS] + d * BLOCK + j % PARTS * LANES * 4);
     UNROLL for (int j = 0; j < nk; j++)
-      if (ahead) __builtin_prefetch(ahead[j] + d * BLOCK);
+      if (ahead) prefetch(ahead[j] + d * BLOCK);
     UNROLL for (int i = 0; i < nq; i++) {
       ivec x = four_bytes(q[i].high + d), y = four_bytes(q[i].low + d);
       UNROLL for (int j = 0; j < nk * PARTS; j++) {
@@ -141,7 +141,7 @@ INLINE void score_bytes(const SplitQuery *q, const char *const *key, const char 
   UNROLL for (int j = 0; j < nk * PARTS; j++) {
     const char *rest = key[j / PARTS] + j % PARTS * LANES;
     vec scale = load_floats((const float *)(key[j / PARTS] + D * BLOCK) + j % PARTS * LANES, LANES);
-    if (ahead && j % PARTS == 0) __builtin_prefetch(ahead[j / PARTS] + D * BLOCK);
+    if (ahead && j % PARTS == 0) prefetch(ahead[j / PARTS] + D * BLOCK);
     UNROLL for (int i = 0; i < nq; i++) {
       ivec total = (high[i][j] << 7) + low[i][j] + q[i].start;
       for (int d = D / 4 * 4; d < D; d++)
@@ -170,7 +170,7 @@ INLINE void weigh_bytes(const Call *c, const Queries *t, const SplitWeights *w, 
         ivec v[4];
         UNROLL for (int j = 0; j < nc; j++) {
           v[j] = load_ints(value + 4 * LANES * j);
-          if (stream && 4 * LANES * j % LINE == 0) __builtin_prefetch(ahead + 4 * LANES * j);
+          if (stream && 4 * LANES * j % LINE == 0) prefetch(ahead + 4 * LANES * j);
         }
         UNROLL for (int i = 0; i < nq; i++) {
           ivec x = four_bytes(w[i * stride + b].high + four), y = four_bytes(w[i * stride + b].low + four);
@@ -223,7 +223,7 @@ INLINE void attend_bytes(const Call *c, const Queries *t, float *scores, int i0,
       key[j] = block_at(c, c->keys, t->pages, t->head, b + j < blocks ? b + j : blocks - 1);
       if (!stream) continue;
       ahead[j] = stream_at(c, t->pages, t->head, blocks, b + j + FAR);
-      __builtin_prefetch(scales_at(c, stream_at(c, t->pages, t->head, blocks, blocks + b + j)));
+      prefetch(scales_at(c, stream_at(c, t->pages, t->head, blocks, blocks + b + j)));
     }
     score_bytes(q, key, stream ? ahead : 0, scores + b * BLOCK, c->stride, D, nq, nk);
   }
