@@ -97,6 +97,10 @@ INLINE ivec rounded(vec x) {
 INLINE void store_bytes(int8_t *p, ivec v) {
 #if defined(__AVX512F__)  // gcc narrows in many small steps
   __m128i b = _mm512_cvtepi32_epi8((__m512i)v);
+#elif defined(__AVX2__)
+  __m256i low = _mm256_and_si256((__m256i)v, _mm256_set1_epi32(0xff));
+  __m128i half = _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+  int64_t b = _mm_cvtsi128_si64(_mm_packus_epi16(half, half));
 #else
   bvec b = __builtin_convertvector(v, bvec);
 #endif
@@ -114,6 +118,10 @@ INLINE ivec load_bytes(const int8_t *p) {
 INLINE uint32_t largest_of(uvec v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_epu32((__m512i)v);
+#elif defined(__AVX2__)
+  __m128i m = _mm_max_epu32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+  m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4e));
+  return (uint32_t)_mm_cvtsi128_si32(_mm_max_epu32(m, _mm_shuffle_epi32(m, 0xb1)));
 #else
   uint32_t most = 0;
   for (int j = 0; j < LANES; j++) most = v[j] > most ? v[j] : most;
@@ -124,6 +132,10 @@ INLINE uint32_t largest_of(uvec v) {
 INLINE int32_t sum_of(ivec v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_epi32((__m512i)v);
+#elif defined(__AVX2__)
+  __m128i sum = _mm_add_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
 #else
   int32_t sum = 0;
   for (int j = 0; j < LANES; j++) sum += v[j];
@@ -134,6 +146,8 @@ INLINE int32_t sum_of(ivec v) {
 INLINE uvec larger_of(uvec a, uvec b) {
 #if defined(__AVX512F__)
   return (uvec)_mm512_max_epu32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (uvec)_mm256_max_epu32((__m256i)a, (__m256i)b);
 #else
   uvec more = (uvec)(a > b);
   return (a & more) | (b & ~more);
