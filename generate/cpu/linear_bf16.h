@@ -130,53 +130,7 @@ static void fma_panel(const Task *t, int64_t p, int64_t first, int64_t last, con
 }
 
 #ifdef __AVX512BF16__
-// R rows from `row` on times one panel. `next` is a stretch of the next panel to fetch, `lines` of it at each pair.
-INLINE void dot_block(const Task *t, int64_t row, int64_t p, int R,
-                                                               const char *next, int lines) {
-  const int64_t k = t->k;
-  const bf16 *x = t->x + row * k;
-  const char *w = (const char *)t->w->packed + p * bfloat16_panel_bytes(k);
-  __m512 acc[6][4];
-  for (int r = 0; r < R; r++)
-    for (int j = 0; j < 4; j++) acc[r][j] = _mm512_setzero_ps();
-  for (int64_t i = 0; i < k; i += 2) {
-    __m512bh w0 = (__m512bh)_mm512_loadu_si512(w), w1 = (__m512bh)_mm512_loadu_si512(w + 64);
-    __m512bh w2 = (__m512bh)_mm512_loadu_si512(w + 128), w3 = (__m512bh)_mm512_loadu_si512(w + 192);
-    w += 256;
-    next = fetch(next, lines);
-    for (int r = 0; r < R; r++) {
-      int32_t pair;
-      memcpy(&pair, x + r * k + i, 4);
-      __m512bh b = (__m512bh)_mm512_set1_epi32(pair);
-      acc[r][0] = _mm512_dpbf16_ps(acc[r][0], b, w0);
-      acc[r][1] = _mm512_dpbf16_ps(acc[r][1], b, w1);
-      acc[r][2] = _mm512_dpbf16_ps(acc[r][2], b, w2);
-      acc[r][3] = _mm512_dpbf16_ps(acc[r][3], b, w3);
-    }
-  }
-  float sums[6][PANEL] __attribute__((aligned(64)));
-  for (int r = 0; r < R; r++)
-    for (int j = 0; j < 4; j++) _mm512_store_ps(&sums[r][16 * j], acc[r][j]);
-  put_rows(t, row, R, p, sums[0]);
-}
-
-// Rows first up to last times panel p; meanwhile `bytes` from `next` on are fetched.
-static void dot_panel(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
-  int64_t blocks = (last - first + 5) / 6;
-  int lines = (int)((4 + blocks - 1) / blocks);
-  int64_t stretch = t->k / 2 * 64 * lines;
-  for (int64_t row = first; row < last; row += 6, next += stretch, bytes -= stretch) {
-    int n = bytes >= stretch ? lines : 0;
-    switch (last - row) {
-      case 1: dot_block(t, row, p, 1, next, n); break;
-      case 2: dot_block(t, row, p, 2, next, n); break;
-      case 3: dot_block(t, row, p, 3, next, n); break;
-      case 4: dot_block(t, row, p, 4, next, n); break;
-      case 5: dot_block(t, row, p, 5, next, n); break;
-      default: dot_block(t, row, p, 6, next, n);
-    }
-  }
-}
+#include "linear_dot.h"
 
 #if HAS_TILES
 enum { TILE_VALUES = TILE_ROWS * 32, STEP_BYTES = 64 * PANEL };  // of a tile of x; of a panel's 32 inputs

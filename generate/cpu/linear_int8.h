@@ -47,78 +47,95 @@ enum { INT8_ROWS = 4 };
 enum { INT8_ROWS = 2 };
 #endif
 
-// R rows from `row` on times one panel, V vectors of outputs at a time. Float sums stay in the first-level cache, since
-// they are needed once for 64 inputs. `lines` of `next` are fetched with four inputs of all outputs.
-INLINE void int8_block(const Task *t, int64_t row, int64_t p, int R, const char *next, int lines) {
-  const int V = PAIRS_OF_BYTES && R > 2 ? 2 : 4, parts = PANEL / (V * LANES);
+// For many rows, float sums stay in memory: GCC would keep them in registers that it lacks, and copy them forth and
+// back.
+#define IN_MEMORY() if (R * V > 12) __asm__ volatile("" : : : "memory")
+
+// R rows from `row` on times groups `from` to `to` of a panel are added to sums, V vectors of outputs at a time. The
+// sums stay in the first-level cache, since they are needed once for 64 inputs.
+INLINE void int8_block(const Task *t, int64_t row, const char *w, int64_t from, int64_t to, int R, float *sums,
+                       Ahead ahead) {
+  const int V = PAIRS_OF_BYTES && R > 2 ? 2 : 4;
   const Inputs *in = &t->in;
-  const char *w = (const char *)t->w->packed + p * int8_panel_bytes(t->k);
-  const float *scales = (const float *)(w + PANEL * padded(t->k, INT8_GROUP));
-  float sums[INT8_ROWS][PANEL] __attribute__((aligned(64)));
+  if (!from) memset(sums, 0, (size_t)R * PANEL * sizeof *sums);
   for (int at = 0; at < PANEL; at += V * LANES) {
-    const int8_t *x = in->bytes + row * in->stride;
-    const char *from = w + 4 * at;
-    UNROLL for (int r = 0; r < R; r++) memset(&sums[r][at], 0, V * LANES * sizeof(float));
-    for (int64_t g = 0; g < in->groups; g++) {
+    const int8_t *x = in->bytes + row * in->stride + from * INT8_GROUP;
+    const char *step = w + 4 * at;
+    for (int64_t g = from; g < to; g++) {
       ivec acc[INT8_ROWS][4];
       UNROLL for (int r = 0; r < R; r++) {
         ivec start = all_of_int(in->starts[(row + r) * in->groups + g]);
         UNROLL for (int j = 0; j < V; j++) acc[r][j] = start;
       }
-      for (int s = 0; s < INT8_GROUP / 4; s++, x += 4, from += 4 * PANEL) {
+      for (int s = 0; s < INT8_GROUP / 4; s++, x += 4, step += 4 * PANEL) {
         ivec weights[4];
         UNROLL for (int j = 0; j < V; j++) {
-          weights[j] = load_ints(from + 4 * LANES * j);
+          weights[j] = load_ints(step + 4 * LANES * j);
           if (INT8_FLIPS) weights[j] ^= (int32_t)0x80808080;
         }
-        next = fetch(next, (lines + at / (V * LANES)) / parts);
+        fetch_step(&ahead);
         UNROLL for (int r = 0; r < R; r++) {
           ivec four = four_bytes(x + r * in->stride);
           UNROLL for (int j = 0; j < V; j++) acc[r][j] = dot(acc[r][j], weights[j], four);
         }
       }
+      IN_MEMORY();
       UNROLL for (int r = 0; r < R; r++) {
         vec scale = all_of(in->scales[(row + r) * in->groups + g]);
         UNROLL for (int j = 0; j < V; j++) {
-          float *sum = &sums[r][at + j * LANES];
+          float *sum = sums + r * PANEL + at + j * LANES;
           store_floats(sum, fused(__builtin_convertvector(acc[r][j], vec), scale, load_floats(sum, LANES)), LANES);
         }
       }
-    }
-    UNROLL for (int j = 0; j < V; j++) {
-      vec scale = load_floats(scales + at + j * LANES, LANES);
-      UNROLL for (int r = 0; r < R; r++) {
-        float *sum = &sums[r][at + j * LANES];
-        store_floats(sum, load_floats(sum, LANES) * scale, LANES);
-      }
+      IN_MEMORY();
     }
   }
-  put_rows(t, row, R, p, sums[0]);
 }
 
-// Rows first up to last times panel p; meanwhile `bytes` from `next` on are fetched.
-static void int8_vectors(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
-  int64_t blocks = (last - first + INT8_ROWS - 1) / INT8_ROWS;
-  int lines = (int)((4 + blocks - 1) / blocks);
-  int64_t stretch = t->in.groups * PANEL * INT8_GROUP / 4 * lines;
-  for (int64_t row = first; row < last; row += INT8_ROWS, next += stretch, bytes -= stretch) {
-    int n = bytes >= stretch ? lines : 0;
-    switch (last - row) {
-      case 1: int8_block(t, row, p, 1, next, n); break;
+INLINE int int8_parts(int64_t rows) { return PANEL / ((PAIRS_OF_BYTES && rows > 2 ? 2 : 4) * LANES); }
+
+static void int8_rows(const Task *t, int64_t row, int64_t rows, const char *w, int64_t from, int64_t to, float *sums,
+                      Ahead ahead) {
+  switch (rows) {
+    case 1: int8_block(t, row, w, from, to, 1, sums, ahead); break;
 #if LANES == 16 || defined(__aarch64__)
-      case 2: int8_block(t, row, p, 2, next, n); break;
-      case 3: int8_block(t, row, p, 3, next, n); break;
-      case 4: int8_block(t, row, p, 4, next, n); break;
-      case 5: int8_block(t, row, p, 5, next, n); break;
+    case 2: int8_block(t, row, w, from, to, 2, sums, ahead); break;
+    case 3: int8_block(t, row, w, from, to, 3, sums, ahead); break;
+    case 4: int8_block(t, row, w, from, to, 4, sums, ahead); break;
+    case 5: int8_block(t, row, w, from, to, 5, sums, ahead); break;
 #elif PAIRS_OF_BYTES
-      case 2: int8_block(t, row, p, 2, next, n); break;
-      case 3: int8_block(t, row, p, 3, next, n); break;
+    case 2: int8_block(t, row, w, from, to, 2, sums, ahead); break;
+    case 3: int8_block(t, row, w, from, to, 3, sums, ahead); break;
 #elif defined(__AVXVNNI__)
-      case 2: int8_block(t, row, p, 2, next, n); break;
+    case 2: int8_block(t, row, w, from, to, 2, sums, ahead); break;
 #endif
-      default: int8_block(t, row, p, INT8_ROWS, next, n);
+    default: int8_block(t, row, w, from, to, INT8_ROWS, sums, ahead);
+  }
+}
+
+// Rows first up to last times panel p; meanwhile `bytes` from `next` on are fetched. Several blocks of rows take a
+// slice of the panel one after the other, as in dot_panel().
+static void int8_vectors(const Task *t, int64_t p, int64_t first, int64_t last, const char *next, int64_t bytes) {
+  enum { GROUP_BYTES = INT8_GROUP * PANEL };
+  float sums[BAND * PANEL] __attribute__((aligned(64)));
+  const int64_t groups = t->in.groups, blocks = (last - first + INT8_ROWS - 1) / INT8_ROWS;
+  const int64_t most = blocks == 1 ? groups : SLICE_BYTES / GROUP_BYTES;
+  const char *w = (const char *)t->w->packed + p * int8_panel_bytes(t->k);
+  const float *scales = (const float *)(w + groups * GROUP_BYTES);
+  for (int64_t from = 0; from < groups; from += most) {
+    const Slice s = slice_at(w, from, groups, most, GROUP_BYTES, next, bytes);
+    for (int64_t b = 0, row = first; b < blocks; b++, row += INT8_ROWS) {
+      const int64_t steps = s.count * (INT8_GROUP / 4) * int8_parts(last - row);
+      int8_rows(t, row, last - row, s.w, from, from + s.count, sums + (row - first) * PANEL,
+                share_of(s.then, s.bytes, b, blocks, steps));
     }
   }
+  for (int j = 0; j < PANEL; j += LANES) {
+    const vec scale = load_floats(scales + j, LANES);
+    for (float *sum = sums + j; sum < sums + (last - first) * PANEL; sum += PANEL)
+      store_floats(sum, load_floats(sum, LANES) * scale, LANES);
+  }
+  put_rows(t, first, last - first, p, sums);
 }
 
 #include "int8_tiles.h"

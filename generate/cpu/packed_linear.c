@@ -81,7 +81,7 @@ static void panels_of_bands(void *job, int64_t from, int64_t to, int worker) {
 void packed_linear(const Linear *w, const bf16 *x, const bf16 *residual, void *out, int64_t m, int mode,
                    const Linear *next, const Extra *extra) {
   const Format *format = &formats[w->format];
-  Product t = {{w, x, residual, out, m, w->n, w->k, mode, panels_of(w->n), 192}, next};
+  Product t = {{w, x, residual, out, m, w->n, w->k, mode, panels_of(w->n), BAND}, next};
   int64_t items = t.task.panels * ((m + t.task.band - 1) / t.task.band), each = items / (2 * workers);
   t.task.extra = extra;
   if (!format->prepare(&t.task)) {

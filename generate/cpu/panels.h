@@ -10,6 +10,7 @@
 #include "vectors.h"
 
 enum { PANEL = 64, PART = 4 * LANES < PANEL ? 4 * LANES : PANEL };  // PART: outputs whose biases fit the registers
+enum { BAND = 192, SLICE_BYTES = 1 << 14 };  // rows at most of a product; weights that the first-level cache keeps
 
 // The rows of a product, rounded to bytes for a format of weights that multiplies bytes; see quantized.h. Each row has
 // `stride` bytes, whole groups, with zeros behind k; and `groups` scales and starts. A start is what the sum of a
@@ -149,4 +150,39 @@ static void *scratch(int64_t bytes) {
 INLINE const char *fetch(const char *from, int lines) {
   for (int l = 0; l < lines; l++) __builtin_prefetch(from + 64 * l, 0, 2);
   return from + 64 * lines;
+}
+
+// What a block of rows fetches: at each of its steps `count` addresses, `apart` bytes from each other, up to `end`.
+typedef struct {
+  const char *from, *end;
+  int64_t apart;
+  int count;
+} Ahead;
+
+// The share of block `b` of `blocks`, each of `steps` steps, in the `bytes` from `next` on. Steps fetch evenly, since a
+// core has few buffers for lines that are under way, but a line not more than twice.
+INLINE Ahead share_of(const char *next, int64_t bytes, int64_t b, int64_t blocks, int64_t steps) {
+  const int64_t first = bytes * b / blocks, size = bytes * (b + 1) / blocks - first, count = (size / 64 + steps) / steps;
+  const int64_t apart = size / (steps * count);
+  return (Ahead){next + first, next + first + size, apart < 32 ? 32 : apart, (int)count};
+}
+
+// `count` of a panel's units, such as pairs of inputs, at `w`, and what is fetched while they are multiplied.
+typedef struct {
+  const char *w, *then;
+  int64_t count, bytes;
+} Slice;
+
+// The units of a panel from `from` on, `most` at once, each of `size` bytes. Behind the last, `bytes` from `next` on
+// are fetched.
+INLINE Slice slice_at(const char *panel, int64_t from, int64_t units, int64_t most, int64_t size, const char *next,
+                      int64_t bytes) {
+  const int64_t left = units - from, count = left < most ? left : most;
+  const char *w = panel + from * size;
+  if (left > most) next = w + count * size, bytes = (left - count) * size;
+  return (Slice){w, next, count, bytes < most * size ? bytes : most * size};
+}
+
+INLINE void fetch_step(Ahead *a) {
+  for (int i = 0; i < a->count && a->from < a->end; i++, a->from += a->apart) __builtin_prefetch(a->from, 0, 2);
 }
