@@ -4,6 +4,7 @@ There is a thread for each open request, and a reserve, so that HTTP never limit
 the fork, because neither threads nor a GPU's state survive one.
 """
 
+import gc
 import logging
 import math
 import os
@@ -66,6 +67,7 @@ def on_starting(server: Any) -> None:
 
 def when_ready(server: Any) -> None:
     """Limit how long a client may block a thread, and handle signals to shut down."""
+    gc.freeze()  # what was imported stays: no search for garbage looks at it again, and the end of a process has several
     for listener in server.LISTENERS:
         limit_blocking(listener.sock, _config.receive_timeout, _config.send_timeout)
     shutdown = Shutdown(server)

@@ -16,7 +16,7 @@ from serving.adapters import AdapterError, AdapterStore, Weights
 if TYPE_CHECKING:
     import torch
 
-    from models.catalog import ResolvedModel
+    from models.resolved import ResolvedModel
 
 HUB_SECONDS = 10.0  # for the hub to answer
 

@@ -22,8 +22,8 @@ from simulate import mock
 
 if TYPE_CHECKING:
     from generate.runner import Runner
-    from models.catalog import ResolvedModel
     from models.network import Network
+    from models.resolved import ResolvedModel
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,13 @@ def load_model(config: Config, slots: int) -> Parts:
 
 def _resolved(config: Config) -> ResolvedModel:
     """Return the model that the launcher has found, or find it."""
+    from models.resolved import ResolvedModel
+
+    if text := os.environ.get(RESOLVED):
+        return ResolvedModel.from_json(text)
     from models import catalog
 
-    text = os.environ.get(RESOLVED)
-    return catalog.ResolvedModel.from_json(text) if text else catalog.resolve(config.model or None, config.load_format)
+    return catalog.resolve(config.model or None, config.load_format)
 
 
 def make_runner(model: Network, n_pages: int, slots: int, config: Config) -> Runner:

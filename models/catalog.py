@@ -7,18 +7,16 @@ HTTP, batching or scheduling.
 from __future__ import annotations
 
 import difflib
-import json
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from models import checkpoint, families, gguf_file, hub, wheel
-from models.architecture import Architecture
+from models import checkpoint, families, hub, wheel
 from models.checkpoint import CheckpointError
+from models.resolved import BARD as BARD
+from models.resolved import ResolvedModel as ResolvedModel
 
 DEFAULT = "gpt2-medium"
-BARD = Path(__file__).resolve().parents[1] / "weights" / "bard"
 NAMES = (*hub.PUBLISHED, "smollm2", "bard")
 PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 HUB_ID = re.compile(rf"(?P<repository>{PART}/{PART})(@(?P<revision>[\w./-]+))?(:(?P<file>({PART}/)*{PART}\.gguf))?")
@@ -30,48 +28,6 @@ class UnknownModel(ValueError):
 
 class ModelUnavailable(ValueError):
     """The requested model is known but cannot be loaded."""
-
-
-@dataclass(frozen=True)
-class ResolvedModel:
-    """The model to serve: `config` is its config.json, also where it comes from a GGUF file.
-
-    `path` is the folder or GGUF file with the weights, None for random ones; `tokenizer` is the same for its tokenizer,
-    None for GPT-2's ranks. `requested` is the user's choice (None for the default). `warning` is set when another model
-    is served instead.
-    """
-
-    name: str
-    requested: str | None
-    load_format: str
-    path: Path | None
-    revision: str | None
-    config: dict[str, Any]
-    tokenizer: Path | None
-    warning: str | None = None
-
-    @property
-    def architecture(self) -> Architecture:
-        """What the engine computes for this model."""
-        return families.architecture_of(self.config)
-
-    @property
-    def trained_dtype(self) -> str | None:
-        """The number format that its config.json names, such as "bfloat16"; transformers 4 calls it torch_dtype."""
-        name = self.config.get("dtype") or self.config.get("torch_dtype")
-        return name if isinstance(name, str) else None
-
-    def to_json(self) -> str:
-        """Return a text for `from_json`: the launcher resolves once and passes the result to its workers."""
-        return json.dumps(asdict(self), default=str)
-
-    @classmethod
-    def from_json(cls, text: str) -> ResolvedModel:
-        """Return the model that `to_json` wrote."""
-        fields = json.loads(text)
-        for name in ("path", "tokenizer"):
-            fields[name] = fields[name] and Path(fields[name])
-        return cls(**fields)
 
 
 def resolve(model: str | None, load_format: str = "auto", timeout_s: float = 10.0) -> ResolvedModel:
@@ -192,6 +148,8 @@ def _folder(folder: Path, requested: str | None, load_format: str) -> ResolvedMo
 
 def _gguf(file: Path, requested: str | None, load_format: str) -> ResolvedModel:
     """Find the model in a GGUF file, comparing its metadata with the tensors that it lists."""
+    from models import gguf_file  # with numpy and gguf, which no other model needs before it is loaded
+
     header = gguf_file.read(file)
     # The file does not name the format in which the model was trained; that of most models that are converted is bfloat16.
     config = {**gguf_file.config(header), "dtype": "bfloat16"}

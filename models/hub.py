@@ -5,7 +5,8 @@ servers, proxies and retries do. Then come the small files, and the weights last
 disk was found large enough: a folder with weights is complete. The library writes each file beside its place and renames
 it, so that nothing half-written stays in the cache.
 
-It must not import torch: the launcher resolves a model before it loads one.
+It must not import torch: the launcher resolves a model before it loads one. It imports the hub's library, with its HTTP
+client, where that is used: a local model needs only the names.
 """
 
 from __future__ import annotations
@@ -18,9 +19,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import huggingface_hub
-from huggingface_hub import constants, errors
 
 from models import checkpoint, families
 
@@ -85,9 +83,9 @@ def cached(repository: Repository, weights: bool = True) -> Path | None:
     if repository in (model.repository for model in PUBLISHED.values()):
         names.append(repository.name.rpartition("/")[2])  # before they had owners, caches held the bare name
     for name in names:
-        config = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=repository.revision)
-        if isinstance(config, str) and _is_complete(Path(config).parent, weights):
-            return Path(config).parent
+        config = cached_file(Repository(name, repository.revision), "config.json")
+        if config is not None and _is_complete(config.parent, weights):
+            return config.parent
     return None
 
 
@@ -105,6 +103,8 @@ def _is_complete(folder: Path, weights: bool) -> bool:
 
 def cached_file(repository: Repository, file: str) -> Path | None:
     """Return a file of a repository in the cache, if it is there."""
+    import huggingface_hub
+
     path = huggingface_hub.try_to_load_from_cache(repository.name, file, revision=repository.revision)
     return Path(path) if isinstance(path, str) else None
 
@@ -144,6 +144,8 @@ def fetch_file(repository: Repository, file: str, timeout_s: float) -> Path:
         near = difflib.get_close_matches(file, listing.files, n=1, cutoff=0.3)
         remedy = f"Did you mean {near[0]!r}?" if near else "Use a file that it has"
         raise HubError(f"{repository.name} has no file {file!r}", remedy)
+    from huggingface_hub import constants
+
     _check_space([file], listing, Path(constants.HF_HUB_CACHE))
     return _download(repository, file, listing, timeout_s, repository.revision)
 
@@ -180,6 +182,8 @@ def _check_space(names: Iterable[str], listing: Listing, folder: Path) -> None:
 
 def _list(repository: Repository, timeout_s: float) -> Listing:
     """Return what the hub has of a repository; raise HubError unless it answers in time."""
+    import huggingface_hub
+
     if huggingface_hub.is_offline_mode():
         raise HubError("it is not in the cache, and HF_HUB_OFFLINE disables downloads")
     outcome: list[Listing | Exception] = []
@@ -209,6 +213,8 @@ def _download(
     repository: Repository, file: str, listing: Listing, timeout_s: float, revision: str | None = None
 ) -> Path:
     """Return a file, downloaded unless it is cached: all of one commit, even if the branch moves meanwhile."""
+    import huggingface_hub
+
     try:
         return Path(
             huggingface_hub.hf_hub_download(
@@ -221,6 +227,8 @@ def _download(
 
 def _refusal(error: Exception, repository: Repository, what: str) -> HubError:
     """Return the reason and the remedy for an error of the hub's library."""
+    from huggingface_hub import constants, errors
+
     name = repository.name
     if isinstance(error, errors.GatedRepoError):
         page = f"{constants.ENDPOINT}/{name}"

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from models import ranks
-from models.catalog import BARD, ResolvedModel
 from models.ranks import EOT, TokenizerError
+from models.resolved import BARD, ResolvedModel
 from models.tokenizer_files import from_folder
 from models.vocabulary import Vocabulary, of_ranks, text_pattern
 

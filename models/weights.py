@@ -17,10 +17,10 @@ from torch import Tensor
 from models import checkpoint, families, gguf_file, tensors
 from models.architecture import Architecture
 from models.block_matrix import BlockMatrix, Weight
-from models.catalog import ResolvedModel
 from models.family import Layout
 from models.gpt2 import GPT
 from models.network import Block, Network, Norm, Projection
+from models.resolved import ResolvedModel
 from models.tensors import Piece, Place
 
 DUMMY_POOL = 2**20 + 7  # odd, so that the rows of a tiled matrix differ

@@ -19,7 +19,7 @@ from generate.packing import pack
 from generate.params import GREEDY
 from generate.quantize import check, kept_kinds, kinds_of
 from generate.runner import ModelRunner, PackedRows
-from models import catalog, weights
+from models import catalog, gguf_file, weights
 from models.block_matrix import KINDS, BlockMatrix, as_tensor
 from models.checkpoint import CheckpointError
 from models.network import Network
@@ -110,7 +110,7 @@ def logits(runner: ModelRunner, count: int) -> torch.Tensor:
 def test_a_scale_that_is_no_number_is_refused_by_the_name_of_its_tensor(half: float, tmp_path: Path) -> None:
     resolved = stored(tmp_path, "llama", {"blk": Kind.Q4_1})
     assert resolved.path is not None
-    place = catalog.gguf_file.read(resolved.path).tensors["blk.1.ffn_up.weight"]
+    place = gguf_file.read(resolved.path).tensors["blk.1.ffn_up.weight"]
     content = bytearray(resolved.path.read_bytes())
     content[place.start + 20 * 5 + 2 : place.start + 20 * 5 + 4] = np.float16(half).tobytes()  # a minimum
     resolved.path.write_bytes(content)
