@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from generate import memory
+from generate.cores import cores
 from generate.cpu.kernels import KernelError, load_library
 from generate.cpu.linear import KernelLinear, LinearLayer, bfloat16_way, kernel_runs, make_linear
-from generate.machine import bytes_per_token, cores
+from generate.machine import bytes_per_token
 from models.architecture import Architecture, ModelShape
 from models.block_matrix import KINDS, BlockMatrix
 

@@ -15,6 +15,7 @@ from client.options import Choice, Command, Number, Option, Read, UsageError, re
 from fleet import autoscalers
 from fleet.autoscalers import Bounds
 from fleet.routers import ROUTERS
+from generate.cores import cores
 
 NAME = "python -m fleet.serve"
 INTRO = """Serve a language model by several replicas on Ray Serve. The settings of ./server.sh
@@ -150,5 +151,5 @@ def _environment(loaded: settings.Loaded, replicas: int, is_local: bool) -> dict
     if loaded.origin["access_log"] == "default":
         variables["EB_ACCESS_LOG"] = "off"
     if is_local and not loaded.config.compute_threads:
-        variables["EB_COMPUTE_THREADS"] = str(max(1, (os.cpu_count() or 1) // replicas))
+        variables["EB_COMPUTE_THREADS"] = str(max(1, cores() // replicas))
     return variables

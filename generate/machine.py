@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from generate import memory
+from generate.cores import cores
 from generate.cpu.kernels import KernelError, find_compiler
 from models.architecture import ModelShape
 
@@ -19,7 +20,6 @@ PAGE_SIZE = 64
 GPU_PAGE_SIZE = 128  # one program of the decode kernel reads one page
 CPU_SHARE, CPU_MOST = 0.3, 2 << 30  # share of the free memory, and the most bytes, without --kv-memory
 GPU_SHARE = 0.8
-CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of computing in a period, or "max"
 
 
 class MachineError(ValueError):
@@ -85,19 +85,6 @@ def bfloat16_is_faster() -> bool:
 def gpu_has_bfloat16() -> bool:
     """Return whether the GPU multiplies bfloat16 numbers in hardware."""
     return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-
-
-def cores() -> int:
-    """Return the number of processors that this process may use, within the limit of a container."""
-    try:
-        count = len(os.sched_getaffinity(0))
-    except AttributeError:
-        count = os.cpu_count() or 1
-    try:
-        quota, period = map(int, CPU_LIMIT.read_text().split())
-        return min(count, -(-quota // period))
-    except (OSError, ValueError):  # no limit
-        return count
 
 
 def use_threads(count: int) -> int:

@@ -30,7 +30,7 @@ def test_a_fleets_flags_and_those_of_its_servers_mix() -> None:
 
 
 def test_replicas_on_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(options, "cores", lambda: 8)
     threads = [
         options.parse(["dynamic", *more]).environment["EB_COMPUTE_THREADS"]
         for more in (["--replicas", "4"], ["--replicas", "1..16"], ["--compute-threads", "3"], ["--address", "auto"])

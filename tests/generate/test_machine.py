@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from generate import machine
+from generate import cores, machine
 from models import catalog
 
 CARD = torch.device("cuda")
@@ -77,7 +77,7 @@ def test_a_cpu_takes_bfloat16_where_it_or_our_kernels_compute_it_faster(
 
 
 @pytest.mark.parametrize(
-    ("limit", "cores"),
+    ("limit", "expected"),
     [
         ("max 100000", 8),
         ("200000 100000", 2),
@@ -88,11 +88,11 @@ def test_a_cpu_takes_bfloat16_where_it_or_our_kernels_compute_it_faster(
     ],
 )
 def test_there_are_as_many_threads_as_cores_that_a_container_may_use(
-    limit: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "cpu.max"
     if limit is not None:
         file.write_text(limit + "\n")
-    monkeypatch.setattr(machine, "CPU_LIMIT", file)
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: set(range(8)))
-    assert machine.cores() == cores
+    monkeypatch.setattr(cores, "CPU_LIMIT", file)
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda process: set(range(8)))
+    assert cores.cores() == expected
