@@ -31,6 +31,7 @@ from . import data, flags, runs
 from .console import FINE, SOME_FAILED, UNREACHABLE, USAGE, Display, emit, emit_json, guarded, leave, say
 from .options import FILE, POSITIVE, Choice, Command, Number, Option, Read, UsageError, Values
 from .report import conversations, measure, store, tables, waste
+from .report.requests_csv import Record
 from .send.load import Failed, raise_for, send_all
 from .send.target import Target, check_chat, fetch_context, fetch_stats, model_name
 from .workloads import catalog, corpus
@@ -257,7 +258,7 @@ def recording(path: Path | None) -> Iterator[Any]:
         yield lambda outcome: None
         return
     with path.open("w", newline="", encoding="utf-8") as file:
-        yield runs.Record(file).write
+        yield Record(file).write
 
 
 def show(numbers: Mapping[str, Any], outcomes: Sequence[measure.Outcome], console: Console) -> None:

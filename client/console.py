@@ -8,14 +8,16 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 
 from .options import UsageError
 from .progress import Reporter, State
-from .send.load import Counts, LoadRun
-from .send.target import KeyRefused, ServerUnreachable, Target
+
+if TYPE_CHECKING:  # the simulator, which sends nothing, would load two HTTP clients
+    from .send.load import Counts, LoadRun
+    from .send.target import Target
 
 FINE, SOME_FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
 EXIT_CODES = [
@@ -45,6 +47,8 @@ def emit_json(value: Any, always: bool = False) -> None:
 
 def guarded(main: Callable[[Console], int], target: Callable[[], Target | None]) -> int:
     """Run a command; print an error as one line on stderr and return the exit code."""
+    from .send.target import KeyRefused, ServerUnreachable
+
     console = Console(stderr=True)
     try:
         return main(console)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import itertools
 import os
 import platform
@@ -11,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -28,11 +27,6 @@ from .workloads.arrivals import Arrivals
 GRACE_SECONDS = 10.0  # for open requests after the first Ctrl-C
 SPARE_FILES = 128
 WARMUP_TOKENS = 8
-COLUMNS = (
-    "index", "id", "client", "arrival_s", "sent_s", "prompt_tokens", "cached_tokens", "asked_tokens",
-    "output_tokens", "queue_s", "ttft_s", "tpot_s", "latency_s", "batch_mean", "batch_max", "outcome",
-    "max_tokens",
-)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -42,32 +36,6 @@ class Sent:
     outcomes: list[measure.Outcome]
     stalls: list[float] = field(default_factory=list)
     interrupted: bool = False
-
-
-class Record:
-    """Writes a CSV line for each request as soon as it ends, so that nothing measured is lost."""
-
-    def __init__(self, file: TextIO, before: Sequence[str] = (), names: Sequence[str] = ()) -> None:
-        self._file = file
-        self._writer = csv.writer(file, lineterminator="\n")
-        self.before = list(before)
-        if names or not before:
-            self._writer.writerow([*names, *COLUMNS])
-
-    def write(self, outcome: measure.Outcome) -> None:
-        """Write one line and flush it."""
-        self._writer.writerow([*self.before, *_cells(outcome)])
-        self._file.flush()
-
-
-def _cells(o: measure.Outcome) -> list[Any]:
-    times = (o.queue, o.ttft, o.tpot, o.latency)
-    queue, ttft, tpot, latency = ("" if t is None else f"{t:.6f}" for t in times)
-    return [
-        o.index, o.id, o.user, f"{o.intended:.6f}", f"{o.sent:.6f}", o.prompt_tokens, o.cached_tokens,
-        o.asked_tokens, o.tokens, queue, ttft, tpot, latency, o.batch_mean, o.batch_max,
-        o.error or "complete", o.max_tokens,
-    ]  # fmt: skip
 
 
 def send(

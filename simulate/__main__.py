@@ -7,6 +7,8 @@ import shlex
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
 
 from rich.console import Console
 
@@ -14,8 +16,6 @@ from client.console import emit_json, say
 from client.options import Argument, Choice, Command, read
 from scheduling.renamed import RenamedWarning
 from scheduling.scheduler import PolicyError
-from simulate import check
-from simulate.commands import calibrate, fleet, plan, predict, prefix, run, validate
 
 COMMANDS = {
     "run": "Serve a workload with one or more policies and report the result of each.",
@@ -36,15 +36,14 @@ EXAMPLES = """\b
 """
 
 
-MODULES = {
-    "run": run, "plan": plan, "fleet": fleet, "prefix": prefix, "calibrate": calibrate, "validate": validate,
-    "predict": predict,
-}  # fmt: skip
+def _module(name: str) -> ModuleType:
+    """Return the module of a command, which loads what only this one needs."""
+    return import_module("simulate.check" if name == "check" else f"simulate.commands.{name}")
 
 
 def build_command(name: str) -> Command:
     """Return the command line of one command."""
-    module = MODULES[name]
+    module = _module(name)
     return Command(f"python -m simulate {name}", COMMANDS[name], module.options(), {"": getattr(module, "NOTE", "")})
 
 
@@ -56,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         command = _command(argv)
         if command == "check":
-            return check.main(argv[1:])
+            return int(_module(command).main(argv[1:]))
         args = read(build_command(command), argv[1:])
         args.command_line = shlex.join(["python", "-m", "simulate", *argv])
-        result = MODULES[command].run(args, console)
+        result = _module(command).run(args, console)
     except KeyboardInterrupt:
         return 130
     except (ValueError, OSError, PolicyError, RuntimeError) as error:

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from scipy.optimize import isotonic_regression, nnls
 
 from client.progress import counted
 from simulate.costs import Affine, Cost, Host, Interpolated, to_dict
@@ -106,6 +105,8 @@ def table(steps: Iterable[Step], knee: int = 0) -> np.ndarray:
 
 def fit(steps: Rows[Step], seconds: np.ndarray, knee: int = 0) -> Affine:
     """Fit the default law, no coefficient below 0."""
+    from scipy.optimize import nnls  # which takes longer to load than most commands of the simulator take
+
     x = table(steps, knee)
     scale = np.abs(x / seconds[:, None]).max(axis=0)
     scale[scale == 0] = 1.0
@@ -134,6 +135,8 @@ def cross_validate(
 
 def interpolated(steps: Rows[Step], seconds: np.ndarray) -> Interpolated:
     """Fit the fallback: the context and pair terms of the default law, and a monotone curve of what is left."""
+    from scipy.optimize import isotonic_regression
+
     law = fit(steps, seconds)
     rest = seconds - law.context * np.array([s.context for s in steps])
     rest -= law.pair * np.array([s.pairs for s in steps])

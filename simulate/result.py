@@ -10,11 +10,11 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Mapping
+from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import scipy
 
 from client.report import conversations, measure, store
 from client.workloads.arrivals import Arrivals
@@ -92,7 +92,7 @@ def result(
         server_before=None,
         server_after={"policy": run.policy, "engine": engine(run, config)},
         machine=machine(config),
-        versions={"python": platform.python_version(), "numpy": np.__version__, "scipy": scipy.__version__},
+        versions={"python": platform.python_version(), "numpy": np.__version__, "scipy": version("scipy")},
         slos={name: 1000 * limit for name, limit in (limits or {}).items() if limit},
     )
     gaps = gaps_of(run) if run.iterations else {}

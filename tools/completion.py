@@ -86,7 +86,7 @@ def simulate() -> click.Command:
     import simulate.__main__ as simulator
     from simulate import check
 
-    makers = {name: lambda name=name: simulator.build_command(name) for name in simulator.MODULES}
+    makers = {name: lambda name=name: simulator.build_command(name) for name in simulator.COMMANDS if name != "check"}
     return Group("simulate", {**makers, "check": check.build_command})
 
 

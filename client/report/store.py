@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ..data import Planned
-from ..runs import Record
 from . import waste
 from .measure import Outcome
+from .requests_csv import Record
 
 LABELS = ("policy", "load", "repeat")
 ARRAYS = ("input_lens", "output_lens", "asked_lens", "ttfts", "itls", "e2els", "errors",

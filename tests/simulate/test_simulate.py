@@ -305,7 +305,18 @@ def test_each_command_explains_itself(command: str, capsys: pytest.CaptureFixtur
     assert max(map(len, text.splitlines())) <= 80
 
 
+def loaded_by(*modules: str) -> set[str]:
+    code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(ran.stdout.split())
+
+
 def test_the_simulator_loads_neither_torch_nor_flask() -> None:
-    code = "import simulate.__main__, simulate.check, simulate.mock, sys; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert not {"torch", "flask", "gunicorn", "batching"} & set(loaded.stdout.split())
+    files = [*(ROOT / "simulate").glob("*.py"), *(ROOT / "simulate" / "commands").glob("*.py")]
+    names = [".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in files]
+    assert not {"torch", "flask", "gunicorn", "batching"} & loaded_by(*names)
+
+
+def test_a_simulation_loads_nothing_that_sends_fits_or_draws() -> None:
+    commands = ("simulate.__main__", "simulate.commands.run", "simulate.shadow", "simulate.what_if")
+    assert not {"aiohttp", "requests", "scipy", "matplotlib"} & loaded_by(*commands)
