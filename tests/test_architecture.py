@@ -7,6 +7,7 @@ import graphlib
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ EXCEPTIONS |= {
     "observe/recording.py: simulate",
     "launch/command.py: client",
     "api/in_process.py: client",
+    "fleet/options.py: generate",  # generate/cores.py, to share this machine's among replicas
 }
 PURE = ("scheduling", "policies")
 # Of the fleet, only the routers and autoscalers are the simulator's.
@@ -57,15 +59,26 @@ def files_of(room: str) -> list[Path]:
     return [single] if single.is_file() else sorted((ROOT / room).rglob("*.py"))
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Return what imports in a file, wherever in it; each file is parsed once."""
+    all_nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+    return [node for node in all_nodes if isinstance(node, ast.Import | ast.ImportFrom) or is_import_call(node)]
+
+
+def is_import_call(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "__import__"
+
+
 def imports(path: Path) -> Iterator[str]:
-    """Yield the first part of the name of every module that a file imports, wherever in the file."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    """Yield the first part of the name of every module that a file imports."""
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             inside = path.relative_to(ROOT).parts[0]
             yield inside if node.level else str(node.module).partition(".")[0]
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "__import__":
+        else:
             yield "__import__"
 
 
@@ -91,7 +104,7 @@ def test_nobody_imports_the_composition_root() -> None:
 def modules_imported(path: Path, known: Collection[str]) -> Iterator[str]:
     """Yield the dotted names that a file imports: when it is loaded, within functions, and for types."""
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -159,6 +172,19 @@ def test_the_http_face_loads_no_torch() -> None:
 def test_the_launcher_leaves_to_gunicorn_what_takes_long_to_load() -> None:
     assert not loaded_by("import launch.command") & {"flask", "gguf", "numpy", "pydantic", "torch"}
     assert not loaded_by("import app") & {"gguf", "huggingface_hub", "numpy", "torch"}
+
+
+def test_a_fleet_reads_its_command_line_without_torch() -> None:
+    assert not loaded_by("import fleet.options") & {"numpy", "ray", "torch"}
+
+
+def test_a_server_loads_no_library_that_its_model_does_not_need() -> None:
+    load_mock = (
+        "import os; os.environ['EB_TOKENIZER_FILE'] = ''; from config import Config; from launch.load_model import load_mock; "
+        "load_mock(Config(model='mock:llm-mock', demo=True), 8)"
+    )
+    assert not loaded_by(load_mock) & {"gguf", "huggingface_hub", "numpy", "safetensors", "torch"}
+    assert not loaded_by("from models import catalog; catalog.resolve('bard')") & {"gguf", "huggingface_hub", "torch"}
 
 
 def test_the_model_loads_neither_the_engine_nor_flask() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import socket
 import struct
@@ -72,12 +73,20 @@ def cancelled(server: Server) -> dict[str, float]:
     return {line.split('"')[1]: float(line.split()[-1]) for line in lines if line.startswith("eb_cancelled_total")}
 
 
+def ways() -> Iterator[Any]:
+    """Give each way to go with each policy, and half of them as streams: those of the other half are for --all."""
+    acts = [socket.socket.close, reset, half_close]
+    for (i, act), (j, policy), streams in itertools.product(enumerate(acts), enumerate(POLICIES), [False, True]):
+        marks = () if (i + j) % 2 == streams else pytest.mark.full
+        yield pytest.param(
+            act, policy, streams, marks=marks, id=f"{act.__name__}-{policy}-{'stream' * streams or 'whole'}"
+        )
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("act", [socket.socket.close, reset, half_close])
-@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(("act", "policy", "streams"), [*ways()])
 def test_a_client_that_goes_frees_its_place_in_queue_and_batch(
-    servers: dict[str, Server], policy: str, act: Any, streams: bool
+    servers: dict[str, Server], act: Any, policy: str, streams: bool
 ) -> None:
     server = servers[policy]
     before = cancelled(server)

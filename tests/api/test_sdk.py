@@ -8,22 +8,23 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import httpx2
-import openai
 import pytest
 import requests
-import text_generation
 from flask import Flask
 from requests.adapters import BaseAdapter
 from support import fake_engine
-from text_generation.errors import ValidationError
 from urllib3 import HTTPResponse
 
 from app import connect, create_app
 from config import Config
+
+if TYPE_CHECKING:  # the clients take as long to load as all tests of this file take, in every worker of a run
+    import openai
+    import text_generation
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,8 @@ def app() -> Iterator[Flask]:
 
 @pytest.fixture
 def sdk(app: Flask) -> Iterator[openai.OpenAI]:
+    import openai
+
     http = httpx2.Client(transport=httpx2.WSGITransport(app))
     with openai.OpenAI(base_url="http://testserver/v1", api_key="any", max_retries=0, http_client=http) as client:
         yield client
@@ -73,6 +76,8 @@ def test_openai_chats_at_once_and_in_a_stream(sdk: openai.OpenAI) -> None:
 
 
 def test_openai_lists_the_model_and_does_not_find_another(sdk: openai.OpenAI) -> None:
+    import openai
+
     assert [model.id for model in sdk.models.list()] == ["fake"]
     assert sdk.models.retrieve("fake").object == "model"
     with pytest.raises(openai.NotFoundError):
@@ -80,6 +85,8 @@ def test_openai_lists_the_model_and_does_not_find_another(sdk: openai.OpenAI) ->
 
 
 def test_openai_raises_its_own_error_that_names_the_field(sdk: openai.OpenAI) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError) as caught:
         sdk.completions.create(model="fake", prompt="hi", max_tokens=3, temperature=-1)
     assert caught.value.param == "temperature"
@@ -115,6 +122,8 @@ old_pydantic = pytest.mark.filterwarnings("ignore:The `dict` method is deprecate
 
 @pytest.fixture
 def tgi(app: Flask, monkeypatch: pytest.MonkeyPatch) -> text_generation.Client:
+    import text_generation
+
     session = requests.Session()
     session.mount("http://testserver", Wsgi(app))
     monkeypatch.setattr("text_generation.client.requests", session)
@@ -139,6 +148,8 @@ def test_tgis_client_reads_a_stream_to_its_end(tgi: text_generation.Client) -> N
 
 @old_pydantic
 def test_tgis_client_raises_its_own_error(tgi: text_generation.Client) -> None:
+    from text_generation.errors import ValidationError
+
     with pytest.raises(ValidationError):
         tgi.generate("x" * 5000, max_new_tokens=3)
     with pytest.raises(ValidationError):

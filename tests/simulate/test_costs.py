@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.optimize import nnls
 from support_simulate import make_scheduler, sequences
 
 from scheduling.iteration import Plan
@@ -95,6 +94,8 @@ def vtc_profile() -> tuple[np.ndarray, np.ndarray]:
 
 def least_squares(x: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return coefficients of least relative errors, none negative, and these errors."""
+    from scipy.optimize import nnls
+
     found = nnls(x / t[:, None], np.ones(len(t)))[0]
     return found, np.abs(x @ found / t - 1)
 

@@ -76,6 +76,7 @@ def test_a_click_on_a_request_shows_its_times_its_waiting_and_its_neighbors(tab:
     assert tab.complaints == []
 
 
+@pytest.mark.full
 def test_the_help_closes_with_escape_and_the_focus_returns(tab: Tab) -> None:
     page = tab.open()
     page.focus("#help-open")

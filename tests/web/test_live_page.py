@@ -45,6 +45,7 @@ def test_it_is_live_and_shows_what_runs(tab: Tab) -> None:
     assert tab.complaints == []
 
 
+@pytest.mark.full
 def test_its_badge_tells_a_change_of_policy_at_once(tab: Tab, server: Server) -> None:
     page = tab.open()
     tab.until("document.querySelector('#status-text').textContent === 'live'")
@@ -143,7 +144,7 @@ def replayed(tab: Tab, tmp_path: Path, records: list[dict[str, Any]]) -> Any:
     return page
 
 
-@pytest.mark.parametrize("policy", ["static", "dynamic", "chunked"])
+@pytest.mark.parametrize("policy", ["static", pytest.param("dynamic", marks=pytest.mark.full), "chunked"])
 def test_what_is_drawn_is_what_happened(tab: Tab, tmp_path: Path, policy: str) -> None:
     trace = [(i * 7, 3 + i * 5 % 40, 1 + i * 11 % 23) for i in range(40)]
     run = drive(scheduler(policy, 6, budget=32), requests(*trace))
@@ -170,7 +171,11 @@ def test_what_is_drawn_is_what_happened(tab: Tab, tmp_path: Path, policy: str) -
 
 
 @pytest.mark.parametrize(
-    ("path", "opened"), [("/", "EB.page.model !== EB.page.live"), ("/race", "EB.race.lanes.length === 1")]
+    ("path", "opened"),
+    [
+        ("/", "EB.page.model !== EB.page.live"),
+        pytest.param("/race", "EB.race.lanes.length === 1", marks=pytest.mark.full),
+    ],
 )
 def test_a_run_may_be_dropped_on_the_page(tab: Tab, path: str, opened: str) -> None:
     run = drive(scheduler("static", 4), requests((0, 5, 3), (0, 9, 8)))
@@ -214,8 +219,15 @@ def test_the_picture_has_as_many_rows_as_are_in_use(tab: Tab, tmp_path: Path) ->
     tab.until("EB.page.picture.rows === 8")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("path", ["/", "/race"])
+@pytest.mark.parametrize(
+    ("path", "scheme"),
+    [
+        ("/", "light"),
+        pytest.param("/", "dark", marks=pytest.mark.full),
+        pytest.param("/race", "light", marks=pytest.mark.full),
+        ("/race", "dark"),
+    ],
+)
 def test_it_fits_a_small_screen_and_axe_finds_nothing_serious(
     chromium: Any, server: Server, scheme: str, path: str
 ) -> None:

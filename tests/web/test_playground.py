@@ -89,6 +89,7 @@ def test_leaving_the_page_cancels_its_request(tab: Tab, server: Server) -> None:
     wait_until(lambda: server.get(f"/requests/{id}").json["finish_reason"] == "cancelled")
 
 
+@pytest.mark.full
 def test_a_blank_prompt_and_a_load_that_makes_no_sense_are_refused_beside_the_field(tab: Tab) -> None:
     page = live(tab)
     asked: list[str] = []

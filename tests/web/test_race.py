@@ -140,6 +140,7 @@ def test_a_report_races_every_policy_under_every_load(chromium: Any, comparison:
     page.close()
 
 
+@pytest.mark.full
 def test_runs_of_different_requests_are_not_called_the_same(tab: Tab, tmp_path: Path) -> None:
     page = tab.open("/race")
     tab.until("EB.race.lanes.length === 3")

@@ -234,6 +234,7 @@ def test_the_tour_asks_only_for_what_a_server_has(reader: Any) -> None:
         LoadRequest(**stop["load"])
 
 
+@pytest.mark.full
 def test_the_tour_is_left_as_it_was_entered(tab: Tab, page: Any, server: Server) -> None:
     server.send(
         "PUT", "/policy", b'{"policy": "window", "options": {"delay": 0.01}}', **{"Content-Type": "application/json"}
@@ -278,6 +279,7 @@ def test_one_click_shows_held_rows_and_that_dynamic_has_none_until_the_reader_ta
     assert tab.complaints == []
 
 
+@pytest.mark.full
 def test_the_tour_waits_for_a_reader_who_wants_less_motion(chromium: Any, server: Server) -> None:
     tab = Tab(chromium, server, reduced_motion="reduce")
     page = tab.open()
