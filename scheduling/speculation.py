@@ -19,8 +19,9 @@ from scheduling.step_law import StepLaw
 
 MOST = 8  # drafts of a sequence in one step
 PROBING = 0.004  # the share of the time in which drafts may be computed that promise nothing, to learn whether they do
-
 LEAST_PRICE = 0.02  # of such a draft, in steps: one with drafts takes a little longer, however few they are
+# Steps of a size without drafts, at first and then for each so many: what drafts cost is a difference from these.
+FIRST_PLAIN, PLAIN_EVERY = 2, 200
 
 
 class Offer(NamedTuple):
@@ -65,6 +66,8 @@ class Speculator:
         self.acceptance = Acceptance()
         self.law = StepLaw()
         self._allowance = 0.0  # seconds that may be spent on probing
+        self._steps = 0
+        self._plain: dict[int, tuple[int, int]] = {}  # steps without drafts by about their rows: how many, the latest
         self._kinds: dict[Sequence, int] = {}  # of the drafts in this step
 
     @property
@@ -95,6 +98,8 @@ class Speculator:
         self, plan: Plan, policy: Policy, offers: list[Offer], members: list[Sequence], most: list[int], left: int
     ) -> list[int]:
         rows = len(plan.sequences)
+        if self._must_measure(rows):
+            return [0] * len(members)
         chances = [self.acceptance.chance(seq, offer.kind) for seq, offer in zip(members, offers)]
         seconds = self.law.from_rows(rows)
         choice = DraftChoice(members, most, chances, rows, left, seconds, self.drafter.seconds(len(members)))
@@ -105,6 +110,11 @@ class Speculator:
                 self._allowance -= price
                 counts[self.acceptance.least_recent(members)] = 1
         return counts
+
+    def _must_measure(self, rows: int) -> bool:
+        """Return whether a step of so many rows without drafts, or about so many, was not computed for long."""
+        steps, latest = self._plain.get(_about(rows), (0, 0))
+        return steps < FIRST_PLAIN or self._steps - latest > PLAIN_EVERY
 
     def _put(self, plan: Plan, pages: Reservations, offers: list[Offer], counts: list[int], left: int) -> None:
         members: list[tuple[Offer, int]] = []
@@ -138,6 +148,10 @@ class Speculator:
             seconds -= self.drafter.spent
         elif plan.padded or (not plan.repeats and max(plan.counts, default=0) > 1):
             return
+        else:
+            about = _about(len(plan.sequences))
+            self._plain[about] = self._plain.get(about, (0, 0))[0] + 1, self._steps
+        self._steps += 1
         self._allowance = min(self._allowance + PROBING * seconds, seconds)
         self.law.learn(sum(plan.counts), seconds)
 
@@ -146,3 +160,8 @@ class Speculator:
         for seq in sequences:
             self.drafter.forget(seq)
             self.acceptance.forget(seq)
+
+
+def _about(rows: int) -> int:
+    """Return a number that sizes of steps share which differ by an eighth at most."""
+    return rows if rows < 8 else rows >> (rows.bit_length() - 4) << (rows.bit_length() - 4)

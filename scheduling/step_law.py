@@ -1,19 +1,21 @@
 """How long a step takes by its number of rows, learned from the steps that were computed. Pure.
 
-Means of the latest steps of each size, and straight lines between them. What is used is refreshed by its use, so that the
-law follows contexts that grow and machines that slow down.
+A straight line through the means of the latest steps of each size, and what each mean is off from it, the more of it the
+more steps the mean is of: a mean of few steps is noise, and a choice among many sizes would fall for the luckiest. What is
+used is refreshed by its use, so that the law follows contexts that grow and machines that slow down.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Callable
 
-LATEST = 24  # steps that a mean is of
-OUTLYING = 2.0  # times the mean, above which a step counts as long as that
-SINGLY = 16  # sizes up to here have a mean each, larger ones share one in ranges of an eighth
+LATEST = 32  # steps that a mean is of
+TRUSTED = 8  # steps after which half of what a mean is off from the line counts
+OUTLYING = 1.5  # times what was expected, above which a step counts as long as that
+SINGLY = 64  # sizes up to here have a mean each, larger ones share one in ranges of a sixteenth
 EXPIRY = 4096  # steps after which a mean that was not refreshed is dropped
-FLATNESS = 0.5  # of the slope of a step's time to its rows beyond the largest known size, where one is known
+REFIT = 16  # steps between two fits of the line
+FREE_ROWS = 12  # rows that take about as long to compute as the weights take to read
 
 
 class StepLaw:
@@ -22,7 +24,8 @@ class StepLaw:
     def __init__(self) -> None:
         self._steps = 0
         self._means: dict[int, list[float]] = {}  # by size: seconds, steps that they are the mean of, the latest step
-        self._sizes: list[int] = []  # sorted
+        self._line = (0.0, 0.0)
+        self._fitted_at = -REFIT
 
     def learn(self, rows: int, seconds: float) -> None:
         """Note that a step of so many rows took so long; a clock that stood still says nothing."""
@@ -32,64 +35,71 @@ class StepLaw:
         size = _size(rows)
         mean = self._means.get(size)
         if mean is None:
+            if self._means:
+                seconds = min(seconds, 2 * OUTLYING * max(self._at(rows), min(m[0] for m in self._means.values())))
             self._means[size] = [seconds, 1.0, self._steps]
-            insort(self._sizes, size)
+            self._fitted_at = -REFIT
             return
-        if mean[1] > 3:
+        if mean[1] > 2:
             seconds = min(seconds, OUTLYING * mean[0])
         mean[1] = min(mean[1] + 1, LATEST)
         mean[0] += (seconds - mean[0]) / mean[1]
         mean[2] = self._steps
         if self._steps % EXPIRY == 0:
-            self._sizes = [size for size in self._sizes if self._steps - self._means[size][2] < EXPIRY]
-            self._means = {size: self._means[size] for size in self._sizes}
+            self._means = {n: m for n, m in self._means.items() if self._steps - m[2] < EXPIRY}
 
     def from_rows(self, least: int) -> Callable[[int], float]:
         """Return the law for steps of `least` rows and more, in which more rows never take less time."""
-        sizes = self._sizes[bisect_left(self._sizes, _size(least)) :]
-        first = self._at(least)
-        points = [(least, first)]
-        for size in sizes:
-            if size > least:
-                points.append((size, max(points[-1][1], self._means[size][0])))
-        beyond = FLATNESS * points[-1][1] / points[-1][0]
+        known = {least: self._at(least)}
+        longest, last = known[least], least
 
         def seconds(rows: int) -> float:
-            before = points[0]
-            for point in points:
-                if point[0] >= rows:
-                    if point[0] == before[0]:
-                        return point[1]
-                    share = (rows - before[0]) / (point[0] - before[0])
-                    return before[1] + share * (point[1] - before[1])
-                before = point
-            return before[1] + beyond * (rows - before[0])
+            nonlocal longest, last
+            while last < rows:
+                last += 1
+                longest = max(longest, self._at(last))
+                known[last] = longest
+            return known[rows]
 
         return seconds
 
     def seconds(self, rows: int, unknown: float) -> float:
         """Return how long a step of so many rows takes, `unknown` before the first step."""
-        return self._at(rows) if self._sizes else unknown
+        return self._at(rows) if self._means else unknown
 
     def _at(self, rows: int) -> float:
-        """Return the seconds of a size, between those of its neighbors if it is not known; 1 if none is."""
-        size = _size(rows)
-        if size in self._means:
-            return self._means[size][0]
-        if not self._sizes:
-            return 1.0
-        place = bisect_left(self._sizes, size)
-        below, above = self._sizes[max(0, place - 1)], self._sizes[min(place, len(self._sizes) - 1)]
-        if below >= size or above <= size or below == above:
-            nearest = below if abs(below - size) < abs(above - size) else above
-            return self._means[nearest][0]
-        share = (size - below) / (above - below)
-        return self._means[below][0] * (1 - share) + self._means[above][0] * share
+        if self._steps - self._fitted_at >= REFIT:
+            self._fit()
+        at_zero, slope = self._line
+        expected = at_zero + slope * rows
+        mean = self._means.get(_size(rows))
+        if mean is None:
+            return expected
+        return expected + mean[1] / (mean[1] + TRUSTED) * (mean[0] - expected)
+
+    def _fit(self) -> None:
+        """Fit the line by least squares, each mean with the weight of its steps; 1 where nothing is known."""
+        self._fitted_at = self._steps
+        points = [(size, mean[0], mean[1]) for size, mean in self._means.items()]
+        weight = sum(w for _, _, w in points)
+        if not points:
+            self._line = (1.0, 0.0)
+            return
+        mean_size, mean_seconds = sum(n * w for n, _, w in points) / weight, sum(s * w for _, s, w in points) / weight
+        spread = sum(w * (n - mean_size) ** 2 for n, _, w in points)
+        together = sum(w * (n - mean_size) * (s - mean_seconds) for n, s, w in points)
+        # A step has a part that does not depend on its rows, and each row takes some time. Where sizes hardly differ,
+        # what is usual holds: reading the weights takes as long as computing a few rows with them.
+        proportional = mean_seconds / mean_size
+        usual = proportional * mean_size / (mean_size + FREE_ROWS)
+        slope = (together + usual * mean_size**2) / (spread + mean_size**2)
+        slope = min(max(slope, 0.0), proportional)
+        self._line = (mean_seconds - slope * mean_size, slope)
 
 
 def _size(rows: int) -> int:
     """Return the size under which steps of so many rows are noted."""
     if rows <= SINGLY:
         return rows
-    step = 1 << (rows.bit_length() - 4)
+    step = 1 << (rows.bit_length() - 5)
     return rows // step * step
