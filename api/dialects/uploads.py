@@ -19,6 +19,7 @@ from werkzeug.wsgi import get_input_stream
 from api.http.errors import ApiError, shown
 
 REST = 1 << 16  # bytes of a form beside its file
+MEMORY = 1 << 20  # that the parser may hold: a few of its reads of 64 KiB, which may have no line's end
 NAME_LENGTH = 255
 EXAMPLE = "curl -F purpose=batch -F file=@requests.jsonl"
 
@@ -72,7 +73,7 @@ def _parse(request: Request, create: Callable[..., IO[bytes]], limit: int) -> tu
     if (request.content_length or 0) > limit:
         raise _too_large(limit - REST)
     parser = FormDataParser(
-        create, max_form_memory_size=REST, max_content_length=limit, max_form_parts=20, silent=False
+        create, max_form_memory_size=MEMORY, max_content_length=limit, max_form_parts=20, silent=False
     )
     try:
         stream = get_input_stream(request.environ, max_content_length=limit)

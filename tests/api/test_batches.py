@@ -255,6 +255,13 @@ def test_limits_on_files_and_lines(tmp_path: Path) -> None:
     world.stop()
 
 
+def test_a_large_file_arrives_as_it_was_sent(world: World) -> None:
+    for data in (b"x" * 3_000_000, b"".join(b"%d\n" % i for i in range(400_000)), b"\r\n--" * 500_000):
+        sent = world.sdk().files.create(file=("large.jsonl", data), purpose="batch")
+        assert sent.bytes == len(data)
+        assert world.sdk().files.content(sent.id).content == data
+
+
 def test_without_a_folder_there_are_no_batches(client: Any, app: Flask) -> None:
     for path in ("/v1/files", "/v1/batches", "/v1/files/x", "/v1/batches/x"):
         assert "--batch-folder" in error(client.get(path), 404)["message"]
