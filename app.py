@@ -123,7 +123,7 @@ def batch_runner(app: App, service: Service) -> Runner:
         max_lines=config.batch_lines,
         retention=config.batch_retention * 3600,
         is_ready=lambda: service.status()[0] == "ok" and not service.draining,
-        width=lambda: 1 if service.engine is None else service.engine.manager.max_batch_size,
+        width=config.batch_width,
     )
 
 

@@ -184,6 +184,11 @@ class Config:
     batch_folder: str = setting(
         "", "folder for OpenAI's files and batches, which are computed while nothing else is; unset: no batches"
     )
+    batch_width: int = setting(
+        16,
+        "maximum number of lines computed together; more are faster, and delay a request that arrives more",
+        Number(1, 4096),
+    )
     batch_file_size: int = setting(200 << 20, "maximum bytes of an uploaded file, such as 500M", Size())
     batch_files: int = setting(
         1000, "maximum number of files in --batch-folder; further uploads get 429", Number(1, 1 << 20)

@@ -58,7 +58,7 @@ class Job:
 
 
 class Runner:
-    """The thread that computes the batches of a store with at most `width()` lines at once, while `is_ready()`.
+    """The thread that computes the batches of a store with at most `width` lines at once, while `is_ready()`.
 
     `max_lines` bounds the lines of a batch; `retention` is for how many seconds files and ended batches are kept.
     """
@@ -71,7 +71,7 @@ class Runner:
         max_lines: int,
         retention: float,
         is_ready: Callable[[], bool],
-        width: Callable[[], int],
+        width: int,
     ) -> None:
         self.store = store
         self.completed = 0  # lines, since the process began
@@ -194,7 +194,7 @@ class Runner:
                 return "cancelled"
             if self.store.now() >= job.row["expires_at"]:
                 return "expired"
-            while len(job.open) < self._width() and not self._is_stopping:
+            while len(job.open) < self._width and not self._is_stopping:
                 if job.again and job.again[0][0] <= time.monotonic():
                     self._send(job, job.again.popleft()[1])
                     continue
