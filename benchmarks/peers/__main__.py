@@ -1,12 +1,19 @@
-"""This project beside others that serve the same checkpoint on this machine, one after the other, with us in between.
+"""This project beside others that serve the same checkpoint on this machine.
 
-    python -m benchmarks.peers --folder CHECKPOINT --gguf FILE --formats bfloat16 int8 \\
-        --peer vllm=vllm/bin/python --peer openvino=ov/bin/python@int8 --peer llama.cpp=bin/llama-server
+    python -m benchmarks.peers --model smollm2 --work work --formats int8 int4 \\
+        --peer vllm=vllm/bin/python --peer openvino=ov/bin/python@int8 \\
+        --peer llama.cpp=bin/llama-server@Q4_0
 
-It installs nothing: name what is installed by --peer NAME=PROGRAM[@FORMAT], once for each. All get the same seeded
-requests (prompts of 8 to 64 words, about 100 tokens each): W64 is 64 at once, W1 one after the other. Peers without a
-server are measured offline, and compared with this project offline. Ratios are medians of ours, measured before and
-after the peer, over the median of the peer: above 1 we are faster.
+It installs nothing: name what is installed by --peer, once for each format.
+All get the same seeded requests (prompts of 8 to 64 words, about 100 tokens
+each): W64 is 64 at once, W1 one after the other. Peers without a server are
+measured offline, and compared with this project offline. Ratios are medians
+of ours, measured before and after the peer, over the median of the peer:
+above 1 we are faster.
+
+Peers read a checkpoint as transformers stores it, and llama.cpp a GGUF file.
+Name yours by --folder and --gguf, or let --model be written into --work. Keep
+--work: what peers convert is there, so that the next run starts sooner.
 """
 
 from __future__ import annotations
@@ -23,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine, report
+from benchmarks.peers import checkpoint
 from benchmarks.peers.hugging_face import Transformers
 from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.peers.measure import Rates, measure
@@ -31,6 +39,7 @@ from benchmarks.peers.ours import NAME, programs
 from benchmarks.peers.peer import Job, NotMeasured, Peer
 from benchmarks.peers.vllm import VLLM
 from benchmarks.quality import formats
+from models import catalog
 
 PEERS: dict[str, type[Peer]] = {peer.name: peer for peer in (VLLM, LlamaCpp, OpenVINO, Transformers)}
 Round = dict[str, Any]  # name, format, how, and the rates of one start
@@ -74,6 +83,9 @@ def run(peers: Sequence[Peer], ours: Sequence[dict[str, Peer]], args: argparse.N
             missing[str(peer)] = str(error)
             print(f"{peer}: not measured: {error}", file=sys.stderr)
             continue
+        except KeyboardInterrupt:
+            missing[str(peer)] = "interrupted, as is all after it"
+            break
         rounds.append(who | rates)
         print(f"{peer}, {peer.how}: {shown(rates, 'burst')} and {shown(rates, 'stream')} tokens/s", file=sys.stderr)
     return {"rounds": rounds, "ratios": ratios(rounds), "not_measured": missing}
@@ -119,14 +131,20 @@ def tables(result: dict[str, Any]) -> Iterator[Table]:
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = report.parser("peers", __doc__)
-    parser.add_argument("--model", help="what we load (default: the folder)")
-    parser.add_argument("--folder", type=Path, help="the checkpoint as transformers stores it, for the peers")
-    parser.add_argument("--gguf", type=Path, help="the same model in a GGUF file, for llama.cpp")
+    parser.add_argument("--model", help="what we load, as the server's --model (default: the folder)")
+    parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"),
+                        help="dummy: random weights of the model's shape, the same ones for all")  # fmt: skip
+    parser.add_argument("--folder", type=Path,
+                        help="the checkpoint as transformers stores it, for the peers (default: it is written)")  # fmt: skip
+    parser.add_argument("--gguf", type=Path,
+                        help="the same model in a GGUF file, for llama.cpp (default: the model, where it is one)")  # fmt: skip
     parser.add_argument("--formats", nargs="+", default=["bfloat16"], metavar="FORMAT",
                         help=f"ours, of {', '.join(formats.known())}, joined by +")  # fmt: skip
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PROGRAM[@FORMAT]",
                         help="; ".join(f"{name}: {', '.join(kind.formats)}" for name, kind in PEERS.items()))  # fmt: skip
     parser.add_argument("--work", type=Path, help="folder for converted models and logs (default: a temporary one)")
+    parser.add_argument("--start-limit", type=float, default=900, metavar="SECONDS",
+                        help="for a server to become ready; vLLM compiles for minutes at its first start (default: 900)")  # fmt: skip
     parser.add_argument("--slots", type=int, default=64, help="requests at once")
     parser.add_argument("--single", type=int, default=5, help="requests one after the other")
     parser.add_argument("--repeats", type=int, default=3, help="of each load, of which the median counts")
@@ -139,22 +157,33 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def job_of(args: argparse.Namespace, work: Path) -> Job:
+    """Return what all serve, after writing a checkpoint where none is named. ValueError where there is no model."""
+    model, folder, gguf = str(args.model or args.folder), args.folder, args.gguf
+    if folder is None:
+        resolved = catalog.resolve(model, args.load_format)
+        folder = checkpoint.write_folder(resolved, work / f"{resolved.name}-{args.load_format}")
+        if args.load_format == "dummy":
+            model = str(folder)  # the same random weights as the peers
+        elif gguf is None and resolved.path is not None and resolved.path.is_file():
+            gguf = resolved.path
+    return Job(
+        model=str(Path(model).absolute()) if Path(model).exists() else model, folder=folder.absolute(),
+        gguf=gguf and gguf.absolute(), work=work, slots=args.slots, context=args.context, threads=args.threads,
+    )  # fmt: skip
+
+
 def main() -> None:
     args = arguments()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         work = (args.work or Path(temporary)).absolute()
         work.mkdir(parents=True, exist_ok=True)
-        model = str(args.model or args.folder)
-        job = Job(
-            model=str(Path(model).absolute()) if Path(model).exists() else model,
-            folder=args.folder and args.folder.absolute(), gguf=args.gguf and args.gguf.absolute(), work=work,
-            slots=args.slots, context=args.context, threads=args.threads,
-        )  # fmt: skip
         try:
             formats.check(args.formats)
+            job = job_of(args, work)
             peers = [read_peer(text, job) for text in args.peer]
             result = run(peers, [programs(name, job) for name in args.formats], args)
-        except (ValueError, NotMeasured) as error:
+        except (ValueError, NotMeasured) as error:  # also a model that cannot be loaded
             raise SystemExit(f"peers: {error}") from error
     result = {
         "model": args.model or args.folder.name, "processor": machine.describe()["processor"], "slots": args.slots,

@@ -26,6 +26,11 @@ from client.send.servers import free_port, signals_raise
 from client.workloads.arrivals import Arrivals
 
 OFFLINE_SECONDS = 1800.0
+# What a log says, and what helps.
+REMEDIES = {
+    "torchvision::nms": "Its torchvision is of another build than its torch. Run pip uninstall torchvision there",
+    "_torchaudio": "Its torchaudio is of another build than its torch. Run pip uninstall torchaudio there",
+}
 WARM_UP = ("--warmup", "3")
 Rates = dict[str, list[float]]  # tokens per second of each repeat: burst all at once, stream one after the other
 
@@ -46,7 +51,7 @@ def over_http(peer: ServerPeer, args: argparse.Namespace) -> Rates:
     port = free_port()
     log = peer.job.work / f"{peer.name}-{peer.format}.log"
     with running(peer.command(port), peer.environment(), log) as process:
-        wait_until_ready(f"http://127.0.0.1:{port}{peer.ready}", process, log, peer.ready_seconds)
+        wait_until_ready(f"http://127.0.0.1:{port}{peer.ready}", process, log, args.start_limit)
         return loads(port, peer.client_flags, args)
 
 
@@ -132,11 +137,14 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path, seco
                 return
         except OSError:
             time.sleep(0.2)
-    raise NotMeasured(f"the server was not ready after {seconds:.0f} s: {last_line(log.read_bytes())}")
+    raise NotMeasured(
+        f"the server was not ready after {seconds:.0f} s. Set --start-limit. Its log ends: {last_line(log.read_bytes())}"
+    )
 
 
 def last_line(output: bytes) -> str:
-    """Return the last line of a log that names an error, or else the last one that says something."""
+    """Return the last line of a log that names an error, else the last one that says something, and a remedy."""
     lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
     errors = [line for line in lines if re.search("error|failed", line, re.IGNORECASE)]
-    return (errors or lines or ["no output"])[-1][:200]
+    reason = (errors or lines or ["no output"])[-1][:200]
+    return ". ".join([reason, *(remedy for text, remedy in REMEDIES.items() if text in reason)])

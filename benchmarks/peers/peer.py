@@ -72,7 +72,6 @@ class ServerPeer(Peer):
 
     how = "HTTP"
     ready: ClassVar[str] = "/health"  # this path has status 200 when the server is ready
-    ready_seconds: ClassVar[float] = 300.0
     client_flags: ClassVar[tuple[str, ...]] = ("--api", "openai", "--model", "m")
 
     @abstractmethod

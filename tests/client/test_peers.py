@@ -17,7 +17,7 @@ from benchmarks.peers.ours import NAME, Ours, OursOffline
 from benchmarks.peers.peer import Job, NotMeasured, OfflinePeer, Peer, ServerPeer
 from client.send.servers import free_port
 
-ARGS = argparse.Namespace(slots=4, single=2, repeats=1, seed=1)
+ARGS = argparse.Namespace(slots=4, single=2, repeats=1, seed=1, start_limit=60.0)
 ECHO = "from benchmarks.peers.peer import answer\nanswer(lambda order: lambda requests: sum(n for _, n in requests))\n"
 
 
@@ -86,6 +86,12 @@ def test_the_reason_of_a_server_that_does_not_start_is_its_last_line(job: Job) -
         measure.measure(Crashing(PYTHON, "int8", job), ARGS)
 
 
+def test_the_reason_of_a_known_failure_comes_with_its_remedy() -> None:
+    reason = measure.last_line(b"loading\nRuntimeError: operator torchvision::nms does not exist\nbye\n")
+    assert reason.startswith("RuntimeError")
+    assert "pip uninstall torchvision" in reason
+
+
 @pytest.mark.process
 def test_a_peer_without_a_server_answers_in_a_process_of_its_own(job: Job) -> None:
     works = FakeOffline(PYTHON, "int8", replace(job, model=ECHO))
@@ -133,6 +139,20 @@ def test_a_peer_that_fails_costs_only_its_own_figures(job: Job, monkeypatch: pyt
     result = peers.run([peers.read_peer("vllm=python", job), Fake(PYTHON, "int8", job)], [ours], ARGS)
     assert [(ratio["peer"], ratio["burst"]) for ratio in result["ratios"]] == [("fake int8", 1.0)]
     assert result["not_measured"]["vllm bfloat16"] == "it ended"
+
+
+def test_an_interrupted_run_keeps_what_was_measured(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rates(peer: Peer, args: argparse.Namespace) -> measure.Rates:
+        if peer.name == "vllm":
+            raise KeyboardInterrupt
+        return {"burst": [50.0], "stream": [5.0]}
+
+    monkeypatch.setattr(peers, "measure", rates)
+    ours: dict[str, Peer] = {"HTTP": Ours(PYTHON, "int8", job)}
+    result = peers.run([Fake(PYTHON, "int8", job), peers.read_peer("vllm=python", job)], [ours], ARGS)
+    assert [r["name"] for r in result["rounds"]] == [NAME, "fake", NAME]
+    assert len(result["ratios"]) == 1
+    assert "vllm bfloat16" in result["not_measured"]
 
 
 @pytest.mark.parametrize("text", ["vllm", "vllm=", "ollama=bin/ollama", "vllm=python@int3"])

@@ -1,0 +1,75 @@
+"""What `benchmarks.peers` writes for peers: a checkpoint of what we serve, and a GGUF file in fewer bits."""
+
+from __future__ import annotations
+
+import base64
+import stat
+from pathlib import Path
+
+import pytest
+import support_gguf
+import support_tokenizers
+import torch
+from tokenizers import Tokenizer
+
+from benchmarks.peers import __main__ as peers
+from benchmarks.peers import checkpoint
+from benchmarks.peers.llama_cpp import LlamaCpp
+from benchmarks.peers.peer import Job
+from models import catalog, ranks, weights
+from models.ranks import ALPHABET, EOT
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "smollm", "llama-bpe", "qwen2"])
+def test_the_folder_of_a_gguf_file_has_its_numbers_and_its_tokens(tmp_path: Path, kind: str) -> None:
+    metadata = support_tokenizers.gguf_metadata(kind)
+    model = support_gguf.random_model("llama", vocab_size=len(metadata["tokenizer.ggml.tokens"]))
+    file = support_gguf.converted(tmp_path / "model.gguf", model, {**support_gguf.LLAMA_KEYS, **metadata})
+    source = catalog.resolve(str(file))
+    folder = checkpoint.write_folder(source, tmp_path / "folder")
+    pairs = zip(*(weights.load(m, "bfloat16").tensors() for m in (source, catalog.resolve(str(folder)))), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    written, reference = Tokenizer.from_file(str(folder / "tokenizer.json")), support_tokenizers.train(kind)
+    for text in support_tokenizers.strings(100):
+        ids = [tokenizer.encode(text, add_special_tokens=False).ids for tokenizer in (written, reference)]
+        assert ids[0] == ids[1], text
+
+
+def test_the_tokens_of_ranks_are_written_with_the_merges_that_make_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocabulary = support_tokenizers.train("gpt2").get_vocab(with_added_tokens=False)
+    learned = vocabulary.keys() - support_tokenizers.CONTROL
+    tokens = sorted(learned, key=vocabulary.__getitem__)
+    lines = [base64.b64encode(bytes(ALPHABET[c] for c in t)) + b" %d" % i for i, t in enumerate(tokens)]
+    file = tmp_path / "ranks.tiktoken"
+    file.write_bytes(b"\n".join(lines))
+    monkeypatch.setenv("EB_TOKENIZER_FILE", str(file))
+    shape = {"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 8, "vocab_size": 700}
+    source = catalog.ResolvedModel("small", None, "dummy", None, None, shape, None)
+    folder = checkpoint.write_folder(source, tmp_path / "folder")
+    written, reference = Tokenizer.from_file(str(folder / "tokenizer.json")), ranks.from_file(file)
+    for text in (t for t in support_tokenizers.strings(100) if EOT not in t):
+        assert written.encode(text).ids == reference.encode_ordinary(text), text
+
+
+def test_llama_cpp_rounds_a_file_by_the_tool_beside_its_server(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"weights")
+    tool = tmp_path / "llama-quantize"
+    tool.write_text('#!/bin/sh\n[ "$4" = Q4_0 ] && cp "$2" "$3"\n')
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    job = Job("model", None, tmp_path / "model.gguf", tmp_path, slots=4, context=512, threads=1)
+    peer = LlamaCpp(tmp_path / "llama-server", "Q4_0", job)
+    peer.prepare()
+    assert peer.gguf().read_bytes() == b"weights"
+    assert str(peer.gguf()) in peer.command(1)
+
+
+def test_random_weights_are_written_once_and_served_by_all(tmp_path: Path) -> None:
+    args = peers.arguments(["--model", "bard", "--load-format", "dummy"])
+    job = peers.job_of(args, tmp_path)
+    assert job.folder is not None
+    assert job.model == str(job.folder)
+    before = (job.folder / "model.safetensors").stat().st_mtime_ns
+    assert peers.job_of(args, tmp_path) == job
+    assert (job.folder / "model.safetensors").stat().st_mtime_ns == before
