@@ -16,6 +16,7 @@ from support import ROOT, Server, free_port, run_app
 
 from app import create_app, start
 from client import sweep
+from client.workloads import corpus
 from config import Config
 from launch.command import with_absolute_paths
 from simulate import mock
@@ -25,7 +26,7 @@ FAST = "mock:llm-mock@1000"
 
 
 @pytest.fixture
-def bytes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let there be no ranks of GPT-2's, however the machine is."""
     from models import ranks
 
@@ -33,6 +34,23 @@ def bytes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ranks.TokenizerError("cannot load GPT-2's tokenizer. Set EB_TOKENIZER_FILE")
 
     monkeypatch.setattr(ranks, "from_tiktoken", none)
+
+
+@pytest.fixture
+def bytes_alone(no_ranks: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let there be no tokenizer but the one of bytes."""
+    from models import tokenizer
+
+    monkeypatch.setattr(tokenizer, "BARD", tmp_path)
+
+
+def test_without_the_ranks_of_gpt2_a_word_of_the_clients_prompts_is_a_token(no_ranks: None) -> None:
+    app = create_app(Config(policy="dynamic", model=FAST))
+    start(app).join()
+    prompt = corpus.load().at(7, 50)
+    answer = app.test_client().post("/inference", json={"prompt": prompt, "num_tokens": 1}).get_json()
+    app.extensions["service"].stop()
+    assert answer["prompt_tokens"] == 50
 
 
 @pytest.fixture
