@@ -17,10 +17,11 @@ from urllib.parse import urlencode
 import aiohttp
 from aiohttp import web
 
-from fleet import bodies, merged
+from fleet import bodies, connections, merged
 from fleet.pool import Fleet, Replica
 from fleet.relay import ClientLeft, Refused, Relay, error
 from fleet.routers import Asked
+from fleet.switched import Switched
 
 BODY_SECONDS = 60.0  # to receive a body
 PATIENCE_SECONDS = 15.0  # for which a request waits for a replica that can take it
@@ -33,6 +34,7 @@ OF_ONE = ("/events", "/load", "/what-if", "/stats/token_data.csv")
 HEALTH = ("/health", "/healthz", "/ping", "/ready", "/health/ready")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Answers = dict[str, tuple[int, bytes, Mapping[str, str]]]  # status, body and headers by replica
 
 
 class Ingress:
@@ -42,6 +44,7 @@ class Ingress:
         self.fleet, self.pool = fleet, fleet.pool
         self.draining = False
         self.open = 0
+        self.switched = Switched()
         self.session: aiohttp.ClientSession
 
     def app(self) -> web.Application:
@@ -64,12 +67,7 @@ class Ingress:
         return app
 
     async def _connections(self, app: web.Application) -> Any:
-        self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
-            auto_decompress=False,
-            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
-        )
+        self.session = connections.session()
         yield
         await self.session.close()
 
@@ -107,6 +105,7 @@ class Ingress:
             for replica in await self.fleet.order(asked):
                 self.pool.change(replica.name, +1)
                 try:
+                    await self.switched.tell(replica, self.session)
                     return await relay.attempt(replica)
                 except Refused as no:
                     refused = no if no.answer or not refused.answer else refused
@@ -140,7 +139,7 @@ class Ingress:
         text = f"{request.path} belongs to one replica. Use /replica/NAME{request.path} with one of: {names}"
         return web.json_response(error("", text, "invalid_request_error"), status=400)
 
-    async def _everywhere(self, request: web.Request) -> dict[str, tuple[int, bytes, Mapping[str, str]]]:
+    async def _everywhere(self, request: web.Request) -> Answers:
         """Send a request to all replicas; return status, body and headers of each, 503 for one that does not answer."""
         body = await asyncio.wait_for(request.read(), BODY_SECONDS)
         await self.fleet.refresh()
@@ -160,8 +159,11 @@ class Ingress:
         return {replica.name: answer for replica, answer in zip(replicas, answers)}
 
     async def _merge(self, request: web.Request, merge: Callable[[dict[str, bytes]], web.Response]) -> web.Response:
-        """Put the answers of all replicas together; where none succeeded, return the first one's, such as 401."""
-        answers = await self._everywhere(request)
+        """Put the answers of all replicas together."""
+        return self._merged(await self._everywhere(request), merge)
+
+    def _merged(self, answers: Answers, merge: Callable[[dict[str, bytes]], web.Response]) -> web.Response:
+        """Put answers together; where none succeeded, return the first one's, such as 401."""
         passed = {name: body for name, (status, body, _) in answers.items() if status == 200}
         if passed:
             return merge(passed)
@@ -192,8 +194,12 @@ class Ingress:
         return await self._merge(request, merge)
 
     async def switch(self, request: web.Request) -> web.Response:
-        """Switch the policy of all replicas."""
-        return await self._merge(request, _first)
+        """Switch the policy of all replicas, and of those that start later."""
+        answers = await self._everywhere(request)
+        told = [name for name, (status, *_) in answers.items() if status == 200]
+        if told:
+            self.switched.keep(await request.read(), request.headers, told)
+        return self._merged(answers, _first)
 
     async def find(self, request: web.Request) -> web.Response:
         """Answer by the replica that knows the request."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import socket
 from typing import Any
 
 import aiohttp
@@ -13,7 +14,7 @@ from aiohttp import web
 from front import Fixed, Front, behind, breaks, listening, says, streams
 from support import free_port, run_async
 
-from fleet import bodies, ingress
+from fleet import bodies, connections, ingress
 from fleet.bodies import PROMPTS
 
 GOOD = {"completion": "good"}
@@ -294,6 +295,51 @@ def test_a_switch_of_the_policy_reaches_every_replica() -> None:
 
     behind(test, says({}, seen=seen), says({}, seen=seen))
     assert seen == [{"policy": "static"}] * 2
+
+
+def test_a_switch_reaches_a_replica_that_starts_later_before_its_first_request() -> None:
+    seen: list[Any] = []
+
+    async def test(front: Front) -> None:
+        fleet = front.ingress.fleet
+        assert isinstance(fleet, Fixed)
+        fleet.gone = {"b"}
+        async with front.session.put(
+            front.url + "/policy", json={"policy": "static"}, headers={"Authorization": "Bearer k"}
+        ) as answer:
+            assert answer.status == 200
+        fleet.gone = {"a"}
+        answers = await asyncio.gather(*(front.post("/inference", ASK) for _ in range(3)))
+        assert [status for status, _ in answers] == [200] * 3
+
+    async def late(request: web.Request) -> web.Response:
+        seen.append((request.method, request.path, request.headers.get("Authorization"), await request.json()))
+        return web.json_response(GOOD)
+
+    behind(test, says({}), late)
+    assert seen[0] == ("PUT", "/policy", "Bearer k", {"policy": "static"})
+    assert [path for _, path, *_ in seen[1:]] == ["/inference"] * 3
+
+
+def test_a_switch_that_no_replica_takes_is_not_repeated() -> None:
+    seen: list[Any] = []
+
+    async def test(front: Front) -> None:
+        async with front.session.put(front.url + "/policy", json={"policy": "none"}) as answer:
+            assert answer.status == 400
+        await front.post("/inference", ASK)
+
+    behind(test, says({"error": {"type": "invalid_request_error"}}, 400, seen=seen))
+    assert len(seen) == 2
+    assert seen[1]["prompt"] == "hello"
+
+
+def test_a_connection_to_a_replica_asks_whether_its_machine_is_there() -> None:
+    address = socket.getaddrinfo("127.0.0.1", 1, type=socket.SOCK_STREAM)[0]
+    with connections.probing(address) as made:
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == connections.IDLE
 
 
 def test_a_path_names_a_replica() -> None:
