@@ -24,6 +24,7 @@ apply to each replica; host and port are those of the ingress. For example:
 \b
   python -m fleet.serve dynamic --model smollm2 --replicas 2..8"""
 
+AVERAGE_SECONDS = 10.0  # over which Ray averages what autoscalers see
 # Read when Ray is imported, in every process: one event loop instead of two, few reports about itself, none to others.
 RAY_SETTINGS = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",

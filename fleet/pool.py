@@ -26,7 +26,8 @@ class Replica(NamedTuple):
 class Known:
     """One replica: the requests that this ingress has open there, and those that others have, by its last report.
 
-    Reports lag. Of what a report counts, only what this ingress had not open itself at that time is of others.
+    Reports lag. Of what a report counts, only what this ingress had not open itself is of others: the most that it had
+    open between the question to the server and its answer.
     """
 
     def __init__(self, replica: Replica) -> None:
@@ -55,13 +56,14 @@ class Known:
             del self._times[: KEPT // 2], self._counts[: KEPT // 2]
 
     def report(self, report: Mapping[str, Any]) -> None:
-        """Take what the replica said of itself; `at` is when."""
+        """Take what the replica said of itself, some time between `at` and `until`."""
         at = report.get("at", 0.0)
         if at <= self._reported_at:
             return
         self._reported_at = at
         then = max(0, bisect_right(self._times, at) - 1)
-        self._others = max(0, int(report["running"]) + int(report["waiting"]) - self._counts[then])
+        own = max(self._counts[then : bisect_right(self._times, report.get("until", at))] or [self._counts[then]])
+        self._others = max(0, int(report["running"]) + int(report["waiting"]) - own)
         del self._times[:then], self._counts[:then]
         self.kv_free = 1.0 - report["kv_used"]
         self.prefill_tokens = int(report["prefill_tokens"])

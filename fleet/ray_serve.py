@@ -38,7 +38,6 @@ from fleet.server_process import ServerProcess  # noqa: E402
 
 APP = "fleet"
 REPORT_SECONDS = 1.0  # between two reports of a replica to the routers
-AVERAGE_SECONDS = 10.0  # over which Ray averages what autoscalers see
 CHECK_SECONDS = 5.0
 DRAIN_SPARE = 15.0  # seconds that a replica may take to end beyond the longest request
 
@@ -126,7 +125,8 @@ class ReplicaActor:
     async def record_routing_stats(self) -> dict[str, Any]:
         """Return what routers may know. Ray's controller asks every REPORT_SECONDS and tells all routers."""
         at = time.time()
-        return {"at": at, **(await self._load())._asdict()}
+        load = await self._load()
+        return {"at": at, "until": time.time(), **load._asdict()}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return what the autoscaler may know; Ray averages it over `look_back_period_s`."""
@@ -161,6 +161,8 @@ class Scaler:
         ]
         if not loads:
             return ctx.target_num_replicas, {}
+        slots, kv_tokens = max(load.slots for load in loads), max(load.kv_tokens for load in loads)
+        loads += [Load(slots=slots, kv_tokens=kv_tokens)] * (ctx.target_num_replicas - len(loads))  # these are starting
         return self._wanted(loads, Bounds(ctx.capacity_adjusted_min_replicas, ctx.capacity_adjusted_max_replicas)), {}
 
 
@@ -189,7 +191,7 @@ def replicas(plan: Plan) -> Any:
     if most > least:
         policy = AutoscalingPolicy(policy_function=Scaler, policy_kwargs={"autoscaler": plan.autoscaler})
         scaling = AutoscalingConfig(
-            min_replicas=least, max_replicas=most, policy=policy, look_back_period_s=AVERAGE_SECONDS,
+            min_replicas=least, max_replicas=most, policy=policy, look_back_period_s=options.AVERAGE_SECONDS,
             upscale_delay_s=plan.upscale_delay, downscale_delay_s=plan.downscale_delay,
         )  # fmt: skip
         count = {"autoscaling_config": scaling}

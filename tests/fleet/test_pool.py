@@ -30,6 +30,17 @@ def test_a_report_counts_only_what_others_have_open() -> None:
     assert known.load == 7
 
 
+def test_a_request_that_was_opened_while_a_report_was_made_is_not_of_others() -> None:
+    known = Known(A)
+    known.change(+1, 1.0)
+    known.change(+1, 3.1)
+    known.report(report(3.0, running=2) | {"until": 3.2})
+    assert known.load == 2
+    known.change(-1, 4.1)
+    known.report(report(4.0, running=5) | {"until": 4.2})
+    assert known.load == 1 + 3
+
+
 def test_an_old_report_changes_nothing() -> None:
     known = Known(A)
     known.report(report(3.0, running=4))
