@@ -20,6 +20,8 @@ from simulate.fleet_run import FleetRun
 from simulate.replica import Replica
 from simulate.simulator import waits_forever
 
+Asks = Callable[[Sequence], Asked]  # returns what a router knows of a request
+
 
 class Pool:
     """The replicas that get new requests, and what their router knows of them."""
@@ -46,11 +48,13 @@ class Pool:
             replica.place = place
         self._known = Replicas([replica.name for replica in self.replicas], self.load, _FreePages(self))
 
-    def choose(self, route: Router, seq: Sequence, now: float) -> Replica:
-        """Return the replica that gets a request."""
+    def choose(self, route: Router, seq: Sequence, now: float, asks: Asks | None = None) -> Replica:
+        """Return the replica that gets a request; `asks` says what the router knows of it, by default its pages."""
         self.now = now
-        self.replicas[0].scheduler.batch.pages.hash(seq)  # the same in every replica
-        return self.replicas[next(route(self._known, Asked(seq.hashes, seq.client)))]
+        if asks is None:
+            self.replicas[0].scheduler.batch.pages.hash(seq)  # the same in every replica
+        asked = asks(seq) if asks else Asked(seq.hashes, seq.client)
+        return self.replicas[next(route(self._known, asked))]
 
 
 class _FreePages(Many[float]):
@@ -72,12 +76,15 @@ class _FreePages(Many[float]):
 class Fleet:
     """The replicas and the events. Each replica has the cost and the host overheads of an engine of its own.
 
-    `gaps` says whether the times between tokens are kept, 8 bytes for each token.
+    `gaps` says whether the times between tokens are kept, 8 bytes for each token. `names` are those of the replicas, by
+    which `session-sticky` sorts sessions.
     """
 
     def __init__(
-        self, schedulers: Iterable[Scheduler], cost: Cost, host: Host | None = None, *, gaps: bool = True
-    ) -> None:
+        self, schedulers: Iterable[Scheduler], cost: Cost, host: Host | None = None, *, gaps: bool = True,
+        names: Many[str] = (),
+    ) -> None:  # fmt: skip
+        self._names = names
         self.host = host or Host()
         self.pool = Pool()
         self.replicas: list[Replica] = []  # all that there ever were
@@ -99,8 +106,11 @@ class Fleet:
 
     def start(self, scheduler: Scheduler, now: float) -> Replica:
         """Return a new replica, which costs something from now on and gets no requests yet."""
-        replica = Replica(len(self.replicas), scheduler, self._cost, self.host, self._gaps)
+        number = len(self.replicas)
+        replica = Replica(number, scheduler, self._cost, self.host, self._gaps)
         replica.since = now
+        if number < len(self._names):
+            replica.name = self._names[number]
         self.replicas.append(replica)
         self.result.policy = scheduler.policy.name
         return replica
@@ -111,8 +121,11 @@ class Fleet:
         self._calls[self._called] = function
         heapq.heappush(self._events, (at, -1, self._called))
 
-    def run(self, arrivals: Iterable[Sequence], route: Router) -> FleetRun:
-        """Serve all arrivals, which are sorted by time, each at the replica that `route` chooses."""
+    def run(self, arrivals: Iterable[Sequence], route: Router, asks: Asks | None = None) -> FleetRun:
+        """Serve all arrivals, which are sorted by time, each at the replica that `route` chooses.
+
+        `asks` says what the router knows of a request; without it, that is its pages and its client.
+        """
         result, last = self.result, 0.0
         for seq in arrivals:
             if not result.requests:
@@ -121,7 +134,7 @@ class Fleet:
             last = seq.arrived_at
             self._until(last)
             self._numbers[seq] = result.requests
-            replica = self.pool.choose(route, seq, last)
+            replica = self.pool.choose(route, seq, last, asks)
             result.arrive(seq, replica.number)
             self.admit(self.pool, replica, seq)
         self.over = True

@@ -82,6 +82,12 @@ class FleetRun(Run):
         return np.array(self.columns["replica"]).astype(int)
 
     @property
+    def busiest(self) -> float:
+        """The requests that were sent to the replica with the most, by the mean over the replicas that got any."""
+        counts = np.unique(self.where, return_counts=True)[1]
+        return float(counts.max() / counts.mean())
+
+    @property
     def hit_rate(self) -> float:
         """The share of prompt tokens that were found in a prefix cache."""
         prompts = float(np.sum(self.columns["prompt"]))

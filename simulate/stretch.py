@@ -6,6 +6,8 @@ Such a stretch is gone through without a plan for each step. This module must no
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from itertools import accumulate, islice, repeat
 
 from scheduling.driver import tokens_due
 from scheduling.iteration import Plan
@@ -17,10 +19,12 @@ def step_ends(
     cost: Cost, host: Host, plan: Plan, now: float, most: int, until: float = math.inf
 ) -> tuple[list[float], list[float]]:
     """Return the ends of up to `most` steps that equal a plan of decodes, those before `until`, and their seconds."""
-    step, live, flat = cost.step(plan), len(plan.sequences), cost.flat
-    longest = max(seq.computed for seq in plan.sequences) + 1
+    step, live = cost.step(plan), len(plan.sequences)
     overhead = host.seconds(live)
     spent = cost.seconds(step) + overhead
+    if cost.flat:
+        return _equally_long(now, spent, most, until)
+    longest = max(seq.computed for seq in plan.sequences) + 1
     ends: list[float] = []
     seconds: list[float] = []
     for _ in range(most):
@@ -29,14 +33,22 @@ def step_ends(
             break
         ends.append(now)
         seconds.append(spent)
-        if not flat:
-            longest += 1
-            step = Step(
-                step.decodes, step.context + live, 0, 0, 0.0, 0,
-                longest if longest > step.longest else step.longest, 1, step.work + live,
-            )  # fmt: skip
-            spent = cost.seconds(step) + overhead
+        longest += 1
+        step = Step(
+            step.decodes, step.context + live, 0, 0, 0.0, 0,
+            longest if longest > step.longest else step.longest, 1, step.work + live,
+        )  # fmt: skip
+        spent = cost.seconds(step) + overhead
     return ends, seconds
+
+
+def _equally_long(now: float, spent: float, most: int, until: float) -> tuple[list[float], list[float]]:
+    """Return the same for steps that all take `spent` seconds, which are added up one by one, as single steps are."""
+    if spent > 0 and (until - now) / spent < most:
+        most = int((until - now) / spent) + 2  # one more than enough, whatever rounding does
+    ends = list(islice(accumulate(repeat(spent, most), initial=now), 1, None))
+    del ends[bisect_left(ends, until) :]
+    return ends, [spent] * len(ends)
 
 
 def step_seconds(cost: Cost, host: Host, plan: Plan) -> float:

@@ -15,15 +15,15 @@ import policies
 from client.console import say
 from client.option_types import Type
 from client.options import FILE, POSITIVE, Number, Option, UsageError, Values, nearest
-from fleet import autoscalers
+from fleet import autoscalers, bodies
 from fleet.autoscalers import AUTOSCALERS, Bounds
-from fleet.routers import ROUTERS
+from fleet.routers import ROUTERS, Asked
 from simulate import pictures
 from simulate.arguments import arrival_options, engine_options, policies_argument, refuse
 from simulate.commands.prepared import Sections, prepare
 from simulate.costs import Cost, Host, Sizes
 from simulate.disaggregated import Disaggregated, Transfer
-from simulate.fleet import Fleet
+from simulate.fleet import Asks, Fleet
 from simulate.fleet_run import FleetRun
 from simulate.inputs import make_scheduler
 from simulate.scaling import ScaledFleet, Scaling
@@ -64,6 +64,8 @@ def options() -> Sections:
             Option("--startup", "seconds until a new replica takes requests", Number(0, kind=float), default=30.0),
             Option("--upscale-delay", "seconds for which more replicas must be wanted", Number(0, kind=float), default=0.0),
             Option("--downscale-delay", "seconds for which fewer replicas must be wanted", Number(0, kind=float), default=60.0),
+            Option("--average", "seconds over which the autoscaler sees the mean of the load, as Ray Serve's; 0: the present one",
+                   Number(0, kind=float), default=0.0),
             Option(
                 "--prefill-replicas", "also serve with N of the replicas for prompts, and the others for the tokens after "
                 "the first", Number(1), several=True, default=[],
@@ -120,7 +122,7 @@ def serve(
     make = partial(make_scheduler, args, policy, prefix_cache=bool(args.kv_tokens) and rows.has_contents)
     fleet: Fleet
     if scaler:
-        delays = args.startup, args.upscale_delay, args.downscale_delay
+        delays = args.startup, args.upscale_delay, args.downscale_delay, args.average
         fleet = ScaledFleet(make, Scaling(autoscalers.make(scaler), args.replicas, *delays), cost, host, gaps=False)
     elif prefill:
         decode = [make_scheduler(args, policy, importing=True) for _ in range(args.replicas.most - prefill)]
@@ -129,7 +131,13 @@ def serve(
         fleet = Disaggregated([make() for _ in range(prefill)], decode, route, transfer, cost, host, gaps=False)
     else:
         fleet = Fleet([make() for _ in range(args.replicas.most)], cost, host, gaps=False)
-    return fleet.run(rows.arriving(), ROUTERS[router](random.Random(args.seed)))
+    return fleet.run(rows.arriving(), ROUTERS[router](random.Random(args.seed)), asking(rows))
+
+
+def asking(rows: Rows) -> Asks | None:
+    """Return what the ingress in front of real servers would know of each request: where there are texts, their blocks."""
+    texts = rows.texts
+    return None if texts is None else lambda seq: Asked(bodies.blocks(texts[int(seq.id)]), seq.client)
 
 
 def figures(run: FleetRun, limits: dict[str, float | None]) -> dict[str, Any]:
@@ -137,6 +145,7 @@ def figures(run: FleetRun, limits: dict[str, float | None]) -> dict[str, Any]:
     return {
         "mean_e2el_s": float(run.latency.mean()), "steps": run.steps,
         "p99_e2el_s": float(np.percentile(run.latency, 99)), "p99_ttft_s": float(np.percentile(run.ttft, 99)),
+        "mean_ttft_s": float(run.ttft.mean()), "busiest": run.busiest,
         "hit_rate": run.hit_rate, "refused": run.requests - run.answered, "slo": run.share_within(**limits),
         "replica_hours": run.replica_hours, "mean_replicas": run.mean_replicas,
         **({"history": [list(entry) for entry in run.history]} if run.history else {}),
@@ -180,7 +189,11 @@ def check_scaling(args: Values) -> None:
     for text in args.autoscaler or ():
         autoscalers.make(text)
     if not args.autoscaler:
-        refuse(args, ("startup", "upscale_delay", "downscale_delay", "out"), "has no effect. Use --autoscaler tokens")
+        refuse(
+            args,
+            ("startup", "upscale_delay", "downscale_delay", "average", "out"),
+            "has no effect. Use --autoscaler tokens",
+        )
         if args.replicas.least < args.replicas.most:
             raise UsageError(f"--replicas {shown(args.replicas)} requires an autoscaler. Use --autoscaler tokens")
     elif args.replicas.least == args.replicas.most:

@@ -104,6 +104,7 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--startup": (SCALED, "1"),
         "--upscale-delay": (SCALED, "5"),
         "--downscale-delay": (SCALED, "2"),
+        "--average": (SCALED, "10"),
         "--prefill-replicas": (f"fleet dynamic {SMALL}", "2"),
         "--transfer-gbps": (f"fleet dynamic {SMALL} --prefill-replicas 2", "0.01"),
         "--kv-bytes": (f"fleet dynamic {SMALL} --prefill-replicas 2", "100000000"),
