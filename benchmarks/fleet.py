@@ -8,110 +8,31 @@ interfaces; `--no-namespace` runs it in this one.
 * cost: a mock model behind one replica; rounds directly at its server and through the ingress take turns.
 * failures: requests at a steady rate while an actor is killed, then a server, and then all replicas are replaced. A client
   that does not retry is the first attempt of one that does.
-* texts: sampled texts of the model `bard` by two replicas, and by one of their servers alone.
+* routers: measured latencies, prefix hits and balance of each router, beside `simulate fleet` with the same arrivals.
+* scaling: the replicas over time under an autoscaler, measured and simulated, as figures and as a picture.
+* texts: sampled texts of `bard` and `smollm2` by two replicas in turn, and by one of their servers alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import signal
-import socket
 import statistics
-import struct
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from benchmarks import report
-from client.send.servers import free_port
+from benchmarks import fleet_scaling, report
+from benchmarks.fleet_process import ACTOR, SERVER, cpu_seconds, descendants, isolate, running
+from benchmarks.fleet_routers import LOADS, NAMES, measure_routers
 
-ISOLATED = "EB_INTERNAL_ISOLATED"
 MOCK = ["dynamic", "--model", "mock:llm-mock@20"]
-ACTOR, SERVER = "ray::ServeReplica", "gunicorn"
 PAUSE, TRIES = 0.5, 40  # of a client that retries
-
-
-def isolate() -> None:
-    """Run this command again in a network namespace of its own, and there bring up the loopback interface."""
-    if os.environ.get(ISOLATED) is None:
-        command = [sys.executable, "-m", "benchmarks.fleet", *sys.argv[1:]]
-        os.execvpe(
-            "unshare", ["unshare", "--user", "--map-root-user", "--net", *command], {**os.environ, ISOLATED: "1"}
-        )
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        fcntl.ioctl(sock, 0x8914, struct.pack("16sh", b"lo", 1 | 64))  # SIOCSIFFLAGS: IFF_UP, IFF_RUNNING
-
-
-def descendants(pid: int) -> Iterator[tuple[int, str]]:
-    """Yield the processes that a process has started, at any depth, with their command lines."""
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
-                yield child, Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")
-                yield from descendants(child)
-
-
-class Fleet:
-    """`python -m fleet.serve` on a free port."""
-
-    def __init__(self, *arguments: str) -> None:
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        began = time.perf_counter()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "fleet.serve", *arguments, "--host", "127.0.0.1", "--port", str(port)],
-            stderr=sys.stderr,
-        )
-        self.began = began
-
-    def find(self, name: str) -> list[tuple[int, str]]:
-        """Return the processes of replicas whose command line has this text, the oldest first."""
-        actors = [found for found in descendants(self.process.pid) if ACTOR in found[1]]
-        if name == ACTOR:
-            return sorted(actors)
-        return sorted(found for pid, _ in actors for found in descendants(pid) if name in found[1])
-
-    def servers(self) -> list[str]:
-        """Return the addresses of the replicas' own servers."""
-        commands = {command for _, command in self.find("app.py --host")}
-        return [f"http://127.0.0.1:{command.split('--port ')[1].split()[0]}" for command in sorted(commands)]
-
-    async def ready(self, session: aiohttp.ClientSession, replicas: int, seconds: float = 180.0) -> float:
-        """Wait until all replicas are ready; return the seconds since this object was made."""
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end and self.process.poll() is None:
-            with contextlib.suppress(aiohttp.ClientError, ValueError):
-                async with session.get(f"{self.url}/ready") as answer:
-                    body = await answer.json()
-                    if answer.status == 200 and body["status"] == "ok" and len(body["replicas"]) == replicas:
-                        return time.perf_counter() - self.began
-            await asyncio.sleep(0.2)
-        raise SystemExit(f"error: the fleet ended, or was not ready after {seconds:g} s. See above")
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(120)
-
-
-@contextlib.asynccontextmanager
-async def running(replicas: int, *arguments: str) -> AsyncIterator[tuple[Fleet, aiohttp.ClientSession, float]]:
-    """Start a fleet; yield it with a session, and the seconds that its start took."""
-    fleet = Fleet(*arguments, "--replicas", str(replicas))
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(120)) as session:
-        try:
-            yield fleet, session, await fleet.ready(session, replicas)
-        finally:
-            fleet.stop()
 
 
 async def ask(session: aiohttp.ClientSession, url: str, fields: dict[str, Any]) -> str | None:
@@ -208,14 +129,6 @@ async def measure_cost(args: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the processor time that a process has taken."""
-    with contextlib.suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return 0.0
-
-
 def resident(pid: int) -> int:
     """Return the bytes of memory that a process has, of shared ones its part."""
     with contextlib.suppress(OSError):
@@ -279,23 +192,31 @@ async def measure_failures(args: Any) -> dict[str, Any]:
 
 
 async def measure_texts(args: Any) -> dict[str, Any]:
-    """Return how many sampled texts of two replicas differ from those of one of their servers."""
-    async with running(2, "dynamic", "--model", args.model) as (fleet, session, _):
+    """Return for each model how many sampled texts of two replicas in turn differ from those of one of their servers."""
+    return {model: await compare_texts(model, args.texts) for model in args.model}
+
+
+async def compare_texts(model: str, count: int) -> dict[str, Any]:
+    """Return how many texts of a model differ, and how many requests each replica answered."""
+    async with running(2, "dynamic", "--model", model, "--router", "round-robin") as (fleet, session, _):
         bodies = [
-            {"prompt": f"ROMEO:\nLine {k}", "num_tokens": 40, "seed": k, "temperature": 1.0} for k in range(args.texts)
+            {"prompt": f"ROMEO:\nLine {k}", "num_tokens": 40, "seed": k, "temperature": 1.0} for k in range(count)
         ]
         alone = [await ask(session, fleet.servers()[0], body) for body in bodies]
         together = await asyncio.gather(*(ask(session, fleet.url, body) for body in bodies))
         async with session.get(f"{fleet.url}/stats") as answer:
             stats = await answer.json()
-    served = [one["requests"] for one in stats["replicas"].values()]
     differ = sum(a != b or a is None for a, b in zip(alone, together))
-    return {"model": args.model, "texts": len(bodies), "differ": differ, "requests_by_replica": served}
+    replicas = list(stats["replicas"].values())
+    served = [one["requests"] for one in replicas]  # one of them also the texts of one server
+    return {"texts": count, "differ": differ, "requests_by_replica": served, "dtype": replicas[0]["engine"]["dtype"]}
 
 
 def main() -> None:
     parser = report.parser("fleet", __doc__)
-    parser.add_argument("parts", nargs="*", default=["cost", "failures", "texts"], help="cost, failures, texts")
+    parser.add_argument(
+        "parts", nargs="*", default=["cost", "failures", "texts"], help="cost, failures, texts, routers, scaling"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="of each way in cost (default %(default)s)")
     parser.add_argument("--rate", type=float, default=200, help="requests per second in cost (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=10, help="of a round of cost (default %(default)s)")
@@ -304,12 +225,24 @@ def main() -> None:
         "--failure-rate", type=float, default=20, help="requests per second in failures (default %(default)s)"
     )
     parser.add_argument("--texts", type=int, default=64, help="of texts (default %(default)s)")
-    parser.add_argument("--model", default="bard", help="of texts (default %(default)s)")
+    parser.add_argument("--model", nargs="*", default=["bard", "smollm2"], help="of texts (default: bard smollm2)")
+    parser.add_argument(
+        "--loads", nargs="*", default=list(LOADS), choices=list(LOADS), help="of routers (default: both)"
+    )
+    parser.add_argument("--routers", nargs="*", default=list(NAMES), choices=list(NAMES), help="(default: all)")
+    parser.add_argument("--count", type=int, default=240, help="requests of a run of routers (default %(default)s)")
+    fleet_scaling.add_options(parser)
     parser.add_argument("--no-namespace", action="store_true", help="run in this network namespace")
     args = parser.parse_args()
     if not args.no_namespace:
         isolate()
-    measures = {"cost": measure_cost, "failures": measure_failures, "texts": measure_texts}
+    measures = {
+        "cost": measure_cost,
+        "failures": measure_failures,
+        "texts": measure_texts,
+        "routers": measure_routers,
+        "scaling": fleet_scaling.measure_scaling,
+    }
     if unknown := set(args.parts) - set(measures):
         parser.error(f"unknown part {', '.join(unknown)}. Use {', '.join(measures)}")
     report.finish("fleet", {part: asyncio.run(measures[part](args)) for part in args.parts}, args.json)

@@ -36,6 +36,13 @@ def add_model(parser: argparse.ArgumentParser, *dtypes: str) -> None:
     parser.add_argument("--kv-dtype", default="auto", choices=("auto", "int8"))
 
 
+def keep(file: Path | None, result: dict[str, Any]) -> None:
+    """Write what is known so far to the file of --json, which `finish` writes again."""
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(result, indent=1) + "\n")
+
+
 def finish(name: str, result: dict[str, Any], file: Path | None) -> None:
     """Print a result with the machine and the command, and write it to the file."""
     command = " ".join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])

