@@ -45,7 +45,8 @@ class Store:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self.folder = folder
         self._files = folder / "files"
-        self._files.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds prompts and answers
+        self._files.mkdir(exist_ok=True)
         self._clock = clock
         self._lock = threading.Lock()
         self._db = sqlite3.connect(folder / "batches.sqlite", timeout=30, check_same_thread=False, isolation_level=None)

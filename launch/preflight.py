@@ -28,6 +28,8 @@ def check(config: Config, environ: Mapping[str, str] = os.environ) -> None:
     check_open_files(config)
     check_tokenizer_file(config)
     check_folders(environ)
+    if config.batch_folder:
+        check_writable(Path(config.batch_folder), "the folder of batches", "--batch-folder")
 
 
 def check_torch(config: Config) -> None:

@@ -61,6 +61,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     [
         ({"EB_CACHE_DIR": "/dev/full"}, [], "cache folder /dev/full: "),
         ({"EB_CACHE_DIR": "/proc/nowhere"}, [], "cache folder /proc/nowhere: "),
+        ({}, ["--batch-folder", "/proc/nowhere"], "folder of batches /proc/nowhere: "),
         ({"BATCHING": "dinamic"}, [], "unknown policy 'dinamic'. Did you mean 'dynamic'?"),
         ({}, ["dynamic", "--policy-option", "w=1"], "no option 'w'"),
         ({}, ["--tokenizer-file", "/nowhere.tiktoken"], "/nowhere.tiktoken"),
