@@ -23,6 +23,7 @@ FEWEST_REQUESTS = 4
 FEWEST_STEPS = 10
 PAUSE = 2.0  # seconds without an arrival, after which a request that finds the server idle begins another load
 STRETCHES_PER_LINE = 10
+KINDS = {"ValueError": "invalid_request_error", "UnknownWorkload": "not_found_error"}  # of the simulator's exceptions
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class WhatIf:
             self._busy.release()
         if answer.startswith(b'{"problem"'):
             kind, _, text = json.loads(answer)["problem"].partition(": ")
-            raise InferenceError("invalid_request_error" if kind == "ValueError" else "server_error", text[:1000])
+            raise InferenceError(KINDS.get(kind, "server_error"), text[:1000])
         return answer
 
     def stop(self) -> None:

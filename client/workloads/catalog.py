@@ -128,6 +128,10 @@ def _selected(draw: Draw, selection: str) -> list[Sample]:
     return [Sample(*s) for s in PromptData(draw.count, None, selection, draw.rng, draw.context).prompts]
 
 
+class UnknownWorkload(ValueError):
+    """No workload has this name."""
+
+
 WORKLOADS: dict[str, Callable[..., list[Sample]]] = {
     "original": original,
     "original-buckets": original_buckets,
@@ -209,7 +213,7 @@ def has_turns(spec: str | None) -> bool:
 def _parse(spec: str) -> tuple[str, list[int]]:
     name, *words = spec.split(":")
     if name not in WORKLOADS:
-        raise ValueError(
+        raise UnknownWorkload(
             f"unknown workload {name!r}.{nearest(name, WORKLOADS)} Use one of {', '.join(WORKLOADS)}, sharegpt:FILE, trace:FILE"
         )
     highest = HIGHEST.get(name, ())

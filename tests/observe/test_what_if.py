@@ -213,6 +213,7 @@ def process(code: str, timeout: float = 30.0) -> WhatIf:
     [
         ("raise SystemExit(3)", "unavailable_error"),
         ("import sys; [print('{\"problem\": \"ValueError: no\"}') for line in sys.stdin if 'ask' in line]", "invalid_request_error"),
+        ("import sys; [print('{\"problem\": \"UnknownWorkload: no\"}') for line in sys.stdin if 'ask' in line]", "not_found_error"),
         ("import sys; [print('{\"problem\": \"KeyError: 1\"}') for line in sys.stdin if 'ask' in line]", "server_error"),
     ],
 )  # fmt: skip
