@@ -14,7 +14,7 @@ from client import ending
 from client.console import say
 from client.options import FOLDER, POSITIVE, Option, UsageError, Values
 from client.report import store, tables
-from simulate import result, workloads
+from simulate import regret, result, workloads
 from simulate.arguments import arrival_options, config_of, engine_options, now, policies_argument, refuse
 from simulate.commands.prepared import Sections, prepare
 from simulate.inputs import make_scheduler
@@ -69,6 +69,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
             run, config={**config_of(args), "policies": [policy]}, seed=args.seed, limits=limits,
             arrivals=rows.arrivals, trace_sha256=rows.sha256, date=now(),
         )  # fmt: skip
+        numbers["simulation"] |= regret.of(run, cost, scheduler)
         pace = f"{run.steps:,} steps in {seconds:.2f} s, {run.steps / max(seconds, 1e-9):,.0f} a second"
         say(console, f"{policy}: {pace}{hint_words(numbers['simulation'])}")
         if folder:
@@ -131,6 +132,7 @@ def show_runs(console: Console, results: Sequence[dict[str, Any]]) -> None:
         times, counts = tables.result(results[0])
         times.title = f"{results[0]['policy']}, simulated: milliseconds"
         console.print(times, counts)
+        say(console, regret.sentence(results[0]["simulation"]))
         return
     table = Table(title="simulated, the same arrivals for all; times in ms")
     columns = {
@@ -143,3 +145,5 @@ def show_runs(console: Console, results: Sequence[dict[str, Any]]) -> None:
     for n in results:
         table.add_row(n["policy"], *(f"{n[key]:,.1f}" if n[key] is not None else "-" for key in columns.values()))
     console.print(table)
+    for n in results:
+        say(console, f"{n['policy']}: {regret.sentence(n['simulation'])}")

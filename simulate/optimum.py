@@ -1,0 +1,112 @@
+"""The best that is possible for a few requests: the least mean latency of all schedules, by branch and bound.
+
+A schedule says before each step which sequences compute; they may pause, and the machine may wait. Prompts are computed in
+one step each. The search goes through what the requests have so far, the time, and the sum of the latencies; of two ways to
+the same point, one that is both later and worse is dropped, and so is one that the bounds say cannot win. This module must
+not know policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from itertools import combinations
+from math import prod
+
+import numpy as np
+
+from scheduling.sequence import Sequence
+from simulate.bounds import completions
+from simulate.costs import Cost, Host
+from simulate.shares import shares_of
+from simulate.steps import Step
+
+MOST_REQUESTS = 8
+MOST_POINTS = 3000  # combinations of what the requests have so far; more take too long
+
+
+def is_small(sequences: Many[Sequence]) -> bool:
+    """Return whether the search is over within about a second."""
+    points = prod(max(1, s.max_tokens) + 1 for s in sequences)
+    return 1 <= len(sequences) <= MOST_REQUESTS and points <= MOST_POINTS
+
+
+class Optimum:
+    """The search for one list of requests; times are seconds."""
+
+    def __init__(self, sequences: Many[Sequence], cost: Cost, slots: int, host: Host | None = None) -> None:
+        if not 1 <= len(sequences) <= MOST_REQUESTS:
+            raise ValueError(
+                f"{len(sequences)} requests, but the search takes 1 to {MOST_REQUESTS}. Use bounds() for more"
+            )
+        self.cost, self.slots, self.host = cost, slots, host or Host()
+        self.arrival = [s.arrived_at for s in sequences]
+        self.prompt = [len(s.prompt_ids) for s in sequences]
+        self.output = [max(1, s.max_tokens) for s in sequences]
+        self.kinds = [*zip(self.arrival, self.prompt, self.output)]
+        self._shares = shares_of(cost, min(slots, len(sequences)), self.host)[0]
+        self._best = float("inf")
+        self._seen: dict[tuple[int, ...], list[tuple[float, float]]] = {}
+
+    def least_mean(self) -> float:
+        """Return the least mean latency."""
+        self._search((0,) * len(self.arrival), min(self.arrival), 0.0)
+        return self._best / len(self.arrival) + self.host.alpha0 + self.host.alpha1
+
+    def _search(self, done: tuple[int, ...], now: float, total: float) -> None:
+        waiting = [j for j, tokens in enumerate(done) if tokens < self.output[j]]
+        if not waiting:
+            self._best = min(self._best, total)
+            return
+        if total + self._least_rest(done, waiting, now) >= self._best - 1e-12 or self._is_dominated(done, now, total):
+            return
+        for start in sorted({now, *(self.arrival[j] for j in waiting if self.arrival[j] > now)}):
+            for members in self._choices(done, [j for j in waiting if self.arrival[j] <= start]):
+                end = start + self.cost.seconds(self._step(done, members)) + self.host.seconds(len(members))
+                after = list(done)
+                for j in members:
+                    after[j] += 1
+                finished = sum(end - self.arrival[j] for j in members if after[j] == self.output[j])
+                self._search(tuple(after), end, total + finished)
+
+    def _choices(self, done: tuple[int, ...], ready: list[int]) -> list[tuple[int, ...]]:
+        """Return which sequences may compute: of those that are alike in all respects, any is as good as another."""
+        choices: dict[tuple[tuple[float, ...], ...], tuple[int, ...]] = {}
+        ready = sorted(ready, key=lambda j: self.output[j] - done[j])
+        for size in range(min(self.slots, len(ready)), 0, -1):
+            for members in combinations(ready, size):
+                choices.setdefault(tuple(sorted((*self.kinds[j], done[j]) for j in members)), members)
+        return list(choices.values())
+
+    def _step(self, done: tuple[int, ...], members: tuple[int, ...]) -> Step:
+        decodes = [self.prompt[j] + done[j] for j in members if done[j]]
+        prompts = [self.prompt[j] for j in members if not done[j]]
+        return Step(
+            len(decodes), sum(decodes), len(prompts), sum(prompts), sum(p * (p + 1) / 2 for p in prompts),
+            sum(p * p for p in prompts), max([*decodes, *prompts]), max([1, *prompts]), sum(decodes) + sum(p * p for p in prompts),
+        )  # fmt: skip
+
+    def _least_rest(self, done: tuple[int, ...], waiting: list[int], now: float) -> float:
+        """Return the least sum of latencies of the requests that are not done."""
+        shares = self._shares
+        arrival = np.array([max(now, self.arrival[j]) for j in waiting])
+        work, alone = [], 0.0
+        for j in waiting:
+            left, prompt = self.output[j] - done[j], self.prompt[j]
+            first, first_alone = shares.row, shares.alone_row
+            if not done[j]:
+                pairs = shares.pair * prompt * (prompt + 1) / 2
+                first = shares.prompt + shares.token * prompt + pairs
+                first_alone = shares.alone_prompt + shares.alone_token * prompt + pairs
+            work.append(first + (left - 1) * shares.row)
+            alone += first_alone + (left - 1) * shares.alone_row + max(now - self.arrival[j], 0.0)
+        together = completions(arrival, np.array(work)).sum() - sum(self.arrival[j] for j in waiting)
+        return float(max(together, alone))
+
+    def _is_dominated(self, done: tuple[int, ...], now: float, total: float) -> bool:
+        """Return whether the same point was reached no later with no larger sum; otherwise note this way."""
+        others = self._seen.setdefault(done, [])
+        if any(at <= now and cost <= total for at, cost in others):
+            return True
+        others[:] = [(at, cost) for at, cost in others if not (now <= at and total <= cost)]
+        others.append((now, total))
+        return False

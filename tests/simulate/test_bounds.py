@@ -1,0 +1,177 @@
+"""Lower bounds: never above what is possible, and near it."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from itertools import permutations
+
+import numpy as np
+import pytest
+from support_simulate import run_command
+
+import policies
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from simulate import regret
+from simulate.bounds import Jobs, bounds, misses
+from simulate.costs import Affine, Cost, Host, Phases, Scaled
+from simulate.optimum import Optimum
+from simulate.published import MODELS
+from simulate.simulator import simulate
+from simulate.steps import decoding, prefilling
+
+LINEAR = [
+    Affine(base=8, token=1, row=1),
+    Affine(base=2, token=1, row=0.2, prefill=1, context=0.05, pair=0.01),
+    Phases(base=8, row=0.2, start=5, request=2),
+    Phases(base=8, row=0.1, token=0.1),
+    MODELS["constant"],
+]
+OTHERS = [
+    Affine(base=4, token=0.5, hinge=2, knee=3),
+    Phases(base=1, row=1, start=2, token=0.3, request=0.1, square=0.01, context=0.02, knee=1),
+    Scaled(MODELS["roofline"], 3.0),
+    *(MODELS[name] for name in ("distserve-opt13b", "splitwise", "llm-mock", "ssjf", "scheduler-sim")),
+]
+
+
+def requests(rng: random.Random, cost: Cost, most: int, longest: int = 3) -> list[Sequence]:
+    """Return a few short requests whose arrivals are close enough for them to meet."""
+    spread = rng.choice([0, 2, 6]) * cost.seconds(decoding(1, 2, 2))
+    return [
+        Sequence([0] * rng.randint(1, 6), rng.randint(1, longest), id=str(i), arrived_at=rng.random() * spread)
+        for i in range(rng.randint(1, most))
+    ]
+
+
+def gaps(number: int, laws: list[Cost], most: int) -> list[float]:
+    """Return bound over optimum for random requests; never more than 1."""
+    rng = random.Random(1)
+    shares = []
+    for _ in range(number):
+        cost, slots = rng.choice(laws), rng.randint(1, 3)
+        few = requests(rng, cost, most)
+        shares.append(bounds(few, cost, slots).mean_latency / Optimum(few, cost, slots).least_mean())
+        assert shares[-1] <= 1 + 1e-9, (cost, slots, few)
+    return shares
+
+
+def test_bounds_stay_below_the_optimum_and_within_a_twentieth_of_it() -> None:
+    assert statistics.median(gaps(80, LINEAR, 4)) > 0.95
+
+
+def test_bounds_of_laws_with_knees_and_tables_stay_below_the_optimum_too() -> None:
+    assert statistics.median(gaps(60, OTHERS, 4)) > 0.8
+
+
+@pytest.mark.full
+def test_bounds_of_seven_requests_stay_below_the_optimum() -> None:
+    assert statistics.median(gaps(2000, LINEAR, 7)) > 0.95
+    assert statistics.median(gaps(500, OTHERS, 7)) > 0.8
+
+
+@pytest.mark.parametrize("cost", [*LINEAR, *OTHERS], ids=lambda cost: cost.name)
+@pytest.mark.parametrize("name", ["nobatch", "static", "dynamic", "chunked", "dynamic+srpt", "prefill-first"])
+def test_no_policy_beats_the_bounds(name: str, cost: Cost) -> None:
+    rng = random.Random(7)
+    for host in (Host(), Host(0.2, 0.1, 0.01, 0.05)):
+        many = requests(rng, cost, 40, longest=12)
+        for seq in many:
+            seq.deadline = seq.arrived_at + rng.uniform(1, 30) * cost.seconds(decoding(1, 2, 2))
+        pool = PagePool(400, 2)
+        run = simulate(Scheduler(policies.get_policy(name, max_batch_size=3), pool, 16), many, cost, host)
+        least = bounds(many, cost, 3, host, pool.page_size)
+        assert least.mean_latency <= run.latency.mean() * (1 + 1e-9)
+        assert least.makespan <= run.makespan * (1 + 1e-9)
+        late = sum((seq.finished_at or 0.0) + host.alpha1 > (seq.deadline or 0.0) for seq in many)
+        assert (least.misses or 0) <= late
+
+
+def test_the_bound_of_a_request_alone_is_its_time_alone() -> None:
+    cost = LINEAR[1]
+    alone = cost.seconds(prefilling(5)) + cost.seconds(decoding(1, 6)) + cost.seconds(decoding(1, 7))
+    least = bounds([Sequence([0] * 5, 3, arrived_at=4.0)], cost, 8)
+    assert least.mean_latency == pytest.approx(alone)
+    assert least.makespan == pytest.approx(alone)
+
+
+def test_shortest_first_attains_the_bound_of_a_burst_without_batching() -> None:
+    cost = MODELS["constant"]
+    burst = [Sequence([0], 1 + i % 7, id=str(i)) for i in range(20)]
+    run = simulate(Scheduler(policies.get_policy("nobatch+sjf", max_batch_size=1)), burst, cost)
+    least = bounds(burst, cost, 1)
+    assert run.latency.mean() == pytest.approx(least.mean_latency)
+    assert run.makespan == pytest.approx(least.makespan)
+
+
+def test_prompts_that_begin_alike_may_be_cached() -> None:
+    cost, pool = LINEAR[0], PagePool(10, 2)
+    twins = [Sequence([1, 2, 3, 4, 5], 1, id=str(i)) for i in range(2)]
+    apart = bounds(twins, cost, 2).makespan
+    for seq in twins:
+        seq.hashes = pool.hashes(seq.prompt_ids)
+    assert bounds(twins, cost, 2, page_size=2).makespan == pytest.approx(apart - 2 * 4)
+
+
+def on_one_machine(arrival: list[int], work: list[int], deadline: list[int]) -> Jobs:
+    """Return jobs of which one is computed at a time."""
+    starts, seconds, none = np.array(arrival, float), np.array(work, float), np.zeros(len(work))
+    return Jobs(starts, seconds, seconds, none, none, none, none, 1, 0.0, np.array(deadline, float))
+
+
+def test_missed_deadlines_stay_below_the_fewest_of_all_orders() -> None:
+    rng = random.Random(3)
+    for _ in range(60):
+        arrival = [rng.randint(0, 8) for _ in range(5)]
+        work = [rng.randint(1, 4) for _ in range(5)]
+        deadline = [a + rng.randint(1, 9) for a in arrival]
+        fewest = 5
+        for order in permutations(range(5)):
+            now, late = 0, 0
+            for j in order:
+                now = max(now, arrival[j]) + work[j]
+                late += now > deadline[j]
+            fewest = min(fewest, late)
+        assert misses(on_one_machine(arrival, work, deadline)) <= fewest
+
+
+def test_hopeless_deadlines_are_missed() -> None:
+    many = [Sequence([0], 3, arrived_at=1.0, deadline=1.5), Sequence([0], 3, arrived_at=1.0, deadline=1e6)]
+    assert bounds(many, LINEAR[0], 2).misses == 1
+
+
+def test_the_best_of_two_unequal_requests_is_the_shorter_one_first() -> None:
+    cost = MODELS["constant"]
+    first, both = cost.seconds(decoding(1, 2)), cost.seconds(decoding(2, 4))
+    pair = [Sequence([0], 3), Sequence([0], 1)]
+    assert Optimum(pair, cost, 1).least_mean() == pytest.approx((first + 4 * first) / 2)
+    assert Optimum(pair, cost, 2).least_mean() == pytest.approx((both + both + 2 * first) / 2)
+
+
+def test_too_many_requests_for_the_search_are_refused() -> None:
+    with pytest.raises(ValueError, match="1 to 8"):
+        Optimum([Sequence([0], 1)] * 9, LINEAR[0], 1)
+    with pytest.raises(ValueError, match="at least 1"):
+        bounds([], LINEAR[0], 1)
+
+
+def test_a_run_says_how_far_it_is_from_the_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    numbers, _ = run_command(capsys, "run", "dynamic", "--num", "50", "--rate", "3")
+    simulation = numbers["simulation"]
+    assert 0 <= simulation["above_least_duration"] < 0.05
+    assert 0 <= simulation["above_least_mean_e2el"] < 0.5
+
+
+def test_a_run_with_refused_requests_has_no_bounds() -> None:
+    assert "no lower bounds" in regret.sentence({})
+
+
+def test_a_run_of_few_short_requests_is_compared_with_the_best_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = ("--num", "4", "--workload", "fixed:8:3", "--arrivals", "burst", "--max-batch-size", "2")
+    numbers, _ = run_command(capsys, "run", "nobatch", "dynamic", *wanted)
+    alone, batched = (run["simulation"] for run in numbers["runs"])
+    assert batched["above_best_mean_e2el"] == pytest.approx(0)
+    assert alone["above_best_mean_e2el"] > 0.2
+    assert alone["least_mean_e2el_ms"] <= alone["best_mean_e2el_ms"]
