@@ -152,19 +152,18 @@ INLINE const char *fetch(const char *from, int lines) {
   return from + 64 * lines;
 }
 
-// What a block of rows fetches: at each of its steps `count` addresses, `apart` bytes from each other, up to `end`.
+// What a block of rows fetches: at each of its steps `count` addresses, `apart` bytes from each other.
 typedef struct {
-  const char *from, *end;
+  const char *from;
   int64_t apart;
   int count;
 } Ahead;
 
 // The share of block `b` of `blocks`, each of `steps` steps, in the `bytes` from `next` on. Steps fetch evenly, since a
-// core has few buffers for lines that are under way, but a line not more than twice.
+// core has few buffers for lines that are under way; to fetch a line twice costs less than to see that it is fetched.
 INLINE Ahead share_of(const char *next, int64_t bytes, int64_t b, int64_t blocks, int64_t steps) {
-  const int64_t first = bytes * b / blocks, size = bytes * (b + 1) / blocks - first, count = (size / 64 + steps) / steps;
-  const int64_t apart = size / (steps * count);
-  return (Ahead){next + first, next + first + size, apart < 32 ? 32 : apart, (int)count};
+  const int64_t all = blocks * steps, count = (bytes / 64 + all - 1) / all;
+  return (Ahead){next + bytes * b / blocks, count ? bytes / (all * count) : 0, (int)count};
 }
 
 // `count` of a panel's units, such as pairs of inputs, at `w`, and what is fetched while they are multiplied.
@@ -184,5 +183,5 @@ INLINE Slice slice_at(const char *panel, int64_t from, int64_t units, int64_t mo
 }
 
 INLINE void fetch_step(Ahead *a) {
-  for (int i = 0; i < a->count && a->from < a->end; i++, a->from += a->apart) __builtin_prefetch(a->from, 0, 2);
+  for (int i = 0; i < a->count; i++, a->from += a->apart) __builtin_prefetch(a->from, 0, 2);
 }
