@@ -138,16 +138,20 @@ class Config:
         "sequences in the same memory as with bfloat16", Choice(["auto", "int8"])
     )  # fmt: skip
     speculate: str = setting(
-        "off", "guess tokens and compute them together, several in a step, where that is faster; no text changes. ngram: from "
+        "off", "speculative decoding: compute several tokens of a request in a step where that is faster; no text changes. ngram: from "
         "repetitions in the text; model: by --draft-model; auto: by that if it is set, otherwise ngram",
         Choice(["off", "ngram", "model", "auto"])
     )  # fmt: skip
     draft_model: str = setting(
-        "", "smaller model with the same tokenizer that guesses tokens, such as distilgpt2 for gpt2-medium"
+        "", "smaller model with the same tokenizer that proposes draft tokens, such as distilgpt2 for gpt2-medium"
     )
     drafts: str = setting(
-        "auto", "with --speculate: guesses in a step for each request, 0 to 16; auto: as many as are worth their time",
+        "auto", "with --speculate: draft tokens in a step for each request, 0 to 16; auto: as many as are worth their time",
         Choice(["auto", *map(str, range(17))], "N|auto")
+    )  # fmt: skip
+    mock_acceptance: float = setting(
+        0.7, "with --speculate and a mock model: how likely a draft token is accepted if those before it are",
+        Number(0, 1, float)
     )  # fmt: skip
     batch_invariant: bool = setting(
         False, "on a GPU: compute the same tokens for a request alone and in any batch, slightly slower; always so "

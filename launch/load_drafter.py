@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from config import Config, ConfigError
 from launch.load_model import Parts
 from scheduling.speculation import Drafter, Speculator
+from simulate.drafting import DrawnDrafter
+from simulate.mock import MockModel
 
 if TYPE_CHECKING:
     from generate.drafters.model import ModelDrafter
@@ -33,7 +35,9 @@ def make_speculator(config: Config, parts: Parts) -> Speculator | None:
 
 
 def make_drafter(config: Config, parts: Parts) -> Drafter:
-    """Return the configured drafter."""
+    """Return the configured drafter; of a mock model always one whose draft tokens are accepted as often as configured."""
+    if isinstance(parts.model, MockModel):
+        return DrawnDrafter(config.mock_acceptance, tokens=parts.model.token)
     from generate.drafters.ngram import NgramDrafter
 
     return load_draft_model(config, parts) if config.draft_model else NgramDrafter()

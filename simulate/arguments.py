@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import policies
+from client.option_types import Type
 from client.options import FILE, POSITIVE, Argument, Choice, Number, Option, UsageError, Values
 from client.workloads import catalog
 from simulate import workloads
@@ -36,6 +37,36 @@ def policies_argument() -> Argument:
     return Argument("policies", names, nargs=-1, required=True, metavar="POLICY...")
 
 
+class Acceptance(Type):
+    """A probability, or a file of recorded steps."""
+
+    name = "P|FILE"
+    bounds = "0..1"
+    wanted = "a number from 0 to 1, or an iterations.jsonl of client.compare"
+
+    def parse(self, value: Any) -> float | Path:
+        try:
+            number = float(value)
+        except ValueError:
+            path = Path(value)
+            if not path.is_file():
+                raise
+            return path
+        if not 0 <= number <= 1:
+            raise ValueError
+        return number
+
+
+SPECULATION_OPTIONS = [
+    Option(
+        "--acceptance", "speculative decoding: how likely a draft token is accepted if those before it are, or an "
+        "iterations.jsonl in which it was recorded (default: no draft tokens)", Acceptance(),
+    ),
+    Option(
+        "--drafts", "with --acceptance: draft tokens in a step for each request, 0 to 16; auto: as many as are worth their "
+        "time, as in the server", Choice(["auto", *map(str, range(17))], "N|auto"), default="auto",
+    ),
+]  # fmt: skip
 KV_OPTIONS = [
     Option(
         "--kv-tokens", "tokens that the KV pages hold, which prompts that begin alike share; 0: no limit, nothing shared",
@@ -49,7 +80,12 @@ KV_OPTIONS = [
 
 
 def engine_options(
-    *, kv: bool = True, cost: str | None = "oracle-a", default_cost: str = "", max_tokens_per_step: int = 2048
+    *,
+    kv: bool = True,
+    speculation: bool = True,
+    cost: str | None = "oracle-a",
+    default_cost: str = "",
+    max_tokens_per_step: int = 2048,
 ) -> list[Option]:
     """Return the options of the engine; `default_cost` describes a missing default."""
     return [
@@ -66,6 +102,7 @@ def engine_options(
             default=max_tokens_per_step,
         ),
         *(KV_OPTIONS if kv else []),
+        *(SPECULATION_OPTIONS if speculation else []),
     ]  # fmt: skip
 
 

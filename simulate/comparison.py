@@ -95,10 +95,12 @@ def token_gaps(records: Iterable[Record], prompts: Mapping[str, int]) -> np.ndar
     gaps = []
     for record in records:
         ended = record["t"] + record["seconds"]
+        accepted = {draft["id"]: draft["accepted"] for draft in record.get("drafts", ())}
         for m in record["members"]:
             if m["phase"] == "decode" or (m["phase"] == "prefill" and m["computed"] >= prompts[m["id"]]):
                 if m["id"] in last:
-                    gaps.append(ended - last[m["id"]])
+                    tokens = 1 + accepted.get(m["id"], 0)
+                    gaps += [(ended - last[m["id"]]) / tokens] * tokens
                 last[m["id"]] = ended
     return np.array(gaps)
 

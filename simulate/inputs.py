@@ -12,7 +12,7 @@ from client.options import UsageError, Values
 from client.workloads.corpus import USUAL_CONTEXT
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
-from simulate import published, workloads
+from simulate import drafting, published, workloads
 from simulate.arguments import read_pairs, refuse
 from simulate.costs import Cost, Host, Padded, Ragged
 from simulate.disaggregated import ImportingPool
@@ -63,7 +63,8 @@ def make_scheduler(
     size = args.page_size if args.kv_tokens else 0
     pool = ImportingPool if importing else PagePool
     pages = pool(args.kv_tokens // size + 1, size, prefix_cache=prefix_cache) if size else None
-    return Scheduler(instance, pages, args.max_tokens_per_step)
+    speculator = None if args.acceptance is None else drafting.speculator(args.acceptance, args.drafts, args.seed)
+    return Scheduler(instance, pages, args.max_tokens_per_step, speculator=speculator)
 
 
 def has_own_rate(args: Values) -> bool:

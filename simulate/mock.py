@@ -95,9 +95,9 @@ class MockModel:
             self._sleep(rest)
         return outputs
 
-    def token(self, seq: Request) -> int:
-        """Return the token that this sequence gets next: a fixed mixture of its last prompt token and the place."""
-        return self.ids[self._place(seq, 0)]
+    def token(self, seq: Request, later: int = 0) -> int:
+        """Return the token after the next `later` ones: a fixed mixture of the last prompt token and the place."""
+        return self.ids[self._place(seq, later)]
 
     def _place(self, seq: Request, later: int) -> int:
         mixed = (seq.prompt_ids[-1] * 2654435761 + (len(seq.output_ids) + later) * 40503) & 0xFFFFFFFF
@@ -105,7 +105,7 @@ class MockModel:
 
     def _run(self, seq: Request, drafts: list[int]) -> Output:
         """Return the drafts that are right, and the token behind them."""
-        ids = run_of(drafts, [self.ids[self._place(seq, later)] for later in range(len(drafts) + 1)])
+        ids = run_of(drafts, [self.token(seq, later) for later in range(len(drafts) + 1)])
         outputs = (self._output(seq, later) for later in range(len(ids)))
         return Run(ids, [output.detail for output in outputs if isinstance(output, Token)])
 

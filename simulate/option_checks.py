@@ -59,6 +59,7 @@ def check_policies(args: Values, reported: Collection[str] = ()) -> list[Policy]
             refuse(args, ("max_batch_size", "slots"), why)
         every += some
     _check_tokens_per_step(args, named, every)
+    _check_speculation(args, named, every)
     _check_hints(args, named, every, reported)
     return every
 
@@ -71,6 +72,13 @@ def _check_tokens_per_step(args: Values, named: str, every: Iterable[Policy]) ->
     elif (most := max(ragged)) > args.max_tokens_per_step:
         why = f"is too few: {most} running requests compute a token each. Use {most} or more, or fewer slots"
         refuse(args, ("max_tokens_per_step",), why)
+
+
+def _check_speculation(args: Values, named: str, every: Iterable[Policy]) -> None:
+    if getattr(args, "acceptance", None) is None:
+        refuse(args, ("drafts",), "has no effect without draft tokens. Use --acceptance 0.7")
+    elif all(policy.padded for policy in every):
+        refuse(args, ("acceptance",), f"has no effect: {named} pads, and computes no draft tokens. Use dynamic")
 
 
 def _check_hints(args: Values, named: str, every: Sequence[Policy], reported: Collection[str]) -> None:

@@ -26,7 +26,8 @@ from scheduling.policy import Policy
 from scheduling.reservations import Reservations
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import calibrate, published
+from scheduling.speculation import MOST, Speculator
+from simulate import calibrate, drafting, published
 from simulate.costs import Cost, Host
 from simulate.simulator import Run, simulate
 from simulate.steps import Step, step_of_members
@@ -38,7 +39,7 @@ COLUMNS = ("policy", "load", "repeat", "index", "ttft_s", "simulated_ttft_s", "l
 OWN = "each run's own steps"
 Record = Mapping[str, Any]
 Line = Mapping[str, str]
-Members = frozenset[tuple[str, int]]  # the requests of a step, and their tokens in cache after it
+Members = frozenset[tuple[str, int]]  # the requests of a step, and their tokens behind it with the rejected ones
 
 
 class KnownHits(Reservations):
@@ -84,7 +85,13 @@ class Recorded(Cost):
 
 def members_of(record: Record) -> Members:
     """Return the requests that computed in a step, with their tokens in cache after it."""
-    return frozenset((m["id"], m["computed"]) for m in record["members"] if m["tokens"])
+    wrong = rejected(record)
+    return frozenset((m["id"], m["computed"] + wrong.get(m["id"], 0)) for m in record["members"] if m["tokens"])
+
+
+def rejected(record: Record) -> dict[str, int]:
+    """Return the rejected draft tokens of a step by request."""
+    return {draft["id"]: draft["drafted"] - draft["accepted"] for draft in record.get("drafts", ())}
 
 
 def _goes_on(record: Record) -> bool:
@@ -114,6 +121,11 @@ def scheduler_of(policy: Policy, engine: Record, hits: Mapping[str, int]) -> Sch
     scheduler = Scheduler(policy, pages, engine.get("max_tokens_per_step") or STEP_TOKENS)
     scheduler.batch.pages = KnownHits(pages, hits)
     return scheduler
+
+
+def speculator_of(records: Rows[Record]) -> Speculator | None:
+    """Return a speculator that computes the draft tokens that a server computed; None if it had none."""
+    return drafting.replaying(records, str(MOST)) if any("drafts" in record for record in records) else None
 
 
 def sequences(
@@ -166,6 +178,7 @@ def replay(run: Record, lines: Rows[Line], records: Rows[Record]) -> tuple[Run, 
               for line in lines if line["id"] in arrived]  # fmt: skip
     half = max(0.0, float(np.median(beside))) / 2 if beside else 0.0
     served = sequences(lines, records, seen(arrived, records))
+    scheduler.speculator = speculator_of(records)
     simulated = simulate(scheduler, served, cost, Host(alpha1=half), fast_forward=False)
     for seq in simulated.sequences:
         seq.arrived_at = arrived[seq.id] - half
@@ -220,7 +233,9 @@ def predict(folder: Path, cost: str | None = None) -> dict[str, Any]:
                 simulated, facts = replay(run, lines, records)
             else:
                 served = sequences(lines, records)
-                simulated, facts = simulate(_scheduler(run, lines), served, step_cost, host), {}
+                scheduler = _scheduler(run, lines)
+                scheduler.speculator = speculator_of(records)
+                simulated, facts = simulate(scheduler, served, step_cost, host), {}
             pairs = _beside(simulated, lines)
             compared.append({**labels, **errors(pairs), **facts})
             rows += [(*labels.values(), *each) for each in pairs]

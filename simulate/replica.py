@@ -18,7 +18,7 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.costs import Cost, Host
 from simulate.simulator import FRUITLESS, asks_forever
-from simulate.stretch import gaps_between, step_ends, step_seconds
+from simulate.stretch import gaps_between, gaps_of_step, step_ends, step_seconds
 
 
 class Replica:
@@ -95,9 +95,7 @@ class Replica:
         assert plan is not None
         outputs = tokens_due(plan)
         if self._gaps is not None:
-            for seq, output in zip(plan.sequences, outputs):
-                if output is not None and seq.last_token_at is not None:
-                    self._gaps.append(now - seq.last_token_at)
+            self._gaps.extend(gaps_of_step(plan, outputs, now))
         self.steps += 1
         self.busy += self._seconds[0]
         inside = self.scheduler.running[:]

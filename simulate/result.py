@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import version
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,28 +22,39 @@ from scheduling.sequence import Sequence
 from simulate.simulator import Run
 
 
-def gaps_of(run: Run) -> dict[str, tuple[float, ...]]:
-    """Return the seconds between the tokens of each request, as far as its steps were recorded."""
-    times: dict[str, list[float]] = {seq.id: [] for seq in run.sequences}
+class Chunks(NamedTuple):
+    """The tokens of an answer as a stream carries them: the seconds between steps with some, and how many each has."""
+
+    gaps: tuple[float, ...]
+    tokens: tuple[int, ...]
+
+
+def chunks_of(run: Run) -> dict[str, Chunks]:
+    """Return the chunks of each request, as far as its steps were recorded."""
+    times: dict[str, list[tuple[float, int]]] = {seq.id: [] for seq in run.sequences}
     prompts = {seq.id: len(seq.prompt_ids) for seq in run.sequences}
     for record in run.iterations:
+        accepted = {draft.id: draft.accepted for draft in record.drafts}
         for m in record.members:
             if m.phase == "decode" or (m.phase == "prefill" and m.computed >= prompts[m.id]):
-                times[m.id].append(record.t + record.seconds)
-    return {id: tuple(b - a for a, b in pairwise(at)) for id, at in times.items()}
+                times[m.id].append((record.t + record.seconds, 1 + accepted.get(m.id, 0)))
+    return {
+        id: Chunks(tuple(b - a for (a, _), (b, _) in pairwise(some)), tuple(tokens for _, tokens in some))
+        for id, some in times.items()
+    }
 
 
-def outcome(index: int, seq: Sequence, run: Run, gaps: Mapping[str, tuple[float, ...]]) -> measure.Outcome:
+def outcome(index: int, seq: Sequence, run: Run, chunks: Mapping[str, Chunks]) -> measure.Outcome:
     """Return the outcome that a client would have recorded, in seconds from the start of the run.
 
-    Gaps between tokens are in it only if steps were recorded.
+    Chunks are in it only if steps were recorded.
     """
     sent = seq.arrived_at - run.host.alpha0 - run.began
     details: dict[str, Any] = {"prompt_tokens": len(seq.prompt_ids), "cached_tokens": seq.cached}
     if seq.first_token_at is not None:
         details["first"] = seq.first_token_at - run.began
-    if seq.id in gaps:
-        details |= {"gaps": gaps[seq.id], "chunks": (1,) * (len(gaps[seq.id]) + 1)}
+    if seq.id in chunks:
+        details |= {"gaps": chunks[seq.id].gaps, "chunks": chunks[seq.id].tokens}
     if seq.scheduled_at is not None:
         details["queue"] = seq.scheduled_at - run.began - sent
     if seq.iterations:
@@ -95,15 +106,15 @@ def result(
         versions={"python": platform.python_version(), "numpy": np.__version__, "scipy": version("scipy")},
         slos={name: 1000 * limit for name, limit in (limits or {}).items() if limit},
     )
-    gaps = gaps_of(run) if run.iterations else {}
-    numbers = conversations.result([outcome(i, s, run, gaps) for i, s in enumerate(run.sequences)], facts)
+    chunks = chunks_of(run) if run.iterations else {}
+    numbers = conversations.result([outcome(i, s, run, chunks) for i, s in enumerate(run.sequences)], facts)
     numbers |= {
         "backend": "effective-batching simulate",
         "model_id": config.get("cost"),
         **measure.statistics_ms("itl", run.gaps),
         "simulation": summary(run),
     }
-    if not gaps:
+    if not chunks:
         numbers |= {"itls": None, "max_output_tokens_per_s": None}
     return numbers
 
@@ -118,6 +129,7 @@ def summary(run: Run) -> dict[str, Any]:
         "mean_queue_ms": float(run.waiting.mean() * 1000) if run.done else None,
         "refused": len(run.sequences) - len(run.done),
         "preemptions": sum(seq.preemptions for seq in run.sequences),
+        **speculation(run),
         **by_hint(run),
     }
     if run.iterations:
@@ -125,6 +137,13 @@ def summary(run: Run) -> dict[str, Any]:
         figures["waste"] = {kind: number / sum(spent.values()) for kind, number in spent.items()}
         figures["mean_batch"] = float(np.mean([i.batch_size for i in run.iterations]))
     return figures
+
+
+def speculation(run: Run) -> dict[str, float]:
+    """Return the share of the draft tokens that were accepted, and the tokens of a request in a step that decodes it."""
+    drafted, accepted = (sum(getattr(seq, name) for seq in run.sequences) for name in ("drafted", "accepted"))
+    decoded = sum(max(0, len(seq.output_ids) - 1) for seq in run.sequences)  # the first token is of the prompt's step
+    return {"acceptance": accepted / drafted, "tokens_per_step": decoded / (decoded - accepted)} if drafted else {}
 
 
 def slot_steps(run: Run) -> dict[str, float]:
@@ -162,6 +181,11 @@ def engine(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
         "max_tokens_per_step": config.get("max_tokens_per_step"),
         "iterations": run.steps,
         "preemptions": sum(seq.preemptions for seq in run.sequences),
+        "drafts": {
+            "times": run.drafts,
+            "tokens": sum(seq.drafted for seq in run.sequences),
+            "accepted": sum(seq.accepted for seq in run.sequences),
+        },
     }
     if run.iterations:
         facts["slot_steps"] = slot_steps(run)
@@ -179,9 +203,9 @@ def keep(folder: store.Store, load: str, run: Run, numbers: Mapping[str, Any]) -
     """Write a run into the folder of a comparison."""
     labels = {"policy": run.policy, "load": load, "repeat": 0}
     write = folder.record(labels)
-    gaps = gaps_of(run) if run.iterations else {}
+    chunks = chunks_of(run) if run.iterations else {}
     for i, seq in enumerate(run.sequences):
-        write(outcome(i, seq, run, gaps))
+        write(outcome(i, seq, run, chunks))
     mark = json.dumps(labels)[:-1]
     for record in run.iterations:
         folder.iterations.write(f"{mark}, {json.dumps(record.to_dict())[1:]}\n")

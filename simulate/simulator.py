@@ -22,7 +22,7 @@ from scheduling.iteration import Iteration, Plan
 from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 from simulate.costs import Cost, Host
-from simulate.stretch import gaps_between, step_ends, step_seconds
+from simulate.stretch import gaps_between, gaps_of_step, step_ends, step_seconds
 
 FRUITLESS = 100_000  # turns without a step or an arrival after which a policy is said to hang
 
@@ -51,7 +51,8 @@ def asks_forever(scheduler: Scheduler, now: float) -> PolicyHangs:
 class Run:
     """The result of a simulation: the sequences with their times, and the sums of the steps. Times are seconds.
 
-    `gaps` are all times between two tokens of one sequence. `batches` counts the steps at which sequences joined.
+    `gaps` are all times between two tokens of one sequence. `batches` counts the steps at which sequences joined,
+    `drafts` how often a sequence had draft tokens in a step.
     """
 
     policy: str
@@ -61,6 +62,7 @@ class Run:
     gaps: array[float] = field(default_factory=lambda: array("d"))
     steps: int = 0
     batches: int = 0
+    drafts: int = 0
     busy: float = 0.0
     began: float = 0.0
     ended: float = 0.0
@@ -184,15 +186,13 @@ class Simulation(Driver):
         self._fruitless = 0
         result = self.result
         result.batches += bool(plan.joined)
+        result.drafts += sum(map(bool, plan.drafts))
         if self._fast_forward:
             self._pass_equal_steps(plan)
         outputs = tokens_due(plan)
         seconds = step_seconds(self.cost, self.host, plan)
         self.now += seconds
-        now, gaps = self.now, result.gaps
-        for seq, output in zip(plan.sequences, outputs):
-            if output is not None and seq.last_token_at is not None:
-                gaps.append(now - seq.last_token_at)
+        result.gaps.extend(gaps_of_step(plan, outputs, self.now))
         result.steps += 1
         result.busy += seconds
         return outputs

@@ -57,11 +57,21 @@ def prefilling(*prompts: int, cached: int = 0, padded: bool = False) -> Step:
 
 
 def step_of(plan: Plan) -> Step:
-    """Sum a plan; held rows of an unpadded plan are not computed and cost nothing."""
+    """Sum a plan; held rows of an unpadded plan are not computed and cost nothing.
+
+    A draft token is one more row that decodes, but the keys and values of its sequence are read once for all its rows.
+    """
     decodes = context = prefills = prompt = squares = longest = widest = work = 0
     pairs = 0.0
-    for seq, count in zip(plan.sequences, plan.counts):
+    drafts = plan.drafts
+    for i, (seq, count) in enumerate(zip(plan.sequences, plan.counts)):
         length = seq.computed + count
+        if count > 1 and drafts and drafts[i]:
+            decodes += count
+            context += length
+            work += length * count
+            longest, widest = max(longest, length), max(widest, 1)
+            continue
         if count == 1 and seq.output_ids:
             decodes += 1
             context += length
@@ -86,7 +96,10 @@ def step_of(plan: Plan) -> Step:
 
 
 def step_of_members(members: Iterable[Member], padded: bool) -> Step:
-    """Sum a recorded step as `step_of` sums its plan; `padded` is a property of its policy."""
+    """Sum a recorded step as `step_of` sums its plan; `padded` is a property of its policy.
+
+    Of a member with drafts, `computed` may be a few tokens too small, since the rejected ones are not in it.
+    """
     members = list(members)
     decodes = context = prefills = prompt = squares = longest = widest = work = 0
     pairs = 0.0
@@ -96,7 +109,13 @@ def step_of_members(members: Iterable[Member], padded: bool) -> Step:
             count, length = 1, member.computed + 1
         elif not count:
             continue
-        if member.phase == "prefill" or count > 1:  # a decode with drafts is a chunk
+        if member.phase == "decode" and count > 1:  # with drafts
+            decodes += count
+            context += length
+            work += length * count
+            longest, widest = max(longest, length), max(widest, 1)
+            continue
+        if member.phase == "prefill":
             prefills += 1
             prompt += count
             pairs += count * (length - count + (count + 1) / 2)

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left
 from itertools import accumulate, islice, repeat
 
+from scheduling.advance import Output, Run
 from scheduling.driver import tokens_due
 from scheduling.iteration import Plan
 from simulate.costs import Cost, Host
@@ -54,6 +55,16 @@ def _equally_long(now: float, spent: float, most: int, until: float) -> tuple[li
 def step_seconds(cost: Cost, host: Host, plan: Plan) -> float:
     """Return how long one step takes."""
     return cost(plan) + host.seconds(sum(output is not None for output in tokens_due(plan)))
+
+
+def gaps_of_step(plan: Plan, outputs: list[Output], now: float) -> list[float]:
+    """Return the seconds between tokens that the members of a plan see when it ends now; a run's tokens share its time."""
+    gaps = []
+    for seq, output in zip(plan.sequences, outputs):
+        if output is not None and seq.last_token_at is not None:
+            tokens = len(output.ids) if isinstance(output, Run) else 1
+            gaps += [(now - seq.last_token_at) / tokens] * tokens
+    return gaps
 
 
 def gaps_between(plan: Plan, ends: list[float]) -> list[float]:

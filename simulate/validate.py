@@ -33,7 +33,8 @@ from client.send.events import EventRecorder
 from client.send.target import Target, fetch_stats
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import comparison
+from scheduling.speculation import Speculator
+from simulate import comparison, drafting, mock
 from simulate.comparison import Comparison, Record
 from simulate.costs import Cost, Host
 from simulate.predict import scheduler_of
@@ -175,19 +176,28 @@ def send(target: Target, trace: Rows[Planned], console: Console | None = None) -
     return outcomes
 
 
-def alone(cost: Cost, prompt: int, tokens: int) -> Run:
+def speculator_of(server: config.Config, records: Rows[Record] = ()) -> Speculator | None:
+    """Return the speculator that stands for a server's: that of its mock model, or one with the drafts of its records."""
+    if server.speculate == "off" or server.drafts == "0":
+        return None
+    if mock.is_mock(server.model):
+        return drafting.speculator(server.mock_acceptance, server.drafts)
+    return drafting.replaying(records, server.drafts) if records else None
+
+
+def alone(cost: Cost, prompt: int, tokens: int, speculator: Speculator | None = None) -> Run:
     """Simulate one request on its own."""
-    scheduler = Scheduler(policies.get_policy("nobatch", max_batch_size=1))
+    scheduler = Scheduler(policies.get_policy("nobatch", max_batch_size=1), speculator=speculator)
     return simulate(scheduler, [Sequence([0] * prompt, tokens)], cost)
 
 
-def fit_host(cost: Cost, single: Single) -> Host:
+def fit_host(cost: Cost, single: Single, server: config.Config | None = None) -> Host:
     """Return the overheads per request and per step that explain requests sent one at a time, none below 0.
 
     The overhead before the scheduler sees a request is the time to its first token beyond its first step.
     """
     (n0, t0), (n1, t1) = sorted(single.seconds.items())
-    short, long = (alone(cost, single.prompt, n) for n in (n0, n1))
+    short, long = (alone(cost, single.prompt, n, speculator_of(server) if server else None) for n in (n0, n1))
     over0, over1 = t0 - float(short.latency[0]), t1 - float(long.latency[0])
     sigma = max(0.0, (over1 - over0) / (n1 - n0))
     alpha = max(0.0, over0 - n0 * sigma)
@@ -212,11 +222,18 @@ def measure_alone(target: Target, console: Console) -> Single:
 
 
 def simulated(
-    policy: str, options: dict[str, str], served: Served, trace: Rows[Planned], cost: Cost, host: Host
+    policy: str,
+    options: dict[str, str],
+    served: Served,
+    trace: Rows[Planned],
+    cost: Cost,
+    host: Host,
+    speculator: Speculator | None = None,
 ) -> Run:
     """Simulate the requests with the slots, tokens per step and KV pages of the server."""
     instance = policies.get_policy(policy, served.engine["max_batch_size"], options)
     scheduler = scheduler_of(instance, served.engine, {o.id: o.cached_tokens or 0 for o in served.outcomes})
+    scheduler.speculator = speculator
     sequences = [
         Sequence([0] * (o.prompt_tokens or 1), planned.num_tokens, id=o.id, arrived_at=planned.at)
         for planned, o in zip(trace, served.outcomes)
@@ -231,8 +248,10 @@ def validate(
     chosen = [f"{name}={value}" for name, value in options.items()]
     flags = [*flags, *(word for pair in chosen for word in ("--policy-option", pair))]
     served = serve(policy, flags, trace, console)
-    host = fit_host(cost, served.single)
-    return Validation(policy, host, simulated(policy, options, served, trace, cost, host), served)
+    server = settings(list(map(str, flags)))
+    host = fit_host(cost, served.single, server)
+    speculator = speculator_of(server, served.records)
+    return Validation(policy, host, simulated(policy, options, served, trace, cost, host, speculator), served)
 
 
 def show(console: Console, validation: Validation) -> None:

@@ -20,7 +20,7 @@
     ["held", "The request is finished, but a static batch keeps its slot until the longest request is finished too."],
     ["padding", "Where a batch computes rows of one length, what a shorter request's row is filled up with."],
     ["recomputed", "Tokens of a request that lost its pages to others (it was preempted), and had to be computed again."],
-    ["rejected", "Guessed tokens that were wrong (--speculate). Right ones are useful: the request gets them a step earlier."],
+    ["rejected", "Draft tokens that were not accepted (--speculate). Accepted ones are useful: the request gets them a step earlier."],
     ["batch fill", "The share of the slots in which a step computes a row, wasted or not."],
     ["wasted rows", "The share of those rows that gave nothing: padding, held, recomputed and rejected."],
     ["KV page", "Memory for the keys and values of a fixed number of a request's tokens. A request takes more pages as it grows."],

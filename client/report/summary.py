@@ -252,7 +252,7 @@ WHY = {
     "held": "on requests that had finished and kept their slots until the rest of their batch was done",
     "padding": "on padding of shorter prompts",
     "recomputed": "on tokens that were computed again after a preemption",
-    "rejected": "on guessed tokens that were wrong",
+    "rejected": "on draft tokens that were rejected",
 }
 
 

@@ -99,6 +99,8 @@ def check_open_ended(args: Values) -> None:
 def hint_words(simulation: dict[str, Any]) -> str:
     """Count preemptions, and describe what clients waited and how many deadlines were met, where there are any."""
     words = f"; {simulation['preemptions']:,} preemptions" if simulation["preemptions"] else ""
+    if "acceptance" in simulation:
+        words += f"; {simulation['acceptance']:.0%} of draft tokens accepted, {simulation['tokens_per_step']:.2f} tokens per step"
     if simulation.get("clients"):
         means = sorted((numbers["mean_ttft_ms"], name) for name, numbers in simulation["clients"].items())
         (low, first), (high, last) = means[0], means[-1]

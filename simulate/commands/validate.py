@@ -32,7 +32,7 @@ def options() -> Sections:
     return {
         "arguments": [policies_argument()],
         # No --kv-tokens: the server reports its KV memory.
-        "engine": engine_options(kv=False, cost=None, default_cost=timed, max_tokens_per_step=256),
+        "engine": engine_options(kv=False, speculation=False, cost=None, default_cost=timed, max_tokens_per_step=256),
         "arrivals": [
             Option("--rate", "requests per second; choose a utilization of about 0.7", POSITIVE, default=1.0),
             Option("--num", "requests", Number(1), default=60),

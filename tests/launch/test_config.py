@@ -26,7 +26,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "policy": ("static", "static"), "max_batch_size": ("7", 7), "max_tokens_per_step": ("99", 99),
     "max_queue": ("0", 0), "max_queue_tokens": ("2048", 2048), "request_timeout": ("2.5", 2.5), "model": ("gpt2", "gpt2"),
     "load_format": ("dummy", "dummy"), "device": ("cpu", "cpu"), "dtype": ("float32", "float32"),
-    "quantize": ("int8", "int8"), "kv_dtype": ("int8", "int8"), "speculate": ("ngram", "ngram"), "drafts": ("2", "2"), "draft_model": ("bard", "bard"),
+    "quantize": ("int8", "int8"), "kv_dtype": ("int8", "int8"), "speculate": ("ngram", "ngram"), "drafts": ("2", "2"), "mock_acceptance": ("0.5", 0.5), "draft_model": ("bard", "bard"),
     "batch_invariant": ("on", True),
     "tokenizer_file": ("x.tiktoken", "x.tiktoken"), "kv_memory": ("1.5G", 3 << 29),
     "prefix_cache": ("off", False), "compute_threads": ("3", 3), "host": ("::1", "::1"),

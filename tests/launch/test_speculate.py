@@ -33,7 +33,9 @@ def test_a_padded_policy_has_no_room_for_drafts() -> None:
 
 
 def parts(tokenizer: Any) -> Any:
-    return SimpleNamespace(tokenizer=tokenizer, name="served", dtype="float32", device="cpu", context=128, n_pages=9)
+    return SimpleNamespace(
+        model=None, tokenizer=tokenizer, name="served", dtype="float32", device="cpu", context=128, n_pages=9
+    )
 
 
 def test_a_draft_model_of_other_tokens_is_refused() -> None:

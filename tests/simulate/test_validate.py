@@ -15,7 +15,7 @@ from simulate import comparison, published, validate
 from simulate.__main__ import main
 from simulate.comparison import Comparison, agreement, batch_sizes, ranges, steps_of, token_gaps
 from simulate.costs import Cost, Host, Scaled
-from simulate.result import gaps_of, outcome
+from simulate.result import chunks_of, outcome
 from simulate.simulator import Run
 from simulate.validate import Served, Single, Validation, fit_host, simulated
 
@@ -41,8 +41,8 @@ def single_of(cost: Cost) -> Single:
 def served_by(policy: str, cost: Cost, trace: Rows[Planned], engine: dict[str, Any] = ENGINE) -> Served:
     """Return what a server would have done whose steps take what `cost` says."""
     run = run_of(policy, cost, trace, engine)
-    gaps = gaps_of(run)
-    outcomes = [outcome(i, seq, run, gaps) for i, seq in enumerate(run.sequences)]
+    chunks = chunks_of(run)
+    outcomes = [outcome(i, seq, run, chunks) for i, seq in enumerate(run.sequences)]
     return Served(outcomes, steps_of(run), engine, single_of(cost))
 
 

@@ -1,0 +1,195 @@
+"""Speculative decoding in the simulator and in front of mock models: how often drafts are accepted, and what they cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from support_simulate import run_command, sequences
+
+import policies
+from app import create_app, start
+from config import Config
+from scheduling.iteration import Plan
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from scheduling.speculation import Speculator
+from simulate import drafting
+from simulate.costs import Affine
+from simulate.drafting import DrawnDrafter
+from simulate.mock import MockModel
+from simulate.simulator import Run, simulate
+from simulate.steps import Step, step_of, step_of_members
+
+WEIGHTS = Affine(base=0.02, token=0.0001, context=1e-7)  # a step reads the weights; more rows cost little
+
+
+def served(
+    speculator: Speculator | None, cost: Affine = WEIGHTS, *, pages: int = 0, tokens: int = 60, **options: Any
+) -> Run:
+    pool = PagePool(pages, 16, prefix_cache=False) if pages else None
+    scheduler = Scheduler(policies.get_policy("dynamic", 8), pool, 256, speculator=speculator)
+    rows = sequences((0.05 * i, 9 + i % 7, tokens + i % 5) for i in range(40))
+    return simulate(scheduler, rows, cost, records=True, **options)
+
+
+def records(run: Run) -> list[dict[str, Any]]:
+    return [iteration.to_dict() for iteration in run.iterations]
+
+
+@pytest.mark.parametrize("drafts", ["4", "auto"])
+def test_the_seed_decides_which_drafts_are_accepted(drafts: str) -> None:
+    first, second, other = (records(served(drafting.speculator(0.6, drafts, seed))) for seed in (1, 1, 2))
+    assert first == second
+    assert first != other
+
+
+@pytest.mark.parametrize(("acceptance", "drafts"), [(0.0, 3), (0.5, 2), (0.8, 4), (1.0, 8)])
+def test_a_step_yields_as_many_tokens_as_the_formula_says(acceptance: float, drafts: int) -> None:
+    """Leviathan et al. 2023, equation 1: (1 - p^(k + 1)) / (1 - p)."""
+    run = served(drafting.speculator(acceptance, str(drafts)), tokens=400)
+    decoded, accepted = (sum(n) for n in zip(*((len(s.output_ids) - 1, s.accepted) for s in run.sequences)))
+    expected = sum(acceptance**j for j in range(drafts + 1))
+    assert decoded / (decoded - accepted) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("pages", [0, 40])
+def test_leaps_change_nothing_where_there_are_drafts(pages: int) -> None:
+    runs = [
+        served(drafting.speculator(0.7, "auto"), pages=pages, fast_forward=fast_forward)
+        for fast_forward in (False, True)
+    ]
+    assert records(runs[0]) == records(runs[1])
+    assert sum(seq.accepted for seq in runs[0].sequences) > 500
+
+
+def test_without_drafts_everything_is_as_without_speculation() -> None:
+    assert records(served(None)) == records(served(drafting.speculator(0.9, "0")))
+
+
+def test_drafts_make_steps_fewer_where_rows_are_cheap() -> None:
+    assert served(drafting.speculator(0.7, "auto")).makespan < 0.7 * served(None).makespan
+
+
+def test_a_draft_costs_a_row_but_the_context_is_read_once() -> None:
+    decoding, drafted = (Sequence([1] * 10, 50, output_ids=[1]) for _ in range(2))
+    decoding.computed = drafted.computed = 10
+    plan = Plan(1, 0.0, [decoding, drafted], [1, 4], drafts=[[], [5, 6, 7]])
+    assert step_of(plan) == Step(1 + 4, 11 + 14, longest=14, widest=1, work=11 + 4 * 14)
+
+
+def test_a_record_costs_what_its_plan_costs_if_no_draft_is_rejected() -> None:
+    steps: list[Step] = []
+
+    class Noting(Affine):
+        def __call__(self, plan: Plan) -> float:
+            steps.append(step_of(plan))
+            return super().__call__(plan)
+
+    run = served(drafting.speculator(1.0, "5"), Noting(base=1.0))
+    assert [step_of_members(record.members, padded=False) for record in run.iterations] == steps
+
+
+def test_recorded_drafts_are_computed_again_in_the_same_steps(tmp_path: Path) -> None:
+    run = served(drafting.speculator(0.6, "5"), pages=40)
+    assert any(seq.preemptions for seq in run.sequences) or all(record.pages_total for record in run.iterations)
+    path = tmp_path / "iterations.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records(run)))
+    assert records(served(drafting.speculator(path, "5"), pages=40)) == records(run)
+    fewer = served(drafting.speculator(path, "2"), pages=40)
+    assert 0 < sum(seq.drafted for seq in fewer.sequences) < sum(seq.drafted for seq in run.sequences)
+    assert fewer.steps > run.steps
+
+
+def test_a_recording_without_drafts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "iterations.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records(served(None))))
+    _, error = run_command(capsys, "run", "dynamic", "--num", "9", "--acceptance", str(path), code=2)
+    assert "--acceptance" in error
+    assert "--speculate" in error
+
+
+@pytest.mark.parametrize("drafts", [3, None])
+def test_a_server_in_front_of_a_mock_model_takes_the_steps_of_the_simulator(drafts: int | None) -> None:
+    simulated = served(Speculator(DrawnDrafter(0.6), drafts))
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def clock() -> float:
+        return now
+
+    model = MockModel(WEIGHTS, sleep=sleep, clock=clock)
+    speculator = Speculator(DrawnDrafter(0.6, tokens=model.token), drafts)
+    scheduler = Scheduler(policies.get_policy("dynamic", 8), None, 256, speculator=speculator)
+    arrivals = [seq.arrived_at for seq in simulated.sequences]
+    waiting = sequences((at, 9 + i % 7, 60 + i % 5) for i, at in enumerate(arrivals))
+    found = []
+    while waiting or not scheduler.is_idle:
+        while waiting and waiting[0].arrived_at <= now:
+            scheduler.add(waiting.pop(0))
+        iteration = scheduler.step(model.forward, clock)
+        if iteration is None:
+            now = waiting[0].arrived_at
+        else:
+            found.append(iteration.to_dict())
+    assert [r["members"] for r in found] == [r["members"] for r in records(simulated)]
+    assert [r["t"] for r in found] == pytest.approx([r["t"] for r in records(simulated)])
+
+
+def client_of(**settings: Any) -> FlaskClient:
+    app = create_app(Config(policy="dynamic", model="mock:constant@1000", **settings))
+    start(app).join()
+    return app.test_client()
+
+
+def test_a_mock_server_gives_the_same_text_in_fewer_steps() -> None:
+    body = {"prompt": "To be", "num_tokens": 200}
+    answers = []
+    for settings in ({}, {"speculate": "auto", "drafts": "4", "mock_acceptance": 0.8}):
+        client = client_of(**settings)
+        try:
+            answers.append(client.post("/inference", json=body).get_json())
+            drafts = client.get("/stats").get_json()["engine"]["drafts"]
+        finally:
+            client.application.extensions["service"].stop()
+    plain, speculated = answers
+    assert plain["completion"] == speculated["completion"]
+    assert drafts["accepted"] > 80
+    assert drafts["tokens"] <= 4 * drafts["times"]
+
+
+MISTAKES = [
+    ("run dynamic --drafts 4", "--drafts", "Use --acceptance"),
+    ("run dynamic --acceptance 1.5", "--acceptance", "from 0 to 1"),
+    ("run dynamic --acceptance 0.5 --drafts 17", "--drafts", "auto"),
+    ("run static --acceptance 0.5", "--acceptance", "Use dynamic"),
+]
+
+
+@pytest.mark.parametrize(("line", "named", "more"), MISTAKES)
+def test_options_of_drafts_that_can_have_no_effect_are_refused(
+    line: str, named: str, more: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, error = run_command(capsys, *line.split(), code=2)
+    assert named in error
+    assert more in error
+
+
+@pytest.mark.parametrize("command", ["run dynamic", "plan dynamic --slots 4", "fleet dynamic --router round-robin"])
+def test_drafts_make_every_simulated_server_faster(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = [*command.split(), "--num", "200", "--rate", "1", "--cost", "splitwise"]
+    plain, _ = run_command(capsys, *line)
+    faster, _ = run_command(capsys, *line, "--acceptance", "0.8")
+    figure = {
+        "run": lambda found: -found["mean_e2el_ms"],
+        "plan": lambda found: found["capacities"][0]["rate"],
+        "fleet": lambda found: -found["routers"][0]["mean_e2el_s"],
+    }[line[0]]
+    assert figure(faster) > figure(plain)
