@@ -230,7 +230,7 @@ def main() -> None:
         "--loads", nargs="*", default=list(LOADS), choices=list(LOADS), help="of routers (default: both)"
     )
     parser.add_argument("--routers", nargs="*", default=list(NAMES), choices=list(NAMES), help="(default: all)")
-    parser.add_argument("--count", type=int, default=240, help="requests of a run of routers (default %(default)s)")
+    parser.add_argument("--count", type=int, default=300, help="requests of a run of routers (default %(default)s)")
     fleet_scaling.add_options(parser)
     parser.add_argument("--no-namespace", action="store_true", help="run in this network namespace")
     args = parser.parse_args()
