@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import openai
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
-from support import FakeModel, fake_engine
+from support import FakeModel, fake_engine, in_background
 
 from app import connect, create_app
 from config import Config
@@ -39,7 +40,12 @@ class Writer(FakeModel):
         return ord(digest[len(seq.output_ids) % len(digest)])
 
 
+READING = threading.Event()  # a slow adapter is read when it is set
+
+
 def read(source: str) -> Weights:
+    if "slow" in source:
+        assert READING.wait(30)
     if "broken" in source:
         raise ValueError(f"{source}: the tensor h.0.c_attn is [1] but should be [2]")
     return Weights(Path(source).name)
@@ -136,6 +142,20 @@ def test_only_allowed_folders_are_read_and_a_broken_adapter_disturbs_nobody(clie
     assert "h.0.c_attn is [1] but should be [2]" in text
     assert load(client, "fake", folder / "xyz")[0] == 400
     assert client.post("/v1/completions", json={"model": "stu", "prompt": "hi"}).status_code == 200
+
+
+def test_requests_go_on_while_an_adapter_is_read(client: FlaskClient, app: Flask, folder: Path) -> None:
+    (folder / "slow").mkdir()
+    READING.clear()
+    with in_background(lambda: load(app.test_client(), "late", folder / "slow")) as results:
+        for model in ("fake", "stu"):
+            answer = client.post("/v1/completions", json={"model": model, "prompt": "hi", "max_tokens": 3})
+            assert answer.status_code == 200
+        assert client.post("/v1/completions", json={"model": "late", "prompt": "hi"}).status_code == 404
+        READING.set()
+    assert results[0][0] == 200
+    answer = client.post("/v1/completions", json={"model": "late", "prompt": "hi", "max_tokens": 4})
+    assert answer.json["choices"][0]["text"] == "slow"  # type: ignore[index]
 
 
 def test_without_a_folder_the_routes_are_off(model: FakeModel) -> None:

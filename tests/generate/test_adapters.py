@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from points import points
-from support_adapters import merged, write_adapter
+from support_adapters import merged, targets_of, write_adapter
 from support_checkpoints import reference, reference_of, save
 
 import policies
@@ -140,6 +140,37 @@ def test_bfloat16_in_c_is_near_the_layers_one_by_one(tmp_path: Path) -> None:
     rounding = (base - expected(served.hf, ids)).std()  # of the model without the adapter
     assert (found - exact).std() < 2 * rounding
     assert (found - base).std() > 5 * rounding
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("count", [1, 8, 32, 64])
+def test_a_batch_of_64_may_have_any_number_of_adapters(count: int, tmp_path: Path) -> None:
+    served = Served("gpt2", tmp_path, "bfloat16", **WIDE)
+    prepared = [served.adapter(i, rank=16)[0] for i in range(count)]
+    parts = [(tokens(1 + i % 7, i), prepared[i % count]) for i in range(64)]
+    for part, found in zip(parts, served.logits([*parts])):
+        assert torch.equal(found, served.logits([part])[0])
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")  # peft's own
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("options", [{}, {"use_rslora": True, "rank_pattern": {"down_proj": 2, "c_fc": 9}}])
+def test_logits_are_those_of_peft(shape: str, options: dict[str, Any], tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    served = Served(shape, tmp_path)
+    made = peft.get_peft_model(
+        served.hf,
+        peft.LoraConfig(r=5, lora_alpha=11, target_modules=[*targets_of(served.hf)], task_type="CAUSAL_LM", **options),
+    )
+    for name, parameter in made.named_parameters():
+        if "lora_" in name:
+            parameter.data.normal_(std=0.2)
+    made.eval().save_pretrained(tmp_path / "peft")
+    adapter = adapters.load(tmp_path / "peft", served.config, served.layout)
+    ids = tokens(60, 4)
+    found = served.logits([(ids, PreparedAdapter(adapter, served.config, torch.float32))])[0]
+    torch.testing.assert_close(found, expected(made, ids), rtol=1e-4, atol=1e-4)
 
 
 def answers(runner: ModelRunner, wanted: list[tuple[list[int], PreparedAdapter | None]], slots: int) -> list[list[int]]:
