@@ -198,3 +198,12 @@ def test_greedy_answers_are_the_same_alone_and_among_others_with_shared_prefixes
     alone = [answers(served.runner, [one], 1)[0] for one in wanted]
     assert answers(served.runner, wanted, 16) == alone
     assert len({tuple(alone[i]) for i in (0, 13, 2, 15)}) == 4
+
+
+@pytest.mark.parametrize("kind", ["comedies", "tragedies"])
+def test_the_adapters_that_ship_with_bard_fit_it_and_change_it(kind: str) -> None:
+    resolved = catalog.resolve("bard")
+    layout = families.family_of(resolved.config).layout
+    adapter = adapters.load(catalog.BARD.parent / f"bard-{kind}", resolved.architecture, layout)
+    assert (adapter.rank, len(adapter.products)) == (8, 24)
+    assert all(product.b.abs().max() > 0 for product in adapter.products)
