@@ -146,8 +146,8 @@ class Config:
         "", "smaller model with the same tokenizer that proposes draft tokens, such as distilgpt2 for gpt2-medium"
     )
     drafts: str = setting(
-        "auto", "with --speculate: draft tokens in a step for each request, 0 to 16; auto: as many as are worth their time",
-        Choice(["auto", *map(str, range(17))], "N|auto")
+        "auto", "with --speculate: draft tokens in a step for each request, 0 to 8; auto: as many as are worth their time",
+        Choice(["auto", *map(str, range(9))], "N|auto")
     )  # fmt: skip
     mock_acceptance: float = setting(
         0.7, "with --speculate and a mock model: how likely a draft token is accepted if those before it are",

@@ -134,6 +134,7 @@
       this.lastGap = false;
       const padded = column.steps[1] > 0;
       const joined = new Set(record.joined);
+      const wrong = new Map((record.drafts ?? []).map((own) => [own.id, own.drafted - own.accepted])); // guessed tokens
       let most = 0;
       for (const member of record.members) most = Math.max(most, member.tokens);
       for (const member of record.members) {
@@ -161,7 +162,7 @@
             request.joinedAt = record.n;
           }
         }
-        this.advance(request, member, kind, column);
+        this.advance(request, member, kind, column, wrong.get(member.id) ?? 0);
       }
       for (const id of record.displaced ?? []) this.request(id).preempted++; // it lost its slot, and waits again
       for (const gone of record.left) this.leave(gone, column);
@@ -175,14 +176,15 @@
       return Math.max(this.least, Math.min(6000, Math.floor(150000 / Math.max(1, this.slots))));
     }
 
-    // Record a request's new tokens: one with the last step of its prompt, then those of each decode.
-    advance(request, member, kind, column) {
+    // Record a request's new tokens: one with the last step of its prompt, then those of each decode that are not wrong.
+    advance(request, member, kind, column, wrong) {
       column.tokens += member.tokens;
       if (kind === KIND.DECODE) {
         if (request.phase === KIND.PREFILL) this.firstToken(request, column);
-        const tokens = Math.max(1, member.tokens);
+        const tokens = Math.max(1, member.tokens - wrong);
         column.output += tokens;
-        if (request.last !== null) column.gaps.push(column.end - request.last);
+        const gap = request.last === null ? null : (column.end - request.last) / tokens;
+        for (let k = 0; gap !== null && k < tokens; k++) column.gaps.push(gap);
         request.last = column.end;
       } else if (kind === KIND.PREFILL) {
         request.prefilled = column.end;

@@ -17,7 +17,8 @@ from scheduling.sequence import Sequence
 from scheduling.speculation import MOST, Offer
 from scheduling.step_law import StepLaw
 
-CHUNK = 256  # tokens of a text that are computed at once
+CHUNK = 256  # tokens of texts that are caught up on before one step
+NEAR = MOST + 1  # tokens that were not computed, up to which a text goes on
 WORTHWHILE = 1.0  # times a guess for each token that is left, up to which the text before may take to compute
 ABOUT = 1e-3  # seconds of a guess, before one was measured
 
@@ -55,11 +56,15 @@ class ModelDrafter:
         return offers
 
     def propose(self, sequences: list[Sequence], counts: list[int]) -> list[list[int]]:
-        """See `Drafter.propose`; a sequence for which there are no pages gets none."""
+        """See `Drafter.propose`; a sequence for which there are no pages, or that is still far behind, gets none."""
         began = time.perf_counter()
         twins = [self._twin(seq, count) for seq, count in zip(sequences, counts)]
-        ready = [(twin, seq.length, count) for twin, seq, count in zip(twins, sequences, counts) if twin is not None]
-        self._catch_up([twin for twin, _, _ in ready])
+        self._catch_up([twin for twin in twins if twin is not None])
+        ready = [
+            (twin, seq.length, count)
+            for twin, seq, count in zip(twins, sequences, counts)
+            if twin is not None and twin.pending <= NEAR
+        ]
         done = 0
         while going := [twin for twin, length, count in ready if twin.length < length + count]:
             started = time.perf_counter()
@@ -69,7 +74,8 @@ class ModelDrafter:
             done += 1
         self.spent = time.perf_counter() - began
         return [
-            [] if twin is None else twin.tokens(seq.length, count) for twin, seq, count in zip(twins, sequences, counts)
+            [] if twin is None else twin.tokens(seq.length, count)  # nothing, of one that is behind
+            for twin, seq, count in zip(twins, sequences, counts)
         ]
 
     def _twin(self, seq: Sequence, count: int) -> Sequence | None:
@@ -96,13 +102,15 @@ class ModelDrafter:
         return twin
 
     def _catch_up(self, twins: list[Sequence]) -> None:
-        """Compute all but a few tokens of each text, so that the rest fits into one step."""
+        """Compute all but a few tokens of each text, as many of all as do not keep other requests waiting."""
+        left = CHUNK
         for twin in twins:
-            while twin.pending > MOST + 1:
-                count = min(CHUNK, twin.pending - 1)
+            count = min(left, twin.pending - 1)
+            if twin.pending > NEAR and count:
                 started = time.perf_counter()
                 self._step([twin], [count], draws=False)
                 twin.computed += count
+                left -= count
                 self._per_token += 0.2 * ((time.perf_counter() - started) / count - self._per_token)
 
     def _step(self, twins: list[Sequence], counts: list[int], draws: bool) -> None:

@@ -117,7 +117,7 @@ def test_the_text_is_the_same_as_without_a_draft_model(
             assert served[seq.id] == plain[seq.id][: len(served[seq.id])]
             assert seq.finish_reason == "abort" or served[seq.id] == plain[seq.id]
         drafted, accepted = sum(seq.drafted for seq in sequences), sum(seq.accepted for seq in sequences)
-        assert drafted
+        assert drafted or fixed is None  # on a clock that does not measure, none may be worth it
         assert seed != 5 or accepted == drafted  # of the same model
         assert drafter.free_pages == pages - 1
 
