@@ -153,7 +153,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     for batch in args.batch:
         kinds = {"both kinds": both, "nothing to look up": fresh}
         for kind, some in kinds.items():
-            prompts = [some[i % len(some)] for i in range(2 * batch)]
+            prompts = [some[i % len(some)] for i in range(max(batch, min(2 * batch, 12)))]
             cases[f"{batch} at once, {kind}"] = compare(runner, prompts, batch, args)
     return {"model": name, "temperature": args.temperature, "tokens": args.tokens, "cases": cases}
 
