@@ -148,7 +148,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
         lower.set(xlabel="seconds")
     columns[0][0].set(ylabel="replicas, starting ones too")
     columns[1][0].set(ylabel="requests/s")
-    columns[0][0].legend(loc="upper left")
+    columns[0][-1].legend(loc="upper left")  # where the load rises late, it hides nothing
     figure.savefig(path, dpi=90)
 
 

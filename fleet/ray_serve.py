@@ -38,6 +38,7 @@ from fleet.server_process import ServerProcess  # noqa: E402
 
 APP = "fleet"
 REPORT_SECONDS = 1.0  # between two reports of a replica to the routers
+LOAD_SECONDS = 2.0  # between two reports of a replica to the autoscaler; Ray's own 10 let a load of 20 s pass unseen
 CHECK_SECONDS = 5.0
 DRAIN_SPARE = 15.0  # seconds that a replica may take to end beyond the longest request
 
@@ -191,7 +192,8 @@ def replicas(plan: Plan) -> Any:
     if most > least:
         policy = AutoscalingPolicy(policy_function=Scaler, policy_kwargs={"autoscaler": plan.autoscaler})
         scaling = AutoscalingConfig(
-            min_replicas=least, max_replicas=most, policy=policy, look_back_period_s=options.AVERAGE_SECONDS,
+            min_replicas=least, max_replicas=most, policy=policy,
+            look_back_period_s=options.AVERAGE_SECONDS, metrics_interval_s=LOAD_SECONDS,
             upscale_delay_s=plan.upscale_delay, downscale_delay_s=plan.downscale_delay,
         )  # fmt: skip
         count = {"autoscaling_config": scaling}
