@@ -31,6 +31,8 @@ NAMES = {
     "counter": {
         "vllm:prompt_tokens": ONE, "vllm:generation_tokens": ONE, "vllm:num_preemptions": ONE,
         "vllm:prefix_cache_queries": ONE, "vllm:prefix_cache_hits": ONE,
+        "vllm:spec_decode_num_drafts": ONE, "vllm:spec_decode_num_draft_tokens": ONE,
+        "vllm:spec_decode_num_accepted_tokens": ONE, "vllm:spec_decode_num_accepted_tokens_per_pos": set(),
         "vllm:request_success": ONE | {"finished_reason"}, "eb_slot_steps": {"kind"},
         "eb_http_requests": {"route", "status"}, "eb_rejected": {"reason"}, "eb_cancelled": {"where"},
         "eb_step_failures": set(), "eb_step_retries": set(), "eb_out_of_memory": set(),

@@ -21,6 +21,7 @@ def test_the_original_request_gets_the_original_answer_and_more(client: FlaskCli
     assert (body["finish_reason"], body["stop_reason"]) == ("length", None)
     assert set(body["timings"]) == {
         "queue_s", "prefill_s", "decode_s", "ttft_s", "total_s", "iterations", "batch_mean", "batch_max",
+        "drafted", "accepted",
     }  # fmt: skip
     assert body["timings"]["iterations"] == 4
     assert 0 <= body["timings"]["queue_s"] <= body["timings"]["ttft_s"] <= body["timings"]["total_s"]

@@ -253,7 +253,7 @@ def test_batch_fill_and_wasted_rows_are_told_apart_as_the_server_does() -> None:
     assert (counted.fill, counted.in_vain) == (waste.fill(static), waste.wasted(static))
     assert (waste.fill({}), waste.wasted({"idle": 3})) == (None, None)
     assert waste.percentages({"useful": 1, "held": 1, "idle": 1}) == {
-        "useful": 34, "padding": 0, "held": 33, "idle": 33, "recomputed": 0
+        "useful": 34, "padding": 0, "held": 33, "idle": 33, "recomputed": 0, "rejected": 0
     }  # fmt: skip
     assert len(waste.bar(static, 40).plain.splitlines()[0]) == 40
 
