@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from typing import Any
 
@@ -146,15 +147,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     longest = max(map(len, repeating)) + args.tokens + machine.PAGE_SIZE
     runner, name = make_runner(args, (max(args.batch, default=1) + 1) * longest)
     both = repeating + fresh
-    cases = {
-        "one stream, repeating": compare(runner, repeating, 1, args),
-        "one stream, nothing to look up": compare(runner, fresh, 1, args),
-    }
+    wanted = [("one stream, repeating", repeating, 1), ("one stream, nothing to look up", fresh, 1)]
     for batch in args.batch:
-        kinds = {"both kinds": both, "nothing to look up": fresh}
-        for kind, some in kinds.items():
+        for kind, some in (("both kinds", both), ("nothing to look up", fresh)):
             prompts = [some[i % len(some)] for i in range(max(batch, min(2 * batch, 12)))]
-            cases[f"{batch} at once, {kind}"] = compare(runner, prompts, batch, args)
+            wanted.append((f"{batch} at once, {kind}", prompts, batch))
+    cases = {}
+    for case, prompts, at_once in wanted:
+        cases[case] = compare(runner, prompts, at_once, args)
+        ratios = ", ".join(f"{drafts}: {figures['ratio']:.2f}" for drafts, figures in cases[case].items())
+        print(f"{case}: {ratios}", file=sys.stderr, flush=True)  # in case the time is cut
     return {"model": name, "temperature": args.temperature, "tokens": args.tokens, "cases": cases}
 
 
