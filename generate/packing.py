@@ -43,9 +43,14 @@ def sample_count(seq: Sequence, count: int) -> int:
 
     Of a decode with drafts these are all rows, too.
     """
-    if seq.sampling.prompt_logprobs is not None and seq.computed < len(seq.prompt_ids):
+    if _is_scored(seq):
         return count
     return max(0, count - seq.pending + 1)
+
+
+def _is_scored(seq: Sequence) -> bool:
+    """Return whether its next tokens are of a prompt whose own tokens are scored."""
+    return seq.sampling.prompt_logprobs is not None and seq.computed < len(seq.prompt_ids)
 
 
 def sample_outputs(
@@ -80,22 +85,28 @@ def _sample_with_drafts(
     """Return the outputs of a step in which some sequences have drafts."""
     outputs: list[Output] = [None] * len(counts)
     spans = [*map(sample_count, sequences, counts)]
-    first_rows = [end - span for end, span in zip(itertools.accumulate(spans), spans)]
-    plain = [i for i, own in enumerate(drafts) if not own]
-    if plain:
-        rows = logits[[row for i in plain for row in range(first_rows[i], first_rows[i] + spans[i])]]
-        for i, output in zip(plain, sample_outputs([sequences[i] for i in plain], [counts[i] for i in plain], rows)):
+    due = [i for i, span in enumerate(spans) if span]
+    scored = [i for i in due if not drafts[i] and _is_scored(sequences[i])]
+    if scored:  # in a step with drafts, which is rare
+        pieces = dict(zip(range(len(spans)), torch.split(logits, spans)))
+        rows = torch.cat([pieces[i] for i in scored])
+        prompts, some = [sequences[i] for i in scored], [counts[i] for i in scored]
+        for i, output in zip(scored, sample_outputs(prompts, some, rows)):
             outputs[i] = output
-    drafted = [i for i, own in enumerate(drafts) if own]
-    rows = (
-        logits
-        if not plain
-        else logits[[row for i in drafted for row in range(first_rows[i], first_rows[i] + spans[i])]]
-    )
-    runs = sample_runs([sequences[i] for i in drafted], [drafts[i] for i in drafted], rows)
-    for i, output in zip(drafted, runs):
-        outputs[i] = output
+        due = [i for i in due if i not in scored]
+        logits = torch.cat([pieces[i] for i in due])
+    # All rows are drawn together where they lie: picking some of them takes longer than a step of a small model.
+    runs = sample_runs([sequences[i] for i in due], [drafts[i] for i in due], logits)
+    for i, output in zip(due, runs):
+        single = isinstance(output, Run) and not drafts[i]
+        outputs[i] = _only(output) if single else output
     return outputs
+
+
+def _only(run: Output) -> Output:
+    """Return the one token of a sequence without drafts."""
+    assert isinstance(run, Run)
+    return Token(run.ids[0], run.details[0]) if run.details else run.ids[0]
 
 
 def sample_runs(sequences: Many[Sequence], drafts: Many[list[int]], logits: Tensor) -> list[Output]:

@@ -1,19 +1,22 @@
 """How long a step takes by its number of rows, learned from the steps that were computed. Pure.
 
-A straight line through the means of the latest steps of each size, and what each mean is off from it, the more of it the
-more steps the mean is of: a mean of few steps is noise, and a choice among many sizes would fall for the luckiest. What is
-used is refreshed by its use, so that the law follows contexts that grow and machines that slow down.
+A straight line through the usual times of each size, and what each is off from it, the more of it the more steps it is of:
+that of few steps is noise, and a choice among many sizes would fall for the luckiest. What is usual is the third that was
+fastest, since whatever disturbs a step makes it slower. What is used is refreshed by its use, so that the law follows
+contexts that grow and machines that slow down.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
-LATEST = 32  # steps that a mean is of
-TRUSTED = 8  # steps after which half of what a mean is off from the line counts
-OUTLYING = 1.5  # times what was expected, above which a step counts as long as that
-SINGLY = 64  # sizes up to here have a mean each, larger ones share one in ranges of a sixteenth
-EXPIRY = 4096  # steps after which a mean that was not refreshed is dropped
+LATEST = 9  # steps of a size that are looked at
+MOST_WEIGHT = 32  # of a size, in steps
+TRUSTED = 8  # steps after which half of what a size is off from the line counts
+OUTLYING, FEW = 2.0, 3  # times what was expected, above which the first few steps of a size count as long as that
+SINGLY = 64  # sizes up to here are apart, larger ones together in ranges of a sixteenth
+EXPIRY = 4096  # steps after which a size that was not refreshed is dropped
 REFIT = 16  # steps between two fits of the line
 FREE_ROWS = 12  # rows that take about as long to compute as the weights take to read
 
@@ -23,7 +26,7 @@ class StepLaw:
 
     def __init__(self) -> None:
         self._steps = 0
-        self._means: dict[int, list[float]] = {}  # by size: seconds, steps that they are the mean of, the latest step
+        self._sizes: dict[int, _Size] = {}
         self._line = (0.0, 0.0)
         self._fitted_at = -REFIT
 
@@ -32,21 +35,15 @@ class StepLaw:
         if seconds <= 0:
             return
         self._steps += 1
-        size = _size(rows)
-        mean = self._means.get(size)
-        if mean is None:
-            if self._means:
-                seconds = min(seconds, 2 * OUTLYING * max(self._at(rows), min(m[0] for m in self._means.values())))
-            self._means[size] = [seconds, 1.0, self._steps]
+        size = self._sizes.get(_size(rows))
+        if size is None or size.steps < FEW:
+            if self._sizes:
+                seconds = min(seconds, OUTLYING * self._at(rows))
+            size = self._sizes.setdefault(_size(rows), _Size())
             self._fitted_at = -REFIT
-            return
-        if mean[1] > 2:
-            seconds = min(seconds, OUTLYING * mean[0])
-        mean[1] = min(mean[1] + 1, LATEST)
-        mean[0] += (seconds - mean[0]) / mean[1]
-        mean[2] = self._steps
+        size.add(seconds, self._steps)
         if self._steps % EXPIRY == 0:
-            self._means = {n: m for n, m in self._means.items() if self._steps - m[2] < EXPIRY}
+            self._sizes = {n: size for n, size in self._sizes.items() if self._steps - size.latest < EXPIRY}
 
     def from_rows(self, least: int) -> Callable[[int], float]:
         """Return the law for steps of `least` rows and more, in which more rows never take less time."""
@@ -65,22 +62,22 @@ class StepLaw:
 
     def seconds(self, rows: int, unknown: float) -> float:
         """Return how long a step of so many rows takes, `unknown` before the first step."""
-        return self._at(rows) if self._means else unknown
+        return self._at(rows) if self._sizes else unknown
 
     def _at(self, rows: int) -> float:
         if self._steps - self._fitted_at >= REFIT:
             self._fit()
         at_zero, slope = self._line
         expected = at_zero + slope * rows
-        mean = self._means.get(_size(rows))
-        if mean is None:
+        size = self._sizes.get(_size(rows))
+        if size is None:
             return expected
-        return expected + mean[1] / (mean[1] + TRUSTED) * (mean[0] - expected)
+        return expected + size.steps / (size.steps + TRUSTED) * (size.seconds - expected)
 
     def _fit(self) -> None:
-        """Fit the line by least squares, each mean with the weight of its steps; 1 where nothing is known."""
+        """Fit the line by least squares, each size with the weight of its steps; 1 where nothing is known."""
         self._fitted_at = self._steps
-        points = [(size, mean[0], mean[1]) for size, mean in self._means.items()]
+        points = [(n, size.seconds, float(size.steps)) for n, size in self._sizes.items()]
         weight = sum(w for _, _, w in points)
         if not points:
             self._line = (1.0, 0.0)
@@ -95,6 +92,21 @@ class StepLaw:
         slope = (together + usual * mean_size**2) / (spread + mean_size**2)
         slope = min(max(slope, 0.0), proportional)
         self._line = (mean_seconds - slope * mean_size, slope)
+
+
+class _Size:
+    """The latest steps of a size; `steps` counts them up to MOST_WEIGHT, `latest` is the number of the last one."""
+
+    __slots__ = ("_times", "latest", "seconds", "steps")
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=LATEST)
+        self.seconds, self.steps, self.latest = 0.0, 0, 0
+
+    def add(self, seconds: float, number: int) -> None:
+        self._times.append(seconds)
+        self.seconds = sorted(self._times)[(len(self._times) - 1) // 3]
+        self.steps, self.latest = min(self.steps + 1, MOST_WEIGHT), number
 
 
 def _size(rows: int) -> int:

@@ -157,3 +157,22 @@ def test_the_text_is_the_same_for_a_hundred_seeds(
                 assert seq.finish_reason == "abort" or served[seq.id] == plain[seq.id]
             accepted += sum(seq.accepted for seq in sequences)
     assert accepted > 1000
+
+
+def test_drafts_share_a_step_with_scored_prompts_log_probabilities_and_penalties(runner: ModelRunner) -> None:
+    def mixed() -> list[Sequence]:
+        sequences = requests(12, 3, 0, logprobs=2, repetition_penalty=1.2)
+        sequences += requests(6, 4, 0, prompt_logprobs=1)
+        for i, seq in enumerate(sequences):
+            seq.id = str(i)
+        return sequences
+
+    plain, guessed = mixed(), mixed()
+    serve(plain, None, runner=runner, budget=20)
+    serve(guessed, Speculator(NgramDrafter(), 3), runner=runner, budget=20)
+    for one, other in zip(plain, guessed):
+        assert other.output_ids == one.output_ids
+        assert other.details == one.details
+        assert other.prompt_details == one.prompt_details
+        assert len(other.details) in (0, len(other.output_ids))
+    assert sum(seq.accepted for seq in guessed)

@@ -190,6 +190,8 @@ def test_the_law_of_a_steps_time_follows_what_was_measured_and_never_goes_down()
     assert after(5) <= after(6) <= after(9) <= after(30)
     assert after(30) == pytest.approx(4.0, rel=0.1)
     law.learn(3, 99.0)  # the machine stood still
+    law.learn(4, 99.0)
+    assert law.from_rows(1)(4) < 3
     assert law.from_rows(3)(3) == pytest.approx(1.3, rel=0.05)
     for _ in range(200):
         law.learn(3, 2.6)  # and is slower from here on
