@@ -1,4 +1,4 @@
-"""Sweep one value until the server is saturated: rates, users, slots, lengths, or cache size.
+"""Sweep one value until the server is saturated: rates, users, slots, lengths, cache size, or draft tokens.
 
     python -m client.sweep static dynamic --over rate
     python -m client.sweep dynamic --over users --values 24 64 128 256
@@ -32,7 +32,8 @@ from rich.console import Console
 from . import compare, ending, flags, runs
 from .console import guarded, leave, say
 from .experiment import DEFAULT_WARMUP, Experiment, draw
-from .options import POSITIVE, Argument, Choice, Command, Option, Parameter, UsageError, Values
+from .option_types import Type
+from .options import POSITIVE, Argument, Choice, Command, Number, Option, Parameter, UsageError, Values
 from .send.target import Target
 from .workloads.arrivals import Arrivals
 
@@ -42,6 +43,20 @@ GAIN = 1.05
 MAX_STEPS = 12
 SECONDS = 20.0
 MIN_REQUESTS = 30
+AUTO = 99.0  # more draft tokens than any number of them, so that it is the last
+
+
+class Swept(Type):
+    """A number, or `auto` draft tokens."""
+
+    name = "X"
+    wanted = "a number of at least 0, or auto"
+
+    def parse(self, value: Any) -> float:
+        number = AUTO if value == "auto" else float(value)
+        if not 0 <= number < math.inf:
+            raise ValueError
+        return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +68,16 @@ class Axis:
     pace: Callable[[float], Arrivals]
     workload: Callable[[float], str | None] = lambda value: None
     server: Callable[[float], list[str]] = lambda value: []
+
+
+def drafting(drafts: float) -> list[str]:
+    """Return the flags of a server with so many draft tokens."""
+    return ["--speculate", "auto", "--drafts", shown(drafts)] if drafts else ["--speculate", "off"]
+
+
+def shown(value: float) -> str:
+    """Return a swept value as it is typed."""
+    return "auto" if value == AUTO else f"{value:g}"
 
 
 BURST = Arrivals("burst")
@@ -79,7 +104,12 @@ AXES: dict[str, Axis] = {
         lambda _: Arrivals("poisson", 2.0), lambda _: "shared-prefix:20:256",
         lambda mib: ["--kv-memory", f"{mib:.0f}M"],
     ),
+    "speculate": Axis(
+        "draft tokens of a request in a step, 0 to 16 or auto, for the users of a closed loop (--users)", (0, 2, 8, AUTO),
+        lambda _: Arrivals("closed", 1), server=lambda n: drafting(n),
+    ),
 }  # fmt: skip
+STARTING = ("batch", "cache", "speculate")  # need a server for each value
 SHOWN = {"variance": "anyscale:CAP", "cache": "shared-prefix:20:256"}
 EXAMPLES = (
     "python -m client.sweep static dynamic --over rate",
@@ -91,7 +121,8 @@ SWEPT = [
         "--over", "; ".join(f"{name}: {axis.help}" for name, axis in AXES.items()), Choice(AXES, "WHAT"),
         default="rate",
     ),
-    Option("--values", "values to use instead of the usual ones", POSITIVE, metavar="X", several=True),
+    Option("--values", "values to use instead of the usual ones", Swept(), metavar="X", several=True),
+    Option("--users", "with --over speculate: users of the closed loop", Number(1), default=1),
     Option("--seconds", "duration of each rate", POSITIVE, metavar="S", default=SECONDS),
 ]  # fmt: skip
 
@@ -114,12 +145,33 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
     args.model, args.load_format = args.model or "bard", args.load_format or "auto"
     args.workload = args.workload or "original"
     axis = AXES[args.over]
-    if args.over in ("batch", "cache") and any("=http" in word for word in args.what):
+    if args.over in STARTING and any("=http" in word for word in args.what):
         raise UsageError(f"--over {args.over} starts its own servers. Use policies instead of addresses")
     args.sweep_values = sorted(args.values) if args.values else list(axis.values)
-    args.load, args.repeats = [axis.pace(value) for value in args.sweep_values], 1
+    check_values(args)
+    args.load, args.repeats = [pace(args, value) for value in args.sweep_values], 1
     flags.check_limits(args)
     return args
+
+
+def check_values(args: Values) -> None:
+    """Reject values that the swept setting cannot have."""
+    if args.over == "speculate":
+        wrong = [value for value in args.sweep_values if value != AUTO and not (value <= 16 and value.is_integer())]
+        remedy = "a whole number from 0 to 16, or auto"
+    else:
+        wrong, remedy = [value for value in args.sweep_values if value <= 0], "a number above 0"
+        if args.is_given("users"):
+            raise UsageError(
+                f"--users {args.users} has no effect. Use --over speculate, or --over users --values {args.users}"
+            )
+    if wrong:
+        raise UsageError(f"--values {shown(wrong[0])} with --over {args.over}. Use {remedy}")
+
+
+def pace(args: Values, value: float) -> Arrivals:
+    """Return the load of a value."""
+    return Arrivals("closed", args.users) if args.over == "speculate" else AXES[args.over].pace(value)
 
 
 def saturated(over: str, history: Sequence[Mapping[str, Any]], e2els: Sequence[float | None]) -> bool:
@@ -152,7 +204,7 @@ class Sweep:
         """Run one policy with the values until it is saturated; raise ServerUnreachable if it does not start."""
         over, axis = self.args.over, AXES[self.args.over]
         folder = self.experiment.store.folder
-        if over not in ("batch", "cache"):
+        if over not in STARTING:
             with compare.reached(word, self.args, folder) as target:
                 self.steps(word, target, self.args.sweep_values, progress)
             return
@@ -171,14 +223,14 @@ class Sweep:
         limit: float | None = None
         for value in values:
             changed = copy.copy(self.args)
-            changed.load = [axis.pace(value)]
+            changed.load = [pace(self.args, value)]
             workload = axis.workload(value) or self.args.workload
             (load,) = draw(changed, self.experiment.seed, self.count(value), workload)
             plan = load.plans[0]
-            labels = {"policy": name, "load": f"{over}:{value:g}", "repeat": 0, "value": value}
+            labels = {"policy": name, "load": f"{over}:{shown(value)}", "repeat": 0, "value": value}
             if over == "variance":
                 labels["value"] = float(np.std([p.num_tokens for p in plan.planned]))
-            say(self.experiment.console, f"{progress}{name}, {over} {value:g}: {len(plan.planned)} requests")
+            say(self.experiment.console, f"{progress}{name}, {over} {shown(value)}: {len(plan.planned)} requests")
             count = DEFAULT_WARMUP if self.args.warmup is None else self.args.warmup
             warmup = 0 if history else runs.warm_up(target, plan.planned, count)
             numbers = self.experiment.one(labels, target, plan, warmup)
@@ -209,6 +261,8 @@ class Sweep:
         if self.args.over == "rate":
             seconds: float = self.args.seconds
             return max(MIN_REQUESTS, math.ceil(value * seconds))
+        if self.args.over == "speculate":
+            return max(MIN_REQUESTS, 2 * int(self.args.users))
         return max(MIN_REQUESTS, math.ceil(2 * value)) if self.args.over == "users" else 64
 
 

@@ -66,7 +66,9 @@ class Watched:
     def figures(self, now: float) -> dict[str, Any]:
         """Return the figures of the last seconds before `now` on the server's clock."""
         recent = [s for s in list(self.steps) if s["t"] + s["seconds"] > now - WINDOW]
-        output = sum(m["tokens"] for s in recent for m in s["members"] if m["phase"] == "decode")
+        drafts = [draft for s in recent for draft in s.get("drafts", ())]
+        drafted, accepted = (sum(draft[name] for draft in drafts) for name in ("drafted", "accepted"))
+        output = sum(m["tokens"] for s in recent for m in s["members"] if m["phase"] == "decode") - drafted + accepted
         output += sum(len(s["joined"]) for s in recent)
         spent = {kind: sum(s["slot_steps"].get(kind, 0.0) for s in recent) for kind in waste.COLORS}
         span = max(now - recent[0]["t"], 1e-6) if recent else 1.0
@@ -80,6 +82,7 @@ class Watched:
             "step": sum(s["seconds"] for s in recent) / len(recent) if recent else None,
             "fill": waste.fill(spent),
             "wasted": waste.wasted(spent),
+            "accepted": accepted / drafted if drafted else None,
             "waste": spent,
             "pages": last["pages"] if last else {"used": 0, "total": self.state.get("pages_total", 0)},
             "steps": len(recent),
@@ -206,6 +209,7 @@ def screen(watched: Watched, url: str, width: int, height: int) -> Group:
         ("batch fill", "-" if figures["fill"] is None else f"{figures['fill']:.0%}"),
         ("wasted rows", "-" if figures["wasted"] is None else f"{figures['wasted']:.0%}"),
         ("KV pages", f"{pages['used']} of {pages['total']}"),
+        *([("drafts right", f"{figures['accepted']:.0%}")] if figures["accepted"] is not None else []),
     ]
     for _ in cells:
         tiles.add_column()

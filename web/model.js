@@ -27,6 +27,8 @@
       this.done = new Uint16Array(slots);
       this.tokens = 0; // computed
       this.output = 0; // tokens of answers
+      this.decodes = 0; // rows that decode
+      this.drafts = new Map((record.drafts ?? []).map((drafts) => [drafts.id, drafts]));
       this.finished = 0;
       this.gaps = [];
       this.firsts = [];
@@ -181,10 +183,20 @@
       column.tokens += member.tokens;
       if (kind === KIND.DECODE) {
         if (request.phase === KIND.PREFILL) this.firstToken(request, column);
+<<<<<<< HEAD
         const tokens = Math.max(1, member.tokens - wrong);
         column.output += tokens;
         const gap = request.last === null ? null : (column.end - request.last) / tokens;
         for (let k = 0; gap !== null && k < tokens; k++) column.gaps.push(gap);
+=======
+        const drafts = column.drafts.get(member.id);
+        const tokens = Math.max(1, member.tokens) - (drafts ? drafts.drafted - drafts.accepted : 0);
+        column.output += tokens;
+        column.decodes++;
+        if (request.last !== null) { // the tokens of one step share its time, as in the server's figures
+          for (let i = 0; i < tokens; i++) column.gaps.push((column.end - request.last) / tokens);
+        }
+>>>>>>> dc09ab6 (Sweep over the number of draft tokens, and show how many are accepted)
         request.last = column.end;
       } else if (kind === KIND.PREFILL) {
         request.prefilled = column.end;
@@ -286,7 +298,7 @@
       while (from > 0 && this.columns[from - 1].end > end - seconds) from--;
       if (from > index) return this.still(now);
       const gaps = [], firsts = [];
-      let output = 0, rows = 0, busy = 0, most = 0;
+      let output = 0, rows = 0, busy = 0, most = 0, decodes = 0, drafted = 0, accepted = 0;
       for (let i = from; i <= index; i++) {
         const column = this.columns[i];
         output += column.output;
@@ -295,6 +307,11 @@
         rows += column.slots - column.steps[3];
         most += column.slots;
         busy += column.seconds;
+        decodes += column.decodes;
+        for (const drafts of column.drafts.values()) {
+          drafted += drafts.drafted;
+          accepted += drafts.accepted;
+        }
       }
       const span = Math.max(end - this.columns[from].t, 1e-9);
       const running = this.running(now, at !== null);
@@ -307,7 +324,8 @@
         itl50: percentile(gaps, 50), itl99: percentile(gaps, 99),
         ttft50: percentile(firsts, 50), ttft99: percentile(firsts, 99), answered: firsts.length,
         waste: Object.fromEntries(STEPS.map((name) => [name, steps[name] / all])),
-        pages: now.pages, gaps: gaps.length,
+        pages: now.pages, gaps: gaps.length, drafted,
+        acceptance: drafted ? accepted / drafted : null, tokensPerStep: decodes ? 1 + accepted / decodes : null,
       };
     }
 
@@ -316,7 +334,7 @@
       return {
         running: this.running(now, true), waiting: now.queue, slots: now.slots, steps: 0, span: 0,
         tokensPerSecond: 0, busy: 0, fill: 0, stepSeconds: 0, itl50: null, itl99: null, ttft50: null,
-        ttft99: null, answered: 0, waste: null, pages: now.pages, gaps: 0,
+        ttft99: null, answered: 0, waste: null, pages: now.pages, gaps: 0, drafted: 0, acceptance: null, tokensPerStep: null,
       };
     }
 

@@ -89,6 +89,11 @@
     put("t-ttft", seconds(tiles?.ttft50));
     put("t-ttft99", tiles?.ttft99 != null ? `p99 ${seconds(tiles.ttft99)}` : "to the first token");
     put("t-itl", seconds(tiles?.itl50));
+    $("drafts").hidden = !tiles?.drafted;
+    if (tiles?.drafted) {
+      put("t-drafts", `${tiles.tokensPerStep.toFixed(2)} tokens per request and step, `
+        + `${percent(tiles.acceptance)} of ${count(tiles.drafted)} draft tokens accepted`);
+    }
     put("t-itl99", tiles?.itl99 != null ? `p99 ${seconds(tiles.itl99)}` : "between tokens");
     put("waste-span", tiles && tiles.steps ? `last ${count(tiles.steps)} steps` : "");
     const total = tiles ? tiles.pages.total : facts.pages || 0;

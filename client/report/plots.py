@@ -213,6 +213,31 @@ def waste(album: Album) -> None:
         )
 
 
+def speculation(album: Album) -> None:
+    """Draw the tokens of a request in a step, and the accepted share of the draft tokens, of servers with some."""
+    results = album.results
+    runs = [(p, load, results.of(p, load)) for load in results.loads for p in results.policies]
+    known = [(p, load, some) for p, load, some in runs if average(some, "tokens_per_step") is not None]
+    if not known:
+        return
+    names = [f"{p}, {load}" if len(results.loads) > 1 else p for p, load, _ in known]
+    values = [[average(some, key) or 0.0 for key in ("tokens_per_step", "acceptance")] for _, _, some in known]
+    says = "; ".join(
+        f"{name}: {tokens:.2f} tokens per step, {share:.0%} accepted" for name, (tokens, share) in zip(names, values)
+    )
+    count, columns = sum(album.requests(load) for load in results.loads), ["run", "tokens_per_step", "acceptance"]
+    with album.draw("speculation", "Speculative decoding", count, columns, 2, says=says + ".") as (grid, rows):
+        places, colors = range(len(known)), [album.look(p)["color"] for p, _, _ in known]
+        grid[0].barh(places, [tokens for tokens, _ in values], color=colors, height=0.7)
+        grid[1].barh(places, [100 * share for _, share in values], color=colors, height=0.7)
+        grid[1].set_xlim(0, 100)
+        grid[0].set_yticks(places, names, fontsize=8 if len(names) < 13 else 5)
+        grid[0].invert_yaxis()  # of both, which share it
+        grid[0].set_xlabel("tokens of a request in a step")
+        grid[1].set_xlabel("accepted draft tokens (%)")
+        rows += [[name, *pair] for name, pair in zip(names, values)]
+
+
 def draw_all(results: Results) -> list[Picture]:
     """Draw every plot that the data allow; return what was drawn."""
     album = Album(results, [])
@@ -220,7 +245,7 @@ def draw_all(results: Results) -> list[Picture]:
         _by_load(latency_over_tokens), latency_cdf, _by_load(plots_steps.slots), _by_load(plots_steps.over_time), waste,
         _by_load(distributions), _by_load(plots_requests.ttft_over_prompt),
         _by_load(plots_requests.simulated_over_measured), _by_load(percentiles), _by_load(in_system),
-        _by_load(batch_histogram),
+        _by_load(batch_histogram), speculation,
     ]  # fmt: skip
     sweep = [plots_sweep.throughput_latency, plots_sweep.curves, latency_cdf]
     if results.runs:

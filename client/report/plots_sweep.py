@@ -14,10 +14,12 @@ AXES = {
     "batch": "slots (--max-batch-size)",
     "variance": "standard deviation of the output lengths (tokens)",
     "cache": "memory for KV pages (MiB)",
+    "speculate": "draft tokens in a step for each request",
 }
+AUTO = 99.0  # of client/sweep.py
 TEXTS: dict[str, Callable[[float], str]] = {
     "output tokens/s": "{:,.0f} tokens/s".format, "latency (s)": sentences.seconds, "TTFT (s)": sentences.seconds,
-    "prompt tokens (%)": "{:.0f}%".format,
+    "prompt tokens (%)": "{:.0f}%".format, "tokens per step": "{:.2f}".format, "accepted (%)": "{:.0f}%".format,
 }  # fmt: skip
 
 
@@ -28,7 +30,9 @@ def curves(album: Album) -> None:
     figures = [("throughput", "output_throughput", "Throughput", "output tokens/s", 1.0),
                ("e2el", "e2el_ms", "Latency", "latency (s)", 0.001),
                ("ttft", "ttft_ms", "Time to first token", "TTFT (s)", 0.001),
-               ("hits", "hit_tokens", "Prompt tokens from the cache", "prompt tokens (%)", 100.0)]  # fmt: skip
+               ("hits", "hit_tokens", "Prompt tokens from the cache", "prompt tokens (%)", 100.0),
+               ("tokens-per-step", "tokens_per_step", "Tokens of a request in a step", "tokens per step", 1.0),
+               ("acceptance", "acceptance", "Accepted draft tokens", "accepted (%)", 100.0)]  # fmt: skip
     for name, key, measure, label, scale in figures:
         keys = [key] if not key.endswith("_ms") else [f"p50_{key}", f"p99_{key}"]
         points = {p: series(album, p, keys) for p in album.results.policies}
@@ -45,16 +49,26 @@ def curves(album: Album) -> None:
                     style = {**look, "linestyle": "-" if i == 0 else "--"}
                     label_of_line = f"{policy} {part[:3]}" if len(keys) > 1 else policy
                     values = [scale * row[1 + i] for row in line]
-                    axes.plot([row[0] for row in line], values, label=label_of_line, markersize=4, **style)
+                    axes.plot(
+                        [place(sweep, row[0]) for row in line], values, label=label_of_line, markersize=4, **style
+                    )
                 rows += [[policy, *row] for row in line]
                 limit = sweep.get("saturation", {}).get(policy)
                 if limit is not None:
                     axes.axvline(limit, color=look["color"], linewidth=0.8, linestyle=":")
-            if sweep["over"] != "variance":
+            if sweep["over"] == "speculate":
+                places = {value: i for i, value in enumerate(sweep["values"])}
+                axes.set_xticks(list(places.values()), ["auto" if value == AUTO else f"{value:g}" for value in places])
+            elif sweep["over"] != "variance":
                 axes.set_xscale("log", base=2)
             if len(keys) > 1:
                 axes.set_yscale("log")
             finish(axes, axis + ("; dotted: saturated" if sweep.get("saturation") else ""), label, zero=len(keys) == 1)
+
+
+def place(sweep: dict[str, Any], value: float) -> float:
+    """Return where a value is on the axis; numbers of draft tokens are as far apart as `auto` is from them."""
+    return float(sweep["values"].index(value)) if sweep["over"] == "speculate" else value
 
 
 def series(album: Album, policy: str, keys: list[str]) -> list[tuple[float, ...]]:

@@ -177,4 +177,4 @@ def at_the_end(
     parts = {policy: " and ".join(text(scale * value) for value in row[1:]) for policy, row in rows.items()}
     kind = " at p50 and p99" if any(len(row) > 2 for row in rows.values()) else ""
     listed = "; ".join(f"{policy} {values}" for policy, values in parts.items())
-    return f"At {last:g} {axis.partition(' (')[0]}{kind}: {listed}."
+    return f"At {'auto' if last == 99 and 'draft' in axis else format(last, 'g')} {axis.partition(' (')[0]}{kind}: {listed}."

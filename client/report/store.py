@@ -61,6 +61,7 @@ class Store:
         spent, batches = engine(numbers)
         cache = {"hit_tokens": hit_share(numbers), "preemptions": preemptions(numbers)}
         use = {"slot_steps": spent, "batch_fill": waste.fill(spent or {}), "rows_in_vain": waste.wasted(spent or {})}
+        cache |= speculation(numbers)
         self.summary["runs"].append({**short, **labels, **cache, **use, "batch_stats": batches})
         self.save()
 
@@ -98,6 +99,21 @@ def preemptions(numbers: Mapping[str, Any]) -> int | None:
     """Return how many requests were preempted between the two readings of `/stats`; None if it has no count."""
     before, after = ((numbers.get(key) or {}).get("engine") or {} for key in ("server_before", "server_after"))
     return int(after["preemptions"]) - int(before.get("preemptions") or 0) if "preemptions" in after else None
+
+
+def speculation(numbers: Mapping[str, Any]) -> dict[str, float]:
+    """Return the share of draft tokens that were accepted, and the tokens of a request in a step that decodes it.
+
+    Both are between the two readings of `/stats`; nothing for a server that computed no draft tokens.
+    """
+    before, after = (
+        ((numbers.get(key) or {}).get("engine") or {}).get("drafts") or {} for key in ("server_before", "server_after")
+    )
+    drafted, accepted = (float(after.get(key, 0)) - float(before.get(key, 0)) for key in ("tokens", "accepted"))
+    decoded = numbers["total_output_tokens"] - numbers["completed"]  # the first token is of the prompt's step
+    if drafted <= 0 or decoded <= accepted:
+        return {}
+    return {"acceptance": accepted / drafted, "tokens_per_step": decoded / (decoded - accepted)}
 
 
 def slug(text: str) -> str:

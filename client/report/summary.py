@@ -70,6 +70,8 @@ COLUMNS: list[tuple[str, tuple[str, ...], float, int, str]] = [
     ("batch fill, %", ("batch_fill",), 100, 0, ""),
     ("wasted rows, %", ("rows_in_vain",), 100, 0, ""),
     ("preemptions", ("preemptions",), 1, 0, ""),
+    ("tokens per step", ("tokens_per_step",), 1, 2, ""),
+    ("accepted drafts, %", ("acceptance",), 100, 0, ""),
     ("s per requested token", ("fairness", "slope_ms_per_token"), 0.001, 4, ""),
     ("r", ("fairness", "r"), 1, 3, ""),
 ]

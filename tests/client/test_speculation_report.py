@@ -1,0 +1,78 @@
+"""Speculative decoding in the client: sweeps over the number of draft tokens, and the figures of a server with some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client import sweep
+from client.options import UsageError
+from client.report import plots, store
+from client.top import Watched
+from simulate.__main__ import main
+
+
+def read(*words: str) -> Any:
+    return sweep.read(["dynamic", *words], {})
+
+
+def test_a_sweep_over_draft_tokens_starts_a_server_for_each_number() -> None:
+    args = read("--over", "speculate", "--values", "auto", "8", "0", "2", "--users", "3")
+    flags = [sweep.AXES["speculate"].server(value) for value in args.sweep_values]
+    assert flags == [
+        ["--speculate", "off"], ["--speculate", "auto", "--drafts", "2"], ["--speculate", "auto", "--drafts", "8"],
+        ["--speculate", "auto", "--drafts", "auto"],
+    ]  # fmt: skip
+    assert [load.text for load in args.load] == ["closed:3"] * 4
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--over", "speculate", "--values", "17"), ("--over", "speculate", "--values", "1.5"), ("--values", "0"),
+        ("--values", "many"), ("--users", "2"), ("--over", "rate", "--values", "-1"),
+    ],
+)  # fmt: skip
+def test_values_that_a_setting_cannot_have_are_refused(words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="Use"):
+        read(*words)
+
+
+def readings(before: int, drafted: int, accepted: int) -> dict[str, Any]:
+    def stats(tokens: int, right: int) -> dict[str, Any]:
+        return {"engine": {"drafts": {"times": 1, "tokens": tokens, "accepted": right}}}
+
+    return {
+        "total_output_tokens": 110, "completed": 10,
+        "server_before": stats(before, before), "server_after": stats(before + drafted, before + accepted),
+    }  # fmt: skip
+
+
+def test_acceptance_and_tokens_per_step_are_those_between_two_readings() -> None:
+    assert store.speculation(readings(500, 80, 20)) == {"acceptance": 0.25, "tokens_per_step": 100 / 80}
+    assert store.speculation(readings(500, 0, 0)) == {}
+    assert store.speculation({"total_output_tokens": 9, "completed": 1}) == {}
+
+
+@pytest.mark.parametrize("more", [["--acceptance", "0.8"], []])
+def test_a_comparison_draws_what_speculation_did_where_there_was_some(more: list[str], tmp_path: Path) -> None:
+    words = ["run", "dynamic", "chunked", "--num", "40", "--cost", "splitwise", "--no-plots", *more]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    results = store.read(tmp_path / "run")
+    drawn = {picture.name: picture.says for picture in plots.draw_all(results)}
+    assert ("speculation" in drawn) == bool(more)
+    assert not more or "tokens per step" in drawn["speculation"]
+
+
+def test_the_terminal_counts_no_rejected_tokens() -> None:
+    watched = Watched()
+    member = {"id": "a", "phase": "decode", "tokens": 5, "computed": 9, "total": 50, "slot": 0}
+    step = {
+        "n": 1, "t": 0.0, "seconds": 1.0, "queue": 0, "policy": "dynamic", "members": [member], "joined": [], "left": [],
+        "slot_steps": {"useful": 1}, "pages": {"used": 0, "total": 0},
+    }  # fmt: skip
+    watched.add("step", {**step, "drafts": [{"id": "a", "drafted": 4, "accepted": 1}]})
+    figures = watched.figures(1.0)
+    assert (figures["tokens/s"], figures["accepted"]) == (2, 0.25)
