@@ -8,7 +8,7 @@ from typing import NamedTuple
 from scheduling.sequence import Sequence
 
 LEAST_CHANCE = 0.05  # of a draft that is considered
-WORTH = 1.02  # drafts must promise so many times the tokens per second, since what is promised is an estimate
+WORTH = 1.1  # drafts must promise so many times the tokens per second: it is an estimate, and steps without them are laid out once
 
 
 class DraftChoice(NamedTuple):
