@@ -12,6 +12,7 @@ import argparse
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -173,6 +174,34 @@ def show(result: dict[str, Any]) -> None:
     Console(stderr=True).print(table)
 
 
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Draw the throughput with drafts as a share of that without, over the number of requests at once."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.4, 3.4))
+    lines: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for case, by_drafts in result["cases"].items():
+        batch, comma, kind = case.partition(" at once, ")
+        for drafts, figures in [*by_drafts.items()][1:] if comma else []:
+            lines.setdefault((drafts, kind), []).append((int(batch), figures["ratio"]))
+    for (drafts, kind), points in lines.items():
+        axes.plot(*zip(*points), marker="o", label=f"{drafts}, {kind}")
+    axes.axhline(1, color="#777777", linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("requests at once")
+    axes.set_ylabel("tokens/s, of those without drafts")
+    axes.set_title(f"{result['model']}: speculative decoding", fontsize=10)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
 def main() -> None:
     parser = report.parser("speculation", __doc__)
     report.add_model(parser)
@@ -183,9 +212,12 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--picture", type=Path, help="draw the throughput over the number of requests at once")
     args = parser.parse_args()
     result = run(args)
     show(result)
+    if args.picture:
+        draw(result, args.picture)
     report.finish("speculation", result, args.json)
 
 
