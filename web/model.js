@@ -136,7 +136,7 @@
       this.lastGap = false;
       const padded = column.steps[1] > 0;
       const joined = new Set(record.joined);
-      const wrong = new Map((record.drafts ?? []).map((own) => [own.id, own.drafted - own.accepted])); // guessed tokens
+      const wrong = new Map((record.drafts ?? []).map((own) => [own.id, own.drafted - own.accepted])); // draft tokens
       let most = 0;
       for (const member of record.members) most = Math.max(most, member.tokens);
       for (const member of record.members) {
@@ -183,20 +183,11 @@
       column.tokens += member.tokens;
       if (kind === KIND.DECODE) {
         if (request.phase === KIND.PREFILL) this.firstToken(request, column);
-<<<<<<< HEAD
         const tokens = Math.max(1, member.tokens - wrong);
         column.output += tokens;
+        column.decodes++;
         const gap = request.last === null ? null : (column.end - request.last) / tokens;
         for (let k = 0; gap !== null && k < tokens; k++) column.gaps.push(gap);
-=======
-        const drafts = column.drafts.get(member.id);
-        const tokens = Math.max(1, member.tokens) - (drafts ? drafts.drafted - drafts.accepted : 0);
-        column.output += tokens;
-        column.decodes++;
-        if (request.last !== null) { // the tokens of one step share its time, as in the server's figures
-          for (let i = 0; i < tokens; i++) column.gaps.push((column.end - request.last) / tokens);
-        }
->>>>>>> dc09ab6 (Sweep over the number of draft tokens, and show how many are accepted)
         request.last = column.end;
       } else if (kind === KIND.PREFILL) {
         request.prefilled = column.end;
