@@ -43,6 +43,7 @@ GAIN = 1.05
 MAX_STEPS = 12
 SECONDS = 20.0
 MIN_REQUESTS = 30
+MOST_DRAFTS = 8  # that a server takes
 AUTO = 99.0  # more draft tokens than any number of them, so that it is the last
 
 
@@ -105,7 +106,7 @@ AXES: dict[str, Axis] = {
         lambda mib: ["--kv-memory", f"{mib:.0f}M"],
     ),
     "speculate": Axis(
-        "draft tokens of a request in a step, 0 to 16 or auto, for the users of a closed loop (--users)", (0, 2, 8, AUTO),
+        "draft tokens of a request in a step, 0 to 8 or auto, for the users of a closed loop (--users)", (0, 2, 8, AUTO),
         lambda _: Arrivals("closed", 1), server=lambda n: drafting(n),
     ),
 }  # fmt: skip
@@ -157,8 +158,10 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Values:
 def check_values(args: Values) -> None:
     """Reject values that the swept setting cannot have."""
     if args.over == "speculate":
-        wrong = [value for value in args.sweep_values if value != AUTO and not (value <= 16 and value.is_integer())]
-        remedy = "a whole number from 0 to 16, or auto"
+        wrong = [
+            value for value in args.sweep_values if value != AUTO and not (value <= MOST_DRAFTS and value.is_integer())
+        ]
+        remedy = f"a whole number from 0 to {MOST_DRAFTS}, or auto"
     else:
         wrong, remedy = [value for value in args.sweep_values if value <= 0], "a number above 0"
         if args.is_given("users"):

@@ -14,6 +14,7 @@ import policies
 from client.option_types import Type
 from client.options import FILE, POSITIVE, Argument, Choice, Number, Option, UsageError, Values
 from client.workloads import catalog
+from scheduling.speculation import MOST
 from simulate import workloads
 
 
@@ -63,8 +64,8 @@ SPECULATION_OPTIONS = [
         "iterations.jsonl in which it was recorded (default: no draft tokens)", Acceptance(),
     ),
     Option(
-        "--drafts", "with --acceptance: draft tokens in a step for each request, 0 to 16; auto: as many as are worth their "
-        "time, as in the server", Choice(["auto", *map(str, range(17))], "N|auto"), default="auto",
+        "--drafts", "with --acceptance: draft tokens in a step for each request, 0 to 8; auto: as many as are worth their "
+        "time, as in the server", Choice(["auto", *map(str, range(MOST + 1))], "N|auto"), default="auto",
     ),
 ]  # fmt: skip
 KV_OPTIONS = [

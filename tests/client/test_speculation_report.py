@@ -31,7 +31,7 @@ def test_a_sweep_over_draft_tokens_starts_a_server_for_each_number() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("--over", "speculate", "--values", "17"), ("--over", "speculate", "--values", "1.5"), ("--values", "0"),
+        ("--over", "speculate", "--values", "9"), ("--over", "speculate", "--values", "1.5"), ("--values", "0"),
         ("--values", "many"), ("--users", "2"), ("--over", "rate", "--values", "-1"),
     ],
 )  # fmt: skip
