@@ -1,4 +1,4 @@
-"""Make what guesses tokens, from the settings. Part of the composition root.
+"""Make the drafter, from the settings. Part of the composition root.
 
 Torch is imported inside the function that loads a model.
 """
@@ -20,7 +20,7 @@ KV_SHARE = 0.25  # of the free memory that the keys and values of a draft model 
 
 
 def make_speculator(config: Config, parts: Parts) -> Speculator | None:
-    """Return the configured speculator, None where there is none; ConfigError for a draft model that cannot guess."""
+    """Return the configured speculator, None where there is none; ConfigError for a draft model that cannot be used."""
     if config.speculate == "off" or config.drafts == "0":
         return None
     from generate.drafters.guarded import GuardedDrafter

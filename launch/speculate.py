@@ -22,7 +22,7 @@ def check(config: Config) -> None:
         raise ConfigError("--speculate model needs a model: add --draft-model NAME, or use --speculate ngram")
     if draft and mock.is_mock(config.model):
         raise ConfigError(
-            f"--draft-model is {draft!r}, but {config.model} has no weights whose tokens it could guess. Leave it out"
+            f"--draft-model is {draft!r}, but {config.model} has no weights whose tokens it could propose. Leave it out"
         )
     if mode != "off" and policies.get_policy(config.policy, config.max_batch_size, config.policy_options).padded:
         raise ConfigError(

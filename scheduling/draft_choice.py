@@ -16,7 +16,7 @@ class DraftChoice(NamedTuple):
 
     sequences, most, chances: the requests with offers, the most drafts of each, and how likely each of them is right if
     those before it are. rows: those of the step without drafts, each of which gets a token. budget: the most drafts of
-    all. seconds: the time of a step with so many rows. round_seconds: what the drafter takes to guess one more token of
+    all. seconds: the time of a step with so many rows. round_seconds: what the drafter takes to propose one more token of
     each.
     """
 

@@ -16,7 +16,7 @@ class Plan:
 
     `held` are finished members that still fill a slot. A padded step computes one row for each of them, and as many
     rows of padding beside the prompts as make a rectangle of tokens. In a step with `drafts`, `drafts[i]` are the tokens
-    that `sequences[i]` is guessed to get, computed behind its pending one: `counts[i]` is 1 + their number.
+    that `sequences[i]` may get, computed behind its pending one: `counts[i]` is 1 + their number.
     """
 
     number: int
@@ -50,7 +50,7 @@ class Plan:
         self.repeats = False
 
     def drop_drafts(self) -> None:
-        """Compute the pending tokens alone: no request may fail because of a guess."""
+        """Compute the pending tokens alone: no request may fail because of a draft token."""
         if self.drafts:
             self.counts = [count - len(drafts) for count, drafts in zip(self.counts, self.drafts)]
             self.drafts = []
@@ -68,7 +68,7 @@ class Plan:
 
 
 class Drafted(NamedTuple):
-    """How many tokens were guessed for a sequence in a step, and how many of them it got."""
+    """How many draft tokens a sequence had in a step, and how many of them were accepted."""
 
     id: str
     drafted: int

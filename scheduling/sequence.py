@@ -62,7 +62,7 @@ class Sequence:
     last_iteration: int = 0
     batch_sum: int = 0  # sum and maximum of the batch sizes it ran in
     batch_max: int = 0
-    drafted: int = 0  # tokens that were guessed, and how many of them were right
+    drafted: int = 0  # draft tokens, and how many of them were accepted
     accepted: int = 0
     waited: dict[str, tuple[int, float]] = field(default_factory=dict)  # reason: iterations, seconds
 

@@ -1,7 +1,7 @@
-"""Drafts: tokens that a sequence is guessed to get, computed in one step with the one that it has pending.
+"""Drafts: tokens that a sequence may get, computed in one step with the one that it has pending (speculative decoding).
 
-A drafter guesses. Here is decided how many of its guesses a step computes; which of them are right is found when the step
-is committed. The text of a request never depends on them. This module must not know how a drafter guesses or how a
+A drafter proposes them. Here is decided how many of them a step computes; which are accepted is found when the step
+is committed. The text of a request never depends on them. This module must not know how a drafter finds them or how a
 token is computed.
 """
 
@@ -33,7 +33,7 @@ class Offer(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Guesses the next tokens of sequences; between two steps, while the engine waits.
+    """Proposes the next tokens of sequences; between two steps, while the engine waits.
 
     `spent` are the seconds that the last `propose` took, 0 if they do not matter.
     """
@@ -49,7 +49,7 @@ class Drafter(Protocol):
         ...
 
     def seconds(self, sequences: int) -> float:
-        """Return how long the next token of so many sequences takes to guess."""
+        """Return how long the next token of so many sequences takes to propose."""
         ...
 
     def forget(self, seq: Sequence) -> None:

@@ -31,7 +31,7 @@ class Case:
     `pages` is (pages, tokens of a page), or None for unlimited KV. Requests join with pages for a `margin` of tokens
     beside their own, unless the policy reserves their whole answers. `cancels` are pairs of a step, before which a
     request is cancelled, and its index among those inside. With `drafts`, (number or 0 for as many as are worth it, n),
-    tokens are guessed, each n-th of them wrong.
+    tokens are proposed, each n-th of them wrong.
     """
 
     requests: tuple[Request, ...]

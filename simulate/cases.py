@@ -41,7 +41,7 @@ def make_cases(n: int, seed: int) -> Iterator[Case]:
 
 
 def _drafts(rng: random.Random) -> tuple[int, int] | None:
-    """Return how tokens are guessed, in half of the cases not at all."""
+    """Return how draft tokens are proposed, in half of the cases not at all."""
     return rng.choice((None, (rng.randint(0, 5), rng.choice((1, 2, 3, 7)))))
 
 
@@ -129,7 +129,7 @@ def describe(case: Case) -> list[str]:
     guesses = ""
     if case.drafts is not None:
         number, every = case.drafts
-        guesses = f", {number or 'a chosen number of'} guessed tokens for each request, every {every}. of them wrong"
+        guesses = f", {number or 'a chosen number of'} draft tokens for each request, every {every}. of them wrong"
     lines = [f"  {case.slots} slots{budget}{pages}{guesses}; a step takes 10 + prompt tokens + 2 x decodes"]
     groups = [
         (text, [i for i, _ in group])

@@ -1,1 +1,1 @@
-"""Drafters: one file each, which guess the next tokens of sequences (`scheduling/speculation.py`)."""
+"""Drafters: one file each, which propose the next tokens of sequences (`scheduling/speculation.py`)."""

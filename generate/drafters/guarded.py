@@ -1,4 +1,4 @@
-"""A drafter whose failure ends the guessing and nothing else: no request needs a guess."""
+"""A drafter whose failure ends speculation and nothing else: no request needs draft tokens."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class GuardedDrafter:
 
     def _give_up(self, nothing: T) -> T:
         if not self.has_failed:
-            log.exception("guessing tokens failed; from here on they are computed one by one, until the next start")
+            log.exception("the drafter failed; from here on tokens are computed one by one, until the next start")
         self.has_failed = True
         self.spent = 0.0
         return nothing

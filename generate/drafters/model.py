@@ -1,4 +1,4 @@
-"""Let a smaller model of the same tokenizer guess, one token after the other.
+"""Let a smaller model of the same tokenizer propose draft tokens, one after the other.
 
 It draws with the request's own parameters, seed and positions: where the two models agree on what is likely, the same
 random number gives the same token, at any temperature. It has KV pages of its own, and computes what it has not seen of a
@@ -19,8 +19,8 @@ from scheduling.step_law import StepLaw
 
 CHUNK = 256  # tokens of texts that are caught up on before one step
 NEAR = MOST + 1  # tokens that were not computed, up to which a text goes on
-WORTHWHILE = 1.0  # times a guess for each token that is left, up to which the text before may take to compute
-ABOUT = 1e-3  # seconds of a guess, before one was measured
+WORTHWHILE = 1.0  # times a draft token for each token that is left, up to which the text before may take to compute
+ABOUT = 1e-3  # seconds of a draft token, before one was measured
 
 
 class ModelDrafter:
@@ -86,7 +86,7 @@ class ModelDrafter:
             twin = Sequence(seq.prompt_ids, seq.max_tokens, sampling=sampling)
         ids, known = seq.output_ids, twin.output_ids
         agreed = min(len(ids), len(known))
-        # What was guessed since the last time may be wrong; all before it is equal.
+        # What was proposed since the last time may be wrong; all before it is equal.
         first = max(0, twin.computed - len(twin.prompt_ids) - MOST - 1)
         agreed = next((j for j in range(first, agreed) if ids[j] != known[j]), agreed)
         known[agreed:] = ids[agreed:]
@@ -121,7 +121,7 @@ class ModelDrafter:
         self._last = twins
         for twin, count, output in zip(twins, counts, outputs) if draws else ():
             twin.computed += count
-            # A row that is not finite is a bad guess, no failure: the other model has its own numbers.
+            # A row that is not finite is a bad draft token, no failure: the other model has its own numbers.
             twin.output_ids.append(output if isinstance(output, int) else 0)
 
     def seconds(self, sequences: int) -> float:

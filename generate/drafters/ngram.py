@@ -1,4 +1,4 @@
-"""Guess that what followed the last tokens before follows them again: prompt lookup (Saxena 2023), for any model.
+"""Propose what followed the last tokens before: prompt lookup (Saxena 2023), for any model.
 
 Each sequence has an index of its prompt and answer by pairs of tokens, which grows with the answer: a token costs one
 entry, and no text is ever searched. Behind its own text a sequence looks into the recent answers of the same client.

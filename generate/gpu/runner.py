@@ -100,11 +100,11 @@ class GpuRunner:
     @torch.inference_mode()
     def forward(self, plan: Plan) -> list[Output]:
         """See `Runner.forward`."""
-        guessed = plan.drafts or [[]] * len(plan.sequences)  # decodes with drafts are computed like pieces of prompts
-        decodes = [i for i, seq in enumerate(plan.sequences) if _decodes(seq) and not guessed[i]]
-        pieces = [i for i, seq in enumerate(plan.sequences) if not _decodes(seq) or guessed[i]]
+        drafted = plan.drafts or [[]] * len(plan.sequences)  # decodes with drafts are computed like pieces of prompts
+        decodes = [i for i, seq in enumerate(plan.sequences) if _decodes(seq) and not drafted[i]]
+        pieces = [i for i, seq in enumerate(plan.sequences) if not _decodes(seq) or drafted[i]]
         prompts, counts = [plan.sequences[i] for i in pieces], [plan.counts[i] for i in pieces]
-        drafts = [guessed[i] for i in pieces] if plan.drafts else []
+        drafts = [drafted[i] for i in pieces] if plan.drafts else []
         held = [seq for seq in plan.held if seq.pages] if plan.padded else []
         # A prompt that is complete after this step decodes in the next one, whose members are then others.
         same_next = all(count < seq.pending for seq, count in zip(prompts, counts))

@@ -26,7 +26,7 @@ faults = st.dictionaries(st.integers(0, 25), st.lists(st.integers(0, 9), max_siz
 def speculating(
     policy: str, slots: int, pages: PagePool | None = None, budget: int = 1 << 30, *, every: int, fixed: int | None
 ) -> Scheduler:
-    """Return a scheduler whose sequences count their tokens, of which each `every`-th is guessed wrong."""
+    """Return a scheduler whose sequences count their tokens, of which each `every`-th is proposed wrong."""
     made = scheduler(policy, slots, pages, budget)
     made.speculator = Speculator(Guesses(lambda seq, place: place, every), fixed)
     return made

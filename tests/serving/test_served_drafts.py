@@ -77,4 +77,4 @@ def test_a_drafter_that_fails_ends_the_guessing_and_no_request(serve: Serve, cap
         drafted = [it.n for it in served.iterations if it.drafts]
         assert bool(drafted) == (method == "forget")  # which is first called when a request has ended
         assert served.is_empty()
-    assert sum("guessing tokens failed" in record.message for record in caplog.records) == 3
+    assert sum("the drafter failed" in record.message for record in caplog.records) == 3
