@@ -87,8 +87,8 @@ class Exposition(Collector):
         yield counter("vllm:spec_decode_num_drafts", "Times that a request had drafts in a step.", one, m.drafts)
         yield counter("vllm:spec_decode_num_draft_tokens", "Draft tokens computed.", one, m.draft_tokens)
         right = m.accepted_at
-        yield counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were right.", one, sum(right))
-        help = "Draft tokens that were right, by their place."
+        yield counter("vllm:spec_decode_num_accepted_tokens", "Accepted draft tokens.", one, sum(right))
+        help = "Accepted draft tokens, by their place."
         by_place = {str(place): times for place, times in enumerate(right)}
         yield counters("vllm:spec_decode_num_accepted_tokens_per_pos", help, "position", by_place, one)
         ended = dict(m.finished)

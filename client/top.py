@@ -209,7 +209,7 @@ def screen(watched: Watched, url: str, width: int, height: int) -> Group:
         ("batch fill", "-" if figures["fill"] is None else f"{figures['fill']:.0%}"),
         ("wasted rows", "-" if figures["wasted"] is None else f"{figures['wasted']:.0%}"),
         ("KV pages", f"{pages['used']} of {pages['total']}"),
-        *([("drafts right", f"{figures['accepted']:.0%}")] if figures["accepted"] is not None else []),
+        *([("accepted", f"{figures['accepted']:.0%}")] if figures["accepted"] is not None else []),
     ]
     for _ in cells:
         tiles.add_column()
