@@ -8,7 +8,6 @@ This module must not know what the settings do. It imports nothing of the projec
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -20,6 +19,7 @@ from client.options import nearest as nearest
 from client.options import pairs as pairs
 from client.options import read as read_options
 from client.options import read_dotenv as read_dotenv
+from client.origins import check_origins, read_origins
 from client.shell import complete
 
 __all__ = ["Config", "ConfigError", "Loaded", "describe", "flag", "load", "nearest", "variable"]
@@ -32,8 +32,6 @@ COMPLETION = "_SERVER_SH_COMPLETE"  # set by a shell that completes the command 
 COMPLETE = "EB_INTERNAL_COMPLETE"  # set where the environment holds every setting
 RESERVE = 32  # HTTP threads in addition to those of open requests
 LOOPBACK = ("localhost", "127.0.0.1")  # no page of another site has these host names
-ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+")
-DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # a browser leaves them out of an origin
 # What --demo sets, where flags, environment and .env do not: about 20 steps a second, as slow as a person can follow.
 DEMO = {"policy": "dynamic", "max_batch_size": 8, "model": "mock:distserve-opt13b@0.4"}
 INTRO = """Serve a language model over HTTP with the batching policy of your choice. For example:
@@ -44,24 +42,6 @@ INTRO = """Serve a language model over HTTP with the batching policy of your cho
 
 Each setting can also be an EB_* environment variable or a line in .env. Flags override the environment, and the
 environment overrides .env."""
-
-
-def read_origins(text: str) -> frozenset[str]:
-    """Return the origins in a comma-separated list; ValueError for one that no browser sends."""
-    origins = set()
-    for part in (part.strip() for part in text.split(",") if part.strip()):
-        origin = part.lower()
-        if origin != "*" and not ORIGIN.fullmatch(origin):
-            raise ValueError(
-                f"{part!r} is not an origin. Use scheme://host or scheme://host:port without a path, "
-                "as in https://chat.example.org, or * for any"
-            )
-        origins.add(origin.removesuffix(DEFAULT_PORTS.get(origin.partition(":")[0], "")))
-    return frozenset(origins)
-
-
-def _check_origins(text: str) -> None:
-    read_origins(text)
 
 
 def setting(default: Any, help: str, type: Type | None = None) -> Any:
@@ -92,9 +72,7 @@ class Config:
     max_queue_tokens: int = setting(
         1 << 20, "maximum tokens of queued requests, prompts and answers; further requests get 429", Number(1, 1 << 40)
     )
-    queue_timeout: float = setting(
-        0.0, "maximum seconds in the queue, then 504; 0: no limit but --request-timeout", seconds(0)
-    )
+    queue_timeout: float = setting(0.0, "maximum seconds in the queue, then 504; 0: --request-timeout", seconds(0))
     request_timeout: float = setting(600.0, "maximum seconds from arrival to answer, then 504", seconds(0.01))
     dedup: str = setting(
         "off", "compute equal requests that are in flight once, and answer them all: those with the same API key, or all",
@@ -114,12 +92,8 @@ class Config:
         "gpt2-medium, or bard if that cannot be loaded; mock:llm-mock or mock:FILE.json: no weights, only the "
         "delays of a cost model (append @10 for a tenth of them)"
     )  # fmt: skip
-    adapter: str = setting(
-        "", "LoRA adapter as NAME=FOLDER or NAME=owner/name of the hub, on CPUs; repeat the flag for more"
-    )
-    adapter_folder: str = setting(
-        "", "folder from which /v1/load_lora_adapter may load; repeat the flag for more; unset: none"
-    )
+    adapter: str = setting("", "LoRA adapter, on CPUs: NAME=FOLDER or NAME=owner/name; repeat the flag for more")
+    adapter_folder: str = setting("", "folder that /v1/load_lora_adapter may read; repeat the flag for more")
     adapter_memory: int = setting(1 << 30, "maximum memory of loaded adapters, such as 512M or 2G", Size())
     load_format: str = setting(
         "auto", "dummy: random weights of the right shape, for benchmarks", Choice(["auto", "dummy"])
@@ -183,20 +157,17 @@ class Config:
     )
     cors_origins: str = setting(
         "", "origins whose pages may use this server from a browser, separated by commas, such as "
-        "https://chat.example.org; *: any; unset: none", Read(_check_origins)
+        "https://chat.example.org; *: any; unset: none", Read(check_origins)
     )  # fmt: skip
     batch_folder: str = setting(
         "", "folder for OpenAI's files and batches, which are computed while nothing else is; unset: no batches"
     )
     batch_width: int = setting(
-        16,
-        "maximum number of lines computed together; more are faster, and delay a request that arrives more",
-        Number(1, 4096),
-    )
+        16, "maximum number of batch lines in a step; more are faster, but a request that arrives waits longer",
+        Number(1, 4096)
+    )  # fmt: skip
     batch_file_size: int = setting(200 << 20, "maximum bytes of an uploaded file, such as 500M", Size())
-    batch_files: int = setting(
-        1000, "maximum number of files in --batch-folder; further uploads get 429", Number(1, 1 << 20)
-    )
+    batch_files: int = setting(1000, "maximum files in --batch-folder; further uploads get 429", Number(1, 1 << 20))
     batch_lines: int = setting(50_000, "maximum number of requests in a batch", Number(1, 1 << 30))
     batch_retention: float = setting(
         720.0, "hours for which files and ended batches are kept", Number(0.01, 87600, float, name="HOURS")

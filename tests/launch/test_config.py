@@ -109,7 +109,13 @@ def test_the_demo_changes_only_what_nothing_else_sets() -> None:
 def test_the_settings_load_nothing_of_the_client_but_its_options() -> None:
     code = "import config, sys; print(*(name for name in sys.modules if name.partition('.')[0] == 'client'))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert set(result.stdout.split()) == {"client", "client.option_types", "client.options", "client.shell"}
+    assert set(result.stdout.split()) == {
+        "client",
+        "client.option_types",
+        "client.options",
+        "client.origins",
+        "client.shell",
+    }
 
 
 def test_the_serving_process_gets_exactly_the_settings_of_its_launcher(tmp_path: Path) -> None:
