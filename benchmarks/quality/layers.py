@@ -41,12 +41,12 @@ class Recorder:
         self.layer = layer
         self.seen: list[Exact] = []
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, extra: None = None) -> Tensor:
         y: Tensor = self.layer(x)
         self.seen.append(Exact(x.clone(), y.clone()))
         return y
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add(self, x: Tensor, residual: Tensor, extra: None = None) -> Tensor:
         return self(x) + residual
 
 

@@ -33,7 +33,15 @@ ENGINE = {
     "--max-tokens-per-step": ("dynamic {small} --workload orca", "32"),
     "--kv-tokens": ("dynamic {small}", "320"),
     "--page-size": ("dynamic {small} --kv-tokens 640", "64"),
+    "--acceptance": ("dynamic {small}", "0.7"),
+    "--drafts": ("dynamic {small} --acceptance 0.7", "2"),
 }
+SIMULATED_ENGINE = (
+    "--kv-tokens",
+    "--page-size",
+    "--acceptance",
+    "--drafts",
+)  # of a real server, its own settings say it
 ARRIVALS = {
     "--workload": ("dynamic {small}", "orca"),
     "--arrivals": ("dynamic {small}", "gamma"),
@@ -138,9 +146,7 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--out": ("calibrate --out OUT/other.json", "OUT/cost.json"),
     },
     "validate": {
-        **{
-            flag: (VALIDATE, value) for flag, (_, value) in ENGINE.items() if flag not in ("--kv-tokens", "--page-size")
-        },
+        **{flag: (VALIDATE, value) for flag, (_, value) in ENGINE.items() if flag not in SIMULATED_ENGINE},
         "--policy-option": ("validate window --cost llm-mock", "delay=0.5"),
         "--cost": (VALIDATE, "oracle-a"),
         "--cost-option": (VALIDATE, "base=0.01"),
