@@ -163,7 +163,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def show(result: dict[str, Any]) -> None:
     table = Table(title=f"{result['model']}, temperature {result['temperature']:g}")
-    for column in ("case", "drafts", "tokens/s", "of none", "tokens a step", "right"):
+    for column in ("case", "drafts", "tokens/s", "of none", "tokens a step", "accepted"):
         table.add_column(column, justify="left" if column == "case" else "right")
     for case, figures in result["cases"].items():
         for drafts, f in figures.items():

@@ -126,11 +126,11 @@ def describe(case: Case) -> list[str]:
     """Return a case in lines for people; requests that are alike share a line."""
     pages = f", {case.pages[0] - 1} KV pages of {case.pages[1]} tokens, a margin of {case.margin}" if case.pages else ""
     budget = f", {case.budget} tokens a step" if case.budget < ENDLESS else ""
-    guesses = ""
+    drafts = ""
     if case.drafts is not None:
         number, every = case.drafts
-        guesses = f", {number or 'a chosen number of'} draft tokens for each request, every {every}. of them wrong"
-    lines = [f"  {case.slots} slots{budget}{pages}{guesses}; a step takes 10 + prompt tokens + 2 x decodes"]
+        drafts = f", {number or 'a chosen number of'} draft tokens for each request, one of {every} wrong"
+    lines = [f"  {case.slots} slots{budget}{pages}{drafts}; a step takes 10 + prompt tokens + 2 x decodes"]
     groups = [
         (text, [i for i, _ in group])
         for text, group in groupby(enumerate(map(_shape, case.requests)), key=lambda pair: pair[1])

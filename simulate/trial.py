@@ -22,8 +22,8 @@ from simulate import laws
 from simulate.case import Case
 from simulate.contents import Contents
 from simulate.fairness import Service
-from simulate.guesses import Guesses
 from simulate.laws import Broken, names
+from simulate.scripted_drafter import ScriptedDrafter
 
 MakeScheduler = Callable[..., Scheduler]
 
@@ -67,7 +67,7 @@ class Trial(Driver):
         self._unanswered: list[Sequence] = []
         if case.drafts is not None:
             number, every = case.drafts
-            scheduler.speculator = Speculator(Guesses(self._token, every), number or None)
+            scheduler.speculator = Speculator(ScriptedDrafter(self._token, every), number or None)
         self._watch_admit()
 
     def _watch_admit(self) -> None:

@@ -57,7 +57,7 @@ def toy_cost(plan: Plan) -> int:
 
 
 def next_tokens(plan: Plan) -> list[Output]:
-    """Return the number of tokens so far of each sequence that is due one, and those behind it if they were guessed."""
+    """Return the number of tokens so far of each sequence that is due one, and those behind it if they have drafts."""
     tokens: list[Output] = [
         len(seq.output_ids) if count >= seq.pending else None for seq, count in zip(plan.sequences, plan.counts)
     ]

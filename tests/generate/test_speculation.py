@@ -167,12 +167,12 @@ def test_drafts_share_a_step_with_scored_prompts_log_probabilities_and_penalties
             seq.id = str(i)
         return sequences
 
-    plain, guessed = mixed(), mixed()
+    plain, with_drafts = mixed(), mixed()
     serve(plain, None, runner=runner, budget=20)
-    serve(guessed, Speculator(NgramDrafter(), 3), runner=runner, budget=20)
-    for one, other in zip(plain, guessed):
+    serve(with_drafts, Speculator(NgramDrafter(), 3), runner=runner, budget=20)
+    for one, other in zip(plain, with_drafts):
         assert other.output_ids == one.output_ids
         assert other.details == one.details
         assert other.prompt_details == one.prompt_details
         assert len(other.details) in (0, len(other.output_ids))
-    assert sum(seq.accepted for seq in guessed)
+    assert sum(seq.accepted for seq in with_drafts)

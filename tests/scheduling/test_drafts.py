@@ -17,7 +17,7 @@ from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
 from scheduling.step_law import StepLaw
 from scheduling.stretches import Stretches
-from simulate.guesses import Guesses
+from simulate.scripted_drafter import ScriptedDrafter
 
 NEVER_WRONG, ALWAYS_WRONG = 1 << 30, 1
 faults = st.dictionaries(st.integers(0, 25), st.lists(st.integers(0, 9), max_size=3), max_size=8)
@@ -28,7 +28,7 @@ def speculating(
 ) -> Scheduler:
     """Return a scheduler whose sequences count their tokens, of which each `every`-th is proposed wrong."""
     made = scheduler(policy, slots, pages, budget)
-    made.speculator = Speculator(Guesses(lambda seq, place: place, every), fixed)
+    made.speculator = Speculator(ScriptedDrafter(lambda seq, place: place, every), fixed)
     return made
 
 
@@ -157,7 +157,7 @@ def test_a_policy_may_choose_itself() -> None:
         def allocate_drafts(self, choice: DraftChoice) -> list[int]:
             return [1] * len(choice.sequences)
 
-    made = Scheduler(Own(2), speculator=Speculator(Guesses(lambda seq, place: place, NEVER_WRONG)))
+    made = Scheduler(Own(2), speculator=Speculator(ScriptedDrafter(lambda seq, place: place, NEVER_WRONG)))
     run = drive(made, burst((4, 11)))
     assert [drafted.drafted for it in run.iterations for drafted in it.drafts] == [
         1

@@ -1,4 +1,4 @@
-"""Requests that get several tokens in a step: their streams and ends, and guesses that fail."""
+"""Requests that get several tokens in a step: their streams and ends, and a drafter that fails."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from scheduling.scheduler import Output
 from scheduling.sequence import Sequence
 from scheduling.speculation import Offer, Speculator
 from serving.inference import Wakeup
-from simulate.guesses import Guesses
+from simulate.scripted_drafter import ScriptedDrafter
 
 
-def guesses(every: int = 1 << 30) -> Guesses:
-    return Guesses(lambda seq, place: place, every)
+def drafter(every: int = 1 << 30) -> ScriptedDrafter:
+    return ScriptedDrafter(lambda seq, place: place, every)
 
 
 def test_a_stream_gets_all_tokens_of_a_step_and_an_answer_ends_where_it_should(serve: Serve) -> None:
-    served = serve(speculator=Speculator(guesses(), 3))
+    served = serve(speculator=Speculator(drafter(), 3))
     long = served.ask("long", 10, wakeup=Wakeup())
     stopped = inference("stopped", 50, text=Words(lambda token: "stop" if token == 6 else None))
     served.manager.enqueue(stopped)
@@ -33,7 +33,7 @@ def test_a_stream_gets_all_tokens_of_a_step_and_an_answer_ends_where_it_should(s
 
 
 def test_a_step_that_fails_is_computed_again_without_its_drafts(serve: Serve) -> None:
-    served = serve(speculator=Speculator(guesses(), 3))
+    served = serve(speculator=Speculator(drafter(), 3))
 
     def breaks(plan: Plan, outputs: list[Output]) -> list[Output]:
         if plan.drafts:
@@ -46,7 +46,7 @@ def test_a_step_that_fails_is_computed_again_without_its_drafts(serve: Serve) ->
     assert served.is_empty()
 
 
-class Broken(Guesses):
+class Broken(ScriptedDrafter):
     """Fails when it is asked for the given method."""
 
     def __init__(self, method: str) -> None:
@@ -69,7 +69,7 @@ class Broken(Guesses):
         self.fail("forget")
 
 
-def test_a_drafter_that_fails_ends_the_guessing_and_no_request(serve: Serve, caplog: Any) -> None:
+def test_a_drafter_that_fails_ends_the_drafting_and_no_request(serve: Serve, caplog: Any) -> None:
     for method in ("survey", "propose", "forget"):
         served = serve(speculator=Speculator(GuardedDrafter(Broken(method)), 3))
         for name in "ab":

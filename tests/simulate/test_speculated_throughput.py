@@ -24,7 +24,7 @@ WORST = 0.97
 
 
 class Lucky:
-    """Guesses each token rightly with the chance of its sequence, and offers to in a share of the steps."""
+    """Proposes each token right with the chance of its sequence, and offers drafts in a share of the steps."""
 
     spent = 0.0
 

@@ -1,4 +1,4 @@
-"""Drafts for cases and simulations, in which it is known which are right. It must not know laws or costs."""
+"""A drafter for checks, whose right and wrong draft tokens are chosen beforehand. It must not know laws or costs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from scheduling.sequence import Sequence
 from scheduling.speculation import MOST, Offer
 
 
-class Guesses:
-    """Proposes the tokens that sequences get, except that each `every`-th of a text is wrong.
+class ScriptedDrafter:
+    """Proposes the tokens that sequences are going to get, except that each `every`-th of a text is wrong.
 
     `token` returns the token of a sequence at a place of its answer.
     """
@@ -27,11 +27,11 @@ class Guesses:
     def propose(self, sequences: list[Sequence], counts: list[int]) -> list[list[int]]:
         """See `Drafter.propose`."""
         return [
-            [self._guess(seq, place) for place in range(len(seq.output_ids), len(seq.output_ids) + count)]
+            [self._draft(seq, place) for place in range(len(seq.output_ids), len(seq.output_ids) + count)]
             for seq, count in zip(sequences, counts)
         ]
 
-    def _guess(self, seq: Sequence, place: int) -> int:
+    def _draft(self, seq: Sequence, place: int) -> int:
         token = self._token(seq, place)
         return token if (seq.length + place) % self._every else token + 1
 
