@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 from calls import Tiny, service
 from flask import Flask
-from support import FakeModel, fake_engine, wait_until, write_checkpoint
+from support import FakeModel, fake_engine, wait_until
+from tiny_checkpoint import write_checkpoint
 
 from app import connect, create_app, load_engine
 from config import Config

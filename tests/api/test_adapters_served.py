@@ -12,7 +12,7 @@ import pytest
 import torch
 from flask.testing import FlaskClient
 from safetensors.torch import save_file
-from support import write_checkpoint
+from tiny_checkpoint import write_checkpoint
 
 from app import connect, create_app, load_engine
 from config import Config

@@ -12,7 +12,8 @@ import pytest
 from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
-from support import FakeModel, fake_engine, in_background, wait_until, write_checkpoint
+from support import FakeModel, fake_engine, in_background, wait_until
+from tiny_checkpoint import write_checkpoint
 
 import policies
 from api.service import Service

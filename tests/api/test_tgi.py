@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
-from support import EOT, FakeModel, fake_engine, write_checkpoint
+from support import EOT, FakeModel, fake_engine
+from tiny_checkpoint import write_checkpoint
 from werkzeug.test import TestResponse
 
 from api.service import Service

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 from harness import Setting, Watched
-from support import write_checkpoint
+from tiny_checkpoint import write_checkpoint
 
 MOST = 3  # servers at once
 

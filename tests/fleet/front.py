@@ -18,6 +18,8 @@ from fleet.pool import Pool, Replica
 from fleet.routers import ROUTERS, Asked
 
 REPORT = {"running": 0, "waiting": 0, "kv_used": 0.0, "prefill_tokens": 0}
+GOOD = {"completion": "good"}
+ASK = {"prompt": "hello", "num_tokens": 4}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import write_checkpoint
 from test_runner import SHAPES, make_model
+from tiny_checkpoint import write_checkpoint
 
 from benchmarks import gpu, gpu_checks, gpu_peers, gpu_steps
 from generate.gpu.runner import GpuRunner

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from points import points
-from support import write_checkpoint
+from tiny_checkpoint import write_checkpoint
 from torch.nn import functional as F
 
 from benchmarks.quality import __main__ as quality

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
-from support import write_checkpoint
+from tiny_checkpoint import write_checkpoint
 
 from api.service import Service
 from app import connect, create_app, load_engine

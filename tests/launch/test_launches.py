@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import ROOT, Server, clean_environment, free_port, run_app, write_checkpoint
+from support import ROOT, Server, clean_environment, free_port, run_app
+from tiny_checkpoint import write_checkpoint
 
 import app
 from config import Config, ConfigError

@@ -21,7 +21,8 @@ from typing import Any
 
 import pytest
 import requests
-from support import ROOT, Server, clean_environment, in_background, read_answer, run_app, wait_until, write_checkpoint
+from support import ROOT, Server, clean_environment, in_background, read_answer, run_app, wait_until
+from tiny_checkpoint import write_checkpoint
 
 pytestmark = pytest.mark.process
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
-from support import write_checkpoint
 from support_checkpoints import reference_of, save
+from tiny_checkpoint import write_checkpoint
 
 from api.service import Engine, Service
 from app import connect, create_app, load_engine
