@@ -38,7 +38,7 @@ EXAMPLES = """\b
 
 def _module(name: str) -> ModuleType:
     """Return the module of a command, which loads what only this one needs."""
-    return import_module("simulate.check" if name == "check" else f"simulate.commands.{name}")
+    return import_module(f"simulate.commands.{name}")
 
 
 def build_command(name: str) -> Command:

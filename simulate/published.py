@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from client.options import nearest
+from scheduling.options import nearest
 from simulate.costs import Affine, Cost, Host, Phases, interpolate, load
 from simulate.steps import Step
 

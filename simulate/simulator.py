@@ -13,8 +13,7 @@ import math
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from scheduling.driver import Driver, tokens_due
 from scheduling.fast_forward import fast_forward, identical_steps_ahead
@@ -23,6 +22,9 @@ from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 from simulate.costs import Cost, Host
 from simulate.stretch import gaps_between, gaps_of_step, step_ends, step_seconds
+
+if TYPE_CHECKING:
+    import numpy as np
 
 FRUITLESS = 100_000  # turns without a step or an arrival after which a policy is said to hang
 
@@ -82,7 +84,7 @@ class Run:
 
     @property
     def arrival(self) -> np.ndarray:
-        return np.array([seq.arrived_at - self.host.alpha0 for seq in self.done])
+        return _array(seq.arrived_at - self.host.alpha0 for seq in self.done)
 
     @property
     def latency(self) -> np.ndarray:
@@ -101,11 +103,11 @@ class Run:
 
     def _since_arrival(self, name: str, more: float = 0.0) -> np.ndarray:
         before = self.host.alpha0
-        return np.array([getattr(seq, name) + more - (seq.arrived_at - before) for seq in self.done], float)
+        return _array(getattr(seq, name) + more - (seq.arrived_at - before) for seq in self.done)
 
     @property
     def tokens(self) -> np.ndarray:
-        return np.array([len(seq.output_ids) for seq in self.done])
+        return _array((len(seq.output_ids) for seq in self.done), int)
 
     @property
     def makespan(self) -> float:
@@ -116,6 +118,12 @@ class Run:
     def throughput(self) -> float:
         """Output tokens a second over the makespan."""
         return float(self.tokens.sum() / self.makespan)
+
+
+def _array(values: Iterable[float], kind: type = float) -> np.ndarray:
+    import numpy as np  # only summaries need it: a run in a browser has none
+
+    return np.array([*values], kind)
 
 
 def simulate(

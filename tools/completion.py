@@ -84,7 +84,7 @@ def top() -> click.Command:
 
 def simulate() -> click.Command:
     import simulate.__main__ as simulator
-    from simulate import check
+    from simulate.commands import check
 
     makers = {name: lambda name=name: simulator.build_command(name) for name in simulator.COMMANDS if name != "check"}
     return Group("simulate", {**makers, "check": check.build_command})

@@ -10,7 +10,8 @@ from hypothesis import settings
 import policies
 from scheduling.scheduler import Scheduler
 from simulate.cases import describe, make_cases, make_large_cases
-from simulate.check import check, main
+from simulate.check import check
+from simulate.commands.check import main
 
 MUTANTS = Path(__file__).parents[1] / "mutants"
 WORK, DEADLINES = "no idle slot while a request fits", "deadlines"
