@@ -15,8 +15,9 @@ from scheduling.policy import Policy
 from simulate.laws import Broken
 
 FORBIDDEN = {
-    "asyncio", "concurrent", "datetime", "flask", "logging", "multiprocessing", "os", "queue", "random", "secrets",
-    "socket", "subprocess", "threading", "time", "torch", "uuid",
+    "asyncio", "builtins", "concurrent", "ctypes", "datetime", "flask", "http", "importlib", "io", "js", "logging",
+    "multiprocessing", "os", "pathlib", "pyodide", "pyodide_js", "queue", "random", "secrets", "shutil", "signal",
+    "socket", "subprocess", "sys", "tempfile", "threading", "time", "torch", "urllib", "uuid",
 }  # fmt: skip
 FORBIDDEN_CALLS = {"__import__", "eval", "exec", "hash", "id", "input", "open"}
 
@@ -24,17 +25,26 @@ FORBIDDEN_CALLS = {"__import__", "eval", "exec", "hash", "id", "input", "open"}
 def check_purity(policy: Policy) -> None:
     """Broken when the source of a policy reads a clock, chance, or what differs from run to run."""
     for module in _modules_of(policy):
-        path = Path(str(module.__file__))
+        check_source(Path(str(module.__file__)))
+
+
+def check_source(path: Path) -> None:
+    """Broken when a file is no Python, or reads what differs from run to run; the file is not imported."""
+    try:
         nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
-        own = {node.arg for node in nodes if isinstance(node, ast.arg)}
-        own |= {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-        for node in nodes:
-            for name in _asked(node, FORBIDDEN_CALLS - own):
-                raise Broken(
-                    "purity",
-                    f"{path.name}, line {getattr(node, 'lineno', 0)}: {name}. A policy must not read a clock or a "
-                    "random generator, or use anything that differs between runs",
-                )
+    except SyntaxError as error:
+        raise Broken("syntax", f"{path.name}, line {error.lineno}: {error.msg}") from error
+    except ValueError as error:  # bytes that are no text
+        raise Broken("syntax", f"{path.name}: {error}") from error
+    own = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    own |= {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    for node in nodes:
+        for name in _asked(node, FORBIDDEN_CALLS - own):
+            raise Broken(
+                "purity",
+                f"{path.name}, line {getattr(node, 'lineno', 0)}: {name}. A policy must not read a clock or a "
+                "random generator, or use anything that differs between runs",
+            )
 
 
 def _modules_of(policy: Policy) -> Iterator[ModuleType]:

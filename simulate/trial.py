@@ -18,7 +18,7 @@ from scheduling.policy import Policy
 from scheduling.scheduler import Output, PolicyError, Run, Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
-from simulate import laws
+from simulate import hook_results, laws
 from simulate.case import Case
 from simulate.contents import Contents
 from simulate.fairness import Service
@@ -68,6 +68,7 @@ class Trial(Driver):
         if case.drafts is not None:
             number, every = case.drafts
             scheduler.speculator = Speculator(ScriptedDrafter(self._token, every), number or None)
+        hook_results.watch(self.policy)
         self._watch_admit()
 
     def _watch_admit(self) -> None:
@@ -189,8 +190,10 @@ def try_case(
 def _trial(
     make: Callable[[int], Policy], case: Case, sequences: list[Sequence], make_scheduler: MakeScheduler
 ) -> Trial:
+    policy = None
     try:
-        trial = Trial(case, make_scheduler(make(case.slots), case.pool(), case.budget), sequences)
+        policy = make(case.slots)
+        trial = Trial(case, make_scheduler(policy, case.pool(), case.budget), sequences)
         trial.run()
     except Broken:
         raise
@@ -200,7 +203,7 @@ def _trial(
         law = "pages" if "page" in str(error) else "no crash"
         raise Broken(law, f"{error}") from error
     except Exception as error:
-        raise Broken("no crash", f"{type(error).__name__}: {error}, {_place(error)}") from error
+        raise Broken("no crash", describe_crash(error, policy)) from error
     return trial
 
 
@@ -210,9 +213,14 @@ def _law_of(words: str) -> str:
     return "one outcome each" if words.startswith("release") else "no crash"
 
 
-def _place(error: BaseException) -> str:
-    """Return the file and line that raised an exception."""
+def describe_crash(error: BaseException, policy: Policy | None) -> str:
+    """Return what was raised, and the last line of the policy that was reached, or else of any file."""
     assert error.__traceback__ is not None
-    places = [(Path(f.filename).name, f.lineno) for f in inspect.getinnerframes(error.__traceback__)]
-    name, line = places[-1]
-    return f"line {line} of {name}"
+    frames = inspect.getinnerframes(error.__traceback__)
+    own = {
+        inspect.getfile(cls)
+        for cls in type(policy).__mro__
+        if not cls.__module__.startswith(("scheduling", "builtins"))
+    }
+    last = [*frames[-1:], *(frame for frame in frames if frame.filename in own)][-1]
+    return f"{type(error).__name__}: {error}, line {last.lineno} of {Path(last.filename).name}"

@@ -1,0 +1,75 @@
+"""What the hooks of a policy return, held against what the scheduler can use, so that an error names hook, line and remedy.
+
+This module must not know laws of scheduling: that requests join once, or that slots are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from scheduling.policy import Policy
+from scheduling.sequence import WAIT_REASONS, Sequence
+from simulate.laws import Broken
+
+LAW = "what a hook returns"
+
+
+def _are_requests(value: object) -> bool:
+    return isinstance(value, Collection) and all(isinstance(seq, Sequence) for seq in value)
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, Collection) and all(isinstance(number, int) for number in value)
+
+
+# What each hook may return, and the same in words.
+RETURNS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "order": (
+        lambda value: _are_requests(value) or (isinstance(value, Iterable) and not isinstance(value, Collection)),
+        "the waiting requests, the first to join first",
+    ),
+    "admit": (lambda value: isinstance(value, int), "a whole number: how many requests may join now"),
+    "blocked_by": (lambda value: value is None or value in WAIT_REASONS, f"None or one of {', '.join(WAIT_REASONS)}"),
+    "reserve_tokens": (lambda value: isinstance(value, int), "a whole number of tokens"),
+    "victim": (lambda value: isinstance(value, Sequence), "one of the running requests"),
+    "preempt": (_are_requests, "a list of running requests, [] for none"),
+    "allocate_tokens": (_are_numbers, "a list with a whole number of tokens for each running request"),
+    "allocate_drafts": (_are_numbers, "a list with a whole number of draft tokens for each sequence"),
+    "release": (_are_requests, "a list of the running requests that leave"),
+    "deadline": (lambda value: value is None or isinstance(value, int | float), "None or a time in seconds"),
+}
+
+
+def watch(policy: Policy) -> None:
+    """Let each hook that a policy overrides raise Broken where it returns what the scheduler cannot use."""
+    for hook in RETURNS:
+        if getattr(type(policy), hook) is not getattr(Policy, hook):
+            setattr(policy, hook, _watched(policy, hook))
+
+
+def _watched(policy: Policy, hook: str) -> Callable[..., Any]:
+    call = getattr(policy, hook)
+    is_allowed, wanted = RETURNS[hook]
+    code = getattr(call, "__code__", None)
+    where = f" (line {code.co_firstlineno} of {Path(code.co_filename).name})" if code else ""
+
+    def fail(value: object) -> Broken:
+        shown = repr(value)
+        shown = shown if len(shown) <= 60 else f"a {type(value).__name__}"
+        return Broken(LAW, f"{hook}(){where} returned {shown}. Return {wanted}")
+
+    def each(requests: Iterable[Any]) -> Iterator[Any]:
+        for seq in requests:
+            if not isinstance(seq, Sequence):
+                raise fail(seq)
+            yield seq
+
+    def watched(*args: Any, **more: Any) -> Any:
+        value = call(*args, **more)
+        if not is_allowed(value):
+            raise fail(value)
+        return each(value) if hook == "order" and not isinstance(value, Collection) else value
+
+    return watched
