@@ -13,6 +13,7 @@ from client.console import say
 from client.options import UsageError
 
 FORMATS = (".png", ".svg", ".pdf")
+TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)  # of ratios
 
 
 def check(path: Path) -> None:
@@ -21,14 +22,14 @@ def check(path: Path) -> None:
         raise UsageError(f"--out is {str(path)!r}, but must end in {', '.join(FORMATS)}. Use plan.png")
 
 
-def draw(picture: Callable[[Any, Any], None], results: Any, path: Path, console: Console) -> None:
+def draw(picture: Callable[[Any, Any], None], results: Any, path: Path, console: Console, height: float = 4.5) -> None:
     """Draw into a file; without matplotlib print a note, because the figures are printed anyway."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         say(console, "no picture: matplotlib is not installed. Run: pip install matplotlib")
         return
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=(8, height), layout="constrained")
     picture(figure, results)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
@@ -61,6 +62,29 @@ def replicas(figure: Any, drawn: tuple[dict[str, Any], Any]) -> None:
     rates, edges = np.histogram(arrivals, bins=100, range=(0, 100 * width))
     lower.stairs(rates / width, edges, fill=True, alpha=0.5)
     lower.set(xlabel="seconds", ylabel="requests/s")
+
+
+def arena(heads: dict[str, str], reference: str, figure: Any, standings: list[Any]) -> None:
+    """Draw a panel for each figure, with a row for each policy and its interval, the best on top."""
+    rows = range(len(standings), 0, -1)
+    panels = figure.subplots(1, len(heads), sharey=True)
+    for axes, (field, head) in zip(panels, heads.items()):
+        means = [standing.beside[field].mean for standing in standings]
+        halves = [standing.beside[field].half or 0.0 for standing in standings]
+        axes.errorbar(means, rows, xerr=halves, fmt="o", markersize=3, linewidth=1)
+        if field == "misses":
+            axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:+g}")
+            axes.set_xlabel("points", fontsize=8)
+        else:
+            axes.set_xticks(np.log(TICKS), [f"{tick:g}" for tick in TICKS])
+            axes.set_xlim(min([*means, -0.5]) - 0.2, max([*means, 0.5]) + 0.2)
+            axes.set_xlabel("times", fontsize=8)
+        axes.axvline(0, color="#999999", linewidth=0.8)
+        axes.set_title(head, fontsize=9)
+        axes.tick_params(labelsize=7)
+        axes.grid(alpha=0.25)
+    panels[0].set_yticks(list(rows), [standing.policy for standing in standings], fontsize=7)
+    figure.supxlabel(f"beside {reference}, with 95 % intervals: further left is better", fontsize=8)
 
 
 PREFIX = (

@@ -1,0 +1,133 @@
+"""Rank all policies, and files of one's own, over many workloads."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from client.console import say
+from client.options import FOLDER, POSITIVE, Argument, Choice, Number, Option, UsageError, Values
+from client.progress import counted
+from client.workloads import catalog
+from simulate import arena, pictures, published
+from simulate.arena import REFERENCE, Paired, Rules, Standing
+from simulate.commands.prepared import Sections
+from simulate.measures import Measures
+
+RULES = Rules()
+Round = tuple[str, int]
+Played = tuple[dict[str, Measures], float]
+HEADS = {"mean": "mean latency", "p99": "p99 latency", "light": "light clients' wait", "misses": "deadlines missed"}
+
+
+def options() -> Sections:
+    """Return the options in sections of the help."""
+    return {
+        "arguments": [
+            Argument("policies", "a file of your own or loop+order, ranked with all shipped policies", nargs=-1, default=[],
+                     metavar="[POLICY]..."),
+        ],
+        "options": [
+            Option("--only", f"rank only the named policies and {REFERENCE}", None),
+            Option("--by", f"the figure to rank by; all of them are of each run beside {REFERENCE}'s on the same requests",
+                   Choice(Measures._fields, "FIGURE"), default="mean"),
+            Option("--workloads", "workloads of the client", several=True, default=list(arena.WORKLOADS)),
+            Option("--seeds", "number of seeds for each workload", Number(1), default=5),
+            Option("--seed", "the first seed", Number(0), default=0),
+            Option("--num", "requests in a run", Number(10), default=RULES.num),
+            Option("--load", f"rate, as a share of what {REFERENCE} serves when all requests are there at once", POSITIVE,
+                   default=RULES.load),
+            Option("--cost", "name of a cost model, or a file written by `calibrate`", default=RULES.cost),
+            Option("--max-batch-size", "slots", Number(1), default=RULES.slots),
+            Option("--kv-tokens", "tokens that the KV pages hold, which prompts that begin alike share", Number(1024),
+                   default=RULES.kv_tokens),
+            Option("--jobs", "processes (default: as many as there are cores)", Number(1)),
+            Option("--out", "folder for arena.csv and the picture, arena.png", FOLDER),
+        ],
+    }  # fmt: skip
+
+
+def run(args: Values, console: Console) -> dict[str, Any]:
+    """Play all rounds and rank the policies."""
+    if args.only and not args.policies:
+        raise UsageError("--only leaves no policy to rank. Name one, as in arena my_policy.py --only")
+    names = list(dict.fromkeys([REFERENCE, *args.policies, *([] if args.only else arena.everyone())]))
+    rules = Rules(args.cost, args.max_batch_size, args.kv_tokens, args.num, args.load)
+    published.make(rules.cost)
+    for workload in args.workloads:
+        catalog.check(workload)
+    for name in names:
+        rules.scheduler(name)  # a name or file that is wrong is refused before anything runs
+    seeds = range(args.seed, args.seed + args.seeds)
+    keys = [(workload, seed) for workload in args.workloads for seed in seeds]
+    results = _play(keys, names, rules, args.jobs or _cores(), console)
+    rounds = dict(zip(keys, (found for found, _ in results)))
+    standings = arena.rank(rounds, args.by)
+    _show(standings, args, console)
+    seconds = sum(spent for _, spent in results)
+    say(console, f"{len(rounds) * len(names):,} runs of {args.num:,} requests in {seconds:,.0f} s of processor time")
+    if args.out:
+        _write(args, standings, console)
+    return {
+        "by": args.by, "reference": REFERENCE, "runs": len(rounds) * len(names),
+        "ranking": [
+            {"policy": s.policy, **s.mean._asdict(), "beside": {k: p._asdict() for k, p in s.beside.items()}} for s in standings
+        ],
+    }  # fmt: skip
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _play(keys: list[Round], names: list[str], rules: Rules, jobs: int, console: Console) -> list[Played]:
+    """Play the rounds in as many processes, or in this one."""
+    one, results = partial(arena.play, names, rules), []
+    with counted(console, len(keys), "rounds played") as done, ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        for result in pool.map(one, *zip(*keys)) if jobs > 1 else map(one, *zip(*keys)):
+            results.append(result)
+            done(len(results))
+    return results
+
+
+def shown(field: str, beside: Paired) -> str:
+    """Return a figure beside the reference's with its interval: a ratio, or percentage points."""
+    mean, half = beside
+    if field == "misses":
+        return f"{100 * mean:+.1f}" + ("" if half is None else f" ±{100 * half:.1f}")
+    return f"{math.exp(mean):.2f}" + ("" if half is None else f" ±{100 * math.expm1(half):.0f}%")
+
+
+def _show(standings: list[Standing], args: Values, console: Console) -> None:
+    table = Table(title=f"ranked by {HEADS[args.by]}; multiples of {REFERENCE}'s, misses in points")
+    table.add_column("", justify="right")
+    table.add_column("policy", overflow="fold", min_width=18)
+    for field in HEADS:
+        table.add_column(field, justify="right", no_wrap=True)
+    for place, standing in enumerate(standings, 1):
+        table.add_row(str(place), standing.policy, *(shown(field, standing.beside[field]) for field in HEADS))
+    console.print(table)
+    mean = next(standing.mean for standing in standings if standing.policy == REFERENCE)
+    say(console, f"{REFERENCE}: mean latency {mean.mean:.2f} s, p99 {mean.p99:.2f} s, light clients wait {mean.light:.2f} times as long "
+                 f"as all, {mean.misses:.1%} of deadlines missed")  # fmt: skip
+
+
+def _write(args: Values, standings: list[Standing], console: Console) -> None:
+    args.out.mkdir(parents=True, exist_ok=True)
+    with (args.out / "arena.csv").open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(
+            ["rank", "policy", *(f"{field}{part}" for field in HEADS for part in ("", "_beside", "_half_interval"))]
+        )
+        for place, (name, mean, beside) in enumerate(standings, 1):
+            table.writerow([place, name, *(cell for f in HEADS for cell in (getattr(mean, f), *beside[f]))])
+    height = 1.5 + 0.2 * len(standings)
+    pictures.draw(partial(pictures.arena, HEADS, REFERENCE), standings, args.out / "arena.png", console, height)

@@ -1,0 +1,67 @@
+"""What a run is judged by in the arena and in lessons: four figures, of which less is better.
+
+Without numpy, because the page in the browser has none. This module must not know policies or where requests come from.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from math import fsum
+from typing import NamedTuple
+
+from scheduling.sequence import Sequence
+from simulate.simulator import Run
+
+
+class Measures(NamedTuple):
+    """Seconds from arrival to the end of the answer, mean and p99; the wait of light clients; the share of deadlines missed.
+
+    A light client asks for less than an equal share of the tokens. Fair loops do not let it wait for the heavy ones: `light`
+    is the mean time to the first token of the light clients' requests, as a multiple of that of all. A request that was
+    refused counts as answered at the end of the run.
+    """
+
+    mean: float
+    p99: float
+    light: float
+    misses: float
+
+
+def measure(run: Run) -> Measures:
+    """Return the figures of a run; without light clients `light` is 1, without deadlines `misses` is 0."""
+    before, after = run.host.alpha0, run.host.alpha1
+    latencies, waits, late = [], {}, 0
+    for seq in run.sequences:
+        answered = seq.finish_reason in ("length", "stop")
+        ended = (seq.finished_at if answered and seq.finished_at is not None else run.ended) + after
+        latencies.append(ended - seq.arrived_at + before)
+        waits[seq] = (ended if seq.first_token_at is None else seq.first_token_at) - seq.arrived_at + before
+        late += seq.deadline is not None and (not answered or ended > seq.deadline)
+    light = _light(run.sequences)
+    timed = sum(seq.deadline is not None for seq in run.sequences)
+    return Measures(
+        _mean(latencies),
+        percentile(latencies, 99),
+        _mean([waits[seq] for seq in light]) / _mean([*waits.values()]) if light else 1.0,
+        late / timed if timed else 0.0,
+    )
+
+
+def _light(sequences: list[Sequence]) -> list[Sequence]:
+    """Return the requests of the clients that ask for less than an equal share of all tokens."""
+    asked: dict[str, int] = defaultdict(int)
+    for seq in sequences:
+        asked[seq.client] += seq.total
+    share = sum(asked.values()) / len(asked)
+    return [seq for seq in sequences if asked[seq.client] < share]
+
+
+def _mean(values: list[float]) -> float:
+    return fsum(values) / len(values)
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """Return a percentile, on the straight line between the two nearest values, as numpy does."""
+    place = (len(values) - 1) * percent / 100
+    low, high = (sorted(values)[min(i, len(values) - 1)] for i in (int(place), int(place) + 1))
+    return low + (high - low) * (place - int(place))
