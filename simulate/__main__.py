@@ -21,6 +21,7 @@ COMMANDS = {
     "run": "Serve a workload with one or more policies and report the result of each.",
     "plan": "Find the highest rate that each policy sustains, and the replicas that a rate needs.",
     "arena": "Rank all policies, and files of your own, over many workloads, pair by pair.",
+    "grade": "Grade policy files for a lesson of docs/tutorial: the laws, and a score.",
     "fleet": "Serve a workload with many replicas behind a router.",
     "prefix": "Compare prefix caches: hits, TTFT and TPOT by cache and batch size.",
     "calibrate": "Time the engine on this machine and fit a cost model to it.",
