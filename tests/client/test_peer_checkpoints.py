@@ -1,8 +1,9 @@
-"""What `benchmarks.peers` writes for peers: a checkpoint of what we serve, and a GGUF file in fewer bits."""
+"""What `benchmarks.peers` writes for peers: a checkpoint of what we serve, also in int8, and a GGUF file in fewer bits."""
 
 from __future__ import annotations
 
 import base64
+import json
 import stat
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmarks.peers import __main__ as peers
-from benchmarks.peers import checkpoint
+from benchmarks.peers import checkpoint, compressed
 from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.peers.peer import Job
 from models import catalog, ranks, weights
@@ -73,3 +74,16 @@ def test_random_weights_are_written_once_and_served_by_all(tmp_path: Path) -> No
     before = (job.folder / "model.safetensors").stat().st_mtime_ns
     assert peers.job_of(args, tmp_path) == job
     assert (job.folder / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_checkpoint_in_int8_is_within_half_a_step_of_the_weights_and_says_how_it_is_rounded(tmp_path: Path) -> None:
+    model = support_gguf.random_model("gpt2", n_embd=64, n_inner=128)
+    model.save_pretrained(tmp_path / "source")
+    folder = compressed.write(tmp_path / "source", tmp_path / "rounded")
+    stored, exact = compressed.load_file(str(folder / "model.safetensors")), model.state_dict()
+    name = "transformer.h.1.mlp.c_fc"
+    scale = stored[f"{name}.weight_scale"].float().T
+    assert ((stored[f"{name}.weight"] * scale - exact[f"{name}.weight"]).abs() <= scale * 0.51).all()
+    assert torch.equal(stored["transformer.ln_f.weight"], exact["transformer.ln_f.weight"])
+    config = json.loads((folder / "config.json").read_text())
+    assert config["quantization_config"]["config_groups"]["group_0"]["weights"]["num_bits"] == 8
