@@ -168,7 +168,7 @@ class Simulation(Driver):
             seq.arrived_at += host.alpha0
         scheduler.record = records
         self._fruitless = 0
-        self._fast_forward = fast_forward and not records
+        self._fast_forward = fast_forward
 
     def run(self) -> None:
         """Run until all sequences have left."""
@@ -195,7 +195,7 @@ class Simulation(Driver):
         result = self.result
         result.batches += bool(plan.joined)
         result.drafts += sum(map(bool, plan.drafts))
-        if self._fast_forward:
+        if self._fast_forward and not self.records:
             self._pass_equal_steps(plan)
         outputs = tokens_due(plan)
         seconds = step_seconds(self.cost, self.host, plan)

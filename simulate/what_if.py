@@ -14,15 +14,14 @@ from typing import Any
 import numpy as np
 
 from scheduling.iteration import SlotSteps
-from scheduling.stretches import WIDTH, Stretch, Stretches
+from scheduling.stretches import Stretch, Stretches
 from simulate import mock
 from simulate.costs import Cost, Host, Scaled
+from simulate.lanes import MAX_WEIGHT, cut, records
 from simulate.observed import Chosen, Machine, Seen, converse, seen_in, serve
 from simulate.observed_law import law
 from simulate.steps import Step, step_of_members
 
-MAX_WEIGHT = 60_000  # of all records of an answer, which is then smaller than about 6 MB: a member weighs 1
-RECORD_WEIGHT = 4
 MOST_STRANGE = 0.05  # of the steps of a lane may have sizes that were not measured
 LONGEST_WAKE = 0.05  # seconds of an idle loop; a policy that waits for more requests waits longer
 COMPARED = ("latency_mean_s", "latency_p99_s", "makespan_s")
@@ -144,35 +143,6 @@ def shares_of(steps: Iterable[Stretch]) -> dict[str, Any]:
         "batch_fill": sums.fill,
         "rows_in_vain": sums.in_vain,
     }
-
-
-def cut(lanes: Iterable[Rows[Stretch]], limit: int) -> float | None:
-    """Return when the first of the lanes has reached its part of the weight that an answer may have; None if none has."""
-    lanes = list(lanes)
-    ends = []
-    for steps in lanes:
-        weight = 0
-        for step in steps:
-            weight += RECORD_WEIGHT + len(step.members) // WIDTH
-            if weight > limit // len(lanes):
-                ends.append(step.t)
-                break
-    return min(ends, default=None)
-
-
-def records(steps: Iterable[Stretch], names: dict[str, str], zero: float) -> list[dict[str, Any]]:
-    """Return the records of steps, with times since `zero`, and with the requests' new names."""
-    result = []
-    for step in steps:
-        record = step.to_dict()
-        record["t"], record["seconds"] = round(step.t - zero, 6), round(record["seconds"], 7)
-        for entry in (*record["members"], *record["left"]):
-            entry["id"] = names.get(entry["id"], entry["id"])
-        for name in ("joined", "displaced"):
-            if name in record:
-                record[name] = [names.get(id, id) for id in record[name]]
-        result.append(record)
-    return result
 
 
 def draw(name: str, rate: float, count: int, seed: int, context: int) -> list[Seen]:

@@ -1,0 +1,44 @@
+"""The steps of several runs as a page draws them, side by side: cut at one time, and small enough to send.
+
+It must not know who simulated the runs, or how a page draws them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Rows
+from typing import Any
+
+from scheduling.stretches import WIDTH, Stretch
+
+MAX_WEIGHT = 60_000  # of all records of an answer, which is then smaller than about 6 MB: a member weighs 1
+RECORD_WEIGHT = 4
+
+
+def cut(lanes: Iterable[Rows[Stretch]], limit: int) -> float | None:
+    """Return when the first of the lanes has reached its part of the weight that an answer may have; None if none has."""
+    lanes = list(lanes)
+    ends = []
+    for steps in lanes:
+        weight = 0
+        for step in steps:
+            weight += RECORD_WEIGHT + len(step.members) // WIDTH
+            if weight > limit // len(lanes):
+                ends.append(step.t)
+                break
+    return min(ends, default=None)
+
+
+def records(steps: Iterable[Stretch], names: dict[str, str], zero: float) -> list[dict[str, Any]]:
+    """Return the records of steps, with times since `zero`, and with the requests' new names."""
+    result = []
+    for step in steps:
+        record = step.to_dict()
+        record["t"], record["seconds"] = round(step.t - zero, 6), round(record["seconds"], 7)
+        for entry in (*record["members"], *record["left"]):
+            entry["id"] = names.get(entry["id"], entry["id"])
+        for name in ("joined", "displaced"):
+            if name in record:
+                record[name] = [names.get(id, id) for id in record[name]]
+        result.append(record)
+    return result
