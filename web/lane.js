@@ -43,7 +43,7 @@
     // Running totals up to each step, so that any moment can be shown immediately.
     prepare() {
       const { columns } = this.model;
-      const steps = [0, 0, 0, 0, 0];
+      const steps = EB.STEPS.map(() => 0);
       let output = 0, finished = 0;
       this.sums = columns.map((column) => {
         output += column.output;

@@ -42,6 +42,8 @@ def test_the_race_shows_the_recorded_runs_in_step(tab: Tab) -> None:
     tab.until("[...document.querySelectorAll('.done')].every((e) => e.textContent.includes('finished in'))")
     answered = page.locator(".figures span:first-child b").all_text_contents()
     assert len(set(answered)) == 1
+    fills = page.locator(".figures span:nth-child(5) b").all_text_contents()
+    assert all(0 < int(fill.removesuffix(" %")) <= 100 for fill in fills), fills
     assert page.evaluate("EB.race.lanes.at(-1).box.getBoundingClientRect().bottom <= innerHeight")
     assert tab.complaints == []
 
