@@ -163,7 +163,9 @@
       if (waited && gone && scene.wasFull) why = ` because #${gone} left`;
       else if (!gone && before && !waited && request.arrived !== null) why = " as soon as it came";
       const earlier = scene.waiting.filter((other) => other.arrived < request.arrived).length;
-      const ahead = earlier ? `, ahead of ${earlier} that came before it` : "";
+      const chosen = earlier ? extreme(request, scene.waiting) : "";
+      const reason = chosen && (why ? ` and it was ${chosen}` : `, ${chosen}`);
+      const ahead = earlier ? `${reason}, ahead of ${earlier} that came before it` : "";
       const hit = now.has(slot, HIT)
         ? `: ${request.hit} of its ${request.prompt ?? request.hit} prompt tokens were cached` : "";
       const weight = (hit ? 7 : 4) + (ahead ? 3 : 0) + (clientOf(request) === "quiet" ? 4 : 0);
@@ -172,6 +174,13 @@
         text: `${who} joined slot ${slot}${hit && !ahead ? "" : why}${ahead}${hit}`,
       };
     }).filter(Boolean);
+  }
+
+  // What sets a request apart from those that still wait, if its length does.
+  function extreme(request, waiting) {
+    const compare = (isFirst) => request.max !== null && waiting.every(({ max }) => max !== null && isFirst(request.max, max));
+    const name = compare((own, other) => own < other) ? "shortest" : compare((own, other) => own > other) ? "longest" : "";
+    return name && `the ${name} of ${waiting.length + 1}`;
   }
 
   // A part of a prompt, of which more is to come or some came before.
