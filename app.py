@@ -33,7 +33,7 @@ from werkzeug.exceptions import HTTPException
 
 import config as settings
 import policies
-from api import adapters, dashboard, docs, events, operations, policy
+from api import adapters, dashboard, docs, events, lab, operations, policy
 from api.dialects import batches, chat, native, openai, tgi, tokens
 from api.http import admission, auth, cors, errors, middleware
 from api.http.deferral import App
@@ -75,7 +75,7 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     app.extensions["service"] = service
     if config.batch_folder:
         service.batches = batch_runner(app, service)
-    modules = (native, openai, chat, batches, tgi, tokens, adapters, operations, policy, events, dashboard, docs)
+    modules = (native, openai, chat, batches, tgi, tokens, adapters, operations, policy, events, dashboard, lab, docs)
     service.operations = [operation for module in modules for operation in module.OPERATIONS]
     app.before_request(middleware.enter)
     cors.install(app, config.origins)

@@ -25,6 +25,7 @@ from client.shell import complete
 __all__ = ["Config", "ConfigError", "Loaded", "describe", "flag", "load", "nearest", "variable"]
 
 ROOT = Path(__file__).resolve().parent
+LAB_FOLDER = ROOT / "build" / "lab"  # where tools/build_lab.sh puts it
 VERSION = "0.1.0"
 GROUPS = {"policy_option": "batching", "model": "model", "host": "server"}  # the first setting of each
 LISTS = ("policy_option", "adapter", "adapter_folder")  # settings of which a command line may have several
@@ -34,6 +35,7 @@ RESERVE = 32  # HTTP threads in addition to those of open requests
 LOOPBACK = ("localhost", "127.0.0.1")  # no page of another site has these host names
 # What --demo sets, where flags, environment and .env do not: about 20 steps a second, as slow as a person can follow.
 DEMO = {"policy": "dynamic", "max_batch_size": 8, "model": "mock:distserve-opt13b@0.4"}
+LAB = {"policy": "dynamic", "model": "mock:distserve-opt13b"}  # what --lab sets there: a lab needs no weights
 INTRO = """Serve a language model over HTTP with the batching policy of your choice. For example:
 
 \b
@@ -183,6 +185,10 @@ class Config:
         False, "for a lecture: an endless load on eight slots at about 20 steps per second, without weights or downloads; "
         "same as ./server.sh demo"
     )  # fmt: skip
+    lab: bool = setting(
+        False, "also serve the lab at /lab/, where policies are written and raced in the browser; tools/build_lab.sh builds it. "
+        "Without --model: without weights"
+    )  # fmt: skip
     api_key: str = setting("", "key that clients must send as a bearer token", KEY)
 
     def __post_init__(self) -> None:
@@ -290,10 +296,11 @@ def load(
         print(f"effective-batching {VERSION}")  # noqa: T201
         raise SystemExit(0)
     vars(values).update({name: ",".join(getattr(values, name)) for name in LISTS})
-    for name, value in DEMO.items() if values.demo else ():
+    defaults = {**(LAB if values.lab else {}), **(DEMO if values.demo else {})}
+    for name, value in defaults.items():
         if values.origin[name] == "default":
             setattr(values, name, value)
-            values.origin[name] = "demo"
+            values.origin[name] = "demo" if values.demo else "lab"
     names = [item.name for item in fields(Config)]
     config = Config(**{name: getattr(values, name) for name in names})
     return Loaded(

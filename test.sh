@@ -14,6 +14,7 @@ chosen=()
 if [ "${1:-}" = --all ]; then
   shift
   tools/setup.sh requirements-ray.txt
+  if [ -n "$(type -P npm)" ]; then tools/build_lab.sh || echo "warning: the tests of the lab are skipped" >&2; fi
   chosen=(-m "not soak" --hypothesis-profile full)
 fi
 

@@ -63,7 +63,7 @@ def blueprint(service: Service) -> Blueprint:
 
     @routes.get("/web/<path:name>")
     def asset(name: str) -> Response:
-        return _file(name, "")
+        return file_in(WEB, name, POLICY.format(others=""))
 
     @routes.post("/load")
     def start() -> Response:
@@ -97,19 +97,20 @@ def wants_page() -> bool:
 
 def page(name: str = "index.html", others: str = "") -> Response:
     """Return one of the pages."""
-    response = _file(name, others)
+    response = file_in(WEB, name, POLICY.format(others=others))
     response.headers["Vary"] = "Accept"
     return response
 
 
-def _file(name: str, others: str) -> Response:
-    path = safe_join(str(WEB), name)
+def file_in(folder: Path, name: str, policy: str) -> Response:
+    """Return a file of a page, which may do what its content policy allows; NotFound if the folder has no such file."""
+    path = safe_join(str(folder), name)
     if path is None or not Path(path).is_file():
         raise NotFound
     response = Response(Path(path).read_bytes(), mimetype=mimetypes.guess_type(name)[0] or "text/plain")
     headers = response.headers
     headers["Cache-Control"] = "no-cache"  # revalidate each time: another version may be served
-    headers["Content-Security-Policy"] = POLICY.format(others=others)
+    headers["Content-Security-Policy"] = policy
     headers["X-Content-Type-Options"] = "nosniff"
     headers["Referrer-Policy"] = "no-referrer"
     headers["Cross-Origin-Resource-Policy"] = "same-origin"

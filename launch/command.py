@@ -44,8 +44,9 @@ def main(argv: list[str] | None = None) -> None:
         argv = ["--doctor", *argv[1:]]
     if argv[:1] == ["demo"]:
         argv = ["--demo", *argv[1:]]
-    if "--demo" in argv and argv[argv.index("--demo") + 1 :][:1] not in (["on"], ["off"]):
-        argv = [*argv[: argv.index("--demo")], "--demo", "on", *argv[argv.index("--demo") + 1 :]]
+    for switch in ("--demo", "--lab"):
+        if switch in argv and argv[argv.index(switch) + 1 :][:1] not in (["on"], ["off"]):
+            argv = [*argv[: argv.index(switch)], switch, "on", *argv[argv.index(switch) + 1 :]]
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         loaded = settings.load(argv, policies={name: policies.summary(name) for name in policies.names()})

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from config import Config, ConfigError
+from config import LAB_FOLDER, Config, ConfigError
 from simulate import mock
 
 RESERVED_FILES = 128  # open files in addition to the connections
@@ -27,6 +27,7 @@ def check(config: Config, environ: Mapping[str, str] = os.environ) -> None:
     check_port(config)
     check_open_files(config)
     check_tokenizer_file(config)
+    check_lab(config)
     check_folders(environ)
     if config.batch_folder:
         check_writable(Path(config.batch_folder), "the folder of batches", "--batch-folder")
@@ -38,6 +39,15 @@ def check_torch(config: Config) -> None:
         raise ConfigError(
             "PyTorch is not installed, which every model with weights needs. Start with ./server.sh, which installs it, "
             "or use --model mock:llm-mock"
+        )
+
+
+def check_lab(config: Config, folder: Path = LAB_FOLDER) -> None:
+    """Reject --lab where the lab has not been built."""
+    if config.lab and not (folder / "index.html").is_file():
+        raise ConfigError(
+            f"--lab is on, but there is no lab in {folder}. Build it with tools/build_lab.sh, which needs npm and about "
+            "14 MB from its registry"
         )
 
 

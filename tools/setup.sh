@@ -10,14 +10,14 @@ wanted="$1"
 shift
 
 # Whether the server with these arguments has no weights, or only prints something. As for the server, a flag wins over the variable, and that over
-# .env; a demonstration has none unless a model is named.
+# .env; a demonstration and the lab have none unless a model is named.
 is_without_weights() {
   local model="${EB_MODEL:-}" demo=
   if [ -z "$model" ] && [ -f .env ]; then model="$(sed -n 's/^EB_MODEL=[^a-zA-Z]*//p' .env)"; fi
   if [ "${1:-}" = demo ]; then demo=yes; fi
   while [ $# -gt 0 ]; do
     case "$1" in
-      --demo) [ "${2:-}" = off ] || demo=yes ;;
+      --demo | --lab) [ "${2:-}" = off ] || demo=yes ;;
       --model) model="${2:-}" ;;
       --model=*) model="${1#--model=}" ;;
       -h | --help | --version | --print-config) return 0 ;;

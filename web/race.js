@@ -8,6 +8,8 @@
   const SHOWN_FOR = 14; // approximate seconds that a race of recordings lasts
   const DEMO = ["nobatch", "static", "dynamic"].map((policy) => `web/demo/${policy}.jsonl`);
 
+  const readsFiles = Boolean($("files")); // the lab has runs of its own
+
   let races = new Map(); // runs by load
   let lanes = [];
   let fitted = ""; // the size of the window that the lanes were made for
@@ -52,7 +54,7 @@
   // Give the lanes the height that the window leaves them. The frame of a report is as high as its content instead.
   function fitLanes() {
     const size = [innerWidth, innerHeight, ...lanes.map((lane) => lane.model.slots)].join();
-    if (size === fitted || !lanes.length || frameElement) return;
+    if (size === fitted || !lanes.length || frameElement || !readsFiles) return;
     fitted = size;
     const heights = lanes.reduce((sum, lane) => sum + lane.canvas.clientHeight, 0);
     const others = $("lanes").getBoundingClientRect().bottom + scrollY - heights;
@@ -234,23 +236,23 @@
     play(false);
     clock = Number($("seek").value);
   });
-  $("files").addEventListener("change", () => openFiles($("files").files));
+  $("files")?.addEventListener("change", () => openFiles($("files").files));
   EB.onTheme(() => {
     for (const lane of lanes) lane.picture.restyle();
     dirty = true;
   });
   document.addEventListener("keydown", (event) => {
-    if (event.target.closest("input, select, button, a") || event.ctrlKey || event.metaKey) return;
+    if (event.target.closest("input, select, textarea, button, a") || event.ctrlKey || event.metaKey) return;
     const act = { " ": () => play(!playing), ArrowLeft: () => step(-1), ArrowRight: () => step(1) }[event.key];
     if (!act) return;
     event.preventDefault();
     act();
   });
-  EB.onDrop(openFiles);
+  if ($("drop")) EB.onDrop(openFiles);
 
   const runs = new URLSearchParams(location.search).getAll("run");
   if ($("recorded")) openRecorded($("recorded").textContent);
-  else open(runs.length ? runs : DEMO);
+  else if (readsFiles) open(runs.length ? runs : DEMO);
   requestAnimationFrame(frame);
-  EB.race = { get lanes() { return lanes; }, get clock() { return clock; }, set clock(t) { play(false); clock = Math.min(t, length); dirty = true; } };
+  EB.race = { show, get playing() { return playing; }, get lanes() { return lanes; }, get clock() { return clock; }, set clock(t) { play(false); clock = Math.min(t, length); dirty = true; } };
 })();

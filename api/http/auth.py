@@ -12,7 +12,7 @@ from api.http.errors import ApiError
 from api.http.owner import is_background
 
 OPEN = frozenset({"/health", "/healthz", "/ping", "/ready", "/health/live", "/health/ready"})
-PAGES = frozenset({"dashboard.asset", "dashboard.race"})
+PAGES = frozenset({"dashboard.asset", "dashboard.race", "lab.asset", "lab.page"})
 
 
 def check(key: str) -> Callable[[], None]:

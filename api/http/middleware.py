@@ -29,7 +29,7 @@ REJECTIONS = {
     415: "media_type", 422: "invalid", 400: "invalid",
 }  # fmt: skip
 # The access log names these only if they fail: pages, probes and viewers ask for them all the time.
-QUIET = OPEN | {"/events", "/metrics", "/web/<path:name>"}
+QUIET = OPEN | {"/events", "/metrics", "/web/<path:name>", "/lab/", "/lab/<path:name>"}
 POLLED = {"/load", "/requests/<id>"}  # by the page, with GET; other methods change something
 REJECTED_TYPES = {"overloaded": "queue_full", "unavailable_error": "unavailable"}
 

@@ -32,7 +32,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "prefix_cache": ("off", False), "compute_threads": ("3", 3), "host": ("::1", "::1"),
     "port": ("9000", 9000), "api_key": ("k", "k"), "queue_timeout": ("1.5", 1.5),
     "max_connections": ("2000", 2000), "overload_status": ("503", "503"),
-    "access_log": ("off", False), "tgi_metrics": ("on", True), "dashboard_show_text": ("on", True), "demo": ("on", True), "end_of_text": ("text", "text"),
+    "access_log": ("off", False), "tgi_metrics": ("on", True), "dashboard_show_text": ("on", True), "demo": ("on", True), "lab": ("on", True), "end_of_text": ("text", "text"),
     "policy_option": ("w_p=1", "w_p=1"), "receive_timeout": ("2.5", 2.5), "send_timeout": ("2.5", 2.5),
     "shadow": ("static", "static"), "adapter": ("a=b", "a=b"), "adapter_folder": ("x", "x"), "adapter_memory": ("1M", 1 << 20),
     "dedup": ("per-key", "per-key"),

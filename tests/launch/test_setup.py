@@ -110,6 +110,7 @@ def test_setup_says_when_python_is_too_old(folder: Path) -> None:
         ("--model=mock:llm-mock",),
         ("demo",),
         ("static", "--demo"),
+        ("--lab",),
         ("--help",),
         ("dynamic", "-h"),
         ("--version",),
@@ -134,6 +135,7 @@ def test_a_server_without_weights_and_its_help_need_no_torch_and_another_install
         (("demo",), "", "EB_MODEL=bard", "requirements.txt"),
         (("demo", "--model", "bard"), "", "", "requirements.txt"),
         (("dynamic", "--demo", "off"), "", "", "requirements.txt"),
+        (("--lab", "--model", "bard"), "", "", "requirements.txt"),
     ],
 )
 def test_a_flag_names_the_model_before_the_variable_before_the_file(
