@@ -128,7 +128,7 @@
         if (!answer.ok) throw new Error(`cannot read ${url}: HTTP ${answer.status}`);
         return answer.text();
       }));
-      race(urls.map((url) => url.split("/").pop()), texts);
+      if (!races.size) race(urls.map((url) => url.split("/").pop()), texts); // unless files were opened meanwhile
     } catch (error) {
       showError(error);
     }
