@@ -60,9 +60,9 @@ def play(names: Many[str], rules: Rules, workload: str, seed: int) -> tuple[dict
     RuntimeError for a policy that fails.
     """
     began = time.process_time()
-    cost = published.make(rules.cost)
+    cost, host = published.make(rules.cost), published.host_of(rules.cost)
     unit = workloads.draw(workload, 1.0, rules.num, seed)
-    flood = simulate(rules.scheduler(REFERENCE), replace(unit, at=np.zeros(rules.num)).sequences(), cost)
+    flood = simulate(rules.scheduler(REFERENCE), replace(unit, at=np.zeros(rules.num)).sequences(), cost, host)
     capacity = rules.num / flood.makespan
     patience = [times * rules.slots / capacity for times in PATIENCE]
     rows = unit.faster(rules.load * capacity).hinted(seed, CLIENTS, PRIORITIES, patience)
@@ -70,7 +70,7 @@ def play(names: Many[str], rules: Rules, workload: str, seed: int) -> tuple[dict
     for name in names:
         scheduler = rules.scheduler(name)
         try:
-            found[name] = measure(simulate(scheduler, rows.sequences(), cost))
+            found[name] = measure(simulate(scheduler, rows.sequences(), cost, host))
         except (PolicyError, PolicyHangs):
             raise
         except Exception as error:  # a user's policy may raise anything

@@ -68,7 +68,8 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         rules.scheduler(name)  # a name or file that is wrong is refused before anything runs
     seeds = range(args.seed, args.seed + args.seeds)
     keys = [(workload, seed) for workload in args.workloads for seed in seeds]
-    results = _play(keys, names, rules, args.jobs or _cores(), console)
+    jobs = args.jobs or _cores()
+    results = _play(keys, names, rules, jobs, console)
     rounds = dict(zip(keys, (found for found, _ in results)))
     standings = arena.rank(rounds, args.by)
     _show(standings, args, console)
@@ -77,7 +78,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     if args.out:
         _write(args, standings, console)
     return {
-        "by": args.by, "reference": REFERENCE, "runs": len(rounds) * len(names),
+        "by": args.by, "reference": REFERENCE, "runs": len(rounds) * len(names), "processes": jobs,
         "ranking": [
             {"policy": s.policy, **s.mean._asdict(), "beside": {k: p._asdict() for k, p in s.beside.items()}} for s in standings
         ],

@@ -112,7 +112,7 @@ def test_a_file_of_ones_own_is_ranked_and_written(tmp_path: Path, capsys: pytest
 @pytest.mark.full
 def test_two_processes_give_what_one_gives(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["arena", "static", "--only", "--workloads", "uniform", "orca", "--seeds", "2", "--num", "50", "--jobs"]
-    assert run_command(capsys, *argv, "1")[0] == run_command(capsys, *argv, "2")[0]
+    assert run_command(capsys, *argv, "1")[0]["ranking"] == run_command(capsys, *argv, "2")[0]["ranking"]
 
 
 def test_a_policy_that_fails_is_named_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

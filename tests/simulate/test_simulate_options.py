@@ -15,8 +15,10 @@ import pytest
 from points import points
 
 from config import flag
-from simulate import calibrate, check, validate
+from simulate import calibrate, validate
 from simulate.__main__ import COMMANDS, build_command, main
+from simulate.commands import check, grade
+from simulate.grade import Grade
 
 SMALL = "--num 60 --rate 6 --max-batch-size 4"
 SMALL_PLAN = "--num 150"
@@ -74,6 +76,7 @@ SCALED = "fleet dynamic --num 300 --rate 20 --max-batch-size 4 --replicas 1..4 -
 CALIBRATE = "calibrate --out OUT/cost.json"
 VALIDATE = "validate dynamic --cost llm-mock"
 CHECK = "check window"
+ARENA = "arena static --only --workloads uniform --seeds 1 --num 30 --jobs 1"
 CASES: dict[str, dict[str, tuple[str, str]]] = {
     "run": {
         "--open-ended": (f"run dynamic {SMALL} --kv-tokens 640", ""),
@@ -159,6 +162,21 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         **{flag(name): (VALIDATE, SERVER_VALUES.get(name, "7")) for name in validate.SERVER},
     },
     "predict": {"--cost": ("predict RUN", "constant")},
+    "arena": {
+        "--only": ("arena static --workloads uniform --seeds 1 --num 10 --jobs 1", ""),
+        "--by": (ARENA, "p99"),
+        "--workloads": (ARENA, "orca"),
+        "--seeds": (ARENA, "2"),
+        "--seed": (ARENA, "5"),
+        "--num": (ARENA, "40"),
+        "--load": (ARENA, "0.5"),
+        "--cost": (ARENA, "affine"),
+        "--max-batch-size": (ARENA, "3"),
+        "--kv-tokens": ("arena static --only --workloads orca --seeds 1 --num 50 --jobs 1", "2048"),
+        "--jobs": (ARENA, "2"),
+        "--out": (ARENA, "OUT/a"),
+    },
+    "grade": {"--seed": ("grade fair dynamic", "3"), "--csv": ("grade fair dynamic", "OUT/a.csv")},
     "check": {
         "--cases": (CHECK, "3"),
         "--large-cases": (CHECK, "3"),
@@ -203,6 +221,7 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "probe", probe)
     monkeypatch.setattr(validate, "validate", ask)
     monkeypatch.setattr(check, "check", ask)
+    monkeypatch.setattr(grade, "grade_apart", lambda policy, lesson, seed: Grade(policy, lesson, seed, f"asked {seed}"))
 
 
 Outcome = tuple[int, str, set[str]]
@@ -249,7 +268,7 @@ def test_every_option_has_a_case(command: str) -> None:
     assert set(options_of(command)) == set(CASES[command])
 
 
-DRAWN = {("run", "--no-plots"), ("prefix", "--out")}  # pictures take seconds
+DRAWN = {("run", "--no-plots"), ("prefix", "--out"), ("arena", "--out"), ("arena", "--jobs")}  # pictures take seconds
 SHARED = {(command, option) for command in ("plan", "fleet") for option in {**ENGINE, **ARRIVALS}}  # `run` has them too
 PAIRS = [
     pytest.param(
