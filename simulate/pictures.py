@@ -43,6 +43,9 @@ def capacities(figure: Any, found: list[dict[str, Any]]) -> None:
         rows = [row for row in found if row["policy"] == policy]
         axes.plot([r["slots"] for r in rows], [r["rate"] for r in rows], marker="o", label=policy)
     axes.set(xlabel="slots", ylabel="requests per second that meet all limits", xscale="log")
+    sizes = sorted({row["slots"] for row in found})
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.minorticks_off()
     axes.set_ylim(bottom=0)
     axes.legend()
 

@@ -129,6 +129,7 @@ def summary(run: Run) -> dict[str, Any]:
         "mean_queue_ms": float(run.waiting.mean() * 1000) if run.done else None,
         "refused": len(run.sequences) - len(run.done),
         "preemptions": sum(seq.preemptions for seq in run.sequences),
+        "cached": sum(s.cached for s in run.sequences) / max(sum(len(s.prompt_ids) for s in run.sequences), 1),
         **speculation(run),
         **by_hint(run),
     }

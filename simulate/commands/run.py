@@ -97,8 +97,9 @@ def check_open_ended(args: Values) -> None:
 
 
 def hint_words(simulation: dict[str, Any]) -> str:
-    """Count preemptions, and describe what clients waited and how many deadlines were met, where there are any."""
+    """Count preemptions and cached tokens, and describe what clients waited and how many deadlines were met, where there are any."""
     words = f"; {simulation['preemptions']:,} preemptions" if simulation["preemptions"] else ""
+    words += f"; {simulation['cached']:.0%} of prompt tokens cached" if simulation["cached"] else ""
     if "acceptance" in simulation:
         words += f"; {simulation['acceptance']:.0%} of draft tokens accepted, {simulation['tokens_per_step']:.2f} tokens per step"
     if simulation.get("clients"):

@@ -242,6 +242,7 @@ def test_prompts_that_share_a_beginning_are_found_in_the_pages(capsys: pytest.Ca
     arrival, _ = run_command(capsys, "run", "dynamic", *shared, "--kv-tokens", "6400")
     longest_hit, _ = run_command(capsys, "run", "dynamic+lpm", *shared, "--kv-tokens", "6400")
     assert arrival["mean_ttft_ms"] < without["mean_ttft_ms"]
+    assert without["simulation"]["cached"] == 0 < arrival["simulation"]["cached"] < 1
     assert longest_hit["mean_ttft_ms"] != arrival["mean_ttft_ms"]
 
 
