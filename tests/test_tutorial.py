@@ -1,0 +1,122 @@
+"""The tutorial: every command runs and prints what its lesson shows; the notebook's cells too, without torch."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from support import ROOT
+
+from simulate.__main__ import main
+
+FOLDER = ROOT / "docs/tutorial"
+LESSONS = sorted(FOLDER.glob("[1-6]-*.md"))
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+SAVED = re.compile(r"Save this as `(mine/[\w.]+)`.*?^```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PICTURE = re.compile(r"`(results/[\w./-]+\.(?:svg|png))`")
+
+
+class Shown(NamedTuple):
+    """The commands of a block, and the lines that the lesson says they print."""
+
+    commands: list[list[str]]
+    lines: list[str]
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether it serves so few requests that every run of the tests can afford it."""
+        words = [word for command in self.commands for word in command]
+        return "--out" not in words and ("--trace" in words or "burst" in words) and "512" not in words
+
+
+def commands(page: Path) -> Iterator[Shown]:
+    """Yield the blocks of commands of a page, with what is shown after each."""
+    blocks = BLOCK.findall(page.read_text("utf-8"))
+    for (kind, text), (after, lines) in zip(blocks, [*blocks[1:], ("", "")]):
+        if kind == "bash":
+            every = [shlex.split(line) for line in text.replace("\\\n", " ").splitlines()]
+            yield Shown(every, lines.splitlines() if after == "text" else [])
+
+
+EVERY = [
+    pytest.param(shown, marks=() if shown.is_cheap else pytest.mark.full, id=f"{page.stem}-{number}")
+    for page in LESSONS
+    for number, shown in enumerate(commands(page))
+]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with all files that the lessons ask for, which is the current one."""
+    (tmp_path / "mine").mkdir()
+    for page in LESSONS:
+        for name, text in SAVED.findall(page.read_text("utf-8")):
+            (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
+
+
+def test_no_file_of_a_lesson_is_saved_twice() -> None:
+    names = [name for page in LESSONS for name, _ in SAVED.findall(page.read_text("utf-8"))]
+    assert len(names) == len(set(names)) > 8
+
+
+@pytest.mark.parametrize("shown", EVERY)
+def test_a_command_prints_what_its_lesson_shows(
+    shown: Shown, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    breaks_a_law = any("breaks a law" in line for line in shown.lines)
+    for command in shown.commands:
+        assert command[:3] == ["python", "-m", "simulate"]
+        assert main(command[3:]) == breaks_a_law
+    printed = capsys.readouterr()
+    lines = iter((printed.err + printed.out).splitlines())
+    for line in shown.lines:
+        wanted = (
+            re.escape(line).replace(re.escape("..."), ".*") + r"\s*"
+        )  # three dots stand for what takes another time
+        assert any(re.fullmatch(wanted, other) for other in lines), line  # each after the one before
+    for out in (command[command.index("--out") + 1] for command in shown.commands if "--out" in command):
+        named = {name for page in LESSONS for name in PICTURE.findall(page.read_text("utf-8")) if name.startswith(out)}
+        assert [name for name in named if not (workplace / name).exists()] == []
+
+
+@pytest.mark.full
+def test_the_first_commands_make_what_the_lessons_need(tmp_path: Path) -> None:
+    (tmp_path / "eb").symlink_to(ROOT / "eb")
+    (tmp_path / ".venv").symlink_to(ROOT / ".venv")
+    begin = "\n".join(text for kind, text in BLOCK.findall((FOLDER / "README.md").read_text("utf-8")) if kind == "bash")
+    script = f"set -e\n{begin}\ncd {shlex.quote(str(ROOT))}\npython -m simulate --help\n"
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "mine").is_dir()
+
+
+EXECUTE = """
+import contextlib, io, json, sys
+cells = [cell for cell in json.load(open(sys.argv[1]))["cells"] if cell["cell_type"] == "code"]
+names = {"__name__": "__main__"}
+for number, cell in enumerate(cells):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)
+    shown = "".join(line for output in cell["outputs"] for line in output["text"])
+    assert printed.getvalue() == shown, f"cell {number} printed:\\n{printed.getvalue()}\\nand not:\\n{shown}"
+assert not {"torch", "numpy", "IPython"} & {*sys.modules}
+"""
+
+
+def test_the_notebooks_cells_print_what_it_shows_without_torch_and_numpy(tmp_path: Path) -> None:
+    notebook = FOLDER / "lab.ipynb"
+    assert json.loads(notebook.read_text("utf-8"))["nbformat"] == 4
+    code = [sys.executable, "-c", EXECUTE, str(notebook)]
+    done = subprocess.run(code, cwd=tmp_path, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
