@@ -163,14 +163,15 @@
       if (waited && gone && scene.wasFull) why = ` because #${gone} left`;
       else if (!gone && before && !waited && request.arrived !== null) why = " as soon as it came";
       const earlier = scene.waiting.filter((other) => other.arrived < request.arrived).length;
-      const chosen = earlier ? extreme(request, scene.waiting) : "";
+      const isFirst = scene.waiting.every((other) => other.arrived > request.arrived || (other.arrived === request.arrived && other.number > request.number));
+      const chosen = isFirst ? "" : extreme(request, scene.waiting);
       const reason = chosen && (why ? ` and it was ${chosen}` : `, ${chosen}`);
-      const ahead = earlier ? `${reason}, ahead of ${earlier} that came before it` : "";
+      const ahead = earlier ? `${reason}, ahead of ${earlier} that came before it` : reason;
       const hit = now.has(slot, HIT)
         ? `: ${request.hit} of its ${request.prompt ?? request.hit} prompt tokens were cached` : "";
       const weight = (hit ? 7 : 4) + (ahead ? 3 : 0) + (clientOf(request) === "quiet" ? 4 : 0);
       return {
-        kind: hit ? "hit" : ahead ? "ahead" : "joined", weight, slots: [slot],
+        kind: hit ? "hit" : earlier ? "ahead" : "joined", weight, slots: [slot],
         text: `${who} joined slot ${slot}${hit && !ahead ? "" : why}${ahead}${hit}`,
       };
     }).filter(Boolean);

@@ -130,6 +130,10 @@ def test_who_overtakes_is_said_to(said: Any, runs: Any) -> None:
         who = int(number(caption["text"])[1:])
         passed = sum(joined_at[f"r{i}"] > caption["n"] for i in range(who))
         assert f"ahead of {passed} " in caption["text"]
+        began = next(record["t"] for record in run.records() if record["n"] == caption["n"])
+        others = [s.max_tokens for s in run.sequences if s.arrived_at <= began and joined_at[s.id] > caption["n"]]
+        is_shortest = run.sequences[who].max_tokens < min(others)
+        assert is_shortest == (f"shortest of {len(others) + 1}," in caption["text"])
 
 
 def test_captions_stay_long_enough_to_read_and_do_not_flood_a_screen_reader(reader: Any, runs: Any) -> None:
