@@ -53,6 +53,7 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
         ("API key", key),
         ("listening", f"{config.host}:{config.port}, ready in {seconds:.1f} s"),
         *([("demo", f"open {url}/ in a browser: a load without end, captions and a guided tour")] if config.demo else []),
+        *([("lab", f"open {url}/lab/ in a browser, to write policies and race them")] if config.lab else []),
     ]  # fmt: skip
     lines = [f"effective-batching {VERSION}"] + [_wrapped(f"  {name:<10} {value}", 13) for name, value in rows]
     bearer = " -H 'Authorization: Bearer KEY'" if config.api_key else ""
