@@ -26,8 +26,8 @@ CLIENTS, PRIORITIES, SLO = 3, 3, (5.0, 20.0, 60.0)  # for the orders that go by 
 # Each is drawn by the client's own code: a workload, an arrival process, and the rate that suits four slots.
 WORKLOADS = {
     "steady": ("uniform", "poisson", 4.0, "answers of 2 to 129 tokens, at random times"),
-    "bursty": ("uniform", "gamma", 4.0, "the same answers; requests come in bursts"),
-    "all-at-once": ("uniform", "burst", 4.0, "the same answers; all requests come at once"),
+    "bursty": ("uniform", "gamma", 4.0, "answers of 2 to 129 tokens, in bursts"),
+    "all-at-once": ("uniform", "burst", 4.0, "answers of 2 to 129 tokens; all requests come at once, at any rate"),
     "short-and-long": ("short-long", "poisson", 5.0, "nine short chats to one long"),
     "bell": ("clipped-normal", "poisson", 2.5, "answers of about 100 tokens"),
     "orca": ("orca", "poisson", 3.5, "prompts of 32 to 512 tokens, answers of 1 to 128 (Orca, OSDI 2022)"),

@@ -29,6 +29,7 @@ class Policy(policy.Policy):
 
   const editor = new EB.Editor($("text"), $("lines"), () => {
     own = editor.text;
+    $("verdict").hidden = true; // of another text
     if (linked) return; // a stranger's policy does not take the place of the reader's own
     if (location.hash) history.replaceState(null, "", location.pathname); // it carries an older text
     try {
@@ -44,10 +45,10 @@ class Policy(policy.Policy):
     EB.put("status", WORDS[state]);
   });
 
-  function group(select, label, names, describe = (name) => name) {
+  function group(select, label, names, describe = (name) => name, lines = {}) {
     const options = select.appendChild(document.createElement("optgroup"));
     options.label = label;
-    options.append(...names.map((name) => new Option(describe(name), name)));
+    options.append(...names.map((name) => Object.assign(new Option(describe(name), name), { title: lines[name.replace("dynamic+", "")] ?? "" })));
   }
 
   // Fill the menus with what was packed.
@@ -59,8 +60,8 @@ class Policy(policy.Policy):
       const select = EB.element("select", "racer");
       select.setAttribute("aria-label", `Policy ${k + 1}`);
       select.append(new Option("–", ""), new Option(OWN, OWN));
-      group(select, "loops", Object.keys(catalog.loops));
-      group(select, "orders", Object.keys(catalog.orders).map((order) => `dynamic+${order}`));
+      group(select, "loops", Object.keys(catalog.loops), undefined, catalog.loops);
+      group(select, "orders", Object.keys(catalog.orders).map((order) => `dynamic+${order}`), undefined, catalog.orders);
       select.value = chosen;
       return select;
     }));
