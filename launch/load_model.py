@@ -159,7 +159,7 @@ def load_mock(config: Config, slots: int) -> Parts:
     """Load a mock model, which takes the time of a cost model and needs neither weights nor torch."""
     from models.tokenizer import load_stand_in
 
-    tokenizer = load_stand_in(config.tokenizer_file or None, downloads=not config.demo)
+    tokenizer = load_stand_in(config.tokenizer_file or None, downloads=not (config.demo or config.lab))
     model = mock.load(config.model, ids=tokenizer.whole_texts())
     return Parts(
         model=model,
