@@ -1,4 +1,4 @@
-"""What the page of the lab asks of the simulator: a race, the records of a run, the laws. JSON in, JSON out.
+"""What the page of the lab asks of the simulator: a race, the records of a run, the laws, a grade. JSON in, JSON out.
 
 The page runs this file in a worker, and CPython gives the same answers, byte for byte. So it must not import numpy, `client`
 or whatever else only CPython has, nor call the C library's `log`, `exp` or `cos`, whose last bits differ between systems:
@@ -22,10 +22,12 @@ from scheduling.iteration import Iteration
 from scheduling.scheduler import PolicyError, Scheduler
 from scheduling.sequence import Sequence
 from scheduling.stretches import Stretches
+from simulate import grade as grading
 from simulate import hook_results, lanes, published
 from simulate.check import check
 from simulate.costs import Host
 from simulate.laws import Broken
+from simulate.lessons import LESSONS
 from simulate.purity import check_source
 from simulate.simulator import PolicyHangs, Run, Simulation
 
@@ -58,7 +60,7 @@ def answer(message: str, folder: str = ".") -> str:
 
     `folder` has the workloads, and the user's file while it runs.
     """
-    kinds = {"race": race, "records": records, "laws": laws}
+    kinds = {"race": race, "records": records, "laws": laws, "grade": grade}
     gc.disable()  # there is no cycle among a million records, and the search for one takes a third of the time
     try:
         asked: dict[str, Any] = json.loads(message)
@@ -117,6 +119,21 @@ def laws(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {"kept": verdict.broken is None, "words": str(replace(verdict, policy=OWN))}
 
 
+def grade(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return whether the user's policy has a score in a lesson, and the score and what it is made of in words."""
+    found = grading.grade(
+        _save(asked["text"], folder), asked["lesson"], asked["seed"], cases=asked["cases"], large=asked["large"]
+    )
+    if found.problem:
+        return {"kept": False, "words": _shown(found.problem)}
+    lesson = LESSONS[asked["lesson"]]
+    words = (
+        f"{found.score:.0f} of 100 points in {lesson.title!r} with seed {found.seed}\n{grading.WORDS[lesson.field]}: "
+        f"{found.figure:.3f}; {lesson.base} reaches {found.fcfs:.3f}, and {found.best}, the best known, {found.best_known:.3f}"
+    )
+    return {"kept": True, "words": words}
+
+
 def arrivals(asked: dict[str, Any], folder: Path) -> list[Sequence]:
     """Return the requests of a named workload; its times are for one request per second."""
     files = {path.stem: path for path in sorted(folder.glob("workloads/*.json"))}
@@ -148,8 +165,13 @@ def explain(error: BaseException) -> dict[str, Any]:
     elif isinstance(error, KeyboardInterrupt):
         words = "stopped here. If you did not press Stop, a loop may never end"
     elif isinstance(error, PolicyError | PolicyHangs) or (isinstance(error, ValueError) and not frames):
-        words = re.sub(rf"[^\s'+]*/{OWN}", OWN, str(error))
+        words = _shown(str(error))
     return {"line": line, "words": words}
+
+
+def _shown(words: str) -> str:
+    """Return a message with the user's file by its name alone."""
+    return re.sub(rf"[^\s'+]*/{OWN}", OWN, words)
 
 
 def _scheduler(name: str, asked: dict[str, Any], folder: Path) -> Scheduler:

@@ -191,6 +191,12 @@ def test_the_launcher_leaves_to_gunicorn_what_takes_long_to_load() -> None:
     assert not loaded_by("import app") & {"gguf", "huggingface_hub", "numpy", "torch"}
 
 
+def test_the_lab_loads_nothing_that_a_browser_lacks() -> None:
+    ours = {"policies", "scheduling", "simulate"}
+    mine = loaded_by("import simulate.lab") - loaded_by("pass")
+    assert mine - STANDARD == ours
+
+
 def test_a_fleet_reads_its_command_line_without_torch() -> None:
     assert not loaded_by("import fleet.options") & {"numpy", "ray", "torch"}
 

@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 import policies
 import simulate.lab  # noqa: F401  what it imports is what the page needs
+from simulate.lessons import LESSONS
 
 LOADED = [Path(file) for module in sys.modules.values() if (file := getattr(module, "__file__", None))]
 REQUESTS, SEEDS = 2000, 3
@@ -65,6 +66,7 @@ def catalog(files: dict[str, str]) -> dict[str, Any]:
         "loops": {name: policies.summary(name) for name in policies.names()},
         "orders": {name: policies.order_summary(name) for name in policies.order_names()},
         "workloads": {name: {"rate": rate, "about": about} for name, (_, _, rate, about) in WORKLOADS.items()},
+        "lessons": {name: lesson.title for name, lesson in LESSONS.items()},
         "files": shown,
     }
 

@@ -10,6 +10,7 @@ import pytest
 from support_simulate import make_scheduler
 
 from simulate import lab
+from simulate.grade import grade
 from simulate.simulator import simulate
 
 OWN = '''"""Shortest first."""
@@ -73,6 +74,18 @@ def test_the_laws_are_those_of_the_command(folder: Path) -> None:
     assert verdict["kept"] is False
     assert "the smallest case" in verdict["words"]
     assert str(folder) not in verdict["words"]
+
+
+def test_a_grade_is_that_of_the_command(folder: Path) -> None:
+    graded = ask(folder, "grade", lesson="sjf", cases=5, large=0)
+    assert graded["kept"] is True
+    score = grade("dynamic+sjf", "sjf", cases=5, large=0).score
+    assert score is not None
+    assert graded["words"].startswith(f"{score:.0f} of 100 points")
+    lazy = OWN.replace("seq.max_tokens)", "seq.max_tokens)[1:]")
+    refused = ask(folder, "grade", text=lazy, lesson="sjf", cases=50, large=0)
+    assert refused["kept"] is False
+    assert refused["words"].startswith("my_policy.py breaks a law")
 
 
 HOOK = "\n    def {name}(self, *of):\n        return {value}\n"

@@ -21,7 +21,7 @@ class Policy(policy.Policy):
         return sorted(waiting, key=lambda seq: seq.max_tokens)
 `;
 
-  let catalog = { files: {}, workloads: {}, loops: {}, orders: {} };
+  let catalog = { files: {}, workloads: {}, loops: {}, orders: {}, lessons: {} };
   let own = EXAMPLE; // the text of the reader's policy, which may not be the file shown
   let linked = false; // whether it came with a link
   let closed = new Set(); // loops in which no request joins while others run
@@ -66,6 +66,7 @@ class Policy(policy.Policy):
       return select;
     }));
     $("workload").append(...Object.keys(catalog.workloads).map((name) => new Option(name, name)));
+    group($("lesson"), "the laws, and a score in a lesson", Object.keys(catalog.lessons), (name) => catalog.lessons[name]);
     describeWorkload();
   }
 
@@ -118,7 +119,9 @@ class Policy(policy.Policy):
   async function laws() {
     if (engine.state !== "ready") return;
     $("verdict").hidden = true;
-    const answer = await ask({ kind: "laws", text: own, cases: CASES, large: LARGE_CASES }, { fresh: true });
+    const lesson = $("lesson").value;
+    const kind = lesson ? "grade" : "laws";
+    const answer = await ask({ kind, lesson, seed: chosen().seed, text: own, cases: CASES, large: LARGE_CASES }, { fresh: true });
     if (!answer) return;
     EB.put("verdict", answer.words);
     $("verdict").className = answer.kept ? "kept" : "broken";
