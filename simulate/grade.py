@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from scheduling.scheduler import Scheduler
@@ -105,7 +106,7 @@ def _serve(
 
 
 def _figure(task: Lesson, runs: list[Run]) -> float:
-    return sum(float(getattr(measure(run), task.field)) for run in runs) / len(runs)
+    return fmean(getattr(measure(run), task.field) for run in runs)
 
 
 def _bound(task: Lesson, runs: list[Run], lesson: str, seed: int, bounds: Bounds | None) -> float | None:

@@ -13,7 +13,7 @@ from support_simulate import make_scheduler, run_command
 
 import policies
 from scheduling.sequence import Sequence
-from simulate import arena, measures
+from simulate import arena
 from simulate.arena import Paired, Rules, paired, play, rank
 from simulate.measures import Measures, measure
 from simulate.published import Constant
@@ -42,10 +42,9 @@ def test_a_refused_request_counts_as_answered_at_the_end() -> None:
     assert (found.mean, found.misses) == (3.0, 0.5)
 
 
-def test_percentiles_are_those_of_numpy() -> None:
-    values = np.random.default_rng(3).random(57).tolist()
-    for percent in (0, 1, 50, 99, 100):
-        assert measures.percentile(values, percent) == pytest.approx(np.percentile(values, percent))
+def test_the_percentile_is_that_of_numpy() -> None:
+    run = simulate(make_scheduler("nobatch", 1), [Sequence([0], n % 7 + 1, id=str(n)) for n in range(57)], SECOND)
+    assert measure(run).p99 == pytest.approx(np.percentile(run.latency, 99))
 
 
 def test_an_interval_is_that_of_other_seeds_of_the_same_workloads() -> None:
@@ -94,6 +93,7 @@ def test_a_round_is_the_same_again_and_alone() -> None:
 FILE = '"""Mine."""\n\nfrom policies.orders import sjf\n\n\nclass Policy(sjf.Order):\n    pass\n'
 
 
+@pytest.mark.full
 def test_a_file_of_ones_own_is_ranked_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(FILE)

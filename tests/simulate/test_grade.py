@@ -100,6 +100,7 @@ def test_first_come_first_served_scores_0_and_the_best_known_100(lesson: str) ->
     assert max(filter(None, scores.values())) == pytest.approx(100)
 
 
+@pytest.mark.full
 def test_a_grade_is_the_same_again_and_another_with_other_requests() -> None:
     first, again, other = (grade("dynamic+drr", "fair", seed, **FEW) for seed in (0, 0, 1))
     assert first == again
