@@ -30,11 +30,8 @@ WORKLOADS = (
     "original", "original-code", "clipped-normal", "uniform", "short-long", "anyscale", "orca", "fastgen", "shared-prefix",
     "drawn-turns",
 )  # fmt: skip
-CLIENTS, PRIORITIES, PATIENCE = (
-    4,
-    3,
-    (1.0, 4.0),
-)  # deadlines in multiples of the time that a request takes in a full batch
+CLIENTS, PRIORITIES = 4, 3
+PATIENCE = (1.0, 4.0)  # deadlines, as multiples of the time that a request takes in a full batch
 PAGE = 16
 CONFIDENCE = 0.95
 

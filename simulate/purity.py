@@ -15,9 +15,9 @@ from scheduling.policy import Policy
 from simulate.laws import Broken
 
 FORBIDDEN = {
-    "asyncio", "builtins", "concurrent", "ctypes", "datetime", "flask", "http", "importlib", "io", "js", "logging",
-    "multiprocessing", "os", "pathlib", "pyodide", "pyodide_js", "queue", "random", "secrets", "shutil", "signal",
-    "socket", "subprocess", "sys", "tempfile", "threading", "time", "torch", "urllib", "uuid",
+    "asyncio", "builtins", "concurrent", "ctypes", "datetime", "flask", "gc", "http", "importlib", "inspect", "io", "js",
+    "logging", "multiprocessing", "os", "pathlib", "pyodide", "pyodide_js", "queue", "random", "secrets", "shutil",
+    "signal", "simulate", "socket", "subprocess", "sys", "tempfile", "threading", "time", "torch", "urllib", "uuid",
 }  # fmt: skip
 FORBIDDEN_CALLS = {"__import__", "eval", "exec", "hash", "id", "input", "open"}
 
@@ -42,8 +42,8 @@ def check_source(path: Path) -> None:
         for name in _asked(node, FORBIDDEN_CALLS - own):
             raise Broken(
                 "purity",
-                f"{path.name}, line {getattr(node, 'lineno', 0)}: {name}. A policy must not read a clock or a "
-                "random generator, or use anything that differs between runs",
+                f"{path.name}, line {getattr(node, 'lineno', 0)}: {name} is not allowed. A policy decides by what it is "
+                "given: no clock, no random generator, no files or processes, nothing that differs between runs",
             )
 
 

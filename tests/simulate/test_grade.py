@@ -27,6 +27,7 @@ BAD = {
     "clock": ("import time\n" + HEAD + "    pass\n", "line 1", "time"),
     "javascript": ("import js\n" + HEAD + "    pass\n", "line 1", "js"),
     "machine": ("import sys\n" + HEAD + "    pass\n", "line 1", "sys"),
+    "its judge": ("from simulate import measures\n" + HEAD + "    pass\n", "line 1", "simulate"),
     "eval": (ORDER + "return eval('waiting')\n", "line 6", "eval"),
     "no class": ("x = 1\n", "Policy", "class"),
     "error on import": (HEAD + "    limit = 1 / 0\n", "line 5", "ZeroDivisionError"),
