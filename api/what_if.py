@@ -35,11 +35,11 @@ LANE: dict[str, Any] = {
 }  # fmt: skip
 ANSWER: dict[str, Any] = {
     "type": "object",
-    "required": ["served", "slots", "requests", "lanes", "error", "cut_s", "cost"],
+    "required": ["served", "slots", "requests", "lanes", "bound", "error", "cut_s", "cost"],
     "properties": {
         "served": {"type": "string"}, "slots": {"type": "integer"},
         "requests": {"type": "array", "items": {"type": "object"}}, "lanes": {"type": "array", "items": LANE},
-        "error": {"type": ["object", "null"]}, "cut_s": OPTIONAL, "cost": {"type": "object"},
+        "bound": {"type": ["object", "null"]}, "error": {"type": ["object", "null"]}, "cut_s": OPTIONAL, "cost": {"type": "object"},
     },
 }  # fmt: skip
 OPERATIONS = [

@@ -13,6 +13,8 @@ total rate of at most 1, not before their arrivals; j has all its w_j seconds wh
   machine always works on the released job with the largest weight per second (Goemans, Queyranne, Schulz, Skutella, Wang
   2002, lemma 4.1). From M_j to C_j it takes at least as long as in a schedule in which j runs alone, since none of its steps
   takes less time than alone.
+* Weighted latency: the same lemma, with the weights. And the k-th smallest C_j are at best those of the heaviest requests, in
+  the order of their weights; and each request takes its time alone.
 * The k-th answer: not before the k-th under shortest remaining first, which is soonest for each k; not before the k-th
   smallest time alone; and, of the requests that arrive at `a` or later, not before `a` and what each row adds to a step for
   k of them, and what steps cost once: those of the longest of these k, or as many as their rows fill. The mean is at least that of the largest of these.
@@ -40,10 +42,14 @@ MOST_DEADLINES = 400  # requests with deadlines for which intervals are looked a
 
 @dataclass(frozen=True)
 class Bounds:
-    """What no policy can beat: seconds, and the number of deadlines missed (None where no request has one)."""
+    """What no policy can beat: seconds, and the number of deadlines missed (None where no request has one).
+
+    `weighted_latency` is the mean of weight times latency; the weights of `bounds` make it the latency per token.
+    """
 
     mean_latency: float
     makespan: float
+    weighted_latency: float
     misses: int | None = None
 
 
@@ -67,20 +73,32 @@ class Jobs:
     deadline: np.ndarray
 
 
-def bounds(sequences: Many[Sequence], cost: Cost, slots: int, host: Host | None = None, page_size: int = 0) -> Bounds:
+def bounds(
+    sequences: Many[Sequence],
+    cost: Cost,
+    slots: int,
+    host: Host | None = None,
+    page_size: int = 0,
+    weights: Many[float] | None = None,
+) -> Bounds:
     """Return the bounds of fresh sequences for any policy with `slots` slots; `page_size` of a prefix cache, 0 without one.
 
-    ValueError without sequences.
+    `weights` are those of the weighted latency: one over the tokens of each answer by default. ValueError without sequences.
     """
     if not sequences:
         raise ValueError("0 requests have no bounds. Give at least 1")
     host = host or Host()
+    ones = np.ones(len(sequences))
+    heavy = np.array([1 / max(1, s.max_tokens) for s in sequences] if weights is None else weights, float)
     slots = min(slots, len(sequences))
     views = [jobs_of(sequences, shares, slots, host, page_size) for shares in shares_of(cost, slots, host)]
     late = max(misses(view) for view in views) if any(s.deadline is not None for s in sequences) else None
     fixed = host.alpha0 + host.alpha1
     return Bounds(
-        mean_latency=max(map(least_mean, views)) + fixed, makespan=max(map(least_makespan, views)) + fixed, misses=late
+        mean_latency=max(least_weighted(view, ones) for view in views) + fixed,
+        makespan=max(map(least_makespan, views)) + fixed,
+        weighted_latency=max(least_weighted(view, heavy) for view in views) + fixed * float(heavy.mean()),
+        misses=late,
     )
 
 
@@ -131,12 +149,16 @@ def shared_prefixes(sequences: Many[Sequence], page_size: int) -> np.ndarray:
     return np.array(shared, float)
 
 
-def least_mean(jobs: Jobs) -> float:
-    """Return the least mean latency."""
+def least_weighted(jobs: Jobs, weights: np.ndarray) -> float:
+    """Return the least mean of weight times latency."""
     answers = np.maximum(completions(jobs.arrival, jobs.work), np.sort(jobs.arrival + jobs.alone))
-    answers = np.maximum(answers, answers_by_steps(jobs)).sum()
-    to_the_end = (mean_busy_times(jobs.arrival, jobs.work) + jobs.tail).sum()
-    return float((max(answers, to_the_end) - jobs.arrival.sum()) / len(jobs.work))
+    answers = np.maximum(answers, answers_by_steps(jobs))
+    ends = max(
+        (np.sort(weights)[::-1] * answers).sum(),
+        (weights * (jobs.arrival + jobs.alone)).sum(),
+        (weights * (mean_busy_times(jobs.arrival, jobs.work, weights) + jobs.tail)).sum(),
+    )
+    return float((ends - (weights * jobs.arrival).sum()) / len(weights))
 
 
 def answers_by_steps(jobs: Jobs) -> np.ndarray:
@@ -181,8 +203,8 @@ def completions(arrival: np.ndarray, work: np.ndarray) -> np.ndarray:
     return np.array(ends)
 
 
-def mean_busy_times(arrival: np.ndarray, work: np.ndarray) -> np.ndarray:
-    """Return the mean time at which each job is worked on if the machine always takes the released job of least work."""
+def mean_busy_times(arrival: np.ndarray, work: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the mean time at which each job is worked on if the machine takes the released job of least work per weight."""
     means = np.zeros(len(work))
     left = work.tolist()
     open_jobs: list[tuple[float, int]] = []
@@ -191,7 +213,7 @@ def mean_busy_times(arrival: np.ndarray, work: np.ndarray) -> np.ndarray:
     now = 0.0
     for j, until in zip(order, ends):
         now = max(now, float(arrival[j]))
-        heapq.heappush(open_jobs, (float(work[j]), j))
+        heapq.heappush(open_jobs, (float(work[j] / weights[j]), j))
         while open_jobs and now < until:
             _, job = open_jobs[0]
             spent = min(left[job], until - now)

@@ -78,11 +78,15 @@ def sequences(trace: Iterable[Seen]) -> list[Sequence]:
     ]  # fmt: skip
 
 
+def fresh(trace: Iterable[Seen], policy: Chosen, machine: Machine) -> tuple[Scheduler, list[Sequence]]:
+    """Return a new scheduler of an engine, and fresh sequences."""
+    pages = PagePool(machine.pages + 1, machine.page_size) if machine.pages else None
+    return Scheduler(policy.policy(machine), pages, machine.tokens_per_step), sequences(trace)
+
+
 def serve(trace: Rows[Seen], policy: Chosen, machine: Machine, cost: Cost, host: Host, *, records: bool = False) -> Run:
     """Simulate one policy on the trace; with `records`, keep the Iteration of each step."""
-    pages = PagePool(machine.pages + 1, machine.page_size) if machine.pages else None
-    scheduler = Scheduler(policy.policy(machine), pages, machine.tokens_per_step)
-    return simulate(scheduler, sequences(trace), cost, host, records=records)
+    return simulate(*fresh(trace, policy, machine), cost, host, records=records)
 
 
 def converse(

@@ -1,7 +1,7 @@
-"""The best that is possible for a few requests: the least mean latency of all schedules, by branch and bound.
+"""The best that is possible for a few requests: the least latency, makespan or misses of all schedules, by branch and bound.
 
 A schedule says before each step which sequences compute; they may pause, and the machine may wait. Prompts are computed in
-one step each. The search goes through what the requests have so far, the time, and the sum of the latencies; of two ways to
+one step each. The search goes through what the requests have so far, the time, and the sum that is minimized; of two ways to
 the same point, one that is both later and worse is dropped, and so is one that the bounds say cannot win. This module must
 not know policies.
 """
@@ -42,20 +42,45 @@ class Optimum:
         self.arrival = [s.arrived_at for s in sequences]
         self.prompt = [len(s.prompt_ids) for s in sequences]
         self.output = [max(1, s.max_tokens) for s in sequences]
-        self.kinds = [*zip(self.arrival, self.prompt, self.output)]
+        before = self.host.alpha0 + self.host.alpha1
+        self.deadline = [float("inf") if s.deadline is None else s.deadline - before for s in sequences]
         self._shares = shares_of(cost, min(slots, len(sequences)), self.host)[0]
-        self._best = float("inf")
-        self._seen: dict[tuple[int, ...], list[tuple[float, float]]] = {}
 
     def least_mean(self) -> float:
         """Return the least mean latency."""
+        return self.least_weighted([1.0] * len(self.arrival))
+
+    def least_weighted(self, weights: Many[float]) -> float:
+        """Return the least mean of weight times latency."""
+        return (self._least(weights) + sum(weights) * (self.host.alpha0 + self.host.alpha1)) / len(weights)
+
+    def least_makespan(self) -> float:
+        """Return the least time from the first arrival to the last answer."""
+        return self._least() - min(self.arrival) + self.host.alpha0 + self.host.alpha1
+
+    def fewest_misses(self) -> int:
+        """Return the fewest requests that end after their deadlines."""
+        return round(self._least(counts=True))
+
+    def _least(self, weights: Many[float] = (), counts: bool = False) -> float:
+        """Return the least sum of weight times latency, or the fewest misses, or with neither the earliest last end."""
+        self._weights, self._counts = weights, counts
+        self.kinds = [*zip(self.arrival, self.prompt, self.output, [*weights] or self.deadline)]
+        self._best = float("inf")
+        self._seen: dict[tuple[int, ...], list[tuple[float, float]]] = {}
         self._search((0,) * len(self.arrival), min(self.arrival), 0.0)
-        return self._best / len(self.arrival) + self.host.alpha0 + self.host.alpha1
+        return self._best
+
+    def _price(self, j: int, end: float) -> float:
+        """Return what a request that ends then adds to the sum."""
+        if self._counts:
+            return float(end > self.deadline[j] + 1e-9)
+        return self._weights[j] * (end - self.arrival[j]) if self._weights else 0.0
 
     def _search(self, done: tuple[int, ...], now: float, total: float) -> None:
         waiting = [j for j, tokens in enumerate(done) if tokens < self.output[j]]
         if not waiting:
-            self._best = min(self._best, total)
+            self._best = min(self._best, total if self._weights or self._counts else now)
             return
         if total + self._least_rest(done, waiting, now) >= self._best - 1e-12 or self._is_dominated(done, now, total):
             return
@@ -65,7 +90,7 @@ class Optimum:
                 after = list(done)
                 for j in members:
                     after[j] += 1
-                finished = sum(end - self.arrival[j] for j in members if after[j] == self.output[j])
+                finished = sum(self._price(j, end) for j in members if after[j] == self.output[j])
                 self._search(tuple(after), end, total + finished)
 
     def _choices(self, done: tuple[int, ...], ready: list[int]) -> list[tuple[int, ...]]:
@@ -86,11 +111,11 @@ class Optimum:
         )  # fmt: skip
 
     def _least_rest(self, done: tuple[int, ...], waiting: list[int], now: float) -> float:
-        """Return the least sum of latencies of the requests that are not done."""
+        """Return the least that the requests that are not done add to the sum, or the earliest time of the last end."""
         shares = self._shares
         arrival = np.array([max(now, self.arrival[j]) for j in waiting])
-        work, alone = [], 0.0
-        for j in waiting:
+        work, soonest = [], []
+        for j, start in zip(waiting, arrival.tolist()):
             left, prompt = self.output[j] - done[j], self.prompt[j]
             first, first_alone = shares.row, shares.alone_row
             if not done[j]:
@@ -98,9 +123,15 @@ class Optimum:
                 first = shares.prompt + shares.token * prompt + pairs
                 first_alone = shares.alone_prompt + shares.alone_token * prompt + pairs
             work.append(first + (left - 1) * shares.row)
-            alone += first_alone + (left - 1) * shares.alone_row + max(now - self.arrival[j], 0.0)
-        together = completions(arrival, np.array(work)).sum() - sum(self.arrival[j] for j in waiting)
-        return float(max(together, alone))
+            soonest.append(start + first_alone + (left - 1) * shares.alone_row)
+        alone = sum(self._price(j, end) for j, end in zip(waiting, soonest))
+        if self._counts:
+            return alone
+        together = completions(arrival, np.array(work))
+        if not self._weights:
+            return float(max(together[-1], *soonest))
+        heaviest = sorted((self._weights[j] for j in waiting), reverse=True)
+        return float(max(alone, (together * heaviest).sum() - sum(self._weights[j] * self.arrival[j] for j in waiting)))
 
     def _is_dominated(self, done: tuple[int, ...], now: float, total: float) -> bool:
         """Return whether the same point was reached no later with no larger sum; otherwise note this way."""

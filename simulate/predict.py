@@ -23,11 +23,11 @@ from client.report import store
 from scheduling.iteration import Member, Plan
 from scheduling.pages import PagePool
 from scheduling.policy import Policy
-from scheduling.reservations import Reservations
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import MOST, Speculator
-from simulate import calibrate, drafting, published
+from simulate import calibrate, drafting, published, regret
+from simulate.clairvoyant import KnownHits
 from simulate.costs import Cost, Host
 from simulate.simulator import Run, simulate
 from simulate.steps import Step, step_of_members
@@ -40,24 +40,6 @@ OWN = "each run's own steps"
 Record = Mapping[str, Any]
 Line = Mapping[str, str]
 Members = frozenset[tuple[str, int]]  # the requests of a step, and their tokens behind it with the rejected ones
-
-
-class KnownHits(Reservations):
-    """Pages in which each prompt finds what it found in the server's cache: `hits` tokens by request id.
-
-    Only a preempted request finds more: itself, as far as its pages were not needed.
-    """
-
-    def __init__(self, pool: PagePool | None, hits: Mapping[str, int]) -> None:
-        super().__init__(pool)
-        self.hits = hits
-
-    def reserve(self, seq: Sequence, tokens: int) -> bool:
-        if not super().reserve(seq, tokens):
-            return False
-        if not seq.preemptions:
-            seq.computed = seq.cached = min(self.hits.get(seq.id, 0), len(seq.prompt_ids) - 1)
-        return True
 
 
 class Recorded(Cost):
@@ -159,10 +141,13 @@ def _end_after(seq: Sequence, tokens: int) -> Callable[[int], str | None] | None
     return lambda token: "stop" if len(seq.output_ids) >= tokens else None
 
 
-def replay(run: Record, lines: Rows[Line], records: Rows[Record]) -> tuple[Run, dict[str, Any]]:
-    """Simulate a run on the server's clock; return the run, and how many steps equal those of the server."""
+def replay(run: Record, lines: Rows[Line], records: Rows[Record], law: Cost) -> tuple[Run, dict[str, Any]]:
+    """Simulate a run on the server's clock; return the run, and how many steps equal those of the server.
+
+    Its other steps take the time of `law`.
+    """
     scheduler = _scheduler(run, lines)
-    cost = Recorded(records, law_of(records, scheduler.policy.padded))
+    cost = Recorded(records, law)
     began: dict[str, float] = {}
     ended: dict[str, float] = {}
     for record in records:
@@ -229,15 +214,16 @@ def predict(folder: Path, cost: str | None = None) -> dict[str, Any]:
         lines = [line for line in lines if line["repeat"] == str(labels["repeat"])]
         records, run = results.iterations(**labels), results.whole(short)
         try:
+            law = step_cost or law_of(records, _scheduler(run, lines).policy.padded)
             if step_cost is None:
-                simulated, facts = replay(run, lines, records)
+                simulated, facts = replay(run, lines, records, law)
             else:
                 served = sequences(lines, records)
                 scheduler = _scheduler(run, lines)
                 scheduler.speculator = speculator_of(records)
                 simulated, facts = simulate(scheduler, served, step_cost, host), {}
             pairs = _beside(simulated, lines)
-            compared.append({**labels, **errors(pairs), **facts})
+            compared.append({**labels, **errors(pairs), **facts, "regret": regret_of(run, lines, records, law, host)})
             rows += [(*labels.values(), *each) for each in pairs]
         except (ValueError, KeyError) as error:
             left_out.append({**labels, "why": str(error)})
@@ -245,6 +231,16 @@ def predict(folder: Path, cost: str | None = None) -> dict[str, Any]:
     if rows:
         _write(folder, rows, summary)
     return summary
+
+
+def regret_of(run: Record, lines: Rows[Line], records: Rows[Record], law: Cost, host: Host) -> str:
+    """Say how far the policy of a run is from the best possible on its requests, if each step takes the time of `law`."""
+
+    def fresh() -> tuple[Scheduler, list[Sequence]]:
+        return _scheduler(run, lines), sequences(lines, records)
+
+    scheduler, served = fresh()
+    return regret.sentence(regret.of(simulate(scheduler, served, law, host), law, scheduler, fresh))
 
 
 def _beside(run: Run, lines: Iterable[Line]) -> list[tuple[Any, ...]]:

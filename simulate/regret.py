@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from scheduling.scheduler import Scheduler
 from simulate.bounds import bounds
+from simulate.clairvoyant import MOST_REQUESTS, Again, parts
 from simulate.costs import Cost
 from simulate.optimum import Optimum, is_small
 from simulate.simulator import Run
 
 
-def of(run: Run, cost: Cost, scheduler: Scheduler) -> dict[str, Any]:
+def of(run: Run, cost: Cost, scheduler: Scheduler, again: Again) -> dict[str, Any]:
     """Return the bounds in milliseconds and seconds, and by which share the run is above them.
 
+    The share of the mean latency is split by what each kind of decision costs (`clairvoyant.py`), in runs of up to
+    1,000 requests; `again` makes a fresh scheduler and requests.
     Empty where bounds say nothing about a run: requests were refused, or drafts gave several tokens in a step.
     """
     if run.answered < run.requests or not run.sequences or any(seq.drafted for seq in run.sequences):
         return {}
     slots, budget, pages = scheduler.policy.slots, scheduler.max_tokens_per_step, scheduler.pages
     page_size = pages.page_size if pages is not None and pages.prefix_cache else 0
-    least = bounds(run.sequences, cost, slots, run.host, page_size)
+    known = [
+        replace(seq, max_tokens=len(seq.output_ids), output_ids=[], pages=[], waited={}) for seq in run.sequences
+    ]  # the lengths that the answers had
+    least = bounds(known, cost, slots, run.host, page_size)
     figures: dict[str, Any] = {
         "least_mean_e2el_ms": 1000 * least.mean_latency,
         "least_duration_s": least.makespan,
+        "least_latency_per_token_ms": 1000 * least.weighted_latency,
         "above_least_mean_e2el": float(run.latency.mean()) / least.mean_latency - 1,
         "above_least_duration": run.makespan / least.makespan - 1,
+        "above_least_latency_per_token": float((run.latency / run.tokens).mean()) / least.weighted_latency - 1,
     }
+    if run.requests <= MOST_REQUESTS:
+        shares = {name: seconds / least.mean_latency for name, seconds in parts(run, cost, again).items()}
+        figures["above_by"] = {**shares, "other": figures["above_least_mean_e2el"] - sum(shares.values())}
     if least.misses is not None:
         figures["least_deadlines_missed"] = least.misses
-    if is_small(run.sequences) and not page_size and sum(len(s.prompt_ids) for s in run.sequences) <= budget:
-        best = Optimum(run.sequences, cost, slots, run.host).least_mean()
+    if is_small(known) and not page_size and sum(len(s.prompt_ids) for s in known) <= budget:
+        best = Optimum(known, cost, slots, run.host).least_mean()
         figures["best_mean_e2el_ms"] = 1000 * best
         figures["above_best_mean_e2el"] = float(run.latency.mean()) / best - 1
     return figures
@@ -40,12 +52,14 @@ def sentence(figures: dict[str, Any]) -> str:
     """Say how far a run is from the bounds, or why there are none."""
     if "least_duration_s" not in figures:
         return "no lower bounds, because requests were refused or got several tokens in a step"
-    best = ""
+    best = by = ""
     if "best_mean_e2el_ms" in figures:
         best = f" ({_share(figures['above_best_mean_e2el'])} above the best schedule, {figures['best_mean_e2el_ms']:,.0f} ms)"
+    if "above_by" in figures:
+        by = f" ({', '.join(f'{name} {_share(share)}' for name, share in figures['above_by'].items())})"
     return (
         f"mean latency {_share(figures['above_least_mean_e2el'])} above the lower bound of "
-        f"{figures['least_mean_e2el_ms']:,.0f} ms{best}, duration {_share(figures['above_least_duration'])} above that of "
+        f"{figures['least_mean_e2el_ms']:,.0f} ms{by}{best}, duration {_share(figures['above_least_duration'])} above that of "
         f"{figures['least_duration_s']:,.1f} s"
     )
 

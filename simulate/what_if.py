@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from scheduling.iteration import SlotSteps
 from scheduling.stretches import Stretch, Stretches
-from simulate import mock
+from simulate import mock, regret
 from simulate.costs import Cost, Host, Scaled
 from simulate.lanes import MAX_WEIGHT, cut, records
-from simulate.observed import Chosen, Machine, Seen, converse, seen_in, serve
+from simulate.observed import Chosen, Machine, Seen, converse, fresh, seen_in, serve
 from simulate.observed_law import law
+from simulate.simulator import simulate
 from simulate.steps import Step, step_of_members
 
 MOST_STRANGE = 0.05  # of the steps of a lane may have sizes that were not measured
@@ -86,6 +88,22 @@ def seen_at(trace: Rows[Seen], ids: Rows[str], steps: Iterable[Stretch]) -> list
     return seen
 
 
+def seen_then(trace: Rows[Seen], at: Rows[float]) -> list[Seen]:
+    """Return the requests with these arrivals."""
+    return [one._replace(at=time) for one, time in zip(trace, at)]
+
+
+def bound(trace: Rows[Seen], policy: Chosen, machine: Machine, cost: Cost, host: Host) -> dict[str, Any] | None:
+    """Return how far a policy is from the lower bound of the mean latency, as simulated; None where there is no bound."""
+    scheduler, served = fresh(trace, policy, machine)
+    again = partial(fresh, trace, policy, machine)
+    figures = regret.of(simulate(scheduler, served, cost, host), cost, scheduler, again)
+    if not figures:
+        return None
+    shares = {"above": figures["above_least_mean_e2el"], "above_by": figures.get("above_by")}
+    return {"latency_mean_s": figures["least_mean_e2el_ms"] / 1000, **shares}
+
+
 def measured(trace: Rows[Seen], ids: Rows[str], steps: Rows[Stretch]) -> dict[str, Any]:
     """Return the lane of what the server did; without slot shares if the first of its steps are no longer recorded."""
     timed = [seen for seen in trace if seen.latency is not None]
@@ -107,7 +125,7 @@ def simulated(
 
     The figures are about the requests that the measured ones are about.
     """
-    run = serve([one._replace(at=time) for one, time in zip(trace, at)], policy, machine, cost, host, records=True)
+    run = serve(seen_then(trace, at), policy, machine, cost, host, records=True)
     recorded = Stretches()
     for iteration in run.iterations:
         recorded.add(iteration)
@@ -189,6 +207,7 @@ def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, An
             lane | {"records": records((s for s in steps if end is None or s.t < end), names, zero)}
             for lane, steps in lanes
         ],
+        "bound": bound(seen_then(trace, at), served, machine, cost, host),
         "error": _error(*(lane for lane, _ in lanes[:2])) if lanes[0][0]["measured"] else None,
         "cut_s": None if end is None else round(end - zero, 6),
         "cost": basis,

@@ -63,6 +63,13 @@
     return `${sign}${text} %`;
   }
 
+  // How far the served policy is from what no policy can beat, and which of its decisions cost that.
+  function regret({ served, bound }) {
+    const by = Object.entries(bound.above_by ?? {}).map(([name, share]) => `${name} ${Math.round(100 * share)}`).join(", ");
+    const words = `${served} as simulated: mean latency ${Math.round(100 * bound.above)} % above the lower bound of any policy`;
+    return `${words}${by && ` (${by})`}.`;
+  }
+
   const FIGURES = [
     ["mean latency", "latency_mean_s"], ["p99", "latency_p99_s"], ["all done after", "makespan_s"],
   ];
@@ -240,6 +247,7 @@
       const said = EB.element("ul", "said");
       const held = answer.lanes[0].held;
       if (held > 0.005) said.append(EB.element("li", "", `${answer.served}: ${EB.percent(held)} of the slot-steps were held by finished requests.`));
+      if (answer.bound) said.append(EB.element("li", "", regret(answer)));
       for (const lane of answer.lanes) {
         if (!lane.measured && lane !== base) said.append(EB.element("li", "", verdict(lane, base, least)));
       }

@@ -5,6 +5,7 @@ The client knows nothing else about the simulator, and works without it.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -47,3 +48,6 @@ def predict(folder: Path, cost: str | None, console: Console) -> None:
         say(console, f"note: no simulated times: {done.stderr.strip()}")
     elif cost:
         say(console, done.stderr.rstrip())
+    elif (folder / "simulated.json").is_file():
+        for run in json.loads((folder / "simulated.json").read_text("utf-8"))["compared"]:
+            say(console, f"{run['policy']}, {run['load']}, as simulated: {run['regret']}")

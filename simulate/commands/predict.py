@@ -39,5 +39,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     if not prediction["compared"]:
         return prediction
     console.print(table)
+    for c in prediction["compared"]:
+        say(console, f"{c['policy']}, {c['load']}: {c['regret']}")
     say(console, f"written: {args.folder / 'simulated.csv'}. Draw it: python -m client.report {args.folder}")
     return prediction

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence as Rows
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +14,8 @@ from client import ending
 from client.console import say
 from client.options import FOLDER, POSITIVE, Option, UsageError, Values
 from client.report import store, tables
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
 from simulate import regret, result, workloads
 from simulate.arguments import arrival_options, config_of, engine_options, now, policies_argument, refuse
 from simulate.commands.prepared import Sections, prepare
@@ -56,12 +58,16 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     folder = make_store(args, rows) if args.out else None
     results = []
     for policy in args.policies:
-        scheduler = make_scheduler(args, policy, prefix_cache=rows.has_contents)
+
+        def fresh(policy: str = policy) -> tuple[Scheduler, list[Sequence]]:
+            sequences = rows.sequences()
+            for seq in sequences:
+                seq.open_ended = args.open_ended
+            return make_scheduler(args, policy, prefix_cache=rows.has_contents), sequences
+
+        scheduler, sequences = fresh()
         began = time.perf_counter()
         records = folder is not None and not args.no_records
-        sequences = rows.sequences()
-        for seq in sequences:
-            seq.open_ended = args.open_ended
         run = simulate(scheduler, sequences, cost, host, records=records)
         seconds = time.perf_counter() - began
         limits = {"ttft": args.ttft, "tpot": args.tpot, "e2el": args.e2el}
@@ -69,7 +75,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
             run, config={**config_of(args), "policies": [policy]}, seed=args.seed, limits=limits,
             arrivals=rows.arrivals, trace_sha256=rows.sha256, date=now(),
         )  # fmt: skip
-        numbers["simulation"] |= regret.of(run, cost, scheduler)
+        numbers["simulation"] |= regret.of(run, cost, scheduler, fresh)
         pace = f"{run.steps:,} steps in {seconds:.2f} s, {run.steps / max(seconds, 1e-9):,.0f} a second"
         say(console, f"{policy}: {pace}{hint_words(numbers['simulation'])}")
         if folder:
@@ -129,7 +135,7 @@ def make_store(args: Values, rows: workloads.Rows) -> store.Store:
     return store.Store(args.out, head)
 
 
-def show_runs(console: Console, results: Sequence[dict[str, Any]]) -> None:
+def show_runs(console: Console, results: Rows[dict[str, Any]]) -> None:
     """Print one result in full, or a line for each."""
     if len(results) == 1:
         times, counts = tables.result(results[0])

@@ -84,6 +84,11 @@ def test_the_simulated_lane_of_the_served_policy_is_close_to_the_measured_one() 
         ("static", True), ("static", False), ("nobatch", False), ("dynamic", False),
     ]  # fmt: skip
     assert max(map(abs, answer["error"].values())) < 0.03
+    bound = answer["bound"]
+    assert sum(bound["above_by"].values()) == pytest.approx(bound["above"])
+    assert bound["latency_mean_s"] * (1 + bound["above"]) == pytest.approx(
+        answer["lanes"][1]["latency_mean_s"], rel=0.02
+    )
     measured, again, nobatch, dynamic = answer["lanes"]
     assert measured["requests"] == len(run.sequences) == 120
     assert sum(record["repeat"] for record in measured["records"]) == len(run.iterations)

@@ -36,6 +36,7 @@ def test_a_replay_of_a_runs_own_steps_is_the_run(folder: Path) -> None:
         assert run["steps_alike"] == run["steps"] > 100
         assert run["simulated_p99_s"] == pytest.approx(run["p99_s"], abs=1e-5)
         assert run["mape"] < 1e-4
+        assert "above the lower bound" in run["regret"]
     lines = store.read(folder).simulated
     assert len(lines) == 80
     assert all(float(x["ttft_s"]) == pytest.approx(float(x["simulated_ttft_s"]), abs=1e-5) for x in lines)
@@ -72,7 +73,7 @@ def test_another_order_of_steps_is_seen(folder: Path) -> None:
     run = results.whole(results.of("dynamic", "poisson:6")[0])
     run["server_after"]["policy"] = "nobatch"
     lines = results.lines("dynamic", "poisson:6")
-    _, facts = predict.replay(run, lines, results.iterations("dynamic", "poisson:6"))
+    _, facts = predict.replay(run, lines, results.iterations("dynamic", "poisson:6"), published.make("oracle-a"))
     assert facts["steps_alike"] < 0.5 * facts["steps"]
 
 
