@@ -13,11 +13,11 @@ from simulate.optimum import Optimum, is_small
 from simulate.simulator import Run
 
 
-def of(run: Run, cost: Cost, scheduler: Scheduler, again: Again) -> dict[str, Any]:
+def of(run: Run, cost: Cost, scheduler: Scheduler, again: Again | None = None) -> dict[str, Any]:
     """Return the bounds in milliseconds and seconds, and by which share the run is above them.
 
     The share of the mean latency is split by what each kind of decision costs (`clairvoyant.py`), in runs of up to
-    1,000 requests; `again` makes a fresh scheduler and requests.
+    1,000 requests, with `again`, which makes a fresh scheduler and requests.
     Empty where bounds say nothing about a run: requests were refused, or drafts gave several tokens in a step.
     """
     if run.answered < run.requests or not run.sequences or any(seq.drafted for seq in run.sequences):
@@ -36,7 +36,7 @@ def of(run: Run, cost: Cost, scheduler: Scheduler, again: Again) -> dict[str, An
         "above_least_duration": run.makespan / least.makespan - 1,
         "above_least_latency_per_token": float((run.latency / run.tokens).mean()) / least.weighted_latency - 1,
     }
-    if run.requests <= MOST_REQUESTS:
+    if again is not None and run.requests <= MOST_REQUESTS:
         shares = {name: seconds / least.mean_latency for name, seconds in parts(run, cost, again).items()}
         figures["above_by"] = {**shares, "other": figures["above_least_mean_e2el"] - sum(shares.values())}
     if least.misses is not None:
