@@ -16,6 +16,7 @@ from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from simulate.case import Case
 from simulate.cases import describe, make_cases, make_large_cases
+from simulate.exhaustive import DEFAULT_SCOPE, Scope, explore
 from simulate.laws import Broken
 from simulate.purity import check_purity
 from simulate.shrink import Shrinker
@@ -37,13 +38,18 @@ class Verdict:
     large: int = 0
     broken: Broken | None = None
     case: Case | None = None
+    scope: Scope | None = None
+    states: int = 0
 
     def __str__(self) -> str:
+        if self.broken is None and self.scope is not None:
+            return f"{self.policy} keeps every law in {self.scope}: {self.states:,} states, {self.cases:,} runs"
         if self.broken is None:
             return f"{self.policy} keeps every law in {self.cases:,} small and {self.large:,} large cases"
         lines = [f"{self.policy} breaks a law ({self.broken.law}): {self.broken.words}"]
         if self.case is not None:
             which = f"large case {self.large:,}" if self.large else f"small case {self.cases:,}"
+            which = f"run {self.cases:,} of {self.scope}" if self.scope is not None else which
             lines += ["", f"the smallest case found that shows it, reduced from {which}:"]
             lines += describe(self.case)
         return "\n".join(lines)
@@ -79,3 +85,21 @@ def check(
         if progress is not None:
             progress(number)
     return Verdict(name, cases, large)
+
+
+def check_exhaustively(name: str, scope: Scope = DEFAULT_SCOPE, options: Mapping[str, object] | None = None) -> Verdict:
+    """Decide whether the policy keeps the laws in a whole scope (`exhaustive.py`); ValueError if it does not exist."""
+    maker = policies.policy_maker(name)
+
+    def make(slots: int) -> Policy:
+        return maker(slots, options)
+
+    try:
+        check_purity(make(scope.slots))
+    except Broken as broken:
+        return Verdict(name, 0, broken=broken, scope=scope)
+    found = explore(make, scope)
+    if found.broken is None or found.case is None:
+        return Verdict(name, found.runs, scope=scope, states=found.states)
+    smallest = Shrinker(make, Scheduler, found.case, found.broken).run()
+    return Verdict(name, found.runs, 0, *smallest, scope, found.states)

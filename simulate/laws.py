@@ -94,6 +94,11 @@ class Preemptions:
                 raise Broken(PROGRESS, f"{seq.id} is preempted again, and no request has generated a token since")
             self._at[seq] = self._tokens
 
+    @property
+    def stuck(self) -> list[Sequence]:
+        """The requests that were preempted since the last token."""
+        return [seq for seq, tokens in self._at.items() if tokens == self._tokens]
+
     def generate(self, tokens: int) -> None:
         """Count the tokens of a step."""
         self._tokens += tokens

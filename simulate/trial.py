@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -190,11 +191,19 @@ def try_case(
 def _trial(
     make: Callable[[int], Policy], case: Case, sequences: list[Sequence], make_scheduler: MakeScheduler
 ) -> Trial:
-    policy = None
-    try:
+    with laws_named():
         policy = make(case.slots)
+    with laws_named(policy):
         trial = Trial(case, make_scheduler(policy, case.pool(), case.budget), sequences)
         trial.run()
+    return trial
+
+
+@contextmanager
+def laws_named(policy: Policy | None = None) -> Iterator[None]:
+    """Raise Broken, with the law, for whatever goes wrong inside, in the code of a policy or elsewhere."""
+    try:
+        yield
     except Broken:
         raise
     except PolicyError as error:
@@ -204,7 +213,6 @@ def _trial(
         raise Broken(law, f"{error}") from error
     except Exception as error:
         raise Broken("no crash", describe_crash(error, policy)) from error
-    return trial
 
 
 def _law_of(words: str) -> str:

@@ -11,8 +11,9 @@ from rich.console import Console
 import policies
 from client.options import Argument, Command, Number, Option, Parameter, UsageError, read
 from client.progress import counted
-from simulate.arguments import pairs, read_pairs
-from simulate.check import CASES, LARGE_CASES, check
+from simulate.arguments import pairs, read_pairs, refuse
+from simulate.check import CASES, LARGE_CASES, check, check_exhaustively
+from simulate.exhaustive import DEFAULT_SCOPE, Scope
 
 DESCRIPTION = """\
 Test a policy on thousands of small random cases and some large ones. Report
@@ -55,6 +56,9 @@ def build_command() -> Command:
         "options": [
             Option("--cases", "number of small cases to test", Number(0), default=CASES),
             Option("--large-cases", "number of large cases to test", Number(0), default=LARGE_CASES),
+            Option("--exhaustive", f"instead of random cases, go through {DEFAULT_SCOPE}", None),
+            Option("--requests", "with --exhaustive: the most requests", Number(1, 6), default=DEFAULT_SCOPE.requests),
+            Option("--longest", "with --exhaustive: the most tokens of a prompt or an answer", Number(1, 9), default=DEFAULT_SCOPE.longest),
             Option("--seed", "seed of the random cases", Number(0), default=0),
             pairs("--policy-option", "an option of the policy, as listed below; may be repeated"),
         ],
@@ -70,6 +74,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not args.cases + args.large_cases:
             raise UsageError("--cases 0 and --large-cases 0 leave no case to test. Use --cases 100")
         values = read_pairs(args.policy_option, "--policy-option")
+        if args.exhaustive:
+            refuse(args, ("cases", "large_cases", "seed"), "has no effect with --exhaustive. Leave one out")
+            verdict = check_exhaustively(args.policy, Scope(args.requests, args.longest), values)
+            sys.stdout.write(f"{verdict}\n")
+            return 0 if verdict.broken is None else 1
+        refuse(args, ("requests", "longest"), "has no effect without --exhaustive. Add it")
         with counted(Console(stderr=True), args.cases + args.large_cases, "cases tested") as progress:
             verdict = check(args.policy, args.cases, args.seed, values, large=args.large_cases, progress=progress)
     except ValueError as error:
