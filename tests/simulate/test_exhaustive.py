@@ -42,7 +42,14 @@ def test_a_policy_keeps_the_laws_in_a_small_scope(name: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", EVERY)
-def test_every_policy_that_is_shipped_keeps_the_laws_in_the_whole_scope(name: str) -> None:
+def test_every_policy_that_is_shipped_keeps_the_laws_for_four_requests(name: str) -> None:
+    verdict = check_exhaustively(name, Scope(4, 2))
+    assert verdict.broken is None, str(verdict)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["dynamic", "static"])
+def test_a_policy_keeps_the_laws_in_the_whole_scope(name: str) -> None:
     verdict = check_exhaustively(name)
     assert verdict.broken is None, str(verdict)
 
