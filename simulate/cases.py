@@ -130,7 +130,9 @@ def describe(case: Case) -> list[str]:
     if case.drafts is not None:
         number, every = case.drafts
         drafts = f", {number or 'a chosen number of'} draft tokens for each request, one of {every} wrong"
-    lines = [f"  {case.slots} slots{budget}{pages}{drafts}; a step takes 10 + prompt tokens + 2 x decodes"]
+    lines = [
+        f"  {case.slots} slot{'s' * (case.slots > 1)}{budget}{pages}{drafts}; a step takes 10 + prompt tokens + 2 x decodes"
+    ]
     groups = [
         (text, [i for i, _ in group])
         for text, group in groupby(enumerate(map(_shape, case.requests)), key=lambda pair: pair[1])

@@ -192,7 +192,9 @@ def check_conservation_of_work(scheduler: Scheduler, plan: Plan) -> None:
         tokens, budget = sum(plan.counts) - sum(map(len, plan.drafts)), scheduler.token_budget
         if tokens + first.pending - policy.cached_tokens(first) > budget or tokens >= budget:
             return
-    raise Broken(WORK, f"at {now:g} {free} slots are empty, but {first.id} waits (reason: {reason})")
+    raise Broken(
+        WORK, f"at time {now:g}, {first.id} waits beside {free} empty slot{'s' * (free > 1)} (reason: {reason})"
+    )
 
 
 def check_idle(scheduler: Scheduler, now: float, until: float) -> None:
@@ -202,9 +204,9 @@ def check_idle(scheduler: Scheduler, now: float, until: float) -> None:
     latest = oldest.arrived_at + patience
     if now >= latest:
         law = "deadlines" if patience else WORK
-        raise Broken(law, f"at {now:g} no request runs or is admitted; waiting: {names(waiting)}")
+        raise Broken(law, f"at time {now:g}, no request runs or is admitted; waiting: {names(waiting)}")
     if until <= now:
-        raise Broken("deadlines", f"deadline() returned {until:g}, but at {now:g} no request is admitted")
+        raise Broken("deadlines", f"deadline() returned {until:g}, but at time {now:g} no request is admitted")
     if until == inf:
         raise Broken(
             "no request starves",

@@ -52,15 +52,15 @@ def sentence(figures: dict[str, Any]) -> str:
     """Say how far a run is from the bounds, or why there are none."""
     if "least_duration_s" not in figures:
         return "no lower bounds, because requests were refused or got several tokens in a step"
-    best = by = ""
+    parts = {name: _share(share) for name, share in figures.get("above_by", {}).items()}
+    by = ", ".join(f"{name} {share}" for name, share in parts.items() if share not in ("0%", "-0%"))
+    best = ""
     if "best_mean_e2el_ms" in figures:
-        best = f" ({_share(figures['above_best_mean_e2el'])} above the best schedule, {figures['best_mean_e2el_ms']:,.0f} ms)"
-    if "above_by" in figures:
-        by = f" ({', '.join(f'{name} {_share(share)}' for name, share in figures['above_by'].items())})"
+        best = f", {_share(figures['above_best_mean_e2el'])} above the best schedule of {figures['best_mean_e2el_ms']:,.0f} ms"
     return (
         f"mean latency {_share(figures['above_least_mean_e2el'])} above the lower bound of "
-        f"{figures['least_mean_e2el_ms']:,.0f} ms{by}{best}, duration {_share(figures['above_least_duration'])} above that of "
-        f"{figures['least_duration_s']:,.1f} s"
+        f"{figures['least_mean_e2el_ms']:,.0f} ms{f' ({by})' * bool(by)}{best}, duration "
+        f"{_share(figures['above_least_duration'])} above its lower bound of {figures['least_duration_s']:,.1f} s"
     )
 
 
