@@ -1,4 +1,4 @@
-"""What the hooks of a policy return, held against what the scheduler can use, so that an error names hook, line and remedy.
+"""What the hooks of a policy take and return, held against what the scheduler can use: errors name hook, line and remedy.
 
 This module must not know laws of scheduling: that requests join once, or that slots are free.
 """
@@ -6,6 +6,7 @@ This module must not know laws of scheduling: that requests join once, or that s
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from scheduling.sequence import WAIT_REASONS, Sequence
 from simulate.laws import Broken
 
 LAW = "what a hook returns"
+ARGUMENTS = "the arguments of a hook"
 
 
 def _are_requests(value: object) -> bool:
@@ -43,17 +45,37 @@ RETURNS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def watch(policy: Policy) -> None:
-    """Let each hook that a policy overrides raise Broken where it returns what the scheduler cannot use."""
+    """Raise Broken where a hook takes other arguments than the scheduler passes, and let each do so for what it returns."""
+    for hook in vars(Policy):
+        if not hook.startswith("_") and callable(getattr(policy, hook)) and _is_own(policy, hook):
+            _check_arguments(policy, hook)
     for hook in RETURNS:
-        if getattr(type(policy), hook) is not getattr(Policy, hook):
+        if _is_own(policy, hook):
             setattr(policy, hook, _watched(policy, hook))
+
+
+def _is_own(policy: Policy, hook: str) -> bool:
+    return getattr(type(policy), hook) is not getattr(Policy, hook)
+
+
+def _check_arguments(policy: Policy, hook: str) -> None:
+    call, names = getattr(policy, hook), [*signature(getattr(Policy, hook)).parameters]
+    try:
+        signature(call).bind(*names[1:])
+    except TypeError as error:
+        wanted = f"def {hook}({', '.join(names)})"
+        raise Broken(ARGUMENTS, f"{hook}(){_place(call)} takes other arguments. Write `{wanted}`") from error
+
+
+def _place(call: Callable[..., Any]) -> str:
+    code = getattr(call, "__code__", None)
+    return f" (line {code.co_firstlineno} of {Path(code.co_filename).name})" if code else ""
 
 
 def _watched(policy: Policy, hook: str) -> Callable[..., Any]:
     call = getattr(policy, hook)
     is_allowed, wanted = RETURNS[hook]
-    code = getattr(call, "__code__", None)
-    where = f" (line {code.co_firstlineno} of {Path(code.co_filename).name})" if code else ""
+    where = _place(call)
 
     def fail(value: object) -> Broken:
         shown = repr(value)

@@ -103,6 +103,7 @@ WRONG = {
     "too few numbers": (OWN + HOOK.format(name="allocate_tokens", value="[]"), None, "allocate_tokens"),
     "a word for a number": (OWN + HOOK.format(name="admit", value="'two'"), 10, "admit()"),
     "a word for a time": (OWN + HOOK.format(name="admit", value=0) + HOOK.format(name="deadline", value="'x'"), 13, "deadline()"),
+    "too few arguments": (OWN.replace("waiting, now", "waiting"), 7, "def order(self, waiting, now)"),
     "waiting forever": (OWN + HOOK.format(name="admit", value=0), None, "admits no request"),
     "the end": ("raise SystemExit\n", 1, "SystemExit"),
     "too deep": ("def f(): f()\nf()\n", 1, "RecursionError"),
