@@ -96,6 +96,7 @@ class Policy(policy.Policy):
     if (line && $("file").value !== OWN) open(OWN);
     EB.showError("problem", line ? `line ${line}: ${words}` : words);
     if (line) editor.mark(line);
+    $("problem").scrollIntoView({ block: "nearest" }); // in a narrow window it may be far from the button
   }
 
   // Ask Python, and return its answer, or null after what went wrong has been shown.
@@ -126,6 +127,7 @@ class Policy(policy.Policy):
     EB.put("verdict", answer.words);
     $("verdict").className = answer.kept ? "kept" : "broken";
     $("verdict").hidden = false;
+    $("verdict").scrollIntoView({ block: "nearest" });
   }
 
   function show(answer) {
