@@ -242,7 +242,9 @@
     dirty = true;
   });
   document.addEventListener("keydown", (event) => {
-    if (event.target.closest("input, select, textarea, button, a") || event.ctrlKey || event.metaKey) return;
+    // A button that was just pressed has the focus: arrows do nothing to it, so they still step.
+    const taken = event.key.startsWith("Arrow") ? "input, select, textarea" : "input, select, textarea, button, a";
+    if (event.target.closest(taken) || event.ctrlKey || event.metaKey || event.altKey) return;
     const act = { " ": () => play(!playing), ArrowLeft: () => step(-1), ArrowRight: () => step(1) }[event.key];
     if (!act) return;
     event.preventDefault();
