@@ -13,7 +13,8 @@ HEAD = b"Host: x\r\nConnection: close\r\n"
 KEY = "hunter2"
 LOCKED = Setting(key=KEY, environment={"EB_TRUSTED_HOSTS": "127.0.0.1,x"}, mock=True)
 SLOW = Setting(("--max-tokens-per-step", "64"), {"slow_step": {"ms": 10}}, mock=True)
-OPEN = {"/health", "/healthz", "/ping", "/ready", "/health/live", "/health/ready", "/race", "/web/{name}"}
+OPEN = {"/health", "/healthz", "/ping", "/ready", "/health/live", "/health/ready", "/race", "/web/{name}",
+        "/lab/", "/lab/{name}"}  # fmt: skip
 PATHS = ("/nowhere", "//stats", "/%2e%2e/etc/passwd", "/web/../LICENSE", "/web/%2e%2e/LICENSE", "/web/..%2fLICENSE",
          "/stats%00", "/inference/")  # fmt: skip
 
