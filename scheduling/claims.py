@@ -17,6 +17,8 @@ class Claims:
     conserving: bool = True  # no slot stays empty while the next request fits; False for a policy with its own `admit`
     fair: bool = False  # backlogged clients get equal service, within the bound of VTC's theorem
     guard: float = inf  # seconds of waiting after which the oldest request goes first
+    overtakes: float = inf  # seconds; no request joins before one that arrived longer than this before it
+    computes_once: bool = False  # no two running requests compute the same block of their prompts
     patience: float = 0.0  # seconds that the oldest may wait for others in an idle engine; inf: until arrivals end
     refuses: bool = False  # `refuse` may turn requests away
     holds: bool = False  # a finished request may keep its slot until its batch is done
@@ -28,4 +30,4 @@ class Claims:
 
     def without_order(self) -> Claims:
         """Return the claims of a loop that forms groups of its own, so that its order cannot keep promises."""
-        return replace(self, fair=False, guard=inf)
+        return replace(self, fair=False, guard=inf, overtakes=inf)

@@ -74,6 +74,7 @@ class Policy:
         self.slots = max_batch_size  # of the engine; a policy that uses fewer leaves the others idle
         self.name = type(self).__module__.rpartition(".")[2].replace("_", "-")
         self.cached_tokens: Callable[[Sequence], int] = lambda seq: 0  # replaced by a scheduler with a prefix cache
+        self.page_size = 1  # tokens of a KV page, set by such a scheduler
         self.claims = with_former(Claims(conserving=type(self).admit is Policy.admit), self)
         set_options(self, options)
 

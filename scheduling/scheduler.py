@@ -58,7 +58,7 @@ class Scheduler:
         self.policy, self.hooks = policy, Hooks.of(policy)
         self.max_tokens_per_step = max(self._least_tokens_per_step, policy.max_batch_size)
         if self.pages is not None:
-            policy.cached_tokens = self.batch.pages.cached_tokens
+            policy.cached_tokens, policy.page_size = self.batch.pages.cached_tokens, self.batch.pages.page_size
         self.batch.resize(policy.max_batch_size)
         self._repeat = None
 

@@ -144,6 +144,34 @@ def check_guard(scheduler: Scheduler, plan: Plan, oldest: Sequence | None) -> No
         )
 
 
+def check_overtaking(scheduler: Scheduler, plan: Plan) -> None:
+    """A request joins before those that arrived at most as long before it as the policy claims."""
+    joined = [seq for seq in plan.joined if not seq.preemptions]
+    last = max(joined, key=lambda seq: seq.arrived_at, default=None)
+    first = min(scheduler.waiting, key=lambda seq: seq.arrived_at, default=None)
+    most = scheduler.policy.claims.overtakes
+    if last is not None and first is not None and last.arrived_at - first.arrived_at > most:
+        raise Broken(
+            "overtaking",
+            f"{last.id} joins before {first.id}, which arrived {last.arrived_at - first.arrived_at:g} before it, "
+            f"more than {most:g}",
+        )
+
+
+def check_blocks(scheduler: Scheduler, plan: Plan) -> None:
+    """No block of a prompt is computed by two requests at the same time, if the policy claims so."""
+    pages, computed_by = scheduler.pages, dict[bytes, Sequence]()
+    if pages is None or not scheduler.policy.claims.computes_once:
+        return
+    for seq in scheduler.running:
+        for block in seq.hashes[seq.computed // pages.page_size :] if seq.is_prefilling else ():
+            other = computed_by.setdefault(block, seq)
+            if other is not seq:
+                raise Broken(
+                    "each prefix is computed once", f"in step {plan.number}, {other.id} and {seq.id} compute the same"
+                )
+
+
 def check_plan(scheduler: Scheduler, plan: Plan) -> None:
     """Slots, tokens and members of a step stay within their limits."""
     policy, running = scheduler.policy, scheduler.running

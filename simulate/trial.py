@@ -134,6 +134,8 @@ class Trial(Driver):
 
     def compute(self, plan: Plan) -> list[Output]:
         laws.check_guard(self.scheduler, plan, self._oldest)
+        laws.check_overtaking(self.scheduler, plan)
+        laws.check_blocks(self.scheduler, plan)
         laws.check_plan(self.scheduler, plan)
         laws.check_conservation_of_work(self.scheduler, plan)
         self._preemptions.check(plan)

@@ -46,9 +46,13 @@ PLANTED = {
     "crashes": ("", {"no crash"}),
     "loses_one_after_100_joins": ("", {WORK}),
     "exceeds_the_budget_of_seven": ("", {"tokens of a step"}),
+    "mixes_the_windows": ("dynamic+", {"overtaking"}),
+    "computes_a_prefix_twice": ("dynamic+", {"each prefix is computed once"}),
     "refuses_long_prompts": ("", {"no request is refused"}),
 }
-OPTIONS = {"sleeps_past_its_deadline": {"delay": 20}, "admits_none_when_woken": {"delay": 20}}
+OPTIONS = {
+    "sleeps_past_its_deadline": {"delay": 20}, "admits_none_when_woken": {"delay": 20}, "mixes_the_windows": {"window": 5},
+}  # fmt: skip
 
 CASES = settings.default.max_examples  # as many as a property has examples
 LOOPS = policies.names()
@@ -57,6 +61,7 @@ COMPOSED = [
     "nobatch+sjf", "static+sjf", "multibin+vtc", "static+vtc", "lightllm+vtc", "tgi+drr", "prefill-first+mlfq", "chunked+srpt",
     "multibin+edf", "bucket+priority", "static-exact+sjf", "window+lpm", "elastic+vtc-pred", "adaptive+rpm",
     "fixed+ssjf", "static-global+mlfq", "impatient+lcf",
+    "tgi+prefix-tree", "bucket+prefix-tree",
 ]  # fmt: skip
 TUNED: list[tuple[str, dict[str, object]]] = [
     ("dynamic", {"reserve": "prompt"}),
@@ -80,6 +85,8 @@ TUNED: list[tuple[str, dict[str, object]]] = [
     ("dynamic+drr", {"quantum": 8}),
     ("dynamic+mlfq", {"quantum": 20, "lift_every": 5}),
     ("dynamic+priority", {"aging": 50}),
+    ("dynamic+prefix-tree", {"window": 20}),
+    ("chunked+prefix-tree", {"window": 20, "max_batched_tokens": 3}),
     ("adaptive", {"target": 30, "every": 3}),
 ]
 

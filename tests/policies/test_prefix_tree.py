@@ -1,0 +1,116 @@
+"""The order prefix-tree: each shared prefix is computed once, whatever the size of the cache."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from driver import drive, made, order_of_admission, requests
+
+import policies
+from scheduling.pages import PagePool
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence
+from simulate.costs import Affine
+from simulate.simulator import Run, simulate
+
+PAGE, PREFIX = 16, 192
+
+
+def shared(count: int, prefixes: int, seed: int = 1) -> list[Sequence]:
+    """Return shuffled requests with `prefixes` beginnings of 12 pages, tails of 4 to 20 tokens, answers of 4 to 24."""
+    rng = random.Random(seed)
+    heads = [[rng.randrange(30_000) for _ in range(PREFIX)] for _ in range(prefixes)]
+    chosen = [heads[i % prefixes] for i in range(count)]
+    rng.shuffle(chosen)
+    return [
+        Sequence([*head, *(rng.randrange(30_000) for _ in range(rng.randint(4, 20)))], rng.randint(4, 24), id=f"r{i}")
+        for i, head in enumerate(chosen)
+    ]
+
+
+def least(sequences: list[Sequence]) -> int:
+    """Return the fewest prompt tokens that must be computed: each distinct block once, and what is behind the last."""
+    pool = PagePool(2, PAGE)
+    chains = [pool.hashes(seq.prompt_ids) for seq in sequences]
+    tails = sum(len(seq.prompt_ids) - PAGE * len(chain) for seq, chain in zip(sequences, chains))
+    return PAGE * len({block for chain in chains for block in chain}) + tails
+
+
+def served(name: str, sequences: list[Sequence], pages: int = 180, slots: int = 16, budget: int = 2048) -> Run:
+    """Simulate a burst with a cache of `pages` pages, on a law like that of a small model on two cores."""
+    scheduler = Scheduler(policies.get_policy(name, slots), PagePool(pages, PAGE), budget)
+    return simulate(scheduler, sequences, Affine(base=0.02, token=0.0008, row=0.0005))
+
+
+def computed(run: Run) -> int:
+    return sum(len(seq.prompt_ids) - seq.cached for seq in run.sequences)
+
+
+def test_two_thousand_requests_over_forty_prefixes_compute_each_prefix_once() -> None:
+    """The cache holds 15 of the prefixes, beside nothing else."""
+    tree, plain = (served(name, shared(2000, 40)) for name in ("dynamic+prefix-tree", "dynamic"))
+    assert computed(tree) <= 1.02 * least(tree.sequences)
+    assert computed(plain) > 5 * least(plain.sequences)
+    assert tree.throughput > 1.5 * plain.throughput
+
+
+@pytest.mark.parametrize(
+    ("name", "slots", "pages", "budget"),
+    [("chunked", 16, 180, 64), ("tgi", 16, 180, 2048), ("prefill-first", 64, 800, 2048), ("dynamic", 4, 40, 2048)],
+)
+def test_each_prefix_is_computed_once_by_other_loops_too(name: str, slots: int, pages: int, budget: int) -> None:
+    run = served(f"{name}+prefix-tree", shared(200, 20), pages, slots, budget)
+    assert computed(run) == least(run.sequences)
+
+
+def test_prefixes_within_prefixes_are_computed_once() -> None:
+    rng = random.Random(2)
+    prompts = [[0] * 40 + [i] * 24 + [10 * i + j] * 56 for i in range(3) for j in range(4) for _ in range(8)]
+    sequences = [Sequence([*prompt, 99, i], 1 + i % 9, id=f"r{i}") for i, prompt in enumerate(prompts)]
+    rng.shuffle(sequences)
+    run = served("dynamic+prefix-tree", sequences, pages=40, slots=4)
+    assert computed(run) == least(run.sequences)
+
+
+def test_the_tree_is_walked_depth_first_with_long_answers_early_and_the_longest_branch_last() -> None:
+    a, b, c = [1, 1], [2, 2, 2, 2], [3, 3]
+    run = drive(
+        made("dynamic+prefix-tree", 1, PagePool(40, 2)),
+        requests((0, [*b, 7], 2), (0, [*a, 7], 2), (0, [*b, 8], 2), (0, [*a, 8], 4), (0, [*c, 9], 12)),
+    )
+    # Tokens to compute for each to generate: c 3/12, a 4/6, b 6/4. In a, the longer answer goes first.
+    assert order_of_admission(run) == ["r4", "r3", "r1", "r0", "r2"]
+
+
+def test_those_that_share_a_prefix_wait_until_it_is_cached_and_others_take_free_slots() -> None:
+    a, b = [1] * 4, [2] * 4
+    trace = [(0, [*a, 7], 3), (0, [*a, 8], 3), (0, [*b, 7], 3), (0, [*b, 8], 3)]
+    run = drive(made("dynamic+prefix-tree", 3, PagePool(60, 2)), requests(*trace))
+    # r1 waits for r0, so one of the two other slots is left: r2 begins, and r3 waits for it.
+    assert [it.joined for it in run.iterations if it.joined] == [["r0", "r2"], ["r1"], ["r3"]]
+    assert [seq.cached for seq in run.sequences] == [0, 4, 0, 4]
+
+
+def test_a_request_that_arrives_while_its_prefix_is_computed_waits_for_it() -> None:
+    loop = made("chunked+prefix-tree", 4, PagePool(60, 2), max_batched_tokens=4)
+    run = drive(loop, requests((0, [1] * 12, 3), (5, [1] * 12, 3)))
+    assert [seq.cached for seq in run.sequences] == [0, 10]
+
+
+def test_no_request_is_overtaken_by_one_of_a_later_window() -> None:
+    def admitted(window: float) -> list[str]:
+        alone = (1, [2, 2, 2], 1)
+        stream = [(20 * i, [1, 1, 3], 4) for i in range(8)]
+        loop = made("dynamic+prefix-tree", 1, PagePool(40, 2), window=window)
+        return order_of_admission(drive(loop, sorted(requests(*stream, alone), key=lambda seq: seq.arrived_at)))
+
+    assert admitted(1e9)[-1] == "r8"
+    assert admitted(0) == ["r0", "r8", *(f"r{i}" for i in range(1, 8))]
+
+
+@pytest.mark.full
+def test_a_prefix_of_prefixes_as_long_as_a_context_is_no_problem() -> None:
+    sequences = [Sequence([1] * (i + 2), 1, id=f"r{i}") for i in range(1500)]
+    run = drive(made("dynamic+prefix-tree", 64, PagePool(4000, 1)), sequences[::-1])
+    assert all(seq.finish_reason == "length" for seq in run.sequences)
