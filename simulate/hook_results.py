@@ -6,6 +6,7 @@ This module must not know laws of scheduling: that requests join once, or that s
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from simulate.laws import Broken
 
 LAW = "what a hook returns"
 ARGUMENTS = "the arguments of a hook"
+NAMES = "the name of a hook"
 
 
 def _are_requests(value: object) -> bool:
@@ -45,9 +47,13 @@ RETURNS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def watch(policy: Policy) -> None:
-    """Raise Broken where a hook takes other arguments than the scheduler passes, and let each do so for what it returns."""
-    for hook in vars(Policy):
-        if not hook.startswith("_") and callable(getattr(policy, hook)) and _is_own(policy, hook):
+    """Raise Broken where a hook is misspelled or takes other arguments than are passed, and let each do so for what it returns."""
+    hooks = [name for name in vars(Policy) if not name.startswith("_") and callable(getattr(policy, name))]
+    for name in dir(policy):
+        if not name.startswith("_") and not hasattr(Policy, name) and callable(getattr(policy, name)):
+            _check_spelling(policy, name, hooks)
+    for hook in hooks:
+        if _is_own(policy, hook):
             _check_arguments(policy, hook)
     for hook in RETURNS:
         if _is_own(policy, hook):
@@ -56,6 +62,12 @@ def watch(policy: Policy) -> None:
 
 def _is_own(policy: Policy, hook: str) -> bool:
     return getattr(type(policy), hook) is not getattr(Policy, hook)
+
+
+def _check_spelling(policy: Policy, name: str, hooks: list[str]) -> None:
+    for hook in get_close_matches(name, hooks, 1, 0.8):
+        place = _place(getattr(policy, name))
+        raise Broken(NAMES, f"nothing calls {name}(){place}. Rename it to {hook}(), or to _{name}() if it is your own")
 
 
 def _check_arguments(policy: Policy, hook: str) -> None:

@@ -38,6 +38,7 @@ BAD = {
     "half": (HEAD + "    def admit(self, waiting, running, budget, now):\n        return 0.5\n", "line 5", "0.5"),
     "words": (HEAD + "    def blocked_by(self, seq, running, budget):\n        return 'no'\n", "line 5", "slots_full"),
     "arguments": (HEAD + "    def on_token(self, seq):\n        pass\n", "line 5", "def on_token(self, seq, now)"),
+    "misspelled": (HEAD + "    def ordr(self, waiting, now):\n        return waiting\n", "line 5", "order()"),
     "typing error": (ORDER + "return sorted(waiting, key=lambda seq: seq.max_token)\n", "line 6", "max_token"),
     "never admits": (
         HEAD + "    def admit(self, waiting, running, budget, now):\n        return 0\n",
