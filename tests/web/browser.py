@@ -14,11 +14,20 @@ needs_browser = pytest.mark.skipif(BROWSER is None, reason=NO_BROWSER)
 in_a_browser = [pytest.mark.process, needs_browser]
 
 
+# Ten frames a second: at sixty, drawing them takes most of the time of these tests.
+CALMLY = """(() => {
+  const draw = requestAnimationFrame;
+  globalThis.requestAnimationFrame = (act) => setTimeout(() => draw(act), 100);
+})()"""
+
+
 class Tab:
     """A page, and what must not happen on it: errors, and requests to somebody else."""
 
-    def __init__(self, browser: Any, server: Server, **options: Any) -> None:
+    def __init__(self, browser: Any, server: Server, *, is_calm: bool = True, **options: Any) -> None:
         self.context = browser.new_context(**options)
+        if is_calm:
+            self.context.add_init_script(CALMLY)
         self.page = self.context.new_page()
         self.url = f"http://127.0.0.1:{server.port}"
         self.complaints: list[str] = []

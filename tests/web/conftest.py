@@ -29,6 +29,18 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
+@pytest.fixture(scope="session")
+def reader(chromium: Any, server: Server) -> Iterator[Any]:
+    """Return a page whose functions tests call; none of them changes it, and it shows nothing of the server."""
+    tab = Tab(chromium, server)
+    page = tab.open()
+    tab.until("globalThis.EB && EB.page")
+    page.evaluate("EB.page.feed.stop()")
+    yield page
+    tab.context.close()
+    assert tab.complaints == []
+
+
 @pytest.fixture
 def tab(chromium: Any, server: Server) -> Iterator[Tab]:
     tab = Tab(chromium, server, viewport={"width": 1300, "height": 900})

@@ -1,15 +1,13 @@
-"""What the captions say of runs, and what the tour asks for: read from a page that no test changes."""
+"""What the captions say of runs, and what the tour asks for."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browser import Tab, in_a_browser
+from browser import in_a_browser
 from driver import Run, drive, requests
-from support import Server
 
 import policies
 from api.schemas.demo import LoadRequest
@@ -27,14 +25,6 @@ def runs() -> dict[str, Run]:
         name: drive(Scheduler(policies.get_policy(name, 4, options), None, 1 << 30), requests(*trace))
         for name, options in policy_options.items()
     }
-
-
-@pytest.fixture(scope="module")
-def reader(chromium: Any, server: Server) -> Iterator[Any]:
-    """Return a page that several tests read and none changes."""
-    tab = Tab(chromium, server)
-    yield tab.open()
-    tab.context.close()
 
 
 @pytest.fixture(scope="module")

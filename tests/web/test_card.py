@@ -121,22 +121,21 @@ def test_an_error_of_the_simulation_is_shown_as_one(tab: Tab) -> None:
     assert page.text_content("#card .error") == "another simulation is running"
 
 
-def verdict(tab: Tab, lane: dict[str, Any], least: float = 0.05) -> str:
+def verdict(page: Any, lane: dict[str, Any], least: float = 0.05) -> str:
     base = {"latency_mean_s": 1.0, "latency_p99_s": 2.0}
     usual = {"policy": "p", "held": 0, "whole": True, "extrapolates": False, **base}
-    return str(tab.page.evaluate(f"EB.verdict({json.dumps(usual | lane)}, {json.dumps(base)}, {least})"))
+    return str(page.evaluate(f"EB.verdict({json.dumps(usual | lane)}, {json.dumps(base)}, {least})"))
 
 
-def test_a_verdict_claims_no_more_than_the_figures_show(tab: Tab) -> None:
-    tab.open()
-    assert verdict(tab, {"latency_mean_s": 1.04, "latency_p99_s": 1.93}) == "p: not distinguishable."
-    assert verdict(tab, {"latency_mean_s": 1.2}, least=0.3) == "p: not distinguishable."
-    slow = verdict(tab, {"latency_mean_s": 2.5, "latency_p99_s": 1.0, "held": 0.25})
+def test_a_verdict_claims_no_more_than_the_figures_show(reader: Any) -> None:
+    assert verdict(reader, {"latency_mean_s": 1.04, "latency_p99_s": 1.93}) == "p: not distinguishable."
+    assert verdict(reader, {"latency_mean_s": 1.2}, least=0.3) == "p: not distinguishable."
+    slow = verdict(reader, {"latency_mean_s": 2.5, "latency_p99_s": 1.0, "held": 0.25})
     assert (
         slow == "p: mean latency 2.5 times as long, p99 50 % shorter, 25 % of the slot-steps held by finished requests."
     )
-    assert "guess" in verdict(tab, {"extrapolates": True})
+    assert "guess" in verdict(reader, {"extrapolates": True})
     error = {"latency_mean_s": -0.08, "latency_p99_s": 0.01, "makespan_s": 0}
     for misfit, least in ((0.02, 0.08), (0.3, 0.3)):
         answer = json.dumps({"error": error, "cost": {"misfit": misfit}})
-        assert tab.page.evaluate(f"EB.threshold({answer})") == least
+        assert reader.evaluate(f"EB.threshold({answer})") == least

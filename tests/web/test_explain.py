@@ -15,13 +15,18 @@ from scheduling.pages import PagePool
 pytestmark = in_a_browser
 
 
-def replay(tab: Tab, run: Run, path: Path) -> Any:
-    """Open the page with the recording of a run."""
+def recorded(run: Run) -> list[str]:
+    """Return the lines of the recording of a run."""
     arrivals = [
         {"id": s.id, "t": s.arrived_at, "prompt_tokens": len(s.prompt_ids), "max_tokens": s.max_tokens}
         for s in run.sequences
     ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in arrivals + run.records()))
+    return [json.dumps(line) for line in arrivals + run.records()]
+
+
+def replay(tab: Tab, run: Run, path: Path) -> Any:
+    """Open the page with the recording of a run."""
+    path.write_text("\n".join(recorded(run)))
     page = tab.open()
     page.set_input_files("#file", path)
     tab.until("EB.page.model !== EB.page.live")
@@ -29,19 +34,17 @@ def replay(tab: Tab, run: Run, path: Path) -> Any:
 
 
 @pytest.mark.parametrize("policy", ["static", pytest.param("dynamic", marks=pytest.mark.full)])
-def test_the_steps_in_which_a_request_waited_are_those_that_the_scheduler_counted(
-    tab: Tab, tmp_path: Path, policy: str
-) -> None:
+def test_the_steps_in_which_a_request_waited_are_those_that_the_scheduler_counted(reader: Any, policy: str) -> None:
     # Steps end at whole numbers, so only the first request arrives between two steps.
     trace = [(i * 7.25, 3 + i * 5 % 17, 1 + i * 11 % 23) for i in range(24) if i % 4 or not i]
     run = drive(scheduler(policy, 3, PagePool(20, 4)), requests(*trace))
-    page = replay(tab, run, tmp_path / "run.jsonl")
-    shown = page.evaluate(
-        """() => {
-          const { model } = EB.page;
+    shown = reader.evaluate(
+        """lines => {
+          const model = EB.modelOf(EB.parseRuns(lines.join("\\n"))[0]);
           return Object.fromEntries([...model.requests.values()].map((request) => [request.id,
             EB.historyOf(model, request).waits.map(({ reason, steps, seconds }) => [reason, steps, seconds])]));
-        }"""
+        }""",
+        recorded(run),
     )
     for seq in run.sequences:
         steps: dict[str, int] = {}

@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import Tab, in_a_browser
 from driver import drive, requests, scheduler
+from support import Server
 
 pytestmark = in_a_browser
 
 
+@pytest.fixture(scope="module")
+def tab(chromium: Any, server: Server) -> Iterator[Tab]:
+    """Return one page for all of these tests: each opens a recording of its own in it."""
+    tab = Tab(chromium, server, viewport={"width": 1300, "height": 900})
+    tab.open()
+    yield tab
+    tab.context.close()
+    assert tab.complaints == []
+
+
 def replayed(tab: Tab, tmp_path: Path, records: list[dict[str, Any]]) -> Any:
-    """Open the page and let it replay these records."""
+    """Let the page replay these records."""
     path = tmp_path / "run.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    page = tab.open()
-    page.set_input_files("#file", path)
-    return page
+    tab.page.evaluate("EB.page.show(EB.page.live, '')")
+    tab.page.select_option("#axis", "steps")
+    tab.page.set_input_files("#file", path)
+    tab.until("EB.page.model !== EB.page.live")
+    return tab.page
 
 
 @pytest.mark.parametrize("policy", ["static", pytest.param("dynamic", marks=pytest.mark.full), "chunked"])
@@ -29,7 +43,6 @@ def test_what_is_drawn_is_what_happened(tab: Tab, tmp_path: Path, policy: str) -
     run = drive(scheduler(policy, 6, budget=32), requests(*trace))
     records = run.records()
     page = replayed(tab, tmp_path, records)
-    tab.until("EB.page.model !== EB.page.live")
     shown = page.evaluate("EB.page.model.count()")
     wanted = Counter(m["phase"] for record in records for m in record["members"])
     paused = wanted.pop("idle", 0)
@@ -77,15 +90,12 @@ def test_a_run_may_be_dropped_on_the_page(tab: Tab, path: str, opened: str) -> N
 def test_every_cell_of_a_short_run_is_painted(tab: Tab, tmp_path: Path) -> None:
     run = drive(scheduler("static", 4), requests((0, 5, 3), (0, 9, 8), (1, 2, 6)))
     page = replayed(tab, tmp_path, run.records())
-    tab.until("EB.page.model !== EB.page.live")
     page.focus("#seek")
     page.keyboard.press("End")
     tab.until("EB.page.index === EB.page.model.columns.length - 1")
-    tab.until("EB.page.picture.to === EB.page.index")
     cells = page.evaluate("EB.page.model.count().cells")
-    assert page.evaluate("EB.page.picture.cells") == sum(
-        cells[kind] for kind in ("prefill", "decode", "held", "paused")
-    )
+    painted = sum(cells[kind] for kind in ("prefill", "decode", "held", "paused"))
+    tab.until(f"EB.page.picture.to === EB.page.index && EB.page.picture.cells === {painted}")
 
 
 @pytest.mark.full
@@ -102,10 +112,52 @@ def test_a_request_that_waits_at_the_moment_shown_has_waited_as_long_as_it_is_th
     run = drive(scheduler("static", 2), requests((0, 5, 9), (0, 5, 9), (1, 5, 3)))
     arrivals = [{"id": s.id, "t": s.arrived_at, "prompt_tokens": 5, "max_tokens": s.max_tokens} for s in run.sequences]
     page = replayed(tab, tmp_path, arrivals + run.records())
-    tab.until("EB.page.model !== EB.page.live")
     page.focus("#seek")
     page.keyboard.press("Home")
     page.keyboard.press("ArrowRight")
     tab.until("document.querySelector('#rows').textContent.includes('waiting')")
     cells = page.locator("#rows tr", has_text="waiting").locator("td").all_text_contents()
     assert cells[4] == cells[5]
+
+
+def test_a_preempted_request_waits_again_and_its_next_token_is_not_its_first(reader: Any) -> None:
+    states, gaps, first = reader.evaluate(
+        """() => {
+          const model = new EB.Model();
+          model.arrival({ id: "a", t: 0, prompt_tokens: 4, max_tokens: 9 });
+          const steps = { useful: 1, padding: 0, held: 0, idle: 0, recomputed: 0 };
+          const step = (n, phase, tokens, computed, more) => model.add({ n, t: n, seconds: 1, policy: "x", queue: 0,
+            members: phase ? [{ id: "a", slot: 0, phase, tokens, computed, total: 13 }] : [], joined: [], left: [],
+            slot_steps: steps, pages: { used: 1, total: 2 }, ...more });
+          step(1, "prefill", 4, 4, { joined: ["a"] });
+          step(2, "decode", 1, 5);
+          step(3, null, 0, 0, { displaced: ["a"] });
+          const states = model.requestsAt(model.columns.length - 1, { live: true }).waiting.map((one) => one.state);
+          step(4, "prefill", 6, 6, { joined: ["a"] });
+          step(5, "decode", 1, 7);
+          const request = [...model.requests.values()].find((one) => one.id === "a");
+          return [states, model.columns.map((column) => column.gaps), request.first];
+        }"""
+    )
+    assert states == ["preempted"]
+    assert gaps == [[], [1], [], [], [2, 1]]
+    assert first == 2
+
+
+def test_the_wrong_ones_of_a_requests_guessed_tokens_are_not_counted(reader: Any) -> None:
+    output, gaps, waste = reader.evaluate(
+        """() => {
+          const model = new EB.Model();
+          const step = (n, phase, tokens, computed, rejected, drafts) => model.add({ n, t: n, seconds: 1, policy: "x", queue: 0,
+            members: [{ id: "a", slot: 0, phase, tokens, computed, total: 13 }], joined: n === 1 ? ["a"] : [], left: [],
+            slot_steps: { useful: 1 - rejected, rejected }, pages: { used: 1, total: 2 }, ...drafts });
+          step(1, "prefill", 4, 4, 0);
+          step(2, "decode", 1, 5, 0);
+          step(3, "decode", 4, 8, 0.25, { drafts: [{ id: "a", drafted: 3, accepted: 2 }] });
+          const columns = model.columns;
+          return [columns.map((column) => column.output), columns.map((column) => column.gaps), columns[2].steps];
+        }"""
+    )
+    assert output == [0, 2, 3]  # the prompt's step gave one, which the first decode shows
+    assert gaps[2] == [1 / 3] * 3
+    assert waste == [0.75, 0, 0, 0, 0, 0.25]
