@@ -49,6 +49,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or Triton's library says at the end that its functions leaked
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak-minutes", type=float, default=1.0, help="how long the soak lasts")
     parser.addoption("--soak-policy", default="dynamic", help="the policy that is soaked")
