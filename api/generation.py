@@ -181,12 +181,17 @@ def adapter_refusal(error: AdapterError, param: str) -> ApiError:
 
 
 def ignored_hints(engine: Engine, hints: SchedulingHints, path: str = "") -> list[str]:
-    """Return the scheduling fields of a request that the active policy does not use."""
-    policy = engine.manager.policy
-    heeds = policy.claims.heeds if policy is not None else ()
+    """Return the scheduling fields of a request that neither the active policy nor the eviction uses."""
+    policy, pages = engine.manager.policy, engine.manager.pages
+    heeds = (*(policy.claims.heeds if policy is not None else ()), pages.evict.heeds if pages is not None else "")
     return [
         path + name
-        for name, hint in (("priority", "priority"), ("slo_s", "deadline"))
+        for name, hint in (
+            ("priority", "priority"),
+            ("slo_s", "deadline"),
+            ("session", "session"),
+            ("keep_s", "keep_s"),
+        )
         if name in hints.model_fields_set and hint not in heeds
     ]
 

@@ -61,13 +61,15 @@ class Chat:
     """Options of a request sent as a chat message, whose answer ends where the model ends it.
 
     If `capped`, the request's num_tokens are its max_tokens; otherwise it has none. The message of a later turn is sent
-    `think` seconds after the answer to request `after` has been read, with the whole conversation before it.
+    `think` seconds after the answer to request `after` has been read, with the whole conversation before it. An agent
+    names its session and, in `keep_s`, how long the tool may take that it calls next: 0 if it has finished.
     """
 
     capped: bool = False
     turn: int = 1
     after: int | None = None
     think: float = 0.0
+    keep_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ def load_engine(config: Config, on_death: Callable[[str], None] = lambda reason:
         parts.page_size,
         prefix_cache=config.prefix_cache,
         salt=f"{parts.name} {parts.dtype} {parts.quantize} {parts.kv_dtype}",
+        evict=policies.get_eviction(config.evict),
     )
     make_inference = armed.maker(inference_maker(parts.tokenizer))
     manager = BatchingManager(

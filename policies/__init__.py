@@ -16,6 +16,7 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import NamedTuple
 
+from scheduling.eviction import Eviction
 from scheduling.options import Option, nearest, options_of
 from scheduling.policy import Policy
 
@@ -39,6 +40,19 @@ def names() -> list[str]:
 def order_names() -> list[str]:
     """Return the names of all orders, for `loop+order`."""
     return _names_in(Path(__file__).parent / "orders")
+
+
+def eviction_names(*, clairvoyant: bool = False) -> list[str]:
+    """Return the names of all evictions; with `clairvoyant`, also of those that only a simulator can have."""
+    known = _names_in(Path(__file__).parent / "eviction")
+    return [name for name in known if clairvoyant or not get_eviction(name).clairvoyant]
+
+
+def get_eviction(name: str) -> Eviction:
+    """Return a new eviction of this name; ValueError if there is none."""
+    _check(name, "eviction", _names_in(Path(__file__).parent / "eviction"), own=False)
+    made: Eviction = _module(name, "policies.eviction").Eviction()
+    return made
 
 
 def check_name(name: str, *, own: bool = True) -> None:

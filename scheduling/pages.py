@@ -12,14 +12,20 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
 
+from scheduling.eviction import UNKNOWN, Eviction, Ranking
+from scheduling.sequence import Sequence
+
 
 class PagePool:
     """`n_pages` pages of `page_size` tokens each; page 0 is never reserved.
 
-    `salt` is what makes keys and values differ between pools: model and dtype.
+    `salt` is what makes keys and values differ between pools: model and dtype. `evict` says which page that can still be
+    found goes first, if not the least recently used.
     """
 
-    def __init__(self, n_pages: int, page_size: int, *, prefix_cache: bool = True, salt: str = "") -> None:
+    def __init__(
+        self, n_pages: int, page_size: int, *, prefix_cache: bool = True, salt: str = "", evict: Eviction | None = None
+    ) -> None:
         if n_pages < 2:
             raise ValueError(f"a pool of {n_pages} pages holds no sequence; at least 2 are needed. Raise --kv-memory")
         self.page_size = page_size
@@ -33,6 +39,9 @@ class PagePool:
         self._key: list[bytes | None] = [None] * n_pages
         self._by_key: dict[bytes, int] = {}
         self._free = OrderedDict.fromkeys(range(1, n_pages))  # least recently used first
+        self.evict = evict or Eviction()
+        self._ranking = Ranking() if evict is not None and evict.ranks and prefix_cache else None
+        self._worth = [UNKNOWN] * n_pages
 
     @property
     def free(self) -> int:
@@ -92,7 +101,7 @@ class PagePool:
             return None
         for page in hits:
             if self._references[page] == 0:
-                del self._free[page]
+                self._remove(page)
                 self.cached -= 1
             self._references[page] += 1
         if self.prefix_cache and prompt_tokens:
@@ -102,10 +111,21 @@ class PagePool:
 
     def take(self) -> int:
         """Take the free page that is worth least; KeyError when there is none."""
-        page, _ = self._free.popitem(last=False)
+        page = next(iter(self._free), 0)
+        if self._ranking is not None and self._key[page] is not None:
+            page = self._ranking.least()
+            self.evict.on_evict(self._worth[page])
+        self._remove(page)
         self._forget(page)
+        self._worth[page] = UNKNOWN
         self._references[page] = 1
         return page
+
+    def _remove(self, page: int) -> None:
+        """Take a page out of the free ones; KeyError when it is not free."""
+        del self._free[page]
+        if self._ranking is not None and self._key[page] is not None:
+            self._ranking.remove(page)
 
     def publish(self, pages: list[int], hashes: list[bytes]) -> None:
         """Let later sequences find the content of `pages`, whose keys and values must be computed."""
@@ -113,8 +133,11 @@ class PagePool:
             if self._by_key.setdefault(key, page) == page:
                 self._key[page] = key
 
-    def release(self, pages: list[int]) -> None:
-        """Free pages; a prefix is evicted after its tail, and pages that cannot be found are reused first."""
+    def release(self, pages: list[int], seq: Sequence | None = None) -> None:
+        """Free pages, of a sequence that leaves; those that cannot be found are reused first."""
+        if self._ranking is not None and seq is not None:
+            for page, worth in zip(pages, self.evict.worths(seq, [self._worth[page] for page in pages])):
+                self._worth[page] = worth
         for page in reversed(pages):
             assert self._references[page] > 0, f"page {page} is freed twice"
             self._references[page] -= 1
@@ -124,6 +147,8 @@ class PagePool:
                     self._free.move_to_end(page, last=False)
                 else:
                     self.cached += 1
+                    if self._ranking is not None:
+                        self._ranking.add(page, self._worth[page])
 
     def _forget(self, page: int) -> None:
         key = self._key[page]

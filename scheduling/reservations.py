@@ -180,5 +180,5 @@ class Reservations:
         # joins again, so it must not find itself.
         if seq.error is None and (seq.output_ids or not seq.prompt_details):
             self.publish(seq)
-        self._pool.release(seq.pages)
+        self._pool.release(seq.pages, seq)
         seq.pages = []

@@ -36,6 +36,8 @@ class Sequence:
     open_ended: bool = False  # its client named no length: `max_tokens` is what the context leaves, rarely needed
     adapter: str = ""  # the name of its LoRA adapter, empty for the model alone
     adapter_weights: Any = None  # these belong to the model, as `sampling` does
+    session: str = ""  # requests that go on with one another, such as the turns of a chat
+    keep_s: float = 0.0  # for how many seconds after it its client expects to go on
     cache_salt: str = ""  # sequences with other salts never share KV pages
 
     output_ids: list[int] = field(default_factory=list)

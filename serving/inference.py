@@ -116,6 +116,8 @@ class Inference:
         text: Text | None = None,
         client: str = "",
         priority: int = 0,
+        session: str = "",
+        keep_s: float = 0.0,
         open_ended: bool = False,
         slo_s: float | None = None,
         queue_timeout: float = math.inf,
@@ -145,7 +147,7 @@ class Inference:
         self.event_obj = threading.Event()
         self.sequence = Sequence(
             prompt_ids, num_tokens, id=self.id, sampling=sampling, client=client, priority=priority,
-            open_ended=open_ended,
+            session=session, keep_s=keep_s, open_ended=open_ended,
             stop=text.feed if text is not None and text.watches else None,
         )  # fmt: skip
         if adapter is not None:

@@ -52,7 +52,13 @@ def _check_cost(name: str, cost: Cost) -> None:
 
 
 def make_scheduler(
-    args: Values, policy: str, slots: int = 0, *, prefix_cache: bool = False, importing: bool = False
+    args: Values,
+    policy: str,
+    slots: int = 0,
+    *,
+    prefix_cache: bool = False,
+    importing: bool = False,
+    evict: str = "lru",
 ) -> Scheduler:
     """Return a scheduler as the options describe it; `prefix_cache` needs prompts with contents.
 
@@ -62,7 +68,8 @@ def make_scheduler(
     instance = policies.get_policy(policy, max_batch_size=slots or args.max_batch_size, options=values)
     size = args.page_size if args.kv_tokens else 0
     pool = ImportingPool if importing else PagePool
-    pages = pool(args.kv_tokens // size + 1, size, prefix_cache=prefix_cache) if size else None
+    chosen = policies.get_eviction(evict)
+    pages = pool(args.kv_tokens // size + 1, size, prefix_cache=prefix_cache, evict=chosen) if size else None
     speculator = None if args.acceptance is None else drafting.speculator(args.acceptance, args.drafts, args.seed)
     return Scheduler(instance, pages, args.max_tokens_per_step, speculator=speculator)
 

@@ -139,8 +139,8 @@ class LivePool(PagePool):
         super().__init__(running + kept + 1, PAGE_SIZE)
         self.kept = kept
 
-    def release(self, pages: list[int]) -> None:
-        super().release(pages)
+    def release(self, pages: list[int], seq: Sequence | None = None) -> None:
+        super().release(pages, seq)
         while self.cached > self.kept:
             self._forget(next(page for page in self._free if self._key[page] is not None))
 

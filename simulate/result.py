@@ -188,6 +188,8 @@ def engine(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
             "accepted": sum(seq.accepted for seq in run.sequences),
         },
     }
+    if found := sum(seq.cached for seq in run.sequences):
+        facts["kv"] = {"query_tokens": sum(len(seq.prompt_ids) for seq in run.sequences), "hit_tokens": found}
     if run.iterations:
         facts["slot_steps"] = slot_steps(run)
         sizes = Counter(i.batch_size for i in run.iterations)

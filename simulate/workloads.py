@@ -20,10 +20,11 @@ from client import data
 from client.options import nearest
 from client.workloads import arrivals, catalog, corpus, traces
 from client.workloads.arrivals import Arrivals
-from scheduling.sequence import Sequence
+from scheduling.sequence import UNKNOWN_TOKEN, Sequence
 from simulate import blocks
 from simulate.blocks import Blocks
 
+AGENT_PACE = 0.02  # assumed seconds per token of an agent's answers, so that all policies get the same arrivals
 PAGE = 16  # tokens; the beginning that prompts must share to be found in a prefix cache
 
 
@@ -31,7 +32,8 @@ PAGE = 16  # tokens; the beginning that prompts must share to be found in a pref
 class Rows:
     """The columns of a run: arrival in seconds, prompt tokens, output tokens, and notes for the user.
 
-    Where requests have them: client, priority (the lower first), and seconds from arrival to deadline. `ids` are the
+    Where requests have them: client, priority (the lower first), seconds from arrival to deadline, and for how long to
+    keep their pages, in which case a client is a session. `ids` are the
     prompts' tokens, equal where the texts are; in their place, `blocks` are those of a trace that names them. Without
     either prompts share no beginnings. `page_size` is that of the pages which the requests will find: where it is that
     of the blocks, these are looked up by number. `texts` and `arrivals` are those of the client's run.
@@ -44,6 +46,7 @@ class Rows:
     notes: tuple[str, ...] = ()
     priority: list[int] | None = None
     slo: list[float] | None = None
+    keep_s: list[float] | None = None
     ids: list[list[int]] | None = None
     blocks: Blocks | None = None
     page_size: int = PAGE
@@ -63,12 +66,13 @@ class Rows:
             self.client or repeat(""),
             self.priority or repeat(0),
             self.slo or repeat(None),
+            self.keep_s or repeat(0.0),
         )
         by_number = self.blocks is not None and self.page_size == blocks.TOKENS
-        for i, (at, prompt, o, client, priority, slo) in enumerate(rows):
+        for i, (at, prompt, o, client, priority, slo, keep_s) in enumerate(rows):
             seq = Sequence(
                 prompt, o, id=str(i), arrived_at=at, client=client, priority=priority,
-                deadline=None if slo is None else at + slo,
+                deadline=None if slo is None else at + slo, session=client if self.keep_s else "", keep_s=keep_s,
             )  # fmt: skip
             if self.blocks is not None and by_number:
                 seq.hashes = self.blocks.keys(i, len(prompt))
@@ -135,6 +139,7 @@ class Rows:
             notes=(*self.notes, note) if note else self.notes,
             priority=pick(self.priority),
             slo=pick(self.slo),
+            keep_s=pick(self.keep_s),
             ids=pick(self.ids),
             blocks=self.blocks and self.blocks.only(chosen),
             page_size=self.page_size,
@@ -247,6 +252,8 @@ def draw(
     plan = catalog.draw(workload, count, process, seed, corpus.load(), context)
     texts = [planned.prompt for planned in plan.planned]
     ids = _numbered(map(corpus.split, texts))
+    if any(planned.chat and planned.chat.keep_s is not None for planned in plan.planned):
+        return _agents(plan, ids, texts)
     clients = [planned.user for planned in plan.planned]
     return Rows(
         np.array([planned.at for planned in plan.planned]),
@@ -258,6 +265,33 @@ def draw(
         texts=texts,
         arrivals=plan.arrivals,
     )
+
+
+def _agents(plan: catalog.Plan, ids: list[list[int]], texts: list[str]) -> Rows:
+    """Return the turns of agents: each begins with the turn before it and its answer, after which the tool ran."""
+    at: list[float] = []
+    for i, planned in enumerate(plan.planned):
+        chat, before = planned.chat or data.Chat(), -1
+        if chat.after is not None:
+            before, tokens = chat.after, plan.planned[chat.after].num_tokens
+            # UNKNOWN_TOKEN is what a simulated answer consists of, so a prompt finds the pages of its answers.
+            ids[i] = [*ids[before], *[UNKNOWN_TOKEN] * tokens, *ids[i]]
+        at.append(planned.at if before < 0 else at[before] + tokens * AGENT_PACE + chat.think)
+    rows = Rows(
+        np.array(at),
+        np.array([len(prompt) for prompt in ids]),
+        np.array([planned.num_tokens for planned in plan.planned]),
+        client=[planned.user for planned in plan.planned],
+        notes=(
+            *plan.notes,
+            f"the next turn of an agent comes {AGENT_PACE:g} s per token of its answer and the pause later",
+        ),
+        keep_s=[planned.chat.keep_s or 0.0 for planned in plan.planned if planned.chat],
+        ids=ids,
+        texts=texts,
+        arrivals=plan.arrivals,
+    )
+    return rows.only(np.argsort(rows.at, kind="stable"))
 
 
 def _numbered(prompts: Iterable[Iterable[Hashable]]) -> list[list[int]]:

@@ -92,7 +92,9 @@ class Dialect:
         if self.api == "chat":
             most = {"max_tokens": planned.num_tokens} if planned.chat and planned.chat.capped else {}
             messages = [*before, {"role": "user", "content": planned.prompt}]
-            return {**model, "messages": messages, **most, **warmth, **user, **stream, **extra}
+            hold = planned.chat.keep_s if planned.chat else None
+            session = {} if hold is None else {"session": planned.user, **({"keep_s": hold} if hold else {})}
+            return {**model, "messages": messages, **most, **warmth, **user, **session, **stream, **extra}
         return {
             **model, "prompt": planned.prompt, "max_tokens": planned.num_tokens, "temperature": 1.0,
             "ignore_eos": True, **warmth, **user, **stream, **extra,

@@ -148,6 +148,7 @@ WORKLOADS: dict[str, Callable[..., list[Sample]]] = {
     "fixed": fixed,
     "chat": chats.chat,
     "multi-turn": chats.multi_turn,
+    "agent": chats.agent,
 }
 FORMS = {
     "anyscale": "anyscale[:CAP]",
@@ -157,6 +158,7 @@ FORMS = {
     "fixed": "fixed[:P:N]",
     "chat": "chat[:CAP]",
     "multi-turn": "multi-turn[:T:Z]",
+    "agent": "agent[:T]",
 }
 HIGHEST = {
     "anyscale": (512,),
@@ -166,6 +168,7 @@ HIGHEST = {
     "fixed": (1_000_000, 1_000_000),
     "chat": (1_000_000,),
     "multi-turn": (50, 600),
+    "agent": (1000,),
 }
 OWN_LENGTHS = ("chat", "multi-turn")  # the model alone knows how long the answers are
 SHAREGPT_LINE = "first messages of the chats in a ShareGPT JSON file; the model ends its answers"
@@ -202,12 +205,12 @@ def check(spec: str) -> None:
 
 def is_chat(spec: str | None) -> bool:
     """Whether a workload sends chat messages."""
-    return (spec or "").partition(":")[0] in (*OWN_LENGTHS, "sharegpt")
+    return (spec or "").partition(":")[0] in (*OWN_LENGTHS, "agent", "sharegpt")
 
 
 def has_turns(spec: str | None) -> bool:
     """Whether a workload sends conversations with the model's real answers."""
-    return (spec or "").partition(":")[0] == "multi-turn"
+    return (spec or "").partition(":")[0] in ("multi-turn", "agent")
 
 
 def _parse(spec: str) -> tuple[str, list[int]]:

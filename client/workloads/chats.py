@@ -20,6 +20,8 @@ from .traces import Row, Trace
 QUESTION_TOKENS = 32  # at most, of a follow-up question with its part of the chat template
 START_TOKENS = 192  # at most, of the first message and the template's own system message
 FEWEST_TOKENS = 16
+INSTRUCTIONS = 128  # tokens that all agents of a run begin with
+TOOL_SECONDS = (1.0, 4.0, 20.0)  # in which an agent's tools answer at the latest; a call takes a fifth of it or more
 SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant"}
 
 
@@ -44,6 +46,35 @@ def multi_turn(draw: Draw, turns: int = 8, think: int = 0) -> list[Sample]:
         for turn, text in enumerate([opening, *(messages.FOLLOW_UPS[i] for i in chosen)], 1):
             after = len(samples) - 1 if turn > 1 else None
             samples.append(Sample(text, cap, f"chat-{number}", chat=Chat(True, turn, after, float(think))))
+    return samples[: draw.count]
+
+
+def agent(draw: Draw, turns: int = 8) -> list[Sample]:
+    """Agents of up to T (8) turns: each reads the result of a tool that it called, after all before it."""
+    share = (draw.context - INSTRUCTIONS - START_TOKENS) // turns - QUESTION_TOKENS
+    if share < 2 * FEWEST_TOKENS:
+        raise ValueError(
+            f"agent:{turns} leaves {max(share, 0)} of the context's {draw.context:,} tokens for each turn, but needs "
+            f"{2 * FEWEST_TOKENS}. Use fewer turns"
+        )
+    answer, result = share // 3, share // 3  # a word of a result may be two tokens
+    instructions = draw.corpus.piece(draw.rng, INSTRUCTIONS)
+    samples: list[Sample] = []
+    number = 0
+    while len(samples) < draw.count:
+        pause, last = 0.0, int(draw.rng.integers(1, turns + 1))
+        for turn in range(1, last + 1):
+            words = int(draw.rng.integers(result // 2, result + 1))
+            text = (
+                f"{instructions} {draw.corpus.piece(draw.rng, words)}"
+                if turn == 1
+                else draw.corpus.piece(draw.rng, words)
+            )
+            longest = float(draw.rng.choice(TOOL_SECONDS)) if turn < last else 0.0
+            how = Chat(True, turn, len(samples) - 1 if turn > 1 else None, pause, longest)
+            samples.append(Sample(text, int(draw.rng.integers(answer // 2, answer + 1)), f"agent-{number}", chat=how))
+            pause = longest * float(draw.rng.uniform(0.2, 1.0))
+        number += 1
     return samples[: draw.count]
 
 

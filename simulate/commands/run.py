@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Rows
+from itertools import product
 from typing import Any
 
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.table import Table
 import policies
 from client import ending
 from client.console import say
-from client.options import FOLDER, POSITIVE, Option, UsageError, Values
+from client.options import FOLDER, POSITIVE, Choice, Option, UsageError, Values
 from client.report import store, tables
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
@@ -27,7 +28,16 @@ def options() -> Sections:
     """Return the options in sections of the help."""
     return {
         "arguments": [policies_argument()],
-        "engine": engine_options(),
+        "engine": [
+            *engine_options(),
+            Option(
+                "--evict",
+                "which cached page goes first, with --kv-tokens; belady knows all requests; several are compared",
+                Choice(policies.eviction_names(clairvoyant=True)),
+                several=True,
+                default=["lru"],
+            ),
+        ],
         "arrivals": [
             *arrival_options(),
             Option(
@@ -55,15 +65,20 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     cost, host, rows = prepare(args, console, reported=("client", "deadline"))
     if args.open_ended:
         check_open_ended(args)
+    check_evict(args, rows)
     folder = make_store(args, rows) if args.out else None
     results = []
-    for policy in args.policies:
+    for policy, evict in product(args.policies, args.evict):
 
-        def fresh(policy: str = policy) -> tuple[Scheduler, list[Sequence]]:
+        def fresh(policy: str = policy, evict: str = evict) -> tuple[Scheduler, list[Sequence]]:
             sequences = rows.sequences()
             for seq in sequences:
                 seq.open_ended = args.open_ended
-            return make_scheduler(args, policy, prefix_cache=rows.has_contents), sequences
+            scheduler = make_scheduler(args, policy, prefix_cache=rows.has_contents, evict=evict)
+            if len(args.evict) > 1:
+                scheduler.policy.name += f" {evict}"
+            foresee(scheduler, sequences)
+            return scheduler, sequences
 
         scheduler, sequences = fresh()
         began = time.perf_counter()
@@ -72,12 +87,14 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         seconds = time.perf_counter() - began
         limits = {"ttft": args.ttft, "tpot": args.tpot, "e2el": args.e2el}
         numbers = result.result(
-            run, config={**config_of(args), "policies": [policy]}, seed=args.seed, limits=limits,
+            run, config={**config_of(args), "policies": [policy], "evict": evict}, seed=args.seed, limits=limits,
             arrivals=rows.arrivals, trace_sha256=rows.sha256, date=now(),
         )  # fmt: skip
         numbers["simulation"] |= regret.of(run, cost, scheduler, fresh)
         pace = f"{run.steps:,} steps in {seconds:.2f} s, {run.steps / max(seconds, 1e-9):,.0f} a second"
-        say(console, f"{policy}: {pace}{hint_words(numbers['simulation'])}")
+        share = store.hit_share(numbers)
+        found = "" if share is None else f"; {share:.1%} of prompt tokens found in the cache"
+        say(console, f"{scheduler.policy.name}: {pace}{found}{hint_words(numbers['simulation'])}")
         if folder:
             result.keep(folder, load_of(args, rows), run, numbers)
         results.append(numbers)
@@ -90,6 +107,25 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         say(console, f"written: {args.out}")
     short = [{k: v for k, v in n.items() if k not in store.ARRAYS} for n in results]
     return short[0] if len(short) == 1 else {"runs": short}
+
+
+def check_evict(args: Values, rows: workloads.Rows) -> None:
+    """Reject an --evict that would be the same as lru."""
+    if not args.kv_tokens:
+        refuse(args, ("evict",), "has no effect on unlimited KV. Use --kv-tokens 4096")
+    if not rows.has_contents:
+        refuse(args, ("evict",), "has no effect: no prompts begin alike. Use --workload agent")
+    heeding = [name for name in args.evict if policies.get_eviction(name).heeds]
+    if heeding and not rows.keep_s:
+        raise UsageError(f"--evict {heeding[0]} has no effect: the requests name no session. Use --workload agent")
+
+
+def foresee(scheduler: Scheduler, sequences: Rows[Sequence]) -> None:
+    """Let an eviction that knows the future see all requests."""
+    if scheduler.pages is not None and scheduler.pages.evict.clairvoyant:
+        for seq in sequences:
+            scheduler.batch.pages.hash(seq)
+        scheduler.pages.evict.foresee(sequences)
 
 
 def check_open_ended(args: Values) -> None:

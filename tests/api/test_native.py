@@ -10,7 +10,12 @@ import pytest
 from calls import Tiny, ask, error, raw, service
 from flask import Flask
 from flask.testing import FlaskClient
-from support import EOT, FakeModel, wait_until
+from support import EOT, FakeModel, fake_engine, wait_until
+
+import policies
+from app import create_app
+from config import Config
+from scheduling.pages import PagePool
 
 
 def test_the_original_request_gets_the_original_answer_and_more(client: FlaskClient) -> None:
@@ -72,6 +77,15 @@ def test_parameters_of_the_query_that_no_route_reads_are_named(
         assert reply.headers.get("X-Ignored-Params") == names
     both = client.post("/inference?late=1", json={"prompt": "x", "num_tokens": 1, "odd": 2})
     assert both.headers["X-Ignored-Params"] == "odd, late"
+
+
+def test_a_session_is_ignored_unless_the_eviction_goes_by_it() -> None:
+    body = {"prompt": "hi", "num_tokens": 1, "session": "s", "keep_s": 5}
+    for evict, ignored in (("lru", "session, keep_s"), ("ttl", "session"), ("least-remaining-turns", "keep_s")):
+        engine = fake_engine(pages=PagePool(64, 16, evict=policies.get_eviction(evict)))
+        reply = create_app(Config(), engine).test_client().post("/inference", json=body)
+        engine.manager.stop()
+        assert reply.headers["X-Ignored-Params"] == ignored
 
 
 def test_a_standing_that_the_policy_does_not_go_by_is_named_as_ignored(client: FlaskClient) -> None:

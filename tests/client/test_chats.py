@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,21 @@ def test_each_turn_follows_the_real_answer_to_the_one_before(
     assert [turn["cached_tokens"] for turn in turns] == [0, 28, 56]
     assert turns[0]["expected_cached_tokens"] is None
     assert all(turn["mean_ttft_ms"] > 0 for turn in turns)
+
+
+def test_an_agent_names_its_session_and_how_long_its_tool_may_take(server: MockServer) -> None:
+    assert run(server, "--workload", "agent:3", "--numsamples", "1", "--burst") == 0
+    planned = catalog.draw("agent:3", 12, BURST, 3, TEXT).planned
+    firsts = {p.user: p for p in planned if p.chat and p.chat.turn == 1}
+    assert len({" ".join(p.prompt.split()[: chats.INSTRUCTIONS]) for p in firsts.values()}) == 1
+    assert server.asked[0]["session"] == "agent-0"
+    for p, after in pairwise(planned):
+        assert p.chat
+        assert after.chat
+        if after.chat.after is None:
+            assert p.chat.keep_s == 0
+        else:
+            assert 0 < after.chat.think <= (p.chat.keep_s or 0)
 
 
 def test_the_turns_after_a_failed_one_are_not_sent(server: MockServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "quantize": ("int8", "int8"), "kv_dtype": ("int8", "int8"), "speculate": ("ngram", "ngram"), "drafts": ("2", "2"), "mock_acceptance": ("0.5", 0.5), "draft_model": ("bard", "bard"),
     "batch_invariant": ("on", True),
     "tokenizer_file": ("x.tiktoken", "x.tiktoken"), "kv_memory": ("1.5G", 3 << 29),
-    "prefix_cache": ("off", False), "compute_threads": ("3", 3), "host": ("::1", "::1"),
+    "prefix_cache": ("off", False), "evict": ("ttl", "ttl"), "compute_threads": ("3", 3), "host": ("::1", "::1"),
     "port": ("9000", 9000), "api_key": ("k", "k"), "queue_timeout": ("1.5", 1.5),
     "max_connections": ("2000", 2000), "overload_status": ("503", "503"),
     "access_log": ("off", False), "tgi_metrics": ("on", True), "dashboard_show_text": ("on", True), "demo": ("on", True), "lab": ("on", True), "end_of_text": ("text", "text"),
@@ -44,7 +44,7 @@ OTHER: dict[str, tuple[str, Any]] = {
 }  # fmt: skip
 THIRD = {"policy": "nobatch", "port": "9001", "prefix_cache": "on", "load_format": "auto", "device": "cuda",
          "dtype": "bfloat16", "kv_memory": "7M", "max_connections": "999", "overload_status": "429",
-         "access_log": "on", "tgi_metrics": "off", "demo": "off", "cors_origins": "*", "dashboard_show_text": "off", "end_of_text": "special"}  # fmt: skip
+         "access_log": "on", "tgi_metrics": "off", "demo": "off", "evict": "lru", "cors_origins": "*", "dashboard_show_text": "off", "end_of_text": "special"}  # fmt: skip
 
 
 def read(*argv: str, lines: str = "", tmp_path: Path | None = None, **environ: str) -> settings.Loaded:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def simulated(folder: Path, *flags: str) -> tuple[list[dict[str, str]], dict[str
     return rows, json.loads(result.read_text())
 
 
-LENGTHS_KNOWN = [name for name in catalog.WORKLOADS if name not in catalog.OWN_LENGTHS]
+LENGTHS_KNOWN = [name for name in catalog.WORKLOADS if name not in (*catalog.OWN_LENGTHS, "agent")]
 
 
 @pytest.mark.parametrize("spec", points(5, "fixed:30:7", "shared-prefix:2:40", "anyscale:100", *LENGTHS_KNOWN))
@@ -92,6 +93,23 @@ def test_a_sharegpt_file_is_simulated_with_its_recorded_lengths(tmp_path: Path) 
 def test_lengths_that_only_a_model_knows_are_not_simulated(spec: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "dynamic", "--workload", spec, "--num", "5"]) == 2
     assert "--trace run.csv" in capsys.readouterr().err
+
+
+def test_agents_find_all_of_their_turns_before_in_a_cache_that_is_large_enough(tmp_path: Path) -> None:
+    planned = sent("--workload", "agent:6", "--numsamples", str(NUM), "--rate", "3")
+    size = ("--kv-tokens", "100000", "--page-size", "1")
+    rows, _ = simulated(tmp_path / "out", "--workload", "agent:6", "--num", str(NUM), "--rate", "3", *size)
+    assert sorted(int(row["asked_tokens"]) for row in rows) == sorted(p.num_tokens for p in planned)
+    turns: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        turns.setdefault(row["client"], []).append(row)
+    assert len(turns) == len({p.user for p in planned}) < NUM
+    for of_agent in turns.values():
+        for before, row in pairwise(of_agent):
+            whole = int(before["prompt_tokens"]) + int(before["asked_tokens"])
+            assert int(row["prompt_tokens"]) > whole
+            assert int(row["cached_tokens"]) == whole - 1
+            assert float(row["arrival_s"]) > float(before["arrival_s"])
 
 
 @pytest.mark.parametrize("content", [TRACE, BLOCKS])

@@ -69,7 +69,7 @@ SERVER_VALUES = {
     "shadow": "static", "shadow_cost": "COST", "model": "bard", "load_format": "dummy", "device": "cpu",
     "dtype": "float32", "quantize": "int8", "kv_dtype": "int8", "batch_invariant": "on", "tokenizer_file": "TRACE", "end_of_text": "text",
     "prefix_cache": "off", "trusted_hosts": "here", "cors_origins": "http://here", "overload_status": "503",
-    "access_log": "off", "dashboard_show_text": "on", "tgi_metrics": "on", "max_connections": "9000",
+    "access_log": "off", "evict": "ttl", "dashboard_show_text": "on", "tgi_metrics": "on", "max_connections": "9000",
 }  # fmt: skip
 PREFIX = "prefix --train 60 --sizes 0 640 --batches 4 --share 40"
 SCALED = "fleet dynamic --num 300 --rate 20 --max-batch-size 4 --replicas 1..4 --autoscaler requests:4"
@@ -80,6 +80,7 @@ ARENA = "arena static --only --workloads uniform --seeds 1 --num 30 --jobs 1"
 CASES: dict[str, dict[str, tuple[str, str]]] = {
     "run": {
         "--open-ended": (f"run dynamic {SMALL} --kv-tokens 640", ""),
+        "--evict": ("run dynamic --workload agent:8 --num 150 --rate 1 --max-batch-size 4 --kv-tokens 1600", "ttl"),
         **_for("run", SMALL),
         "--out": (f"run dynamic {SMALL}", "OUT/b --no-plots"),
         "--no-plots": (f"run dynamic {SMALL} --out OUT/b", ""),
