@@ -8,6 +8,7 @@ the same, the least recently used, and a prefix after its tail. Pages without fi
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Iterable
 
 from scheduling.sequence import Sequence
@@ -37,26 +38,37 @@ class Eviction:
         """Note that the page that was worth least has gone."""
 
 
-class Ranking:
-    """Pages by worth, then by the time they were added: a heap whose outdated entries are skipped."""
+class Ranking(OrderedDict[int, float]):
+    """The worth of pages, of which `popitem` takes the least, the one that was added first of those worth the same.
+
+    A heap, whose outdated entries are skipped.
+    """
 
     def __init__(self) -> None:
+        super().__init__()
         self._heap: list[tuple[float, int, int]] = []
         self._entries: dict[int, tuple[float, int, int]] = {}
         self._added = 0
 
-    def add(self, page: int, worth: float) -> None:
+    def __setitem__(self, page: int, worth: float) -> None:
+        super().__setitem__(page, worth)
         self._added += 1
         entry = self._entries[page] = (worth, self._added, page)
         heapq.heappush(self._heap, entry)
-        if len(self._heap) > 4 * len(self._entries) + 64:
+        if len(self._heap) > 4 * len(self) + 64:
             self._heap = sorted(self._entries.values())
 
-    def remove(self, page: int) -> None:
+    def __delitem__(self, page: int) -> None:
+        super().__delitem__(page)
         del self._entries[page]
 
-    def least(self) -> int:
-        """Return the page that goes first; there must be one."""
-        while self._entries.get(self._heap[0][2]) != self._heap[0]:
-            heapq.heappop(self._heap)
-        return self._heap[0][2]
+    def popitem(self, last: bool = False) -> tuple[int, float]:
+        """Take the page that goes first; KeyError when there is none."""
+        if not self:
+            raise KeyError("there is no page")
+        while True:
+            entry = heapq.heappop(self._heap)
+            worth, _, page = entry
+            if self._entries.get(page) == entry:
+                del self[page]
+                return page, worth

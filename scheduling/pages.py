@@ -33,24 +33,30 @@ class PagePool:
         self.total = n_pages - 1
         self.query_tokens = 0
         self.hit_tokens = 0
-        self.cached = 0  # free pages whose content can still be found; other threads read it, too
         self._salt = hashlib.sha256(salt.encode()).digest()
         self._references = [0] * n_pages
         self._key: list[bytes | None] = [None] * n_pages
         self._by_key: dict[bytes, int] = {}
-        self._free = OrderedDict.fromkeys(range(1, n_pages))  # least recently used first
         self.evict = evict or Eviction()
-        self._ranking = Ranking() if evict is not None and evict.ranks and prefix_cache else None
+        self._ranks = evict is not None and evict.ranks and prefix_cache
         self._worth = [UNKNOWN] * n_pages
+        self._blank = list(range(n_pages - 1, 0, -1))  # free pages that nobody finds: the last is taken first
+        # Free pages that are found, with their worth: in the order in which they go, the least recently used first.
+        self._cached: OrderedDict[int, float] = Ranking() if self._ranks else OrderedDict()
 
     @property
     def free(self) -> int:
         """Pages that can be reserved, including cached ones."""
-        return len(self._free)
+        return len(self._blank) + len(self._cached)
+
+    @property
+    def cached(self) -> int:
+        """Free pages whose content can still be found; other threads read it, too."""
+        return len(self._cached)
 
     @property
     def used(self) -> int:
-        return self.total - len(self._free)
+        return self.total - self.free
 
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
@@ -97,12 +103,11 @@ class PagePool:
         # the tokens up to their position, which the chain hashes, and a sequence writes behind its cached tokens.
         hits = [self._by_key[key] for key in hashes[: self._match(hashes)]]
         fresh = self.pages_for(tokens) - len(hits)
-        if fresh > len(self._free) - sum(self._references[p] == 0 for p in hits):
+        if fresh > self.free - sum(self._references[p] == 0 for p in hits):
             return None
         for page in hits:
             if self._references[page] == 0:
-                self._remove(page)
-                self.cached -= 1
+                del self._cached[page]
             self._references[page] += 1
         if self.prefix_cache and prompt_tokens:
             self.query_tokens += prompt_tokens
@@ -111,21 +116,10 @@ class PagePool:
 
     def take(self) -> int:
         """Take the free page that is worth least; KeyError when there is none."""
-        page = next(iter(self._free), 0)
-        if self._ranking is not None and self._key[page] is not None:
-            page = self._ranking.least()
-            self.evict.on_evict(self._worth[page])
-        self._remove(page)
-        self._forget(page)
-        self._worth[page] = UNKNOWN
+        page = self._blank.pop() if self._blank else self._forget()
         self._references[page] = 1
+        self._worth[page] = UNKNOWN
         return page
-
-    def _remove(self, page: int) -> None:
-        """Take a page out of the free ones; KeyError when it is not free."""
-        del self._free[page]
-        if self._ranking is not None and self._key[page] is not None:
-            self._ranking.remove(page)
 
     def publish(self, pages: list[int], hashes: list[bytes]) -> None:
         """Let later sequences find the content of `pages`, whose keys and values must be computed."""
@@ -135,24 +129,25 @@ class PagePool:
 
     def release(self, pages: list[int], seq: Sequence | None = None) -> None:
         """Free pages, of a sequence that leaves; those that cannot be found are reused first."""
-        if self._ranking is not None and seq is not None:
+        if self._ranks and seq is not None:
             for page, worth in zip(pages, self.evict.worths(seq, [self._worth[page] for page in pages])):
                 self._worth[page] = worth
         for page in reversed(pages):
             assert self._references[page] > 0, f"page {page} is freed twice"
             self._references[page] -= 1
             if self._references[page] == 0:
-                self._free[page] = None
                 if self._key[page] is None:
-                    self._free.move_to_end(page, last=False)
+                    self._blank.append(page)
                 else:
-                    self.cached += 1
-                    if self._ranking is not None:
-                        self._ranking.add(page, self._worth[page])
+                    self._cached[page] = self._worth[page]
 
-    def _forget(self, page: int) -> None:
+    def _forget(self) -> int:
+        """Forget the content of the page that goes first among the cached ones; return it."""
+        page, worth = self._cached.popitem(last=False)
         key = self._key[page]
-        if key is not None:
-            del self._by_key[key]
-            self._key[page] = None
-            self.cached -= self._references[page] == 0
+        assert key is not None
+        del self._by_key[key]
+        self._key[page] = None
+        if self._ranks:
+            self.evict.on_evict(worth)
+        return page

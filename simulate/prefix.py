@@ -142,7 +142,7 @@ class LivePool(PagePool):
     def release(self, pages: list[int], seq: Sequence | None = None) -> None:
         super().release(pages, seq)
         while self.cached > self.kept:
-            self._forget(next(page for page in self._free if self._key[page] is not None))
+            self._blank.append(self._forget())
 
     def warm(self, prompts: Rows[list[int]]) -> None:
         """Serve prompts to fill the cache; those whose pages are evicted at the end in any case are left out."""
