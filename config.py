@@ -142,11 +142,7 @@ class Config:
         "/inference", Choice(["special", "text"])
     )  # fmt: skip
     prefix_cache: bool = setting(True, "share KV pages between prompts with the same prefix")
-    evict: str = setting(
-        "lru", "which cached page goes first: the least recently used; ttl: the one whose keep_s ends first; "
-        "least-remaining-turns: of the session that is expected to go on least",
-        Choice(["lru", "ttl", "least-remaining-turns"])
-    )  # fmt: skip
+    evict: str = setting("lru", "which cached page goes first", Choice(["lru", "ttl", "least-remaining-turns"]))
     compute_threads: int = setting(0, "number of compute threads on a CPU; 0: one per core", Number(0, 1024))
     host: str = setting("0.0.0.0", "address to listen on")
     port: int = setting(8500, "port to listen on", Number(1, 65535))

@@ -53,11 +53,11 @@ def parts(run: Run, cost: Cost, again: Again) -> dict[str, float]:
     """Return by how many seconds of mean latency each replay beats the run; `again` makes a fresh scheduler and requests."""
     own = float(run.latency.mean())
 
-    def gained(replays: Iterator[Scheduler]) -> float:
+    def gained(replays: Iterator[tuple[Scheduler, list[Sequence]]]) -> float:
         least = own
-        for scheduler in replays:
+        for scheduler, sequences in replays:
             try:
-                replay = simulate(scheduler, again()[1], cost, run.host)
+                replay = simulate(scheduler, sequences, cost, run.host)
             except Exception:  # the hooks of a user's policy may rely on each other
                 continue
             if replay.answered == run.answered:
@@ -68,8 +68,8 @@ def parts(run: Run, cost: Cost, again: Again) -> dict[str, float]:
     return {name: gained(replays) for name, replays in kinds.items()}
 
 
-def _ordered(run: Run, cost: Cost, again: Again) -> Iterator[Scheduler]:
-    scheduler = again()[0]
+def _ordered(run: Run, cost: Cost, again: Again) -> Iterator[tuple[Scheduler, list[Sequence]]]:
+    scheduler, sequences = again()
     policy = scheduler.policy
     alone = {seq.id: seconds_alone(seq, cost, run.host) for seq in run.sequences}
 
@@ -78,10 +78,10 @@ def _ordered(run: Run, cost: Cost, again: Again) -> Iterator[Scheduler]:
 
     policy.__class__ = _changed(policy, order=order)
     scheduler.switch(policy, 0.0)
-    yield scheduler
+    yield scheduler, sequences
 
 
-def _admitted(run: Run, again: Again) -> Iterator[Scheduler]:
+def _admitted(run: Run, again: Again) -> Iterator[tuple[Scheduler, list[Sequence]]]:
     joined = {seq.id: seq.scheduled_at or 0.0 for seq in run.sequences}
 
     def order(self: Policy, waiting: Collection[Sequence], now: float) -> list[Sequence]:
@@ -90,15 +90,15 @@ def _admitted(run: Run, again: Again) -> Iterator[Scheduler]:
     totals = {seq.id: seq.length for seq in run.sequences}
     slots = again()[0].policy.slots
     for most in dict.fromkeys(max(1, slots // part) for part in (1, 2, 4)):
-        scheduler = again()[0]
+        scheduler, sequences = again()
         plain = Policy(most)
         plain.__class__ = _changed(plain, order=order, reserve_tokens=lambda self, seq: totals[seq.id])
         scheduler.switch(plain, 0.0)
-        yield scheduler
+        yield scheduler, sequences
 
 
-def _cached(run: Run, again: Again) -> Iterator[Scheduler]:
-    scheduler = again()[0]
+def _cached(run: Run, again: Again) -> Iterator[tuple[Scheduler, list[Sequence]]]:
+    scheduler, sequences = again()
     pool = scheduler.pages
     if pool is None or not pool.prefix_cache:
         return
@@ -109,7 +109,7 @@ def _cached(run: Run, again: Again) -> Iterator[Scheduler]:
         hits[seq.id] = known * pool.page_size
         seen.update(seq.hashes)
     scheduler.batch.pages = KnownHits(pool, hits)
-    yield scheduler
+    yield scheduler, sequences
 
 
 def _changed(policy: Policy, **hooks: Any) -> type[Policy]:

@@ -8,7 +8,9 @@ there. Keep J instead: from t on it takes a place no longer than I, and before t
 best choice drops what this one drops. A prefix is needed no later than its tail, is released after it and so goes after
 it, which is why no page stays that is cut off from its prefix.
 
-Among requests that overlap, or whose order depends on what is found, it is a heuristic.
+The proof is for prompts that do not end where a page ends. One token of a prompt is always computed, so such a page is
+computed again even if it is cached, and could have gone for nothing; this does not see that. Among requests that overlap,
+or whose order depends on what is found, it is a heuristic.
 """
 
 from __future__ import annotations

@@ -92,9 +92,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         )  # fmt: skip
         numbers["simulation"] |= regret.of(run, cost, scheduler, fresh)
         pace = f"{run.steps:,} steps in {seconds:.2f} s, {run.steps / max(seconds, 1e-9):,.0f} a second"
-        share = store.hit_share(numbers)
-        found = "" if share is None else f"; {share:.1%} of prompt tokens found in the cache"
-        say(console, f"{scheduler.policy.name}: {pace}{found}{hint_words(numbers['simulation'])}")
+        say(console, f"{scheduler.policy.name}: {pace}{hint_words(numbers['simulation'])}")
         if folder:
             result.keep(folder, load_of(args, rows), run, numbers)
         results.append(numbers)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import random
+from dataclasses import fields
 from functools import cache
 from itertools import combinations
 
 import pytest
 
 import policies
+from config import Config
 from scheduling.eviction import Eviction
 from scheduling.pages import PagePool
+from scheduling.policy import Policy
 from scheduling.reservations import Reservations
+from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from simulate.case import Case
+from simulate.cases import make_cases
+from simulate.trial import try_case
 
 Prompt = tuple[int, ...]
 
@@ -26,12 +33,17 @@ def serve(pages: int, size: int, requests: list[Sequence], evict: Eviction | Non
     pool.evict.foresee(requests)
     taken = []
     for at, seq in enumerate(requests):
-        assert held.reserve(seq, seq.total)
-        seq.state, seq.computed, seq.last_token_at = "running", len(seq.prompt_ids), float(at)
-        taken.append(seq.pages)
-        seq.finish_reason, seq.output_ids = "length", [0] * seq.max_tokens
-        held.release(seq)
+        taken.append(serve_one(held, seq, float(at)))
     return pool.hit_tokens, taken
+
+
+def serve_one(held: Reservations, seq: Sequence, at: float) -> list[int]:
+    assert held.reserve(seq, seq.total)
+    pages = seq.pages
+    seq.state, seq.computed, seq.last_token_at = "running", len(seq.prompt_ids), at
+    seq.finish_reason, seq.output_ids = "length", [0] * seq.max_tokens
+    held.release(seq)
+    return pages
 
 
 def sessions_of(prompts: list[Prompt], rng: random.Random) -> list[Sequence]:
@@ -67,8 +79,8 @@ def most_hits(prompts: list[Prompt], pages: int, size: int) -> int:
 @pytest.mark.parametrize("seed", range(60))
 def test_belady_finds_what_the_best_of_all_choices_finds(seed: int) -> None:
     rng = random.Random(seed)
-    size = rng.choice([1, 2])
-    prompts = drawn(rng, 7, 4 * size - 1)
+    size = rng.choice([2, 3])
+    prompts = [p if len(p) % size else (*p, 0) for p in drawn(rng, 7, 4 * size - 2)]  # none ends where a page ends
     pages = rng.choice([4, 5, 6])
     found, _ = serve(pages, size, sessions_of(prompts, rng), policies.get_eviction("belady"))
     assert found == most_hits(prompts, pages, size)
@@ -96,6 +108,50 @@ def test_pages_that_are_worth_the_same_go_as_without_a_ranking(seed: int) -> Non
     assert serve(pages, size, [Sequence(list(p), 1) for p in prompts], Eviction()) == plain
     assert serve(pages, size, [Sequence(list(p), 1) for p in prompts], policies.get_eviction("lru")) == plain
     assert serve(pages, size, [Sequence(list(p), 1) for p in prompts], policies.get_eviction("ttl")) == plain
+
+
+@pytest.mark.parametrize("name", policies.eviction_names(clairvoyant=True))
+def test_no_page_stays_that_is_cut_off_from_its_prefix(name: str) -> None:
+    for seed in range(20):
+        rng = random.Random(seed)
+        pages = rng.randint(7, 12)
+        requests = sessions_of(drawn(rng, 80, 6), rng)
+        held = Reservations(pool := PagePool(pages + 1, 1, evict=policies.get_eviction(name)))
+        for seq in requests:
+            held.hash(seq)
+        pool.evict.foresee(requests)
+        for at, seq in enumerate(requests):
+            serve_one(held, seq, float(at))
+            found = {key for s in requests for key in s.hashes[: pool.cached_tokens(s.hashes)]}
+            assert (pool.used, pool.cached) == (0, len(found))
+
+
+@pytest.mark.parametrize("name", policies.eviction_names(clairvoyant=True))
+def test_every_law_holds_with_every_eviction(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Case.sequences
+    made: list[Sequence] = []
+
+    def with_sessions(case: Case, backwards: bool = False) -> list[Sequence]:
+        made[:] = plain(case, backwards)
+        for seq in made:
+            seq.session, seq.keep_s = seq.client, 30.0 * seq.priority
+        return list(made)
+
+    def evicting(policy: Policy, pool: PagePool, budget: int) -> Scheduler:
+        evict = policies.get_eviction(name)
+        scheduler = Scheduler(policy, PagePool(pool.total + 1, pool.page_size, salt="check", evict=evict), budget)
+        for seq in made:
+            scheduler.batch.pages.hash(seq)
+        evict.foresee(made)
+        return scheduler
+
+    monkeypatch.setattr(Case, "sequences", with_sessions)
+    cases = [case for case in make_cases(160, 5) if case.pages and case.prefix_cache]
+    preempted = 0
+    for case in cases:
+        trial = try_case(lambda slots: policies.get_policy("chunked", slots), case, evicting, twice=False)
+        preempted += sum(seq.preemptions for seq in trial.sequences)
+    assert preempted > 0
 
 
 def found_by(name: str, *asked: tuple[int, str, float]) -> int:
@@ -130,9 +186,5 @@ def test_a_session_that_never_comes_back_makes_room_in_the_end() -> None:
 
 
 def test_the_server_offers_every_eviction_that_needs_no_future() -> None:
-    from dataclasses import fields
-
-    from config import Config
-
     (item,) = (item for item in fields(Config) if item.name == "evict")
     assert sorted(item.metadata["type"].known) == policies.eviction_names()
