@@ -52,8 +52,8 @@ def sentence(figures: dict[str, Any]) -> str:
     """Say how far a run is from the bounds, or why there are none."""
     if "least_duration_s" not in figures:
         return "no lower bounds, because requests were refused or got several tokens in a step"
-    parts = {name: _share(share) for name, share in figures.get("above_by", {}).items()}
-    by = ", ".join(f"{name} {share}" for name, share in parts.items() if share not in ("0%", "-0%"))
+    parts = {name: _share(share) for name, share in figures.get("above_by", {}).items() if name != "other"}
+    by = ", ".join(f"{name} {share}" for name, share in parts.items() if share != "0%")
     best = ""
     if "best_mean_e2el_ms" in figures:
         best = f", {_share(figures['above_best_mean_e2el'])} above the best schedule of {figures['best_mean_e2el_ms']:,.0f} ms"

@@ -66,7 +66,7 @@
   // How far the served policy is from what no policy can beat, and which of its decisions cost that.
   function regret({ served, bound }) {
     const parts = Object.entries(bound.above_by ?? {}).map(([name, share]) => [name, Math.round(100 * share)]);
-    const by = parts.filter(([, points]) => points).map(([name, points]) => `${name} ${points}`).join(", ");
+    const by = parts.filter(([name, points]) => points && name !== "other").map(([name, points]) => `${name} ${points}`).join(", ");
     const words = `${served} as simulated: mean latency ${Math.round(100 * bound.above)} % above the lower bound of any policy`;
     return `${words}${by && ` (${by})`}.`;
   }

@@ -169,6 +169,10 @@ def make_store(args: Values, rows: workloads.Rows) -> store.Store:
     return store.Store(args.out, head)
 
 
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}"
+
+
 def show_runs(console: Console, results: Rows[dict[str, Any]]) -> None:
     """Print one result in full, or a line for each."""
     if len(results) == 1:
@@ -179,14 +183,14 @@ def show_runs(console: Console, results: Rows[dict[str, Any]]) -> None:
         return
     table = Table(title="simulated, the same arrivals for all; times in ms")
     columns = {
-        "tokens/s": "output_throughput", "E2E mean": "mean_e2el_ms", "E2E p99": "p99_e2el_ms",
-        "TTFT mean": "mean_ttft_ms", "TTFT p99": "p99_ttft_ms", "ITL p99": "p99_itl_ms",
+        "tokens/s": "output_throughput", "E2E\nmean": "mean_e2el_ms", "E2E\np99": "p99_e2el_ms",
+        "TTFT\nmean": "mean_ttft_ms", "TTFT\np99": "p99_ttft_ms", "ITL\np99": "p99_itl_ms",
     }  # fmt: skip
     table.add_column("policy", overflow="fold")
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     for n in results:
-        table.add_row(n["policy"], *(f"{n[key]:,.1f}" if n[key] is not None else "-" for key in columns.values()))
+        table.add_row(n["policy"], *(_number(n[key]) for key in columns.values()))
     console.print(table)
     for n in results:
         say(console, f"{n['policy']}: {regret.sentence(n['simulation'])}")

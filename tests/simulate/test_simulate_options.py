@@ -183,6 +183,9 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--large-cases": (CHECK, "3"),
         "--seed": (CHECK, "1"),
         "--policy-option": (CHECK, "delay=0.5"),
+        "--exhaustive": (CHECK, ""),
+        "--requests": (f"{CHECK} --exhaustive", "3"),
+        "--longest": (f"{CHECK} --exhaustive", "2"),
     },
 }
 
@@ -222,6 +225,7 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "probe", probe)
     monkeypatch.setattr(validate, "validate", ask)
     monkeypatch.setattr(check, "check", ask)
+    monkeypatch.setattr(check, "check_exhaustively", ask)
     monkeypatch.setattr(grade, "grade_apart", lambda policy, lesson, seed: Grade(policy, lesson, seed, f"asked {seed}"))
 
 
