@@ -1,4 +1,4 @@
-"""What all tests share: hypothesis profiles, one thread for tiny tensors, and common fixtures."""
+"""What all tests share: hypothesis profiles, one thread for tiny tensors, the order of the files, and common fixtures."""
 
 import gc
 import os
@@ -10,17 +10,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import HealthCheck, settings
 from served import Serve, serving
-from support import FakeModel
+from support import ROOT, FakeModel
 
-pytest_plugins = ["skips", "workers"]
+pytest_plugins = ["skips"]
 collect_ignore = [] if find_spec("ray") else ["fleet/test_ray.py"]  # ./test.sh --all installs it
+COMPUTES = ("simulate", "generate", "policies", "scheduling")
+USES_TRANSFORMERS = ("support_checkpoints", "support_gguf", "from transformers")
 
 # The default is quick; ./test.sh --all passes --hypothesis-profile full. A property that needs more examples than others
 # takes a multiple of `settings.default.max_examples`.
@@ -51,6 +55,35 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # or Triton's library says at the end that its functions leaked
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that start servers first, then those that compute, so that no worker ends with a long file."""
+    starts_servers = {item.path for item in items if item.get_closest_marker("process")}
+    items.sort(key=lambda item: (item.path not in starts_servers, item.path.parent.name not in COMPUTES))
+
+
+@cache
+def imports_transformers(file: str) -> bool:
+    text = (ROOT / file).read_text("utf-8")
+    return any(name in text for name in USES_TRANSFORMERS)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Run what is slow to start in one worker of a quick run: the browser, and the files that import transformers."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class SharedStart(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            if file.startswith("tests/web/"):
+                return "browser"
+            return "transformers" if imports_transformers(file) else file
+
+    is_quick = config.getoption("dist") == "loadfile" and "not full" in config.getoption("markexpr")
+    return SharedStart(config, log) if is_quick else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

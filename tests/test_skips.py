@@ -23,14 +23,14 @@ def test_of_nothing(): pass
 def run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Run the tests above with the plugin, as `./test.sh` does."""
     (folder / "test_some.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-pskips", "-pworkers", f"--rootdir={folder}", *flags, str(folder)]
+    command = [sys.executable, "-m", "pytest", "-q", "-pskips", "-pxdist", f"--rootdir={folder}", *flags, str(folder)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_run_ends_with_what_was_skipped_and_how_to_have_it(tmp_path: Path, workers: str) -> None:
-    done = run(tmp_path, "--workers", workers)
+    done = run(tmp_path, "-n", workers)
     assert done.returncode == 0
     assert "1 x no browser here: install one (Debian: apt install chromium)" in done.stdout
     assert "2 x needs a GPU" in done.stdout
@@ -38,7 +38,7 @@ def test_a_run_ends_with_what_was_skipped_and_how_to_have_it(tmp_path: Path, wor
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_skip_for_a_missing_program_is_an_error_when_none_is_allowed(tmp_path: Path, workers: str) -> None:
-    done = run(tmp_path, "--workers", workers, "--no-skips")
+    done = run(tmp_path, "-n", workers, "--no-skips")
     assert done.returncode == 1
     assert "error: --no-skips" in done.stdout
 
