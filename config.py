@@ -22,7 +22,7 @@ from client.options import read_dotenv as read_dotenv
 from client.origins import check_origins, read_origins
 from client.shell import complete
 
-__all__ = ["Config", "ConfigError", "Loaded", "describe", "flag", "load", "nearest", "variable"]
+__all__ = ["KEY", "Config", "ConfigError", "Loaded", "flag", "load", "nearest", "text_of", "variable"]
 
 ROOT = Path(__file__).resolve().parent
 LAB_FOLDER = ROOT / "build" / "lab"  # where tools/build_lab.sh puts it
@@ -254,7 +254,7 @@ class Config:
 
     def to_environment(self) -> dict[str, str]:
         """Return the settings as `EB_*` variables, for the process that serves: `.env` is in them."""
-        settings = {variable(f.name): _text(getattr(self, f.name)) for f in fields(self)}
+        settings = {variable(f.name): text_of(getattr(self, f.name)) for f in fields(self)}
         return settings | {COMPLETE: "1"}
 
 
@@ -266,7 +266,8 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """Return a value as a flag or a variable gives it."""
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
@@ -344,13 +345,3 @@ def command(policies: Mapping[str, str] | None = None) -> Command:
         )  # fmt: skip
         sections.setdefault(group, []).append(option)
     return Command("./server.sh", INTRO, sections, {"policies": list(policies.items())} if policies else None)
-
-
-def describe(loaded: Loaded) -> str:
-    """Return every setting with its value and origin, secrets hidden."""
-    lines = []
-    for item in fields(Config):
-        value = getattr(loaded.config, item.name)
-        shown = "(set)" if item.metadata["type"] is KEY and value else _text(value) or "(unset)"
-        lines.append(f"{flag(item.name):<23} {shown:<23} {loaded.origin[item.name]}")
-    return "\n".join(lines)

@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
         speculate.check(chosen)
         if "--print-config" in argv:
             with printing():
-                print(settings.describe(loaded))  # noqa: T201
+                print(_described(loaded))  # noqa: T201
             return
         for warning in loaded.warnings:
             banner.warn(warning)
@@ -117,6 +117,16 @@ def _resolve(config: Config) -> str:
         return catalog.resolve(config.model or None, config.load_format).to_json()
     finally:
         timer.cancel()
+
+
+def _described(loaded: settings.Loaded) -> str:
+    """Return every setting with its value and origin, secrets hidden."""
+    lines = []
+    for item in dataclasses.fields(Config):
+        value = getattr(loaded.config, item.name)
+        shown = "(set)" if item.metadata["type"] is settings.KEY and value else settings.text_of(value) or "(unset)"
+        lines.append(f"{settings.flag(item.name):<23} {shown:<23} {loaded.origin[item.name]}")
+    return "\n".join(lines)
 
 
 def with_absolute_paths(config: Config) -> Config:
