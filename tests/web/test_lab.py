@@ -38,11 +38,11 @@ DEAF = ENDLESS.replace(
 # A policy that gets past the law of imports, looks for any way from Python to JavaScript, and reports what it got.
 PRISONER = """
 from scheduling import policy
-import collections, gc
+import collections
 
 modules = collections._sys.modules
 found = [name for name in ("js", "pyodide_js", "_pyodide_core") if modules.get(name) is not None]
-for proxy in [thing for thing in gc.get_objects() if "Js" in type(thing).__name__ and not isinstance(thing, type)]:
+for proxy in [thing for thing in modules['gc'].get_objects() if "Js" in type(thing).__name__ and not isinstance(thing, type)]:
     try:
         found.append(str(proxy.constructor.constructor("return typeof fetch")()))
     except Exception as error:
