@@ -306,6 +306,20 @@ class Server:
                 connection.close()
 
 
+def kill(process: subprocess.Popen[Any]) -> None:
+    """Kill a process and those that it has started, without a warning; do nothing if it has ended."""
+    if process.poll() is None:
+        for pid in processes_of(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def processes_of(pid: int) -> list[int]:
+    """Return the pid and those of its children, and of theirs."""
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout.split()
+    return [pid, *(other for child in map(int, listed) for other in processes_of(child))]
+
+
 def read_answer(connection: socket.socket) -> Answer:
     """Read until the other side closes; return the one answer that came."""
     data = b"".join(iter(lambda: connection.recv(65536), b""))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Server, wait_until
+from support import Server, kill, processes_of, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.full]
 PATH = "/v1/completions"
@@ -56,18 +55,11 @@ def check_result(server: Server, id: str) -> None:
     assert sorted(json.loads(row)["custom_id"] for row in content) == sorted(f"r{i}" for i in range(LINES))
 
 
-def processes_of(pid: int) -> list[int]:
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout.split()
-    return [pid, *(other for child in map(int, listed) for other in processes_of(child))]
-
-
 def test_a_batch_goes_on_after_kill_9_and_after_a_polite_end(tmp_path: Path) -> None:
     server = start(tmp_path, "first.log")
     id = begin(server)
     wait_until(lambda: half_done(server, id), 60)
-    for pid in processes_of(server.process.pid):
-        os.kill(pid, signal.SIGKILL)
-    server.process.wait()
+    kill(server.process)
     kept = sum(path.read_text().count("response") for path in (tmp_path / "work/files").iterdir())
     assert kept > 0
     server = start(tmp_path, "second.log")

@@ -8,33 +8,17 @@ import pytest
 from driver import drive, made, order_of_admission, requests
 
 import policies
+from benchmarks.prefix_tree import PAGE, drawn, least
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate.costs import Affine
 from simulate.simulator import Run, simulate
 
-PAGE, PREFIX = 16, 192
 
-
-def shared(count: int, prefixes: int, seed: int = 1) -> list[Sequence]:
-    """Return shuffled requests with `prefixes` beginnings of 12 pages, tails of 4 to 20 tokens, answers of 4 to 24."""
-    rng = random.Random(seed)
-    heads = [[rng.randrange(30_000) for _ in range(PREFIX)] for _ in range(prefixes)]
-    chosen = [heads[i % prefixes] for i in range(count)]
-    rng.shuffle(chosen)
-    return [
-        Sequence([*head, *(rng.randrange(30_000) for _ in range(rng.randint(4, 20)))], rng.randint(4, 24), id=f"r{i}")
-        for i, head in enumerate(chosen)
-    ]
-
-
-def least(sequences: list[Sequence]) -> int:
-    """Return the fewest prompt tokens that must be computed: each distinct block once, and what is behind the last."""
-    pool = PagePool(2, PAGE)
-    chains = [pool.hashes(seq.prompt_ids) for seq in sequences]
-    tails = sum(len(seq.prompt_ids) - PAGE * len(chain) for seq, chain in zip(sequences, chains))
-    return PAGE * len({block for chain in chains for block in chain}) + tails
+def shared(count: int, prefixes: int) -> list[Sequence]:
+    """Return shuffled requests with `prefixes` beginnings of 12 pages."""
+    return drawn(count, prefixes, tokens=12 * PAGE)
 
 
 def served(name: str, sequences: list[Sequence], pages: int = 180, slots: int = 16, budget: int = 2048) -> Run:
