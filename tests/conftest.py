@@ -36,7 +36,7 @@ settings.register_profile(
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("quick", settings.get_profile("full"), max_examples=20)
+settings.register_profile("quick", settings.get_profile("full"), max_examples=12)
 settings.load_profile("quick")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from points import points
 
 from client import sweep
 from client.options import UsageError
@@ -56,7 +57,7 @@ def test_acceptance_and_tokens_per_step_are_those_between_two_readings() -> None
     assert store.speculation({"total_output_tokens": 9, "completed": 1}) == {}
 
 
-@pytest.mark.parametrize("more", [["--acceptance", "0.8"], []])
+@pytest.mark.parametrize("more", points(1, ["--acceptance", "0.8"], []))
 def test_a_comparison_draws_what_speculation_did_where_there_was_some(more: list[str], tmp_path: Path) -> None:
     words = ["run", "dynamic", "chunked", "--num", "40", "--cost", "splitwise", "--no-plots", *more]
     assert main([*words, "--out", str(tmp_path / "run")]) == 0

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from kernels import multiply_in_one_order
+from points import points
 from test_runner import SHAPES, make_model, ragged, run
 
 from config import Config
@@ -42,7 +43,7 @@ def gpu_runner(capacity: int = 8, strict: bool = False) -> GpuRunner:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("policy", ["static", "dynamic"])
+@pytest.mark.parametrize("policy", points(1, "dynamic", "static"))
 def test_texts_are_the_cpus_for_every_shape_of_model(shape: str, policy: str) -> None:
     config = SHAPES[shape]
     expected = run(make_model(config), ragged(config, 10, 1, temperature=0), policy)
@@ -77,8 +78,8 @@ def mixed(n: int, seed: int) -> list[Sequence]:
 
 @pytest.mark.parametrize(
     ("policy", "slots", "budget", "arrivals"),
-    [("dynamic", 8, 2048, 3), ("dynamic", 8, 24, 1), ("dynamic", 20, 2048, 20),
-     ("static", 6, 2048, 4), ("static-exact", 8, 2048, 8), ("dynamic", 3, 64, 30)],
+    points(2, ("dynamic", 8, 24, 1), ("static", 6, 2048, 4), ("dynamic", 8, 2048, 3), ("dynamic", 20, 2048, 20),
+           ("static-exact", 8, 2048, 8), ("dynamic", 3, 64, 30)),
 )  # fmt: skip
 def test_mixed_requests_get_the_cpus_texts_in_any_batch(policy: str, slots: int, budget: int, arrivals: int) -> None:
     options = {"slots": slots, "budget": budget, "arrivals": arrivals}

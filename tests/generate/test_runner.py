@@ -176,8 +176,11 @@ def test_steps_that_only_decode_are_packed_once_and_give_the_same_tokens(
     assert (packed == steps) if "logprobs" in sampling else (packed < 0.8 * steps), (packed, steps)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("dtype", "temperature"),
+    points(2, (torch.bfloat16, 0.0), (torch.float32, 1.0), (torch.float32, 0.0), (torch.bfloat16, 1.0)),
+    ids=str,
+)
 def test_the_text_of_a_request_does_not_depend_on_the_batch(dtype: torch.dtype, temperature: float) -> None:
     config = SHAPES["heads of 64"]
     model = make_model(config, dtype)

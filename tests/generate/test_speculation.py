@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from points import points
 
 import policies
 from generate.drafters.model import ModelDrafter
@@ -82,7 +83,7 @@ def runner() -> ModelRunner:
     return ModelRunner(make_model(), 400, PAGE)
 
 
-@pytest.mark.parametrize("temperature", [0, 0.7, 1.5])
+@pytest.mark.parametrize("temperature", points(2, 0, 1.5, 0.7))
 @pytest.mark.parametrize(("pages", "slots", "cancel"), [(400, 1, 0), (400, 24, 5), (14, 8, 0)])
 def test_the_text_is_the_same_as_without_drafts(
     runner: ModelRunner, temperature: float, pages: int, slots: int, cancel: int

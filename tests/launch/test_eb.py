@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from points import points
 from support import ROOT, clean_environment
 
 pytestmark = pytest.mark.skipif(not (ROOT / ".venv/bin/python").exists(), reason="./eb would install .venv first")
@@ -32,7 +33,7 @@ def test_a_mistyped_command_is_answered_with_the_nearest(words: list[str]) -> No
     assert done.stderr.startswith("error: unknown command 'compre'. Did you mean 'compare'? Run ")
 
 
-@pytest.mark.parametrize("words", [["load", "--requests", "x"], ["help", "compare"], ["help", "serve"]])
+@pytest.mark.parametrize("words", points(2, ["load", "--requests", "x"], ["help", "compare"], ["help", "serve"]))
 def test_help_and_errors_name_the_command_as_it_was_called(words: list[str]) -> None:
     done = eb(*words)
     said = done.stdout + done.stderr

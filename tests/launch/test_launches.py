@@ -130,13 +130,13 @@ def test_a_full_disk_is_refused(
     ("arguments", "environ", "words"),
     [
         ([], {"GUNICORN_CMD_ARGS": "--preload"}, "preload on"),
-        (["--kv-memory", "1K"], {}, "--kv-memory"),
         *(
             pytest.param(*more, marks=pytest.mark.full)
             for more in (
                 ([], {"GUNICORN_CMD_ARGS": "--workers 2"}, "2 worker"),
                 ([], {"GUNICORN_CMD_ARGS": "-k sync"}, "of class gthread"),
                 ([], {"GUNICORN_CMD_ARGS": "--threads 4"}, "4 threads"),
+                (["--kv-memory", "1K"], {}, "--kv-memory"),
                 (["--dtype", "float16", "--device", "cpu"], {}, "float16 is for GPUs"),
             )
         ),

@@ -6,6 +6,7 @@ import pytest
 from driver import Pool, Request, drive, failing, next_tokens, pools, requests, scheduler, traces
 from hypothesis import given
 from hypothesis import strategies as st
+from points import points
 
 import policies
 from scheduling.pages import PagePool
@@ -14,10 +15,12 @@ from scheduling.policy import Policy
 slots = st.integers(1, 5)
 budgets = st.integers(1, 12)
 faults = st.dictionaries(st.integers(0, 25), st.lists(st.integers(0, 9), max_size=3), max_size=8)
-SWITCHED = [*policies.names(), "dynamic+srpt", "dynamic+mlfq", "dynamic+vtc", "tgi+drr", "static+sjf"]
+SWITCHED = ["static", "dynamic", "chunked", "multibin", "dynamic+mlfq", "tgi+drr"]  # then those for --all
+SWITCHED += [name for name in policies.names() if name not in SWITCHED]
+SWITCHED += ["dynamic+srpt", "dynamic+vtc", "static+sjf"]
 
 
-@pytest.mark.parametrize("old", SWITCHED)
+@pytest.mark.parametrize("old", points(6, *SWITCHED))
 def test_a_live_switch_to_any_policy_loses_no_request(old: str) -> None:
     shapes = [(3 * i, 1 + i * 5 % 9, 1 + i * 7 % 6) for i in range(12)]
     for new in SWITCHED:

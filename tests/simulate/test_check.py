@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from points import points
 
 import policies
 from scheduling.scheduler import Scheduler
@@ -127,7 +128,7 @@ def test_pages_that_the_scheduler_gives_back_twice_are_noticed() -> None:
 EVERY = [*LOOPS, *ORDERS, *COMPOSED]
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", points(len(LOOPS) + len(ORDERS), *EVERY))
 def test_every_policy_that_is_shipped_keeps_the_laws(name: str) -> None:
     assert check(name, CASES, seed=5, large=0).broken is None
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
+from points import points
 from support_simulate import run_command, sequences
 
 import policies
@@ -182,7 +183,9 @@ def test_options_of_drafts_that_can_have_no_effect_are_refused(
     assert more in error
 
 
-@pytest.mark.parametrize("command", ["run dynamic", "plan dynamic --slots 4", "fleet dynamic --router round-robin"])
+@pytest.mark.parametrize(
+    "command", points(1, "run dynamic", "plan dynamic --slots 4", "fleet dynamic --router round-robin")
+)
 def test_drafts_make_every_simulated_server_faster(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     line = [*command.split(), "--num", "200", "--rate", "1", "--cost", "splitwise"]
     plain, _ = run_command(capsys, *line)
