@@ -88,17 +88,17 @@ def least_loaded(rng: Random) -> Router:
 def power_of_two(rng: Random) -> Router:
     """The less loaded of two random replicas (Mitzenmacher 2001); ties go to the one with more free KV pages."""
 
-    def key(replicas: Replicas, i: int) -> tuple[int, float]:
-        return replicas.load[i], -replicas.kv_free[i] if replicas.kv_free else 0.0
-
     def route(replicas: Replicas, asked: Asked) -> Iterator[int]:
-        count = len(replicas.names)
-        a = rng.randrange(count)
+        count, load, free = len(replicas.names), replicas.load, replicas.kv_free
+        start = a = rng.randrange(count)
         b = rng.randrange(count - 1) if count > 1 else a
         b += count > 1 and b >= a  # another one than the first
-        chosen = sorted({a: 0, b: 0}, key=lambda i: key(replicas, i))
-        yield from chosen
-        yield from (i for i in _around(a, count) if i not in chosen)
+        if load[b] < load[a] or (load[b] == load[a] and free and free[b] > free[a]):
+            a, b = b, a
+        yield a
+        if b != a:
+            yield b
+        yield from (i for i in _around(start, count) if i not in (a, b))
 
     return route
 

@@ -26,9 +26,10 @@ def allocate(policy: Policy, running: list[Sequence], token_budget: int) -> Allo
     counts = policy.allocate_tokens(live, token_budget)
     if len(counts) != len(live):
         raise PolicyError(f"allocate_tokens: {len(counts)} numbers for {len(live)} running sequences")
-    for seq, count in zip(live, counts):
-        if not 0 <= count <= seq.pending:
-            raise PolicyError(f"allocate_tokens: {count} tokens for {seq.id}, which has {seq.pending} left")
+    if type(policy).allocate_tokens is not Policy.allocate_tokens:
+        for seq, count in zip(live, counts):
+            if not 0 <= count <= seq.pending:
+                raise PolicyError(f"allocate_tokens: {count} tokens for {seq.id}, which has {seq.pending} left")
     if all(counts):
         return Allocation(live, counts, held, [])
     paused = [seq for seq, count in zip(live, counts) if not count]

@@ -19,9 +19,11 @@ def identical_steps_ahead(scheduler: Scheduler, plan: Plan) -> int:
         return 1
     if not quiet or plan.joined or plan.paused or (scheduler.waiting and not admission_closed(scheduler)):
         return 1
-    if any(s.pending > 1 or not s.output_ids or s.stop is not None for s in plan.sequences):
+    if not plan.sequences or max(plan.counts) > 1:
         return 1
-    most = min((s.max_tokens - len(s.output_ids) for s in plan.sequences), default=1)
+    if any(s.stop is not None or not s.output_ids or s.pending > 1 for s in plan.sequences):
+        return 1
+    most = min([s.max_tokens - len(s.output_ids) for s in plan.sequences])
     return scheduler.batch.pages.steps_without_shortage(plan.sequences, most)
 
 

@@ -76,23 +76,26 @@ class PagePool:
         if not self.prefix_cache:
             return []
         first = hashlib.sha256(self._salt + salt.encode()).digest() if salt else self._salt
-        return list(self._chain(hashes[-1] if hashes else first, tokens))
+        return list(self._chain(hashes[-1] if hashes else first, array("I", tokens)))
 
-    def _chain(self, key: bytes, tokens: list[int]) -> Iterator[bytes]:
+    def _chain(self, key: bytes, tokens: array[int]) -> Iterator[bytes]:
         size = self.page_size
-        for i in range(len(tokens) // size):
-            key = hashlib.sha256(key + array("I", tokens[i * size : (i + 1) * size]).tobytes()).digest()
+        for start in range(0, len(tokens) // size * size, size):
+            key = hashlib.sha256(key + tokens[start : start + size].tobytes()).digest()
             yield key
 
     def cached_tokens(self, hashes: list[bytes]) -> int:
         """Return how many tokens at the head of this chain are in the cache now."""
-        return self._match(hashes) * self.page_size
+        return len(self._match(hashes)) * self.page_size
 
-    def _match(self, hashes: list[bytes]) -> int:
-        for i, key in enumerate(hashes):
-            if key not in self._by_key:
-                return i
-        return len(hashes)
+    def _match(self, hashes: list[bytes]) -> list[int]:
+        pages = []
+        for key in hashes:
+            page = self._by_key.get(key)
+            if page is None:
+                break
+            pages.append(page)
+        return pages
 
     def reserve(self, hashes: list[bytes], tokens: int, prompt_tokens: int = 0) -> tuple[list[int], int] | None:
         """Take pages for `tokens` tokens; return (pages, cached tokens), or None when there are too few.
@@ -101,7 +104,7 @@ class PagePool:
         """
         # Sharing is legal because a shared page is never written: it is full, its keys and values depend only on
         # the tokens up to their position, which the chain hashes, and a sequence writes behind its cached tokens.
-        hits = [self._by_key[key] for key in hashes[: self._match(hashes)]]
+        hits = self._match(hashes)
         fresh = self.pages_for(tokens) - len(hits)
         if fresh > self.free - sum(self._references[p] == 0 for p in hits):
             return None
@@ -124,7 +127,7 @@ class PagePool:
     def publish(self, pages: list[int], hashes: list[bytes]) -> None:
         """Let later sequences find the content of `pages`, whose keys and values must be computed."""
         for page, key in zip(pages, hashes):
-            if self._by_key.setdefault(key, page) == page:
+            if self._key[page] is None and self._by_key.setdefault(key, page) == page:
                 self._key[page] = key
 
     def release(self, pages: list[int], seq: Sequence | None = None) -> None:

@@ -192,7 +192,7 @@ class Scheduler:
         until it is committed.
         """
         slot_steps = SlotSteps.of(plan, self.policy.slots)
-        phases = ["prefill" if s.is_prefilling else "decode" for s in plan.sequences if self.record]
+        phases = ["prefill" if s.is_prefilling else "decode" for s in plan.sequences] if self.record else []
         failed, finished, steady, drafts, rejected = advance(
             plan, outputs, now, self.hooks.on_token, self.batch.pages.publish
         )

@@ -64,7 +64,7 @@ class Sequence:
     last_iteration: int = 0
     batch_sum: int = 0  # sum and maximum of the batch sizes it ran in
     batch_max: int = 0
-    drafted: int = 0  # draft tokens, and how many of them were accepted
+    drafted: int = 0  # draft tokens, and how many of them were accepted and belong to the answer
     accepted: int = 0
     waited: dict[str, tuple[int, float]] = field(default_factory=dict)  # reason: iterations, seconds
 
@@ -118,4 +118,5 @@ class Sequence:
         n = len(self.prompt_ids)
         if start >= n:
             return self.output_ids[start - n : start - n + count]
-        return [*self.prompt_ids[start : start + count], *self.output_ids][:count]
+        prompt = self.prompt_ids[start : start + count]
+        return [*prompt, *self.output_ids[: count - len(prompt)]]

@@ -49,9 +49,10 @@ class Blocks:
         return numbers
 
     def keys(self, i: int, tokens: int) -> list[bytes]:
-        """Return a key for each full block of a prompt of this many tokens."""
+        """Return a key for each full block of a prompt of this many tokens; behind those named, one of no other request."""
         packed = self._numbers(i, tokens // TOKENS).tobytes()
-        return [packed[at : at + 8] for at in range(0, len(packed), 8)]
+        keys = [packed[at : at + 8] for at in range(0, len(packed), 8)]
+        return keys + [b"%d %d" % (i, block) for block in range(len(keys), tokens // TOKENS)]
 
     def tokens(self, i: int, tokens: int) -> list[int]:
         """Return a prompt whose tokens are equal where its blocks are; behind them, those of no other request."""

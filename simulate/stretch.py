@@ -54,7 +54,8 @@ def _equally_long(now: float, spent: float, most: int, until: float) -> tuple[li
 
 def step_seconds(cost: Cost, host: Host, plan: Plan) -> float:
     """Return how long one step takes."""
-    return cost(plan) + host.seconds(sum(output is not None for output in tokens_due(plan)))
+    due = sum(output is not None for output in tokens_due(plan)) if host.alpha2 else 0
+    return cost(plan) + host.seconds(due)
 
 
 def gaps_of_step(plan: Plan, outputs: list[Output], now: float) -> list[float]:

@@ -68,13 +68,12 @@ class Rows:
             self.slo or repeat(None),
             self.keep_s or repeat(0.0),
         )
-        by_number = self.blocks is not None and self.page_size == blocks.TOKENS
         for i, (at, prompt, o, client, priority, slo, keep_s) in enumerate(rows):
             seq = Sequence(
                 prompt, o, id=str(i), arrived_at=at, client=client, priority=priority,
                 deadline=None if slo is None else at + slo, session=client if self.keep_s else "", keep_s=keep_s,
             )  # fmt: skip
-            if self.blocks is not None and by_number:
+            if self.blocks is not None and self.by_number:
                 seq.hashes = self.blocks.keys(i, len(prompt))
             yield seq
 
@@ -86,11 +85,16 @@ class Rows:
         elif self.blocks is None:
             zeros = {p: [0] * p for p in dict.fromkeys(lengths)}
             yield from (zeros[p] for p in lengths)
-        elif self.page_size == blocks.TOKENS:
+        elif self.by_number:
             # The tokens of no other request, whose number alone matters, without a list that holds them.
             yield from (cast("list[int]", range(i, i + p)) for i, p in enumerate(lengths))
         else:
             yield from (self.blocks.tokens(i, p) for i, p in enumerate(lengths))
+
+    @property
+    def by_number(self) -> bool:
+        """Whether a page is a block of the trace, so that blocks are looked up by number and nothing is hashed."""
+        return self.blocks is not None and self.page_size == blocks.TOKENS
 
     @property
     def has_contents(self) -> bool:

@@ -135,9 +135,13 @@ def serve(
 
 
 def asking(rows: Rows) -> Asks | None:
-    """Return what the ingress in front of real servers would know of each request: where there are texts, their blocks."""
-    texts = rows.texts
-    return None if texts is None else lambda seq: Asked(bodies.blocks(texts[int(seq.id)]), seq.client)
+    """Return what is known of each request: the blocks of its text, as in front of real servers, or those of the trace."""
+    texts, named = rows.texts, rows.blocks
+    if texts is not None:
+        return lambda seq: Asked(bodies.blocks(texts[int(seq.id)]), seq.client)
+    if named is None or not rows.by_number:
+        return None
+    return lambda seq: Asked(seq.hashes[: len(named.prompts[named.prompt[int(seq.id)]])], seq.client)
 
 
 def figures(run: FleetRun, limits: dict[str, float | None]) -> dict[str, Any]:
