@@ -18,7 +18,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(scope="session")
+# Of each file, not of the session: playwright's event loop runs as long, and asyncio.run fails beside it in the tests of
+# other files.
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     api = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed: tools/setup.sh requirements-dev.txt does it"
@@ -29,7 +31,7 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def reader(chromium: Any, server: Server) -> Iterator[Any]:
     """Return a page whose functions tests call; none of them changes it, and it shows nothing of the server."""
     tab = Tab(chromium, server)
