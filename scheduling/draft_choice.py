@@ -16,8 +16,8 @@ class DraftChoice(NamedTuple):
 
     sequences, most, chances: the requests with offers, the most drafts of each, and how likely each of them is right if
     those before it are. rows: those of the step without drafts, each of which gets a token. budget: the most drafts of
-    all. seconds: the time of a step with so many rows. round_seconds: what the drafter takes to propose one more token of
-    each.
+    all. seconds: how long a step takes, by its number of rows. round_seconds: how long the drafter takes to propose one
+    more token for each sequence.
     """
 
     sequences: list[Sequence]

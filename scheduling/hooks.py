@@ -10,6 +10,11 @@ from scheduling.policy import Policy
 from scheduling.sequence import Sequence
 
 
+def overrides(policy: Policy, hook: str) -> bool:
+    """Return whether a policy has a hook of its own."""
+    return getattr(type(policy), hook) is not getattr(Policy, hook)
+
+
 @dataclass(frozen=True, slots=True)
 class Hooks:
     """The hooks of one policy that do more than the defaults."""
@@ -24,16 +29,13 @@ class Hooks:
 
     @classmethod
     def of(cls, policy: Policy) -> Hooks:
-        def overrides(hook: str) -> bool:
-            return getattr(type(policy), hook) is not getattr(Policy, hook)
-
         return cls(
-            refuses=overrides("refuse"),
-            preempts=overrides("preempt") and policy.preempts,
-            blocks=overrides("blocked_by"),
-            releases=overrides("release"),
-            on_token=policy.on_token if overrides("on_token") else None,
-            on_step=policy.on_step if overrides("on_step") else None,
+            refuses=overrides(policy, "refuse"),
+            preempts=overrides(policy, "preempt") and policy.preempts,
+            blocks=overrides(policy, "blocked_by"),
+            releases=overrides(policy, "release"),
+            on_token=policy.on_token if overrides(policy, "on_token") else None,
+            on_step=policy.on_step if overrides(policy, "on_step") else None,
             # The default `allocate_tokens`, like padding, gives each member one token when each has one pending.
-            repeats=policy.padded or not overrides("allocate_tokens"),
+            repeats=policy.padded or not overrides(policy, "allocate_tokens"),
         )

@@ -40,7 +40,7 @@ class PagePool:
         self.evict = evict or Eviction()
         self._ranks = evict is not None and evict.ranks and prefix_cache
         self._worth = [UNKNOWN] * n_pages
-        self._blank = list(range(n_pages - 1, 0, -1))  # free pages that nobody finds: the last is taken first
+        self._blank = list(range(n_pages - 1, 0, -1))  # free pages without findable content, taken from the end
         # Free pages that are found, with their worth: in the order in which they go, the least recently used first.
         self._cached: OrderedDict[int, float] = Ranking() if self._ranks else OrderedDict()
 

@@ -8,9 +8,9 @@ Each replay serves the same requests with the same law, and changes one kind of 
   answer are free, and leave with the last token, unpadded. The best of all slots, half and a quarter of them counts.
 * cache: each prompt finds all pages that it shares with a request that arrived before it, whatever was evicted meanwhile.
 
-Who knows the future may also decide as the policy did, so no part is negative. The parts are not the regret: what two
-decisions cost together counts in both or in neither, and preemption, chunks of prompts and the bound's own gap in none.
-The rest, which may be negative, is "other". This module must not know bounds.
+Knowing the future never hurts, since one may still decide as the policy did: no part is negative. But the parts do not add
+up to the regret: what two decisions cost together counts in both or in neither, and preemption, chunks of prompts and the
+bound's own gap count in none. The rest, which may be negative, is "other". This module must not know bounds.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from scheduling.hooks import overrides
 from scheduling.policy import Policy
 from scheduling.sequence import WAIT_REASONS, Sequence
 from simulate.laws import Broken
@@ -53,15 +54,11 @@ def watch(policy: Policy) -> None:
         if not name.startswith("_") and not hasattr(Policy, name) and callable(getattr(policy, name)):
             _check_spelling(policy, name, hooks)
     for hook in hooks:
-        if _is_own(policy, hook):
+        if overrides(policy, hook):
             _check_arguments(policy, hook)
     for hook in RETURNS:
-        if _is_own(policy, hook):
+        if overrides(policy, hook):
             setattr(policy, hook, _watched(policy, hook))
-
-
-def _is_own(policy: Policy, hook: str) -> bool:
-    return getattr(type(policy), hook) is not getattr(Policy, hook)
 
 
 def _check_spelling(policy: Policy, name: str, hooks: list[str]) -> None:

@@ -14,7 +14,7 @@ needs_browser = pytest.mark.skipif(BROWSER is None, reason=NO_BROWSER)
 in_a_browser = [pytest.mark.process, needs_browser]
 
 
-# Ten frames a second: at sixty, drawing them takes most of the time of these tests.
+# Ten frames a second are enough for all tests but that of smoothness.
 CALMLY = """(() => {
   const draw = requestAnimationFrame;
   globalThis.requestAnimationFrame = (act) => setTimeout(() => draw(act), 100);
@@ -50,3 +50,17 @@ class Tab:
     def until(self, condition: str, seconds: float = 30.0) -> None:
         """Ask again and again; playwright's own waiting would need eval, which the page forbids."""
         wait_until(lambda: self.page.evaluate(f"Boolean({condition})"), seconds)
+
+
+def assert_axe_finds_nothing_serious(page: Any) -> None:
+    """Fail with the rules that a page breaks and the elements that do; skip where axe is not installed."""
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright",
+        reason="axe is not installed: tools/setup.sh requirements-dev.txt does it",
+    )
+    serious = [
+        (found["id"], [node["html"][:90] for node in found["nodes"][:4]])
+        for found in axe.Axe().run(page).response["violations"]
+        if found["impact"] in ("serious", "critical")
+    ]
+    assert serious == []

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from browser import Tab, in_a_browser
+from browser import Tab, assert_axe_finds_nothing_serious, in_a_browser
 from support import ROOT, Server, clean_environment, wait_until
 
 from simulate import lab
@@ -282,15 +282,10 @@ def test_a_policy_is_kept_downloaded_and_copied_from_those_that_are_shipped(tab:
 def test_axe_finds_nothing_serious_and_nothing_is_wider_than_the_window(
     chromium: Any, host: Any, width: int, scheme: str
 ) -> None:
-    axe = pytest.importorskip(
-        "axe_playwright_python.sync_playwright",
-        reason="axe is not installed: tools/setup.sh requirements-dev.txt does it",
-    )
     tab = opened(Tab(chromium, host, viewport={"width": width, "height": 800}, color_scheme=scheme))
     assert "line 1" in run(tab, "import time\n")
     assert run(tab) == ""
     assert tab.page.evaluate("document.documentElement.scrollWidth") == width
-    violations = axe.Axe().run(tab.page).response["violations"]
-    assert [found for found in violations if found["impact"] in ("serious", "critical")] == []
+    assert_axe_finds_nothing_serious(tab.page)
     assert tab.complaints == []
     tab.context.close()

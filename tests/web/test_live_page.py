@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Tab, in_a_browser
+from browser import Tab, assert_axe_finds_nothing_serious, in_a_browser
 from support import Server
 from support_tokenizers import write
 
@@ -145,10 +145,6 @@ def test_it_finds_the_server_again(chromium: Any, tmp_path: Path) -> None:
 def test_it_fits_a_small_screen_and_axe_finds_nothing_serious(
     chromium: Any, server: Server, scheme: str, path: str
 ) -> None:
-    axe = pytest.importorskip(
-        "axe_playwright_python.sync_playwright",
-        reason="axe is not installed: tools/setup.sh requirements-dev.txt does it",
-    )
     server.post(prompt="ROMEO:", num_tokens=12)
     tab = Tab(chromium, server, viewport={"width": 360, "height": 740}, color_scheme=scheme)
     page = tab.open(path)
@@ -158,13 +154,7 @@ def test_it_fits_a_small_screen_and_axe_finds_nothing_serious(
         tab.until("!document.querySelector('#detail').hidden")
         page.evaluate(f"EB.page.feed.handlers.shadow({json.dumps(SHADOW)})")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
-    found = axe.Axe().run(page).response["violations"]
-    serious = [
-        (v["id"], [node["html"][:90] for node in v["nodes"][:4]])
-        for v in found
-        if v["impact"] in ("serious", "critical")
-    ]
-    assert serious == []
+    assert_axe_finds_nothing_serious(page)
     assert tab.complaints == []
     tab.context.close()
 
