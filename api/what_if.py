@@ -66,7 +66,7 @@ def install(routes: Blueprint, service: Service, load: Callable[[], tuple[float,
             try:
                 service.policies.get_policy(name, service.config.max_batch_size, {}, own=False)
             except ValueError as error:
-                raise ApiError(str(error)[:2000], param="policies") from None
+                raise ApiError(str(error)[:2000], type="not_found_error", param="policies") from None
         span = load() if params.requests == "load" else None
         if params.requests == "load" and span is None:
             raise ApiError("no load was sent to this server. Send POST /load first", type="not_found_error")

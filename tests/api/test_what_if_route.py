@@ -66,11 +66,17 @@ def test_the_requests_of_the_last_load_are_those_that_arrived_during_it(app: Fla
 
 @pytest.mark.parametrize(
     "fields",
-    [{"policies": ["statik"]}, {"policies": ["./mine"]}, {"policies": ["static"] * 7}, {"count": 401},
-     {"requests": "all"}, {"workload": "trace:/etc/passwd"}, {"rate": 0}, {"policies": "static"}],
+    [{"policies": ["static"] * 7}, {"count": 401}, {"requests": "all"}, {"workload": "trace:/etc/passwd"}, {"rate": 0},
+     {"policies": "static"}],
 )  # fmt: skip
 def test_a_question_is_bounded(app: Flask, answers: Answers, fields: dict[str, Any]) -> None:
     error(app.test_client().post("/what-if", json=fields), 400)
+    assert answers.asked == []
+
+
+@pytest.mark.parametrize("name", ["statik", "./mine"])
+def test_a_policy_that_the_server_does_not_have_is_not_found(app: Flask, answers: Answers, name: str) -> None:
+    assert error(app.test_client().post("/what-if", json={"policies": [name]}), 404)["param"] == "policies"
     assert answers.asked == []
 
 

@@ -84,7 +84,7 @@ def test_the_help_closes_with_escape_and_the_focus_returns(tab: Tab) -> None:
     page = tab.open()
     page.focus("#help-open")
     page.keyboard.press("Enter")
-    assert page.locator("#help-terms dt").count() == 13
+    assert page.locator("#help-terms dt").count() == page.locator("#help-terms dd").count() > 0
     assert page.is_visible("#help svg")
     page.keyboard.press("Escape")
     assert page.is_hidden("#help")
