@@ -94,8 +94,8 @@ def engine_options(
         Option("--cost", f"name of a cost model, or a file written by `calibrate`{default_cost}", default=cost),
         pairs("--cost-option", "option of the cost model; may be repeated"),
         Option(
-            "--engine", "whether a step computes padding; as-is: if the policy pads; ragged: never; padded: always",
-            Choice(["as-is", "ragged", "padded"]), default="as-is",
+            "--engine", "whether a step computes padding; as-is: if the policy pads; ragged: never; padded: always; aligned: "
+            "contexts are padded to the longest, too", Choice(["as-is", "ragged", "padded", "aligned"]), default="as-is",
         ),
         Option("--max-batch-size", "slots: maximum number of requests computed together", Number(1), default=32),
         Option(

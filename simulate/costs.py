@@ -40,51 +40,59 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Ragged(Cost):
-    """Another engine for the same law: no padding is computed, and finished rows cost nothing."""
+class Engine(Cost):
+    """Another engine for the same law; override what it changes."""
 
     law: Cost
-    name = "ragged"
-
-    def seconds(self, step: Step) -> float:
-        return self.law.seconds(step)
-
-    def step(self, plan: Plan) -> Step:
-        return step_of(replace(plan, padded=False))
-
-
-@dataclass(frozen=True)
-class Padded(Cost):
-    """Another engine for the same law: all prompts of a step are padded to the longest, for any policy."""
-
-    law: Cost
-    name = "padded"
-
-    def seconds(self, step: Step) -> float:
-        return self.law.seconds(step)
-
-    def step(self, plan: Plan) -> Step:
-        step = step_of(plan)
-        return step._replace(prompt=step.prefills * step.widest) if step.prefills else step
-
-
-@dataclass(frozen=True)
-class Scaled(Cost):
-    """The same law on a machine that takes `factor` times as long."""
-
-    law: Cost
-    factor: float
-    name = "scaled"
 
     @property
     def flat(self) -> bool:
         return self.law.flat
 
     def seconds(self, step: Step) -> float:
-        return self.law.seconds(step) * self.factor
+        return self.law.seconds(step)
 
     def step(self, plan: Plan) -> Step:
         return self.law.step(plan)
+
+
+class Ragged(Engine):
+    """No padding is computed, and finished rows cost nothing."""
+
+    name = "ragged"
+
+    def step(self, plan: Plan) -> Step:
+        return step_of(replace(plan, padded=False))
+
+
+class Padded(Engine):
+    """All prompts of a step are padded to the longest, for any policy."""
+
+    name = "padded"
+
+    def step(self, plan: Plan) -> Step:
+        step = step_of(plan)
+        return step._replace(prompt=step.prefills * step.widest) if step.prefills else step
+
+
+class Aligned(Engine):
+    """Keys and values are a rectangle, as without pages: each decode reads a context as long as the step's longest row."""
+
+    name = "aligned"
+
+    def seconds(self, step: Step) -> float:
+        return self.law.seconds(step._replace(context=max(step.context, step.decodes * step.longest)))
+
+
+@dataclass(frozen=True)
+class Scaled(Engine):
+    """A machine that takes `factor` times as long."""
+
+    factor: float
+    name = "scaled"
+
+    def seconds(self, step: Step) -> float:
+        return self.law.seconds(step) * self.factor
 
 
 @dataclass(frozen=True)
@@ -171,6 +179,17 @@ class Host:
     def seconds(self, tokens: int) -> float:
         """Return what the host adds to a step that hands out `tokens` tokens."""
         return self.sigma + self.alpha2 * tokens
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """How keys and values go from one memory to another."""
+
+    bytes_per_token: int
+    bytes_per_second: float
+
+    def seconds(self, tokens: int) -> float:
+        return tokens * self.bytes_per_token / self.bytes_per_second
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,12 @@ must find pages there like any request that joins. One that is preempted there c
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from fleet.routers import Router
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate.costs import Cost, Host
+from simulate.costs import Cost, Host, Transfer
 from simulate.fleet import Fleet, Pool
 from simulate.replica import Replica
 
@@ -24,17 +23,6 @@ class ImportingPool(PagePool):
     def reserve(self, hashes: list[bytes], tokens: int, prompt_tokens: int = 0) -> tuple[list[int], int] | None:
         reserved = super().reserve([], tokens)
         return None if reserved is None else (reserved[0], prompt_tokens)
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """How keys and values go from one replica to another."""
-
-    bytes_per_token: int
-    bytes_per_second: float
-
-    def seconds(self, tokens: int) -> float:
-        return tokens * self.bytes_per_token / self.bytes_per_second
 
 
 class Disaggregated(Fleet):

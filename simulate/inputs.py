@@ -14,9 +14,10 @@ from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
 from simulate import drafting, published, workloads
 from simulate.arguments import read_pairs, refuse
-from simulate.costs import Cost, Host, Padded, Ragged
+from simulate.costs import Aligned, Cost, Host, Padded, Ragged, Transfer
 from simulate.disaggregated import ImportingPool
 from simulate.steps import decoding, prefilling
+from simulate.swap import SwapSpace
 
 
 def make_cost(args: Values) -> tuple[Cost, Host]:
@@ -35,7 +36,7 @@ def make_cost(args: Values) -> tuple[Cost, Host]:
 
 def with_engine(args: Values, cost: Cost) -> Cost:
     """Return a cost model with the padding of --engine."""
-    wrappers = {"ragged": Ragged, "padded": Padded}
+    wrappers = {"ragged": Ragged, "padded": Padded, "aligned": Aligned}
     return wrappers[args.engine](cost) if args.engine in wrappers else cost
 
 
@@ -71,7 +72,11 @@ def make_scheduler(
     chosen = policies.get_eviction(evict)
     pages = pool(args.kv_tokens // size + 1, size, prefix_cache=prefix_cache, evict=chosen) if size else None
     speculator = None if args.acceptance is None else drafting.speculator(args.acceptance, args.drafts, args.seed)
-    return Scheduler(instance, pages, args.max_tokens_per_step, speculator=speculator)
+    scheduler = Scheduler(instance, pages, args.max_tokens_per_step, speculator=speculator)
+    if getattr(args, "preemption", "") == "swap":
+        transfer = Transfer(args.kv_bytes, args.swap_gbps * 1e9 / 8)
+        scheduler.batch.pages = SwapSpace(pages, transfer, int(args.swap_space * 2**30 / args.kv_bytes))
+    return scheduler
 
 
 def has_own_rate(args: Values) -> bool:

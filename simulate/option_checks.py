@@ -9,7 +9,7 @@ import policies
 from client.options import UsageError, Values
 from scheduling.policy import Policy
 from simulate.arguments import read_pairs, refuse
-from simulate.costs import Cost, Padded, Ragged
+from simulate.costs import Aligned, Cost, Padded, Ragged
 from simulate.steps import decoding, prefilling
 from simulate.workloads import Rows
 
@@ -105,6 +105,10 @@ def notes(args: Values, chosen: Iterable[Policy], rows: Rows) -> Iterator[str]:
 
 def check_engine(args: Values, cost: Cost, chosen: Iterable[Policy]) -> None:
     """Reject an --engine that changes the time of no step of these policies."""
+    uneven = decoding(2, 100, 64)
+    if isinstance(cost, Aligned) and cost.seconds(uneven) == cost.law.seconds(uneven):
+        why = f"has no effect: {args.cost} takes the same time for all contexts. Use another --cost"
+        refuse(args, ("engine",), why)
     if not isinstance(cost, Ragged | Padded):
         return
     law = cost.law

@@ -22,6 +22,7 @@ from scheduling.scheduler import Output, Scheduler
 from scheduling.sequence import Sequence
 from simulate.costs import Cost, Host
 from simulate.stretch import gaps_between, gaps_of_step, step_ends, step_seconds
+from simulate.swap import SwapSpace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -195,10 +196,12 @@ class Simulation(Driver):
         result = self.result
         result.batches += bool(plan.joined)
         result.drafts += sum(map(bool, plan.drafts))
-        if self._fast_forward and not self.records:
+        pages = self.scheduler.batch.pages
+        swapping = pages.seconds() if isinstance(pages, SwapSpace) else 0.0
+        if self._fast_forward and not self.records and not swapping:
             self._pass_equal_steps(plan)
         outputs = tokens_due(plan)
-        seconds = step_seconds(self.cost, self.host, plan)
+        seconds = step_seconds(self.cost, self.host, plan) + swapping
         self.now += seconds
         result.gaps.extend(gaps_of_step(plan, outputs, self.now))
         result.steps += 1

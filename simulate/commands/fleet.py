@@ -21,8 +21,8 @@ from fleet.routers import ROUTERS, Asked
 from simulate import pictures
 from simulate.arguments import arrival_options, engine_options, policies_argument, refuse
 from simulate.commands.prepared import Sections, prepare
-from simulate.costs import Cost, Host, Sizes
-from simulate.disaggregated import Disaggregated, Transfer
+from simulate.costs import Cost, Host, Sizes, Transfer
+from simulate.disaggregated import Disaggregated
 from simulate.fleet import Asks, Fleet
 from simulate.fleet_run import FleetRun
 from simulate.inputs import make_scheduler

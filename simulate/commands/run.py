@@ -13,15 +13,29 @@ from rich.table import Table
 import policies
 from client import ending
 from client.console import say
-from client.options import FOLDER, POSITIVE, Choice, Option, UsageError, Values
+from client.options import FOLDER, POSITIVE, Choice, Number, Option, UsageError, Values
 from client.report import store, tables
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import regret, result, workloads
 from simulate.arguments import arrival_options, config_of, engine_options, now, policies_argument, refuse
 from simulate.commands.prepared import Sections, prepare
+from simulate.costs import Sizes
 from simulate.inputs import make_scheduler
 from simulate.simulator import simulate
+
+PREEMPTION_OPTIONS = [
+    Option(
+        "--preemption", "what a preempted request costs: its tokens again, or moving its KV pages out and in",
+        Choice(["recompute", "swap"]), default="recompute",
+    ),
+    Option("--swap-gbps", "with swap: gigabits per second in each direction; 128: PCIe 3.0, 16 lanes", POSITIVE, default=128.0),
+    Option("--swap-space", "with swap: GiB of the host's memory; what does not fit is recomputed", POSITIVE, default=4.0),
+    Option(
+        "--kv-bytes", "with swap: bytes of keys and values of a token (default: GPT-2 medium's in 16 bit)", Number(1),
+        default=Sizes().kv_bytes,
+    ),
+]  # fmt: skip
 
 
 def options() -> Sections:
@@ -37,6 +51,7 @@ def options() -> Sections:
                 several=True,
                 default=["lru"],
             ),
+            *PREEMPTION_OPTIONS,
         ],
         "arrivals": [
             *arrival_options(),
@@ -66,6 +81,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     if args.open_ended:
         check_open_ended(args)
     check_evict(args, rows)
+    check_preemption(args)
     folder = make_store(args, rows) if args.out else None
     results = []
     for policy, evict in product(args.policies, args.evict):
@@ -118,6 +134,20 @@ def check_evict(args: Values, rows: workloads.Rows) -> None:
         raise UsageError(f"--evict {heeding[0]} has no effect: the requests name no session. Use --workload agent")
 
 
+def check_preemption(args: Values) -> None:
+    """Reject --preemption swap where no request is ever preempted, and its options without it."""
+    if args.preemption == "recompute":
+        refuse(args, ("swap_gbps", "swap_space", "kv_bytes"), "has no effect. Use --preemption swap")
+        return
+    answer = Sequence([0], 1 << 30, open_ended=args.open_ended)
+    chosen = [make_scheduler(args, name) for name in args.policies]
+    if not any(
+        made.hooks.preempts or (args.kv_tokens and made.policy.reserve_tokens(answer) < answer.total) for made in chosen
+    ):
+        why = f"has no effect: {', '.join(args.policies)} preempts no request. Use --kv-tokens 65536 --open-ended"
+        refuse(args, ("preemption",), why)
+
+
 def foresee(scheduler: Scheduler, sequences: Rows[Sequence]) -> None:
     """Let an eviction that knows the future see all requests."""
     if scheduler.pages is not None and scheduler.pages.evict.clairvoyant:
@@ -132,7 +162,7 @@ def check_open_ended(args: Values) -> None:
         refuse(args, ("open_ended",), "has no effect on unlimited KV. Use --kv-tokens 65536")
     chosen = [policies.get_policy(name, args.max_batch_size) for name in args.policies]
     if all(policy.padded or policy.closed for policy in chosen):
-        why = f"has no effect: {', '.join(args.policies)} reserves whole answers. Use dynamic, or leave it out"
+        why = f"has no effect: {', '.join(args.policies)} gives all requests their pages alike. Use dynamic, or leave it out"
         refuse(args, ("open_ended",), why)
 
 

@@ -11,8 +11,8 @@ import policies
 from fleet.routers import round_robin
 from scheduling.scheduler import Scheduler
 from simulate import workloads
-from simulate.costs import Affine
-from simulate.disaggregated import Disaggregated, ImportingPool, Transfer
+from simulate.costs import Affine, Transfer
+from simulate.disaggregated import Disaggregated, ImportingPool
 
 COST = Affine(token=0.001, context=0.0)
 
