@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from scheduling import policy
@@ -26,6 +26,15 @@ from scheduling.sequence import Sequence
 
 REMEMBERED = 1000  # answers of the past
 GOLDEN = 0.6180339887498949  # multiples of it are spread evenly between two whole numbers
+
+
+def peak(parts: Iterable[tuple[int, int]]) -> int:
+    """Return the most tokens that requests will hold together, each given by (tokens to come, tokens held now)."""
+    most = held = 0
+    for k, (rest, holds) in enumerate(sorted(parts, reverse=True), 1):
+        held += holds
+        most = max(most, rest * k + held)
+    return most
 
 
 class Policy(policy.Policy):
@@ -55,34 +64,21 @@ class Policy(policy.Policy):
 
     def blocked_by(self, seq: Sequence, running: list[Sequence], budget: Budget) -> str | None:
         prompts = [other.pending for other in running if other.is_prefilling]
-        most = min(self.batch_max_tokens, budget.tokens)
-        if prompts and sum(prompts) + seq.pending > most:
+        if prompts and sum(prompts) + seq.pending > min(self.batch_max_tokens, budget.tokens):
             return "token_budget"
         if not running:
             return None
         batch = [*running, seq]
-        peak = self._peak(batch)
+        most = peak((self._rest(s), s.length - bool(s.output_ids)) for s in batch)  # the newest is not in cache yet
         pool = self.pool - self.per_client * len({other.client for other in batch})
         pool -= self.per_adapter * len({other.adapter for other in batch if other.adapter})
         # The last page of each request may be nearly empty.
-        peak_of_pages = peak + len(batch) * budget.page_size
+        peak_of_pages = most + len(batch) * budget.page_size
         pages = budget.kv_tokens + sum(len(other.pages) for other in running) * budget.page_size
-        return "kv_full" if peak >= pool or peak_of_pages > pages else None
+        return "kv_full" if most >= pool or peak_of_pages > pages else None
 
     def reserve_tokens(self, seq: Sequence) -> int:
         return seq.length + min(self.margin, self._rest(seq))
-
-    def _peak(self, batch: list[Sequence]) -> int:
-        """Return the most tokens that the cache will hold if no other request joins."""
-        parts = [
-            (self._rest(s), s.length - bool(s.output_ids))  # the newest is not in cache yet
-            for s in batch
-        ]
-        peak = held = 0
-        for k, (rest, holds) in enumerate(sorted(parts, reverse=True), 1):
-            held += holds
-            peak = max(peak, rest * k + held)
-        return peak
 
     def _rest(self, seq: Sequence) -> int:
         """Return how many more tokens a request will generate, as far as that is known."""

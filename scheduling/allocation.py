@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from scheduling.policy import Policy, PolicyError
+from scheduling.reservations import ENDLESS
 from scheduling.sequence import Sequence
 
 
@@ -21,9 +22,9 @@ def allocate(policy: Policy, running: list[Sequence], token_budget: int) -> Allo
     """Ask the policy for the tokens of each running sequence; raise PolicyError if they cannot be computed."""
     live = [seq for seq in running if seq.finish_reason is None]
     held = [seq for seq in running if seq.finish_reason is not None] if len(live) < len(running) else []
-    if policy.padded:
+    if policy.padded and not policy.separate_prefill:
         return Allocation(live, [seq.pending for seq in live], held, [])
-    counts = policy.allocate_tokens(live, token_budget)
+    counts = policy.allocate_tokens(live, ENDLESS if policy.padded else token_budget)
     if len(counts) != len(live):
         raise PolicyError(f"allocate_tokens: {len(counts)} numbers for {len(live)} running sequences")
     if type(policy).allocate_tokens is not Policy.allocate_tokens:

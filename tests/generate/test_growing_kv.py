@@ -98,6 +98,8 @@ def test_a_quarter_of_the_pages_changes_no_token(dtype: torch.dtype, temperature
                 {"policy": "chunked"},
                 {"policy": "prefill-first"},
                 {"policy": "lightllm"},
+                {"policy": "baton"},
+                {"policy": "econoserve"},
                 {"policy": "dynamic+srpt"},
                 {"policy": "static"},
                 {"reserve": "prompt"},

@@ -28,6 +28,8 @@ MORE = [
     "tgi",
     "lightllm",
     "adaptive",
+    "baton",
+    "econoserve",
     "static",
     "dynamic+srpt",
     "dynamic+mlfq",

@@ -62,7 +62,7 @@ COMPOSED = [
     "nobatch+sjf", "static+sjf", "multibin+vtc", "static+vtc", "lightllm+vtc", "tgi+drr", "prefill-first+mlfq", "chunked+srpt",
     "multibin+edf", "bucket+priority", "static-exact+sjf", "window+lpm", "elastic+vtc-pred", "adaptive+rpm",
     "fixed+ssjf", "static-global+mlfq", "impatient+lcf",
-    "tgi+prefix-tree", "bucket+prefix-tree",
+    "tgi+prefix-tree", "bucket+prefix-tree", "baton+srpt", "econoserve+edf",
 ]  # fmt: skip
 TUNED: list[tuple[str, dict[str, object]]] = [
     ("dynamic", {"reserve": "prompt"}),
@@ -89,6 +89,8 @@ TUNED: list[tuple[str, dict[str, object]]] = [
     ("dynamic+prefix-tree", {"window": 20}),
     ("chunked+prefix-tree", {"window": 20, "max_batched_tokens": 3}),
     ("adaptive", {"target": 30, "every": 3}),
+    ("baton", {"decoupled": "off"}),
+    ("econoserve", {"max_batched_tokens": 8, "reserved": 0.3, "slo_range": 30, "predictor": "noisy", "sigma": 2}),
 ]
 
 
