@@ -132,7 +132,7 @@ class ScriptedTrial(Trial):
         if isinstance(value, bool | str | bytes | type(None)):
             return value
         if isinstance(value, int | float):
-            if not isfinite(value):
+            if not isfinite(value) or value > START**2:  # a limit that is not set
                 return value
             times = round(value / START)
             return (times, value - times * self.now) if times else value
