@@ -35,7 +35,7 @@ TIMELINE = {
         "cached_tokens": {"type": "integer"}, "computed_as": {"type": ["string", "null"]},
         "arrived_at": NUMBER, "scheduled_at": NUMBER,
         "first_token_at": NUMBER, "finished_at": NUMBER, "iterations": {"type": ["array", "null"]},
-        "batch": {"type": "object"}, "waited": {"type": "array"}, "choices": {"type": "array"},
+        "batch": {"type": "object"}, "waited": {"type": "array"}, "blame": {"type": ["string", "null"]}, "choices": {"type": "array"},
     },
 }  # fmt: skip
 SLOT = {

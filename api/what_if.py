@@ -1,6 +1,7 @@
-"""POST /what-if: what other policies would have made of the requests that this server has just served.
+"""POST /what-if, what other policies would have made of the requests that this server has just served, and
+GET /requests/{id}/blame, which of them made another one wait.
 
-The answer is made by another process and goes to the client as it comes. This module must not know how it is made.
+An answer is made by another process and goes to the client as it comes. This module must not know how it is made.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from api.http import body, errors
 from api.http.errors import ApiError
 from api.http.openapi import Operation
 from api.schemas.what_if import WhatIfRequest
-from api.service import Service
+from api.service import Policies, Service, WhatIf
 from batching import InferenceError
 from observe.what_if import Workload
 
@@ -42,11 +43,25 @@ ANSWER: dict[str, Any] = {
         "bound": {"type": ["object", "null"]}, "error": {"type": ["object", "null"]}, "cut_s": OPTIONAL, "cost": {"type": "object"},
     },
 }  # fmt: skip
+PART: dict[str, Any] = {
+    "type": "object", "required": ["simulated", "alone", "residual", "residual_share"],
+    "properties": {"simulated": NUMBER, "alone": NUMBER, "residual": NUMBER, "residual_share": OPTIONAL},
+}  # fmt: skip
+ROWS: dict[str, Any] = {"type": "array", "items": {"type": "object", "required": ["client", "wait_ms", "run_ms"]}}
+BLAME: dict[str, Any] = {
+    "type": "object",
+    "required": ["id", "client", "policy", "latency_ms", "wait_ms", "run_ms", "others", "clients", "left_out", "cost"],
+    "properties": {"wait_ms": PART, "run_ms": PART, "others": ROWS, "clients": ROWS, "left_out": {"type": "integer"}},
+}
 OPERATIONS = [
     Operation(
         "post", "/what-if", "simulate other policies on the requests that were just served", "live page",
         body=WhatIfRequest, example={"policies": ["nobatch", "static"]}, answer=ANSWER,
         errors=(400, 404, 413, 415, 429, 500, 503, 504),
+    ),
+    Operation(
+        "get", "/requests/{id}/blame", "which other requests made a request wait or slowed its tokens", "live page",
+        answer=BLAME, errors=(404, 429, 500, 503, 504),
     ),
 ]  # fmt: skip
 
@@ -57,22 +72,34 @@ def install(routes: Blueprint, service: Service, load: Callable[[], tuple[float,
     @routes.post("/what-if")
     def what_if() -> Response:
         params, ignored = body.validate(WhatIfRequest, body.take(request, EXAMPLE))
-        engine = generation.ready_engine(service)
-        if engine.what_if is None or service.policies is None:
-            raise ApiError(
-                "this server was created without a simulator. Start it with ./server.sh", type="not_found_error"
-            )
+        simulator, policies = _simulator(service)
         for name in params.policies:
             try:
-                service.policies.get_policy(name, service.config.max_batch_size, {}, own=False)
+                policies.get_policy(name, service.config.max_batch_size, {}, own=False)
             except ValueError as error:
                 raise ApiError(str(error)[:2000], type="not_found_error", param="policies") from None
         span = load() if params.requests == "load" else None
         if params.requests == "load" and span is None:
             raise ApiError("no load was sent to this server. Send POST /load first", type="not_found_error")
         workload = Workload(params.workload, params.rate, params.seed) if params.workload else None
-        try:
-            answer = engine.what_if.answer(params.policies, params.count, span=span, workload=workload)
-        except InferenceError as error:
-            raise errors.from_inference(error) from None
-        return body.name_ignored(Response(answer, mimetype="application/json"), ignored)
+        answer = _answer(lambda: simulator.answer(params.policies, params.count, span=span, workload=workload))
+        return body.name_ignored(answer, ignored)
+
+    @routes.get("/requests/<path:id>/blame")
+    def blame(id: str) -> Response:
+        simulator, _ = _simulator(service)
+        return _answer(lambda: simulator.blame(id))
+
+
+def _simulator(service: Service) -> tuple[WhatIf, Policies]:
+    engine = generation.ready_engine(service)
+    if engine.what_if is None or service.policies is None:
+        raise ApiError("this server was created without a simulator. Start it with ./server.sh", type="not_found_error")
+    return engine.what_if, service.policies
+
+
+def _answer(simulate: Callable[[], bytes]) -> Response:
+    try:
+        return Response(simulate(), mimetype="application/json")
+    except InferenceError as error:
+        raise errors.from_inference(error) from None

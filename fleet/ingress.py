@@ -59,7 +59,7 @@ class Ingress:
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/slots", self.slots)
         app.router.add_put("/policy", self.switch)
-        app.router.add_route("*", "/requests/{id}", self.find)
+        app.router.add_route("*", "/requests/{id:.+}", self.find)
         app.router.add_route("*", "/replica/{name}/{path:.*}", self.one)
         for path in OF_ONE:
             app.router.add_route("*", path, self.of_one)
@@ -163,11 +163,11 @@ class Ingress:
         return self._merged(await self._everywhere(request), merge)
 
     def _merged(self, answers: Answers, merge: Callable[[dict[str, bytes]], web.Response]) -> web.Response:
-        """Put answers together; where none succeeded, return the first one's, such as 401."""
+        """Put answers together; where none succeeded, return the first one's, such as 401, but 404 if all have it."""
         passed = {name: body for name, (status, body, _) in answers.items() if status == 200}
         if passed:
             return merge(passed)
-        for status, body, headers in answers.values():
+        for status, body, headers in sorted(answers.values(), key=lambda answer: answer[0] == 404):
             return web.Response(status=status, body=body, headers=headers)
         return web.json_response(error("", NO_REPLICA), status=503, headers={"Retry-After": "1"})
 

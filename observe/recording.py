@@ -134,11 +134,17 @@ class Recording:
 
     def arrived(self, first: float = -1.0, last: float = float("inf")) -> list[Served]:
         """Return the requests that arrived in this span, in order of arrival, up to the oldest one that is still open."""
-        still_open = [arrived for arrived, _ in self._open.copy().values()]
-        since = max(self._since, self._clock() - MAX_AGE)
-        end = min(still_open, default=float("inf"))
+        since, end = max(self._since, self._clock() - MAX_AGE), self.oldest_open()
         seen = (one for one in self._done.copy() if since < one.at < end and first <= one.at <= last)
         return sorted(seen, key=lambda one: one.at)
+
+    def oldest_open(self) -> float:
+        """Return when the oldest request that is still open arrived; infinity if none is."""
+        return min((arrived for arrived, _ in self._open.copy().values()), default=float("inf"))
+
+    def find(self, id: str) -> Served | None:
+        """Return a request that has left, while it is remembered."""
+        return next((one for one in self._done.copy() if one.id == id), None)
 
     def window(self) -> Window:
         """Return the latest requests.

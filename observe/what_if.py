@@ -23,6 +23,8 @@ FEWEST_REQUESTS = 4
 FEWEST_STEPS = 10
 PAUSE = 2.0  # seconds without an arrival, after which a request that finds the server idle begins another load
 STRETCHES_PER_LINE = 10
+MOST_BESIDE = 400  # requests before one that is asked about
+KEPT = 100  # answers about single requests
 KINDS = {"ValueError": "invalid_request_error", "UnknownWorkload": "not_found_error"}  # of the simulator's exceptions
 
 
@@ -44,6 +46,7 @@ class WhatIf:
         self._process = SimulatorProcess("simulate.what_if", timeout=timeout, command=command)
         self._timeout = timeout
         self._busy = threading.Lock()
+        self._blamed: dict[str, bytes] = {}  # answers by request
 
     def answer(
         self,
@@ -57,16 +60,32 @@ class WhatIf:
 
         Raise InferenceError if there is too little to simulate, another question is being answered, or it fails.
         """
+        requests = [] if workload is not None else self._requests(count, span)
+        drawn = None if workload is None else {**workload.__dict__, "count": count, "context": self._context}
+        return self._ask(
+            self._question(requests, policies=list(policies), workload=drawn), "Name fewer policies, or lower count"
+        )
+
+    def blame(self, id: str) -> bytes:
+        """Return as JSON which others made a finished request wait or slowed its tokens; the latest answers are kept.
+
+        Raise InferenceError as `answer` does, and if requests that were in the server with it are still running.
+        """
+        if id not in self._blamed:
+            answer = self._ask(self._question(self._beside(id), blame=id), "Try again when the server is less busy")
+            self._blamed[id] = answer
+            for oldest in list(self._blamed)[:-KEPT]:
+                self._blamed.pop(oldest, None)
+        return self._blamed[id]
+
+    def _ask(self, question: Iterator[str], remedy: str) -> bytes:
         if not self._busy.acquire(blocking=False):
             raise InferenceError("overloaded", "another simulation is running (limit 1). Try again in a few seconds", 3)
         try:
-            requests = [] if workload is not None else self._requests(count, span)
-            answer = self._process.ask(self._question(policies, requests, count, workload))
+            answer = self._process.ask(question)
         except TimeoutError:
-            raise InferenceError(
-                "timeout_error",
-                f"the simulation did not finish within {self._timeout:g} s. Name fewer policies, or lower count",
-            ) from None
+            late = f"the simulation did not finish within {self._timeout:g} s. {remedy}"
+            raise InferenceError("timeout_error", late) from None
         except (OSError, RuntimeError, ValueError) as error:
             raise InferenceError("unavailable_error", f"the simulation ended early ({error}). Try again", 3) from None
         finally:
@@ -96,9 +115,27 @@ class WhatIf:
             )
         return requests
 
-    def _question(
-        self, policies: Rows[str], requests: list[Served], count: int, workload: Workload | None
-    ) -> Iterator[str]:
+    def _beside(self, id: str) -> list[Served]:
+        """Return the requests that arrived before this one left, itself among them."""
+        recording = self._server.recording
+        one = recording.find(id)
+        if one is None or one.latency is None or recording.policy != self._server.manager.policy_name:
+            raise InferenceError(
+                "not_found_error",
+                f"request {id[:200]!r} is not recorded: only the last 1,000 requests that the active policy answered "
+                "completely are. Send it again",
+            )
+        end = one.at + one.latency
+        if recording.oldest_open() <= end:
+            still = "requests that were in the server with it are still running. Try again when they have left"
+            raise InferenceError("unavailable_error", still, 3)
+        requests = recording.arrived(last=end)[-MOST_BESIDE:]
+        if one not in requests or len(recording.steps()) < FEWEST_STEPS:
+            few = f"request {id[:200]!r} is too old, or fewer than {FEWEST_STEPS} steps are measured. Send a load first"
+            raise InferenceError("not_found_error", few)
+        return requests
+
+    def _question(self, requests: list[Served], **ask: Any) -> Iterator[str]:
         recording = self._server.recording
         yield from trace(recording, requests)
         if requests:
@@ -106,10 +143,7 @@ class WhatIf:
             yield json.dumps({"ids": [one.id for one in requests]}) + "\n"
             steps = (step.row() for step in recording.stretches(requests[0].at, end))
             yield from in_pieces("stretches", steps, STRETCHES_PER_LINE)
-        drawn: dict[str, Any] | None = None
-        if workload is not None:
-            drawn = {**workload.__dict__, "count": count, "context": self._context}
-        yield json.dumps({"ask": {"policies": list(policies), "workload": drawn, **self._server.describe()}}) + "\n"
+        yield json.dumps({"ask": {**ask, **self._server.describe()}}) + "\n"
 
 
 def latest(requests: list[Served], count: int) -> list[Served]:

@@ -26,7 +26,7 @@ from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import MOST, Speculator
-from simulate import calibrate, drafting, published, regret
+from simulate import blame, calibrate, drafting, published, regret
 from simulate.clairvoyant import KnownHits
 from simulate.costs import Cost, Host
 from simulate.simulator import Run, simulate
@@ -35,6 +35,7 @@ from simulate.steps import Step, step_of_members
 FEWEST_STEPS = 30  # a fit needs this many
 MOST_STEPS = 2000  # more do not improve a fit
 STEP_TOKENS = 256  # of a server that does not report them
+MOST_BLAMED = 200  # requests of a run, each of which is left out once
 COLUMNS = ("policy", "load", "repeat", "index", "ttft_s", "simulated_ttft_s", "latency_s", "simulated_latency_s")
 OWN = "each run's own steps"
 Record = Mapping[str, Any]
@@ -223,7 +224,7 @@ def predict(folder: Path, cost: str | None = None) -> dict[str, Any]:
                 scheduler.speculator = speculator_of(records)
                 simulated, facts = simulate(scheduler, served, step_cost, host), {}
             pairs = _beside(simulated, lines)
-            compared.append({**labels, **errors(pairs), **facts, "regret": regret_of(run, lines, records, law, host)})
+            compared.append({**labels, **errors(pairs), **facts, **truth(run, lines, records, law, host)})
             rows += [(*labels.values(), *each) for each in pairs]
         except (ValueError, KeyError) as error:
             left_out.append({**labels, "why": str(error)})
@@ -233,14 +234,20 @@ def predict(folder: Path, cost: str | None = None) -> dict[str, Any]:
     return summary
 
 
-def regret_of(run: Record, lines: Rows[Line], records: Rows[Record], law: Cost, host: Host) -> str:
-    """Say how far the policy of a run is from the best possible on its requests, if each step takes the time of `law`."""
+def truth(run: Record, lines: Rows[Line], records: Rows[Record], law: Cost, host: Host) -> dict[str, Any]:
+    """Return how far the policy of a run is from the best possible, and which clients made which wait, with steps of `law`.
+
+    There is no blame for runs of one client or of many requests.
+    """
 
     def fresh() -> tuple[Scheduler, list[Sequence]]:
         return _scheduler(run, lines), sequences(lines, records)
 
     scheduler, served = fresh()
-    return regret.sentence(regret.of(simulate(scheduler, served, law, host), law, scheduler, fresh))
+    figures = {"regret": regret.sentence(regret.of(simulate(scheduler, served, law, host), law, scheduler, fresh))}
+    if len(served) > MOST_BLAMED or len({seq.client for seq in served}) < 2:
+        return figures
+    return {**figures, "blame": blame.of(fresh, law, host).by_client()}
 
 
 def _beside(run: Run, lines: Iterable[Line]) -> list[tuple[Any, ...]]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from scheduling.iteration import SlotSteps
 from scheduling.stretches import Stretch, Stretches
-from simulate import mock, regret
+from simulate import blame, mock, regret
 from simulate.costs import Cost, Host, Scaled
 from simulate.lanes import MAX_WEIGHT, cut, records
 from simulate.observed import Chosen, Machine, Seen, converse, fresh, seen_in, serve
@@ -172,8 +172,38 @@ def draw(name: str, rate: float, count: int, seed: int, context: int) -> list[Se
     return [Seen(at, prompt, tokens, 0.0) for at, prompt, tokens in columns]
 
 
+def as_it_was(
+    trace: Rows[Seen], rows: dict[str, list[Any]], padded: bool, cost: Cost, host: Host, name: str
+) -> tuple[list[float], list[Stretch], Cost, Host]:
+    """Return when the loop saw the requests, its steps, and the law with which these take as long as they did."""
+    steps = [Stretch(*row) for row in rows["stretches"]]
+    if not name or mock.is_mock(name):
+        cost, host = adjusted(cost, host, steps, padded, is_known=bool(name))
+    return seen_at(trace, rows["ids"], steps), steps, cost, host
+
+
+def blame_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, Any]:
+    """Return which others made a request wait or slowed its tokens, as simulated, and how long it really took."""
+    trace, timed = seen_in(rows)
+    machine, served = Machine(*ask["machine"]), Chosen(*ask["served"])
+    cost, host, basis = law(timed, ask["sigma"], ask["cost"])
+    padded = served.policy(machine).padded
+    at, _, cost, host = as_it_was(trace, rows, padded, cost, host, ask["cost"])
+    place = rows["ids"].index(ask["blame"])
+    found = blame.of(partial(fresh, seen_then(trace, at), served, machine), cost, host, str(place))
+    one = trace[place]
+    latency = {"measured": one.latency, "simulated": float(found.took.sum()) + at[place] - one.at}
+    return {
+        "id": ask["blame"], "client": one.client, "policy": served.policy(machine).name,
+        "latency_ms": {name: 1000 * seconds for name, seconds in latency.items() if seconds is not None},
+        **found.of_request(rows["ids"]), "cost": basis,
+    }  # fmt: skip
+
+
 def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, Any]:
     """Return the lanes: of the served policy as it was (unless a workload is named) and as simulated, and of the others."""
+    if "blame" in ask:
+        return blame_from(rows, ask)
     trace, timed = seen_in(rows)
     machine, served = Machine(*ask["machine"]), Chosen(*ask["served"])
     cost, host, basis = law(timed, ask["sigma"], ask["cost"])
@@ -182,12 +212,9 @@ def answer_from(rows: dict[str, list[Any]], ask: dict[str, Any]) -> dict[str, An
         trace = draw(**ask["workload"])
         ids, at = [str(i) for i in range(len(trace))], [one.at for one in trace]
     else:
-        ids, steps = rows["ids"], [Stretch(*row) for row in rows["stretches"]]
-        at = seen_at(trace, ids, steps)
-        policy = served.policy(machine)
+        ids, policy = rows["ids"], served.policy(machine)
+        at, steps, cost, host = as_it_was(trace, rows, policy.padded, cost, host, ask["cost"])
         lanes.append(({"policy": policy.name, **measured(trace, ids, steps)}, steps))
-        if not ask["cost"] or mock.is_mock(ask["cost"]):
-            cost, host = adjusted(cost, host, steps, policy.padded, is_known=bool(ask["cost"]))
     for chosen in distinct([served, *(Chosen(name, {}) for name in ask["policies"])], machine):
         lane, steps = simulated(trace, at, chosen, machine, cost, host)
         padded = chosen.policy(machine).padded

@@ -108,6 +108,9 @@
         element("p", "", sentence(request, this.record, history)),
         columns(whyItWaited(this.record, { ...request, arrived }, history), this.neighbors(history)),
       );
+      if (this.record?.blame && this.player.isLive) {
+        this.box.append(EB.blameAt(this.record.blame.slice(1), model.numbers, this.headers));
+      }
       if (this.problem) {
         const problem = element("p", "error", this.problem);
         problem.setAttribute("role", "alert");

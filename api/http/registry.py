@@ -266,6 +266,7 @@ class RequestRegistry:
             "finished_at": wall(seq.finished_at),
             "iterations": [seq.first_iteration, seq.last_iteration] if seq.first_iteration else None,
             "batch": {"mean": seq.batch_sum / seq.iterations if seq.iterations else 0, "max": seq.batch_max},
+            "blame": f"/requests/{inference.id}/blame" if ended and inference.first is None else None,
             "waited": [
                 {"reason": reason, "iterations": iterations, "seconds": seconds}
                 for reason, (iterations, seconds) in list(self.waited(inference).items())

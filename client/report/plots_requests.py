@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from . import sentences
@@ -49,6 +50,34 @@ def simulated_over_measured(album: Album, load: str) -> None:
             axes.set_yscale("log")
             measure = "TTFT" if kind == "ttft_s" else "latency"
             finish(axes, f"{measure} measured (s)", "simulated (s)" if axes is grid[0] else "", zero=False)
+
+
+def blame(album: Album, load: str) -> None:
+    """Draw how long the requests of each client took because of those of each other, as a matrix for each policy."""
+    known = {policy: found for policy in album.results.policies if (found := album.results.blame(policy, load))}
+    if not known:
+        return
+    name, title = f"blame.{slug(load)}", f"Who made whom wait, simulated, {load}"
+    columns = ["policy", "client", "because_of", "wait_ms", "run_ms"]
+    with album.draw(name, title, album.requests(load), columns, len(known), says=sentences.blamed(known)) as (
+        grid,
+        rows,
+    ):
+        for axes, (policy, figures) in zip(grid, known.items()):
+            clients = figures["clients"]
+            wait, run = ([[*row, rest] for row, rest in zip(part["by"], part["residual"])]
+                         for part in (figures["wait_ms"], figures["run_ms"]))  # fmt: skip
+            both = np.array(wait) + np.array(run)
+            most = np.abs(both).max() or 1.0
+            axes.imshow(both, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
+            for (k, j), value in np.ndenumerate(both):
+                color = "white" if abs(value) > 0.6 * most else "black"
+                axes.text(j, k, f"{value:,.0f}", ha="center", va="center", fontsize=8, color=color)
+                rows.append([policy, clients[k], [*clients, "residual"][j], wait[k][j], run[k][j]])
+            axes.set_title(f"{policy}: ms per request", fontsize=9)
+            axes.set_xticks(range(len(clients) + 1), [*clients, "residual"], fontsize=7, rotation=30, ha="right")
+            axes.set_yticks(range(len(clients)), clients, fontsize=7)
+            axes.set_xlabel("because of")
 
 
 def scatter(axes: Axes, album: Album, policy: str, pairs: Pairs, label: str) -> None:

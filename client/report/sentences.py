@@ -155,6 +155,20 @@ def predicted(errors: Mapping[str, float]) -> str:
     return f"The simulated mean latency is off by {each({p: f'{error:+.1%}' for p, error in errors.items()})}."
 
 
+def blamed(known: Mapping[str, Mapping[str, Any]]) -> str:
+    """Report the client that cost another one most with each policy, and its residual."""
+    parts = []
+    for policy, blame in known.items():
+        clients, wait, run = blame["clients"], blame["wait_ms"], blame["run_ms"]
+        pairs = [(k, j) for k in range(len(clients)) for j in range(len(clients)) if k != j or len(clients) == 1]
+        k, j = max(pairs, key=lambda pair: wait["by"][pair[0]][pair[1]] + run["by"][pair[0]][pair[1]])
+        parts.append(
+            f"{policy}: requests of {clients[k]} wait {wait['by'][k][j]:,.0f} ms and run {run['by'][k][j]:,.0f} ms longer "
+            f"because of {clients[j]}"
+        )
+    return f"{'; '.join(parts)}."
+
+
 def reached(points: Mapping[str, Sequence[tuple[float, ...]]]) -> str:
     """Report the highest throughput of a sweep, and the latency there: (value, tokens/s, p50 ms, p99 ms)."""
     tops = {policy: max(rows, key=lambda row: row[1]) for policy, rows in points.items() if rows}

@@ -205,6 +205,14 @@ class Results:
                     except ValueError:
                         continue  # the last line of an interrupted run
 
+    def blame(self, policy: str, load: str) -> dict[str, Any] | None:
+        """Return which clients made which wait, in the first run that was simulated with this policy and load."""
+        path = self.folder / "simulated.json"
+        predicted = json.loads(path.read_text("utf-8"))["compared"] if path.is_file() else []
+        known = [run.get("simulation") or {} for run in self.of(policy, load)]
+        known += [run for run in predicted if (run["policy"], run["load"]) == (policy, load)]
+        return next((run["blame"] for run in known if "blame" in run), None)
+
     @property
     def simulated(self) -> list[dict[str, str]]:
         """The simulator's predictions, one per request; empty if there are none."""

@@ -62,6 +62,24 @@ def by_turn(turns: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def blame(name: str, figures: Mapping[str, Any]) -> Table:
+    """Return the matrix of who made whom wait, or slowed whose tokens, as a table."""
+    caption = (
+        "waits: until it joins; runs: from there; by client: how much sooner without one of its requests, all added up"
+    )
+    table = Table(title=f"{name}, simulated: ms of a request, and because of which clients", title_justify="left",
+                  caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # fmt: skip
+    table.add_column("client")
+    for head in ("waits", "runs", "alone", *figures["clients"], "residual"):
+        table.add_column(head, justify="right")
+    waits, runs = figures["wait_ms"], figures["run_ms"]
+    for k, client in enumerate(figures["clients"]):
+        times = [(part["alone"][k], *part["by"][k], part["residual"][k]) for part in (waits, runs)]
+        values = [waits["simulated"][k], runs["simulated"][k], *map(sum, zip(*times))]
+        table.add_row(client, *(shown(value, 0) for value in values))
+    return table
+
+
 def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return labels and values of counts and rates, in the usual words and order; unknown values are left out."""
     lines = [

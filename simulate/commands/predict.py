@@ -9,6 +9,7 @@ from rich.table import Table
 
 from client.console import say
 from client.options import FOLDER, Argument, Option, Values
+from client.report import tables
 from simulate import predict
 from simulate.commands.prepared import Sections
 
@@ -41,5 +42,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     console.print(table)
     for c in prediction["compared"]:
         say(console, f"{c['policy']}, {c['load']}: {c['regret']}")
+        if "blame" in c:
+            console.print(tables.blame(f"{c['policy']}, {c['load']}", c["blame"]))
     say(console, f"written: {args.folder / 'simulated.csv'}. Draw it: python -m client.report {args.folder}")
     return prediction

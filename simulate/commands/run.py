@@ -17,7 +17,7 @@ from client.options import FOLDER, POSITIVE, Choice, Number, Option, UsageError,
 from client.report import store, tables
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from simulate import regret, result, workloads
+from simulate import blame, regret, result, workloads
 from simulate.arguments import arrival_options, config_of, engine_options, now, policies_argument, refuse
 from simulate.commands.prepared import Sections, prepare
 from simulate.costs import Sizes
@@ -64,6 +64,12 @@ def options() -> Sections:
         "result": [
             Option("--out", "folder for the files that client.compare also writes", FOLDER),
             Option("--no-plots", "write no plots and no page", None),
+            Option(
+                "--blame",
+                "serve the requests again without each of them, and print how long those of each client made "
+                f"those of each other take; at most {blame.MOST_REQUESTS} requests",
+                None,
+            ),
             Option("--no-records", "write no iterations.jsonl: much faster for long runs", None),
             *(
                 Option(f"--{name}", f"{name.upper()} limit in seconds, for goodput", POSITIVE)
@@ -80,6 +86,10 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     cost, host, rows = prepare(args, console, reported=("client", "deadline"))
     if args.open_ended:
         check_open_ended(args)
+    if args.blame and len(rows.at) > blame.MOST_REQUESTS:
+        raise UsageError(
+            f"--blame simulates each of {len(rows.at):,} requests. Use --num {blame.MOST_REQUESTS} or fewer"
+        )
     check_evict(args, rows)
     check_preemption(args)
     folder = make_store(args, rows) if args.out else None
@@ -107,6 +117,8 @@ def run(args: Values, console: Console) -> dict[str, Any]:
             arrivals=rows.arrivals, trace_sha256=rows.sha256, date=now(),
         )  # fmt: skip
         numbers["simulation"] |= regret.of(run, cost, scheduler, fresh)
+        if args.blame:
+            numbers["simulation"]["blame"] = blame.of(fresh, cost, host).by_client()
         pace = f"{run.steps:,} steps in {seconds:.2f} s, {run.steps / max(seconds, 1e-9):,.0f} a second"
         say(console, f"{scheduler.policy.name}: {pace}{hint_words(numbers['simulation'])}")
         if folder:
@@ -205,6 +217,9 @@ def _number(value: float | None) -> str:
 
 def show_runs(console: Console, results: Rows[dict[str, Any]]) -> None:
     """Print one result in full, or a line for each."""
+    for n in results:
+        if "blame" in n["simulation"]:
+            console.print(tables.blame(n["policy"], n["simulation"]["blame"]))
     if len(results) == 1:
         times, counts = tables.result(results[0])
         times.title = f"{results[0]['policy']}, simulated: milliseconds"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,12 @@ class Answers:
         if self.fails:
             raise self.fails
         return b'{"lanes":[]}\n'
+
+    def blame(self, id: str) -> bytes:
+        self.asked.append(id)
+        if self.fails:
+            raise self.fails
+        return b'{"others":[]}\n'
 
     def stop(self) -> None:
         self.asked.append("stop")
@@ -93,6 +101,52 @@ def test_a_failure_has_its_status_and_words(app: Flask, answers: Answers, kind: 
 def test_a_server_without_simulations_says_so(model: FakeModel) -> None:
     client = create_app(Config(), fake_engine(model)).test_client()
     error(client.post("/what-if", json={}), 404)
+
+
+def test_a_finished_request_links_to_who_made_it_wait(app: Flask, answers: Answers) -> None:
+    client = app.test_client()
+    headers = {"X-Request-Id": "mine"}
+    client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2, "n": 2}, headers=headers)
+    choices = client.get("/requests/mine").get_json()["choices"]
+    assert [choice["blame"] for choice in choices] == ["/requests/mine/blame", "/requests/mine/1/blame"]
+    assert client.get(choices[1]["blame"]).data == b'{"others":[]}\n'
+    assert answers.asked == ["mine/1"]
+    answers.fails = InferenceError("unavailable_error", "they still run. Try again", 3)
+    error(client.get(choices[0]["blame"]), 503)
+
+
+@pytest.mark.process
+@pytest.mark.full
+def test_a_server_says_which_request_made_another_one_wait(tmp_path: Path) -> None:
+    flags = ("--model", "mock:llm-mock", "--max-batch-size", "8")
+    with Server(tmp_path / "log", "nobatch", *flags) as server:
+
+        def load(*tokens: int) -> None:
+            """Send requests one after the other, without waiting for their answers."""
+            jobs = []
+            with ThreadPoolExecutor(len(tokens)) as pool:
+                for i, count in enumerate(tokens):
+                    body = {"prompt": "hi", "max_tokens": count, "ignore_eos": True, "user": f"u{i}"}
+                    headers = {"Content-Type": "application/json", "X-Request-Id": f"r{i}-{len(tokens)}"}
+                    send = partial(server.send, "POST", "/v1/completions", json.dumps(body).encode(), **headers)
+                    jobs.append(pool.submit(send))
+                    wait_until(lambda: server.send("GET", f"/requests/r{i}-{len(tokens)}").status == 200)  # noqa: B023
+            assert [job.result().status for job in jobs] == [200] * len(tokens)
+
+        load(20, 90, 20, 10)
+        record = server.send("GET", "/requests/r3-4").json
+        answer = server.send("GET", record["blame"]).json
+        waited = 1000 * (record["scheduled_at"] - record["arrived_at"])
+        worst = answer["others"][0]
+        said = worst["wait_ms"]
+        assert worst["client"] == "u1"
+        assert said > 0.4 * waited
+        sums = sum(other["wait_ms"] for other in answer["others"]) + answer["wait_ms"]["residual"]
+        assert sums == pytest.approx(answer["wait_ms"]["simulated"] - answer["wait_ms"]["alone"], abs=0.1)
+        load(20, 20, 10)  # the same without the worst
+        record = server.send("GET", "/requests/r2-3").json
+        shorter = waited - 1000 * (record["scheduled_at"] - record["arrived_at"])
+        assert shorter == pytest.approx(said, rel=0.5)  # as far as a busy machine may change its speed meanwhile
 
 
 @pytest.mark.process

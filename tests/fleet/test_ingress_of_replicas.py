@@ -57,9 +57,17 @@ def test_a_refused_key_is_refused_here() -> None:
 
 def test_a_request_is_found_at_the_replica_that_knows_it() -> None:
     async def test(front: Front) -> None:
-        assert await front.get("/requests/r-1") == (200, b'{"id": "r-1"}')
+        for path in ("/requests/r-1", "/requests/r-1/1/blame"):
+            assert await front.get(path) == (200, b'{"id": "r-1"}')
 
     behind(test, says({"error": {}}, 404), says({"id": "r-1"}))
+
+
+def test_a_replica_that_does_not_know_a_request_hides_no_other_error() -> None:
+    async def test(front: Front) -> None:
+        assert (await front.get("/requests/r-1/blame"))[0] == 503
+
+    behind(test, says({"error": {}}, 404), says({"error": {}}, 503))
 
 
 def test_a_switch_of_the_policy_reaches_every_replica() -> None:

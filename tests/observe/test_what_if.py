@@ -61,7 +61,15 @@ class Here(WhatIf):
         workload = more.get("workload")
         chosen = [] if workload else self._requests(count, more.get("span"))
         out = io.StringIO()
-        lines = io.StringIO("".join(self._question(policies, chosen, count, workload)))
+        drawn = workload and {**workload.__dict__, "count": count, "context": 1024}
+        lines = io.StringIO("".join(self._question(chosen, policies=policies, workload=drawn)))
+        observed.converse(simulated.answer_from, lines, out)
+        result: dict[str, Any] = json.loads(out.getvalue())
+        return result
+
+    def blame_of(self, id: str) -> dict[str, Any]:
+        out = io.StringIO()
+        lines = io.StringIO("".join(self._question(self._beside(id), blame=id)))
         observed.converse(simulated.answer_from, lines, out)
         result: dict[str, Any] = json.loads(out.getvalue())
         return result
@@ -177,6 +185,43 @@ def test_a_workload_of_the_client_is_simulated_without_a_measured_lane() -> None
     assert answer["error"] is None
 
 
+def test_a_run_without_the_worst_culprit_lets_a_request_wait_as_much_less_as_was_said() -> None:
+    one, run = here("dynamic")
+    asked = max(run.sequences, key=lambda seq: seq.scheduled_at - seq.arrived_at)
+    answer = one.blame_of(asked.id)
+    worst = max(answer["others"], key=lambda other: other["wait_ms"])
+    waited = 1000 * (asked.scheduled_at - asked.arrived_at)
+    assert worst["wait_ms"] > 0.1 * waited > 100
+    assert answer["wait_ms"]["simulated"] == pytest.approx(waited, rel=0.01)
+    assert answer["latency_ms"]["simulated"] == pytest.approx(answer["latency_ms"]["measured"], rel=0.01)
+    sums = sum(other["wait_ms"] for other in answer["others"]) + answer["wait_ms"]["residual"]
+    assert sums == pytest.approx(answer["wait_ms"]["simulated"] - answer["wait_ms"]["alone"], abs=0.1)
+    people = {seq.id: person for seq, person in zip(run.sequences, inferences())}
+    people.pop(worst["id"])
+    served("dynamic", list(people.values()))  # as the real server would have
+    seq = people[asked.id].sequence
+    assert seq.scheduled_at is not None
+    assert waited - 1000 * (seq.scheduled_at - seq.arrived_at) == pytest.approx(worst["wait_ms"], rel=0.01)
+
+
+@pytest.mark.parametrize(("done", "kind"), [("later", "unavailable_error"), ("never", "not_found_error")])
+def test_nothing_is_said_of_a_request_before_all_beside_it_have_left(done: str, kind: str) -> None:
+    people = inferences(40)
+    run = served("dynamic", people)
+    recording = Recording(clock=lambda: run.ended)
+    last = run.iterations[-1].left[0][0]
+    run.iterations.pop()  # the last to leave is still running
+    watch(recording, run, people)
+    beside = next(p.id for p in people if p.id != last and p.sequence.finished_at > by_id(people, last).arrived_at)
+    with pytest.raises(InferenceError) as caught:
+        Here(Server(manager("dynamic"), recording), 1024).blame(beside if done == "later" else last)
+    assert caught.value.kind == kind
+
+
+def by_id(people: list[Any], id: str) -> Any:
+    return next(person.sequence for person in people if person.id == id)
+
+
 def test_too_little_to_simulate_names_the_remedy() -> None:
     people = inferences(3)
     run = served("static", people)
@@ -228,6 +273,17 @@ def test_a_simulation_that_fails_is_reported(code: str, kind: str) -> None:
         with pytest.raises(InferenceError) as caught:
             one.answer(["static"], 200)
         assert caught.value.kind == kind
+
+
+@pytest.mark.process
+def test_the_blame_for_a_request_is_simulated_once() -> None:
+    code = "import sys; [print(7, flush=True) for line in sys.stdin if 'ask' in line]"
+    recording, run, server = recorded("dynamic")
+    one = WhatIf(Server(server, recording), 1024, command=(sys.executable, "-c", code))
+    id = run.sequences[5].id
+    assert one.blame(id) == b"7\n"
+    one._process._command = ("false",)
+    assert one.blame(id) == b"7\n"
 
 
 @pytest.mark.process

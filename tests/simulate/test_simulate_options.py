@@ -88,6 +88,7 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--kv-bytes": (SWAPPED, "819200"),
         **_for("run", SMALL),
         "--out": (f"run dynamic {SMALL}", "OUT/b --no-plots"),
+        "--blame": ("run dynamic --num 12 --rate 6 --max-batch-size 2", ""),
         "--no-plots": (f"run dynamic {SMALL} --out OUT/b", ""),
         "--no-records": (f"run dynamic {SMALL} --out OUT/b --no-plots", ""),
         "--ttft": (f"run dynamic {SMALL}", "0.5"),
