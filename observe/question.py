@@ -18,7 +18,7 @@ ROWS_PER_LINE = 50  # of JSON encoded at once, because the loop needs the GIL
 def trace(recording: Recording, requests: Iterable[Served]) -> Iterator[str]:
     """Yield the lines that describe these requests and the time of all measured steps to the simulator."""
     numbers: dict[bytes, int] = {}  # in place of long hashes
-    rows = ((*r[1:9], [numbers.setdefault(page, len(numbers)) for page in r.hashes]) for r in requests)
+    rows = ((*r[1:9], [numbers.setdefault(page, len(numbers)) for page in r.hashes], r.drafts) for r in requests)
     yield from in_pieces("requests", rows, ROWS_PER_LINE)
     yield from in_pieces("steps", ((*step, seconds) for step, seconds in recording.steps()), ROWS_PER_LINE)
 
@@ -45,9 +45,10 @@ class Server:
         served = created_as if manager.policy_name == name else manager.policy_name
         pages = manager.pages
         kv = (pages.total, pages.page_size) if pages is not None else (0, 16)
+        drafts = manager.speculator.fixed if manager.speculator is not None else 0
         return {
             "served": [served, manager.policy_options],
-            "machine": [self.slots, manager.max_tokens_per_step, *kv],
+            "machine": [self.slots, manager.max_tokens_per_step, *kv, drafts],
             "sigma": self.recording.mean_gap(),
             "cost": self._cost,
         }

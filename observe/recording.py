@@ -11,6 +11,7 @@ import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from collections.abc import Sequence as Rows
 from functools import partial
 from typing import NamedTuple
 
@@ -29,7 +30,10 @@ MEASURE_EVERY = 0.01  # seconds between two steps that are measured, of those th
 
 
 class Served(NamedTuple):
-    """A request that has left; `latency` is None unless its answer is complete. `alone`: it found the server idle."""
+    """A request that has left; `latency` is None unless its answer is complete. `alone`: it found the server idle.
+
+    `drafts`: of each step in which it had some, the place in its answer, how many they were, and how many were accepted.
+    """
 
     id: str
     at: float
@@ -42,6 +46,7 @@ class Served(NamedTuple):
     open_ended: bool
     alone: bool
     hashes: list[bytes]
+    drafts: Rows[tuple[int, int, int]] = ()
 
 
 class Window(NamedTuple):
@@ -65,7 +70,8 @@ class Recording:
         self._padded = padded
         self._clock = clock
         self._since = -1.0  # requests that arrived earlier are left out
-        self._open: dict[str, tuple[float, bool]] = {}  # arrival, and whether the server was idle
+        # Arrival, whether the server was idle, and the steps with drafts by the number of tokens before these.
+        self._open: dict[str, tuple[float, bool, list[tuple[int, int, int]]]] = {}
         self._done: deque[Served] = deque()
         self._steps: defaultdict[tuple[bool, int], deque[tuple[Step, float]]] = defaultdict(
             partial(deque, maxlen=STEPS_PER_SIZE)
@@ -80,7 +86,7 @@ class Recording:
         """Record an arrival; called in the handlers' threads, one at a time. Copies and background work are left out."""
         if inference.first is not None or inference.is_background:
             return
-        self._open[inference.id] = (inference.sequence.arrived_at, not self._open)
+        self._open[inference.id] = (inference.sequence.arrived_at, not self._open, [])
 
     def observe(self, iteration: Iteration | None, left: list[Inference]) -> None:
         """Record a step and the requests that left; called in the loop's thread."""
@@ -107,6 +113,10 @@ class Recording:
         stays = len(iteration.members) > len(iteration.left)
         self._ended = iteration.t + iteration.seconds if stays else None
         self._stretches.add(iteration)
+        computed = {member.id: member.computed for member in iteration.members} if iteration.drafts else {}
+        for id, drafted, accepted in iteration.drafts:
+            if id in self._open:
+                self._open[id][2].append((computed[id] - accepted, drafted, accepted))
         begins = bool(iteration.joined)
         if iteration.t - self._measured[begins] >= MEASURE_EVERY or iteration.t < self._measured[begins]:
             self._measured[begins] = iteration.t
@@ -115,7 +125,7 @@ class Recording:
                 self._steps[size(step)].append((step, iteration.seconds))
 
     def _depart(self, inference: Inference) -> None:
-        arrived, alone = self._open.pop(inference.id, (0.0, False))
+        arrived, alone, drafts = self._open.pop(inference.id)
         seq = inference.sequence
         if not seq.output_ids or arrived <= self._since:
             return
@@ -128,6 +138,7 @@ class Recording:
             Served(
                 inference.id, arrived, len(seq.prompt_ids), len(seq.output_ids), latency, seq.client, seq.priority,
                 seq.deadline, seq.open_ended, alone, seq.hashes,
+                [(at - len(seq.prompt_ids), drafted, accepted) for at, drafted, accepted in drafts],
             )
         )  # fmt: skip
         self.departures += 1
@@ -140,7 +151,7 @@ class Recording:
 
     def oldest_open(self) -> float:
         """Return when the oldest request that is still open arrived; infinity if none is."""
-        return min((arrived for arrived, _ in self._open.copy().values()), default=float("inf"))
+        return min((arrived for arrived, *_ in self._open.copy().values()), default=float("inf"))
 
     def find(self, id: str) -> Served | None:
         """Return a request that has left, while it is remembered."""

@@ -65,7 +65,7 @@ def advance(
     """Append the outputs of a step to its sequences; `publish` is called for each prompt that is computed."""
     failed: list[Sequence] = []
     finished: list[Sequence] = []
-    drafts, rejected = _count_drafts(plan, outputs) if plan.drafts else ([], 0.0)
+    before = [len(seq.output_ids) for seq in plan.sequences] if plan.drafts else []
     batch, number = len(plan.sequences) + len(plan.held), plan.number
     steady = not plan.paused
     for seq, count, output in zip(plan.sequences, plan.counts, outputs):
@@ -93,20 +93,24 @@ def advance(
         seq.batch_sum += batch
         if batch > seq.batch_max:
             seq.batch_max = batch
+    drafts, rejected = _count_drafts(plan, before) if plan.drafts else ([], 0.0)
     return Advanced(failed, finished, steady and not failed and not finished, drafts, rejected)
 
 
-def _count_drafts(plan: Plan, outputs: list[Output]) -> tuple[list[Drafted], float]:
-    """Count the drafts of a step and those of them that are right, and the part of the rows that computed the others."""
+def _count_drafts(plan: Plan, before: list[int]) -> tuple[list[Drafted], float]:
+    """Count the drafts of a step and the tokens that they brought, and the part of the rows that computed the others.
+
+    `before` are the lengths of the outputs before the step. A draft behind the end of its text is not accepted.
+    """
     counted, rejected = [], 0.0
-    for seq, drafts, output in zip(plan.sequences, plan.drafts, outputs):
+    for seq, drafts, length in zip(plan.sequences, plan.drafts, before):
         if not drafts:
             continue
-        right = len(output.ids) - 1 if isinstance(output, Run) else 0
+        accepted = max(0, len(seq.output_ids) - length - 1)
         seq.drafted += len(drafts)
-        seq.accepted += right
-        counted.append(Drafted(seq.id, len(drafts), right))
-        rejected += (len(drafts) - right) / (1 + len(drafts))
+        seq.accepted += accepted
+        counted.append(Drafted(seq.id, len(drafts), accepted))
+        rejected += (len(drafts) - accepted) / (1 + len(drafts))
     return counted, rejected
 
 

@@ -68,7 +68,7 @@ class Plan:
 
 
 class Drafted(NamedTuple):
-    """How many draft tokens a sequence had in a step, and how many of them were accepted."""
+    """How many draft tokens a sequence had in a step, and how many were accepted: its tokens but for one."""
 
     id: str
     drafted: int

@@ -144,7 +144,8 @@ class Speculator:
         """Learn from a step that took so long: `counted` are the drafts of each sequence with some."""
         if plan.drafts:
             for seq, own in zip((s for s, drafts in zip(plan.sequences, plan.drafts) if drafts), counted):
-                self.acceptance.judge(seq, self._kinds.pop(seq, 0), own.drafted, own.accepted)
+                judged = own.accepted if seq.is_finished else own.drafted  # those behind its end may have been right
+                self.acceptance.judge(seq, self._kinds.pop(seq, 0), judged, own.accepted)
             seconds -= self.drafter.spent
         elif plan.padded or (not plan.repeats and max(plan.counts, default=0) > 1):
             return

@@ -91,6 +91,18 @@ class Recorded(NamedTuple):
     accepted: dict[int, bool]
     drafted: dict[int, int]
 
+    @classmethod
+    def of(cls, steps: Iterable[Iterable[int]]) -> Recorded:
+        """Return the record of an answer from its steps with draft tokens: the place, their number, those accepted.
+
+        The token behind draft tokens that were all accepted would have been the next of them, and counts as accepted.
+        """
+        made = cls({}, {})
+        for place, drafted, right in steps:
+            made.drafted[place] = drafted
+            made.accepted.update({place + i: i < right or right == drafted for i in range(right + 1)})
+        return made
+
 
 class RecordedDrafter(KnownDrafter):
     """Has the draft tokens that were recorded, by request id; an id that was not recorded takes the record of its number.
@@ -129,26 +141,22 @@ def mixed(number: int) -> int:
 
 
 def recorded(records: Iterable[Mapping[str, Any]]) -> dict[str, Recorded]:
-    """Return the draft tokens of each request, in order of appearance; records are those of `/events`.
-
-    The token behind drafts that were all accepted would have been the next of them, and counts as accepted.
-    """
-    answers: dict[str, Recorded] = {}
+    """Return the draft tokens of each request, in order of appearance; records are those of `/events`."""
+    answers: dict[str, list[tuple[int, int, int]]] = {}
     prompts: dict[str, int] = {}
     for record in records:
         drafts = {draft["id"]: (draft["drafted"], draft["accepted"]) for draft in record.get("drafts", ())}
         for member in record["members"]:
             id = member["id"]
-            own = answers.setdefault(id, Recorded({}, {}))
+            steps = answers.setdefault(id, [])
             if member["phase"] != "decode":
                 continue
             drafted, right = drafts.get(id, (0, 0))
             before = member["computed"] - 1 - right  # the whole prompt, before the first decode
             place = 1 + before - prompts.setdefault(id, before)
             if drafted:
-                own.drafted[place] = drafted
-                own.accepted.update({place + i: i < right or right == drafted for i in range(right + 1)})
-    return answers
+                steps.append((place, drafted, right))
+    return {id: Recorded.of(steps) for id, steps in answers.items()}
 
 
 @lru_cache(maxsize=4)

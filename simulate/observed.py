@@ -20,7 +20,9 @@ from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
+from scheduling.speculation import Speculator
 from simulate.costs import Cost, Host
+from simulate.drafting import Recorded, RecordedDrafter
 from simulate.simulator import Run, simulate
 from simulate.steps import Step
 
@@ -31,6 +33,7 @@ class Seen(NamedTuple):
     """A finished request: its arrival, its lengths, and its latency in seconds (None: the answer was incomplete).
 
     `pages` names its full pages, of prompt and answer, by numbers, equal where their tokens and all before them are.
+    `drafts`: of each step with drafts, the place in the answer, their number, and how many were accepted.
     """
 
     at: float
@@ -42,16 +45,18 @@ class Seen(NamedTuple):
     deadline: float | None = None
     open_ended: bool = False
     pages: Rows[int] = ()
+    drafts: Rows[Rows[int]] = ()
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The engine: slots, tokens per step, and KV pages (0: no pages)."""
+    """The engine: slots, tokens per step, KV pages (0: no pages), and draft tokens per sequence (None: what is worth it)."""
 
     slots: int
     tokens_per_step: int = 2048
     pages: int = 0
     page_size: int = 16
+    drafts: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -78,10 +83,13 @@ def sequences(trace: Iterable[Seen]) -> list[Sequence]:
     ]  # fmt: skip
 
 
-def fresh(trace: Iterable[Seen], policy: Chosen, machine: Machine) -> tuple[Scheduler, list[Sequence]]:
-    """Return a new scheduler of an engine, and fresh sequences."""
+def fresh(trace: Rows[Seen], policy: Chosen, machine: Machine) -> tuple[Scheduler, list[Sequence]]:
+    """Return a new scheduler of an engine, and fresh sequences, with the draft tokens that they had."""
     pages = PagePool(machine.pages + 1, machine.page_size) if machine.pages else None
-    return Scheduler(policy.policy(machine), pages, machine.tokens_per_step), sequences(trace)
+    drafter = RecordedDrafter({str(i): Recorded.of(seen.drafts) for i, seen in enumerate(trace)})
+    speculator = None if machine.drafts == 0 else Speculator(drafter, machine.drafts)
+    scheduler = Scheduler(policy.policy(machine), pages, machine.tokens_per_step, speculator=speculator)
+    return scheduler, sequences(trace)
 
 
 def serve(trace: Rows[Seen], policy: Chosen, machine: Machine, cost: Cost, host: Host, *, records: bool = False) -> Run:

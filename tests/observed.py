@@ -13,6 +13,7 @@ from batching import Inference
 from observe.recording import Recording
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
+from scheduling.speculation import Speculator
 from simulate.costs import Affine, Cost
 from simulate.simulator import Run, simulate
 from simulate.steps import Step
@@ -36,18 +37,18 @@ def inferences(count: int = 120, rate: float = 6.0) -> list[Inference]:
     return made
 
 
-def served(policy: str, people: list[Inference], cost: Cost | None = None) -> Run:
+def served(policy: str, people: list[Inference], cost: Cost | None = None, speculator: Speculator | None = None) -> Run:
     """Serve them on a virtual clock, which stands for the real server."""
     made = policies.get_policy(policy, SLOTS)
-    scheduler = Scheduler(made, PagePool(2000, 16), 256)
+    scheduler = Scheduler(made, PagePool(2000, 16), 256, speculator=speculator)
     return simulate(scheduler, [one.sequence for one in people], cost or COST, records=True)
 
 
-def manager(policy: str = "dynamic", pages: PagePool | None = None) -> Any:
+def manager(policy: str = "dynamic", pages: PagePool | None = None, speculator: Speculator | None = None) -> Any:
     made = policies.get_policy(policy, SLOTS)
     return SimpleNamespace(
         policy=made, policy_name=made.name, policy_options={}, max_batch_size=SLOTS, max_tokens_per_step=256,
-        pages=pages or PagePool(2000, 16),
+        pages=pages or PagePool(2000, 16), speculator=speculator,
     )  # fmt: skip
 
 
@@ -71,10 +72,12 @@ class Uneven(Affine):
         return super().seconds(step) * (15.0 if next(self.steps) % 10 == 0 else 1.0)
 
 
-def recorded(policy: str = "dynamic", cost: Cost | None = None) -> tuple[Recording, Run, Any]:
+def recorded(
+    policy: str = "dynamic", cost: Cost | None = None, speculator: Speculator | None = None
+) -> tuple[Recording, Run, Any]:
     people = inferences()
-    run = served(policy, people, cost)
-    server = manager(policy)
+    run = served(policy, people, cost, speculator)
+    server = manager(policy, speculator=speculator)
     recording = Recording(lambda: server.policy.padded, clock=lambda: run.ended)
     watch(recording, run, people)
     return recording, run, server

@@ -23,6 +23,7 @@ from serving.inference import InferenceError
 from simulate import observed, observed_law
 from simulate import what_if as simulated
 from simulate.costs import Affine
+from simulate.drafting import speculator
 from simulate.published import LlmMock
 from simulate.steps import decoding
 
@@ -104,6 +105,39 @@ def test_the_simulated_lane_of_the_served_policy_is_close_to_the_measured_one() 
     assert any(member["phase"] == "held" for record in again["records"] for member in record["members"])
     assert dynamic["held"] == nobatch["held"] == 0
     assert dynamic["latency_p99_s"] < again["latency_p99_s"] < nobatch["latency_p99_s"]
+
+
+@pytest.mark.parametrize("drafts", ["auto", "4"])
+def test_the_drafts_that_requests_had_are_simulated_with_every_policy(drafts: str) -> None:
+    recording, run, server = recorded("dynamic", speculator=speculator(0.7, drafts))
+    answer = Here(Server(server, recording), 1024).answer_of(["chunked", "static"])
+    assert max(map(abs, answer["error"].values())) < 0.1
+    accepted = [
+        sum(draft["accepted"] for record in lane["records"] for draft in record.get("drafts", ()))
+        for lane in answer["lanes"]
+    ]
+    measured, dynamic, chunked, static = accepted
+    assert measured == sum(seq.accepted for seq in run.sequences) > 500
+    assert dynamic == pytest.approx(measured, rel=0.1)
+    assert chunked > 100
+    assert static == 0  # it is padded
+
+
+def test_requests_that_were_not_seen_arriving_leave_without_a_trace() -> None:
+    people = inferences()
+    run = served("dynamic", people, speculator=speculator(0.7, "4"))
+    recording = Recording(clock=lambda: run.ended)
+    unseen = people[::3]  # as copies and background work are
+    for one in people:
+        if one not in unseen:
+            recording.on_arrival(one)
+    by_id = {one.id: one for one in people}
+    for record in run.iterations:
+        recording.observe(record, [by_id[id] for id, _ in record.left])
+    window = recording.window().requests
+    assert len(window) == len(people) - len(unseen)
+    drafted = {seq.id: seq.drafted for seq in run.sequences}
+    assert all(sum(count for _, count, _ in one.drafts) == drafted[one.id] for one in window)
 
 
 def test_a_machine_that_was_often_slow_is_simulated_as_slow() -> None:

@@ -95,9 +95,12 @@ def test_a_text_that_ends_in_the_middle_of_a_run_has_no_token_behind_its_end() -
     for seq in sequences:
         made.add(seq)
     clock = iter(range(100))
+    steps = []
     while not made.is_idle:
-        made.step(next_tokens, lambda: next(clock))
+        steps.append(made.step(next_tokens, lambda: next(clock)))
     assert sequences[0].output_ids == [0, 1, 2, 3]
+    assert (sequences[0].drafted, sequences[0].accepted) == (5, 2)  # the first of three tokens needed no draft
+    assert sum(step.tokens for step in steps if step) == 2 * 4 + sum(len(seq.output_ids) - 1 for seq in sequences)
     assert sequences[0].finish_reason == "stop"
     assert told == [0, 1, 2, 3]
     assert len(sequences[1].output_ids) == 12
