@@ -88,7 +88,7 @@ class Server:
     def __init__(self, runner: ModelRunner, slots: int, drafts: str) -> None:
         pool = PagePool(runner.keys.shape[1], runner.page_size, prefix_cache=False)
         fixed = None if drafts == "auto" else int(drafts)
-        speculator = None if drafts == "0" else Speculator(NgramDrafter(), fixed)
+        speculator = None if drafts == "0" else Speculator(NgramDrafter(), fixed, time.perf_counter)
         self.runner = runner
         self.scheduler = Scheduler(get_policy("dynamic", max_batch_size=slots), pool, 256, speculator=speculator)
 

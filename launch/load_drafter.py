@@ -5,6 +5,7 @@ Torch is imported inside the function that loads a model.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from config import Config, ConfigError
@@ -30,7 +31,9 @@ def make_speculator(config: Config, parts: Parts) -> Speculator | None:
             f"--draft-model is {config.draft_model!r}, but draft models run on CPUs only. Use --speculate ngram"
         )
     return Speculator(
-        GuardedDrafter(make_drafter(config, parts)), None if config.drafts == "auto" else int(config.drafts)
+        GuardedDrafter(make_drafter(config, parts)),
+        None if config.drafts == "auto" else int(config.drafts),
+        time.perf_counter,
     )
 
 

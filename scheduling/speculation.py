@@ -7,6 +7,9 @@ token is computed.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from scheduling.acceptance import Acceptance
@@ -18,8 +21,10 @@ from scheduling.sequence import Sequence
 from scheduling.step_law import StepLaw
 
 MOST = 8  # drafts of a sequence in one step
-PROBING = 0.004  # the share of the time in which drafts may be computed that promise nothing, to learn whether they do
+ASKING = 0.005  # the share of the time in which the drafter may be asked for nothing
+PROBING = 0.005  # the share of the time in which drafts may be computed that promise nothing, to learn whether they do
 LEAST_PRICE = 0.02  # of such a draft, in steps: one with drafts takes a little longer, however few they are
+LONGEST_REST = 200  # steps in which the drafter is not asked
 # Steps of a size without drafts, at first and then for each so many: what drafts cost is a difference from these.
 FIRST_PLAIN, PLAIN_EVERY = 2, 200
 
@@ -58,16 +63,23 @@ class Drafter(Protocol):
 
 
 class Speculator:
-    """Puts drafts into plans; with `fixed`, as many as that for each sequence, and otherwise as many as are worth it."""
+    """Puts drafts into plans; with `fixed`, as many as that for each sequence, and otherwise as many as are worth it.
 
-    def __init__(self, drafter: Drafter, fixed: int | None = None) -> None:
+    Then a step costs what it costs without a speculator while drafts bring nothing: the drafter, which takes its time by
+    `clock` to be asked, rests for the longer the longer that took.
+    """
+
+    def __init__(self, drafter: Drafter, fixed: int | None = None, clock: Callable[[], float] = lambda: 0.0) -> None:
         self.drafter = drafter
         self.fixed = fixed
         self.acceptance = Acceptance()
         self.law = StepLaw()
+        self._clock = clock
         self._allowance = 0.0  # seconds that may be spent on probing
+        self._probing = 0  # the steps of a probe that are not over: its own and the next one, which is laid out anew
         self._steps = 0
-        self._plain: dict[int, tuple[int, int]] = {}  # steps without drafts by about their rows: how many, the latest
+        self._batches: defaultdict[int, _Batch] = defaultdict(_Batch)  # by about their rows
+        self._plain_rows = 0  # of the step before, if it had no drafts
         self._kinds: dict[Sequence, int] = {}  # of the drafts in this step
 
     @property
@@ -77,17 +89,23 @@ class Speculator:
 
     def add_drafts(self, plan: Plan, policy: Policy, pages: Reservations, token_budget: int) -> None:
         """Put drafts behind the pending tokens of a plan, within the token budget and the free pages."""
-        if plan.padded or self.fixed == 0 or (self.fixed is None and not plan.repeats and max(plan.counts) > 1):
+        if plan.padded or self.fixed == 0:
             return
+        if self.fixed is None and ((not plan.repeats and max(plan.counts) > 1) or self._rests(len(plan.sequences))):
+            return
+        began = self._clock()
         offers = [offer for offer in self.drafter.survey(plan.sequences) if self._may_have(plan, offer)]
-        if not offers:
-            return
         left = token_budget - sum(plan.counts)
         members = [plan.sequences[offer.place] for offer in offers]
-        most = [
+        counts = [
             min(offer.most, self.most, seq.max_tokens - len(seq.output_ids) - 1) for offer, seq in zip(offers, members)
         ]
-        counts = most if self.fixed else self._choose(plan, policy, offers, members, most, left)
+        if self.fixed is None:
+            counts = self._choose(plan, policy, offers, members, counts, left) if offers else []
+            if not any(counts):
+                self._rest(len(plan.sequences), self._clock() - began)
+                if offers and left > 0 and self._may_probe(len(plan.sequences)):
+                    counts[self.acceptance.least_recent(members)] = 1  # whose drafts were judged longest ago
         self._put(plan, pages, offers, counts, left)
 
     def _may_have(self, plan: Plan, offer: Offer) -> bool:
@@ -98,23 +116,32 @@ class Speculator:
         self, plan: Plan, policy: Policy, offers: list[Offer], members: list[Sequence], most: list[int], left: int
     ) -> list[int]:
         rows = len(plan.sequences)
-        if self._must_measure(rows):
-            return [0] * len(members)
         chances = [self.acceptance.chance(seq, offer.kind) for seq, offer in zip(members, offers)]
         seconds = self.law.from_rows(rows)
         choice = DraftChoice(members, most, chances, rows, left, seconds, self.drafter.seconds(len(members)))
-        counts = policy.allocate_drafts(choice)
-        if left > 0 and not any(counts):
-            price = max(seconds(rows + 1) - seconds(rows), LEAST_PRICE * seconds(rows)) + self.drafter.seconds(1)
-            if self._allowance >= price:  # the one whose drafts were judged longest ago
-                self._allowance -= price
-                counts[self.acceptance.least_recent(members)] = 1
-        return counts
+        return policy.allocate_drafts(choice)
 
-    def _must_measure(self, rows: int) -> bool:
-        """Return whether a step of so many rows without drafts, or about so many, was not computed for long."""
-        steps, latest = self._plain.get(_about(rows), (0, 0))
-        return steps < FIRST_PLAIN or self._steps - latest > PLAIN_EVERY
+    def _may_probe(self, rows: int) -> bool:
+        """Return whether a draft may be computed that promises nothing, and pay for it."""
+        steps = max(LEAST_PRICE, self._batches[_about(rows)].price)
+        price = steps * self.law.seconds(rows, unknown=1.0) + self.drafter.seconds(1)
+        if self._allowance < price:
+            return False
+        self._allowance, self._probing = self._allowance - price, 2
+        return True
+
+    def _rests(self, rows: int) -> bool:
+        """Return whether the drafter is not asked: it was in vain, or few steps of about so many rows are known without."""
+        batch = self._batches[_about(rows)]
+        is_unknown = batch.plain < FIRST_PLAIN or self._steps - batch.latest > PLAIN_EVERY
+        return is_unknown or self._steps < batch.rests_until
+
+    def _rest(self, rows: int, asked: float) -> None:
+        """Let the drafter rest after it was asked for so many seconds in vain, until that is a small share of the time."""
+        batch = self._batches[_about(rows)]
+        usual, batch.asked = min(asked, batch.asked), asked  # the first look at a prompt takes longer
+        steps = usual / ASKING / self.law.seconds(rows, unknown=1.0)
+        batch.rests_until = self._steps + 1 + int(min(steps, LONGEST_REST))
 
     def _put(self, plan: Plan, pages: Reservations, offers: list[Offer], counts: list[int], left: int) -> None:
         members: list[tuple[Offer, int]] = []
@@ -142,25 +169,54 @@ class Speculator:
 
     def learn(self, plan: Plan, counted: list[Drafted], seconds: float) -> None:
         """Learn from a step that took so long: `counted` are the drafts of each sequence with some."""
+        rows = len(plan.sequences)
         if plan.drafts:
             for seq, own in zip((s for s, drafts in zip(plan.sequences, plan.drafts) if drafts), counted):
                 judged = own.accepted if seq.is_finished else own.drafted  # those behind its end may have been right
                 self.acceptance.judge(seq, self._kinds.pop(seq, 0), judged, own.accepted)
             seconds -= self.drafter.spent
         elif plan.padded or (not plan.repeats and max(plan.counts, default=0) > 1):
+            self._plain_rows = 0
             return
-        else:
-            about = _about(len(plan.sequences))
-            self._plain[about] = self._plain.get(about, (0, 0))[0] + 1, self._steps
         self._steps += 1
         self._allowance = min(self._allowance + PROBING * seconds, seconds)
-        self.law.learn(sum(plan.counts), seconds)
+        batch = self._batches[_about(rows)]
+        if plan.repeats and self._steps % 4 and self._steps < batch.rests_until and not self._probing:
+            return  # enough is learned from the fourth part of the steps in which nothing changes
+        took = min(2.0, seconds / self.law.seconds(rows, unknown=seconds or 1.0))
+        if self._probing:
+            self._probing -= 1
+            batch.price += 0.1 * (2 * (took - batch.took) - batch.price)
+        if plan.drafts:
+            self.law.learn(sum(plan.counts), seconds)
+        elif rows == self._plain_rows:  # not laid out anew, as without a speculator
+            self.law.learn(rows, seconds)
+            batch.plain, batch.latest = batch.plain + 1, self._steps
+            batch.took += 0.02 * (took - batch.took)
+        self._plain_rows = 0 if plan.drafts else rows
 
     def forget(self, sequences: list[Sequence]) -> None:
         """Free what is held for sequences that lose their slots."""
         for seq in sequences:
             self.drafter.forget(seq)
             self.acceptance.forget(seq)
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What is known of batches of about one size.
+
+    `plain` are their steps without drafts, `latest` is the last of these, and they `took` so many times the law's seconds
+    on average. `price` is how many steps longer a probe takes. `asked` are the seconds that the drafter took when it was
+    last asked in vain, and `rests_until` is the step before which it is not asked.
+    """
+
+    plain: int = 0
+    latest: int = 0
+    took: float = 1.0
+    price: float = LEAST_PRICE
+    asked: float = 0.0
+    rests_until: int = 0
 
 
 def _about(rows: int) -> int:

@@ -7,6 +7,7 @@ entry, and no text is ever searched. Behind its own text a sequence looks into t
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from itertools import pairwise
 
 from scheduling.sequence import Sequence
 from scheduling.speculation import MOST, Offer
@@ -26,25 +27,19 @@ class Index:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.ends: dict[
-            tuple[int, int], int
-        ] = {}  # the number of tokens up to the latest place of a pair, its own included
-        self.before: list[int] = []  # by such a number: that of the place before, 0 for none
+        # The number of tokens up to the latest place of a pair, its own included.
+        self.ends: dict[tuple[int, int], int] = {}
+        self.before = [0, 0]  # by such a number: that of the place before, 0 for none
 
     def extend(self, tokens: list[int]) -> int:
         """Add tokens; return the place before of the pair at the end, 0 if it is new."""
-        known, ends, before = self.tokens, self.ends, self.before
-        place = 0
-        for token in tokens:
-            if known:
-                pair = known[-1], token
-                known.append(token)
-                place = ends.get(pair, 0)
-                ends[pair] = len(known)
-                before.append(place)
-            else:
-                known.append(token)
-                before += [0, 0]
+        ends, before, place = self.ends, self.before, 0
+        text = self.tokens[-1:] + tokens
+        for end, pair in enumerate(pairwise(text), max(1, len(self.tokens)) + 1):
+            place = ends.get(pair, 0)
+            ends[pair] = end
+            before.append(place)
+        self.tokens += tokens
         return place
 
     def best(self, place: int, text: list[int]) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from scheduling.speculation import Speculator
+from scheduling.speculation import Offer, Speculator
 from scheduling.step_law import StepLaw
 from scheduling.stretches import Stretches
 from simulate.scripted_drafter import ScriptedDrafter
@@ -162,9 +162,63 @@ def test_a_policy_may_choose_itself() -> None:
 
     made = Scheduler(Own(2), speculator=Speculator(ScriptedDrafter(lambda seq, place: place, NEVER_WRONG)))
     run = drive(made, burst((4, 11)))
-    assert [drafted.drafted for it in run.iterations for drafted in it.drafts] == [
-        1
-    ] * 4  # after two steps without, which are measured
+    # After three steps without, the last two of which are measured.
+    assert [drafted.drafted for it in run.iterations for drafted in it.drafts] == [1] * 3
+
+
+class Slow(ScriptedDrafter):
+    """Is always right, and takes so many seconds whenever it is asked."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(lambda seq, place: place, NEVER_WRONG)
+        self.takes, self.asked, self.proposed = seconds, 0, 0
+
+    def survey(self, sequences: list[Sequence]) -> list[Offer]:
+        self.asked += 1
+        return super().survey(sequences)
+
+    def propose(self, sequences: list[Sequence], counts: list[int]) -> list[list[int]]:
+        self.proposed += 1
+        return super().propose(sequences, counts)
+
+    def clock(self) -> float:
+        return self.asked * self.takes
+
+
+def asked(drafter: Slow, *batches: int) -> list[tuple[int, int]]:
+    """Return how often a drafter is asked, and for drafts, in 1,000 steps of each of these batches, one after the other.
+
+    A step takes a second and one more for each row: 8 drafts bring 80 % to one sequence alone, and 5 % to each of 16.
+    """
+    made = Scheduler(Policy(64), speculator=Speculator(drafter, clock=drafter.clock))
+    counts, now = [], 0.0
+    for batch in batches:
+        sequences = burst(*[(1, 1 << 30)] * batch)
+        for seq in sequences:
+            made.add(seq)
+        before = drafter.asked, drafter.proposed
+        for _ in range(1000):
+            plan = made.plan(now)
+            assert plan is not None
+            now += 1.0 + sum(plan.counts)
+            made.commit(plan, next_tokens(plan), now)
+        counts.append((drafter.asked - before[0], drafter.proposed - before[1]))
+        made.remove_all(sequences, now)
+    return counts
+
+
+@pytest.mark.parametrize(("seconds", "times"), [(0.0, 1000), (0.17, 500), (1.7, 50), (17.0, 5)])
+def test_a_drafter_that_is_asked_in_vain_rests_the_longer_the_longer_that_takes(seconds: float, times: int) -> None:
+    ((often, drafted),) = asked(Slow(seconds), 16)
+    assert often == pytest.approx(times, rel=0.05, abs=4)
+    assert drafted <= 100  # to learn whether they are still not worth it
+
+
+def test_a_drafter_that_rests_in_a_large_batch_is_asked_at_once_in_a_small_one() -> None:
+    (many, _), (one, drafted), (again, _) = asked(Slow(1.7), 16, 1, 16)
+    assert max(many, again) < 60
+    assert one > 950
+    assert drafted == one
 
 
 def test_the_chance_of_a_draft_follows_what_was_seen_and_other_requests() -> None:
