@@ -5,7 +5,7 @@ a loop can see it, since it looks at arrivals only between steps. An idle machin
 and answers have all lengths up to the longest; clients and priorities alternate, and every second request has a deadline.
 
 A run makes its choices from a script, and then none arrive until one must; each choice that it could have made otherwise is a
-script to go through later. Where a state equals one of an earlier run, its future is known, and the run ends (symmetry: times
+script to go through later. The steps that a script repeats kept the laws when they were new. Where a state equals one of an earlier run, its future is known, and the run ends (symmetry: times
 count from now, and requests that have left are forgotten). So a policy may decide by differences between times, and not by the
 time itself or by the number of the step. The law of fair clients is left out, because so few requests cannot break it.
 """
@@ -20,6 +20,7 @@ from itertools import count
 from math import isfinite
 from typing import Any
 
+from scheduling.iteration import Iteration, Plan
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
@@ -90,12 +91,21 @@ class ScriptedTrial(Trial):
             self._expect(shape, until)
         super().sleep()
 
+    def check_plan(self, plan: Plan) -> None:
+        if self._place == len(self._script):
+            super().check_plan(plan)
+
+    def check_record(self, iteration: Iteration, answered: list[Sequence]) -> None:
+        if self._place == len(self._script):
+            super().check_record(iteration, answered)
+
     def _expect(self, shape: Shape, at: float) -> None:
         """Let a request arrive."""
         number, (prompt, output) = len(self.sequences), shape
-        request = Request(int(at), (0,) * prompt, output, "ab"[number % 2], number % 2, at + 40 if number % 2 else None)
-        seq = Case((request,)).sequences()[0]
-        seq.id = f"r{number}"
+        seq = Sequence(
+            [0] * prompt, output, id=f"r{number}", arrived_at=int(at), client="ab"[number % 2], priority=number % 2,
+            deadline=at + 40 if number % 2 else None,
+        )  # fmt: skip
         self.sequences.append(seq)
         self._first_tokens[seq] = number
         self.arrivals.append(seq)
@@ -137,12 +147,12 @@ class ScriptedTrial(Trial):
             times = round(value / START)
             return (times, value - times * self.now) if times else value
         if isinstance(value, Sequence):
-            return self._frozen((
+            stamps = (value.arrived_at, value.scheduled_at, value.first_token_at, value.last_token_at, value.deadline)
+            return (
                 value.state, len(value.prompt_ids), value.max_tokens, len(value.output_ids), value.computed, value.slot,
-                value.arrived_at, value.scheduled_at, value.first_token_at, value.last_token_at, value.preemptions,
-                value.recompute_until, value.finish_reason, value.client, value.priority, value.deadline,
-                self._ranks.get(value, value.id),
-            ))  # fmt: skip
+                value.preemptions, value.recompute_until, value.finish_reason, value.client, value.priority,
+                self._ranks.get(value, value.id), *(at if at is None else at - self.now for at in stamps),
+            )  # fmt: skip
         if isinstance(value, dict):
             return (dict, *((self._frozen(k), self._frozen(v)) for k, v in value.items()))
         if isinstance(value, list | tuple | deque):
@@ -186,7 +196,7 @@ def explore(make: Callable[[int], Policy], scope: Scope) -> Explored:
         while ahead:
             with laws_named():
                 policy = make(scope.slots)
-            trial = ScriptedTrial(Scheduler(policy), scope, requests, ahead.pop(), seen, ahead)
+            trial = ScriptedTrial(Scheduler(policy, record=False), scope, requests, ahead.pop(), seen, ahead)
             runs += 1
             try:
                 with laws_named(policy):

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from scheduling.hooks import overrides
 from scheduling.policy import Policy
@@ -19,6 +20,9 @@ from simulate.laws import Broken
 LAW = "what a hook returns"
 ARGUMENTS = "the arguments of a hook"
 NAMES = "the name of a hook"
+
+
+_checked: WeakSet[type[Policy]] = WeakSet()  # classes without such a mistake, which makes their next trials cheaper
 
 
 def _are_requests(value: object) -> bool:
@@ -49,6 +53,16 @@ RETURNS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 def watch(policy: Policy) -> None:
     """Raise Broken where a hook is misspelled or takes other arguments than are passed, and let each do so for what it returns."""
+    if type(policy) not in _checked:
+        _check(policy)
+        _checked.add(type(policy))
+    for hook in RETURNS:
+        if overrides(policy, hook):
+            setattr(policy, hook, _watched(policy, hook))
+
+
+def _check(policy: Policy) -> None:
+    """Raise Broken where a hook is misspelled or takes other arguments than are passed."""
     hooks = [name for name in vars(Policy) if not name.startswith("_") and callable(getattr(policy, name))]
     for name in dir(policy):
         if not name.startswith("_") and not hasattr(Policy, name) and callable(getattr(policy, name)):
@@ -56,9 +70,6 @@ def watch(policy: Policy) -> None:
     for hook in hooks:
         if overrides(policy, hook):
             _check_arguments(policy, hook)
-    for hook in RETURNS:
-        if overrides(policy, hook):
-            setattr(policy, hook, _watched(policy, hook))
 
 
 def _check_spelling(policy: Policy, name: str, hooks: list[str]) -> None:
@@ -84,12 +95,11 @@ def _place(call: Callable[..., Any]) -> str:
 def _watched(policy: Policy, hook: str) -> Callable[..., Any]:
     call = getattr(policy, hook)
     is_allowed, wanted = RETURNS[hook]
-    where = _place(call)
 
     def fail(value: object) -> Broken:
         shown = repr(value)
         shown = shown if len(shown) <= 60 else f"a {type(value).__name__}"
-        return Broken(LAW, f"{hook}(){where} returned {shown}. Return {wanted}")
+        return Broken(LAW, f"{hook}(){_place(call)} returned {shown}. Return {wanted}")
 
     def each(requests: Iterable[Any]) -> Iterator[Any]:
         for seq in requests:

@@ -132,12 +132,16 @@ class Trial(Driver):
             laws.check_idle(self.scheduler, self.now, self.next_event())
         super().sleep()
 
-    def compute(self, plan: Plan) -> list[Output]:
+    def check_plan(self, plan: Plan) -> None:
+        """Hold what is about to be computed against the laws."""
         laws.check_guard(self.scheduler, plan, self._oldest)
         laws.check_overtaking(self.scheduler, plan)
         laws.check_blocks(self.scheduler, plan)
         laws.check_plan(self.scheduler, plan)
         laws.check_conservation_of_work(self.scheduler, plan)
+
+    def compute(self, plan: Plan) -> list[Output]:
+        self.check_plan(plan)
         self._preemptions.check(plan)
         if self._contents is not None:
             laws.check_contents(self._contents, plan)
@@ -168,12 +172,16 @@ class Trial(Driver):
         self.records.append(iteration)
         answered = [seq for seq in self._unanswered if seq.state == "finished"]
         self._books.leave(answered, self.now)
-        self._books.check_conservation(self.scheduler)
-        laws.check_answers(self.scheduler, iteration, answered, self.now)
-        laws.check_resources(self.scheduler, iteration)
+        self.check_record(iteration, answered)
         if self.scheduler.number > self._limit:
             inside = [*self.scheduler.waiting, *self.scheduler.running]
             raise Broken("no request starves", f"unfinished after {self._limit} steps: {names(inside)}")
+
+    def check_record(self, iteration: Iteration, answered: list[Sequence]) -> None:
+        """Hold what was computed, and who is answered, against the laws."""
+        self._books.check_conservation(self.scheduler)
+        laws.check_answers(self.scheduler, iteration, answered, self.now)
+        laws.check_resources(self.scheduler, iteration)
 
 
 def try_case(
