@@ -27,6 +27,7 @@ COMMANDS = {
     "calibrate": "Time the engine on this machine and fit a cost model to it.",
     "validate": "Send the same arrivals through a real server and the simulator, side by side.",
     "predict": "Simulate the requests of a comparison and show the predictions beside the measurements.",
+    "adversary": "Search for the trace on which a policy does worst beside another one or the lower bound.",
     "check": "Test a policy on thousands of random cases and report which law it breaks.",
 }
 EXAMPLES = """\b

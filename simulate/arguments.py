@@ -86,6 +86,7 @@ def engine_options(
     speculation: bool = True,
     cost: str | None = "oracle-a",
     default_cost: str = "",
+    max_batch_size: int = 32,
     max_tokens_per_step: int = 2048,
 ) -> list[Option]:
     """Return the options of the engine; `default_cost` describes a missing default."""
@@ -97,7 +98,7 @@ def engine_options(
             "--engine", "whether a step computes padding; as-is: if the policy pads; ragged: never; padded: always; aligned: "
             "contexts are padded to the longest, too", Choice(["as-is", "ragged", "padded", "aligned"]), default="as-is",
         ),
-        Option("--max-batch-size", "slots: maximum number of requests computed together", Number(1), default=32),
+        Option("--max-batch-size", "slots: maximum number of requests computed together", Number(1), default=max_batch_size),
         Option(
             "--max-tokens-per-step", "maximum tokens per step; longer prompts are split, except by padding policies", Number(1),
             default=max_tokens_per_step,

@@ -80,7 +80,7 @@ def check(
         try:
             try_case(make, case, make_scheduler, number % TWICE == 0 or number > cases)
         except Broken as broken:
-            smallest = Shrinker(make, make_scheduler, case, broken).run()
+            smallest = _smallest(make, make_scheduler, case, broken)
             return Verdict(name, min(number, cases), max(0, number - cases), *smallest)
         if progress is not None:
             progress(number)
@@ -101,5 +101,20 @@ def check_exhaustively(name: str, scope: Scope = DEFAULT_SCOPE, options: Mapping
     found = explore(make, scope)
     if found.broken is None or found.case is None:
         return Verdict(name, found.runs, scope=scope, states=found.states)
-    smallest = Shrinker(make, Scheduler, found.case, found.broken).run()
+    smallest = _smallest(make, Scheduler, found.case, found.broken)
     return Verdict(name, found.runs, 0, *smallest, scope, found.states)
+
+
+def _smallest(
+    make: Callable[[int], Policy], make_scheduler: Callable[..., Scheduler], case: Case, broken: Broken
+) -> tuple[Broken, Case]:
+    """Return the smallest case found that breaks the same law, and how."""
+
+    def again(simpler: Case) -> Broken | None:
+        try:
+            try_case(make, simpler, make_scheduler, broken.law == "repeatable")
+        except Broken as other:
+            return other if other.law == broken.law else None
+        return None
+
+    return Shrinker(again, case, broken).run()

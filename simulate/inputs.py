@@ -114,6 +114,8 @@ def make_rows(args: Values, *, unit: bool = False, draws_more: bool = False) -> 
     if rows.client:
         source = "--trace" if args.trace else f"--workload {args.workload}"
         refuse(args, ("clients",), f"has no effect: {source} names its clients. Leave it out")
+    if rows.priority:
+        refuse(args, ("priorities",), "has no effect: --trace has priorities. Leave it out")
     if args.context:
         rows = rows.fitting(args.context)
     if args.trace:

@@ -1,20 +1,17 @@
-"""Make a case that breaks a law smaller, as long as it breaks the same law."""
+"""Make a case smaller, as long as it still shows what it was found for: a broken law, or a slow policy."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Generic, TypeVar
 
-from scheduling.policy import Policy
-from scheduling.scheduler import Scheduler
 from simulate.case import ENDLESS, Case, Request
-from simulate.laws import Broken
-from simulate.trial import try_case
 
 EFFORT = 300_000  # requests and tokens that are served again at most
 
-Make = Callable[[int], Policy]
+Found = TypeVar("Found")
 
 
 def effort(case: Case) -> int:
@@ -22,19 +19,18 @@ def effort(case: Case) -> int:
     return sum(2 + r.output + len(r.prompt) // 32 for r in case.requests)
 
 
-class Shrinker:
-    """Takes away from a case that breaks a law whatever can go while the same law is broken."""
+class Shrinker(Generic[Found]):
+    """Takes away from a case whatever can go while `again`, which tries a simpler one, still returns what it shows."""
 
-    def __init__(self, make: Make, make_scheduler: Callable[..., Scheduler], case: Case, broken: Broken) -> None:
-        self.make = make
-        self.make_scheduler = make_scheduler
+    def __init__(self, again: Callable[[Case], Found | None], case: Case, found: Found) -> None:
+        self.again = again
         self.case = case
-        self.broken = broken
+        self.found = found
         self.left = EFFORT
         self.tried = {case}  # requests that are alike can be left out in many ways that are the same case
 
-    def run(self) -> tuple[Broken, Case]:
-        """Return how the smallest case found breaks the law, and that case."""
+    def run(self) -> tuple[Found, Case]:
+        """Return what the smallest case found shows, and that case."""
         many = len(self.case.requests)
         for finest in (many // 4, many // 32):
             self._simplify_all(max(1, finest))
@@ -44,7 +40,7 @@ class Shrinker:
             self._simplify_all(1)
             for i in range(len(self.case.requests)):
                 self._simplify(partial(_simpler_request, i=i))
-        return self.broken, self.case
+        return self.found, self.case
 
     def _simplify_all(self, finest: int) -> None:
         """Leave requests out, at first half of them and at last `finest` at a time; then simplify those that are left."""
@@ -54,29 +50,27 @@ class Shrinker:
             while start < len(self.case.requests):
                 requests = self.case.requests
                 rest = requests[:start] + requests[start + size :]
-                if not rest or not self._still_breaks(dataclasses.replace(self.case, requests=rest)):
+                if not rest or not self._still_shows(dataclasses.replace(self.case, requests=rest)):
                     start += size
             size //= 2
         self._simplify(_simpler_requests)
         self._simplify(_simpler_room)
 
     def _simplify(self, simpler: Callable[[Case], Iterator[Case]]) -> None:
-        while any(self._still_breaks(case) for case in simpler(self.case)):
+        while any(self._still_shows(case) for case in simpler(self.case)):
             pass
 
-    def _still_breaks(self, case: Case) -> bool:
-        """Whether a simpler case breaks the same law; it is the one to go on from then."""
+    def _still_shows(self, case: Case) -> bool:
+        """Whether a simpler case shows it too; it is the one to go on from then."""
         if case in self.tried or self.left <= 0:
             return False
         self.tried.add(case)
         self.left -= effort(case)
-        try:
-            try_case(self.make, case, self.make_scheduler, self.broken.law == "repeatable")
-        except Broken as again:
-            if again.law == self.broken.law:
-                self.case, self.broken = case, again
-                return True
-        return False
+        found = self.again(case)
+        if found is None:
+            return False
+        self.case, self.found = case, found
+        return True
 
 
 def _simpler_room(case: Case) -> Iterator[Case]:

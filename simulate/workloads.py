@@ -316,13 +316,14 @@ def read(path: Path) -> Rows:
         )
     texts, numbered = (any(getattr(row, name) for row in trace.rows) for name in ("prompt", "blocks"))
     ids = _numbered(_tokens(i, row) for i, row in enumerate(trace.rows)) if texts else None
-    clients = [row.user for row in trace.rows]
+    clients, priorities = ([getattr(row, name) for row in trace.rows] for name in ("user", "priority"))
     return Rows(
         np.array([row.at for row in trace.rows]),
         np.array([len(prompt) for prompt in ids] if ids else [row.prompt_tokens for row in trace.rows]),
         np.array([row.num_tokens for row in trace.rows]),
         client=clients if any(clients) else None,
         notes=tuple(notes),
+        priority=priorities if any(priorities) else None,
         ids=ids,
         blocks=Blocks.of(row.blocks for row in trace.rows) if numbered and not texts else None,
     )

@@ -1,7 +1,7 @@
 """Traces of real services, read line by line: lines that cannot be read are reported by number and skipped.
 
 The content determines the format: CSV with a header (Azure's 2023 trace in its own columns or in
-seconds, VTC's, our `requests.csv`, the simulator's), and JSON lines (Mooncake's, or ours with `at`, `num_tokens` and
+seconds, VTC's, our `requests.csv`, the simulator's, which may have priorities), and JSON lines (Mooncake's, or ours with `at`, `num_tokens` and
 `prompt` or `prompt_tokens`). This module must not know how prompts are made.
 """
 
@@ -9,7 +9,7 @@ import csv
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,10 @@ MOST_LINES_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A request of a trace: seconds after the first, lengths in tokens, prompt or prefix blocks."""
+    """A request of a trace: seconds after the first, lengths in tokens, prompt or prefix blocks.
+
+    Only the simulator has a use for the priority.
+    """
 
     at: float
     prompt_tokens: int
@@ -28,6 +31,7 @@ class Row:
     prompt: str | None = None
     blocks: tuple[int, ...] = ()
     user: str = ""
+    priority: int = 0
 
 
 @dataclass(slots=True)
@@ -74,9 +78,7 @@ def read(path: Path, most: int | None = None) -> Trace:
         )
     rows.sort(key=lambda row: row.at)
     began = rows[0].at
-    trace.rows = [
-        Row(row.at - began, row.prompt_tokens, row.num_tokens, row.prompt, row.blocks, row.user) for row in rows
-    ]
+    trace.rows = [replace(row, at=row.at - began) for row in rows]
     return trace
 
 
@@ -114,7 +116,13 @@ def _from_csv(names: list[str], line: str) -> Row:
     output = _first(cell, "asked_tokens", "output_tokens", "GeneratedTokens", "num_tokens", "output_len")
     prompt = _first(cell, "prompt_tokens", "ContextTokens", "prompt_len")
     user = cell.get("user") or cell.get("client") or ""
-    return Row(_seconds(cell), _count(prompt, "prompt"), _count(output, "output"), user=user)
+    return Row(
+        _seconds(cell),
+        _count(prompt, "prompt"),
+        _count(output, "output"),
+        user=user,
+        priority=int(cell.get("priority") or 0),
+    )
 
 
 def _seconds(cell: Mapping[str, str]) -> float:

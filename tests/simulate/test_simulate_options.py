@@ -78,6 +78,7 @@ CALIBRATE = "calibrate --out OUT/cost.json"
 VALIDATE = "validate dynamic --cost llm-mock"
 CHECK = "check window"
 ARENA = "arena static --only --workloads uniform --seeds 1 --num 30 --jobs 1"
+ADVERSARY = "adversary static --requests 4 --tries 20 --out OUT/a.csv"
 CASES: dict[str, dict[str, tuple[str, str]]] = {
     "run": {
         "--open-ended": (f"run dynamic {SMALL} --kv-tokens 640", ""),
@@ -183,6 +184,19 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--jobs": (ARENA, "2"),
         "--out": (ARENA, "OUT/a"),
     },
+    "adversary": {
+        **{flag: (ADVERSARY, value) for flag, (_, value) in ENGINE.items() if flag not in SIMULATED_ENGINE},
+        "--policy-option": (ADVERSARY.replace("static", "window"), "delay=0.5"),
+        "--engine": (ADVERSARY, "ragged"),
+        "--against": (ADVERSARY, "bound"),
+        "--measure": (ADVERSARY, "slowdown"),
+        "--requests": (ADVERSARY, "3"),
+        "--longest": (ADVERSARY, "30"),
+        "--tries": (ADVERSARY, "10"),
+        "--seed": (ADVERSARY, "1"),
+        "--out": (ADVERSARY, "OUT/b.csv"),
+        "--replay": ("adversary static --replay TRACE", "BLOCKS"),
+    },
     "grade": {"--seed": ("grade fair dynamic", "3"), "--csv": ("grade fair dynamic", "OUT/a.csv")},
     "check": {
         "--cases": (CHECK, "3"),
@@ -280,7 +294,9 @@ def test_every_option_has_a_case(command: str) -> None:
 
 
 DRAWN = {("run", "--no-plots"), ("prefix", "--out"), ("arena", "--out"), ("arena", "--jobs")}  # pictures take seconds
-SHARED = {(command, option) for command in ("plan", "fleet") for option in {**ENGINE, **ARRIVALS}}  # `run` has them too
+SHARED = {
+    (command, option) for command in ("plan", "fleet", "adversary") for option in {**ENGINE, **ARRIVALS}
+}  # `run` has them too
 PAIRS = [
     pytest.param(
         option,

@@ -1,0 +1,134 @@
+"""Search for the trace on which a policy does worst beside another one or the lower bound."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import policies
+from client.console import say
+from client.options import FILE, Argument, Choice, Number, Option, UsageError, Values
+from scheduling.scheduler import Scheduler
+from simulate import workloads
+from simulate.adversary import MEASURES, Adversary, Duel, Finding
+from simulate.arguments import engine_options, read_pairs, refuse
+from simulate.case import Case
+from simulate.commands.prepared import Sections
+from simulate.inputs import make_cost
+from simulate.option_checks import check_engine
+
+SEARCH = ("requests", "longest", "tries", "seed", "out")
+NOTE = "The trace is a CSV file for --replay, and for --trace of `run` and the other commands."
+
+
+def options() -> Sections:
+    """Return the options in sections of the help."""
+    return {
+        "arguments": [Argument("policy", "a policy name, loop+order, or the path of a file", required=True)],
+        "engine": engine_options(kv=False, speculation=False, max_batch_size=2),
+        "search": [
+            Option(
+                "--against", "fcfs: the same loop in order of arrival, dynamic if the policy names no order; bound: the "
+                "lower bound of the mean latency; or another policy", default="fcfs",
+            ),
+            Option(
+                "--measure", "of the latencies; slowdown: of the request for which the ratio is largest", Choice(MEASURES),
+                default="mean",
+            ),
+            Option("--requests", "number of requests; the trace may get smaller", Number(1, 100), default=6),
+            Option("--longest", "the most tokens of a prompt or an answer", Number(1, 10_000), default=100),
+            Option("--tries", "number of traces to try", Number(1), default=3000),
+            Option("--seed", "random seed", Number(0), default=0),
+            Option("--out", "file for the trace", FILE, default=Path("adversary.csv")),
+            Option("--replay", "search for nothing: serve the trace in this file again", FILE),
+        ],
+    }  # fmt: skip
+
+
+def run(args: Values, console: Console) -> dict[str, Any]:
+    """Search, write the trace, and report what comes of the file."""
+    duel, names = make_duel(args)
+    path: Path = args.replay or args.out
+    if args.replay:
+        refuse(args, SEARCH, "has no effect with --replay. Leave one out")
+    else:
+        if path.is_dir():
+            raise UsageError(f"--out is {str(path)!r}, which is a folder. Use {path / 'adversary.csv'}")
+        _, case = Adversary(duel, args.requests, args.longest, args.seed).search(args.tries)
+        path.write_text(as_csv(case), "utf-8")
+    rows = workloads.read(path)
+    found = duel.serve(rows.sequences)
+    show(
+        console, rows, found, names, "latency of a request" if args.measure == "slowdown" else f"{args.measure} latency"
+    )
+    if not args.replay:
+        say(console, f"written: {path}. Serve it again: {replay_line(args)}")
+    own, other = found.latencies
+    return {
+        "policy": names[0], "against": names[1], "measure": args.measure, "ratio": found.ratio,
+        "policy_ms": 1000 * found.own, "against_ms": 1000 * found.other, "requests": len(own),
+        "latency_s": own, "against_latency_s": other,
+    }  # fmt: skip
+
+
+def make_duel(args: Values) -> tuple[Duel, tuple[str, str]]:
+    """Return the two sides and their names; --policy-option counts for the rival where it has the option."""
+    values = read_pairs(args.policy_option, "--policy-option")
+    cost, host = make_cost(args)
+    loop, plus, _ = args.policy.partition("+")
+    rival = (f"{loop}+fcfs" if plus else "dynamic") if args.against == "fcfs" else args.against
+    if rival == args.policy:
+        raise UsageError(f"--against {args.against} is {rival} itself. Use --against bound")
+    if rival == "bound" and args.measure != "mean":
+        raise UsageError(f"--measure {args.measure} has no bound. Use --measure mean, or --against fcfs")
+    makers = [policies.policy_maker(name) for name in (args.policy, rival) if name != "bound"]
+    known = {info.option for info in policies.describe(rival)} if len(makers) > 1 else set()
+    shared = [values, {name: value for name, value in values.items() if name in known}]
+
+    def scheduler(i: int) -> Scheduler:
+        return Scheduler(makers[i](args.max_batch_size, shared[i]), None, args.max_tokens_per_step)
+
+    check_engine(args, cost, [scheduler(i).policy for i in range(len(makers))])
+    against = partial(scheduler, 1) if len(makers) > 1 else None
+    return Duel(partial(scheduler, 0), against, cost, host, args.measure), (args.policy, rival)
+
+
+def as_csv(case: Case) -> str:
+    """Return a trace as a file that `--trace` reads."""
+    first = min(r.arrival for r in case.requests)
+    rows = [f"{(r.arrival - first) / 1000},{len(r.prompt)},{r.output},{r.client},{r.priority}\n" for r in case.requests]
+    return "".join(["arrival_s,prompt_tokens,output_tokens,client,priority\n", *rows])
+
+
+def replay_line(args: Values) -> str:
+    """Return the command that serves the trace again: the same without the options of the search."""
+    words, search = shlex.split(args.command_line), {f"--{name}" for name in SEARCH}
+    kept = [w for i, w in enumerate(words) if w.partition("=")[0] not in search and words[i - 1] not in search]
+    return shlex.join([*kept, "--replay", str(args.out)])
+
+
+def show(console: Console, rows: workloads.Rows, found: Finding, names: tuple[str, str], what: str) -> None:
+    """Print a line for each request, and the ratio."""
+    table = Table(title=f"the trace; latencies in ms with {' and '.join(names)}")
+    columns: dict[str, Sequence[Any]] = {
+        "arrives, ms": [1000 * at for at in rows.at.tolist()],
+        "prompt": rows.prompt.tolist(),
+        "output": rows.output.tolist(),
+        "client": rows.client or [],
+        "priority": rows.priority or [],
+        **{name: [1000 * seconds for seconds in side] for name, side in zip(names, found.latencies)},
+    }
+    shown = {name: cells for name, cells in columns.items() if cells}
+    for name in shown:
+        table.add_column(name, justify="right")
+    for cells in zip(*shown.values()):
+        table.add_row(*(cell if isinstance(cell, str) else f"{cell:,.0f}" for cell in cells))
+    console.print(table)
+    words = f"{names[0]}: {found.ratio:.2f} times {names[1]} on this trace of {len(rows.at)} request{'s' * (len(rows.at) > 1)}"
+    say(console, f"{words} ({what} {1000 * found.own:,.0f} ms instead of {1000 * found.other:,.0f} ms)")

@@ -1,0 +1,104 @@
+"""The adversary: what it finds is bad for the policy, small, the same for a seed, and served alike from its file."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+
+import pytest
+from support_simulate import COST_A, make_scheduler, run_command
+
+from simulate.adversary import KEPT, MEASURES, Adversary, Duel, sequences_of
+from simulate.costs import Host
+
+
+def duel(policy: str, rival: str | None, measure: str = "mean") -> Duel:
+    return Duel(
+        partial(make_scheduler, policy, 2), rival and partial(make_scheduler, rival, 2), COST_A, Host(), measure
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "rival", "measure", "least"),
+    [
+        ("static", "dynamic", "mean", 2.0),
+        ("dynamic+sjf", "dynamic+fcfs", "slowdown", 1.5),
+        ("nobatch", None, "mean", 1.2),
+    ],
+)
+def test_a_trace_is_found_on_which_a_policy_does_badly(
+    policy: str, rival: str | None, measure: str, least: float
+) -> None:
+    fight = duel(policy, rival, measure)
+    found, case = Adversary(fight, 5, 30, 0).search(60)
+    assert found.ratio > least
+    assert found.ratio == found.own / found.other == fight.serve(lambda: sequences_of(case)).ratio
+
+
+def test_no_request_of_a_trace_can_go() -> None:
+    fight = duel("static", "dynamic")
+    found, case = Adversary(fight, 5, 30, 1).search(60)
+    for i in range(len(case.requests)):
+        rest = dataclasses.replace(case, requests=case.requests[:i] + case.requests[i + 1 :])
+        assert not rest.requests or fight.serve(lambda rest=rest: sequences_of(rest)).ratio < found.ratio  # type: ignore[misc]
+    assert KEPT < 1
+
+
+def test_a_policy_is_never_worse_than_itself() -> None:
+    assert Adversary(duel("dynamic", "dynamic", "slowdown"), 4, 20, 0).search(20)[0].ratio == 1
+
+
+def test_no_measure_is_below_the_bound() -> None:
+    assert Adversary(duel("dynamic", None), 3, 5, 0).search(20)[0].ratio >= 1
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_a_file_is_served_with_the_very_same_ratio(
+    measure: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = ["adversary", "dynamic+priority", "--measure", measure]
+    out = str(tmp_path / "worst.csv")
+    found, told = run_command(capsys, *wanted, "--requests", "4", "--tries", "30", "--out", out)
+    again, _ = run_command(capsys, *wanted, "--replay", out)
+    assert again == found
+    assert f"--replay {out}" in " ".join(told.split())
+    assert f"{found['ratio']:.2f} times dynamic+fcfs" in told
+
+
+def test_run_serves_the_file_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "worst.csv")
+    found, _ = run_command(capsys, "adversary", "static", "--requests", "4", "--tries", "30", "--out", out)
+    both = ["run", "static", "dynamic", "--trace", out, "--max-batch-size", "2"]
+    runs, _ = run_command(capsys, *both)
+    own, other = (each["mean_e2el_ms"] for each in runs["runs"])
+    assert own / other == pytest.approx(found["ratio"], rel=1e-12)
+    assert found["ratio"] > 1
+
+
+def test_a_trace_may_have_priorities(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens,priority\n0,9,9,1\n0,9,9,1\n0,9,2,0\n")
+    told = ["adversary", "nobatch+priority", "--replay", str(path)]
+    found, _ = run_command(capsys, *told)
+    assert found["latency_s"][2] == min(found["latency_s"])
+    run_command(capsys, "run", "nobatch+priority", "--trace", str(path), "--priorities", "2", code=2)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("dynamic", "--against bound"),
+        ("dynamic --against bound --measure max", "--measure mean"),
+        ("dynamic+sjf --replay FILE --tries 3", "--tries"),
+        ("dynamic+sjf --out .", "adversary.csv"),
+        ("dynamic+rpm --policy-option limit=1 --requests 9 --tries 9", "refuses"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(
+    more: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("FILE").write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n")
+    _, told = run_command(capsys, "adversary", *more.split(), code=2)
+    assert words in " ".join(told.split())
