@@ -11,20 +11,22 @@ import json
 import statistics
 import sys
 import time
+from typing import TYPE_CHECKING
 
-from benchmarks import machine as measured
-from benchmarks.engine import make_runner
-from benchmarks.offline import decoding
-from generate import machine
-from generate.runner import ModelRunner
+from models import catalog
 from scheduling.iteration import Plan
 from scheduling.sequence import Sequence
+
+if TYPE_CHECKING:  # importing torch takes seconds, and an unknown model is told without it
+    from generate.runner import ModelRunner
 
 SPARE_TOKENS = 1024  # of KV, because sequences begin on pages of their own
 
 
 def plan_of(runner: ModelRunner, point: dict[str, int]) -> Plan:
     """Return the step of a point: decodes, and chunks of prompts after cached tokens."""
+    from benchmarks.offline import decoding
+
     decodes = decoding(runner, point["decodes"], max(1, point["context"]), 0.0)
     length = point["cached"] + point["chunk"]
     prompts = decoding(runner, point["prefills"], length, 0.0) if point["prefills"] else []
@@ -63,9 +65,23 @@ def check_context(runner: ModelRunner, name: str, context: int) -> None:
 
 def sizes(runner: ModelRunner) -> dict[str, int]:
     """Return what a model without weights needs to stand for this one: context, token ids, bytes of KV per token."""
+    from generate import machine
+
     shape = runner.config
     per_token = machine.bytes_per_token(shape, runner.keys.dtype)
     return {"context": shape.block_size, "vocabulary": shape.vocab_size, "kv_bytes": per_token}
+
+
+def load(args: argparse.Namespace, tokens: int) -> tuple[ModelRunner, str]:
+    """Load the model with room for `tokens` tokens of KV, and return it with its name."""
+    catalog.resolve(args.model, args.load_format)
+    from benchmarks.engine import make_runner
+    from generate import machine
+
+    machine.use_threads(args.threads)
+    runner, name = make_runner(args, tokens)
+    check_context(runner, name, args.context)
+    return runner, name
 
 
 def main() -> None:
@@ -81,13 +97,14 @@ def main() -> None:
     parser.add_argument("--statistic", default="median", choices=("median", "min"))
     args = parser.parse_args()
     points: list[dict[str, int]] = json.load(sys.stdin)
-    machine.use_threads(args.threads)
     try:
-        runner, name = make_runner(args, max(map(tokens_of, points)) + SPARE_TOKENS)
-        check_context(runner, name, args.context)
+        runner, name = load(args, max(map(tokens_of, points)) + SPARE_TOKENS)
     except ValueError as error:  # from --model, its files or --dtype; the message names the remedy
         print(json.dumps({"error": str(error)}), flush=True)
         return
+    from benchmarks import machine as measured
+    from benchmarks.offline import decoding
+
     facts = {
         "model": name,
         "dtype": str(runner.dtype).removeprefix("torch."),

@@ -15,7 +15,7 @@ from statistics import fmean, variance
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit  # Student's t; scipy.stats takes a second longer to load
 
 import policies
 from scheduling.pages import PagePool
@@ -102,7 +102,7 @@ def paired(groups: Iterable[Many[float]]) -> Paired:
     if min(map(len, groups)) < 2:
         return Paired(mean, None)
     error = math.sqrt(sum(variance(group) / len(group) for group in groups)) / len(groups)
-    return Paired(mean, float(student.ppf(0.5 + CONFIDENCE / 2, freedom)) * error)
+    return Paired(mean, float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * error)
 
 
 def rank(rounds: Mapping[tuple[str, int], Mapping[str, Measures]], by: str) -> list[Standing]:
