@@ -14,21 +14,27 @@ needs_browser = pytest.mark.skipif(BROWSER is None, reason=NO_BROWSER)
 in_a_browser = [pytest.mark.process, needs_browser]
 
 
-# Ten frames a second are enough for all tests but that of smoothness.
+# Five frames a second are enough for all tests but that of smoothness.
 CALMLY = """(() => {
   const draw = requestAnimationFrame;
-  globalThis.requestAnimationFrame = (act) => setTimeout(() => draw(act), 100);
+  globalThis.requestAnimationFrame = (act) => setTimeout(() => draw(act), 200);
 })()"""
 
 
 class Tab:
     """A page, and what must not happen on it: errors, and requests to somebody else."""
 
-    def __init__(self, browser: Any, server: Server, *, is_calm: bool = True, **options: Any) -> None:
-        self.context = browser.new_context(**options)
-        if is_calm:
-            self.context.add_init_script(CALMLY)
+    def __init__(
+        self, browser: Any, server: Server, *, is_calm: bool = True, viewport: Any = None, **media: str
+    ) -> None:
+        # Pages of one context share a process, which takes longer to begin than they do.
+        self.context = browser.contexts[0] if browser.contexts else browser.new_context()
         self.page = self.context.new_page()
+        self.page.emulate_media(**media)
+        if viewport is not None:
+            self.page.set_viewport_size(viewport)
+        if is_calm:
+            self.page.add_init_script(CALMLY)
         self.url = f"http://127.0.0.1:{server.port}"
         self.complaints: list[str] = []
         self.page.on("console", self._said)
@@ -42,6 +48,12 @@ class Tab:
     def _asked(self, request: Any) -> None:
         if not request.url.startswith((self.url + "/", "data:", "blob:")):
             self.complaints.append(f"asked {request.url}")
+
+    def close(self) -> None:
+        """Close the page, and forget what it has stored."""
+        origin = {"origin": self.url, "storageTypes": "all"}
+        self.context.new_cdp_session(self.page).send("Storage.clearDataForOrigin", origin)
+        self.page.close()
 
     def open(self, path: str = "/") -> Any:
         self.page.goto(self.url + path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import pytest
@@ -18,17 +20,33 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-# Of each file, not of the session: playwright's event loop runs as long, and asyncio.run fails beside it in the tests of
-# other files.
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
+running = ExitStack()
+
+
+@cache
+def launched() -> Any:
     api = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed: tools/setup.sh requirements-dev.txt does it"
     )
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield browser
-        browser.close()
+    playwright = running.enter_context(api.sync_playwright())
+    args = ["--no-sandbox", "--renderer-process-limit=1"]
+    return running.enter_context(playwright.chromium.launch(executable_path=BROWSER, args=args))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """End the browser with the last test of this folder: beside playwright's event loop, asyncio.run fails elsewhere."""
+    try:
+        yield
+    finally:
+        if nextitem is None or nextitem.path.parent != item.path.parent:
+            running.close()
+            launched.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Any:
+    return launched()
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +57,7 @@ def reader(chromium: Any, server: Server) -> Iterator[Any]:
     tab.until("globalThis.EB && EB.page")
     page.evaluate("EB.page.feed.stop()")
     yield page
-    tab.context.close()
+    tab.close()
     assert tab.complaints == []
 
 
@@ -47,4 +65,4 @@ def reader(chromium: Any, server: Server) -> Iterator[Any]:
 def tab(chromium: Any, server: Server) -> Iterator[Tab]:
     tab = Tab(chromium, server, viewport={"width": 1300, "height": 900})
     yield tab
-    tab.context.close()
+    tab.close()

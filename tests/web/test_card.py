@@ -84,6 +84,7 @@ def test_after_a_load_a_card_compares_the_policies_in_figures_and_lanes(tab: Tab
     assert alone.locator("#card .said li").all_text_contents() == said
     assert alone.evaluate("EB.race.lanes.map((lane) => lane.ends.length)") == [30] * 4
     assert asked == [shared.as_uri()]
+    alone.close()
 
 
 def order(trace: dict[str, Any]) -> list[str]:

@@ -85,7 +85,7 @@ def host(built: Path) -> Iterator[Any]:
 def tab(chromium: Any, host: Any) -> Iterator[Tab]:
     tab = Tab(chromium, host, viewport={"width": 1300, "height": 900})
     yield opened(tab)
-    tab.context.close()
+    tab.close()
 
 
 def opened(tab: Tab, path: str = "/") -> Tab:
@@ -209,7 +209,7 @@ def test_the_server_isolates_the_page_so_that_a_loop_is_interrupted_at_its_line(
         assert stops(tab, DEAF)[1] == 1  # a loop that catches everything ends with its worker
         assert run(tab) == ""
         assert tab.complaints == []
-        tab.context.close()
+        tab.close()
 
 
 def test_a_link_carries_policy_and_race_and_runs_nothing_by_itself(tab: Tab, chromium: Any, host: Any) -> None:
@@ -229,10 +229,10 @@ def test_a_link_carries_policy_and_race_and_runs_nothing_by_itself(tab: Tab, chr
     other.page.click("#run")
     other.until("document.querySelector('#problem').textContent", 60)
     assert "found []" in str(other.page.text_content("#problem"))
-    other.context.close()
+    other.close()
     broken = opened(Tab(chromium, host), "/#never-a-policy")
     wait_until(lambda: "damaged" in str(broken.page.text_content("#banner")))
-    broken.context.close()
+    broken.close()
 
 
 def test_the_worker_has_no_network_and_evaluates_no_text(tab: Tab) -> None:
@@ -288,4 +288,4 @@ def test_axe_finds_nothing_serious_and_nothing_is_wider_than_the_window(
     assert tab.page.evaluate("document.documentElement.scrollWidth") == width
     assert_axe_finds_nothing_serious(tab.page)
     assert tab.complaints == []
-    tab.context.close()
+    tab.close()

@@ -90,7 +90,7 @@ def test_the_box_sends_a_message_to_a_model_with_a_chat_template(chromium: Any, 
         tab.until("!document.querySelector('#send').disabled")
         assert page.text_content("#answer .user") == "Who are you?"
         assert page.text_content("#answer .model").strip()
-        tab.context.close()
+        tab.close()
     assert tab.complaints == []
 
 
@@ -130,7 +130,7 @@ def test_it_finds_the_server_again(chromium: Any, tmp_path: Path) -> None:
         tab.until("document.querySelector('#banner').hidden")
         server.post(prompt="ROMEO:", num_tokens=7)
         tab.until("EB.page.live.columns.length === 7")
-        tab.context.close()
+        tab.close()
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_it_fits_a_small_screen_and_axe_finds_nothing_serious(
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     assert_axe_finds_nothing_serious(page)
     assert tab.complaints == []
-    tab.context.close()
+    tab.close()
 
 
 @pytest.mark.full
@@ -211,7 +211,7 @@ def test_64_slots_at_speed_stay_smooth_and_small(chromium: Any, server: Server) 
     assert page.evaluate("EB.page.live.columns.length") < 3000
     assert page.evaluate("EB.page.live.last.n") > 30_000
     assert heap() - before < 20e6
-    tab.context.close()
+    tab.close()
     assert tab.complaints == []
 
 

@@ -22,7 +22,7 @@ def tab(chromium: Any, server: Server) -> Iterator[Tab]:
     tab = Tab(chromium, server, viewport={"width": 1300, "height": 900})
     tab.open()
     yield tab
-    tab.context.close()
+    tab.close()
     assert tab.complaints == []
 
 
