@@ -24,7 +24,10 @@ from support import ROOT, FakeModel
 pytest_plugins = ["skips"]
 collect_ignore = [] if find_spec("ray") else ["fleet/test_ray.py"]  # ./test.sh --all installs it
 COMPUTES = ("simulate", "generate", "policies", "scheduling")
-USES_TRANSFORMERS = ("support_checkpoints", "support_gguf", "from transformers")
+SLOW_TO_IMPORT = {
+    "transformers": ("support_checkpoints", "support_gguf", "from transformers"),
+    "openai": ("official_client",),
+}
 
 # The default is quick; ./test.sh --all passes --hypothesis-profile full. A property that needs more examples than others
 # takes a multiple of `settings.default.max_examples`.
@@ -65,22 +68,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @cache
-def imports_transformers(file: str) -> bool:
+def unit_of(file: str) -> str:
+    """Return what one worker of a quick run takes as a whole: a file, or all files that begin with the same slow import."""
+    if file.startswith("tests/web/"):
+        return "browser"
     text = (ROOT / file).read_text("utf-8")
-    return any(name in text for name in USES_TRANSFORMERS)
+    return next((name for name, words in SLOW_TO_IMPORT.items() if any(word in text for word in words)), file)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run what is slow to start in one worker of a quick run: the browser, and the files that import transformers."""
+    """Run what is slow to start in one worker of a quick run."""
     from xdist.scheduler import LoadFileScheduling
 
     class SharedStart(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            if file.startswith("tests/web/"):
-                return "browser"
-            return "transformers" if imports_transformers(file) else file
+            return unit_of(super()._split_scope(nodeid))
 
     is_quick = config.getoption("dist") == "loadfile" and "not full" in config.getoption("markexpr")
     return SharedStart(config, log) if is_quick else None

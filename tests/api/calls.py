@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 from flask import Flask
@@ -11,7 +12,7 @@ from support import FakeModel, fake_engine
 from werkzeug.test import TestResponse
 
 from api.service import Engine, Service
-from app import create_app
+from app import connect, create_app
 from config import Config
 
 Tiny = tuple[FlaskClient, Engine]
@@ -20,6 +21,13 @@ Tiny = tuple[FlaskClient, Engine]
 def service(app: Flask) -> Service:
     result: Service = app.extensions["service"]
     return result
+
+
+def connected(app: Flask, engine: Engine) -> Iterator[Flask]:
+    """Yield the app in front of this engine, and stop the engine."""
+    connect(service(app), engine)
+    yield app
+    engine.manager.stop()
 
 
 def small(model: FakeModel, **options: Any) -> Flask:

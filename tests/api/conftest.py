@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from calls import Tiny, service
+from calls import Tiny, connected, service
 from flask import Flask
 from support import FakeModel, fake_engine, wait_until
 from tiny_checkpoint import write_checkpoint
@@ -14,13 +14,21 @@ from app import connect, create_app, load_engine
 from config import Config
 
 
+@pytest.fixture(scope="module")
+def shared_app() -> Flask:
+    """Return one app for a file, which takes ten times as long to make as an engine. What it counts goes on counting."""
+    return create_app(Config(policy="dynamic", access_log=False))
+
+
 @pytest.fixture
-def app(model: FakeModel) -> Iterator[Flask]:
-    app = create_app(Config(policy="dynamic"))
-    engine = fake_engine(model)
-    connect(service(app), engine)
-    yield app
-    engine.manager.stop()
+def app(shared_app: Flask, model: FakeModel) -> Iterator[Flask]:
+    yield from connected(shared_app, fake_engine(model))
+
+
+@pytest.fixture
+def fresh(model: FakeModel) -> Iterator[Flask]:
+    """Return an app that has counted nothing yet."""
+    yield from connected(create_app(Config(policy="dynamic", max_batch_size=8, max_queue=8)), fake_engine(model))
 
 
 @pytest.fixture(scope="module")

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flask import Flask
 from flask.testing import FlaskClient
-from support import FakeModel, fake_engine
 from werkzeug.test import TestResponse
 
-from api.service import Service
-from app import connect, create_app
-from config import Config
+if TYPE_CHECKING:
+    import openai
 
 EOT_ID = 256
 USER = {"role": "user", "content": "Hi"}
 
 
-def served(model: FakeModel, tokenizer: Any = None) -> Iterator[Flask]:
-    """Yield an app with room for 20 requests."""
-    app = create_app(Config(policy="dynamic", max_batch_size=8, max_queue=12, access_log=False))
-    service: Service = app.extensions["service"]
-    engine = fake_engine(model, max_queue=12, tokenizer=tokenizer)
-    connect(service, engine)
-    yield app
-    engine.manager.stop()
+def official_client(app: Flask, key: str = "any") -> openai.OpenAI:
+    """Return OpenAI's own client of an app; loading it takes as long as all tests of a file take."""
+    import httpx2
+    import openai
+
+    http = httpx2.Client(transport=httpx2.WSGITransport(app))
+    return openai.OpenAI(base_url="http://localhost/v1", api_key=key, max_retries=0, http_client=http)
 
 
 def ask(client: FlaskClient, **fields: Any) -> TestResponse:

@@ -6,19 +6,21 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx2
-import openai
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
+from openai_calls import official_client
 from support import FakeModel, fake_engine, in_background
 
 from app import connect, create_app
 from config import Config
 from scheduling.pages import PagePool
 from serving.adapters import AdapterStore
+
+if TYPE_CHECKING:
+    import openai
 
 
 @dataclass(eq=False)
@@ -78,12 +80,13 @@ def client(app: Flask) -> FlaskClient:
 
 @pytest.fixture
 def sdk(app: Flask) -> Iterator[openai.OpenAI]:
-    http = httpx2.Client(transport=httpx2.WSGITransport(app))
-    with openai.OpenAI(base_url="http://testserver/v1", api_key="any", max_retries=0, http_client=http) as client:
+    with official_client(app) as client:
         yield client
 
 
 def test_the_official_client_completes_chats_and_lists_with_adapters(sdk: openai.OpenAI) -> None:
+    import openai
+
     answer = sdk.completions.create(model="stu", prompt="hi", max_tokens=3)
     assert (answer.choices[0].text, answer.model) == ("stu", "stu")
     assert sdk.completions.create(model="fake", prompt="hi", max_tokens=3).choices[0].text == "abc"

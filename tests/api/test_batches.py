@@ -7,17 +7,19 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx2
-import openai
 import pytest
 from calls import error, service
 from flask import Flask
+from openai_calls import official_client
 from support import FakeModel, fake_engine, wait_until
 
 from app import connect, create_app
 from config import Config
+
+if TYPE_CHECKING:
+    import openai
 
 PATH = "/v1/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -58,8 +60,7 @@ class World:
         runner.store.close()
 
     def sdk(self, key: str = "one") -> openai.OpenAI:
-        http = httpx2.Client(transport=httpx2.WSGITransport(self.app))
-        return openai.OpenAI(base_url="http://localhost/v1", api_key=key, max_retries=0, http_client=http)
+        return official_client(self.app, key)
 
     def run(self, *lines: str, key: str = "one", **options: Any) -> Any:
         """Upload lines, start their batch, and return it."""
@@ -152,6 +153,8 @@ def test_a_cancelled_batch_keeps_what_was_computed(world: World) -> None:
 
 
 def test_another_key_sees_neither_files_nor_batches(world: World) -> None:
+    import openai
+
     done = world.ended(world.run(line("a")).id)
     other = world.sdk("two")
     assert list(other.files.list()) == list(other.batches.list()) == []
@@ -167,6 +170,8 @@ def test_another_key_sees_neither_files_nor_batches(world: World) -> None:
 
 
 def test_a_file_is_deleted_unless_a_batch_needs_it(world: World) -> None:
+    import openai
+
     gate = threading.Event()
     world.model.before = lambda plan: gate.wait(20) and None
     batch = world.run(line("a"))

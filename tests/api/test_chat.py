@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from calls import error
-from flask import Flask
 from flask.testing import FlaskClient
-from openai_calls import USER, chat, served
+from openai_calls import USER, chat
 from support import FakeModel
-
-
-@pytest.fixture
-def app(model: FakeModel) -> Iterator[Flask]:
-    yield from served(model)
 
 
 def test_a_conversation_is_plain_text(client: FlaskClient, model: FakeModel) -> None:

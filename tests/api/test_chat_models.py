@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calls import error
+from calls import connected, error
 from flask import Flask
 from flask.testing import FlaskClient
-from openai_calls import USER, ask, chat, served
-from support import FakeModel
+from openai_calls import USER, ask, chat
+from support import FakeModel, fake_engine
 from support_templates import MISTRAL, QWEN3
 from support_tokenizers import write
 
@@ -43,9 +43,9 @@ def prompts(model: FakeModel) -> list[list[int]]:
 
 
 @pytest.fixture
-def app(model: FakeModel, tokenizer: Tokenizer) -> Iterator[Flask]:
+def app(shared_app: Flask, model: FakeModel, tokenizer: Tokenizer) -> Iterator[Flask]:
     model.says = [*tokenizer.encode(ANSWER), 2]
-    yield from served(model, tokenizer)
+    yield from connected(shared_app, fake_engine(model, tokenizer=tokenizer))
 
 
 def test_a_chat_is_rendered_and_ends_by_itself(

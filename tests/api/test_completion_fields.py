@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from calls import error
-from flask import Flask
 from flask.testing import FlaskClient
-from openai_calls import ask, done, served, texts
+from openai_calls import ask, done, texts
 from support import FakeModel
-
-
-@pytest.fixture
-def app(model: FakeModel) -> Iterator[Flask]:
-    yield from served(model)
 
 
 def test_unknown_fields_are_named_and_harmless_ones_are_not(client: FlaskClient) -> None:

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from calls import error
 from flask import Flask
 from flask.testing import FlaskClient
-from openai_calls import EOT_ID, ask, done, served, stream, texts
+from openai_calls import EOT_ID, ask, done, stream, texts
 from support import EOT, FakeModel
 
 from app import connect, create_app
 from config import Config
 
 
-@pytest.fixture
-def app(model: FakeModel) -> Iterator[Flask]:
-    yield from served(model)
+@pytest.fixture(scope="module")
+def shared_app() -> Flask:
+    return create_app(Config(policy="dynamic", max_batch_size=8, max_queue=8, access_log=False))
 
 
 def test_a_completion_has_every_field(client: FlaskClient) -> None:
@@ -77,11 +76,11 @@ def test_choices_are_numbered_by_prompt_and_the_prompt_counts_once(client: Flask
 
 
 def test_a_list_takes_places_all_or_none(client: FlaskClient, app: Flask) -> None:
-    refusal = error(ask(client, prompt=["x"] * 21), 429)
-    assert "this one adds 20, limit 20" in refusal["message"]
+    refusal = error(ask(client, prompt=["x"] * 17), 429)
+    assert "this one adds 16, limit 16" in refusal["message"]
     assert app.extensions["service"].engine.tokenizer.encoded == 0
     assert app.extensions["service"].places.taken == 0
-    assert len(texts(done(client, prompt=["x"] * 5, n=4))) == 20
+    assert len(texts(done(client, prompt=["x"] * 4, n=4))) == 16
 
 
 def test_stops_end_the_text_and_are_named(client: FlaskClient) -> None:

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
 from kustomize import Object, build, containers, find
@@ -110,6 +108,8 @@ def settings(objects: list[Object]) -> dict[str, str]:
 def test_each_object_has_only_fields_that_kubernetes_knows(
     built: dict[str, list[Object]], overlay: str, version: str
 ) -> None:
+    import kubernetes_validate
+
     kinds = {o["kind"] for o in built[overlay]}
     assert kinds == {"ConfigMap", "Deployment", "Service", "PodDisruptionBudget"}
     for entry in built[overlay]:
@@ -117,6 +117,8 @@ def test_each_object_has_only_fields_that_kubernetes_knows(
 
 
 def test_each_custom_resource_has_only_fields_that_its_definition_knows(built: dict[str, list[Object]]) -> None:
+    import jsonschema
+
     for entry in built["autoscaling"]:
         assert entry["metadata"] == {"name": NAME, "labels": LABEL}
         jsonschema.validate(entry["spec"], CUSTOM[entry["apiVersion"], entry["kind"]])

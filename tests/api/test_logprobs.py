@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from flask import Flask
 from flask.testing import FlaskClient
-from openai_calls import USER, done, name_bytes, served, stream, texts
+from openai_calls import USER, done, name_bytes, stream, texts
 from support import FakeModel
-
-
-@pytest.fixture
-def app(model: FakeModel) -> Iterator[Flask]:
-    yield from served(model)
 
 
 def test_logprobs_have_four_lists_of_equal_length(client: FlaskClient, model: FakeModel) -> None:

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
-from support import fake_engine
 
 from api.service import Service
-from app import connect, create_app
+from app import create_app
 from config import Config
 
 
-@pytest.fixture
-def app() -> Iterator[Flask]:
-    app = create_app(Config(trusted_hosts="llm.example.org, .inside.example", api_key="k"))
-    service: Service = app.extensions["service"]
-    engine = fake_engine()
-    connect(service, engine)
-    yield app
-    engine.manager.stop()
+@pytest.fixture(scope="module")
+def shared_app() -> Flask:
+    return create_app(Config(trusted_hosts="llm.example.org, .inside.example", api_key="k"))
 
 
 @pytest.fixture

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from calls import error
-from flask import Flask
 from flask.testing import FlaskClient
-from openai_calls import EOT_ID, served
-from support import EOT, FakeModel
+from openai_calls import EOT_ID
+from support import EOT
 
 from app import create_app
 from config import VERSION, Config
-
-
-@pytest.fixture
-def app(model: FakeModel) -> Iterator[Flask]:
-    yield from served(model)
 
 
 def test_the_served_model_is_listed(client: FlaskClient) -> None:

@@ -158,7 +158,8 @@ ADDED = ["requests", "requests-failed", "requests-cancelled", "requests-running"
 ENGINE = ["model", "device", "dtype", "iterations", "uptime_s", "batch_stats", "slot_steps", "kv"]
 
 
-def test_stats_before_the_first_request_are_null_or_zero(client: FlaskClient) -> None:
+def test_stats_before_the_first_request_are_null_or_zero(fresh: Flask) -> None:
+    client = fresh.test_client()
     for _ in range(2):
         reply = client.get("/stats")
         stats = reply.get_json()
@@ -169,7 +170,8 @@ def test_stats_before_the_first_request_are_null_or_zero(client: FlaskClient) ->
         assert set(ENGINE) <= set(stats["engine"])
 
 
-def test_stats_keep_the_formulas_of_the_original(client: FlaskClient) -> None:
+def test_stats_keep_the_formulas_of_the_original(fresh: Flask) -> None:
+    client = fresh.test_client()
     times = {n: ask(client, num_tokens=n).get_json()["timings"]["total_s"] for n in (2, 5, 9)}
     stats = client.get("/stats").get_json()
     assert stats["total-tokens-handled"] == 16
@@ -182,7 +184,8 @@ def test_stats_keep_the_formulas_of_the_original(client: FlaskClient) -> None:
     assert set(stats["engine"]["slot_steps"]) == {"useful", "padding", "held", "idle", "recomputed", "rejected"}
 
 
-def test_the_table_by_length_is_a_csv(client: FlaskClient) -> None:
+def test_the_table_by_length_is_a_csv(fresh: Flask) -> None:
+    client = fresh.test_client()
     for n in (7, 2, 7):
         ask(client, num_tokens=n)
     reply = client.get("/stats/token_data.csv")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ from tiny_checkpoint import write_checkpoint
 
 import policies
 from api.service import Service
-from app import connect, create_app, load_engine
+from app import create_app, load_engine
 from batching import BatchingManager, Inference, InferenceError
 from config import Config
 from scheduling.pages import PagePool
@@ -28,24 +28,15 @@ from simulate.published import Constant
 ALL = [*policies.names(), *(f"dynamic+{order}" for order in policies.order_names() if order != "rpm")]
 
 
-@pytest.fixture
-def model() -> FakeModel:
-    return FakeModel()
+@pytest.fixture(scope="module")
+def shared_app() -> Flask:
+    return create_app(Config(policy="dynamic", max_batch_size=8, max_queue=8, access_log=False))
 
 
 @pytest.fixture
-def service(model: FakeModel) -> Iterator[Service]:
-    app = create_app(Config(policy="dynamic", max_batch_size=8, max_queue=8))
+def service(app: Flask) -> Service:
     found: Service = app.extensions["service"]
-    connect(found, fake_engine(model))
-    found.app = app  # type: ignore[attr-defined]
-    yield found
-    found.engine.manager.stop()
-
-
-@pytest.fixture
-def client(service: Service) -> FlaskClient:
-    return service.app.test_client()  # type: ignore[attr-defined, no-any-return]
+    return found
 
 
 def ask(client: FlaskClient, n: int = 3) -> Any:
@@ -89,7 +80,8 @@ def test_the_defaults_that_it_tells_are_accepted(client: FlaskClient, name: str)
     assert reply.status_code == 200, reply.text
 
 
-def test_all_that_looks_in_tells_the_new_policy(client: FlaskClient, service: Service) -> None:
+def test_all_that_looks_in_tells_the_new_policy(fresh: Flask) -> None:
+    client, service = fresh.test_client(), fresh.extensions["service"]
     client.put("/policy", json={"policy": "nobatch"})
     ask(client)
     assert client.get("/stats").get_json()["policy"] == "nobatch"

@@ -76,7 +76,7 @@ def test_pages_of_other_sites_are_refused(client: FlaskClient, model: FakeModel)
 OPEN = {"/health", "/healthz", "/ping", "/ready", "/health/live", "/health/ready"}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def locked() -> FlaskClient:
     return create_app(Config(api_key=KEY)).test_client()
 

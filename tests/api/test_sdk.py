@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import httpx2
 import pytest
 import requests
 from flask import Flask
+from openai_calls import official_client
 from requests.adapters import BaseAdapter
 from support import fake_engine
 from urllib3 import HTTPResponse
@@ -38,10 +38,7 @@ def app() -> Iterator[Flask]:
 
 @pytest.fixture
 def sdk(app: Flask) -> Iterator[openai.OpenAI]:
-    import openai
-
-    http = httpx2.Client(transport=httpx2.WSGITransport(app))
-    with openai.OpenAI(base_url="http://testserver/v1", api_key="any", max_retries=0, http_client=http) as client:
+    with official_client(app) as client:
         yield client
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
-from support import EOT, FakeModel, fake_engine
+from support import EOT, FakeModel
 from tiny_checkpoint import write_checkpoint
 from werkzeug.test import TestResponse
 
@@ -20,14 +20,9 @@ from config import Config
 EOT_ID = 256
 
 
-@pytest.fixture
-def app(model: FakeModel) -> Iterator[Flask]:
-    app = create_app(Config(policy="dynamic", max_batch_size=8, max_queue=8, access_log=False))
-    service: Service = app.extensions["service"]
-    engine = fake_engine(model)
-    connect(service, engine)
-    yield app
-    engine.manager.stop()
+@pytest.fixture(scope="module")
+def shared_app() -> Flask:
+    return create_app(Config(policy="dynamic", max_batch_size=8, max_queue=8, access_log=False))
 
 
 def ask(client: FlaskClient, path: str = "/generate", **parameters: Any) -> TestResponse:
