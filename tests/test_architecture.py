@@ -186,15 +186,18 @@ def test_the_http_face_loads_no_torch() -> None:
     assert not loaded & {"torch", "policies", "generate", "tiktoken", "transformers"}
 
 
-def test_the_launcher_leaves_to_gunicorn_what_takes_long_to_load() -> None:
-    assert not loaded_by("import launch.command") & {"flask", "gguf", "numpy", "pydantic", "torch"}
-    assert not loaded_by("import app") & {"gguf", "huggingface_hub", "numpy", "torch"}
+def test_neither_the_launcher_nor_looking_for_a_model_loads_what_takes_long() -> None:
+    finds = "import models.catalog, models.hub, models.checkpoint, models.gguf_file, models.wheel"
+    launcher, app, catalog = loaded_after("import launch.command", "import app", finds)
+    assert not launcher & {"flask", "gguf", "numpy", "pydantic", "torch"}
+    assert not app & {"gguf", "huggingface_hub", "numpy", "torch"}
+    assert "torch" not in catalog
 
 
 def test_the_lab_loads_nothing_that_a_browser_lacks() -> None:
     ours = {"policies", "scheduling", "simulate"}
-    mine = loaded_by("import simulate.lab") - loaded_by("pass")
-    assert mine - STANDARD == ours
+    before, after = loaded_after("pass", "import simulate.lab")
+    assert after - before - STANDARD == ours
 
 
 def test_a_fleet_reads_its_command_line_without_torch() -> None:
@@ -206,8 +209,9 @@ def test_a_server_loads_no_library_that_its_model_does_not_need() -> None:
         "import os; os.environ['EB_TOKENIZER_FILE'] = ''; from config import Config; from launch.load_model import load_mock; "
         "load_mock(Config(model='mock:llm-mock', demo=True), 8)"
     )
-    assert not loaded_by(load_mock) & {"gguf", "huggingface_hub", "numpy", "safetensors", "torch"}
-    assert not loaded_by("from models import catalog; catalog.resolve('bard')") & {"gguf", "huggingface_hub", "torch"}
+    mock, bard = loaded_after(load_mock, "from models import catalog; catalog.resolve('bard')")
+    assert not mock & {"gguf", "huggingface_hub", "numpy", "safetensors", "torch"}
+    assert not bard & {"gguf", "huggingface_hub", "torch"}
 
 
 def test_the_model_loads_no_engine_and_the_engine_no_triton() -> None:
@@ -219,11 +223,6 @@ def test_the_model_loads_no_engine_and_the_engine_no_triton() -> None:
 def test_only_the_gpus_kernels_know_triton() -> None:
     knows = [p.name for p in files_of("generate") if "triton" in set(imports(p))]
     assert knows == ["triton_attention.py", "triton_layers.py"]
-
-
-def test_looking_for_a_model_loads_no_torch() -> None:
-    found = loaded_by("import app, models.catalog, models.hub, models.checkpoint, models.gguf_file, models.wheel")
-    assert "torch" not in found
 
 
 HIDING = """

@@ -33,15 +33,22 @@ def started(command: list[str], folder: Path, server: MockServer, **environ: str
     )
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with nothing but the client's and what Python has compiled of it."""
+    root = tmp_path_factory.mktemp("alone")
+    shutil.copytree(ROOT / "client", root / "client")
+    (root / "client" / ".env").write_text("IP=127.0.0.1\n")
+    return root
+
+
 @pytest.mark.parametrize(
     ("command", "folder"), [(["client.py"], "client"), (["client/client.py"], "."), (["-m", "client.client"], ".")]
 )
 def test_it_starts_all_three_ways_with_nothing_but_its_folder(
-    command: list[str], folder: str, server: MockServer, tmp_path: Path
+    command: list[str], folder: str, server: MockServer, alone: Path
 ) -> None:
-    shutil.copytree(ROOT / "client", tmp_path / "client", ignore=lambda *_: {".env", "__pycache__"})
-    (tmp_path / "client" / ".env").write_text("IP=127.0.0.1\n")
-    process = started([*command, "--burst", "--numsamples", "3"], tmp_path / folder, server)
+    process = started([*command, "--burst", "--numsamples", "3"], alone / folder, server)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert json.loads(out.splitlines()[-1])["completed"] == 3
@@ -49,11 +56,9 @@ def test_it_starts_all_three_ways_with_nothing_but_its_folder(
 
 
 @pytest.mark.parametrize("program", ["compare.py", "sweep.py", "top.py", "graph.py"])
-def test_each_program_starts_in_the_folder_of_the_client(program: str, tmp_path: Path) -> None:
-    folder = tmp_path / "client"
-    shutil.copytree(ROOT / "client", folder, ignore=lambda *_: {".env", "__pycache__"})
+def test_each_program_starts_in_the_folder_of_the_client(program: str, alone: Path) -> None:
     command = [sys.executable, program, "--help"]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, cwd=alone / "client", capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr) == (0, "")
 
 

@@ -31,7 +31,7 @@ def step(n: int) -> dict[str, Any]:
 
 def facts(load: str) -> measure.RunFacts:
     engine = {
-        "model": "bard", "slot_steps": {"useful": 30, "held": 10, "idle": 60},
+        "model": "bard", "slot_steps": {"useful": 30, "held": 10, "idle": 60}, "drafts": {"tokens": 8, "accepted": 4},
         "batch_stats": [{"batch_size": 2, "count": 5}, {"batch_size": 4, "count": 9}],
     }  # fmt: skip
     return measure.RunFacts(
@@ -74,7 +74,7 @@ def test_the_page_has_every_plot_and_needs_no_network(folder: Path) -> None:
     page = (folder / "report.html").read_text()
     names = {path.stem for path in (folder / "plots").glob("*.png")}
     wanted = {
-        "latency-cdf", "waste", "latency-over-tokens.burst", "ttft-itl.burst", "percentiles.burst",
+        "latency-cdf", "waste", "speculation", "latency-over-tokens.burst", "ttft-itl.burst", "percentiles.burst",
         "in-system.burst", "batch-sizes.burst", "batch-over-time.burst", "queue-over-time.burst",
         "slots.static.burst", "slots.vllm.poisson-1",
     }  # fmt: skip
@@ -198,7 +198,8 @@ def test_a_sweep_has_its_curves_and_the_saturation(folder: Path) -> None:
     for draw in (plots_sweep.throughput_latency, plots_sweep.curves):
         draw(drawn)
     names = {picture.name for picture in drawn.pictures}
-    assert names == {"throughput-latency", "sweep-throughput", "sweep-e2el", "sweep-ttft"}
+    figures = ("throughput", "e2el", "ttft", "tokens-per-step", "acceptance")
+    assert names == {"throughput-latency", *(f"sweep-{figure}" for figure in figures)}
 
 
 def test_an_interrupted_run_has_a_page(tmp_path: Path) -> None:

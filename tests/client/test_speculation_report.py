@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from points import points
 
 from client import sweep
 from client.options import UsageError
 from client.report import plots, store
+from client.report.album import Album
 from client.top import Watched
 from simulate.__main__ import main
 
@@ -57,12 +57,13 @@ def test_acceptance_and_tokens_per_step_are_those_between_two_readings() -> None
     assert store.speculation({"total_output_tokens": 9, "completed": 1}) == {}
 
 
-@pytest.mark.parametrize("more", points(1, ["--acceptance", "0.8"], []))
+@pytest.mark.parametrize("more", [["--acceptance", "0.8"], []])
 def test_a_comparison_draws_what_speculation_did_where_there_was_some(more: list[str], tmp_path: Path) -> None:
     words = ["run", "dynamic", "chunked", "--num", "40", "--cost", "splitwise", "--no-plots", *more]
     assert main([*words, "--out", str(tmp_path / "run")]) == 0
-    results = store.read(tmp_path / "run")
-    drawn = {picture.name: picture.says for picture in plots.draw_all(results)}
+    album = Album(store.read(tmp_path / "run"), [])
+    plots.speculation(album)
+    drawn = {picture.name: picture.says for picture in album.pictures}
     assert ("speculation" in drawn) == bool(more)
     assert not more or "tokens per step" in drawn["speculation"]
 

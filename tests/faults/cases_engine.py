@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from cases_prompt import NEIGHBOURS, neighbours
 from harness import SLOTS, Setting, Watched
@@ -24,7 +25,9 @@ ARMED = Setting(
         "slow_step": {"ms": 2},
     },
     first=(body("/inference", "POISON"), body("/inference", "GARBLED")),
+    mock=True,
 )
+COMPUTING = replace(ARMED, mock=False)
 NO_SINKS = Setting(faults={"sink": {"does": "raise"}}, mock=True)
 BLOCKED_SINKS = Setting(faults={"sink": {"does": "block"}})
 HANGING = Setting(faults={"hang_loop": {"prompt_contains": "HANG"}, "stall_seconds": 2})
@@ -162,15 +165,19 @@ def generates_all_the_same(server: Watched) -> None:
 CASES = [
     Case("E1", "one that breaks the step it is in", poison, setting=ARMED, tracebacks=True,
          tests=("tests/serving/test_failing_steps.py::test_a_request_that_breaks_a_batch_of_8_is_found_and_the_others_get_their_tokens",)),
+    Case("E1", "one that breaks the step it is in, computed", poison, setting=COMPUTING, quick=False, tracebacks=True),
     Case("E2", "a step that fails once", once, setting=ARMED, tracebacks=True,
          tests=("tests/serving/test_failing_steps.py::test_a_step_that_fails_once_affects_no_request",)),
+    Case("E2", "a computed step that fails once", once, setting=COMPUTING, quick=False, tracebacks=True),
     Case("E3", "an engine that breaks again and again", the_fifth_time_it_stops, setting=FAILING, quick=False,
          ends=True,
          tests=("tests/serving/test_recovery.py::test_an_engine_that_cannot_compute_ends_every_request_with_the_reason",
                 "tests/serving/test_supervision.py::test_the_fifth_failure_within_a_minute_is_one_too_many")),
-    Case("E4", "one that runs out of memory alone", too_large_alone, setting=ARMED, quick=False, tracebacks=True),
+    Case("E4", "one that runs out of memory alone", too_large_alone, setting=COMPUTING, quick=False, tracebacks=True),
     Case("E5", "a GPU that must be started anew", dies("STICKY"), setting=ARMED, killed=True, tracebacks=True),
-    Case("E5", "a loop that is left", dies("LEAVE"), setting=ARMED, quick=False, killed=True, tracebacks=True),
+    Case("E5", "a GPU that must be started anew, computing", dies("STICKY"), setting=COMPUTING, quick=False,
+         killed=True, tracebacks=True),
+    Case("E5", "a loop that is left", dies("LEAVE"), setting=COMPUTING, quick=False, killed=True, tracebacks=True),
     Case("E6", "a loop that hangs", hang, setting=HANGING, quick=False, killed=True, tracebacks=True),
     Case("E7", "a loop that holds the interpreter", hold, setting=HOLDING, quick=False, killed=True,
          tracebacks=True),

@@ -58,9 +58,9 @@ def test_every_item_of_many_jobs_is_done_once(team: Team, counter: ctypes.CDLL, 
     team.use(4, own)
     sizes = [1, 2, 3, 7, 64, 1000, 99_999]
     before = [counter.at(i) for i in range(100_000)]
-    for repeat in range(300):
+    for repeat in range(40 * len(sizes)):
         counter.count(sizes[repeat % len(sizes)], 1 + repeat % 5, 1)
-    expected = [sum(sizes[r % len(sizes)] > i for r in range(300)) for i in range(100_000)]
+    expected = [40 * sum(size > i for size in sizes) for i in range(100_000)]
     assert [counter.at(i) - old for i, old in enumerate(before)] == expected
     assert 0 <= counter.lowest() <= counter.highest() < team.size == counter.known()
 
