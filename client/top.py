@@ -182,9 +182,11 @@ def shadow_line(report: dict[str, Any] | None) -> str:
             f"simulated p99: {seconds(report['latency-p99'])} with {report['policy']}, {simulated} with "
             f"{report['served']}, which really took {real}; compare only the simulated ones"
         )
+    bounds = report.get("intervals", {}).get("latency-p99")
+    between = f" ({seconds(bounds[0])} to {seconds(bounds[1])})" if bounds else ""
     return (
         f"with {report['policy']} the p99 of the last {report['requests']} requests would have been "
-        f"{seconds(report['latency-p99'])}; with {report['served']} it was {real} (simulated: {simulated})"
+        f"{seconds(report['latency-p99'])}{between}; with {report['served']} it was {real} (simulated: {simulated})"
     )
 
 

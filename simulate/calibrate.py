@@ -191,9 +191,17 @@ def calibrate(measure: Measure, points: Rows[Point]) -> tuple[Fit, list[dict[str
     steps = [point.step for point in points]
     fit = choose(steps, seconds, drift)
     predicted = predict(fit.cost, steps)
+    held_out = seconds * (1 + fit.errors)
     rows = [
-        {**asdict(p), "seconds": float(t), "first": float(a), "second": float(b), "predicted": float(q)}
-        for p, t, a, b, q in zip(points, seconds, *both, predicted)
+        {
+            **asdict(p),
+            "seconds": float(t),
+            "first": float(a),
+            "second": float(b),
+            "predicted": float(q),
+            "held_out": float(h),
+        }
+        for p, t, a, b, q, h in zip(points, seconds, *both, predicted, held_out)
     ]
     return fit, rows
 

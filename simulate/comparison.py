@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from client.report.measure import Outcome
+from simulate.intervals import Interval
 from simulate.simulator import Run
 
 Record = Mapping[str, Any]
@@ -32,13 +33,17 @@ BOUNDS = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """One figure, predicted and measured; `bound` is relative, None where nothing is promised."""
+    """One figure, predicted and measured; `bound` is relative, None where nothing is promised.
+
+    `interval` is where the measurement is expected in 90 of 100 runs, None where that is not known.
+    """
 
     name: str
     predicted: float
     measured: float
     bound: float | None = None
     unit: str = "s"
+    interval: Interval | None = None
 
     @property
     def error(self) -> float:
@@ -49,8 +54,10 @@ class Comparison:
         return self.bound is None or abs(self.error) <= self.bound
 
 
-def compare(run: Run, outcomes: Rows[Outcome], records: Rows[Record]) -> list[Comparison]:
-    """Compare a simulated run with the outcomes of a client and the steps of the server."""
+def compare(
+    run: Run, outcomes: Rows[Outcome], records: Rows[Record], intervals: Mapping[str, Interval] | None = None
+) -> list[Comparison]:
+    """Compare a simulated run with the outcomes of a client and the steps of the server; `intervals` by figure."""
     latency = np.array([outcome.latency for outcome in outcomes])
     makespan = max(o.ended for o in outcomes) - min(o.intended for o in outcomes)
     busy = sum(record["seconds"] for record in records) / makespan
@@ -71,7 +78,7 @@ def compare(run: Run, outcomes: Rows[Outcome], records: Rows[Record]) -> list[Co
     if records:
         predicted, measured = (float(np.mean(list(batch_sizes(side).elements()))) for side in (steps_of(run), records))
         comparisons.append(Comparison("mean batch size", predicted, measured, unit=""))
-    return comparisons
+    return [replace(c, interval=(intervals or {}).get(c.name)) for c in comparisons]
 
 
 def _statistics(name: str, predicted: np.ndarray, measured: np.ndarray, **bounds: float) -> list[Comparison]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import defaultdict
 from collections.abc import Sequence as Rows
@@ -10,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from simulate import calibrate, costs, mock
+from simulate import calibrate, costs, intervals, mock
 from simulate.costs import Cost, Host, Scaled
+from simulate.intervals import Noise
 from simulate.steps import Step, size
 
 OUTLYING = 6.0  # times as long as others, or as short
@@ -35,6 +37,20 @@ def law(steps: Rows[tuple[Step, float]], sigma: float, cost: str) -> tuple[Cost,
     fitted, error = fit([step for step, _ in steps], [seconds for _, seconds in steps])
     basis = {"from": "steps of this server", "steps": len(steps), "mean_error": error, "misfit": misfit(fitted, steps)}
     return fitted, Host(sigma=sigma), basis
+
+
+def noise(cost: Cost, steps: Rows[tuple[Step, float]], basis: dict[str, Any], file: str) -> Noise | None:
+    """Return what a law of `law` leaves unexplained: that of its `file`, nothing of an exact law, or that of its own steps.
+
+    The drift is how far a fitted law is off for steps of one size: another policy takes other sizes.
+    """
+    if file:
+        return None if mock.is_mock(file) else intervals.of_cost(file)
+    timed = [steps[i] for i in like_others(*zip(*steps))]
+    kinds = {size(step) for step, _ in timed}
+    pairs = np.array([(cost.seconds(step), seconds) for step, seconds in timed]).T
+    drift = basis["misfit"] * math.sqrt(math.pi / 2)  # a standard deviation, of a mean absolute error
+    return replace(Noise.of([(pairs[0], pairs[1])]), drift=drift, groups=len(kinds))
 
 
 def misfit(law: Cost, steps: Rows[tuple[Step, float]]) -> float:

@@ -41,7 +41,9 @@ def capacities(figure: Any, found: list[dict[str, Any]]) -> None:
     axes = figure.subplots()
     for policy in dict.fromkeys(row["policy"] for row in found):
         rows = [row for row in found if row["policy"] == policy]
-        axes.plot([r["slots"] for r in rows], [r["rate"] for r in rows], marker="o", label=policy)
+        slots = [r["slots"] for r in rows]
+        axes.plot(slots, [r["rate"] for r in rows], marker="o", label=policy)
+        axes.fill_between(slots, *zip(*(r["interval"] for r in rows)), alpha=0.2)
     axes.set(xlabel="slots", ylabel="requests per second that meet all limits", xscale="log")
     sizes = sorted({row["slots"] for row in found})
     axes.set_xticks(sizes, [str(size) for size in sizes])

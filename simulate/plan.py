@@ -18,8 +18,9 @@ import numpy as np
 from fleet.routers import least_loaded
 from scheduling.scheduler import Scheduler
 from simulate import result, workloads
-from simulate.costs import Cost, Host
+from simulate.costs import Cost, Host, Scaled
 from simulate.fleet import Fleet
+from simulate.intervals import SHARES, Interval, Noise
 from simulate.simulator import Run, simulate
 
 UNSTEADY = ("burst", "ramp")  # arrivals without a rate that could be held
@@ -149,6 +150,19 @@ def capacity(
         if not low and high < 1e-4:
             break
     return Capacity(low, high, binds, runs)
+
+
+def interval(find: Callable[[Cost], Capacity], found: Capacity, cost: Cost, noise: Noise | None) -> Interval:
+    """Return where the capacity is: between the rates that `find` gives on a slow and on a fast machine.
+
+    These are the quantiles of the drift. Residuals of single steps hardly move a rate held for thousands of them. An exact
+    law leaves the bounds of the search.
+    """
+    low, high = found.low, found.high
+    if noise is not None:
+        fast, slow = noise.factors(SHARES) ** noise.widening
+        low, high = min(low, find(Scaled(cost, slow)).low), max(high, find(Scaled(cost, fast)).high)
+    return Interval(low, high)
 
 
 def shortest_queue_replicas(

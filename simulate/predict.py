@@ -26,9 +26,10 @@ from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import MOST, Speculator
-from simulate import blame, calibrate, drafting, published, regret
+from simulate import blame, calibrate, drafting, intervals, published, regret
 from simulate.clairvoyant import KnownHits
 from simulate.costs import Cost, Host
+from simulate.intervals import Noise
 from simulate.simulator import Run, simulate
 from simulate.steps import Step, step_of_members
 
@@ -51,12 +52,7 @@ class Recorded(Cost):
     def __init__(self, records: Rows[Record], law: Cost) -> None:
         self.law = law
         self.matched = self.steps = 0
-        self.known: dict[Members, float] = {}
-        for record, after in zip(records, [*records[1:], None]):
-            lasted = record["seconds"]
-            if after is not None and after["n"] == record["n"] + 1 and _goes_on(record):
-                lasted = after["t"] - record["t"]
-            self.known[members_of(record)] = lasted
+        self.known = {members_of(record): lasted for record, lasted in zip(records, lasting(records))}
 
     def __call__(self, plan: Plan) -> float:
         pairs = zip(plan.sequences, plan.counts)
@@ -64,6 +60,16 @@ class Recorded(Cost):
         self.steps += 1
         self.matched += charge is not None
         return self.law(plan) if charge is None else charge
+
+
+def lasting(records: Rows[Record]) -> list[float]:
+    """Return the seconds of each step, with the pause before the next one where its requests go on."""
+    return [
+        after["t"] - record["t"]
+        if after is not None and after["n"] == record["n"] + 1 and _goes_on(record)
+        else record["seconds"]
+        for record, after in zip(records, [*records[1:], None])
+    ]
 
 
 def members_of(record: Record) -> Members:
@@ -171,6 +177,26 @@ def replay(run: Record, lines: Rows[Line], records: Rows[Record], law: Cost) -> 
     return simulated, {"steps": cost.steps, "steps_alike": cost.matched, "beside_s": 2 * half}
 
 
+def predicted(
+    run: Record, lines: Rows[Line], records: Rows[Record], cost: Cost, host: Host, noise: Noise | None
+) -> tuple[Run, dict[str, Any]]:
+    """Simulate a run by a cost model; return the run, its makespan and the measured one, and intervals if there is noise."""
+
+    def fresh(law: Cost) -> Run:
+        scheduler = _scheduler(run, lines)
+        scheduler.speculator = speculator_of(records)
+        return simulate(scheduler, sequences(lines, records), law, host)
+
+    simulated = fresh(cost)
+    known = {seq.id for seq in simulated.done}
+    times = [(float(x["arrival_s"]), float(x["latency_s"])) for x in lines if x["id"] in known]
+    facts = {
+        "makespan_s": max(map(sum, times), default=0.0) - min(times, default=(0.0, 0.0))[0],
+        "simulated_makespan_s": simulated.makespan,
+    }
+    return simulated, {**facts, "intervals": noise.intervals(fresh, cost, simulated)} if noise else facts
+
+
 def seen(arrived: Mapping[str, float], records: Rows[Record]) -> dict[str, float]:
     """Return when the loop saw each request: after an idle time, that is when the loop woke up."""
     starts, ends, last = [], [], float("-inf")
@@ -207,6 +233,7 @@ def predict(folder: Path, cost: str | None = None) -> dict[str, Any]:
     results = store.read(folder)
     step_cost = published.make(cost) if cost else None
     host = published.host_of(cost) if cost else Host()
+    noise = intervals.of_cost(cost) if cost else None
     rows: list[Rows[Any]] = []
     compared, left_out = [], []
     for short in results.runs:
@@ -219,10 +246,7 @@ def predict(folder: Path, cost: str | None = None) -> dict[str, Any]:
             if step_cost is None:
                 simulated, facts = replay(run, lines, records, law)
             else:
-                served = sequences(lines, records)
-                scheduler = _scheduler(run, lines)
-                scheduler.speculator = speculator_of(records)
-                simulated, facts = simulate(scheduler, served, step_cost, host), {}
+                simulated, facts = predicted(run, lines, records, step_cost, host, noise)
             pairs = _beside(simulated, lines)
             compared.append({**labels, **errors(pairs), **facts, **truth(run, lines, records, law, host)})
             rows += [(*labels.values(), *each) for each in pairs]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import io
 import json
 import tempfile
+from collections.abc import Iterator
 from collections.abc import Sequence as Rows
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,10 @@ from client.send.target import Target, fetch_stats
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
-from simulate import comparison, drafting, mock
+from simulate import comparison, drafting, intervals, mock
 from simulate.comparison import Comparison, Record
 from simulate.costs import Cost, Host
+from simulate.intervals import Interval, Noise
 from simulate.predict import scheduler_of
 from simulate.simulator import Run, simulate
 
@@ -76,10 +78,15 @@ class Validation:
     host: Host
     run: Run
     served: Served
+    intervals: dict[str, Interval] = field(default_factory=dict)
 
     @property
     def compared(self) -> list[Comparison]:
-        return comparison.compare(self.run, self.served.outcomes, self.served.records)
+        return comparison.compare(self.run, self.served.outcomes, self.served.records, self.intervals)
+
+    def scores(self, noise: Noise) -> list[float]:
+        """Return how much wider the intervals of this noise had to be to hold what was measured."""
+        return [noise.score(c.predicted, c.interval, c.measured) for c in self.compared if c.interval]
 
     @property
     def steps(self) -> tuple[list[Record], list[Record]]:
@@ -124,6 +131,14 @@ def settings(flags: Rows[str]) -> config.Config:
 
 def serve(policy: str, flags: Rows[str], trace: Rows[Planned], console: Console) -> Served:
     """Start a server, send it single requests and then the trace; RuntimeError when it fails."""
+    with server(policy, flags, console) as target:
+        single = measure_alone(target, console)
+        return observe(target, policy, trace, console, single)
+
+
+@contextmanager
+def server(policy: str, flags: Rows[str], console: Console) -> Iterator[Target]:
+    """Yield a server that was started with these flags; RuntimeError when it does not start."""
     console.print(f"{policy}: starting its server", highlight=False)
     key = config.load().config.api_key or None
     try:
@@ -131,22 +146,25 @@ def serve(policy: str, flags: Rows[str], trace: Rows[Planned], console: Console)
             tempfile.TemporaryDirectory() as folder,
             servers.started(policy, flags, Path(folder) / "server.log", key) as url,
         ):
-            target = Target(url, api_key=key, dialect=Dialect(stream=True))
-            single = measure_alone(target, console)
-            lines = io.StringIO()
-            events = EventRecorder(target, lines)
-            events.start()
-            if not events.is_connected():
-                raise RuntimeError("the server sends no /events, so its steps are unknown")
-            events.label({"run": policy})
-            try:
-                outcomes = send(target, trace, console)
-                events.settle()
-            finally:
-                events.close()
-            stats = fetch_stats(target) or {}
+            yield Target(url, api_key=key, dialect=Dialect(stream=True))
     except servers.ServerFailed as error:
         raise RuntimeError(f"the server did not start: {error}") from error
+
+
+def observe(target: Target, policy: str, trace: Rows[Planned], console: Console | None, single: Single) -> Served:
+    """Send a trace to a server and return what it did; RuntimeError when a request fails."""
+    lines = io.StringIO()
+    events = EventRecorder(target, lines)
+    events.start()
+    if not events.is_connected():
+        raise RuntimeError("the server sends no /events, so its steps are unknown")
+    events.label({"run": policy})
+    try:
+        outcomes = send(target, trace, console)
+        events.settle()
+    finally:
+        events.close()
+    stats = fetch_stats(target) or {}
     records = [json.loads(line) for line in lines.getvalue().splitlines()]
     return Served(outcomes, records, stats["engine"], single)
 
@@ -229,6 +247,8 @@ def simulated(
     cost: Cost,
     host: Host,
     speculator: Speculator | None = None,
+    *,
+    records: bool = True,
 ) -> Run:
     """Simulate the requests with the slots, tokens per step and KV pages of the server."""
     instance = policies.get_policy(policy, served.engine["max_batch_size"], options)
@@ -238,31 +258,53 @@ def simulated(
         Sequence([0] * (o.prompt_tokens or 1), planned.num_tokens, id=o.id, arrived_at=planned.at)
         for planned, o in zip(trace, served.outcomes)
     ]
-    return simulate(scheduler, sequences, cost, host, records=True)
+    return simulate(scheduler, sequences, cost, host, records=records)
 
 
 def validate(
-    policy: str, cost: Cost, trace: Rows[Planned], flags: Rows[str], options: dict[str, str], console: Console
+    policy: str,
+    cost: Cost,
+    trace: Rows[Planned],
+    flags: Rows[str],
+    options: dict[str, str],
+    console: Console,
+    noise: Noise | None = None,
+    learn: Path | None = None,
 ) -> Validation:
-    """Serve a trace and simulate it, with the host overheads measured before."""
+    """Serve a trace and simulate it, with the host overheads measured before; intervals need the law's noise.
+
+    The file `learn` of a calibration keeps how far the run is from its prediction.
+    """
     chosen = [f"{name}={value}" for name, value in options.items()]
     flags = [*flags, *(word for pair in chosen for word in ("--policy-option", pair))]
     served = serve(policy, flags, trace, console)
     server = settings(list(map(str, flags)))
     host = fit_host(cost, served.single, server)
-    speculator = speculator_of(server, served.records)
-    return Validation(policy, host, simulated(policy, options, served, trace, cost, host, speculator), served)
+
+    def replay(law: Cost, records: bool = False) -> Run:
+        speculator = speculator_of(server, served.records)
+        return simulated(policy, options, served, trace, law, host, speculator, records=records)
+
+    run = replay(cost, records=True)
+    found = Validation(policy, host, run, served, noise.intervals(replay, cost, run) if noise else {})
+    if noise and learn:
+        intervals.keep(learn, found.scores(noise))
+    return found
 
 
 def show(console: Console, validation: Validation) -> None:
     """Print figures, errors, bounds, batch sizes and agreement."""
     table = Table(title=f"{validation.policy}, {len(validation.served.outcomes)} requests")
-    for name in ("", "predicted", "measured", "error", "bound"):
+    columns = ["", "predicted", "90 % interval", "measured", "error", "bound"]
+    if not validation.intervals:
+        columns.remove("90 % interval")
+    for name in columns:
         table.add_column(name, justify="right" if name else "left")
     for c in validation.compared:
         bound = "" if c.bound is None else f"{c.bound:.0%}"
-        values = (_shown(value, c.unit) for value in (c.predicted, c.measured))
-        table.add_row(c.name, *values, f"{c.error:+.1%}", bound)
+        interval = ["" if c.interval is None else _between(c.interval)] if validation.intervals else []
+        sides = [_shown(value, c.unit) for value in (c.predicted, c.measured)]
+        table.add_row(c.name, sides[0], *interval, sides[1], f"{c.error:+.1%}", bound)
     console.print(table)
     host = validation.host
     console.print(
@@ -283,6 +325,12 @@ def _shown(value: float, unit: str) -> str:
     if unit == "s":
         return f"{value:.3f} s" if value >= 1 else f"{1000 * value:.1f} ms"
     return f"{value:.1%}" if unit == "%" else f"{value:.2f}"
+
+
+def _between(interval: Interval) -> str:
+    scale, unit = (1, "s") if interval.low >= 1 else (1000, "ms")
+    low, high = (f"{bound * scale:.3g}" for bound in interval)
+    return f"{low} to {high} {unit}"
 
 
 def _histogram(predicted: list[Record], measured: list[Record]) -> Table:

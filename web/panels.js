@@ -120,6 +120,8 @@
     $("shadow-rows").replaceChildren(...FIGURES.map(([name, text]) => {
       const row = element("tr");
       const values = [report.real, report["served-simulated"], report].map((of) => seconds(of[name]));
+      const bounds = report.intervals?.[name];
+      if (bounds) values[2] += ` (${bounds.map(seconds).join(" to ")})`;
       row.append(element("th", "", text), ...values.map((value) => element("td", "", value)));
       row.firstChild.scope = "row";
       return row;

@@ -37,7 +37,8 @@ def simulated_over_measured(album: Album, load: str) -> None:
     name, title = f"simulated-measured.{slug(load)}", f"Simulated over measured, {load}"
     columns = ["measure", "policy", "measured_s", "simulated_s"]
     by_policy = {p: pairs_of(lines, p, "latency_s") for p in album.results.policies}
-    says = sentences.predicted({p: error(pairs) for p, pairs in by_policy.items() if pairs})
+    bars = [bar for _, _, bar in album.results.intervals(load)]
+    says = sentences.predicted({p: error(pairs) for p, pairs in by_policy.items() if pairs}, bars)
     with album.draw(name, title, len(lines), columns, len(kinds), says=says) as (grid, rows):
         for axes, kind in zip(grid, kinds):
             for policy in album.results.policies:
@@ -45,6 +46,8 @@ def simulated_over_measured(album: Album, load: str) -> None:
                     label = f"{policy}: {error(pairs):+.1%}" if kind == "latency_s" else policy
                     scatter(axes, album, policy, pairs, label)
                     rows += [[kind, policy, *pair] for pair in pairs]
+            for policy, _, bar in album.results.intervals(load) if kind == "latency_s" else ():
+                whisker(axes, album, policy, *bar)
             axes.axline((0.1, 0.1), (1, 1), color="#999999", linewidth=0.8)
             axes.set_xscale("log")
             axes.set_yscale("log")
@@ -84,6 +87,12 @@ def scatter(axes: Axes, album: Album, policy: str, pairs: Pairs, label: str) -> 
     x, y = zip(*pairs)
     look = album.look(policy)
     axes.scatter(x, y, s=14, alpha=0.6, label=label, color=look["color"], marker=look["marker"])
+
+
+def whisker(axes: Axes, album: Album, policy: str, measured: float, simulated: float, low: float, high: float) -> None:
+    """Draw a simulated figure with its 90 % interval over the measured one."""
+    sides = [[simulated - low], [high - simulated]]
+    axes.errorbar([measured], [simulated], sides, color=album.look(policy)["color"], capsize=4, fmt="_")
 
 
 def pairs_of(lines: list[dict[str, str]], policy: str, kind: str) -> Pairs:

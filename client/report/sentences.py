@@ -150,9 +150,11 @@ def spent(results: Results, load: str) -> str:
     return f"{under(load)[:1].upper()}{under(load)[1:]}, {'; '.join(parts)}." if parts else ""
 
 
-def predicted(errors: Mapping[str, float]) -> str:
-    """Report how far the simulator's mean latency is from the measured one."""
-    return f"The simulated mean latency is off by {each({p: f'{error:+.1%}' for p, error in errors.items()})}."
+def predicted(errors: Mapping[str, float], bars: Sequence[Sequence[float]] = ()) -> str:
+    """Report how far the simulator's mean latency is from the measured one, and what the intervals of mean and p99 hold."""
+    text = f"The simulated mean latency is off by {each({p: f'{error:+.1%}' for p, error in errors.items()})}."
+    held = sum(low <= measured <= high for measured, _, low, high in bars)
+    return f"{text} {held} of {len(bars)} 90 % intervals of mean and p99 hold the measurement." if bars else text
 
 
 def blamed(known: Mapping[str, Mapping[str, Any]]) -> str:

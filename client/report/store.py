@@ -222,6 +222,15 @@ class Results:
         with path.open(newline="", encoding="utf-8") as file:
             return list(csv.DictReader(file))
 
+    def intervals(self, load: str) -> Iterator[tuple[str, str, list[float]]]:
+        """Yield policy, statistic and (measured, simulated, low, high) seconds where the simulator says how sure it is."""
+        path = self.folder / "simulated.json"
+        runs = json.loads(path.read_text("utf-8"))["compared"] if path.is_file() else []
+        for run in runs:
+            for statistic in ("mean", "p99") if run["load"] == load and run.get("intervals") else ():
+                bounds = run["intervals"][f"{statistic} latency"]
+                yield run["policy"], statistic, [run[f"{statistic}_s"], run[f"simulated_{statistic}_s"], *bounds]
+
 
 def read(folder: Path) -> Results:
     """Read a comparison; raise ValueError if there is none."""

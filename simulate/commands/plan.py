@@ -14,7 +14,7 @@ from client.console import say
 from client.options import FILE, POSITIVE, Number, Option, UsageError, Values
 from simulate import pictures, plan, workloads
 from simulate.arguments import arrival_options, engine_options, policies_argument, refuse
-from simulate.commands.prepared import Sections, prepare
+from simulate.commands.prepared import Sections, noise_of, prepare
 from simulate.inputs import has_own_rate, make_scheduler
 
 FEWEST_REQUESTS = 500  # with fewer the tail of a run and its start weigh too much
@@ -64,14 +64,17 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     source = args.trace.name if args.trace else args.workload
     table = Table(title=f"{source}, {args.cost}: " + ", ".join(map(str, limits)))
     table.add_column("policy", overflow="fold")
-    columns = ("slots", "requests/s", "binds", f"replicas for {wanted:.3g}/s", "shortest queue")
+    columns = ("slots", "requests/s", "90 % interval", "binds", f"replicas for {wanted:.3g}/s", "shortest queue")
+    noise = noise_of(args.cost, console)
     for name in columns:
         table.add_column(name, justify="left" if name == "binds" else "right")
     capacities = []
     for policy in args.policies:
         for slots in args.slots or [args.max_batch_size]:
             make = partial(make_scheduler, args, policy, slots, prefix_cache=rows.has_contents)
-            capacity = plan.capacity(make, unit, cost, limits, host)
+            find = partial(plan.capacity, make, unit, limits=limits, host=host)
+            capacity = find(cost)
+            interval = plan.interval(find, capacity, cost, noise)
             replicas = capacity.replicas(wanted)
             shortest = None
             if 0 < replicas <= args.shortest_queue:
@@ -80,8 +83,8 @@ def run(args: Values, console: Console) -> dict[str, Any]:
                 say(console, f"note: {policy} with {slots} slots needs {replicas} replicas, more than "
                              f"--shortest-queue {args.shortest_queue} lets it try")  # fmt: skip
             capacities.append({"policy": policy, "slots": slots, "rate": capacity.low, "fails_at": capacity.high,
-                          "binds": capacity.binds, "replicas": replicas, "shortest_queue": shortest})  # fmt: skip
-            table.add_row(policy, str(slots), f"{capacity.low:.3g}", capacity.binds,
+                          "interval": interval, "binds": capacity.binds, "replicas": replicas, "shortest_queue": shortest})  # fmt: skip
+            table.add_row(policy, str(slots), f"{capacity.low:.3g}", f"{interval.low:.3g} to {interval.high:.3g}", capacity.binds,
                           str(replicas or "-"), str(shortest or "-"))  # fmt: skip
     console.print(table)
     if args.out:

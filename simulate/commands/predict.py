@@ -11,7 +11,7 @@ from client.console import say
 from client.options import FOLDER, Argument, Option, Values
 from client.report import tables
 from simulate import predict
-from simulate.commands.prepared import Sections
+from simulate.commands.prepared import Sections, noise_of
 
 
 def options() -> Sections:
@@ -26,6 +26,8 @@ def options() -> Sections:
 
 def run(args: Values, console: Console) -> dict[str, Any]:
     """Simulate each run of a comparison; runs that cannot be simulated are noted."""
+    if args.cost:
+        noise_of(args.cost, console)
     prediction = predict.predict(args.folder, args.cost)
     table = Table(title=f"measured / simulated by {prediction['cost']}")
     columns = ("mean s", "p99 s", "off by", "steps alike")
@@ -35,6 +37,10 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         both = (f"{c[key]:.3f} / {c[f'simulated_{key}']:.3f}" for key in ("mean_s", "p99_s"))
         alike = f"{c['steps_alike'] / c['steps']:.1%}" if c.get("steps") else "-"
         table.add_row(c["policy"], c["load"], *both, f"{c['mape']:.1%}", alike)
+        for name, (low, high) in c.get("intervals", {}).items():
+            say(
+                console, f"{c['policy']}, {c['load']}: {name} expected in 90 of 100 runs from {low:.3f} to {high:.3f} s"
+            )
     for run in prediction["left_out"]:
         say(console, f"note: {run['policy']}, {run['load']} left out: {run['why']}")
     if not prediction["compared"]:

@@ -11,6 +11,7 @@ from client.options import Parameter, Values
 from simulate import workloads
 from simulate.costs import Cost, Host
 from simulate.inputs import make_cost, make_rows
+from simulate.intervals import Noise, of_cost
 from simulate.option_checks import check_engine, check_policies, notes
 
 Sections = dict[str, Sequence[Parameter]]
@@ -27,3 +28,14 @@ def prepare(
     for note in notes(args, chosen, rows):
         say(console, f"note: {note}")
     return cost, host, rows
+
+
+def noise_of(cost: str, console: Console) -> Noise | None:
+    """Return what a cost model leaves unexplained; print why predictions by an older file have no intervals."""
+    noise = of_cost(cost)
+    if noise is None and cost.endswith(".json"):
+        say(
+            console,
+            f"note: {cost} lacks the errors of points left out of its fit, so predictions have no intervals. Calibrate again",
+        )
+    return noise

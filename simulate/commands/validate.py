@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,12 +12,13 @@ from client.console import say
 from client.options import POSITIVE, Number, Option, UsageError, Values
 from client.workloads.corpus import USUAL_CONTEXT
 from config import Config
-from simulate import calibrate, comparison, mock, validate
+from simulate import calibrate, comparison, intervals, mock, validate
 from simulate.arguments import engine_options, policies_argument, read_pairs, refuse
 from simulate.commands.calibrate import report
-from simulate.commands.prepared import Sections
+from simulate.commands.prepared import Sections, noise_of
 from simulate.costs import Cost
 from simulate.inputs import make_cost, with_engine
+from simulate.intervals import Noise
 from simulate.option_checks import check_engine, check_policies
 
 NOTE = (
@@ -37,6 +39,10 @@ def options() -> Sections:
             Option("--rate", "requests per second; choose a utilization of about 0.7", POSITIVE, default=1.0),
             Option("--num", "requests", Number(1), default=60),
             Option("--seed", "seed of everything drawn", Number(0), default=0),
+            Option(
+                "--learn", "add the errors of this run to the file of --cost, whose later intervals are as wide as such errors ask "
+                "for", None,
+            ),
         ],
         "server": [
             Option(
@@ -52,13 +58,18 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     """Serve the same arrivals by a real server and by the simulator; `good` is false when an error exceeds its bound."""
     flags = validate.server_flags(args)
     reference = check_policies(args)
-    cost = _cost_to_validate(args, validate.settings(flags), console)
+    cost, noise = _cost_to_validate(args, validate.settings(flags), console)
     check_engine(args, cost, reference)
+    if args.learn and (noise is None or not args.cost):
+        raise UsageError(
+            "--learn needs the file of a calibration. Use --cost FILE.json, made by 'python -m simulate calibrate'"
+        )
+    learn = Path(args.cost) if args.learn else None
     trace = validate.draw(args.rate, args.num, args.seed)
     runs, beyond = [], []
     for policy in args.policies:
         chosen = read_pairs(args.policy_option, "--policy-option")
-        validation = validate.validate(policy, cost, trace, flags, chosen, console)
+        validation = validate.validate(policy, cost, trace, flags, chosen, console, noise, learn)
         validate.show(console, validation)
         beyond += [(policy, c) for c in validation.compared if not c.good]
         runs.append(validation.to_dict())
@@ -70,21 +81,21 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     return {"good": not beyond, "runs": runs}
 
 
-def _cost_to_validate(args: Values, server: Config, console: Console) -> Cost:
-    """Return the cost model of --cost, or of a mock server, or one fitted to the server's engine now."""
+def _cost_to_validate(args: Values, server: Config, console: Console) -> tuple[Cost, Noise | None]:
+    """Return the cost model of --cost, or of a mock server, or one fitted to the server's engine now, with its noise."""
     if args.cost:
-        return make_cost(args)[0]
+        return make_cost(args)[0], noise_of(args.cost, console)
     refuse(args, ("cost_option",), "changes a model of --cost. Use --cost, too")
     if not server.model:
         raise UsageError(
             "--cost is missing. Use a file of 'python -m simulate calibrate', or --model NAME to time that engine first"
         )
     if mock.is_mock(server.model):
-        return with_engine(args, mock.load(server.model).law)
+        return with_engine(args, mock.load(server.model).law), None
     say(console, f"no --cost: timing the engine of {server.model} first")
     flags = ["--model", server.model, "--load-format", server.load_format, "--dtype", server.dtype,
              "--quantize", server.quantize, "--kv-dtype", server.kv_dtype, "--threads", str(server.compute_threads), "--context", str(USUAL_CONTEXT)]  # fmt: skip
     points = calibrate.grid("small", args.max_tokens_per_step, USUAL_CONTEXT)
-    fit, _ = calibrate.calibrate(calibrate.shown(calibrate.probe(flags, {}), console), points)
+    fit, timed = calibrate.calibrate(calibrate.shown(calibrate.probe(flags, {}), console), points)
     report(fit, console)
-    return with_engine(args, fit.cost)
+    return with_engine(args, fit.cost), intervals.of_points(timed)

@@ -83,6 +83,8 @@ def test_the_terminal_follows_a_change_of_policy_and_the_shadow() -> None:
     line = top.shadow_line(watched.state["shadow"])
     assert "with nobatch the p99 of the last 12 requests would have been 3.20 s" in line
     assert "it was 800.0 ms (simulated: 900.0 ms)" in line
+    sure = {**ready, "intervals": {"latency-p99": [2.5, 4.0]}}
+    assert "have been 3.20 s (2.50 s to 4.00 s); with" in top.shadow_line(sure)
     far_off = {**ready, "error": {"latency-p99": -0.5}}
     assert "compare only the simulated ones" in top.shadow_line(far_off)
 

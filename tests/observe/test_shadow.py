@@ -91,6 +91,7 @@ def test_the_shadow_is_exactly_the_simulation_of_the_trace(tmp_path: Path) -> No
     assert max(map(abs, told["error"].values())) < 1e-9
     assert told["latency-p50"] > told["real"]["latency-p50"]
     assert told["cost"] == {"from": "cost.json"}
+    assert told["intervals"] == {}  # the file has no errors of its fit
 
 
 @pytest.mark.parametrize("policy", ["dynamic", "static"])
@@ -99,6 +100,10 @@ def test_a_fit_to_the_steps_predicts_the_served_policy_within_3_percent(policy: 
     assert max(map(abs, told["error"].values())) < 0.03
     assert told["cost"]["mean_error"] < 0.03
     assert told["cost"]["from"] == "steps of this server"
+    for name in ("makespan", "latency-mean", "latency-p99"):
+        low, high = told["intervals"][name]
+        assert low <= told[name] <= high
+        assert low < high
 
 
 def test_the_shadow_reports_when_it_extrapolates() -> None:

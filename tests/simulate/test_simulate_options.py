@@ -167,6 +167,7 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--num": (VALIDATE, "5"),
         "--seed": (VALIDATE, "1"),
         "--server-flag": (VALIDATE, "--model=bard"),
+        "--learn": ("validate dynamic --cost NOISYCOST", ""),
         **{flag(name): (VALIDATE, SERVER_VALUES.get(name, "7")) for name in validate.SERVER},
     },
     "predict": {"--cost": ("predict RUN", "constant")},
@@ -226,6 +227,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     host = {"alpha0": 0.01, "alpha1": 0.02, "alpha2": 0.001, "sigma": 0.01, "poll": 0.0}
     cost = {"kind": "affine", "base": 0.008, "row": 0.0002, "token": 0.0001}
     (tmp_path / "cost.json").write_text(json.dumps({"cost": cost, "host": dict.fromkeys(host, 0.0)}))
+    timed = {"decodes": 1, "prefills": 0, "chunk": 0, "held_out": 0.01, "first": 0.011, "second": 0.009}
+    (tmp_path / "noisy.json").write_text(json.dumps({"cost": cost, "points": [timed] * 4}))
     (tmp_path / "host.json").write_text(json.dumps({"cost": cost, "host": host}))
     return tmp_path
 
@@ -265,7 +268,9 @@ def run(line: str, folder: Path, out: Path, capsys: pytest.CaptureFixture[str]) 
     if "RUN" in line:
         main(f"run dynamic {SMALL} --no-plots --out {out / 'run'}".split())
         capsys.readouterr()
-    files = {"TRACE": "trace.csv", "BLOCKS": "blocks.jsonl", "HOSTCOST": "host.json", "COST": "cost.json"}
+    files = {
+        "TRACE": "trace.csv", "BLOCKS": "blocks.jsonl", "HOSTCOST": "host.json", "NOISYCOST": "noisy.json", "COST": "cost.json"
+    }  # fmt: skip
     places = {name: folder / path for name, path in files.items()} | {"OUT": out, "RUN": out / "run"}
     parts = [word.partition("/") for word in line.split()]
     code = main([f"{places.get(first, first)}{slash}{rest}" for first, slash, rest in parts])

@@ -228,9 +228,10 @@ def test_it_says_what_the_shadow_says(tab: Tab) -> None:
         "800 ms", "900 ms", "3.20 s"
     ]  # fmt: skip
     assert "13 % off" in page.text_content("#shadow-basis")
-    report["error"]["latency-p99"] = -0.6
+    report |= {"error": {"latency-p99": -0.6}, "intervals": {"latency-p99": [2.5, 4.0]}}
     page.evaluate(f"EB.page.feed.handlers.shadow({json.dumps(report)})")
     assert "compare only the two simulated" in page.text_content("#shadow-says")
+    assert page.locator("#shadow-rows td").nth(5).text_content() == "3.20 s (2.50 s to 4.00 s)"
     waiting = {"policy": "static", "served": "dynamic", "state": "waiting", "requests": 0}
     page.evaluate(f"EB.page.feed.handlers.shadow({json.dumps(waiting)})")
     assert not page.is_visible("#shadow-table")

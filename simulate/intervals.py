@@ -1,0 +1,180 @@
+"""Prediction intervals: how sure a simulated figure is.
+
+The same simulation is repeated, each time on another machine that the timings allow. One factor slows all steps of a run: the drift
+of the machine between runs, and of the law between kinds of steps. A residual slows each step. It is drawn in blocks, because
+neighbors are slow together (moving blocks bootstrap: Künsch, Annals of Statistics 17, 1989). The quantiles of the repetitions are
+then widened by what runs that the fit never saw asked for (split conformal prediction with scaled scores: Lei, G'Sell, Rinaldo,
+Tibshirani and Wasserman, JASA 113, 2018, sections 2.2 and 5.2). This module must not know how a law was fitted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simulate import costs
+from simulate.costs import Cost
+from simulate.simulator import Run
+from simulate.steps import Step
+
+LEVEL = 0.9
+SHARES = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)  # of the quantiles
+DRAWS = 40
+WORST = 20.0  # times too fast, for a law that says hardly more than 0
+RATIOS = 2048  # of steps, after which a run draws the same ones again
+
+Seconds = tuple[np.ndarray, np.ndarray]
+Figures = Mapping[str, float]
+
+
+class Interval(NamedTuple):
+    """The bounds between which a figure is expected in 90 of 100 runs."""
+
+    low: float
+    high: float
+
+    def holds(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def wider(self, center: float, factor: float) -> Interval:
+        """Return the interval with its distances from `center` to the power of `factor`, as ratios."""
+        return Interval(center * (self.low / center) ** factor, center * (self.high / center) ** factor)
+
+
+class Noisy(Cost):
+    """A law on one of the machines that the timings allow: each step takes the next ratio of its time."""
+
+    name = "noisy"
+
+    def __init__(self, law: Cost, ratios: np.ndarray) -> None:
+        self.law = law
+        drawn: list[float] = ratios.tolist()
+        self._ratios = cycle(drawn)
+
+    def seconds(self, step: Step) -> float:
+        return self.law.seconds(step) * next(self._ratios)
+
+    def step(self, plan: Any) -> Step:
+        return self.law.step(plan)
+
+
+def figures(run: Run) -> dict[str, float]:
+    """Return the figures that get intervals: seconds, under the names of a comparison."""
+    latency = run.latency
+    return {
+        "makespan": run.makespan,
+        "mean latency": float(latency.mean()),
+        "p99 latency": float(np.percentile(latency, 99)),
+    }
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What a law leaves unexplained, in logarithms of measured over predicted seconds.
+
+    `residuals` are those of single steps, in order; `drift` is the standard deviation of whole groups of steps, found from so many
+    `groups`. `scores` say of figures of runs that the fit never saw how far off they were, in widths of their intervals.
+    """
+
+    residuals: tuple[float, ...]
+    drift: float
+    groups: int
+    scores: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, groups: Iterable[Seconds]) -> Noise:
+        """Estimate it from the predicted and the measured seconds of steps that are slow together: a run, or a kind of step."""
+        logs = [(np.log(measured / predicted), measured.sum() / predicted.sum()) for predicted, measured in groups]
+        totals = np.log([total for _, total in logs])
+        residuals = np.concatenate([log - total for (log, _), total in zip(logs, totals)])
+        drift = math.sqrt(float((totals**2).sum()) / max(1, len(totals) - 1))
+        return cls(tuple(residuals.tolist()), drift, len(totals))
+
+    @property
+    def widening(self) -> float:
+        """The factor that would have been enough for 90 % of the figures seen so far and the next one; 1 for fewer than nine."""
+        rank = math.ceil((len(self.scores) + 1) * LEVEL)
+        return sorted(self.scores)[rank - 1] if 0 < rank <= len(self.scores) else 1.0
+
+    def factors(self, shares: Any) -> np.ndarray:
+        """Return these quantiles of how much longer the steps of another run take (Student's prediction interval)."""
+        from scipy.special import stdtrit  # which takes longer to load than most commands of the simulator take
+
+        spread = self.drift * math.sqrt(1 + 1 / self.groups)
+        return np.asarray(np.exp(spread * stdtrit(max(1, self.groups - 1), np.asarray(shares))))
+
+    def laws(self, law: Cost, draws: int = DRAWS) -> Iterator[Cost]:
+        """Yield the law on so many machines, whose drifts are evenly spread quantiles."""
+        rng = np.random.default_rng(draws)
+        residuals = np.array(self.residuals)
+        length = max(1, round(len(residuals) ** (1 / 3)))  # Künsch's order
+        for factor in self.factors((np.arange(draws) + 0.5) / draws):
+            starts = rng.integers(0, len(residuals), -(-RATIOS // length))
+            drawn = residuals[(starts[:, None] + np.arange(length)).ravel() % len(residuals)]
+            yield Noisy(law, factor * np.exp(drawn))
+
+    def intervals(
+        self,
+        replay: Callable[[Cost], Run],
+        law: Cost,
+        run: Run,
+        figures: Callable[[Run], Figures] = figures,
+        draws: int = DRAWS,
+    ) -> dict[str, Interval]:
+        """Return the interval of each figure of `run`, which `replay` gives with `law`, from its runs with other laws."""
+        drawn = [figures(replay(noisy)) for noisy in self.laws(law, draws)]
+        found = {}
+        for name, center in figures(run).items():
+            low, high = np.quantile([each[name] for each in drawn], SHARES)
+            found[name] = Interval(min(float(low), center), max(float(high), center)).wider(center, self.widening)
+        return found
+
+    def score(self, expected: float, interval: Interval, measured: float) -> float:
+        """Return how much wider than without `scores` this interval had to be to hold the measurement."""
+        off = math.log(measured / expected)
+        width = math.log((interval.high if off > 0 else interval.low) / expected)
+        return self.widening * off / width if width else math.inf if off else 0.0
+
+    def learned(self, scores: Iterable[float]) -> Noise:
+        """Return it with more scores of runs that the fit never saw."""
+        return replace(self, scores=(*self.scores, *scores))
+
+
+def of_points(points: Rows[Mapping[str, Any]], scores: Iterable[float] = ()) -> Noise | None:
+    """Return what the timings of a calibration leave unexplained, by points left out of the fit; None for an older file.
+
+    Steps of one size that were timed in one pass are slow together.
+    """
+    if not points or "held_out" not in points[0]:
+        return None
+    groups: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
+    for turn in ("first", "second"):
+        for point in points:
+            tokens = point["decodes"] + point["prefills"] * point["chunk"]
+            kind = (turn, point["prefills"] > 0, tokens.bit_length())
+            groups.setdefault(kind, []).append((max(point["held_out"], point[turn] / WORST), point[turn]))
+    pairs = (np.array(group).T for group in groups.values())
+    return Noise.of((predicted, measured) for predicted, measured in pairs).learned(scores)
+
+
+def of_cost(name: str) -> Noise | None:
+    """Return the noise of a file that `calibrate` wrote; None for an older file or a named model, whose law is exact."""
+    if not name.endswith(".json"):
+        return None
+    facts = costs.load(name)[2]
+    return of_points(facts.get("points", ()), facts.get("scores", ()))
+
+
+def keep(path: Path, scores: Iterable[float]) -> None:
+    """Add scores to the file of a calibration, whose later intervals will be as wide as they ask for."""
+    facts = json.loads(path.read_text())
+    facts["scores"] = [*facts.get("scores", ()), *scores]
+    path.write_text(json.dumps(facts, indent=1) + "\n")
