@@ -3,7 +3,8 @@
 (function (root) {
   const EB = (root.EB = root.EB || {});
   const { counted, element, seconds } = EB;
-  const SHOWN = 5; // requests that are named
+  const SHOWN = 5; // requests that are named,
+  const LEAST = 0.01; // if they made at least this share of the time
 
   function time(milliseconds) {
     return `${milliseconds < 0 ? "−" : ""}${seconds(Math.abs(milliseconds) / 1000)}`;
@@ -13,11 +14,12 @@
   function sentence(verb, part, answer, numbers) {
     const { simulated, alone, residual } = answer[part];
     const others = answer.others.filter((other) => other[part]).sort((a, b) => b[part] - a[part]);
-    const words = others.slice(0, SHOWN).map((other) => {
+    const worst = others.slice(0, SHOWN).filter((other) => Math.abs(other[part]) >= LEAST * simulated);
+    const words = worst.map((other) => {
       const who = numbers.has(other.id) ? `#${numbers.get(other.id)}` : other.id.slice(0, 8);
       return `${time(other[part])} because of ${who}${other.client && ` (${other.client})`}`;
     });
-    const more = others.slice(SHOWN);
+    const more = others.slice(worst.length);
     if (more.length) words.push(`${time(more.reduce((sum, other) => sum + other[part], 0))} because of ${counted(more.length, "other")}`);
     if (alone) words.unshift(`${time(alone)} even alone`);
     if (residual <= -0.05) words.push(`less ${time(-residual)} that these count more than once`);
@@ -26,9 +28,10 @@
   }
 
   function basis({ latency_ms: { measured, simulated }, left_out: out }) {
-    const off = `${simulated < measured ? "−" : "+"}${Math.abs(100 * (simulated / measured - 1)).toFixed(1)} %`;
+    const off = Math.abs(100 * (simulated / measured - 1)).toFixed(1);
     const without = "Simulated once without each of the requests that were in the server with it";
-    return `${without}${out ? `, except for ${counted(out, "other")}` : ""}. Its simulated latency is off by ${off}.`;
+    const most = out ? `, except for ${counted(out, "other")}` : "";
+    return `${without}${most}. Its simulated latency is ${off} % ${simulated < measured ? "below" : "above"} the measured one.`;
   }
 
   // A button that asks at `url`, and in its place the answer.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import policies
@@ -66,6 +67,27 @@ def test_a_prediction_by_a_cost_model_is_as_good_as_the_model(folder: Path) -> N
     slow = predict.predict(folder, "ssjf")
     assert all(run["simulated_mean_s"] > 1.5 * run["mean_s"] for run in slow["compared"])
     assert json.loads((folder / "simulated.json").read_text())["cost"] == "ssjf"
+
+
+@pytest.mark.full
+def test_a_comparison_shows_which_clients_made_which_wait(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--num", "30", "--rate", "8", "--max-batch-size", "4", "--clients", "2", "--no-plots"]
+    assert main(["run", "dynamic", "nobatch", *flags, "--out", str(tmp_path / "x")]) == 0
+    assert store.read(tmp_path / "x").blame("dynamic", "poisson:8") is None
+    assert main(["predict", str(tmp_path / "x")]) == 0
+    assert "client-2" in capsys.readouterr().err
+    results = store.read(tmp_path / "x")
+    waits = {policy: np.mean(results.column(policy, "poisson:8", "queue_s")) for policy in results.policies}
+    for policy, wait in waits.items():
+        found = results.blame(policy, "poisson:8")
+        assert found is not None
+        mean = np.average(found["wait_ms"]["simulated"], weights=found["requests"])
+        assert mean == pytest.approx(1000 * wait, rel=0.02)
+    album = Album(results, [])
+    plots_requests.blame(album, "poisson:8")
+    lines = (tmp_path / "x" / "plots" / "blame.poisson-8.csv").read_text().splitlines()
+    assert len(lines) == 1 + 2 * 2 * 3  # policies, clients, and clients with the residual
+    assert "because of client-1" in album.pictures[0].says
 
 
 def test_another_order_of_steps_is_seen(folder: Path) -> None:

@@ -80,6 +80,25 @@ def test_a_click_on_a_request_shows_its_times_its_waiting_and_its_neighbors(tab:
 
 
 @pytest.mark.full
+def test_the_detail_of_a_request_names_those_that_delayed_it(tab: Tab) -> None:
+    page = tab.open()
+    for field, value in (("load-count", 20), ("load-min", 10), ("load-max", 40)):
+        page.fill(f"#{field}", str(value))
+    page.click("#burst")
+    tab.until("EB.page.card.answer", 60)  # until then, another simulation is running
+    last = page.evaluate("Math.max(...[...EB.page.model.requests.values()].map(({ number }) => number))")
+    page.evaluate(f"EB.page.explain.choose({last})")
+    page.click("#detail .blame button")
+    tab.until("document.querySelectorAll('#detail .blame p').length === 3")
+    waited, ran, basis = page.locator("#detail .blame p").all_text_contents()
+    assert waited.startswith("It waited")
+    assert "because of #" in waited
+    assert ran.startswith("It ran")
+    assert "%" in basis
+    assert tab.complaints == []
+
+
+@pytest.mark.full
 def test_the_help_closes_with_escape_and_the_focus_returns(tab: Tab) -> None:
     page = tab.open()
     page.focus("#help-open")
