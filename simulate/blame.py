@@ -146,7 +146,7 @@ def of(again: Again, cost: Cost, host: Host, asked: str = "") -> Blame:
     return Blame(
         victims, culprits,
         took=np.array([took[seq.id] for seq in victims]),
-        alone=np.array([times({seq.id})[seq.id] for seq in victims]),
+        alone=np.array([times({seq.id}).get(seq.id, took[seq.id]) for seq in victims]),
         by=np.array(by).reshape(len(victims), len(culprits), len(PARTS)),
         left_out=left_out,
     )  # fmt: skip
