@@ -215,12 +215,17 @@ def read(
 
 
 def pairs(text: str, flag: str, form: str) -> dict[str, str]:
-    """Return the values of NAME=VALUE by name; UsageError for one of another form."""
-    found = [pair.strip() for pair in text.split(",") if pair.strip()]
-    for pair in found:
-        if "=" not in pair:
-            raise UsageError(f"{flag} is {pair!r}. Use {form}")
-    return dict(pair.split("=", 1) for pair in found)
+    """Return the values of NAME=VALUE by name, which may have commas; UsageError for one of another form."""
+    found: dict[str, str] = {}
+    last = ""
+    for piece in filter(None, map(str.strip, text.split(","))):
+        if "=" in piece:
+            last, _, found[last] = piece.partition("=")
+        elif found:
+            found[last] += f",{piece}"
+        else:
+            raise UsageError(f"{flag} is {piece!r}. Use {form}")
+    return found
 
 
 def read_dotenv(path: Path | None) -> Mapping[str, str]:

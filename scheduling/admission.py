@@ -5,8 +5,11 @@ The policy decides; this module must not know steps, tokens, or why a sequence l
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import count
+from math import inf
 
 from scheduling.batch import Batch
 from scheduling.hooks import Hooks
@@ -23,6 +26,12 @@ class Admission:
         self.waiting: OrderedDict[Sequence, None] = OrderedDict()
         self.clock = WaitClock()
         self.blocked: Sequence | None = None  # the first in order that could not join, if that ended the last admission
+        self.expiries: list[tuple[float, int, Sequence]] = []  # a heap, with entries of sequences that have left
+        self._numbers = count()
+
+    def share(self, other: Admission) -> None:
+        """Have the same sequences wait here and there."""
+        self.waiting, self.clock, self.expiries = other.waiting, other.clock, other.expiries
 
     def arrive(self, seq: Sequence) -> None:
         """Put a sequence at the end of the queue."""
@@ -43,9 +52,37 @@ class Admission:
             del self.waiting[seq]
             self.clock.leave(seq, now)
 
+    def expire_at(self, seq: Sequence, at: float) -> None:
+        """Let a waiting sequence leave at this time unless it has joined by then."""
+        if at < inf:
+            heapq.heappush(self.expiries, (at, next(self._numbers), seq))
+
+    def next_expiry(self) -> float | None:
+        """Return when the next waiting sequence expires, None if none does."""
+        while self.expiries:
+            at, _, seq = self.expiries[0]
+            if seq in self.waiting and seq.scheduled_at is None:
+                return at
+            heapq.heappop(self.expiries)
+        return None
+
+    def expire(self, policy: Policy, now: float) -> list[Sequence]:
+        """Turn the sequences away that have expired; return them."""
+        expired: list[Sequence] = []
+        while (at := self.next_expiry()) is not None and at <= now:
+            seq = heapq.heappop(self.expiries)[2]
+            self.withdraw([seq], now)
+            seq.state, seq.finish_reason, seq.finished_at = "finished", "refused", now
+            policy.on_cancel(seq, now)
+            expired.append(seq)
+        return expired
+
     def wake_at(self, policy: Policy, now: float) -> float | None:
         """Return when to ask the policy again although nothing arrives; None to sleep until something does."""
-        return policy.deadline(self.waiting, now) if self.waiting and not self.batch.running else None
+        if not self.waiting or self.batch.running:
+            return None
+        times = (policy.deadline(self.waiting, now), self.next_expiry())
+        return min((at for at in times if at is not None), default=None)
 
     def admit(self, policy: Policy, hooks: Hooks, token_budget: int, step: int, now: float) -> list[Sequence]:
         """Give slots and pages to the sequences that the policy lets join in this step; return them."""

@@ -20,7 +20,7 @@ class Claims:
     overtakes: float = inf  # seconds; no request joins before one that arrived longer than this before it
     computes_once: bool = False  # no two running requests compute the same block of their prompts
     patience: float = 0.0  # seconds that the oldest may wait for others in an idle engine; inf: until arrivals end
-    refuses: bool = False  # `refuse` may turn requests away
+    refuses: bool = False  # `refuse` and `expires_at` may turn requests away
     holds: bool = False  # a finished request may keep its slot until its batch is done
     overruns: bool = False  # a batch may run on after all its members are done
     limits_kv: bool = False  # `blocked_by` may keep requests out by a KV limit below that of the pages

@@ -37,6 +37,7 @@ class Driver:
         """Run one step, or sleep until the next event; return False when nothing is left to do."""
         self.deliver()
         iteration = self.scheduler.step(self.compute, lambda: self.now)
+        self.refuse(self.scheduler.refused)
         if iteration is not None:
             self.record(iteration)
         elif self.arrivals or not self.scheduler.is_idle:
@@ -54,6 +55,9 @@ class Driver:
 
     def add(self, seq: Sequence) -> None:
         self.scheduler.add(seq)
+
+    def refuse(self, sequences: list[Sequence]) -> None:
+        """Take note of sequences that were turned away after they had waited, before the step or the sleep."""
 
     def drain(self) -> None:
         self.scheduler.drain()

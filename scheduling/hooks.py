@@ -20,6 +20,7 @@ class Hooks:
     """The hooks of one policy that do more than the defaults."""
 
     refuses: bool
+    expires: bool
     preempts: bool
     blocks: bool
     releases: bool
@@ -31,6 +32,7 @@ class Hooks:
     def of(cls, policy: Policy) -> Hooks:
         return cls(
             refuses=overrides(policy, "refuse"),
+            expires=overrides(policy, "expires_at"),
             preempts=overrides(policy, "preempt") and policy.preempts,
             blocks=overrides(policy, "blocked_by"),
             releases=overrides(policy, "release"),

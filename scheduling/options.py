@@ -21,7 +21,10 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: a number from low to high, one of `choices`, or a tuple of whole numbers separated by commas."""
+    """One option: a number from low to high, one of `choices`, or a tuple of such, separated by commas.
+
+    The parts of a tuple are of the type of its default's first part, or whole numbers.
+    """
 
     default: Any
     help: str
@@ -33,7 +36,7 @@ class Option:
     def bounds(self) -> str:
         """The allowed values, in words."""
         if self.choices:
-            return " or ".join(self.choices)
+            return " or ".join(self.choices) + ", separated by commas" * isinstance(self.default, tuple)
         if isinstance(self.default, bool):
             return "on or off"
         if isinstance(self.default, str):
@@ -62,8 +65,9 @@ class Option:
             words = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
             return words.get(str(value).lower())
         if isinstance(self.default, tuple):
-            parts = value.split(",") if isinstance(value, str) else value
-            return tuple(int(part) for part in parts if part != "")  # type: ignore[attr-defined]
+            parts = value if isinstance(value, list | tuple) else str(value).split(",")
+            kind = type(self.default[0]) if self.default else int
+            return tuple(kind(part) for part in parts if part != "")
         if isinstance(self.default, int) and isinstance(value, float) and value != int(value):
             return None
         return type(self.default)(value)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable
+from math import inf
 from typing import NamedTuple
 
 from scheduling.claims import Claims
@@ -81,6 +82,10 @@ class Policy:
     def refuse(self, seq: Sequence, now: float) -> bool:
         """Return whether to turn a new request away instead of queueing it."""
         return False
+
+    def expires_at(self, seq: Sequence) -> float:
+        """Return when a new request is turned away that has not joined until then; infinity for never."""
+        return inf
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
         """Return the waiting requests, the first to join first; `waiting` is in order of arrival, after the preempted.

@@ -49,6 +49,7 @@ class Scheduler:
         self.batch = Batch(pages)
         self.queue = Admission(self.batch)
         self.running, self.waiting, self.wait_clock = self.batch.running, self.queue.waiting, self.queue.clock
+        self.refused: list[Sequence] = []  # those that the last `plan` turned away, after they had waited
         self._least_tokens_per_step = max_tokens_per_step
         self._repeat: Plan | None = None  # the last plan, if the next one equals it
         self._use(policy)
@@ -96,8 +97,20 @@ class Scheduler:
             seq.state, seq.finish_reason, seq.finished_at = "finished", "refused", seq.arrived_at
             return False
         self.queue.arrive(seq)
-        self.policy.on_arrival(seq, seq.arrived_at)
+        self._arrive(seq)
         return True
+
+    def share_queue(self, other: Scheduler) -> None:
+        """Serve the queue of another scheduler, with its policy, from now on; both are idle."""
+        self.queue.share(other.queue)
+        self.waiting, self.wait_clock = self.queue.waiting, self.queue.clock
+        self._use(other.policy)
+
+    def _arrive(self, seq: Sequence) -> None:
+        """Let a waiting sequence arrive at the policy."""
+        self.policy.on_arrival(seq, seq.arrived_at)
+        if self.hooks.expires:
+            self.queue.expire_at(seq, self.policy.expires_at(seq))
 
     def drain(self) -> None:
         """Announce to the policy that no more requests will arrive, so that none waits for others; `add` revokes it."""
@@ -114,8 +127,9 @@ class Scheduler:
         self._use(policy)
         for seq in self.running:
             policy.on_admit(seq, now)
+        self.queue.expiries.clear()
         for seq in self.waiting:
-            policy.on_arrival(seq, seq.arrived_at)
+            self._arrive(seq)
         return self._release([s for s in policy.release(self.running) if s.is_finished], now)
 
     def step(self, forward: Forward, clock: Callable[[], float]) -> Iteration | None:
@@ -128,6 +142,7 @@ class Scheduler:
     def plan(self, now: float) -> Plan | None:
         """Let sequences join, and return what the next step computes, None if nothing."""
         self.wait_clock.tick(now, self.number)
+        self.refused = self.queue.expire(self.policy, now)
         preempted = self._preempt(now) if self.running else []
         joined: list[Sequence] = []
         if self.waiting:

@@ -47,6 +47,8 @@ class Loop:
         if self.inbox.is_stopping:
             return False
         plan = self.scheduler.plan(self.clock())
+        if self.scheduler.refused:
+            self._refuse(self.scheduler.refused)
         self.is_idle = plan is None
         if plan is not None:
             self.inbox.start(plan)  # before the step, so that the queue has room while it is computed
@@ -107,6 +109,15 @@ class Loop:
             "overloaded", f"the policy {name} accepts no more requests from this client for now. Try again later", 60
         )
         self._complete([inference.sequence])
+
+    def _refuse(self, expired: list[Sequence]) -> None:
+        """Complete requests that the policy turns away after they have waited."""
+        for seq in expired:
+            seq.error = InferenceError(
+                "timeout_error",
+                f"timed out in the queue of the policy {self.scheduler.policy.name}. Try again later, or raise its timeout",
+            )
+        self._complete(expired)
 
     def _remove(self, ended: list[Inference], now: float) -> None:
         """Remove inferences that ended before their last token from the scheduler, in one pass for each reason."""

@@ -206,18 +206,22 @@ class Fleet:
         """End the steps of a replica and take note of what was answered."""
         left = replica.commit()
         self.result.ended = at
-        if left:
-            if replica.place >= 0:
-                self._pool_of(replica).load[replica.place] -= len(left)
-            for seq in left:
-                self.answer(replica, seq)
+        self._leave(replica, left)
+
+    def _leave(self, replica: Replica, left: list[Sequence]) -> None:
+        if left and replica.place >= 0:
+            self._pool_of(replica).load[replica.place] -= len(left)
+        for seq in left:
+            self.answer(replica, seq)
 
     def _pool_of(self, replica: Replica) -> Pool:
         return self.pool
 
     def _turn(self, replica: Replica, now: float) -> None:
         """Begin the next steps of a replica, or have it woken when its policy wants to be."""
-        if replica.begin(now):
+        began = replica.begin(now)
+        self._leave(replica, replica.scheduler.refused)
+        if began:
             self._expect(replica)
             return
         wakes_at = replica.wakes_at(now)

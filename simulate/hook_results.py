@@ -35,6 +35,7 @@ def _are_numbers(value: object) -> bool:
 
 # What each hook may return, and the same in words.
 RETURNS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "expires_at": (lambda value: isinstance(value, int | float), "a time in seconds, math.inf for never"),
     "order": (
         lambda value: _are_requests(value) or (isinstance(value, Iterable) and not isinstance(value, Collection)),
         "the waiting requests, the first to join first",

@@ -112,6 +112,11 @@ class Trial(Driver):
         if not accepted:
             laws.check_refusal(self.scheduler, seq)
 
+    def refuse(self, sequences: list[Sequence]) -> None:
+        for seq in sequences:
+            self._books.leave([seq], seq.finished_at or 0)
+            laws.check_refusal(self.scheduler, seq)
+
     def drain(self) -> None:
         if self.case.drains or self.policy.claims.patience == inf:
             self.scheduler.drain()

@@ -130,6 +130,9 @@ class Run(Driver):
         self.events.append((seq.arrived_at, +1))
         super().add(seq)
 
+    def refuse(self, sequences: list[Sequence]) -> None:
+        self.events += [(seq.finished_at or 0, -1) for seq in sequences]
+
     def drain(self) -> None:
         """Do nothing yet: a policy may wait for others until its deadline."""
 

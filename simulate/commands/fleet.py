@@ -26,11 +26,13 @@ from simulate.disaggregated import Disaggregated
 from simulate.fleet import Asks, Fleet
 from simulate.fleet_run import FleetRun
 from simulate.inputs import make_scheduler
+from simulate.instances import Instances
 from simulate.scaling import ScaledFleet, Scaling
 from simulate.workloads import Rows
 
 NEED_CACHE, NEED_CLIENTS = {"prefix-aware"}, {"session-sticky"}
-CHANCELESS = {"round-robin"}  # the others break ties, or choose, at random
+SHARED = "shared-queue"  # no router at all
+CHANCELESS = {"round-robin", SHARED}  # the others break ties, or choose, at random
 TTFT = 1.0  # seconds: the limit where none is given
 
 
@@ -50,7 +52,7 @@ class Replicas(Type):
 
 def options() -> Sections:
     """Return the options in sections of the help."""
-    routers = f"{', '.join(ROUTERS)}; may be repeated (default: all that fit; with --autoscaler: least-loaded)"
+    routers = f"{', '.join(ROUTERS)}, or {SHARED}: one queue for all; may be repeated (default: all that fit; with --autoscaler: least-loaded)"
     scalers = f"{', '.join(AUTOSCALERS)}, or one with a target, as in tokens:0.5 or requests:8; may be repeated"
     return {
         "arguments": [policies_argument()],
@@ -129,6 +131,8 @@ def serve(
         transfer = Transfer(args.kv_bytes, args.transfer_gbps * 1e9 / 8)
         route = ROUTERS["least-loaded"](random.Random(args.seed + 1))
         fleet = Disaggregated([make() for _ in range(prefill)], decode, route, transfer, cost, host, gaps=False)
+    elif router == SHARED:
+        return Instances([make() for _ in range(args.replicas.most)], cost, host, gaps=False).run(rows.arriving())
     else:
         fleet = Fleet([make() for _ in range(args.replicas.most)], cost, host, gaps=False)
     return fleet.run(rows.arriving(), ROUTERS[router](random.Random(args.seed)), asking(rows))
@@ -236,6 +240,17 @@ def routers_of(args: Values, rows: Rows) -> list[str]:
 
 def check_router(args: Values, name: str) -> None:
     """Raise UsageError for a router that is unknown, or that needs prefix caches where there are none."""
+    if name == SHARED:
+        if args.autoscaler or args.prefill_replicas:
+            raise UsageError(
+                f"router {SHARED!r} has a fixed number of equal replicas. Leave --autoscaler and --prefill-replicas out"
+            )
+        for policy in args.policies:
+            if not policies.get_policy(policy, args.max_batch_size).closed:
+                raise UsageError(
+                    f"router {SHARED!r}: requests join the running batches of {policy}. Use triton, or another closed loop"
+                )
+        return
     if name not in ROUTERS:
         raise UsageError(f"unknown router {name!r}.{nearest(name, ROUTERS)} Use one of: {', '.join(ROUTERS)}")
     if name in NEED_CACHE and not args.kv_tokens:

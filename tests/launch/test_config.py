@@ -321,5 +321,7 @@ def test_waiting_never_outlasts_the_whole() -> None:
 def test_options_of_the_policy_are_given_one_by_one_or_together() -> None:
     loaded = read("dynamic+vtc", "--policy-option", "w_p=1", "--policy-option", "w_q=3,weights=a:2")
     assert loaded.config.policy_options == {"w_p": "1", "w_q": "3", "weights": "a:2"}
+    several = read("window", "--policy-option", "delay=0.1,preferred=4,8", "--policy-option", "delay=0.2,preferred=4,8")
+    assert several.config.policy_options == {"delay": "0.2", "preferred": "4,8"}
     with pytest.raises(ConfigError, match="Use NAME=VALUE"):
         _ = read("dynamic+vtc", "--policy-option", "w_p").config.policy_options

@@ -50,6 +50,7 @@ PLANTED = {
     "mixes_the_windows": ("dynamic+", {"overtaking"}),
     "computes_a_prefix_twice": ("dynamic+", {"each prefix is computed once"}),
     "refuses_long_prompts": ("", {"no request is refused"}),
+    "turns_away_who_waits": ("", {"no request is refused"}),
 }
 OPTIONS = {
     "sleeps_past_its_deadline": {"delay": 20}, "admits_none_when_woken": {"delay": 20}, "mixes_the_windows": {"window": 5},
@@ -62,12 +63,24 @@ COMPOSED = [
     "nobatch+sjf", "static+sjf", "multibin+vtc", "static+vtc", "lightllm+vtc", "tgi+drr", "prefill-first+mlfq", "chunked+srpt",
     "multibin+edf", "bucket+priority", "static-exact+sjf", "window+lpm", "elastic+vtc-pred", "adaptive+rpm",
     "fixed+ssjf", "static-global+mlfq", "impatient+lcf",
-    "tgi+prefix-tree", "bucket+prefix-tree", "baton+srpt", "econoserve+edf",
+    "tgi+prefix-tree", "bucket+prefix-tree", "baton+srpt", "econoserve+edf", "triton+vtc",
 ]  # fmt: skip
 TUNED: list[tuple[str, dict[str, object]]] = [
     ("dynamic", {"reserve": "prompt"}),
     ("dynamic+srpt", {"reserve": "prompt"}),
     ("window", {"delay": "50", "preferred": "2,4"}),
+    (
+        "triton",
+        {
+            "priority_levels": 2,
+            "timeout": "30,60",
+            "timeout_action": "reject,delay",
+            "allow_timeout_override": "on",
+            "max_queue_size": 3,
+            "delay": 40,
+            "preferred": 2,
+        },
+    ),
     ("fixed", {"k": 3, "flush": "inf"}),
     ("multibin", {"k": 2, "flush": 60}),
     ("static-global", {"n": 3, "flush": 100}),
