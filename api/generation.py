@@ -24,7 +24,7 @@ from api.schemas.scheduling_hints import SchedulingHints
 from api.service import Engine, Service
 from batching import Inference, InferenceError
 from serving.adapters import AdapterError, Loaded
-from serving.inference import Wakeup, timeout_error
+from serving.inference import CHECK_SECONDS, Wakeup, timeout_error
 
 GREEDY_BELOW = 1e-5  # a temperature below this is 0
 HIGHEST_TEMPERATURE = 1e6  # above it all tokens are practically equally likely
@@ -119,6 +119,15 @@ class Generation:
         """End what has not ended, with the tokens it has."""
         for inference in self.inferences:
             inference.end_early()
+
+    def wait_until_received(self, wakeup: Wakeup) -> None:
+        """Wait until the loop has taken in a stream, whose headers say what is expected; raise ApiError if it refuses it."""
+        while not all(i.is_received for i in self.inferences) and not self.is_over:
+            wakeup.wait(CHECK_SECONDS)
+            self.end_if_lost()
+        if self.error is not None:
+            self.cancel(self.error)
+            raise errors.from_inference(self.error)
 
     def wait(self) -> None:
         """Wait until all inferences have succeeded. If one fails, cancel the others and raise ApiError."""
@@ -231,7 +240,10 @@ def start_generation(
     except InferenceError as error:
         raise errors.from_inference(error) from None
     limit = math.inf if context.is_background else service.config.request_timeout
-    return Generation(request, inferences, wakeup, limit, seeds, ticket)
+    generation = Generation(request, inferences, wakeup, limit, seeds, ticket)
+    if wakeup is not None and engine.manager.policy is not None and engine.manager.policy.estimates:
+        generation.wait_until_received(wakeup)
+    return generation
 
 
 def seed_of(seed: int, j: int) -> int:

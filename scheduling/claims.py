@@ -21,6 +21,7 @@ class Claims:
     computes_once: bool = False  # no two running requests compute the same block of their prompts
     patience: float = 0.0  # seconds that the oldest may wait for others in an idle engine; inf: until arrivals end
     refuses: bool = False  # `refuse` and `expires_at` may turn requests away
+    refuses_only_late: bool = False  # what `refuse` turned away would have ended after its deadline
     holds: bool = False  # a finished request may keep its slot until its batch is done
     overruns: bool = False  # a batch may run on after all its members are done
     limits_kv: bool = False  # `blocked_by` may keep requests out by a KV limit below that of the pages
@@ -30,4 +31,4 @@ class Claims:
 
     def without_order(self) -> Claims:
         """Return the claims of a loop that forms groups of its own, so that its order cannot keep promises."""
-        return replace(self, fair=False, guard=inf, overtakes=inf)
+        return replace(self, fair=False, guard=inf, overtakes=inf, refuses_only_late=False)

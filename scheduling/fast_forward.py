@@ -11,11 +11,12 @@ def identical_steps_ahead(scheduler: Scheduler, plan: Plan) -> int:
     """Return how many steps are sure to equal this plan, itself the first, unless a request arrives.
 
     All members decode, none leaves before the last of these steps, and no waiting request can join. The free pages
-    suffice for all of these steps. With a speculator, or while a waiting request may expire, each step is its own.
+    suffice for all of these steps. With a speculator, while a waiting request may expire, and for a policy
+    that estimates, each step is its own.
     """
     hooks = scheduler.hooks
     quiet = hooks.repeats and hooks.on_step is None and not hooks.preempts
-    if scheduler.queue.next_expiry() is not None:
+    if scheduler.queue.next_expiry() is not None or scheduler.policy.estimates:
         return 1
     if scheduler.speculator is not None:  # a step may have drafts, and nobody knows how many of them are right
         return 1

@@ -62,6 +62,7 @@ class Policy:
     closed = False  # no request joins while another runs
     separate_prefill = False  # a step computes prompts or decodes, never both
     early = False  # a finished request is answered at once, although its row stays
+    estimates = False  # new requests have an `estimate` when `refuse` is called, as soon as the time of steps is known
     preempts = True  # `preempt` may return requests, if it is overridden
     max_batched_tokens = 1 << 60  # the policy's own limit on the tokens of one step
     margin = 64  # tokens for which a request gets KV pages when it joins, beside its own, if not for its whole answer

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from scheduling.admission import Admission
 from scheduling.advance import Output, Run, Token, advance
 from scheduling.allocation import allocate
+from scheduling.backlog import Backlog
 from scheduling.batch import Batch
 from scheduling.hooks import Hooks
 from scheduling.iteration import Iteration, Plan, SlotSteps, members_of
@@ -48,6 +49,7 @@ class Scheduler:
         self.number = 0
         self.batch = Batch(pages)
         self.queue = Admission(self.batch)
+        self.backlog = Backlog()
         self.running, self.waiting, self.wait_clock = self.batch.running, self.queue.waiting, self.queue.clock
         self.refused: list[Sequence] = []  # those that the last `plan` turned away, after they had waited
         self._least_tokens_per_step = max_tokens_per_step
@@ -93,12 +95,18 @@ class Scheduler:
         self.batch.pages.hash(seq)
         if self.policy.draining:
             self.policy.draining = False
+        if self.policy.estimates and self.speculator is None:
+            slots = self.batch.free_slots + len(self.running)
+            seq.estimate = self.backlog.estimate(seq, self.waiting, self.running, slots, self._to_compute)
         if self.hooks.refuses and self.policy.refuse(seq, seq.arrived_at):
             seq.state, seq.finish_reason, seq.finished_at = "finished", "refused", seq.arrived_at
             return False
         self.queue.arrive(seq)
         self._arrive(seq)
         return True
+
+    def _to_compute(self, seq: Sequence) -> int:
+        return seq.pending - self.policy.cached_tokens(seq)
 
     def share_queue(self, other: Scheduler) -> None:
         """Serve the queue of another scheduler, with its policy, from now on; both are idle."""
@@ -211,6 +219,8 @@ class Scheduler:
         failed, finished, steady, drafts, rejected = advance(
             plan, outputs, now, self.hooks.on_token, self.batch.pages.publish
         )
+        if self.policy.estimates:
+            self.backlog.learn(plan, now)
         self._repeat = plan if steady and self.hooks.repeats else None
         if self.speculator is not None:
             self.speculator.learn(plan, drafts, now - plan.started_at)

@@ -7,13 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from scheduling.renamed import FormerField
 
 State = Literal["waiting", "running", "held", "finished"]
 UNKNOWN_TOKEN = (1 << 32) - 1  # an answer's token where no model computes one; no prompt has it, so no prefix is found
 WAIT_REASONS = ("slots_full", "token_budget", "kv_full", "policy_order", "window")
+
+
+class Estimate(NamedTuple):
+    """When a new request is expected to join the batch, and to have its last token."""
+
+    joins_at: float
+    ends_at: float
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +47,7 @@ class Sequence:
     keep_s: float = 0.0  # for how many seconds after it its client expects to go on
     cache_salt: str = ""  # sequences with other salts never share KV pages
 
+    estimate: Estimate | None = None  # from when it arrived, if the policy estimates and the time of steps is known
     output_ids: list[int] = field(default_factory=list)
     details: list[Any] = field(
         default_factory=list

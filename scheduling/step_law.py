@@ -30,6 +30,11 @@ class StepLaw:
         self._line = (0.0, 0.0)
         self._fitted_at = -REFIT
 
+    @property
+    def steps(self) -> int:
+        """How many steps it has learned from."""
+        return self._steps
+
     def learn(self, rows: int, seconds: float) -> None:
         """Note that a step of so many rows took so long; a clock that stood still says nothing."""
         if seconds <= 0:

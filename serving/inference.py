@@ -136,6 +136,7 @@ class Inference:
         self.wakeup = wakeup
         self._on_end = on_end
         self.ready = 0
+        self.is_received = False  # the loop has taken it in, or refused it
         self.slo_s = slo_s
         self.scores_prompt = scores_prompt
         self.owner = owner
@@ -224,6 +225,12 @@ class Inference:
         """Append a generated token id; return whether it is the last one."""
         self.sequence.output_ids.append(token)
         return len(self.sequence.output_ids) >= self.num_tokens
+
+    def receive(self, wakes: bool) -> None:
+        """Note that the loop has taken it in; with `wakes`, its reader waits for that."""
+        self.is_received = True
+        if wakes and self.wakeup is not None:
+            self.wakeup.notify()
 
     def publish_tokens(self) -> None:
         """Publish the tokens so far to the reader; the loop calls this after each step with a new token."""

@@ -5,6 +5,7 @@ This module must not know HTTP, tensors, threads other than its own, or which po
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
@@ -16,7 +17,7 @@ from serving.background import Background
 from serving.completion import Observer, complete, notify, publish_tokens
 from serving.deadlines import Deadlines
 from serving.dedup import Dedup
-from serving.inbox import Inbox
+from serving.inbox import MAX_RETRY_SECONDS, Inbox
 from serving.inference import Inference, InferenceError
 from serving.recovery import Recovery
 
@@ -71,6 +72,7 @@ class Loop:
         arrived, ended = self.inbox.take()
         for inference in arrived:
             self._receive(inference)
+            inference.receive(self.scheduler.policy.estimates)
             if inference.is_finished:
                 ended.append(inference)
         ended += self.deadlines.expire(now)
@@ -104,11 +106,14 @@ class Loop:
         """Add an inference to the scheduler, or complete it if the policy refuses it."""
         if self.scheduler.add(inference.sequence):
             return
-        name = self.scheduler.policy.name
-        inference.sequence.error = InferenceError(
-            "overloaded", f"the policy {name} accepts no more requests from this client for now. Try again later", 60
-        )
-        self._complete([inference.sequence])
+        seq, name = inference.sequence, self.scheduler.policy.name
+        why, retry_after = "accepts no more requests from this client for now. Try again later", 60
+        if seq.estimate is not None:
+            wait, total = (at - seq.arrived_at for at in seq.estimate)
+            why = f"expects the answer in {total:.1f} s, which is too late. Try again later, or raise slo_s"
+            retry_after = max(1, min(MAX_RETRY_SECONDS, math.ceil(wait)))
+        seq.error = InferenceError("overloaded", f"the policy {name} {why}", retry_after)
+        self._complete([seq])
 
     def _refuse(self, expired: list[Sequence]) -> None:
         """Complete requests that the policy turns away after they have waited."""

@@ -130,6 +130,16 @@ def check_refusal(scheduler: Scheduler, seq: Sequence) -> None:
         )
 
 
+def check_is_late(sequences: Collection[Sequence], refused: str) -> None:
+    """A request that was refused, and accepted when the case was run again, ends after its deadline."""
+    seq = next(seq for seq in sequences if seq.id == refused)
+    due, ended = seq.deadline, seq.finished_at
+    if seq.finish_reason == "length" and due is not None and ended is not None and ended <= due:
+        raise Broken(
+            "only the late are refused", f"{refused} is refused, but would have ended at {ended:g}, before {due:g}"
+        )
+
+
 def check_guard(scheduler: Scheduler, plan: Plan, oldest: Sequence | None) -> None:
     """An order with a guard puts the oldest request first once it has waited for longer."""
     guard = scheduler.policy.claims.guard

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from scheduling.advance import run_of
+from scheduling.backlog import FITTED
 from scheduling.driver import Driver
 from scheduling.iteration import Iteration, Plan
 from scheduling.policy import Policy
 from scheduling.scheduler import Output, PolicyError, Run, Scheduler
 from scheduling.sequence import Sequence
 from scheduling.speculation import Speculator
+from scheduling.step_law import StepLaw
 from simulate import hook_results, laws
 from simulate.case import Case
 from simulate.contents import Contents
@@ -27,6 +29,7 @@ from simulate.laws import Broken, names
 from simulate.scripted_drafter import ScriptedDrafter
 
 MakeScheduler = Callable[..., Scheduler]
+REPLAYS = 3  # of the requests that a case refuses, to see when they would have ended
 
 
 def toy_cost(plan: Plan) -> int:
@@ -34,6 +37,15 @@ def toy_cost(plan: Plan) -> int:
     prompt = sum(n for s, n in zip(plan.sequences, plan.counts) if s.is_prefilling) + plan.padding
     decodes = sum(n for s, n in zip(plan.sequences, plan.counts) if not s.is_prefilling) + len(plan.held)
     return 10 + prompt + 2 * decodes
+
+
+class LeastLaw(StepLaw):
+    """Less than any step takes, so that whoever cannot be on time by it cannot be on time at all."""
+
+    steps = FITTED
+
+    def seconds(self, rows: int, unknown: float) -> float:
+        return 11.0
 
 
 def first_token(seq: Sequence) -> int:
@@ -69,6 +81,7 @@ class Trial(Driver):
         if case.drafts is not None:
             number, every = case.drafts
             scheduler.speculator = Speculator(ScriptedDrafter(self._token, every), number or None)
+        scheduler.backlog.law = LeastLaw()
         hook_results.watch(self.policy)
         self._watch_admit()
 
@@ -200,14 +213,25 @@ def try_case(
     if twice and trials[0].records != trials[1].records:
         step = next(i for i, (x, y) in enumerate(zip(*(t.records for t in trials))) if x != y)
         raise Broken("repeatable", f"step {step + 1} differs when the case is run again")
+    if trials[0].policy.claims.refuses_only_late and not case.cancels:  # who is cancelled makes others earlier
+        refused = [seq for seq in trials[0].sequences if seq.finish_reason == "refused" and seq.scheduled_at is None]
+        for seq in refused[:REPLAYS]:
+            laws.check_is_late(_trial(make, case, case.sequences(), make_scheduler, accepted=seq.id).sequences, seq.id)
     return trials[0]
 
 
 def _trial(
-    make: Callable[[int], Policy], case: Case, sequences: list[Sequence], make_scheduler: MakeScheduler
+    make: Callable[[int], Policy],
+    case: Case,
+    sequences: list[Sequence],
+    make_scheduler: MakeScheduler,
+    accepted: str = "",
 ) -> Trial:
     with laws_named():
         policy = make(case.slots)
+        if accepted:
+            refuse = policy.refuse
+            policy.refuse = lambda seq, now: seq.id != accepted and refuse(seq, now)  # type: ignore[method-assign]
     with laws_named(policy):
         trial = Trial(case, make_scheduler(policy, case.pool(), case.budget), sequences)
         trial.run()

@@ -11,7 +11,7 @@ import re
 from flask import Flask, Response, current_app, request
 
 METHODS = "GET, HEAD, POST, PUT, DELETE"
-EXPOSED = "X-Request-Id, X-Ignored-Params, X-Deduplicated, Retry-After"  # headers that a page may read
+EXPOSED = "X-Request-Id, X-Ignored-Params, X-Deduplicated, X-Expected-Wait, Retry-After"  # headers that a page may read
 MAX_AGE = "600"  # seconds for which a browser may remember a preflight
 HEADERS = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,1000}")
 

@@ -50,6 +50,7 @@ PLANTED = {
     "mixes_the_windows": ("dynamic+", {"overtaking"}),
     "computes_a_prefix_twice": ("dynamic+", {"each prefix is computed once"}),
     "refuses_long_prompts": ("", {"no request is refused"}),
+    "refuses_who_could_be_on_time": ("", {"only the late are refused"}),
     "turns_away_who_waits": ("", {"no request is refused"}),
 }
 OPTIONS = {
@@ -63,7 +64,7 @@ COMPOSED = [
     "nobatch+sjf", "static+sjf", "multibin+vtc", "static+vtc", "lightllm+vtc", "tgi+drr", "prefill-first+mlfq", "chunked+srpt",
     "multibin+edf", "bucket+priority", "static-exact+sjf", "window+lpm", "elastic+vtc-pred", "adaptive+rpm",
     "fixed+ssjf", "static-global+mlfq", "impatient+lcf",
-    "tgi+prefix-tree", "bucket+prefix-tree", "baton+srpt", "econoserve+edf", "triton+vtc",
+    "tgi+prefix-tree", "bucket+prefix-tree", "baton+srpt", "econoserve+edf", "triton+vtc", "tgi+admission-control", "static+admission-control",
 ]  # fmt: skip
 TUNED: list[tuple[str, dict[str, object]]] = [
     ("dynamic", {"reserve": "prompt"}),
@@ -96,6 +97,7 @@ TUNED: list[tuple[str, dict[str, object]]] = [
     ("dynamic+vtc", {"cost": "profile"}),
     ("dynamic+vtc-pred", {"cost": "profile", "predictor": "uniform"}),
     ("dynamic+rpm", {"limit": 2}),
+    ("dynamic+admission-control", {"slo": 60, "slack": 5}),
     ("dynamic+drr", {"quantum": 8}),
     ("dynamic+mlfq", {"quantum": 20, "lift_every": 5}),
     ("dynamic+priority", {"aging": 50}),

@@ -1,0 +1,32 @@
+"""Admission control: first come, first served, and what cannot be on time is refused at the door.
+
+A new request is refused if the work before it and its own end after its deadline (`scheduling/backlog.py`): served late, it
+would only make others late (Clockwork, OSDI 2020; early rejection in Mooncake, FAST 2025). Until the time of steps is known,
+and while draft tokens are computed, nothing is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from scheduling import policy
+from scheduling.options import option
+from scheduling.sequence import Sequence
+
+
+class Order(policy.Policy):
+    estimates = True
+    slo = option(0.0, "deadline in seconds for requests that set none; 0: these are never refused", low=0.0)
+    slack = option(
+        0.0, "seconds after its deadline, or before it if negative, up to which a request may be expected to end"
+    )
+
+    def __init__(self, max_batch_size: int, **options: object) -> None:
+        super().__init__(max_batch_size, **options)
+        self.claims = replace(self.claims, heeds=("deadline",), refuses=True, refuses_only_late=self.slack >= 0)
+
+    def refuse(self, seq: Sequence, now: float) -> bool:
+        due = seq.deadline if seq.deadline is not None else now + (self.slo or inf)
+        is_late = seq.estimate is not None and seq.estimate.ends_at > due + self.slack
+        return is_late or super().refuse(seq, now)
