@@ -55,14 +55,14 @@ class Policy(window.Policy):
                 "Use one of them"
             )
         names = ("timeout", "timeout_action", "allow_timeout_override", "max_queue_size")
-        self._levels = [Level(*values, {}) for values in zip(*(self._of_each(name, count) for name in names))]
+        self._levels = [Level._make((*values, {})) for values in zip(*(self._of_each(name, count) for name in names))]
         delays = any(level.timeout and level.action == "delay" for level in self._levels)
         if self.preserve_ordering and (count > 1 or delays):  # as in Triton
             raise OptionError(
                 "policy option preserve_ordering is on, but requests overtake others. Use one level without timeout_action=delay"
             )
-        claims, heeds = self.claims.without_order(), ("priority",) if count > 1 else ()
-        heeds += ("deadline",) if any(level.timeout and level.override == "on" for level in self._levels) else ()
+        claims, heeds = self.claims.without_order(), ["priority"] * (count > 1)
+        heeds += ["deadline"] * any(level.timeout and level.override == "on" for level in self._levels)
         refuses = any(level.most or (level.timeout and level.action == "reject") for level in self._levels)
         self.claims = replace(claims, refuses=claims.refuses or refuses, heeds=(*heeds, *claims.heeds))
 
