@@ -18,7 +18,7 @@ ROWS_PER_LINE = 50  # of JSON encoded at once, because the loop needs the GIL
 def trace(recording: Recording, requests: Iterable[Served]) -> Iterator[str]:
     """Yield the lines that describe these requests and the time of all measured steps to the simulator."""
     numbers: dict[bytes, int] = {}  # in place of long hashes
-    rows = ((*r[1:9], [numbers.setdefault(page, len(numbers)) for page in r.hashes], r.drafts) for r in requests)
+    rows = ((*r[1:10], [numbers.setdefault(page, len(numbers)) for page in r.hashes], r.drafts) for r in requests)
     yield from in_pieces("requests", rows, ROWS_PER_LINE)
     yield from in_pieces("steps", ((*step, seconds) for step, seconds in recording.steps()), ROWS_PER_LINE)
 

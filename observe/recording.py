@@ -44,6 +44,7 @@ class Served(NamedTuple):
     priority: int
     deadline: float | None
     open_ended: bool
+    limit: int
     alone: bool
     hashes: list[bytes]
     drafts: Rows[tuple[int, int, int]] = ()
@@ -137,7 +138,7 @@ class Recording:
         self._done.append(
             Served(
                 inference.id, arrived, len(seq.prompt_ids), len(seq.output_ids), latency, seq.client, seq.priority,
-                seq.deadline, seq.open_ended, alone, seq.hashes,
+                seq.deadline, seq.open_ended, seq.max_tokens, alone, seq.hashes,
                 [(at - len(seq.prompt_ids), drafted, accepted) for at, drafted, accepted in drafts],
             )
         )  # fmt: skip

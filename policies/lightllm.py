@@ -8,6 +8,7 @@ in which the others pause. A request that exceeds the pool runs alone.
 
 The peak counts on the length that a request asks for or, if its client named none, on the answers of the past
 (Past-Future, ASPLOS 2025): of the latest ones that were longer than its own is now, each request takes another quantile.
+With a `predictor` other than `oracle` it counts on the prediction, until an answer is longer.
 Pages are taken as answers grow, and the last to join is preempted when the prediction was too low.
 """
 
@@ -17,8 +18,9 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from math import ceil
 
-from scheduling import policy
+from policies.orders._predictions import Predicting
 from scheduling.iteration import Plan
 from scheduling.options import option
 from scheduling.policy import Budget
@@ -37,7 +39,7 @@ def peak(parts: Iterable[tuple[int, int]]) -> int:
     return most
 
 
-class Policy(policy.Policy):
+class Policy(Predicting):
     separate_prefill = True
     max_wait = option(10, "decode steps between two admissions", low=0)
     batch_max_tokens = option(3072, "maximum prompt tokens per admission", low=1)
@@ -55,7 +57,9 @@ class Policy(policy.Policy):
         self._quantile: dict[Sequence, float] = {}  # of the answers of the past, that a request counts on
         self._quantiles = 0
         counted = [name for name in ("client", "adapter") if getattr(self, f"per_{name}")]
-        heeds = (*self.claims.heeds, *counted, "length") if counted else self.claims.heeds
+        self._guesses = self.predictor != "oracle"
+        heeds = [name for name in self.claims.heeds if self._guesses or name != "length"]
+        heeds += [*counted, "length"] if counted else []
         self.claims = replace(self.claims, heeds=tuple(dict.fromkeys(heeds)))
 
     def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
@@ -83,8 +87,12 @@ class Policy(policy.Policy):
     def _rest(self, seq: Sequence) -> int:
         """Return how many more tokens a request will generate, as far as that is known."""
         tokens = len(seq.output_ids)
+        if self._guesses and self.predict(seq) > tokens:
+            return min(ceil(self.predict(seq)), seq.max_tokens) - tokens
+        if not self._guesses and not seq.open_ended:
+            return int(self.predict(seq)) - tokens
         longer = bisect_right(self._lengths, tokens)
-        if not seq.open_ended or longer == len(self._lengths):
+        if longer == len(self._lengths):
             return seq.max_tokens - tokens
         if seq not in self._quantile:
             self._quantiles += 1
@@ -103,7 +111,7 @@ class Policy(policy.Policy):
     def on_finish(self, seq: Sequence, now: float) -> None:
         super().on_finish(seq, now)
         self._quantile.pop(seq, None)
-        if seq.open_ended and seq.finish_reason != "abort":
+        if (seq.open_ended or self._guesses) and seq.finish_reason != "abort":
             self._answers.append(len(seq.output_ids))
             insort(self._lengths, len(seq.output_ids))
             if len(self._answers) > REMEMBERED:

@@ -24,9 +24,9 @@ def identical_steps_ahead(scheduler: Scheduler, plan: Plan) -> int:
         return 1
     if not plan.sequences or max(plan.counts) > 1:
         return 1
-    if any(s.stop is not None or not s.output_ids or s.pending > 1 for s in plan.sequences):
+    if any((s.stop and not s.answer_tokens) or not s.output_ids or s.pending > 1 for s in plan.sequences):
         return 1
-    most = min([s.max_tokens - len(s.output_ids) for s in plan.sequences])
+    most = min([(s.answer_tokens or s.max_tokens) - len(s.output_ids) for s in plan.sequences])
     return scheduler.batch.pages.steps_without_shortage(plan.sequences, most)
 
 

@@ -41,6 +41,7 @@ class Sequence:
     priority: int = 0
     deadline: float | None = None  # when its client needs the whole answer
     open_ended: bool = False  # its client named no length: `max_tokens` is what the context leaves, rarely needed
+    answer_tokens: int = 0  # in a simulation, its answer ends after so many, if not 0; only an oracle may look
     adapter: str = ""  # the name of its LoRA adapter, empty for the model alone
     adapter_weights: Any = None  # these belong to the model, as `sampling` does
     session: str = ""  # requests that go on with one another, such as the turns of a chat
@@ -99,6 +100,12 @@ class Sequence:
     def has_progressed(self) -> bool:
         """Whether it decodes, and has generated a token since it last joined."""
         return self.pending == 1 and bool(self.output_ids) and self.computed > self.recompute_until
+
+    def end_after(self, tokens: int) -> None:
+        """Let a simulated answer end after `tokens` tokens, if that is before its limit, as the model ended it."""
+        if 0 < tokens < self.max_tokens:
+            self.answer_tokens = tokens
+            self.stop = lambda token: "stop" if len(self.output_ids) >= tokens else None
 
     @property
     def is_finished(self) -> bool:

@@ -72,6 +72,7 @@ class Disaggregated(Fleet):
             deadline=first.deadline, output_ids=first.output_ids[:], computed=len(first.prompt_ids), hashes=first.hashes,
             scheduled_at=first.scheduled_at, first_token_at=first.first_token_at, last_token_at=first.last_token_at,
         )  # fmt: skip
+        seq.end_after(first.answer_tokens)
         self._numbers[seq] = self._numbers.pop(first)
         self._cached[seq] = first.cached
         self.admit(self._decode, self._decode.choose(self._route, seq, now), seq)

@@ -125,7 +125,7 @@ def make_rows(args: Values, *, unit: bool = False, draws_more: bool = False) -> 
         if args.copies > 1:
             rows = rows.copied(args.copies, args.seed)
     rows = rows.hinted(args.seed, args.clients, args.priorities, args.slo)
-    _check_kv(args, int((rows.prompt + rows.output).max()))
+    _check_kv(args, int(rows.most.max()))
     return replace(rows, page_size=args.page_size)
 
 

@@ -44,6 +44,7 @@ class Seen(NamedTuple):
     priority: int = 0
     deadline: float | None = None
     open_ended: bool = False
+    limit: int = 0  # max_tokens
     pages: Rows[int] = ()
     drafts: Rows[Rows[int]] = ()
 
@@ -71,16 +72,19 @@ class Chosen:
         return policies.get_policy(self.name, machine.slots, self.options)
 
 
-def sequences(trace: Iterable[Seen]) -> list[Sequence]:
-    """Return fresh sequences; each requests as many tokens as it received."""
-    return [
+def sequences(trace: Rows[Seen]) -> list[Sequence]:
+    """Return fresh sequences, whose answers end after as many tokens as on the server."""
+    result = [
         Sequence(
-            [0] * seen.prompt, seen.tokens, id=str(i), arrived_at=seen.at, client=seen.client,
+            [0] * seen.prompt, max(seen.tokens, seen.limit), id=str(i), arrived_at=seen.at, client=seen.client,
             priority=seen.priority, deadline=seen.deadline, open_ended=seen.open_ended,
             hashes=[page.to_bytes(8, "big") for page in seen.pages],
         )
         for i, seen in enumerate(trace)
     ]  # fmt: skip
+    for seq, seen in zip(result, trace):
+        seq.end_after(seen.tokens)
+    return result
 
 
 def fresh(trace: Rows[Seen], policy: Chosen, machine: Machine) -> tuple[Scheduler, list[Sequence]]:

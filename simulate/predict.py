@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Rows
 from pathlib import Path
 from typing import Any
@@ -136,16 +136,10 @@ def sequences(
             # Its own prompt, so that it finds the pages of no other request.
             seq = Sequence([number] * prompt, max(tokens, total - prompt), id=id)
             seq.arrived_at, seq.client, seq.open_ended = at, line["client"], not limit
-            seq.stop = _end_after(seq, tokens)
+            seq.end_after(tokens)
+            seq.answer_tokens = 0  # an oracle does not know it either
             result.append(seq)
     return result
-
-
-def _end_after(seq: Sequence, tokens: int) -> Callable[[int], str | None] | None:
-    """Return what ends the answer of `seq` as the model did; None if it reached its limit."""
-    if tokens >= seq.max_tokens:
-        return None
-    return lambda token: "stop" if len(seq.output_ids) >= tokens else None
 
 
 def replay(run: Record, lines: Rows[Line], records: Rows[Record], law: Cost) -> tuple[Run, dict[str, Any]]:

@@ -62,7 +62,7 @@ def outcome(index: int, seq: Sequence, run: Run, chunks: Mapping[str, Chunks]) -
     finished = seq.finish_reason in ("length", "stop")
     return measure.Outcome(
         index=index,
-        asked_tokens=seq.max_tokens,
+        asked_tokens=seq.answer_tokens or seq.max_tokens,
         intended=sent,
         sent=sent,
         ended=(seq.finished_at or 0.0) + run.host.alpha1 - run.began,

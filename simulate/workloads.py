@@ -33,7 +33,8 @@ class Rows:
     """The columns of a run: arrival in seconds, prompt tokens, output tokens, and notes for the user.
 
     Where requests have them: client, priority (the lower first), seconds from arrival to deadline, and for how long to
-    keep their pages, in which case a client is a session. `ids` are the
+    keep their pages, in which case a client is a session; `limit` is the `max_tokens` that the model's answer may end
+    before, None if the client named none, 0 for the output itself. `ids` are the
     prompts' tokens, equal where the texts are; in their place, `blocks` are those of a trace that names them. Without
     either prompts share no beginnings. `page_size` is that of the pages which the requests will find: where it is that
     of the blocks, these are looked up by number. `texts` and `arrivals` are those of the client's run.
@@ -47,6 +48,7 @@ class Rows:
     priority: list[int] | None = None
     slo: list[float] | None = None
     keep_s: list[float] | None = None
+    limit: list[int | None] | None = None
     ids: list[list[int]] | None = None
     blocks: Blocks | None = None
     page_size: int = PAGE
@@ -67,12 +69,15 @@ class Rows:
             self.priority or repeat(0),
             self.slo or repeat(None),
             self.keep_s or repeat(0.0),
+            self.limit or repeat(0),
         )
-        for i, (at, prompt, o, client, priority, slo, keep_s) in enumerate(rows):
+        for i, (at, prompt, o, client, priority, slo, keep_s, limit) in enumerate(rows):
             seq = Sequence(
-                prompt, o, id=str(i), arrived_at=at, client=client, priority=priority,
+                prompt, max(o, limit or 0), id=str(i), arrived_at=at, client=client, priority=priority,
                 deadline=None if slo is None else at + slo, session=client if self.keep_s else "", keep_s=keep_s,
+                open_ended=limit is None,
             )  # fmt: skip
+            seq.end_after(o)
             if self.blocks is not None and self.by_number:
                 seq.hashes = self.blocks.keys(i, len(prompt))
             yield seq
@@ -95,6 +100,13 @@ class Rows:
     def by_number(self) -> bool:
         """Whether a page is a block of the trace, so that blocks are looked up by number and nothing is hashed."""
         return self.blocks is not None and self.page_size == blocks.TOKENS
+
+    @property
+    def most(self) -> np.ndarray:
+        """The most tokens of each request: its prompt, and its limit or output."""
+        limits = np.array([limit or 0 for limit in self.limit or [0] * len(self.at)])
+        most: np.ndarray = self.prompt + np.maximum(self.output, limits)
+        return most
 
     @property
     def has_contents(self) -> bool:
@@ -144,6 +156,7 @@ class Rows:
             priority=pick(self.priority),
             slo=pick(self.slo),
             keep_s=pick(self.keep_s),
+            limit=pick(self.limit),
             ids=pick(self.ids),
             blocks=self.blocks and self.blocks.only(chosen),
             page_size=self.page_size,
@@ -317,6 +330,7 @@ def read(path: Path) -> Rows:
     texts, numbered = (any(getattr(row, name) for row in trace.rows) for name in ("prompt", "blocks"))
     ids = _numbered(_tokens(i, row) for i, row in enumerate(trace.rows)) if texts else None
     clients, priorities = ([getattr(row, name) for row in trace.rows] for name in ("user", "priority"))
+    limits = [row.limit for row in trace.rows]
     return Rows(
         np.array([row.at for row in trace.rows]),
         np.array([len(prompt) for prompt in ids] if ids else [row.prompt_tokens for row in trace.rows]),
@@ -324,6 +338,7 @@ def read(path: Path) -> Rows:
         client=clients if any(clients) else None,
         notes=tuple(notes),
         priority=priorities if any(priorities) else None,
+        limit=limits if any(limit != 0 for limit in limits) else None,
         ids=ids,
         blocks=Blocks.of(row.blocks for row in trace.rows) if numbered and not texts else None,
     )

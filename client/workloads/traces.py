@@ -23,6 +23,8 @@ class Row:
     """A request of a trace: seconds after the first, lengths in tokens, prompt or prefix blocks.
 
     Only the simulator has a use for the priority.
+    `limit` is the `max_tokens` of a request whose answer the model may have ended before it: None if its client named
+    none, 0 if the trace does not say.
     """
 
     at: float
@@ -32,6 +34,7 @@ class Row:
     blocks: tuple[int, ...] = ()
     user: str = ""
     priority: int = 0
+    limit: int | None = 0
 
 
 @dataclass(slots=True)
@@ -122,6 +125,7 @@ def _from_csv(names: list[str], line: str) -> Row:
         _count(output, "output"),
         user=user,
         priority=int(cell.get("priority") or 0),
+        limit=_limit(cell),
     )
 
 
@@ -156,7 +160,7 @@ def _from_json(line: str) -> Row:
             raise ValueError("prompt is not a string")
         tokens = 0 if prompt else _count(entry["prompt_tokens"], "prompt_tokens")
         output = _count(entry["num_tokens"], "num_tokens")
-        return Row(_time(entry["at"]), tokens, output, prompt, user=str(entry.get("user") or ""))
+        return Row(_time(entry["at"]), tokens, output, prompt, user=str(entry.get("user") or ""), limit=_limit(entry))
     at = entry["timestamp_ms"] if "timestamp_ms" in entry else entry["timestamp"]
     blocks = entry.get("hash_ids") or []
     if not isinstance(blocks, list) or not all(type(block) is int for block in blocks):
@@ -167,6 +171,11 @@ def _from_json(line: str) -> Row:
         _count(entry["output_length"], "output_length"),
         blocks=tuple(blocks),
     )
+
+
+def _limit(entry: Mapping[str, Any]) -> int | None:
+    limit = entry.get("max_tokens", 0)
+    return None if limit in ("", None) else _count(limit, "max_tokens") if limit else 0
 
 
 def _count(value: Any, name: str) -> int:

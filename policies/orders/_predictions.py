@@ -12,6 +12,7 @@ from hashlib import blake2b
 from math import cos, exp, log, pi, sqrt
 from typing import Any
 
+from policies.orders._learning import Lengths
 from scheduling import policy
 from scheduling.options import option
 from scheduling.sequence import Sequence
@@ -32,13 +33,18 @@ def gauss(seed: int, id: str) -> float:
     return radius * cos(2.0 * pi * chance(seed, id, "angle"))
 
 
+def _true_length(seq: Sequence) -> int:
+    """Return the length of an answer in a simulation; on a server, which cannot know it, the limit."""
+    return seq.answer_tokens or seq.max_tokens
+
+
 class Predicting(policy.Policy):
     """A policy with `predict`, whose quality is that of the `predictor`."""
 
     predictor = option(
         "oracle",
-        "how a request's output length is predicted: exactly, with a log-normal or a uniform error, as a class, or from its client's past",
-        choices=("oracle", "noisy", "uniform", "classes", "mean"),
+        "how a request's output length is predicted: exactly, with a log-normal or a uniform error, as a class, from its client's past, or as learned from finished answers",
+        choices=("oracle", "noisy", "uniform", "classes", "mean", "learned"),
     )
     sigma = option(0.5, "noisy: standard deviation of the logarithm of the error", low=0.0, high=10.0)
     error = option(0.5, "uniform: largest error, as a fraction of the length", low=0.0, high=1.0)
@@ -52,8 +58,10 @@ class Predicting(policy.Policy):
         super().__init__(max_batch_size, **options)
         self._predicted: dict[Sequence, float] = {}
         self._past: dict[str, deque[int]] = {}
+        self._learner = Lengths() if self.predictor == "learned" else None
         self._guess: Any = getattr(self, f"_{self.predictor}")
-        self.claims = replace(self.claims, heeds=("length", "client") if self.predictor == "mean" else ("length",))
+        self.heeded = ("length", "client") if self.predictor in ("mean", "learned") else ("length",)
+        self.claims = replace(self.claims, heeds=tuple(dict.fromkeys((*self.heeded, *self.claims.heeds))))
 
     def predict(self, seq: Sequence) -> float:
         """Return how many tokens this sequence will generate, as far as known; the same at every call."""
@@ -63,19 +71,19 @@ class Predicting(policy.Policy):
         return length
 
     def _oracle(self, seq: Sequence) -> float:
-        return float(seq.max_tokens)
+        return float(_true_length(seq))
 
     def _noisy(self, seq: Sequence) -> float:
-        return seq.max_tokens * exp(self.sigma * gauss(self.seed, seq.id))
+        return _true_length(seq) * exp(self.sigma * gauss(self.seed, seq.id))
 
     def _uniform(self, seq: Sequence) -> float:
         """Return the length with an error drawn evenly from -`error` to +`error` of it."""
         relative_error = self.error * (2.0 * chance(self.seed, seq.id, "error") - 1.0)
-        return seq.max_tokens * (1.0 + relative_error)
+        return _true_length(seq) * (1.0 + relative_error)
 
     def _classes(self, seq: Sequence) -> float:
         """Return the middle of the class that the sequence is put into."""
-        k = min(max(seq.max_tokens - 1, 0) * self.classes // self.longest, self.classes - 1)
+        k = min(max(_true_length(seq) - 1, 0) * self.classes // self.longest, self.classes - 1)
         if self.classes > 1 and chance(self.seed, seq.id, "right") >= self.accuracy:
             k = (k + 1 + int(chance(self.seed, seq.id, "class") * (self.classes - 1))) % self.classes
         return (k + 0.5) * self.longest / self.classes
@@ -85,10 +93,18 @@ class Predicting(policy.Policy):
         past = self._past.get(seq.client) or self._past.get("")
         return sum(past) / len(past) if past else PRIOR
 
+    def _learned(self, seq: Sequence) -> float:
+        assert self._learner is not None
+        return self._learner.predict(seq)
+
     def on_finish(self, seq: Sequence, now: float) -> None:
         super().on_finish(seq, now)
         self._predicted.pop(seq, None)
-        if self.predictor == "mean" and seq.finish_reason != "abort":
+        if seq.finish_reason == "abort":
+            return
+        if self._learner is not None:
+            self._learner.learn(seq)
+        if self.predictor == "mean":
             for client in {seq.client, ""}:
                 past = self._past.pop(client, None) or deque(maxlen=self.recent)
                 past.append(len(seq.output_ids))

@@ -99,7 +99,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         def fresh(policy: str = policy, evict: str = evict) -> tuple[Scheduler, list[Sequence]]:
             sequences = rows.sequences()
             for seq in sequences:
-                seq.open_ended = args.open_ended
+                seq.open_ended |= args.open_ended
             scheduler = make_scheduler(args, policy, prefix_cache=rows.has_contents, evict=evict)
             if len(args.evict) > 1:
                 scheduler.policy.name += f" {evict}"

@@ -275,7 +275,7 @@ def test_what_another_policy_served_is_not_told_of_the_one_it_was_switched_to() 
 
 
 def one_at(at: float, alone: bool) -> Served:
-    return Served("", at, 1, 1, 0.1, "", 0, None, False, alone, [])
+    return Served("", at, 1, 1, 0.1, "", 0, None, False, 1, alone, [])
 
 
 def test_the_latest_requests_begin_after_the_last_pause() -> None:
