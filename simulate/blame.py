@@ -60,24 +60,20 @@ class Blame:
     def of_request(self, names: Rows[str]) -> dict[str, Any]:
         """Describe the blame for the only victim in milliseconds, the worst culprit first; `names` has ids by number."""
         others = [
-            {"id": names[int(seq.id)], "client": seq.client, **_parts(by)}
+            {"id": names[int(seq.id)], "client": seq.client, **dict(zip(PARTS, _ms(by)))}
             for seq, by in zip(self.culprits, self.by[0])
             if abs(by).max() * 1000 >= LEAST
         ]
         clients = [
             {"client": name, **{part: round(sum(o[part] for o in others if o["client"] == name), 3) for part in PARTS}}
-            for name in dict.fromkeys(other["client"] for other in others)
+            for name in {other["client"] for other in others}
         ]
         for rows in (others, clients):
             rows.sort(key=lambda row: -sum(row[part] for part in PARTS))
-        cost = (self.took - self.alone)[0]
-        sums = {"simulated": self.took, "alone": self.alone, "residual": self.residual}
-        totals: dict[str, dict[str, float | None]] = {
-            part: {name: _ms(times[0][k]) for name, times in sums.items()} for k, part in enumerate(PARTS)
-        }
-        for k, part in enumerate(PARTS):
-            share = float(self.residual[0][k] / cost[k]) if abs(cost[k]) * 1000 >= LEAST else None
-            totals[part]["residual_share"] = share
+        totals = {}
+        for part, took, alone, rest in zip(PARTS, _ms(self.took[0]), _ms(self.alone[0]), _ms(self.residual[0])):
+            share = rest / (took - alone) if abs(took - alone) >= LEAST else None
+            totals[part] = {"simulated": took, "alone": alone, "residual": rest, "residual_share": share}
         return {**totals, "others": others, "clients": clients, "left_out": self.left_out}
 
     def by_client(self) -> dict[str, Any]:
@@ -91,19 +87,13 @@ class Blame:
             places = [place.get(seq.client or UNNAMED, len(place)) for seq in sequences]
             return np.equal.outer(np.arange(len(names)), places).astype(float)
 
-        rows, columns = belong(self.victims), belong(self.culprits)
+        rows = belong(self.victims)
         counts = rows.sum(axis=1)
         rows /= np.maximum(counts, 1)[:, None]
-        sums = {"simulated": rows @ self.took, "alone": rows @ self.alone, "residual": rows @ self.residual}
-        by = np.einsum("av,vcp,bc->abp", rows, self.by, columns)
-        return {
-            "clients": names, "requests": counts.astype(int).tolist(),
-            **{
-                part: {name: [_ms(x) for x in of[:, k]] for name, of in sums.items()}
-                | {"by": [[_ms(x) for x in row] for row in by[:, :, k]]}
-                for k, part in enumerate(PARTS)
-            },
-        }  # fmt: skip
+        by = np.einsum("av,vcp,bc->abp", rows, self.by, belong(self.culprits))
+        sums = {"simulated": rows @ self.took, "alone": rows @ self.alone, "residual": rows @ self.residual, "by": by}
+        matrix = {part: {name: _ms(of[..., k]) for name, of in sums.items()} for k, part in enumerate(PARTS)}
+        return {"clients": names, "requests": counts.astype(int).tolist(), **matrix}
 
 
 def of(again: Again, cost: Cost, host: Host, asked: str = "") -> Blame:
@@ -126,7 +116,7 @@ def of(again: Again, cost: Cost, host: Host, asked: str = "") -> Blame:
         ids = {seq.id for seq in period}
         if asked and asked not in ids:
             continue
-        base = times(ids)
+        took |= (base := times(ids))
         mine = [seq for seq in period if seq.id in base and asked in ("", seq.id)]
         others = nearest(mine[0], period) if asked and mine else period
         chosen = others[: MOST_OTHERS if asked else None]
@@ -136,7 +126,6 @@ def of(again: Again, cost: Cost, host: Host, asked: str = "") -> Blame:
             for seq in mine:
                 if seq is not culprit and together(seq, culprit) > 0:
                     blame[seq.id, culprit.id] = base[seq.id] - without.get(seq.id, base[seq.id])
-        took |= base
         victims += mine
         culprits += chosen
     if not victims:
@@ -184,9 +173,6 @@ def _times(seq: Sequence) -> np.ndarray:
     return np.array([joined - seq.arrived_at, _left(seq) - joined])
 
 
-def _ms(seconds: float) -> float:
-    return round(1000 * float(seconds), 3) + 0.0
-
-
-def _parts(seconds: np.ndarray) -> dict[str, Any]:
-    return {part: _ms(value) for part, value in zip(PARTS, seconds)}
+def _ms(seconds: np.ndarray) -> list[Any]:
+    milliseconds: list[Any] = (np.round(1000 * seconds, 3) + 0.0).tolist()  # without negative zeros
+    return milliseconds

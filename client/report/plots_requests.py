@@ -1,4 +1,4 @@
-"""Plots with a point for each request: first tokens over prompt lengths, simulated over measured times."""
+"""Plots about single requests: first tokens over prompt lengths, simulated over measured times, who made whom wait."""
 
 from __future__ import annotations
 
