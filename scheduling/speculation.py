@@ -26,7 +26,7 @@ PROBING = 0.005  # the share of the time in which drafts may be computed that pr
 LEAST_PRICE = 0.02  # of such a draft, in steps: one with drafts takes a little longer, however few they are
 LONGEST_REST = 200  # steps in which the drafter is not asked
 # Steps of a size without drafts, at first and then for each so many: what drafts cost is a difference from these.
-FIRST_PLAIN, PLAIN_EVERY = 2, 200
+FIRST_PLAIN, PLAIN_EVERY = 2, 400
 
 
 class Offer(NamedTuple):
