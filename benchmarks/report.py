@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,14 @@ def parser(name: str, text: str | None) -> argparse.ArgumentParser:
     )
     result.add_argument("--json", type=Path, help="also write the result to this file")
     return result
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 90 % interval of the mean of repeated measurements (Student's), at least two of them."""
+    from scipy.special import stdtrit
+
+    half = float(stdtrit(len(values) - 1, 0.95)) * statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 
 def add_server(parser: argparse.ArgumentParser, threads: int = 0) -> None:

@@ -127,7 +127,10 @@ def over_http(args: argparse.Namespace) -> dict[str, dict[str, float]]:
             load(port, args, "--prompt", "warm up", "--numtokens", "8")
             repeats = args.repeats if name != "nobatch" else 1
             bursts = [load(port, args, "--burst", "--numsamples", str(args.numsamples)) for _ in range(repeats)]
-            figures[name] = {"burst": statistics.median(b["output_throughput"] for b in bursts)}
+            speeds = [b["output_throughput"] for b in bursts]
+            figures[name] = {"burst": statistics.median(speeds)}
+            if len(speeds) > 1:
+                figures[name]["burst_low"], figures[name]["burst_high"] = report.interval(speeds)
             if args.poisson:
                 flags = ("--rate", str(args.rate), "--numsamples", str(args.poisson))
                 calm = load(port, args, *flags)
@@ -143,10 +146,11 @@ def show(result: dict[str, Any]) -> None:
         table.add_column(name, justify="right")
     for name, figures in result["http"].items():
         alone = result["offline"].get(name)
+        between = f" ({figures['burst_low']:.0f} to {figures['burst_high']:.0f})" if "burst_low" in figures else ""
         table.add_row(
             name,
             f"{alone:.0f}" if alone else "",
-            f"{figures['burst']:.0f}",
+            f"{figures['burst']:.0f}{between}",
             f"{figures['burst'] / alone:.2f}" if alone else "",
             f"{figures['ms_per_token']:.1f}" if "ms_per_token" in figures else "",
         )
@@ -160,7 +164,12 @@ def main() -> None:
     parser.add_argument("--numsamples", type=int, default=64, help="requests of the burst, and slots")
     parser.add_argument("--rate", type=float, default=1.0, help="requests a second, Poisson")
     parser.add_argument("--poisson", type=int, default=30, help="requests at that rate, 0 for none")
-    parser.add_argument("--repeats", type=int, default=3, help="bursts, of which the median counts")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=3,
+        help="bursts, of which the median counts, with the 90 %% interval of their mean",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--skip-offline", action="store_true")
     args = parser.parse_args()

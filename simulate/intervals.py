@@ -133,7 +133,7 @@ class Noise:
         drawn = [figures(replay(noisy)) for noisy in self.laws(law, draws)]
         found = {}
         for name, center in figures(run).items():
-            low, high = np.quantile([each[name] for each in drawn], SHARES)
+            low, high = np.quantile([each[name] for each in drawn], SHARES, method="hazen")  # as the drifts are spread
             found[name] = Interval(min(float(low), center), max(float(high), center)).wider(center, self.widening)
         return found
 
