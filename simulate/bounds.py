@@ -18,6 +18,7 @@ total rate of at most 1, not before their arrivals; j has all its w_j seconds wh
 * The k-th answer: not before the k-th under shortest remaining first, which is soonest for each k; not before the k-th
   smallest time alone; and, of the requests that arrive at `a` or later, not before `a` and what each row adds to a step for
   k of them, and what steps cost once: those of the longest of these k, or as many as their rows fill. The mean is at least that of the largest of these.
+* Weighted and mean latency, of a few requests: the best schedules of two or three at a time (`groups.py`).
 * Makespan: what arrives at `a` or later needs the sum of its w_j after `a`; and each request its time alone.
 * Deadlines: of the requests that arrive at `a` or later, with deadlines until `b`, those on time have at most b - a seconds
   together. The fewest that are late are found by leaving out the largest; disjoint intervals add up.
@@ -34,6 +35,8 @@ import numpy as np
 
 from scheduling.sequence import Sequence
 from simulate.costs import Cost, Host
+from simulate.groups import least_in_groups
+from simulate.one_machine import completions, mean_busy_times
 from simulate.shares import Shares, shares_of
 
 MOST_STARTS = 50  # arrivals from which the requests behind them are looked at
@@ -94,10 +97,16 @@ def bounds(
     views = [jobs_of(sequences, shares, slots, host, page_size) for shares in shares_of(cost, slots, host)]
     late = max(misses(view) for view in views) if any(s.deadline is not None for s in sequences) else None
     fixed = host.alpha0 + host.alpha1
+
+    def least(of: np.ndarray) -> float:
+        apart = 0.0 if page_size else least_in_groups(sequences, cost, slots, host, of)
+        return max(apart, *(least_weighted(view, of) for view in views)) + fixed * float(of.mean())
+
+    mean = least(ones)
     return Bounds(
-        mean_latency=max(least_weighted(view, ones) for view in views) + fixed,
+        mean_latency=mean,
         makespan=max(map(least_makespan, views)) + fixed,
-        weighted_latency=max(least_weighted(view, heavy) for view in views) + fixed * float(heavy.mean()),
+        weighted_latency=mean if (heavy == 1).all() else least(heavy),
         misses=late,
     )
 
@@ -180,49 +189,6 @@ def least_makespan(jobs: Jobs) -> float:
     arrival = jobs.arrival[order]
     after = np.cumsum(jobs.work[order][::-1])[::-1]
     return float(max((arrival + after).max(), (jobs.arrival + jobs.alone).max()) - arrival[0])
-
-
-def completions(arrival: np.ndarray, work: np.ndarray) -> np.ndarray:
-    """Return the completion times, in order, of one machine that always takes the job with the least work left."""
-    ends: list[float] = []
-    now = 0.0
-    open_jobs: list[float] = []  # a heap of what is left
-    order = np.argsort(arrival, kind="stable")
-    starts = arrival[order].tolist()
-    for at, job, until in zip(starts, work[order].tolist(), [*starts[1:], np.inf]):
-        now = max(now, at)
-        heapq.heappush(open_jobs, job)
-        while open_jobs and now < until:
-            left = heapq.heappop(open_jobs)
-            if now + left > until:
-                heapq.heappush(open_jobs, left - (until - now))
-                now = until
-            else:
-                now += left
-                ends.append(now)
-    return np.array(ends)
-
-
-def mean_busy_times(arrival: np.ndarray, work: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the mean time at which each job is worked on if the machine takes the released job of least work per weight."""
-    means = np.zeros(len(work))
-    left = work.tolist()
-    open_jobs: list[tuple[float, int]] = []
-    order = np.argsort(arrival, kind="stable").tolist()
-    ends = [*(float(arrival[j]) for j in order[1:]), np.inf]
-    now = 0.0
-    for j, until in zip(order, ends):
-        now = max(now, float(arrival[j]))
-        heapq.heappush(open_jobs, (float(work[j] / weights[j]), j))
-        while open_jobs and now < until:
-            _, job = open_jobs[0]
-            spent = min(left[job], until - now)
-            means[job] += spent * (now + spent / 2) / work[job]
-            now += spent
-            left[job] -= spent
-            if left[job] <= 1e-15 or spent == 0.0:
-                heapq.heappop(open_jobs)
-    return means
 
 
 def misses(jobs: Jobs) -> int:

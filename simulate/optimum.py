@@ -15,8 +15,8 @@ from math import prod
 import numpy as np
 
 from scheduling.sequence import Sequence
-from simulate.bounds import completions
 from simulate.costs import Cost, Host
+from simulate.one_machine import completions
 from simulate.shares import shares_of
 from simulate.steps import Step
 

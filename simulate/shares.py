@@ -41,13 +41,25 @@ class Shares:
     prefill: float = 0.0
     even: bool = False
 
+    def alone(self, prompt: int, output: int) -> float:
+        """Return the seconds of a request when nothing runs beside it."""
+        m = max(0, output - 1)
+        first = self.alone_prompt + self.alone_token * prompt + self.pair * prompt * (prompt + 1) / 2
+        return first + (self.alone_row + self.context * prompt) * m + self.context * m * (m + 1) / 2
 
-def shares_of(cost: Cost, slots: int, host: Host) -> list[Shares]:
-    """Return shares that hold for a law with up to `slots` rows a step; each gives a bound, and the best counts."""
+
+def unwrapped(cost: Cost) -> tuple[Cost, float]:
+    """Return the law itself, and by which factor its times are longer; padding only adds to it."""
     factor = 1.0
     while isinstance(cost, Scaled | Padded | Ragged):
         factor *= cost.factor if isinstance(cost, Scaled) else 1.0
         cost = cost.law
+    return cost, factor
+
+
+def shares_of(cost: Cost, slots: int, host: Host) -> list[Shares]:
+    """Return shares that hold for a law with up to `slots` rows a step; each gives a bound, and the best counts."""
+    cost, factor = unwrapped(cost)
     if isinstance(cost, Affine):
         return [_of_affine(cost, slots, host, factor, tilt) for tilt in (TILTS if cost.hinge else TILTS[:1])]
     if isinstance(cost, Phases):
