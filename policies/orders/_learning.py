@@ -7,7 +7,8 @@ chosen. An answer that its limit cut says only that it would have been at least 
 
 A wrong order is worse than none. So each answer is first compared with the latest others: while an order by prediction
 would not save waiting, all predictions are equal, and orders by length fall back to arrival. Where it would cost waiting,
-what was learned has become wrong, and is forgotten.
+what was learned has become wrong, and is forgotten. Predictions then count after a probation, which is longer each time
+that they become harmful again soon. So requests whose lengths change their meaning over and over cost little.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ BUCKETS = 4096  # of the effects of tokens and clients; two in one bucket are co
 PRIOR = 64.0  # tokens, before any answer
 COMPARED = 8  # latest answers that a new one is compared with
 MEMORY = 16.0  # answers over which the worth of the order is averaged
-TRUSTED, FORGOTTEN = 0.25, 0.0  # worth above which predictions count, and below which they are forgotten
+TRUSTED, HARMFUL = 0.25, 0.0  # worth above which predictions count, and below which they are forgotten
+PROBATION = 32  # answers before predictions count again
+DOUBT = 4  # how many times longer it is if they soon were harmful again
 BIAS, PROMPT, LIMIT = -1, -2, -3  # effects; those of clients and tokens are numbered from 0
 VARIANCES = {BIAS: 4.0, PROMPT: 0.25, LIMIT: 0.25}  # of effects before any answer, in squared logarithms
 OF_TOKEN = 0.05  # the same of a token or a client
@@ -35,10 +38,11 @@ class Lengths:
 
     def __init__(self) -> None:
         self._typical = log(PRIOR)  # mean of the logarithms of the latest lengths
+        self._probation = 0
         self._forget()
 
     def _forget(self) -> None:
-        self._trusted = False  # since then
+        self._answers, self._counted = 0, False  # since then; whether predictions counted
         self._effects = {BIAS: (self._typical, VARIANCES[BIAS])}  # mean and variance
         self._latest: deque[tuple[float, int]] = deque(maxlen=COMPARED)  # predicted and real length
         # Tokens of waiting that the order saved, and that the best one would have: a few to begin with.
@@ -51,14 +55,21 @@ class Lengths:
 
     def predict(self, seq: Sequence) -> float:
         """Return the predicted length of an answer, or the same for all while predictions are not worth it."""
-        return self._length(seq, _features(seq)) if self.worth > TRUSTED else exp(self._typical)
+        return self._length(seq, _features(seq)) if self._counts else exp(self._typical)
+
+    @property
+    def _counts(self) -> bool:
+        return self.worth > TRUSTED and self._answers >= self._probation
 
     def learn(self, seq: Sequence) -> None:
         """Compare a complete answer with its prediction, then correct the effects."""
         features, length = _features(seq), len(seq.output_ids)
         self._compare(self._length(seq, features), length)
-        self._trusted |= self.worth > TRUSTED
-        if self._trusted and self.worth < FORGOTTEN:
+        self._answers += 1
+        self._counted |= self._counts
+        if self._counted and self.worth < HARMFUL:
+            soon = self._answers < 2 * DOUBT * self._probation
+            self._probation = DOUBT * self._probation if soon else PROBATION
             self._forget()
         real = log(max(1, length))
         self._typical += (real - self._typical) / MEMORY

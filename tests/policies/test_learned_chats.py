@@ -1,0 +1,32 @@
+"""What learned lengths bring on a real model's chats, and what they cost when prompts change their meaning."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import learned
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("drift", "least_gain"), [("none", 0.5), ("middle", 0.3), ("hundreds", -1.0), ("no pattern", -1.0)]
+)
+def test_learned_lengths_gain_half_of_what_the_truth_does_and_lose_little_when_they_are_wrong(
+    drift: str, least_gain: float
+) -> None:
+    known = json.loads(learned.LENGTHS.read_text())
+    chats = known["lengths"], known["limit"], 972
+    rate = 0.9 * learned.capacity(*chats)
+    found = learned.summary([
+        learned.compare("dynamic+sjf", lambda: learned.requests(*chats, rate, seed, drift))  # noqa: B023
+        for seed in (100, 101)
+    ])  # fmt: skip
+    assert found["gain"] > least_gain
+    assert found["worst"] < 0.02
+
+
+def test_the_accuracy_is_the_share_of_pairs_in_the_right_order() -> None:
+    assert learned.accuracy([(1.0, 10), (2.0, 20), (3.0, 20), (0.5, 30)]) == pytest.approx(2 / 5)
+    assert learned.accuracy([(1.0, 10), (1.0, 20)]) == 0.5
