@@ -16,6 +16,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.scale import LogTransform
 from matplotlib.ticker import LogLocator, NullFormatter
@@ -123,8 +125,9 @@ def save(figure: Figure, folder: Path, name: str, rows: list[list[Any]]) -> None
     """Write PNG, SVG (the same bytes for the same data) and CSV."""
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
-        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-    figure.savefig(folder / f"{name}.png", dpi=DPI)
+        FigureCanvasSVG(figure).print_svg(folder / f"{name}.svg", metadata={"Date": None})
+    figure.dpi = DPI
+    FigureCanvasAgg(figure).print_png(folder / f"{name}.png")  # `savefig` would draw each file twice
     with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows(rows[:MAX_ROWS])
 
