@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from scheduling import policy
 from scheduling.options import option
+from scheduling.pages import in_whole_pages
 from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
@@ -50,5 +51,5 @@ class Policy(policy.Policy):
 def _fits(batch: list[Sequence], more: int, budget: Budget, holding: list[Sequence] | None = None) -> bool:
     """Return whether rows of the longest of a batch and `more` tokens fit into the pages free or held by `holding`."""
     held = sum(len(seq.pages) for seq in holding or batch) * budget.page_size
-    pages = -(-(max(seq.length for seq in batch) + more) // budget.page_size)
-    return len(batch) * pages * budget.page_size <= budget.kv_tokens + held
+    row = in_whole_pages(max(seq.length for seq in batch) + more, budget.page_size)
+    return len(batch) * row <= budget.kv_tokens + held

@@ -22,6 +22,7 @@ from math import ceil
 from policies.lightllm import peak
 from policies.orders._predictions import Predicting
 from scheduling.options import option
+from scheduling.pages import in_whole_pages
 from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
@@ -90,7 +91,7 @@ class Policy(Predicting):
 
     def _size(self, seq: Sequence) -> int:
         """Return the KV tokens that a request needs for its next token, in whole pages."""
-        return -(-(seq.length + 1) // self.page_size) * self.page_size
+        return in_whole_pages(seq.length + 1, self.page_size)
 
     def _needed(self, begun: Iterable[Sequence]) -> int:
         """Return the most KV tokens that these requests are predicted to hold; the last page of each may be empty."""

@@ -16,6 +16,11 @@ from scheduling.eviction import UNKNOWN, Eviction, Ranking
 from scheduling.sequence import Sequence
 
 
+def in_whole_pages(tokens: int, page_size: int) -> int:
+    """Round a number of tokens up to whole pages."""
+    return -(-tokens // page_size) * page_size
+
+
 class PagePool:
     """`n_pages` pages of `page_size` tokens each; page 0 is never reserved.
 

@@ -27,6 +27,7 @@ from scheduling.claims import Claims
 from scheduling.draft_choice import DraftChoice
 from scheduling.iteration import Plan
 from scheduling.options import set_options
+from scheduling.pages import in_whole_pages
 from scheduling.renamed import FormerAttribute, FormerClaim, FormerField, RenamedWarning, adopt, with_former
 from scheduling.sequence import Sequence
 
@@ -45,11 +46,11 @@ class Budget(NamedTuple):
 
     def fits(self, tokens: int) -> bool:
         """Return whether this many tokens of one sequence fit into the free KV pages."""
-        return -(-tokens // self.page_size) * self.page_size <= self.kv_tokens
+        return in_whole_pages(tokens, self.page_size) <= self.kv_tokens
 
     def minus(self, tokens: int) -> Budget:
         """Return what is left after one more sequence has taken a slot and its pages."""
-        kv_tokens = self.kv_tokens - -(-tokens // self.page_size) * self.page_size
+        kv_tokens = self.kv_tokens - in_whole_pages(tokens, self.page_size)
         return Budget(self.slots - 1, kv_tokens, self.tokens, self.page_size)
 
     holds, less = FormerField("holds", "fits"), FormerField("less", "minus")  # type: ignore[misc]  # not fields

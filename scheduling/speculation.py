@@ -65,8 +65,8 @@ class Drafter(Protocol):
 class Speculator:
     """Puts drafts into plans; with `fixed`, as many as that for each sequence, and otherwise as many as are worth it.
 
-    Then a step costs what it costs without a speculator while drafts bring nothing: the drafter, which takes its time by
-    `clock` to be asked, rests for the longer the longer that took.
+    While drafts bring nothing, a step then costs what it costs without a speculator, because the drafter rests: it is not
+    asked for some steps, and for more of them the longer asking took by `clock`.
     """
 
     def __init__(self, drafter: Drafter, fixed: int | None = None, clock: Callable[[], float] = lambda: 0.0) -> None:
@@ -76,9 +76,11 @@ class Speculator:
         self.law = StepLaw()
         self._clock = clock
         self._allowance = 0.0  # seconds that may be spent on probing
-        self._probing = 0  # the steps of a probe that are not over: its own and the next one, which is laid out anew
+        self._probing = (
+            0  # remaining steps of a probe: the one with the draft, and the next, which must be laid out again
+        )
         self._steps = 0
-        self._batches: defaultdict[int, _Batch] = defaultdict(_Batch)  # by about their rows
+        self._batches: defaultdict[int, _Batch] = defaultdict(_Batch)  # by their approximate number of rows
         self._plain_rows = 0  # of the step before, if it had no drafts
         self._kinds: dict[Sequence, int] = {}  # of the drafts in this step
 
@@ -131,13 +133,13 @@ class Speculator:
         return True
 
     def _rests(self, rows: int) -> bool:
-        """Return whether the drafter is not asked: it was in vain, or few steps of about so many rows are known without."""
+        """Return whether the drafter rests, or too few steps without drafts are known for batches of about this size."""
         batch = self._batches[_about(rows)]
         is_unknown = batch.plain < FIRST_PLAIN or self._steps - batch.latest > PLAIN_EVERY
         return is_unknown or self._steps < batch.rests_until
 
     def _rest(self, rows: int, asked: float) -> None:
-        """Let the drafter rest after it was asked for so many seconds in vain, until that is a small share of the time."""
+        """Let the drafter rest after asking it took `asked` seconds and brought nothing, so that asking takes little of the time."""
         batch = self._batches[_about(rows)]
         usual, batch.asked = min(asked, batch.asked), asked  # the first look at a prompt takes longer
         steps = usual / ASKING / self.law.seconds(rows, unknown=1.0)
@@ -189,7 +191,7 @@ class Speculator:
             batch.price += 0.1 * (2 * (took - batch.took) - batch.price)
         if plan.drafts:
             self.law.learn(sum(plan.counts), seconds)
-        elif rows == self._plain_rows:  # not laid out anew, as without a speculator
+        elif rows == self._plain_rows:  # the layout is that of the step before, as it would be without a speculator
             self.law.learn(rows, seconds)
             batch.plain, batch.latest = batch.plain + 1, self._steps
             batch.took += 0.02 * (took - batch.took)
@@ -204,11 +206,11 @@ class Speculator:
 
 @dataclass(slots=True)
 class _Batch:
-    """What is known of batches of about one size.
+    """What the speculator knows about batches of similar size.
 
-    `plain` are their steps without drafts, `latest` is the last of these, and they `took` so many times the law's seconds
-    on average. `price` is how many steps longer a probe takes. `asked` are the seconds that the drafter took when it was
-    last asked in vain, and `rests_until` is the step before which it is not asked.
+    `plain` counts their steps without drafts, `latest` is the number of the last one, and `took` is their average time as a
+    multiple of the law's. `price` is the extra time of a probe, in steps. `asked` is how many seconds the drafter took the
+    last time it brought nothing, and it is not asked again before step `rests_until`.
     """
 
     plain: int = 0

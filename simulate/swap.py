@@ -7,7 +7,7 @@ the swap space cannot hold is recomputed, as without it.
 
 from __future__ import annotations
 
-from scheduling.pages import PagePool
+from scheduling.pages import PagePool, in_whole_pages
 from scheduling.reservations import Reservations
 from scheduling.sequence import Sequence
 from simulate.costs import Transfer
@@ -24,7 +24,7 @@ class SwapSpace(Reservations):
         self._moved = 0
 
     def release(self, seq: Sequence) -> None:
-        tokens = self._in_pages(seq.computed)
+        tokens = in_whole_pages(seq.computed, self.page_size)
         if seq.finish_reason is None and 0 < tokens <= self._free:
             self._out[seq] = seq.computed
             self._free -= tokens
@@ -35,9 +35,10 @@ class SwapSpace(Reservations):
         if not super().reserve(seq, tokens):
             return False
         computed = self._out.pop(seq, 0)
-        self._free += self._in_pages(computed)
+        tokens_out = in_whole_pages(computed, self.page_size)
+        self._free += tokens_out
         if computed > seq.computed:
-            self._moved += self._in_pages(computed) - seq.computed
+            self._moved += tokens_out - seq.computed
             seq.computed = computed
         return True
 
@@ -45,6 +46,3 @@ class SwapSpace(Reservations):
         """Return how long it takes to move what was moved since the last call."""
         moved, self._moved = self._moved, 0
         return self._transfer.seconds(moved)
-
-    def _in_pages(self, tokens: int) -> int:
-        return -(-tokens // self.page_size) * self.page_size

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 import config
 import policies
@@ -48,7 +47,6 @@ WORDS = ("the", "king", "of", "this", "house", "is", "not", "a", "man", "who", "
 # Settings of the server that this command has options of its own for, or decides.
 OWN = ("policy", "policy_option", "max_batch_size", "max_tokens_per_step", "host", "port", "api_key")
 SERVER = [item.name for item in fields(config.Config) if item.name not in OWN]
-BAR = 14  # characters of the longest bar of the batch sizes
 
 
 @dataclass(frozen=True)
@@ -290,61 +288,3 @@ def validate(
     if noise and learn:
         intervals.keep(learn, found.scores(noise))
     return found
-
-
-def show(console: Console, validation: Validation) -> None:
-    """Print figures, errors, bounds, batch sizes and agreement."""
-    table = Table(title=f"{validation.policy}, {len(validation.served.outcomes)} requests")
-    columns = ["", "predicted", "90 % interval", "measured", "error", "bound"]
-    if not validation.intervals:
-        columns.remove("90 % interval")
-    for name in columns:
-        table.add_column(name, justify="right" if name else "left")
-    for c in validation.compared:
-        bound = "" if c.bound is None else f"{c.bound:.0%}"
-        interval = ["" if c.interval is None else _between(c.interval)] if validation.intervals else []
-        sides = [_shown(value, c.unit) for value in (c.predicted, c.measured)]
-        table.add_row(c.name, sides[0], *interval, sides[1], f"{c.error:+.1%}", bound)
-    console.print(table)
-    host = validation.host
-    console.print(
-        f"host, from requests sent one at a time: {1000 * (host.alpha0 + host.alpha1):.1f} ms a request, "
-        f"{1000 * host.sigma:.2f} ms a step",
-        highlight=False,
-    )
-    console.print(_histogram(*validation.steps))
-    predicted, measured = map(len, validation.steps)
-    console.print(
-        f"agreement: {validation.agreement:.1%} of the steps have the same requests in the batch "
-        f"({predicted:,} steps predicted, {measured:,} measured)",
-        highlight=False,
-    )
-
-
-def _shown(value: float, unit: str) -> str:
-    if unit == "s":
-        return f"{value:.3f} s" if value >= 1 else f"{1000 * value:.1f} ms"
-    return f"{value:.1%}" if unit == "%" else f"{value:.2f}"
-
-
-def _between(interval: Interval) -> str:
-    scale, unit = (1, "s") if interval.low >= 1 else (1000, "ms")
-    low, high = (f"{bound * scale:.3g}" for bound in interval)
-    return f"{low} to {high} {unit}"
-
-
-def _histogram(predicted: list[Record], measured: list[Record]) -> Table:
-    """Return the shares of the steps by batch size, as numbers and bars."""
-    sides = [comparison.batch_sizes(side) for side in (predicted, measured)]
-    table = Table(title="share of the steps by batch size")
-    for name in ("batch size", "predicted", "measured"):
-        table.add_column(name, justify="left" if name != "batch size" else "right")
-    rows = [
-        (first, last, [sum(side[n] for n in range(first, last + 1)) / side.total() for side in sides])
-        for first, last in comparison.ranges([*sides[0], *sides[1]])
-    ]
-    highest = max(share for *_, shares in rows for share in shares)
-    for first, last, shares in rows:
-        bars = (f"{share:6.1%} {'█' * round(BAR * share / highest)}" for share in shares)
-        table.add_row(f"{first}" if first == last else f"{first}-{last}", *bars)
-    return table

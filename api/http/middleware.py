@@ -71,10 +71,9 @@ def leave(service: Service) -> Callable[[Response], Response]:
         state.n_ignored = ignored.count(",") + 1 if ignored else 0
         if context is not None and (copies := sum(i.first is not None for i in context.inferences)):
             response.headers["X-Deduplicated"] = str(copies)
-        expected = [i.sequence for i in context.inferences if i.sequence.estimate] if context is not None else []
-        if expected:
-            wait = max(seq.estimate.joins_at - seq.arrived_at for seq in expected if seq.estimate)
-            response.headers["X-Expected-Wait"] = f"{wait:.3f}"
+        sequences = [i.sequence for i in context.inferences] if context is not None else []
+        if waits := [seq.estimate.joins_at - seq.arrived_at for seq in sequences if seq.estimate]:
+            response.headers["X-Expected-Wait"] = f"{max(waits):.3f}"
         length = None if response.is_streamed else response.content_length
         # Without a reference to the response: the cycle would keep it until the next GC.
         finish = partial(_finish, service, current, response.status_code, length, state)

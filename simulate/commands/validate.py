@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 import config
 from client.console import say
@@ -18,9 +19,10 @@ from simulate.commands.calibrate import report
 from simulate.commands.prepared import Sections, noise_of
 from simulate.costs import Cost
 from simulate.inputs import make_cost, with_engine
-from simulate.intervals import Noise
+from simulate.intervals import Interval, Noise
 from simulate.option_checks import check_engine, check_policies
 
+BAR = 14  # characters of the longest bar of the batch sizes
 NOTE = (
     "The command also takes these flags of the server, see './server.sh --help': "
     f"{', '.join(map(config.flag, validate.SERVER))}.\n\nBounds: {comparison.BOUNDS}.\n\n"
@@ -70,7 +72,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     for policy in args.policies:
         chosen = read_pairs(args.policy_option, "--policy-option")
         validation = validate.validate(policy, cost, trace, flags, chosen, console, noise, learn)
-        validate.show(console, validation)
+        show(console, validation)
         beyond += [(policy, c) for c in validation.compared if not c.good]
         runs.append(validation.to_dict())
     say(console, f"bounds: {comparison.BOUNDS}")
@@ -99,3 +101,61 @@ def _cost_to_validate(args: Values, server: Config, console: Console) -> tuple[C
     fit, timed = calibrate.calibrate(calibrate.shown(calibrate.probe(flags, {}), console), points)
     report(fit, console)
     return with_engine(args, fit.cost), intervals.of_points(timed)
+
+
+def show(console: Console, validation: validate.Validation) -> None:
+    """Print figures, errors, bounds, batch sizes and agreement."""
+    table = Table(title=f"{validation.policy}, {len(validation.served.outcomes)} requests")
+    columns = ["", "predicted", "90 % interval", "measured", "error", "bound"]
+    if not validation.intervals:
+        columns.remove("90 % interval")
+    for name in columns:
+        table.add_column(name, justify="right" if name else "left")
+    for c in validation.compared:
+        bound = "" if c.bound is None else f"{c.bound:.0%}"
+        interval = ["" if c.interval is None else _between(c.interval)] if validation.intervals else []
+        sides = [_shown(value, c.unit) for value in (c.predicted, c.measured)]
+        table.add_row(c.name, sides[0], *interval, sides[1], f"{c.error:+.1%}", bound)
+    console.print(table)
+    host = validation.host
+    console.print(
+        f"host, from requests sent one at a time: {1000 * (host.alpha0 + host.alpha1):.1f} ms a request, "
+        f"{1000 * host.sigma:.2f} ms a step",
+        highlight=False,
+    )
+    console.print(_histogram(*validation.steps))
+    predicted, measured = map(len, validation.steps)
+    console.print(
+        f"agreement: {validation.agreement:.1%} of the steps have the same requests in the batch "
+        f"({predicted:,} steps predicted, {measured:,} measured)",
+        highlight=False,
+    )
+
+
+def _shown(value: float, unit: str) -> str:
+    if unit == "s":
+        return f"{value:.3f} s" if value >= 1 else f"{1000 * value:.1f} ms"
+    return f"{value:.1%}" if unit == "%" else f"{value:.2f}"
+
+
+def _between(interval: Interval) -> str:
+    scale, unit = (1, "s") if interval.low >= 1 else (1000, "ms")
+    low, high = (f"{bound * scale:.3g}" for bound in interval)
+    return f"{low} to {high} {unit}"
+
+
+def _histogram(predicted: list[comparison.Record], measured: list[comparison.Record]) -> Table:
+    """Return the shares of the steps by batch size, as numbers and bars."""
+    sides = [comparison.batch_sizes(side) for side in (predicted, measured)]
+    table = Table(title="share of the steps by batch size")
+    for name in ("batch size", "predicted", "measured"):
+        table.add_column(name, justify="left" if name != "batch size" else "right")
+    rows = [
+        (first, last, [sum(side[n] for n in range(first, last + 1)) / side.total() for side in sides])
+        for first, last in comparison.ranges([*sides[0], *sides[1]])
+    ]
+    highest = max(share for *_, shares in rows for share in shares)
+    for first, last, shares in rows:
+        bars = (f"{share:6.1%} {'█' * round(BAR * share / highest)}" for share in shares)
+        table.add_row(f"{first}" if first == last else f"{first}-{last}", *bars)
+    return table
