@@ -96,23 +96,27 @@ class Blame:
         return {"clients": names, "requests": counts.astype(int).tolist(), **matrix}
 
 
-def of(again: Again, cost: Cost, host: Host, asked: str = "") -> Blame:
+def of(again: Again, cost: Cost, host: Host, asked: str = "", run: Run | None = None) -> Blame:
     """Serve the requests without each of them, and return the blame for all, or for the one with the id `asked`.
 
-    `again` makes a fresh scheduler and all requests. A request that a replay does not answer has no blame from it.
+    `again` makes a fresh scheduler and all requests; `run` is the run of all of them, if it is known. A request that a
+    replay does not answer has no blame from it.
     """
+    everyone = run or simulate(*again(), cost, host)
 
     def times(ids: Collection[str]) -> dict[str, np.ndarray]:
-        scheduler, sequences = again()
-        run = simulate(scheduler, [seq for seq in sequences if seq.id in ids], cost, host)
-        return {seq.id: _times(seq) for seq in run.done}
+        served = everyone
+        if len(ids) < len(everyone.sequences):
+            scheduler, sequences = again()
+            served = simulate(scheduler, [seq for seq in sequences if seq.id in ids], cost, host)
+        return {seq.id: _times(seq) for seq in served.done}
 
     took: dict[str, np.ndarray] = {}
     blame: dict[tuple[str, str], np.ndarray] = {}
     victims: list[Sequence] = []
     culprits: list[Sequence] = []
     left_out = 0
-    for period in busy_periods(simulate(*again(), cost, host)):
+    for period in busy_periods(everyone):
         ids = {seq.id for seq in period}
         if asked and asked not in ids:
             continue

@@ -262,10 +262,11 @@ def truth(run: Record, lines: Rows[Line], records: Rows[Record], law: Cost, host
         return _scheduler(run, lines), sequences(lines, records)
 
     scheduler, served = fresh()
-    figures = {"regret": regret.sentence(regret.of(simulate(scheduler, served, law, host), law, scheduler, fresh))}
+    base = simulate(scheduler, served, law, host)
+    figures = {"regret": regret.sentence(regret.of(base, law, scheduler, fresh))}
     if len(served) > MOST_BLAMED or len({seq.client for seq in served}) < 2:
         return figures
-    return {**figures, "blame": blame.of(fresh, law, host).by_client()}
+    return {**figures, "blame": blame.of(fresh, law, host, run=base).by_client()}
 
 
 def _beside(run: Run, lines: Iterable[Line]) -> list[tuple[Any, ...]]:

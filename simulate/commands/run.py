@@ -118,7 +118,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         )  # fmt: skip
         numbers["simulation"] |= regret.of(run, cost, scheduler, fresh)
         if args.blame:
-            numbers["simulation"]["blame"] = blame.of(fresh, cost, host).by_client()
+            numbers["simulation"]["blame"] = blame.of(fresh, cost, host, run=run).by_client()
         pace = f"{run.steps:,} steps in {seconds:.2f} s, {run.steps / max(seconds, 1e-9):,.0f} a second"
         say(console, f"{scheduler.policy.name}: {pace}{hint_words(numbers['simulation'])}")
         if folder:

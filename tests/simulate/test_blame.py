@@ -79,6 +79,21 @@ def test_in_a_batch_others_take_a_slot_and_slow_the_tokens() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("rate", "replays"), [(1000.0, 24 + 24), (5.0, None)])
+def test_a_run_that_is_known_is_not_simulated_again_and_the_blame_is_the_same(rate: float, replays: int | None) -> None:
+    again, made = drawn("dynamic", rate=rate), []
+
+    def counted() -> tuple[Scheduler, list[Sequence]]:
+        made.append(again())
+        return made[-1]
+
+    known = blame.of(counted, COST, Host(), run=simulate(*again(), COST))
+    assert replays in (None, len(made))  # all arrive at once: without each of them, and each of them alone
+    found = blame.of(again, COST, Host())
+    assert np.array_equal(known.by, found.by)
+    assert np.array_equal(known.residual, found.residual)
+
+
 @pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic", "chunked", "dynamic+sjf"])
 def test_without_the_worst_culprit_a_request_waits_as_much_less_as_was_said(policy: str) -> None:
     again, cost = drawn(policy), COST
