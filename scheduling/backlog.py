@@ -3,13 +3,18 @@
 Those that wait join before it, one whenever a slot is free. Each computes its prompt in one step, which gives its first token,
 and then one token in each. For a continuous loop in order of arrival, with room for the KV of all and exact lengths, this is
 what happens unless more requests arrive, which only add rows; so with an exact law the request never ends earlier.
+
+The first arrival after a step, or after a request left the queue unserved, goes through the whole queue. The next ones go on
+where that ended, in a time that grows with the slots and not with the queue.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from copy import copy
+from functools import cache
 
 from scheduling.iteration import Plan
 from scheduling.sequence import Estimate, Sequence
@@ -25,6 +30,7 @@ class Backlog:
     def __init__(self) -> None:
         self.law = StepLaw()
         self._ended = 0.0  # when the last step ended
+        self._queues: dict[tuple[object, ...], _Queue] = {}  # without and with the last sequence that came
 
     def learn(self, plan: Plan, now: float) -> None:
         """Note that a step was computed, from `plan.started_at` to `now`."""
@@ -32,46 +38,77 @@ class Backlog:
         self.law.learn(rows, now - plan.started_at)
         self._ended = now
 
+    def forget(self) -> None:
+        """Note that sequences computed or lost their slots, not only came, joined or left."""
+        self._queues.clear()
+
     def estimate(
         self,
         seq: Sequence,
-        waiting: Iterable[Sequence],
-        running: Iterable[Sequence],
+        waiting: OrderedDict[Sequence, None],
+        running: list[Sequence],
         slots: int,
         prompt: Callable[[Sequence], int],
     ) -> Estimate | None:
         """Return when a new sequence joins and ends; `prompt` returns the tokens that a sequence computes when it joins."""
         if self.law.steps < FITTED:
             return None
-        work = [(0, one.pending, _steps(one)) for one in running if one.finish_reason is None]
-        ends = [steps for _, _, steps in work]
-        heapq.heapify(ends)
-        for one in (*waiting, seq):
-            start = 0 if len(ends) < slots else heapq.heappop(ends)
-            work.append((start, prompt(one), _steps(one)))
-            heapq.heappush(ends, start + work[-1][2])
-        begins, _, steps = work[-1]
-        return Estimate(*self._times(work, max(seq.arrived_at, self._ended), begins, begins + steps))
+        state = (slots, len(running), len(waiting), next(reversed(waiting), None))
+        queue = self._queues.get(state)
+        if queue is None:
+            queue = _Queue(slots, running, cache(lambda rows: self.law.seconds(rows, 0.0)))
+            for one in waiting:
+                queue.add(prompt(one), _steps(one))
+        longer, steps = queue.copy(), _steps(seq)
+        longer.add(prompt(seq), steps)
+        self._queues = {state: queue, (slots, len(running), len(waiting) + 1, seq): longer}
+        now = max(seq.arrived_at, self._ended)
+        return Estimate(now + longer.joins_at, now + longer.end_of(steps))
 
-    def _times(self, work: Iterable[tuple[int, int, int]], now: float, begins: int, ends: int) -> tuple[float, float]:
-        """Return when two steps begin; `work` has the first step of each sequence, its rows in it, and its steps."""
-        changes: defaultdict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
-        for start, first, steps in work:
-            rows, more = changes[start]
-            changes[start] = rows + 1, more + first - 1
-            rows, more = changes[start + steps]
-            changes[start + steps] = rows - 1, more
-        joins_at, rows, more, before = now, 0, 0, 0
-        for step in sorted(changes):
-            if step > before:
-                now += self.law.seconds(rows + more, 0.0) + (step - before - 1) * self.law.seconds(rows, 0.0)
-            if step == begins:
-                joins_at = now
-            if step == ends:
-                break
-            change, more = changes[step]
-            rows, before = rows + change, step
-        return joins_at, now
+
+class _Queue:
+    """The steps from now to that in which the last of a queue joins: step `_number`, which begins at `joins_at`."""
+
+    def __init__(self, slots: int, running: Iterable[Sequence], seconds: Callable[[int], float]) -> None:
+        live = [seq for seq in running if seq.finish_reason is None]
+        self._slots, self._seconds = slots, seconds
+        self._ends = [_steps(seq) for seq in live]  # a heap: the steps before which those in the batch leave it
+        self._rows, self._more = len(live), sum(seq.pending - 1 for seq in live)  # of its first step alone
+        self._number, self.joins_at = 0, 0.0
+        heapq.heapify(self._ends)
+
+    def copy(self) -> _Queue:
+        other = copy(self)
+        other._ends = self._ends.copy()
+        return other
+
+    def add(self, prompt: int, steps: int) -> None:
+        """Let a sequence wait behind the others, which computes `prompt` tokens when it joins."""
+        if len(self._ends) < self._slots:
+            heapq.heappush(self._ends, steps)
+        else:
+            end = self._ends[0]
+            if end > self._number:
+                equal = end - self._number - 1
+                self.joins_at += self._seconds(self._rows + self._more) + equal * self._seconds(self._rows)
+                self._number, self._more = end, 0
+            heapq.heapreplace(self._ends, end + steps)
+            self._rows -= 1
+        self._rows += 1
+        self._more += prompt - 1
+
+    def end_of(self, steps: int) -> float:
+        """Return when the last sequence ends, which has so many steps."""
+        number, rows, more, now, seconds = self._number, self._rows, self._more, self.joins_at, self._seconds
+        last = number + steps
+        for end in sorted(self._ends):
+            if end > number:
+                now += seconds(rows + more) + (end - number - 1) * seconds(rows)
+                number, more = end, 0
+                if end == last:
+                    break
+            rows -= 1
+        return now
 
 
 def _steps(seq: Sequence) -> int:

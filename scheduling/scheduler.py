@@ -203,6 +203,7 @@ class Scheduler:
 
     def _requeue(self, sequences: list[Sequence], now: float) -> None:
         """Let sequences that were preempted wait again."""
+        self.backlog.forget()
         self.queue.requeue(sequences, now)
         for seq in sequences:
             self.policy.on_preempt(seq, now)
@@ -214,6 +215,7 @@ class Scheduler:
         why a runner may launch the next step before the outputs of this one are read: nothing that it launched counts
         until it is committed.
         """
+        self.backlog.forget()
         slot_steps = SlotSteps.of(plan, self.policy.slots)
         phases = ["prefill" if s.is_prefilling else "decode" for s in plan.sequences] if self.record else []
         failed, finished, steady, drafts, rejected = advance(
