@@ -5,6 +5,9 @@ the fork, because neither threads nor a GPU's state survive one.
 """
 
 import gc
+
+gc.disable()  # imports make much that stays, and little garbage
+
 import logging
 import math
 import os
@@ -25,6 +28,7 @@ from launch.shutdown import QUICK_SECONDS
 from observe.queued_log import QueuedHandler, QueuedLog
 from serving.watchdog import FAILURE_SECONDS, MAX_FAILURES, RestartLimiter
 
+gc.enable()
 ANSWER_SECONDS = 1.0  # to answer the open requests of a failed engine
 
 _config = settings.load().config

@@ -14,7 +14,6 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from dotenv import dotenv_values
 
 from .option_types import (
     FILE,
@@ -232,6 +231,8 @@ def read_dotenv(path: Path | None) -> Mapping[str, str]:
     """Return the lines of a `.env` file, none if it does not exist; UsageError if it cannot be read."""
     if path is None or not path.is_file():
         return {}
+    from dotenv import dotenv_values
+
     try:
         return {name: text for name, text in dotenv_values(path).items() if text is not None}
     except (OSError, UnicodeDecodeError) as error:

@@ -1,7 +1,7 @@
 """What `./server.sh` runs: check the settings, find the model, and become gunicorn.
 
-Gunicorn imports the app again in a new process, so this module loads neither Flask nor the API. It searches for a model
-only if that model has weights.
+Gunicorn imports the app again in a new process, so this module loads neither Flask nor the API, nor what only some
+settings need. It searches for a model only if that model has weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import policies
 from client.shell import printing
 from config import Config
 from launch import banner, preflight, speculate
-from observe import shadow
 from scheduling.renamed import RenamedWarning
 from simulate import mock
 
@@ -52,7 +51,10 @@ def main(argv: list[str] | None = None) -> None:
         loaded = settings.load(argv, policies={name: policies.summary(name) for name in policies.names()})
         chosen = loaded.config
         policies.get_policy(chosen.policy, chosen.max_batch_size, chosen.policy_options)
-        shadow.check(chosen)
+        if chosen.shadow or chosen.shadow_cost:
+            from observe import shadow
+
+            shadow.check(chosen)
         speculate.check(chosen)
         if "--print-config" in argv:
             with printing():

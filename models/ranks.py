@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
+import tempfile
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -119,8 +121,11 @@ def of_bytes() -> tiktoken.Encoding:
 def from_tiktoken(timeout_s: float = DOWNLOAD_S) -> tiktoken.Encoding:
     """Return GPT-2's ranks from tiktoken, which caches them after one download.
 
-    Raises TokenizerError after `timeout_s` seconds; tiktoken itself has no timeout.
+    Raises TokenizerError after `timeout_s` seconds, as tiktoken itself has no timeout; and at once where HF_HUB_OFFLINE
+    disables downloads and there is no cache.
     """
+    if _is_out_of_reach():
+        raise _unavailable("HF_HUB_OFFLINE disables downloads")
     result: list[tiktoken.Encoding | Exception] = []
 
     def fetch() -> None:
@@ -136,7 +141,19 @@ def from_tiktoken(timeout_s: float = DOWNLOAD_S) -> tiktoken.Encoding:
     if isinstance(outcome, tiktoken.Encoding):
         return outcome
     reason = f"no answer within {timeout_s:g} s" if outcome is None else type(outcome).__name__
-    raise TokenizerError(
+    raise _unavailable(reason) from outcome
+
+
+def _is_out_of_reach() -> bool:
+    """Return whether tiktoken has no cache and may not download; to try loads an HTTP client in vain."""
+    folders = (os.environ.get(name) for name in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"))
+    cache = next(filter(None, folders), os.path.join(tempfile.gettempdir(), "data-gym-cache"))
+    is_offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "TRUE", "YES")
+    return is_offline and not os.path.isdir(cache)
+
+
+def _unavailable(reason: str) -> TokenizerError:
+    return TokenizerError(
         f"GPT-2's tokenizer is not in tiktoken's cache and cannot be downloaded ({reason}). "
         "Set EB_TOKENIZER_FILE to a rank file such as gpt2.tiktoken"
-    ) from outcome
+    )
