@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,10 +31,22 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    log = tmp_path_factory.mktemp("clients") / "server.log"
-    with Server(log, "dynamic", "--model", request.param, *FLAGS, OMP_NUM_THREADS="1") as server:
-        yield server
+def server_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Server]]:
+    """Return what gives the server of a model, started when it is first asked for."""
+    folder = tmp_path_factory.mktemp("clients")
+    with contextlib.ExitStack() as stack:
+
+        @cache
+        def start(model: str) -> Server:
+            log = folder / model.replace(":", "-")
+            return stack.enter_context(Server(log, "dynamic", "--model", model, *FLAGS, OMP_NUM_THREADS="1"))
+
+        yield start
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest, server_of: Callable[[str], Server]) -> Server:
+    return server_of(request.param)
 
 
 def accept(server: Server, script: str, **environment: str) -> str:
