@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ needs_browser = pytest.mark.skipif(BROWSER is None, reason=NO_BROWSER)
 in_a_browser = [pytest.mark.process, needs_browser]
 
 
+WINDOW = {"width": 1300, "height": 900}
+SMALL = {"width": 360, "height": 740}
 # Five frames a second are enough for all tests but that of smoothness.
 CALMLY = """(() => {
   const draw = requestAnimationFrame;
@@ -57,6 +61,14 @@ class Tab:
 
     def open(self, path: str = "/") -> Any:
         self.page.goto(self.url + path)
+        return self.page
+
+    def replay(self, records: list[dict[str, Any]], folder: Path) -> Any:
+        """Let the live page replay these records."""
+        path = folder / "run.jsonl"
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        self.page.set_input_files("#file", path)
+        self.until("EB.page.model !== EB.page.live")
         return self.page
 
     def until(self, condition: str, seconds: float = 30.0) -> None:

@@ -1,4 +1,4 @@
-"""A server, a browser and a page in it."""
+"""A server, a browser and pages in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from browser import BROWSER, Tab
+from browser import BROWSER, WINDOW, Tab
 from support import Server
 
 
@@ -33,6 +33,14 @@ def launched() -> Any:
     return running.enter_context(playwright.chromium.launch(executable_path=BROWSER, args=args))
 
 
+@cache
+def shown(server: Server) -> Tab:
+    """Return the live page that the tests of a server share: to load it takes longer than most of them."""
+    tab = Tab(launched(), server, viewport=WINDOW)
+    tab.open()
+    return tab
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """End the browser with the last test of this folder: beside playwright's event loop, asyncio.run fails elsewhere."""
@@ -42,6 +50,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         if nextitem is None or nextitem.path.parent != item.path.parent:
             running.close()
             launched.cache_clear()
+            shown.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -49,20 +58,28 @@ def chromium() -> Any:
     return launched()
 
 
-@pytest.fixture(scope="module")
-def reader(chromium: Any, server: Server) -> Iterator[Any]:
-    """Return a page whose functions tests call; none of them changes it, and it shows nothing of the server."""
-    tab = Tab(chromium, server)
-    page = tab.open()
+@pytest.fixture
+def live(server: Server) -> Tab:
+    """Return the page that tests share, live again; who changes more of it than the run shown uses `tab`."""
+    tab = shown(server)
     tab.until("globalThis.EB && EB.page")
-    page.evaluate("EB.page.feed.stop()")
-    yield page
-    tab.close()
-    assert tab.complaints == []
+    tab.page.evaluate("EB.page.show(EB.page.live, '')")
+    tab.until("document.querySelector('#status-text').textContent === 'live'")
+    tab.complaints.clear()
+    return tab
+
+
+@pytest.fixture(scope="module")
+def reader(server: Server) -> Any:
+    """Return a page whose functions tests call; none of them changes it."""
+    tab = shown(server)
+    tab.until("globalThis.EB && EB.page")
+    return tab.page
 
 
 @pytest.fixture
 def tab(chromium: Any, server: Server) -> Iterator[Tab]:
-    tab = Tab(chromium, server, viewport={"width": 1300, "height": 900})
+    """Return a page of the test's own, which it opens."""
+    tab = Tab(chromium, server, viewport=WINDOW)
     yield tab
     tab.close()

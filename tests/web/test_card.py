@@ -111,15 +111,17 @@ def test_the_latest_requests_are_simulated_under_any_policy(tab: Tab) -> None:
     assert tab.complaints == []
 
 
-def test_an_error_of_the_simulation_is_shown_as_one(tab: Tab) -> None:
-    page = tab.open()
+def test_an_error_of_the_simulation_is_shown_as_one(live: Tab) -> None:
+    page = live.page
     page.evaluate("EB.page.card.box.hidden = false")
     page.route("**/what-if", lambda route: route.fulfill(
         status=429, content_type="application/json", body='{"error": {"message": "another simulation is running"}}'
     ))  # fmt: skip
     page.click("#card form button")
-    tab.until("!document.querySelector('#card .error').hidden")
+    live.until("!document.querySelector('#card .error').hidden")
     assert page.text_content("#card .error") == "another simulation is running"
+    page.unroute("**/what-if")
+    page.evaluate("EB.page.card.box.hidden = true")
 
 
 def verdict(page: Any, lane: dict[str, Any], least: float = 0.05) -> str:

@@ -15,22 +15,13 @@ from scheduling.pages import PagePool
 pytestmark = in_a_browser
 
 
-def recorded(run: Run) -> list[str]:
-    """Return the lines of the recording of a run."""
+def recorded(run: Run) -> list[dict[str, Any]]:
+    """Return the recording of a run."""
     arrivals = [
         {"id": s.id, "t": s.arrived_at, "prompt_tokens": len(s.prompt_ids), "max_tokens": s.max_tokens}
         for s in run.sequences
     ]
-    return [json.dumps(line) for line in arrivals + run.records()]
-
-
-def replay(tab: Tab, run: Run, path: Path) -> Any:
-    """Open the page with the recording of a run."""
-    path.write_text("\n".join(recorded(run)))
-    page = tab.open()
-    page.set_input_files("#file", path)
-    tab.until("EB.page.model !== EB.page.live")
-    return page
+    return arrivals + run.records()
 
 
 @pytest.mark.parametrize("policy", ["static", pytest.param("dynamic", marks=pytest.mark.full)])
@@ -44,7 +35,7 @@ def test_the_steps_in_which_a_request_waited_are_those_that_the_scheduler_counte
           return Object.fromEntries([...model.requests.values()].map((request) => [request.id,
             EB.historyOf(model, request).waits.map(({ reason, steps, seconds }) => [reason, steps, seconds])]));
         }""",
-        recorded(run),
+        [json.dumps(line) for line in recorded(run)],
     )
     for seq in run.sequences:
         steps: dict[str, int] = {}
@@ -55,12 +46,12 @@ def test_the_steps_in_which_a_request_waited_are_those_that_the_scheduler_counte
         assert sum(time for *_, time in shown[seq.id]) == pytest.approx(seq.scheduled_at - seq.arrived_at)
 
 
-def test_a_click_on_a_request_shows_its_times_its_waiting_and_its_neighbors(tab: Tab, tmp_path: Path) -> None:
+def test_a_click_on_a_request_shows_its_times_its_waiting_and_its_neighbors(live: Tab, tmp_path: Path) -> None:
     run = drive(scheduler("static", 2), requests((0, 5, 9), (0, 5, 3), (1, 5, 2)))
-    page = replay(tab, run, tmp_path / "run.jsonl")
+    page = live.replay(recorded(run), tmp_path)
     page.focus("#seek")
     page.keyboard.press("End")
-    tab.until("document.querySelectorAll('#rows tr').length === 3")
+    live.until("document.querySelectorAll('#rows tr').length === 3")
     page.locator("#rows tr", has_text="#2").click()
     detail = page.locator("#detail")
     assert "6 held" in detail.text_content()
@@ -76,7 +67,7 @@ def test_a_click_on_a_request_shows_its_times_its_waiting_and_its_neighbors(tab:
     ]  # fmt: skip
     page.keyboard.press("Escape")
     assert detail.is_hidden()
-    assert tab.complaints == []
+    assert live.complaints == []
 
 
 @pytest.mark.full

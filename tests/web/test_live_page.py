@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Tab, assert_axe_finds_nothing_serious, in_a_browser
+from browser import SMALL, WINDOW, Tab, assert_axe_finds_nothing_serious, in_a_browser
+from points import points
 from support import Server
 from support_tokenizers import write
 
@@ -33,6 +34,7 @@ def test_it_is_live_and_shows_what_runs(tab: Tab) -> None:
     page = tab.open()
     tab.until("document.querySelector('#status-text').textContent === 'live'")
     page.fill("#load-count", "30")
+    page.fill("#load-max", "40")
     page.click("#burst")
     tab.until("EB.page.live.columns.length > 10")
     tab.until("document.querySelectorAll('#rows tr').length > 20")
@@ -56,21 +58,21 @@ def test_its_badge_tells_a_change_of_policy_at_once(tab: Tab, server: Server) ->
     assert tab.complaints == []
 
 
-def test_the_box_streams_an_answer_and_text_stays_text(tab: Tab) -> None:
-    page = tab.open()
+def test_the_box_streams_an_answer_and_text_stays_text(live: Tab) -> None:
+    page = live.page
     prompt = "<img src=x onerror=alert(1)> O Romeo"
     page.fill("#prompt", prompt)
     page.fill("#tokens", "30")
     page.click("#send")
-    tab.until("!document.querySelector('#send').disabled && document.querySelector('#cancel').disabled")
+    live.until("!document.querySelector('#send').disabled && document.querySelector('#cancel').disabled")
     answer = page.text_content("#answer")
     assert answer.startswith(prompt)
     assert len(answer) > len(prompt)
-    tab.until("document.querySelector('#rows').textContent.includes('<img src=x')")
+    live.until("document.querySelector('#rows').textContent.includes('<img src=x')")
     page.click("#rows tr:has(.yours:not([hidden])) button")
-    tab.until("document.querySelector('#detail').textContent.includes('finished: length')")
+    live.until("document.querySelector('#detail').textContent.includes('finished: length')")
     assert page.locator("#rows img, #detail img, #answer img").count() == 0
-    assert tab.complaints == []
+    assert live.complaints == []
 
 
 @pytest.mark.full
@@ -94,10 +96,11 @@ def test_the_box_sends_a_message_to_a_model_with_a_chat_template(chromium: Any, 
     assert tab.complaints == []
 
 
-def test_it_pauses_steps_and_is_moved_by_keys(tab: Tab, server: Server) -> None:
+def test_it_pauses_steps_and_is_moved_by_keys(live: Tab, server: Server) -> None:
+    page = live.page
+    known = page.evaluate("EB.page.live.last?.n ?? 0")
     server.post(prompt="ROMEO:", num_tokens=12)
-    page = tab.open()
-    tab.until("EB.page.live.columns.length > 5")
+    live.until(f"EB.page.live.last?.n > {known + 5}")
     page.focus("#picture")
     page.keyboard.press("Space")
     before = page.evaluate("EB.page.index")
@@ -110,8 +113,8 @@ def test_it_pauses_steps_and_is_moved_by_keys(tab: Tab, server: Server) -> None:
     page.keyboard.press("Enter")
     assert page.is_visible("#detail")
     page.keyboard.press("Space")
-    tab.until("EB.page.cursor === -1")
-    assert tab.complaints == []
+    live.until("EB.page.cursor === -1")
+    assert live.complaints == []
 
 
 @pytest.mark.full
@@ -133,26 +136,15 @@ def test_it_finds_the_server_again(chromium: Any, tmp_path: Path) -> None:
         tab.close()
 
 
-@pytest.mark.parametrize(
-    ("path", "scheme"),
-    [
-        ("/", "light"),
-        pytest.param("/", "dark", marks=pytest.mark.full),
-        pytest.param("/race", "light", marks=pytest.mark.full),
-        ("/race", "dark"),
-    ],
-)
-def test_it_fits_a_small_screen_and_axe_finds_nothing_serious(
-    chromium: Any, server: Server, scheme: str, path: str
-) -> None:
+@pytest.mark.parametrize("scheme", points(1, "light", "dark"))
+def test_it_fits_a_small_screen_and_axe_finds_nothing_serious(chromium: Any, server: Server, scheme: str) -> None:
     server.post(prompt="ROMEO:", num_tokens=12)
-    tab = Tab(chromium, server, viewport={"width": 360, "height": 740}, color_scheme=scheme)
-    page = tab.open(path)
-    tab.until("document.querySelectorAll('#rows tr, .lane').length > 0")
-    if path == "/":
-        page.click(".who")
-        tab.until("!document.querySelector('#detail').hidden")
-        page.evaluate(f"EB.page.feed.handlers.shadow({json.dumps(SHADOW)})")
+    tab = Tab(chromium, server, viewport=SMALL, color_scheme=scheme)
+    page = tab.open()
+    tab.until("document.querySelectorAll('#rows tr').length > 0")
+    page.click(".who")
+    tab.until("!document.querySelector('#detail').hidden")
+    page.evaluate(f"EB.page.feed.handlers.shadow({json.dumps(SHADOW)})")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     assert_axe_finds_nothing_serious(page)
     assert tab.complaints == []
@@ -161,7 +153,7 @@ def test_it_fits_a_small_screen_and_axe_finds_nothing_serious(
 
 @pytest.mark.full
 def test_64_slots_at_speed_stay_smooth_and_small(chromium: Any, server: Server) -> None:
-    tab = Tab(chromium, server, is_calm=False, viewport={"width": 1300, "height": 900})
+    tab = Tab(chromium, server, is_calm=False, viewport=WINDOW)
     page = tab.open()
     tab.until("globalThis.EB && EB.page")
     page.evaluate(
@@ -215,9 +207,8 @@ def test_64_slots_at_speed_stay_smooth_and_small(chromium: Any, server: Server) 
     assert tab.complaints == []
 
 
-def test_it_says_what_the_shadow_says(tab: Tab) -> None:
-    page = tab.open()
-    tab.until("document.querySelector('#status-text').textContent === 'live'")
+def test_it_says_what_the_shadow_says(live: Tab) -> None:
+    page = live.page
     assert not page.is_visible("#shadow")
     report = copy.deepcopy(SHADOW)
     page.evaluate(f"EB.page.feed.handlers.shadow({json.dumps(report)})")
@@ -235,4 +226,6 @@ def test_it_says_what_the_shadow_says(tab: Tab) -> None:
     waiting = {"policy": "static", "served": "dynamic", "state": "waiting", "requests": 0}
     page.evaluate(f"EB.page.feed.handlers.shadow({json.dumps(waiting)})")
     assert not page.is_visible("#shadow-table")
-    assert tab.complaints == []
+    page.evaluate("EB.page.feed.handlers.shadow(null)")
+    assert not page.is_visible("#shadow")
+    assert live.complaints == []

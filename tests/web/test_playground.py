@@ -14,17 +14,18 @@ IDLE = "!document.querySelector('#send').disabled"
 FAILED = "Failed to load resource"  # what a browser logs for each refused request
 
 
-def live(tab: Tab) -> Any:
+def opened(tab: Tab) -> Any:
     page = tab.open()
     tab.until("document.querySelector('#status-text').textContent === 'live'")
     page.fill("#tokens", "12")
     return page
 
 
-def test_a_token_under_the_pointer_shows_what_else_the_model_might_have_said(tab: Tab) -> None:
-    page = live(tab)
+def test_a_token_under_the_pointer_shows_what_else_the_model_might_have_said(live: Tab) -> None:
+    page = live.page
+    page.fill("#tokens", "12")
     page.click("#send")
-    tab.until(f"document.querySelectorAll('#answer .token').length === 12 && {IDLE}")
+    live.until(f"document.querySelectorAll('#answer .token').length === 12 && {IDLE}")
     page.hover("#answer .token >> nth=3")
     assert page.locator("#alternatives li").count() == 5
     said = str(page.locator("#answer .token").nth(3).text_content()).replace(" ", "␣").replace("\n", "↵")
@@ -36,13 +37,13 @@ def test_a_token_under_the_pointer_shows_what_else_the_model_might_have_said(tab
     assert page.is_visible("#alternatives")
     assert str(page.text_content("#answer-timing")).count("12 tokens in") == 1
     page.click("#explain-answer")
-    tab.until("document.querySelector('#detail').textContent.includes('finished: length')")
-    assert tab.complaints == []
+    live.until("document.querySelector('#detail').textContent.includes('finished: length')")
+    assert live.complaints == []
 
 
 @pytest.mark.full
 def test_a_chat_keeps_its_turns_until_a_new_one_begins(tab: Tab) -> None:
-    page = live(tab)
+    page = opened(tab)
     sent: list[list[str]] = []
 
     def note(request: Any) -> None:
@@ -65,7 +66,7 @@ def test_a_chat_keeps_its_turns_until_a_new_one_begins(tab: Tab) -> None:
 
 @pytest.mark.full
 def test_an_error_is_one_line_in_the_words_of_the_server(tab: Tab, server: Server) -> None:
-    page = live(tab)
+    page = opened(tab)
     stops = [*"abcdefghijklmnopq"]
     page.click("#prompt-form summary")
     page.fill("#stops", "\n".join(stops))
@@ -80,7 +81,7 @@ def test_an_error_is_one_line_in_the_words_of_the_server(tab: Tab, server: Serve
 
 
 def test_leaving_the_page_cancels_its_request(tab: Tab, server: Server) -> None:
-    page = live(tab)
+    page = opened(tab)
     page.fill("#tokens", "900")
     page.click("#send")
     tab.until("document.querySelector('#rows .yours:not([hidden])')")
@@ -91,7 +92,7 @@ def test_leaving_the_page_cancels_its_request(tab: Tab, server: Server) -> None:
 
 @pytest.mark.full
 def test_a_blank_prompt_and_a_load_that_makes_no_sense_are_refused_beside_the_field(tab: Tab) -> None:
-    page = live(tab)
+    page = opened(tab)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.method))
     page.fill("#prompt", "   ")

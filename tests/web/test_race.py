@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Tab, in_a_browser
+from browser import CALMLY, SMALL, WINDOW, Tab, assert_axe_finds_nothing_serious, in_a_browser
 from driver import drive, requests, scheduler
+from points import points
 from support import ROOT, Server, clean_environment, wait_until
 
 from client.report import race, store
@@ -35,20 +37,41 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "x"
 
 
-def test_the_race_shows_the_recorded_runs_in_step(tab: Tab) -> None:
-    page = tab.open("/race")
-    tab.until("EB.race.lanes.length === 3")
+@pytest.fixture(scope="module")
+def raced(chromium: Any, server: Server) -> Iterator[Tab]:
+    """Return a page with the race of the recorded runs, until a test gives it others."""
+    tab = Tab(chromium, server, viewport=WINDOW)
+    tab.open("/race")
+    yield tab
+    tab.close()
+
+
+def test_the_race_shows_the_recorded_runs_in_step(raced: Tab) -> None:
+    page = raced.page
+    raced.until("EB.race.lanes.length === 3")
     page.evaluate("EB.race.clock = 1e9")
-    tab.until("[...document.querySelectorAll('.done')].every((e) => e.textContent.includes('finished in'))")
+    raced.until("[...document.querySelectorAll('.done')].every((e) => e.textContent.includes('finished in'))")
     answered = page.locator(".figures span:first-child b").all_text_contents()
     assert len(set(answered)) == 1
     fills = page.locator(".figures span:nth-child(5) b").all_text_contents()
     assert all(0 < int(fill.removesuffix(" %")) <= 100 for fill in fills), fills
     assert page.evaluate("EB.race.lanes.at(-1).box.getBoundingClientRect().bottom <= innerHeight")
-    assert tab.complaints == []
+    assert raced.complaints == []
 
 
-def test_a_request_has_the_same_number_and_color_in_every_lane(tab: Tab, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", points(1, "dark", "light"))
+def test_it_fits_a_small_screen_and_axe_finds_nothing_serious(raced: Tab, scheme: str) -> None:
+    page = raced.page
+    page.set_viewport_size(SMALL)
+    page.emulate_media(color_scheme=scheme)
+    assert page.locator(".lane").count() > 0
+    assert page.evaluate("document.documentElement.scrollWidth") == SMALL["width"]
+    assert_axe_finds_nothing_serious(page)
+    assert raced.complaints == []
+    page.set_viewport_size(WINDOW)
+
+
+def test_a_request_has_the_same_number_and_color_in_every_lane(raced: Tab, tmp_path: Path) -> None:
     orders = {"nobatch": (3, 9, 4), "dynamic": (9, 3, 4)}  # arrival by arrival, at two servers
     for policy, lengths in orders.items():
         run = drive(scheduler(policy, 2), requests(*((k, 5, tokens) for k, tokens in enumerate(lengths))))
@@ -56,9 +79,9 @@ def test_a_request_has_the_same_number_and_color_in_every_lane(tab: Tab, tmp_pat
         for k, tokens in enumerate(lengths):
             text = text.replace(json.dumps(run.sequences[k].id), json.dumps(f"of {tokens}"))
         (tmp_path / f"{policy}.jsonl").write_text(text)
-    page = tab.open("/race")
+    page = raced.page
     page.set_input_files("#files", [tmp_path / f"{policy}.jsonl" for policy in orders])
-    tab.until("EB.race.lanes.length === 2")
+    raced.until("EB.race.lanes.length === 2")
     one, two = page.evaluate(
         "EB.race.lanes.map((lane) => Object.fromEntries([...lane.model.requests.values()].map((r) => [r.id, [r.number, r.hue]])))"
     )
@@ -82,7 +105,7 @@ def test_a_race_of_live_servers_shows_each_with_its_policy(tab: Tab, server: Ser
         assert [said for said in tab.complaints if not said.startswith(named)] == []
 
 
-def test_the_race_within_a_report_needs_no_server(chromium: Any, tmp_path: Path) -> None:
+def test_the_race_within_a_report_needs_no_server(raced: Tab, tmp_path: Path) -> None:
     runs = {
         policy: drive(scheduler(policy, 4), requests((0, 5, 3), (0, 9, 8), (1, 2, 6))).records()
         for policy in ("static", "dynamic")
@@ -90,7 +113,8 @@ def test_the_race_within_a_report_needs_no_server(chromium: Any, tmp_path: Path)
     path = tmp_path / "report.html"
     races = {"a <burst>": runs, "another": runs}
     path.write_text(f"<!doctype html><title>x</title>{race.section(races)}")
-    page = chromium.new_page()
+    page = raced.context.new_page()
+    page.add_init_script(CALMLY)
     said: list[str] = []
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda request: said.append(request.url))

@@ -4,47 +4,22 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import Tab, in_a_browser
 from driver import drive, requests, scheduler
-from support import Server
 
 pytestmark = in_a_browser
 
 
-@pytest.fixture(scope="module")
-def tab(chromium: Any, server: Server) -> Iterator[Tab]:
-    """Return one page for all of these tests: each opens a recording of its own in it."""
-    tab = Tab(chromium, server, viewport={"width": 1300, "height": 900})
-    tab.open()
-    yield tab
-    tab.close()
-    assert tab.complaints == []
-
-
-def replayed(tab: Tab, tmp_path: Path, records: list[dict[str, Any]]) -> Any:
-    """Let the page replay these records."""
-    path = tmp_path / "run.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    if tab.page.evaluate("!EB.page"):  # another test left it at the race
-        tab.open()
-    tab.page.evaluate("EB.page.show(EB.page.live, '')")
-    tab.page.select_option("#axis", "steps")
-    tab.page.set_input_files("#file", path)
-    tab.until("EB.page.model !== EB.page.live")
-    return tab.page
-
-
 @pytest.mark.parametrize("policy", ["static", pytest.param("dynamic", marks=pytest.mark.full), "chunked"])
-def test_what_is_drawn_is_what_happened(tab: Tab, tmp_path: Path, policy: str) -> None:
+def test_what_is_drawn_is_what_happened(live: Tab, tmp_path: Path, policy: str) -> None:
     trace = [(i * 7, 3 + i * 5 % 40, 1 + i * 11 % 23) for i in range(40)]
     run = drive(scheduler(policy, 6, budget=32), requests(*trace))
     records = run.records()
-    page = replayed(tab, tmp_path, records)
+    page = live.replay(records, tmp_path)
     shown = page.evaluate("EB.page.model.count()")
     wanted = Counter(m["phase"] for record in records for m in record["members"])
     paused = wanted.pop("idle", 0)
@@ -61,19 +36,14 @@ def test_what_is_drawn_is_what_happened(tab: Tab, tmp_path: Path, policy: str) -
         assert share == pytest.approx(total), kind
     page.select_option("#axis", "time")
     page.evaluate("EB.page.show(EB.page.model, 'x')")
-    assert tab.complaints == []
+    page.select_option("#axis", "steps")
+    assert live.complaints == []
 
 
-@pytest.mark.parametrize(
-    ("path", "opened"),
-    [
-        ("/", "EB.page.model !== EB.page.live"),
-        pytest.param("/race", "EB.race.lanes.length === 1", marks=pytest.mark.full),
-    ],
-)
-def test_a_run_may_be_dropped_on_the_page(tab: Tab, path: str, opened: str) -> None:
+def drop(tab: Tab, opened: str) -> None:
+    """Drop a run on the page that is open."""
     run = drive(scheduler("static", 4), requests((0, 5, 3), (0, 9, 8)))
-    page = tab.open(path)
+    page = tab.page
     assert page.locator("#drop").is_hidden()
     page.evaluate(
         """text => {
@@ -89,35 +59,45 @@ def test_a_run_may_be_dropped_on_the_page(tab: Tab, path: str, opened: str) -> N
     assert tab.complaints == []
 
 
-def test_every_cell_of_a_short_run_is_painted(tab: Tab, tmp_path: Path) -> None:
-    run = drive(scheduler("static", 4), requests((0, 5, 3), (0, 9, 8), (1, 2, 6)))
-    page = replayed(tab, tmp_path, run.records())
-    page.focus("#seek")
-    page.keyboard.press("End")
-    tab.until("EB.page.index === EB.page.model.columns.length - 1")
-    cells = page.evaluate("EB.page.model.count().cells")
-    painted = sum(cells[kind] for kind in ("prefill", "decode", "held", "paused"))
-    tab.until(f"EB.page.picture.to === EB.page.index && EB.page.picture.cells === {painted}")
+def test_a_run_may_be_dropped_on_the_page(live: Tab) -> None:
+    drop(live, "EB.page.model !== EB.page.live")
 
 
 @pytest.mark.full
-def test_the_picture_has_as_many_rows_as_are_in_use(tab: Tab, tmp_path: Path) -> None:
-    run = drive(scheduler("dynamic", 16), requests((0, 2, 700), *[(0, 2, 3)] * 15))
-    page = replayed(tab, tmp_path, run.records())
-    tab.until("EB.page.picture.rows === 16")
+def test_a_run_may_be_dropped_on_the_race(tab: Tab) -> None:
+    tab.open("/race")
+    drop(tab, "EB.race.lanes.length === 1")
+
+
+def test_every_cell_of_a_short_run_is_painted(live: Tab, tmp_path: Path) -> None:
+    run = drive(scheduler("static", 4), requests((0, 5, 3), (0, 9, 8), (1, 2, 6)))
+    page = live.replay(run.records(), tmp_path)
     page.focus("#seek")
     page.keyboard.press("End")
-    tab.until("EB.page.picture.rows === 8")
+    live.until("EB.page.index === EB.page.model.columns.length - 1")
+    cells = page.evaluate("EB.page.model.count().cells")
+    painted = sum(cells[kind] for kind in ("prefill", "decode", "held", "paused"))
+    live.until(f"EB.page.picture.to === EB.page.index && EB.page.picture.cells === {painted}")
 
 
-def test_a_request_that_waits_at_the_moment_shown_has_waited_as_long_as_it_is_there(tab: Tab, tmp_path: Path) -> None:
+@pytest.mark.full
+def test_the_picture_has_as_many_rows_as_are_in_use(live: Tab, tmp_path: Path) -> None:
+    run = drive(scheduler("dynamic", 16), requests((0, 2, 700), *[(0, 2, 3)] * 15))
+    page = live.replay(run.records(), tmp_path)
+    live.until("EB.page.picture.rows === 16")
+    page.focus("#seek")
+    page.keyboard.press("End")
+    live.until("EB.page.picture.rows === 8")
+
+
+def test_a_request_that_waits_at_the_moment_shown_has_waited_as_long_as_it_is_there(live: Tab, tmp_path: Path) -> None:
     run = drive(scheduler("static", 2), requests((0, 5, 9), (0, 5, 9), (1, 5, 3)))
     arrivals = [{"id": s.id, "t": s.arrived_at, "prompt_tokens": 5, "max_tokens": s.max_tokens} for s in run.sequences]
-    page = replayed(tab, tmp_path, arrivals + run.records())
+    page = live.replay(arrivals + run.records(), tmp_path)
     page.focus("#seek")
     page.keyboard.press("Home")
     page.keyboard.press("ArrowRight")
-    tab.until("document.querySelector('#rows').textContent.includes('waiting')")
+    live.until("document.querySelector('#rows').textContent.includes('waiting')")
     cells = page.locator("#rows tr", has_text="waiting").locator("td").all_text_contents()
     assert cells[4] == cells[5]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browser import Tab, in_a_browser
+from browser import SMALL, WINDOW, Tab, in_a_browser
 from support import Server, wait_until
 
 pytestmark = in_a_browser
@@ -22,6 +22,16 @@ LIVE = "document.querySelector('#status-text').textContent === 'live'"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("demo") / "log", "demo", *FAST) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def seen(chromium: Any, server: Server) -> Iterator[Tab]:
+    """Return a page of the demonstration for the tests that leave it as the next one needs it."""
+    tab = Tab(chromium, server, viewport=WINDOW)
+    tab.open()
+    tab.until(LIVE)
+    yield tab
+    tab.close()
 
 
 @pytest.fixture
@@ -39,62 +49,68 @@ def press(page: Any, name: str) -> None:
     page.get_by_role("button", name=name, exact=True).click()
 
 
-def test_the_demo_opens_with_captions_and_the_offer_of_a_tour(tab: Tab, page: Any) -> None:
-    tab.until("document.querySelector('#caption-text').textContent.length > 10")
+def test_the_demo_opens_with_captions_and_the_offer_of_a_tour(seen: Tab) -> None:
+    page = seen.page
+    seen.until("document.querySelector('#caption-text').textContent.length > 10")
     assert "guided tour" in page.text_content("#tour-title")
-    tab.until("EB.page.live.last.who.filter(Boolean).length === 8")
-    assert tab.complaints == []
+    seen.until("EB.page.live.last.who.filter(Boolean).length === 8")
+    assert seen.complaints == []
 
 
-def test_the_policy_is_switched_by_keyboard_and_the_picture_names_it(tab: Tab, page: Any, server: Server) -> None:
+def test_the_policy_is_switched_by_keyboard_and_the_picture_names_it(seen: Tab, server: Server) -> None:
+    page = seen.page
     page.focus("#policy")
     page.keyboard.press("Enter")
-    tab.until("document.activeElement.name === 'loop'")
+    seen.until("document.activeElement.name === 'loop'")
     assert page.is_disabled("#policy-menu button.primary")  # what serves is chosen
     page.keyboard.press("ArrowUp")  # from dynamic to static
     page.keyboard.press("Tab")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
-    tab.until("!document.querySelector('#policy-menu').matches(':popover-open')")
+    seen.until("!document.querySelector('#policy-menu').matches(':popover-open')")
     assert server.get("/policy").json["policy"].startswith("static+")
     assert page.evaluate("document.activeElement.id") == "policy"
-    tab.until("EB.page.live.columns.some((c, i, all) => i && c.policy !== all[i - 1].policy)")
+    seen.until("EB.page.live.columns.some((c, i, all) => i && c.policy !== all[i - 1].policy)")
     server.send("PUT", "/policy", b'{"policy": "dynamic"}', **JSON)
-    assert tab.complaints == []
+    assert seen.complaints == []
 
 
-def test_an_option_that_is_refused_says_why_beside_the_button(tab: Tab, page: Any) -> None:
+def test_an_option_that_is_refused_says_why_beside_the_button(seen: Tab) -> None:
+    page = seen.page
     page.click("#policy")
-    tab.until("document.querySelector('#policy-menu form input[value=window]')")
+    seen.until("document.querySelector('#policy-menu form input[value=window]')")
     page.check("#policy-menu input[value=window]")
     page.fill("#policy-menu input[name=preferred]", "4,eight")
     page.click("#policy-menu button.primary")
-    tab.until("document.querySelector('.foot .problem').textContent.includes('preferred')")
+    seen.until("document.querySelector('.foot .problem').textContent.includes('preferred')")
     assert page.evaluate("document.activeElement.name") == "preferred"
     assert page.get_attribute("#policy-menu input[name=preferred]", "aria-invalid") == "true"
     page.fill("#policy-menu input[name=preferred]", "4,8")
     page.keyboard.press("Enter")
-    tab.until("document.querySelector('#policy').textContent === 'window'")
+    seen.until("document.querySelector('#policy').textContent === 'window'")
     page.click("#policy")
-    tab.until("document.querySelector('#policy-menu input[name=preferred]')?.value === '4,8'")
-    tab.until("document.querySelector('#policy-menu button.primary').disabled")
+    seen.until("document.querySelector('#policy-menu input[name=preferred]')?.value === '4,8'")
+    seen.until("document.querySelector('#policy-menu button.primary').disabled")
     page.fill("#policy-menu input[name=preferred]", "4,16")
     assert page.is_enabled("#policy-menu button.primary")
-    assert [c for c in tab.complaints if "400" not in c] == []  # the browser itself reports the refusal
+    page.keyboard.press("Escape")
+    assert [c for c in seen.complaints if "400" not in c] == []  # the browser itself reports the refusal
+    seen.complaints.clear()
 
 
 def test_one_click_shows_held_rows_and_that_dynamic_has_none_until_the_reader_takes_over_and_leaves(
-    tab: Tab, page: Any, server: Server
+    seen: Tab, server: Server
 ) -> None:
+    page = seen.page
     server.send("PUT", "/policy", b'{"policy": "window", "options": {"delay": 0.01}}', **JSON)
     before = server.get("/load").json["params"]
     page.click("#story button.primary")
-    tab.until("EB.page.story.tour.playing")
+    seen.until("EB.page.story.tour.playing")
     page.evaluate("EB.page.story.tour.hurry = 100")
-    tab.until("EB.page.story.tour.at === 2")
+    seen.until("EB.page.story.tour.at === 2")
     page.click("#pause")  # of the picture: the reader takes over
     assert page.evaluate("EB.page.story.tour.playing") is False
-    tab.until("EB.page.story.tour.finding.textContent")
+    seen.until("EB.page.story.tour.finding.textContent")
     found = re.findall(r"(none|[0-9,]+) of [0-9,]+", page.text_content("#story .finding"))
     held, none = (int(number.replace(",", "")) if number != "none" else 0 for number in found)
     shown = page.evaluate(
@@ -108,13 +124,13 @@ def test_one_click_shows_held_rows_and_that_dynamic_has_none_until_the_reader_ta
     assert 0 == none < held <= shown
     assert page.locator("#story .stops [aria-current]").get_attribute("aria-label").startswith("Stop 3")
     press(page, "Play tour")
-    tab.until("EB.page.story.tour.at === 3")
+    seen.until("EB.page.story.tour.at === 3")
     press(page, "Leave")
-    tab.until("document.querySelector('#story').hidden")
+    seen.until("document.querySelector('#story').hidden")
     left = server.get("/policy").json
     assert (left["policy"], left["options"]["delay"]) == ("window", 0.01)
     assert server.get("/load").json["params"] == before
-    assert tab.complaints == []
+    assert seen.complaints == []
 
 
 @pytest.mark.full
@@ -145,7 +161,7 @@ def test_axe_finds_nothing_serious_in_the_tour_and_in_the_menu(chromium: Any, se
         "axe_playwright_python.sync_playwright",
         reason="axe is not installed: tools/setup.sh requirements-dev.txt does it",
     )
-    tab = Tab(chromium, server, viewport={"width": 360, "height": 740}, color_scheme="dark")
+    tab = Tab(chromium, server, viewport=SMALL, color_scheme="dark")
     page = tab.open()
     tab.until("document.querySelector('#story button.primary')")
     page.click("#story button.primary")
