@@ -7,7 +7,7 @@ whole run (throughput) have no interval here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,15 +104,17 @@ def _lines(name: str, x: Column, y: Column, paired: bool) -> list[Line]:
     if not x or not y:
         return []
 
-    def statistics(values: Column, at: Iterable[int]) -> np.ndarray:
-        drawn = [values[i] for i in at]
-        return figures.mean_p50_p99(np.concatenate(drawn) if isinstance(drawn[0], list) else np.array(drawn))
+    def statistics(values: Column, at: np.ndarray) -> np.ndarray:  # of each row of positions
+        if not isinstance(values[0], list):
+            return figures.mean_p50_p99(np.array(values)[at])
+        return np.array([figures.mean_p50_p99(np.concatenate([values[i] for i in row])) for row in at])
 
     def changes(at: np.ndarray, other: np.ndarray | None = None) -> np.ndarray:
-        return np.array([statistics(y, j) - statistics(x, i) for i, j in zip(at, at if other is None else other)])
+        change: np.ndarray = statistics(y, at if other is None else other) - statistics(x, at)
+        return change
 
     names = [f"{key}_{name}_ms" for key in ("mean", "p50", "p99")]
-    both = [statistics(values, range(len(values))).tolist() for values in (x, y)]
+    both = [statistics(values, np.arange(len(values))[None])[0].tolist() for values in (x, y)]
     if min(len(x), len(y)) < figures.MIN_REQUESTS:
         verdict = f"fewer than {figures.MIN_REQUESTS} requests"
         return [Line(name, a, b, verdict=verdict) for name, a, b in zip(names, *both)]
