@@ -153,11 +153,6 @@ def test_only_one_file_knows_ray() -> None:
     assert [path.name for path in files_of("fleet") if "ray" in set(imports(path))] == ["ray_serve.py"]
 
 
-def loaded_by(code: str) -> set[str]:
-    """Return the top-level modules that a fresh Python has after running `code`."""
-    return loaded_after(code)[0]
-
-
 def loaded_after(*codes: str) -> list[set[str]]:
     """Return the top-level modules that one fresh Python has after running each of `codes`."""
     telling = "; import sys; print(*{name.partition('.')[0] for name in sys.modules})\n"
@@ -176,45 +171,42 @@ def every_module_of(*rooms: str) -> str:
     return "import " + ", ".join(names)
 
 
-def test_the_pure_rooms_load_neither_torch_nor_flask() -> None:
-    assert not loaded_by(every_module_of("scheduling", "policies")) & {"torch", "flask", "numpy", "dotenv"}
+def test_neither_the_lab_nor_the_pure_rooms_load_what_a_browser_lacks() -> None:
+    before, lab, pure = loaded_after("pass", "import simulate.lab", every_module_of("scheduling", "policies"))
+    assert lab - before - STANDARD == {"policies", "scheduling", "simulate"}
+    assert not pure & {"torch", "flask", "numpy", "dotenv"}
 
 
 def test_the_http_face_loads_no_torch() -> None:
-    loaded = loaded_by(every_module_of("api", "batching", "stats", "config"))
+    (loaded,) = loaded_after(every_module_of("api", "batching", "stats", "config"))
     assert "flask" in loaded
     assert not loaded & {"torch", "policies", "generate", "tiktoken", "transformers"}
 
 
-def test_neither_the_launcher_nor_looking_for_a_model_loads_what_takes_long() -> None:
-    finds = "import models.catalog, models.hub, models.checkpoint, models.gguf_file, models.wheel"
-    launcher, app, catalog = loaded_after("import launch.command", "import app", finds)
+LOAD_MOCK = (
+    "import os; os.environ['EB_TOKENIZER_FILE'] = ''; from config import Config; from launch.load_model import load_mock; "
+    "load_mock(Config(model='mock:llm-mock', demo=True), 8)"
+)
+
+
+def test_neither_the_launcher_nor_a_server_loads_what_its_model_does_not_need() -> None:
+    """In one process, each after those before it: what one may not load, none of those before it may."""
+    launcher, app, fleet, mock, bard, finds = loaded_after(
+        "import launch.command",
+        "import app",
+        "import fleet.options",
+        LOAD_MOCK,
+        "from models import catalog; catalog.resolve('bard')",
+        "import models.catalog, models.hub, models.checkpoint, models.gguf_file, models.wheel",
+    )
     assert not launcher & {"flask", "gguf", "numpy", "pydantic", "torch"}
     assert not app & {"gguf", "huggingface_hub", "numpy", "torch"}
-    assert "torch" not in catalog
-
-
-def test_the_lab_loads_nothing_that_a_browser_lacks() -> None:
-    ours = {"policies", "scheduling", "simulate"}
-    before, after = loaded_after("pass", "import simulate.lab")
-    assert after - before - STANDARD == ours
-
-
-def test_a_fleet_reads_its_command_line_without_torch() -> None:
-    assert not loaded_by("import fleet.options") & {"numpy", "ray", "torch"}
-
-
-def test_a_server_loads_no_library_that_its_model_does_not_need() -> None:
-    load_mock = (
-        "import os; os.environ['EB_TOKENIZER_FILE'] = ''; from config import Config; from launch.load_model import load_mock; "
-        "load_mock(Config(model='mock:llm-mock', demo=True), 8)"
-    )
-    mock, bard = loaded_after(load_mock, "from models import catalog; catalog.resolve('bard')")
+    assert not fleet & {"numpy", "ray", "torch"}
     assert not mock & {"gguf", "huggingface_hub", "numpy", "safetensors", "torch"}
     assert not bard & {"gguf", "huggingface_hub", "torch"}
+    assert "torch" not in finds
 
 
-@pytest.mark.full  # the quick run reads it from the source: what `model` may import, and which files know Triton
 def test_the_model_loads_no_engine_and_the_engine_no_triton() -> None:
     model, engine = loaded_after("import model", "import launch.engine, generate.runner, generate.gpu.runner")
     assert not model & {"generate", "flask"}

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from points import points
 from support import ROOT
 
 TESTS = """
@@ -28,7 +29,7 @@ def run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", points(1, "2", "0"))
 def test_a_run_ends_with_what_was_skipped_and_how_to_have_it(tmp_path: Path, workers: str) -> None:
     done = run(tmp_path, "-n", workers)
     assert done.returncode == 0
@@ -36,7 +37,7 @@ def test_a_run_ends_with_what_was_skipped_and_how_to_have_it(tmp_path: Path, wor
     assert "2 x needs a GPU" in done.stdout
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", points(1, "0", "2"))
 def test_a_skip_for_a_missing_program_is_an_error_when_none_is_allowed(tmp_path: Path, workers: str) -> None:
     done = run(tmp_path, "-n", workers, "--no-skips")
     assert done.returncode == 1

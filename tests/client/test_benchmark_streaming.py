@@ -23,6 +23,7 @@ def test_only_a_whole_answer_has_tokens() -> None:
     assert tokens_of(HEAD % b"429 TOO MANY" + b'{"error":{}}\n', stream=False) == 0
 
 
+@pytest.mark.full
 @pytest.mark.process
 def test_a_real_server_streams_all_tokens_to_many_at_once(tmp_path: Path) -> None:
     args = argparse.Namespace(requests=24, tokens=50, rounds=1)

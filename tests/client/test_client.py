@@ -88,6 +88,7 @@ def test_on_a_terminal_a_run_ends_with_its_table_and_the_path_of_its_result(serv
     assert result["server_after"]["engine"] == engine
 
 
+@pytest.mark.full
 def test_on_a_terminal_json_is_printed_on_request(server: MockServer, tmp_path: Path) -> None:
     lines = on_a_terminal(server, tmp_path, "--burst", "--numsamples", "2", "--json", "-")
     assert json.loads(lines[-1])["completed"] == 2

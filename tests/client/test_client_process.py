@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from mock_server import MockServer
+from points import points
 
 from client import client, runs
 from client.data import Planned
@@ -43,7 +44,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("command", "folder"), [(["client.py"], "client"), (["client/client.py"], "."), (["-m", "client.client"], ".")]
+    ("command", "folder"),
+    points(2, (["client.py"], "client"), (["-m", "client.client"], "."), (["client/client.py"], ".")),
 )
 def test_it_starts_all_three_ways_with_nothing_but_its_folder(
     command: list[str], folder: str, server: MockServer, alone: Path
@@ -55,7 +57,7 @@ def test_it_starts_all_three_ways_with_nothing_but_its_folder(
     assert "IP is not set" not in err
 
 
-@pytest.mark.parametrize("program", ["compare.py", "sweep.py", "top.py", "graph.py"])
+@pytest.mark.parametrize("program", points(1, "compare.py", "sweep.py", "top.py", "graph.py"))
 def test_each_program_starts_in_the_folder_of_the_client(program: str, alone: Path) -> None:
     command = [sys.executable, program, "--help"]
     result = subprocess.run(command, cwd=alone / "client", capture_output=True, text=True, timeout=60, check=False)

@@ -9,6 +9,7 @@ import re
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +40,14 @@ def facts(load: str) -> measure.RunFacts:
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _drawn_once() -> Iterator[None]:
+    """Draw no PNG beside each SVG: tests/client/test_speculation_report.py does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(album.FigureCanvasAgg, "print_png", lambda canvas, path: path.touch())
+        yield
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a comparison, and draw its page once: pictures take their time."""
@@ -64,9 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 kept.iterations.write(json.dumps({**labels, **step(n)}) + "\n")
     kept.warn("static: <script>alert(1)</script>")
     kept.close()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(album, "DPI", 30)
-        page.write(tmp_path / "x")
+    page.write(tmp_path / "x")
     return tmp_path / "x"
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from points import points
 from support import ROOT, clean_environment
 
 import config
@@ -13,7 +14,7 @@ import config
 POLICIES = {"static": "one", "static-exact": "two", "dynamic": "three"}
 
 
-@pytest.mark.parametrize("command", [["app.py", "--print-config"], ["client/client.py", "--help"]])
+@pytest.mark.parametrize("command", points(1, ["app.py", "--print-config"], ["client/client.py", "--help"]))
 def test_a_reader_that_leaves_early_ends_a_command_quietly(command: list[str]) -> None:
     with subprocess.Popen(
         [sys.executable, *command], cwd=ROOT, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -66,6 +66,9 @@ def test_a_comparison_draws_what_speculation_did_where_there_was_some(more: list
     drawn = {picture.name: picture.says for picture in album.pictures}
     assert ("speculation" in drawn) == bool(more)
     assert not more or "tokens per step" in drawn["speculation"]
+    for name in drawn:
+        assert (tmp_path / "run" / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "</svg>" in (tmp_path / "run" / "plots" / f"{name}.svg").read_text()
 
 
 def test_the_terminal_counts_no_rejected_tokens() -> None:
