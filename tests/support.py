@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import os
 import secrets
@@ -13,8 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -283,14 +282,16 @@ class Server:
         """Return the answer to one request on a connection of its own."""
         if self.key:
             headers.setdefault("Authorization", f"Bearer {self.key}")
-        url = f"http://127.0.0.1:{self.port}{path}"
-        request = urllib.request.Request(url, body, headers, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=60) as reply:
-                return Answer(reply.status, reply.headers, reply.read())
-        except urllib.error.HTTPError as reply:
-            with reply:
-                return Answer(reply.code, reply.headers, reply.read())
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.request(method, path, body, {"Connection": "close", **headers})
+            reply = connection.getresponse()
+            return Answer(reply.status, reply.headers, reply.read())
+
+    def switch(self, policy: str) -> Server:
+        """Let another policy decide from the next iteration on."""
+        body = json.dumps({"policy": policy}).encode()
+        assert self.send("PUT", "/policy", body, **{"Content-Type": "application/json"}).status == 200
+        return self
 
     def burst(self, bodies: list[dict[str, Any]]) -> list[Answer]:
         """Send all bodies at once, each on a connection that is already open; return their answers."""

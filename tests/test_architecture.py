@@ -207,6 +207,7 @@ def test_neither_the_launcher_nor_a_server_loads_what_its_model_does_not_need() 
     assert "torch" not in finds
 
 
+@pytest.mark.full  # the quick run reads it from the source: what `model` may import, and which files know Triton
 def test_the_model_loads_no_engine_and_the_engine_no_triton() -> None:
     model, engine = loaded_after("import model", "import launch.engine, generate.runner, generate.gpu.runner")
     assert not model & {"generate", "flask"}

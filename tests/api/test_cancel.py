@@ -8,30 +8,36 @@ import json
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from calls import half_close
+from points import points
 from support import Server, in_background, wait_until
 
 POLICIES = ("nobatch", "static", "dynamic")
 MOCK = "mock:llm-mock"
+SLOTS = 8
 LONG = {"prompt": "x", "num_tokens": 1000, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
-    folder = tmp_path_factory.mktemp("logs")
-    with ExitStack() as stack:
-        result = {}
-        for policy in POLICIES:
-            result[policy] = Server(folder / policy, policy, "--model", MOCK).start()
-            stack.callback(result[policy].stop)
-        for server in result.values():
-            server.wait()
-        yield result
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    argv = ("dynamic", "--model", MOCK, "--max-batch-size", str(SLOTS))
+    with Server(tmp_path_factory.mktemp("log") / "log", *argv) as server:
+        yield server
+
+
+@pytest.fixture
+def policy() -> str:
+    return "dynamic"
+
+
+@pytest.fixture
+def server(running: Server, policy: str) -> Server:
+    """Return the server of this file with the policy of the test."""
+    return running.switch(policy)
 
 
 def send(server: Server, path: str = "/inference", id: str = "", **fields: Any) -> socket.socket:
@@ -58,7 +64,7 @@ def figures(server: Server) -> dict[str, Any]:
 def all_are_in(server: Server, policy: str, n: int) -> bool:
     """Whether `n` requests run or wait, and those that wait have no slot to take."""
     now = figures(server)
-    is_full = now["requests-running"] >= (64 if policy == "dynamic" else 1)
+    is_full = now["requests-running"] >= (SLOTS if policy == "dynamic" else 1)
     return is_full and now["requests-running"] + now["requests-waiting"] == n
 
 
@@ -86,11 +92,10 @@ def ways() -> Iterator[Any]:
 @pytest.mark.process
 @pytest.mark.parametrize(("act", "policy", "streams"), [*ways()])
 def test_a_client_that_goes_frees_its_place_in_queue_and_batch(
-    servers: dict[str, Server], act: Any, policy: str, streams: bool
+    server: Server, act: Any, policy: str, streams: bool
 ) -> None:
-    server = servers[policy]
     before = cancelled(server)
-    ids = [f"{act.__name__}-{streams}-{i}" for i in range(70)]
+    ids = [f"{act.__name__}-{policy}-{streams}-{i}" for i in range(SLOTS + 6)]
     connections = [send(server, id=id, stream=streams) for id in ids]
     wait_until(lambda: all_are_in(server, policy, len(ids)))
     # Requests do not arrive in the order of their connections, so the server says which of them wait. These go first:
@@ -115,9 +120,8 @@ def test_a_client_that_goes_frees_its_place_in_queue_and_batch(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("policy", POLICIES)
-def test_two_hundred_that_go_in_the_middle_leave_nothing_behind(servers: dict[str, Server], policy: str) -> None:
-    server = servers[policy]
+@pytest.mark.parametrize("policy", points(1, *POLICIES[::-1]))
+def test_two_hundred_that_go_in_the_middle_leave_nothing_behind(server: Server, policy: str) -> None:
     probe = {"prompt": "the house", "num_tokens": 12, "temperature": 0}
     before = server.post(**probe).json["completion"]
     gone = sum(cancelled(server).values())
@@ -132,8 +136,7 @@ def test_two_hundred_that_go_in_the_middle_leave_nothing_behind(servers: dict[st
 
 
 @pytest.mark.process
-def test_the_log_calls_it_499_and_tells_no_prompt(servers: dict[str, Server]) -> None:
-    server = servers["dynamic"]
+def test_the_log_calls_it_499_and_tells_no_prompt(server: Server) -> None:
     connection = send(server, id="goes-away", prompt="my secret is this")
     wait_until(lambda: figures(server)["requests-running"] == 1)
     connection.close()
@@ -148,8 +151,7 @@ def test_the_log_calls_it_499_and_tells_no_prompt(servers: dict[str, Server]) ->
 
 
 @pytest.mark.process
-def test_delete_ends_a_request_and_its_client_is_told(servers: dict[str, Server]) -> None:
-    server = servers["dynamic"]
+def test_delete_ends_a_request_and_its_client_is_told(server: Server) -> None:
     for path, status in (("/inference", b"499"), ("/generate", b"500")):
         fields = {"inputs": "x", "parameters": {"max_new_tokens": 1000}} if "g" in path else {}
         with send(server, path, id=f"d{path[1]}", **fields) as connection:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import os
 import runpy
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, redirect_stdout
 from functools import cache
 from pathlib import Path
 
@@ -31,21 +31,23 @@ pytestmark = [
 ]
 
 
-Serving = Callable[[str], Server]
-
-
 @pytest.fixture(scope="module")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """Return what starts a server of a model, once for all tests."""
-    with ExitStack() as running:
+def server_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Server]]:
+    """Return what gives the server of a model, started when it is first asked for."""
+    folder = tmp_path_factory.mktemp("clients")
+    with contextlib.ExitStack() as stack:
 
         @cache
-        def serving(model: str) -> Server:
-            log = tmp_path_factory.mktemp("clients") / "server.log"
-            server = Server(log, "dynamic", "--model", model, *FLAGS, OMP_NUM_THREADS="1")
-            return running.enter_context(server)
+        def start(model: str) -> Server:
+            log = folder / model.replace(":", "-")
+            return stack.enter_context(Server(log, "dynamic", "--model", model, *FLAGS, OMP_NUM_THREADS="1"))
 
-        yield serving
+        yield start
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest, server_of: Callable[[str], Server]) -> Server:
+    return server_of(request.param)
 
 
 def accept(server: Server, script: str, **environment: str) -> str:
@@ -53,7 +55,7 @@ def accept(server: Server, script: str, **environment: str) -> str:
 
     It runs in this process: a client takes as long to load as its script takes, and other tests of this worker have.
     """
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
         patch.setattr(sys, "argv", [script, f"http://127.0.0.1:{server.port}"])
         patch.setattr(sys, "dont_write_bytecode", True)
         patch.syspath_prepend(CLIENTS)
@@ -70,7 +72,7 @@ def accept(server: Server, script: str, **environment: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("model", "script", "needs"),
+    ("server", "script", "needs"),
     points(
         3,
         (MOCK, "accept_openai.py", "openai"),
@@ -80,12 +82,13 @@ def accept(server: Server, script: str, **environment: str) -> str:
         ("bard", "accept_tgi.py", "text_generation"),
         ("bard", "accept_tokenizer.py", "tokenizers"),
     ),
+    indirect=["server"],
 )
-def test_an_official_client_is_content(serving: Serving, model: str, script: str, needs: str) -> None:
+def test_an_official_client_is_content(server: Server, script: str, needs: str) -> None:
     if importlib.util.find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed: tools/setup.sh requirements-dev.txt installs it")
-    known = {} if model == MOCK else {"TOKENIZER_DIR": str(BARD)}
-    assert " passed, " in accept(serving(model), script, STRICT="1", EXAMPLES="100", **known)
+    known = {} if MOCK in server.argv else {"TOKENIZER_DIR": str(BARD)}
+    assert " passed, " in accept(server, script, STRICT="1", EXAMPLES="100", **known)
 
 
 @pytest.mark.full  # the quick run generates requests in tests/api/test_openapi.py
@@ -100,9 +103,8 @@ def test_generated_requests_find_nothing(tmp_path: Path) -> None:
         assert "Traceback" not in server.output()
 
 
-@pytest.mark.parametrize("model", points(1, MOCK, "bard"))
-def test_the_server_is_as_quiet_as_before_they_came(serving: Serving, model: str) -> None:
-    server = serving(model)
+@pytest.mark.parametrize("server", points(1, MOCK, "bard"), indirect=True)
+def test_the_server_is_as_quiet_as_before_they_came(server: Server) -> None:
     assert "Traceback" not in Path(server.log).read_text("utf-8")
     stats = server.get("/stats").json
     assert (stats["requests-running"], stats["requests-waiting"]) == (0, 0)

@@ -12,7 +12,7 @@ import signal
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -61,13 +61,32 @@ def test_both_lists_of_servers_are_the_same() -> None:
     assert chat == page
 
 
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], list[Server]]]:
+    """Return what gives servers that run; it replaces those that a test has stopped."""
+    folder = tmp_path_factory.mktemp("servers")
+    started: list[Server] = []
+
+    def give(count: int) -> list[Server]:
+        alive = [server for server in started if server.process.poll() is None][:count]
+        for _ in range(count - len(alive)):
+            log = folder / f"log{len(started)}"
+            started.append(Server(log, "dynamic", "--model", "mock:llm-mock@50", **SLOW_STEPS).start())
+            alive.append(started[-1])
+        return [server.wait() for server in alive]
+
+    yield give
+    for server in started:
+        server.stop()
+
+
 @contextlib.contextmanager
 def nginx(folder: Path, name: str, servers: dict[str, Server]) -> Iterator[int]:
     """Run nginx with a sample, but for names, ports and paths; return the port at which it lets strangers in."""
     if not (shutil.which("nginx") and shutil.which("openssl")):
         pytest.skip("nginx and openssl are not both here: install them (Debian: apt install nginx openssl)")
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=llm.example.org",
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=llm.example.org",
          "-keyout", str(folder / "key"), "-out", str(folder / "pem")],
         check=True, capture_output=True, timeout=60,
     )  # fmt: skip
@@ -124,11 +143,11 @@ def begin_stream(connection: http.client.HTTPSConnection, tokens: int) -> http.c
 
 
 @pytest.mark.process
-def test_strangers_come_through_nginx_and_are_noticed_when_they_go(tmp_path: Path) -> None:
-    with (
-        Server(tmp_path / "log", "dynamic", "--model", "mock:llm-mock@50", **SLOW_STEPS) as server,
-        nginx(tmp_path, "nginx.conf", {"127.0.0.1:8500": server}) as port,
-    ):
+def test_strangers_come_through_nginx_and_are_noticed_when_they_go(
+    running: Callable[[int], list[Server]], tmp_path: Path
+) -> None:
+    (server,) = running(1)
+    with nginx(tmp_path, "nginx.conf", {"127.0.0.1:8500": server}) as port:
         with through_tls(port) as stranger:
             stranger.request("POST", "/inference", json.dumps({"prompt": "a", "num_tokens": 2}))
             reply = stranger.getresponse()
@@ -137,10 +156,11 @@ def test_strangers_come_through_nginx_and_are_noticed_when_they_go(tmp_path: Pat
             assert re.fullmatch("[0-9a-f]{32}", reply.headers["X-Request-Id"])  # nginx's own
             stranger.request("POST", "/inference", b"x" * (2 << 20))
             assert stranger.getresponse().status == 413
+        before = server.get("/stats").json["http"]["cancelled"]
         with through_tls(port) as stranger:
             begin_stream(stranger, 200)  # while the rest is being computed:
             assert server.get("/stats").json["requests-running"] == 1
-        wait_until(lambda: server.get("/stats").json["http"]["cancelled"] == 1)
+        wait_until(lambda: server.get("/stats").json["http"]["cancelled"] == before + 1)
         wait_until(lambda: server.get("/stats").json["requests-running"] == 0)
         for path, allowed in (("/stats", False), ("/metrics", False), ("/health", True)):
             with through_tls(port, "127.0.0.2") as stranger:
@@ -149,19 +169,12 @@ def test_strangers_come_through_nginx_and_are_noticed_when_they_go(tmp_path: Pat
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[list[Server], int]]:
+def pair(running: Callable[[int], list[Server]], tmp_path: Path) -> Iterator[tuple[list[Server], int]]:
     """Return two servers and the port of nginx before them."""
-    command = ("dynamic", "--model", "mock:llm-mock@50")
-    servers = [Server(tmp_path / f"log{i}", *command, **SLOW_STEPS).start() for i in range(2)]
-    try:
-        for server in servers:
-            server.wait()
-        addresses = {f"10.0.0.1{i + 1}:8500": server for i, server in enumerate(servers)}
-        with nginx(tmp_path, "nginx-upstreams.conf", addresses) as port:
-            yield servers, port
-    finally:
-        for server in servers:
-            server.stop()
+    servers = running(2)
+    addresses = {f"10.0.0.1{i + 1}:8500": server for i, server in enumerate(servers)}
+    with nginx(tmp_path, "nginx-upstreams.conf", addresses) as port:
+        yield servers, port
 
 
 class Clients:

@@ -22,12 +22,12 @@ ARMED = Setting(
         "bad_detokenize": {"prompt_contains": "GARBLED"},
         "sticky": {"prompt_contains": "STICKY"},
         "raise_in_loop": {"prompt_contains": "LEAVE"},
-        "slow_step": {"ms": 2},
+        "slow_step": {"ms": 100, "prompt_contains": "SLOWLY"},
     },
     first=(body("/inference", "POISON"), body("/inference", "GARBLED")),
     mock=True,
 )
-COMPUTING = replace(ARMED, mock=False)
+COMPUTING = replace(ARMED, faults={**ARMED.faults, "slow_step": {"ms": 2}}, mock=False)
 NO_SINKS = Setting(faults={"sink": {"does": "raise"}}, mock=True)
 BLOCKED_SINKS = Setting(faults={"sink": {"does": "block"}})
 HANGING = Setting(faults={"hang_loop": {"prompt_contains": "HANG"}, "stall_seconds": 2})

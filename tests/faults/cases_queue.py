@@ -180,7 +180,7 @@ CASES = [
     Case("D2", "a wait that is too long", who_waits_too_long_never_runs, setting=SLOW),
     Case("D3", "clients that go, at every stage", clients_go_at_every_stage, setting=SLOW,
          tests=("tests/api/test_cancel.py::test_a_client_that_goes_frees_its_place_in_queue_and_batch",)),
-    Case("D4", "200 that give up", many_give_up, setting=SLOW,
+    Case("D4", "200 that give up", many_give_up, setting=SLOW, quick=False,
          tests=("tests/api/test_cancel.py::test_two_hundred_that_go_in_the_middle_leave_nothing_behind",)),
     Case("D5", "a reader that stops", who_stops_reading_is_dropped, setting=IMPATIENT, quick=False,
          growth=40 * MB),

@@ -38,8 +38,9 @@ LONG = json.dumps({"prompt": "the house", "num_tokens": 900}).encode()  # to /in
 class Setting:
     """How a server is started, beside its policy.
 
-    With `mock` it has a model that needs no torch, for what happens before and around the model. The requests of `first`
-    are sent before any pulse is taken: the first error of a kind loads the code that reports it, and that is no leak.
+    With `mock` it has a model that needs no torch, for what happens before and around the model; its tokens are bytes,
+    as those of the computed model. The requests of `first` are sent before any pulse is taken: the first error of a kind
+    loads the code that reports it, and that is no leak.
     """
 
     argv: tuple[str, ...] = ()
@@ -112,8 +113,9 @@ class Watched(Server):
     def __init__(self, log: Path, policy: str, model: Path, setting: Setting) -> None:
         self.model = MOCK if setting.mock else str(model)
         tiny = ["--dtype", "float32", "--compute-threads", "1", "--kv-memory", "16M"]
+        filler = ["--tokenizer-file", str(model.with_suffix(".tiktoken"))]
         argv = [
-            policy, "--model", self.model, *([] if setting.mock else tiny),
+            policy, "--model", self.model, *(filler if setting.mock else tiny),
             "--max-batch-size", str(SLOTS), "--max-queue", str(setting.queue), *setting.argv,
         ]  # fmt: skip
         faults = {"EB_FAULTS": json.dumps(setting.faults)} if setting.faults else {}

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from cases_engine import ARMED
+from cases_engine import COMPUTING
 from cases_process import reloads
 from cases_queue import reset
 from harness import MB, REFUSED, Pulse, Setting, Watched
@@ -31,8 +31,8 @@ GROWTH = 100 * MB  # of memory in all: caches and the threads' arenas fill first
 STRETCH = 600.0  # seconds between two reloads
 SLOWER = 1.5  # times the p99 of the first quarter may be that of the last
 ENOUGH = 300  # requests in a quarter, for a p99
-FAULTS = {name: ARMED.faults[name] for name in ("poison", "oom_for", "nan_row", "slow_step")}
-SOAKED = Setting(faults=FAULTS, first=ARMED.first[:1])
+FAULTS = {name: COMPUTING.faults[name] for name in ("poison", "oom_for", "nan_row", "slow_step")}
+SOAKED = Setting(faults=FAULTS, first=COMPUTING.first[:1])
 Act = Callable[[Watched, random.Random], None]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 import pytest
+from points import points
 from support import ROOT, free_port, run_app
 
 import config as settings
@@ -254,7 +255,8 @@ def test_help_lists_the_policies_and_print_config_hides_the_key(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("argv", "words"),
-    [
+    points(  # the quick run refuses the others without a process: above, and in test_launches.py
+        1,
         (["dinamic"], ["unknown policy 'dinamic'", "Did you mean 'dynamic'?", "dynamic, ", "nobatch, ", "static, "]),
         (["dynamic", "--prot", "1"], ["--prot", "--port"]),
         (
@@ -263,7 +265,7 @@ def test_help_lists_the_policies_and_print_config_hides_the_key(tmp_path: Path) 
         ),
         (["dynamic", "--host", "192.0.2.1"], ["cannot listen on 192.0.2.1", "Use another --host"]),
         (["dynamic", "--host", "no.such.host.invalid"], ["cannot listen on no.such.host", "--host"]),
-    ],
+    ),
 )
 def test_a_bad_start_is_one_line_with_the_remedy(argv: list[str], words: list[str]) -> None:
     result = run_app(*argv)
@@ -274,6 +276,7 @@ def test_a_bad_start_is_one_line_with_the_remedy(argv: list[str], words: list[st
     assert all(word in result.stderr for word in words), result.stderr
 
 
+@pytest.mark.full
 def test_a_taken_port_is_one_line_with_the_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

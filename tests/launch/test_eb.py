@@ -33,7 +33,7 @@ def test_a_mistyped_command_is_answered_with_the_nearest(words: list[str]) -> No
     assert done.stderr.startswith("error: unknown command 'compre'. Did you mean 'compare'? Run ")
 
 
-@pytest.mark.parametrize("words", points(2, ["load", "--requests", "x"], ["help", "compare"], ["help", "serve"]))
+@pytest.mark.parametrize("words", points(1, ["load", "--requests", "x"], ["help", "compare"], ["help", "serve"]))
 def test_help_and_errors_name_the_command_as_it_was_called(words: list[str]) -> None:
     done = eb(*words)
     said = done.stdout + done.stderr

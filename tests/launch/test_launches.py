@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from points import points
 from support import ROOT, Server, clean_environment, free_port, run_app
 from tiny_checkpoint import write_checkpoint
 
@@ -26,6 +27,7 @@ from config import Config, ConfigError
 from launch import doctor, preflight
 from models import catalog
 
+MOCK = ["--model", "mock:llm-mock"]
 REMEDY = re.compile(r"error: .+\. .*(Use|use|Run|Set|set|Install|choose|Free|Remove)")
 
 
@@ -128,19 +130,15 @@ def test_a_full_disk_is_refused(
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "environ", "words"),
-    [
-        ([], {"GUNICORN_CMD_ARGS": "--preload"}, "preload on"),
-        *(
-            pytest.param(*more, marks=pytest.mark.full)
-            for more in (
-                ([], {"GUNICORN_CMD_ARGS": "--workers 2"}, "2 worker"),
-                ([], {"GUNICORN_CMD_ARGS": "-k sync"}, "of class gthread"),
-                ([], {"GUNICORN_CMD_ARGS": "--threads 4"}, "4 threads"),
-                (["--kv-memory", "1K"], {}, "--kv-memory"),
-                (["--dtype", "float16", "--device", "cpu"], {}, "float16 is for GPUs"),
-            )
-        ),
-    ],
+    points(
+        1,
+        (MOCK, {"GUNICORN_CMD_ARGS": "--preload"}, "preload on"),
+        (MOCK, {"GUNICORN_CMD_ARGS": "--workers 2"}, "2 worker"),
+        (MOCK, {"GUNICORN_CMD_ARGS": "-k sync"}, "of class gthread"),
+        (MOCK, {"GUNICORN_CMD_ARGS": "--threads 4"}, "4 threads"),
+        (["--kv-memory", "1K"], {}, "--kv-memory"),
+        (["--dtype", "float16", "--device", "cpu"], {}, "float16 is for GPUs"),
+    ),
 )
 def test_what_only_the_server_process_can_check_is_refused_in_one_line(
     tiny: Path, arguments: list[str], environ: dict[str, str], words: str

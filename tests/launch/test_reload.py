@@ -44,8 +44,12 @@ def test_a_reload_finishes_accepted_requests_and_answers_new_ones_503_until_the_
         wait_until(lambda: server.get("/stats").json["requests-running"] == 1)
         old = reload(server)
         answers = []
-        while workers(server) & old:
+
+        def has_ended() -> bool:
             answers.append(server.post(prompt="the", num_tokens=3))
+            return not workers(server) & old
+
+        wait_until(has_ended, 60)
         refused = [answer for answer in answers if answer.status == 503]
         assert refused
         assert {answer.status for answer in answers} <= {200, 503}

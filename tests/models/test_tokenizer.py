@@ -264,6 +264,7 @@ def test_without_ranks_the_error_names_the_remedy_and_random_weights_borrow_bard
     def unreachable(name: str) -> tiktoken.Encoding:
         raise ConnectionError("no route")
 
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(tiktoken, "get_encoding", unreachable)
     with pytest.raises(TokenizerError, match=r"ConnectionError.* Set EB_TOKENIZER_FILE"):
         load_tokenizer(resolved(load_format="auto"))
@@ -278,7 +279,19 @@ def test_without_ranks_the_error_names_the_remedy_and_random_weights_borrow_bard
 
 def test_a_download_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     released = Event()
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(tiktoken, "get_encoding", lambda name: released.wait(30))
     with pytest.raises(TokenizerError, match=r"no answer within 0\.2 s"):
         ranks.from_tiktoken(timeout_s=0.2)
     released.set()
+
+
+def test_offline_nothing_is_tried_unless_there_is_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached = tiktoken.Encoding("gpt2", pat_str=".", mergeable_ranks={b"a": 0}, special_tokens={})
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: cached)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "none"))
+    with pytest.raises(TokenizerError, match="HF_HUB_OFFLINE"):
+        ranks.from_tiktoken()
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    assert ranks.from_tiktoken() is cached
