@@ -77,7 +77,7 @@ class Config:
     queue_timeout: float = setting(0.0, "maximum seconds in the queue, then 504; 0: --request-timeout", seconds(0))
     request_timeout: float = setting(600.0, "maximum seconds from arrival to answer, then 504", seconds(0.01))
     dedup: str = setting(
-        "off", "compute equal requests that are in flight once, and answer them all: those with the same API key, or all",
+        "off", "compute equal requests in flight once, and answer all of them; per-key: only those with the same API key",
         Choice(["off", "per-key", "all"])
     )  # fmt: skip
     shadow: str = setting(
@@ -122,11 +122,11 @@ class Config:
         "", "smaller model with the same tokenizer that proposes draft tokens, such as distilgpt2 for gpt2-medium"
     )
     drafts: str = setting(
-        "auto", "with --speculate: draft tokens in a step for each request, 0 to 8; auto: as many as are worth their time",
+        "auto", "with --speculate: draft tokens per request and step, 0 to 8; auto: as many as are worth their time",
         Choice(["auto", *map(str, range(9))], "N|auto")
     )  # fmt: skip
     mock_acceptance: float = setting(
-        0.7, "with --speculate and a mock model: how likely a draft token is accepted if those before it are",
+        0.7, "with --speculate and a mock model: probability that a draft token is accepted if those before it are",
         Number(0, 1, float)
     )  # fmt: skip
     batch_invariant: bool = setting(
@@ -142,7 +142,7 @@ class Config:
         "/inference", Choice(["special", "text"])
     )  # fmt: skip
     prefix_cache: bool = setting(True, "share KV pages between prompts with the same prefix")
-    evict: str = setting("lru", "which cached page goes first", Choice(["lru", "ttl", "least-remaining-turns"]))
+    evict: str = setting("lru", "which cached page to evict first", Choice(["lru", "ttl", "least-remaining-turns"]))
     compute_threads: int = setting(0, "number of compute threads on a CPU; 0: one per core", Number(0, 1024))
     host: str = setting("0.0.0.0", "address to listen on")
     port: int = setting(8500, "port to listen on", Number(1, 65535))
@@ -163,7 +163,7 @@ class Config:
         "https://chat.example.org; *: any; unset: none", Read(check_origins)
     )  # fmt: skip
     batch_folder: str = setting(
-        "", "folder for OpenAI's files and batches, which are computed while nothing else is; unset: no batches"
+        "", "folder for OpenAI's files and batches, which are computed while the server is idle; unset: no batches"
     )
     batch_width: int = setting(
         16, "maximum number of batch lines in a step; more are faster, but a request that arrives waits longer",
@@ -183,12 +183,12 @@ class Config:
     dashboard_show_text: bool = setting(False, "show the beginnings of prompts on the live page, to all of its viewers")
     tgi_metrics: bool = setting(False, "also export TGI's metric names (tgi_*) on /metrics")
     demo: bool = setting(
-        False, "for a lecture: an endless load on eight slots at about 20 steps per second, without weights or downloads; "
+        False, "demonstration: an endless load on eight slots at about 20 steps per second, without weights or downloads; "
         "same as ./server.sh demo"
     )  # fmt: skip
     lab: bool = setting(
-        False, "also serve the lab at /lab/, where policies are written and raced in the browser; tools/build_lab.sh builds it. "
-        "Without --model: without weights"
+        False, "also serve the lab at /lab/, a page for writing and racing policies, which tools/build_lab.sh builds. "
+        "Without --model it serves without weights"
     )  # fmt: skip
     api_key: str = setting("", "key that clients must send as a bearer token", KEY)
 

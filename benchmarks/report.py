@@ -7,6 +7,7 @@ import json
 import math
 import statistics
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,24 @@ from typing import Any
 from benchmarks import machine
 
 
+class Help(argparse.HelpFormatter):
+    """A help whose text is wrapped, but not the commands in it, and in which options show their defaults."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = [part if part.startswith(" ") else textwrap.fill(part, width) for part in text.strip().split("\n\n")]
+        return "\n\n".join(parts)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text, default = action.help or "", action.default
+        if default in (None, False, [], argparse.SUPPRESS) or text.endswith(")"):
+            return text
+        shown = ",".join(map(str, default)) if isinstance(default, list) else "%(default)s"
+        return f"{text} (default: {shown})".strip()
+
+
 def parser(name: str, text: str | None) -> argparse.ArgumentParser:
     """Return the parser of `python -m benchmarks.NAME`, with --json."""
-    result = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{name}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    result = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=text, formatter_class=Help)
     result.add_argument("--json", type=Path, help="also write the result to this file")
     return result
 
@@ -33,18 +47,19 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 def add_server(parser: argparse.ArgumentParser, threads: int = 0) -> None:
     """Add the options of the server under test."""
-    parser.add_argument("--policy", default="dynamic")
-    parser.add_argument("--model", default="bard")
-    parser.add_argument("--compute-threads", type=int, default=threads)
+    parser.add_argument("--policy", default="dynamic", help="policy of the server")
+    parser.add_argument("--model", default="bard", help="model of the server")
+    parser.add_argument("--compute-threads", type=int, default=threads, help="compute threads; 0: one per core")
 
 
 def add_model(parser: argparse.ArgumentParser, *dtypes: str) -> None:
     """Add the options of a model that is loaded in this process."""
-    parser.add_argument("--model", default="gpt2-medium")
-    parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
-    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", *dtypes))
-    parser.add_argument("--quantize", default="none", choices=("none", "as-stored", "int8", "int4"))
-    parser.add_argument("--kv-dtype", default="auto", choices=("auto", "int8"))
+    add = parser.add_argument
+    add("--model", default="gpt2-medium", help="as the server's --model")
+    add("--load-format", default="auto", choices=("auto", "dummy"), help="dummy: random weights of the model's shape")
+    add("--dtype", default="auto", choices=("auto", "float32", "bfloat16", *dtypes), help="number format")
+    add("--quantize", default="none", choices=("none", "as-stored", "int8", "int4"), help="format of the weights")
+    add("--kv-dtype", default="auto", choices=("auto", "int8"), help="format of keys and values")
 
 
 def keep(file: Path | None, result: dict[str, Any]) -> None:

@@ -160,18 +160,19 @@ def show(result: dict[str, Any]) -> None:
 def main() -> None:
     parser = report.parser("serving", __doc__)
     report.add_model(parser, "float16")
-    parser.add_argument("--policies", type=lambda t: t.split(","), default=["nobatch", "static", "dynamic"])
-    parser.add_argument("--numsamples", type=int, default=64, help="requests of the burst, and slots")
-    parser.add_argument("--rate", type=float, default=1.0, help="requests a second, Poisson")
-    parser.add_argument("--poisson", type=int, default=30, help="requests at that rate, 0 for none")
+    policies = ["nobatch", "static", "dynamic"]
+    parser.add_argument("--policies", type=lambda t: t.split(","), default=policies, help="separated by commas")
+    parser.add_argument("--numsamples", type=int, default=64, help="number of requests in the burst, and of slots")
+    parser.add_argument("--rate", type=float, default=1.0, help="requests per second of the Poisson load")
+    parser.add_argument("--poisson", type=int, default=30, help="number of requests in the Poisson load; 0: none")
     parser.add_argument(
         "--repeats",
         type=int,
         default=3,
-        help="bursts, of which the median counts, with the 90 %% interval of their mean",
+        help="number of bursts; reported are their median and the 90 %% interval of their mean",
     )
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--skip-offline", action="store_true")
+    parser.add_argument("--seed", type=int, default=1, help="random seed")
+    parser.add_argument("--skip-offline", action="store_true", help="measure over HTTP only")
     args = parser.parse_args()
     result = {
         "model": args.model, "load_format": args.load_format, "dtype": args.dtype,

@@ -64,7 +64,7 @@ def guarded(main: Callable[[Console], int], target: Callable[[], Target | None])
         say(
             console,
             f"error: cannot reach {url}. Is the server running? Start it with "
-            "./server.sh dynamic, or set IP in client/.env",
+            "./server.sh dynamic, or check the address",
         )
         return UNREACHABLE
     except KeyboardInterrupt:

@@ -57,7 +57,7 @@ def sent(numsamples: str, context: str = "1024", warmup: int = 3) -> list[Parame
         ),
         Option("--numsamples", f"number of requests (default {numsamples})", Number(1, 100_000)),
         Option(
-            "--context", f"longest prompt and answer together, in tokens (default: {context})", Number(8),
+            "--context", f"maximum tokens of prompt and answer together (default: {context})", Number(8),
         ),
         Option(
             "--temperature", "temperature of every request; 0: greedy (default: the server's, but 1 with --api openai)",

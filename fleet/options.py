@@ -49,7 +49,7 @@ def bounds(text: str) -> Bounds:
     except ValueError:
         found = Bounds(0, 0)
     if not 1 <= found.least <= found.most <= 1000:
-        raise ValueError(f"{text!r} is no number of replicas. Use N, or LEAST..MOST for autoscaling, such as 2..8")
+        raise ValueError(f"{text!r} is not a number of replicas. Use N, or LEAST..MOST for autoscaling, such as 2..8")
     return found
 
 

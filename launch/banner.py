@@ -37,8 +37,9 @@ def show(config: Config, engine: Engine, seconds: float) -> None:
     pages = engine.manager.pages
     fits = ""
     if pages is not None:
-        counts = [f"{count:,} requests of {length:,} tokens" for length, count in engine.sequences_that_fit.items()]
-        fits = f", room for {' or '.join(counts)}"
+        counts = [*engine.sequences_that_fit.items()]
+        (short, most), (whole, fewest) = counts[0], counts[-1]
+        fits = f", room for {most:,} requests of {short:,} tokens, or {fewest:,} of {whole:,}"
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
     url = f"http://[{local}]:{config.port}" if ":" in local else f"http://{local}:{config.port}"
     key = "required (Authorization: Bearer ...)" if config.api_key else "none"

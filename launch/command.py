@@ -106,6 +106,10 @@ def _resolve(config: Config) -> str:
     """Find the model, with a note if that takes over a second; return its description for the worker."""
     if mock.is_mock(config.model):
         mock.load(config.model)  # the worker loads it again; this reports its errors in time
+        for name in ("dtype", "quantize", "kv_dtype", "batch_invariant"):
+            if (value := getattr(config, name)) != getattr(Config, name):
+                flag = f"{settings.flag(name)} {settings.text_of(value)}"
+                banner.warn(f"{flag} has no effect on {config.model}, which has no weights. Leave it out")
         return ""
     from models import catalog
 

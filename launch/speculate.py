@@ -26,8 +26,8 @@ def check(config: Config) -> None:
         )
     if mode != "off" and policies.get_policy(config.policy, config.max_batch_size, config.policy_options).padded:
         raise ConfigError(
-            f"--speculate is {mode!r}, but the policy {config.policy} pads its batches to rows of one length, in which no "
-            "request can have more tokens than others. Use another policy such as dynamic, or --speculate off"
+            f"--speculate is {mode!r}, but the policy {config.policy} pads its batches, so that all requests compute one token "
+            "per step. Use another policy such as dynamic, or --speculate off"
         )
 
 

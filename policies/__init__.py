@@ -61,6 +61,8 @@ def check_name(name: str, *, own: bool = True) -> None:
     With `own=False`, only the policies of this package are known, and no user's file or module is imported.
     """
     loop, order = _split(name, own)
+    if "+" in loop and loop.partition("+")[0] in names():
+        raise ValueError(f"policy {name!r} has two orders. Use one, as in {loop}")
     _check(loop, "policy", names(), own)
     if order:
         _check(order, "order", order_names(), own)

@@ -1,4 +1,4 @@
-"""A padded batch that late requests join and done ones leave (BATON, Cong et al. 2024, arXiv 2410.18701).
+"""A padded batch that new requests join and finished ones leave (BATON, Cong et al. 2024, arXiv 2410.18701).
 
 A row that is done leaves at once, and the next request takes its place in the running batch. Prompts that join together
 are padded to the longest, in a step of their own, so that running rows do not wait in the rectangle of a prompt; without
@@ -26,7 +26,7 @@ from scheduling.sequence import Sequence
 
 class Policy(policy.Policy):
     padded = True
-    decoupled = option(True, "prompts get a step of their own, not one rectangle with the decodes")
+    decoupled = option(True, "compute prompts in a step of their own; off: in one padded step with the decodes")
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)

@@ -15,7 +15,7 @@ from scheduling.sequence import Sequence
 class Policy(policy.Policy):
     reserve = option(
         "all",
-        "KV pages at admission; all: room for the whole answer if its length is requested; prompt: room for the prompt and a margin",
+        "KV pages at admission; all: for the whole answer, if max_tokens is set; prompt: for the prompt and 64 tokens",
         choices=("all", "prompt"),
     )
 

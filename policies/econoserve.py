@@ -1,4 +1,4 @@
-"""Answers run in groups of equal predicted length, with KV apart from that of prompts (EconoServe, arXiv 2411.06364).
+"""Answers run in groups of equal predicted length, with KV memory separate from prompts (EconoServe, arXiv 2411.06364).
 
 (Shen and Sen 2024; EcoServe in its first version.) A request joins with KV for its prompt alone, out of a `reserved` share, so
 that prompts can fill each step up to `max_batched_tokens` (the paper's target forward size). With its first token it waits for its
@@ -28,10 +28,12 @@ from scheduling.sequence import Sequence
 
 
 class Policy(Predicting):
-    max_batched_tokens = option(512, "maximum tokens per step, which prompts fill up", low=1)
-    reserved = option(0.05, "share of the KV for prompts, and for answers longer than predicted", low=0.0, high=1.0)
-    padding = option(0.1, "share that is added to each predicted length", low=0.0, high=10.0)
-    pipelining = option(True, "answers count on KV that others need only after they are done")
+    max_batched_tokens = option(512, "maximum tokens per step; prompts fill it up", low=1)
+    reserved = option(
+        0.05, "share of the KV memory for prompts and for answers longer than predicted", low=0.0, high=1.0
+    )
+    padding = option(0.1, "share added to each predicted length", low=0.0, high=10.0)
+    pipelining = option(True, "let an answer use KV memory that others need only after it is done")
     slo = option(10.0, "deadline in seconds for requests that set none", low=0.0)
     slo_range = option(1.0, "seconds between deadlines that count as equal", low=0.001)
 

@@ -1,4 +1,4 @@
-"""Prefill first (vLLM v0, SOSP 2023): a step computes prompts if a new request fits, and otherwise one token of each.
+"""Prefill first (vLLM v0, SOSP 2023): a step computes prompts if a new request fits, and otherwise decodes.
 
 Decodes never share a step with prompt tokens, so a stream of arrivals stalls all other streams for whole prompts.
 Requests join as far as slots, KV and the tokens of one step allow. With `kv_tokens`, they are admitted by the tokens

@@ -1,4 +1,4 @@
-"""TGI's queue (Hugging Face text-generation-inference, router/src/infer.rs): joining must be worth a pause.
+"""TGI's queue (Hugging Face text-generation-inference, router/src/infer.rs): requests join only if enough of them wait.
 
 With n running, waiting requests join only when at least floor(n x ratio) of them fit, or any number of them after
 `max_waiting` decode steps without one joining. They get a step for their prompts, in which the others pause, and a
@@ -20,7 +20,7 @@ from scheduling.sequence import Sequence
 
 class Policy(policy.Policy):
     separate_prefill = True
-    ratio = option(0.3, "required waiting requests per running request (1.2 in 2023)", low=0.0)
+    ratio = option(0.3, "waiting requests required per running request (1.2 in 2023)", low=0.0)
     max_waiting = option(20, "decode steps after which any number of waiting requests suffices", low=0)
     max_total_tokens = option(1 << 60, "prompt and answer tokens of a batch", low=1)
 

@@ -33,18 +33,18 @@ class Policy(window.Policy):
     priority_levels = option(0, "number of levels, of which 1 goes first; 0: one queue", low=0, high=1000)
     default_priority_level = option(1, "level of requests whose priority is not one of the levels", low=1)
     timeout: tuple[float, ...] = option(
-        (0.0,), "maximum seconds in the queue, for all levels or each; 0: no limit", low=0.0
+        (0.0,), "maximum seconds in the queue, one value for all levels or one for each; 0: no limit", low=0.0
     )
     timeout_action: tuple[str, ...] = option(
-        ("reject",), "what happens after the timeout, for all levels or each", choices=("reject", "delay")
+        ("reject",), "what to do after the timeout, for all levels or for each", choices=("reject", "delay")
     )
     allow_timeout_override: tuple[str, ...] = option(
-        ("off",), "whether requests may have a shorter timeout, slo_s, for all levels or each", choices=("on", "off")
+        ("off",), "whether slo_s may shorten the timeout, for all levels or for each", choices=("on", "off")
     )
     max_queue_size: tuple[int, ...] = option(
-        (0,), "maximum waiting requests, for all levels or each; 0: no limit", low=0
+        (0,), "maximum waiting requests, for all levels or for each; 0: no limit", low=0
     )
-    preserve_ordering = option(False, "answers leave in the order of arrival, whichever instance is done first")
+    preserve_ordering = option(False, "send answers in the order of arrival, also from several instances")
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)
@@ -59,7 +59,8 @@ class Policy(window.Policy):
         delays = any(level.timeout and level.action == "delay" for level in self._levels)
         if self.preserve_ordering and (count > 1 or delays):  # as in Triton
             raise OptionError(
-                "policy option preserve_ordering is on, but requests overtake others. Use one level without timeout_action=delay"
+                "policy option preserve_ordering is on, but priority levels and timeout_action=delay change the order. "
+                "Leave it out, or use one level and no delay"
             )
         claims, heeds = self.claims.without_order(), ["priority"] * (count > 1)
         heeds += ["deadline"] * any(level.timeout and level.override == "on" for level in self._levels)

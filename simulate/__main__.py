@@ -1,5 +1,5 @@
-"""The command line of the simulator: text for people on stderr; into a pipe or file, one JSON object as the last line of
-stdout."""
+"""Simulate batching policies without a model. Text goes to stderr; unless stdout is a terminal, its last line is one JSON
+object."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from scheduling.scheduler import PolicyError
 COMMANDS = {
     "run": "Serve a workload with one or more policies and report the result of each.",
     "plan": "Find the highest rate that each policy sustains, and the replicas that a rate needs.",
-    "arena": "Rank all policies, and files of your own, over many workloads, pair by pair.",
-    "grade": "Grade policy files for a lesson of docs/tutorial: the laws, and a score.",
+    "arena": "Rank all policies and your own over many workloads.",
+    "grade": "Check and score policy files for a lesson of docs/tutorial.",
     "fleet": "Serve a workload with many replicas behind a router.",
     "prefix": "Compare prefix caches: hits, TTFT and TPOT by cache and batch size.",
     "calibrate": "Time the engine on this machine and fit a cost model to it.",
     "validate": "Send the same arrivals through a real server and the simulator, side by side.",
-    "predict": "Simulate the requests of a comparison and show the predictions beside the measurements.",
-    "adversary": "Search for the trace on which a policy does worst beside another one or the lower bound.",
+    "predict": "Simulate the requests of a comparison and compare with its measurements.",
+    "adversary": "Search for the requests on which a policy does worst, compared with another policy or a bound.",
     "check": "Test a policy on thousands of random cases and report which law it breaks.",
 }
 EXAMPLES = """\b

@@ -60,21 +60,21 @@ class Acceptance(Type):
 
 SPECULATION_OPTIONS = [
     Option(
-        "--acceptance", "speculative decoding: how likely a draft token is accepted if those before it are, or an "
-        "iterations.jsonl in which it was recorded (default: no draft tokens)", Acceptance(),
+        "--acceptance", "simulate speculative decoding: the probability that a draft token is accepted if those before it are, or "
+        "an iterations.jsonl with recorded draft tokens (default: no draft tokens)", Acceptance(),
     ),
     Option(
-        "--drafts", "with --acceptance: draft tokens in a step for each request, 0 to 8; auto: as many as are worth their "
+        "--drafts", "with --acceptance: draft tokens per request and step, 0 to 8; auto: as many as are worth their "
         "time, as in the server", Choice(["auto", *map(str, range(MOST + 1))], "N|auto"), default="auto",
     ),
 ]  # fmt: skip
 KV_OPTIONS = [
     Option(
-        "--kv-tokens", "tokens that the KV pages hold, which prompts that begin alike share; 0: no limit, nothing shared",
+        "--kv-tokens", "tokens that fit into the KV pages, which prompts with the same beginning share; 0: no limit and no sharing",
         Number(0), default=0,
     ),
     Option(
-        "--page-size", "tokens of a KV page; 512: of the blocks of Mooncake's traces, which need no hashing then",
+        "--page-size", "tokens per KV page; 512 is the block size of Mooncake's traces, and faster for them",
         Number(1), default=16,
     ),
 ]  # fmt: skip
@@ -95,8 +95,8 @@ def engine_options(
         Option("--cost", f"name of a cost model, or a file written by `calibrate`{default_cost}", default=cost),
         pairs("--cost-option", "option of the cost model; may be repeated"),
         Option(
-            "--engine", "whether a step computes padding; as-is: if the policy pads; ragged: never; padded: always; aligned: "
-            "contexts are padded to the longest, too", Choice(["as-is", "ragged", "padded", "aligned"]), default="as-is",
+            "--engine", "which padding costs time; as-is: that of a policy that pads; ragged: none; padded: that of prompts; aligned: "
+            "also that of contexts", Choice(["as-is", "ragged", "padded", "aligned"]), default="as-is",
         ),
         Option("--max-batch-size", "slots: maximum number of requests computed together", Number(1), default=max_batch_size),
         Option(
@@ -123,13 +123,13 @@ def arrival_options(num: int = 1000, rate: float = 2.0) -> list[Option]:
         Option("--num", "number of requests; with --trace: all of them, or the first N", Number(1), default=num),
         Option("--trace", "take the requests from this CSV or JSON-lines file", FILE),
         Option(
-            "--copies", "play a trace N times at once, each copy shifted by a random time, with prompts and clients of its own",
+            "--copies", "play a trace N times at once, each copy shifted by a random time, with its own prompts and clients",
             Number(1), default=1,
         ),
         Option("--speed", "play a trace this many times as fast", POSITIVE, default=1.0),
         Option(
-            "--context", "leave out requests with a longer prompt and answer together; above 1024: cut them to it, as the "
-            "client does for a model with that context; 0: keep all", Number(0, name="TOKENS"),
+            "--context", "leave out requests with more tokens of prompt and answer together; above 1024, the requests of a --workload "
+            "are cut to it instead; 0: keep all", Number(0, name="TOKENS"),
             default=0,
         ),
         Option(
@@ -141,7 +141,7 @@ def arrival_options(num: int = 1000, rate: float = 2.0) -> list[Option]:
             default=0,
         ),
         Option(
-            "--slo", "give each request one of these deadlines, in seconds, all equally likely, for edf", POSITIVE,
+            "--slo", "give each request one of these deadlines in seconds, all equally likely, for orders such as edf", POSITIVE,
             metavar="SECONDS", several=True, default=[],
         ),
         Option("--seed", "random seed", Number(0), default=0),

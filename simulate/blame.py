@@ -133,7 +133,7 @@ def of(again: Again, cost: Cost, host: Host, asked: str = "", run: Run | None = 
         victims += mine
         culprits += chosen
     if not victims:
-        raise ValueError("the simulation answers none of the requests. Choose another one")
+        raise ValueError("no request has an answer in the simulation. Choose another request")
     none = np.zeros(len(PARTS))
     by = [[blame.get((seq.id, culprit.id), none) for culprit in culprits] for seq in victims]
     return Blame(

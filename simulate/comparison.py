@@ -25,9 +25,8 @@ LATENCY, SATURATED_LATENCY = 0.10, 0.25  # of the mean and of p99
 SATURATED = 0.8  # utilization from which waiting amplifies every error, and the makespan is the engine's
 TTFT = 0.20
 BOUNDS = (
-    f"mean and p99 latency within {LATENCY:.0%} up to a utilization of {SATURATED:.0%}, within "
-    f"{SATURATED_LATENCY:.0%} above; mean TTFT within {TTFT:.0%}; makespan within {MAKESPAN:.0%} above a utilization of "
-    f"{SATURATED:.0%} (below, the arrivals alone decide it)"
+    f"mean and p99 latency within {LATENCY:.0%}, or {SATURATED_LATENCY:.0%} above a utilization of {SATURATED:.0%}; mean TTFT "
+    f"within {TTFT:.0%}; makespan within {MAKESPAN:.0%} above that utilization (below it, the arrivals determine the makespan)"
 )
 
 

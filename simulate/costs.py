@@ -255,7 +255,9 @@ def load(path: str | Path) -> tuple[Affine | Interpolated, Host, dict[str, Any]]
         host = {key: float(value) for key, value in facts.get("host", {}).items()}
         return model, Host(**host), facts
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = getattr(error, "strerror", None) or repr(error)
+        reason = getattr(error, "strerror", None) or (
+            f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        )
         raise ValueError(
             f"cannot read a cost model from {str(path)!r}: {reason}. Make one with "
             "'python -m simulate calibrate --out FILE.json'"

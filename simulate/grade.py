@@ -25,7 +25,7 @@ CASES, LARGE_CASES = 400, 2
 LISTS = 3  # of requests that a policy serves
 BOUNDS = {"mean": "least_mean_e2el_ms", "misses": "least_deadlines_missed"}  # of simulate/regret.py
 WORDS = {
-    "mean": "mean latency, s", "p99": "p99 latency, s", "light": "wait of light clients beside that of all",
+    "mean": "mean latency, s", "p99": "p99 latency, s", "light": "wait of light clients relative to all",
     "misses": "share of deadlines missed",
 }  # fmt: skip
 

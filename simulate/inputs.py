@@ -97,13 +97,13 @@ def make_rows(args: Values, *, unit: bool = False, draws_more: bool = False) -> 
         remedy = "Use --speed" if args.trace else "Leave it out"
         refuse(args, ("rate",), f"has no effect on arrivals that have their own rate. {remedy}")
     if args.trace:
-        refuse(args, ("workload", "arrivals"), "has no effect: --trace has both. Leave one out")
+        refuse(args, ("workload", "arrivals"), "has no effect with --trace. Leave one out")
         if not (draws_more or args.clients or args.priorities or args.slo or args.copies > 1):
-            refuse(args, ("seed",), "has no effect: nothing of --trace is drawn. Leave it out")
+            refuse(args, ("seed",), "has no effect: nothing in --trace is random. Leave it out")
         rows = workloads.read(args.trace)
     else:
-        refuse(args, ("speed",), "requires --trace. Use --rate")
-        refuse(args, ("copies",), "requires --trace. Use --num")
+        refuse(args, ("speed",), "requires --trace. Add it, or use --rate")
+        refuse(args, ("copies",), "requires --trace. Add it, or use a larger --num")
         if args.arrivals == "burst" and not unit:
             refuse(args, ("rate",), "has no effect: in a burst all arrive at once. Leave it out")
         replays = _replays_workload(args)

@@ -91,7 +91,7 @@ class Preemptions:
         """Between two preemptions of a request, it or another one generates a token."""
         for seq in plan.preempted:
             if self._at.get(seq) == self._tokens:
-                raise Broken(PROGRESS, f"{seq.id} is preempted again, and no request has generated a token since")
+                raise Broken(PROGRESS, f"{seq.id} is preempted again before any request has generated a token")
             self._at[seq] = self._tokens
 
     @property
@@ -110,7 +110,7 @@ def check_contents(contents: Contents, plan: Plan) -> None:
         if not contents.compute(seq, count, plan.drafts[i] if plan.drafts else ()):
             raise Broken(
                 TOKENS,
-                f"in step {plan.number}, {seq.id} attends to keys and values of another text, after "
+                f"in step {plan.number}, {seq.id} attends to keys and values of a different text, after "
                 f"{seq.preemptions} preemptions and with {seq.computed} tokens that count as computed",
             )
 
@@ -231,7 +231,8 @@ def check_conservation_of_work(scheduler: Scheduler, plan: Plan) -> None:
         if tokens + first.pending - policy.cached_tokens(first) > budget or tokens >= budget:
             return
     raise Broken(
-        WORK, f"at time {now:g}, {first.id} waits beside {free} empty slot{'s' * (free > 1)} (reason: {reason})"
+        WORK,
+        f"at time {now:g}, {first.id} waits while {free} slot{'s are' if free > 1 else ' is'} empty (reason: {reason})",
     )
 
 

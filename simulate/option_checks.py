@@ -88,7 +88,7 @@ def _check_hints(args: Values, named: str, every: Sequence[Policy], reported: Co
     loop = args.policies[0].partition("+")[0]
     for hint, (option, words, order, _) in HINTS.items():
         if hint not in reported and not any(hint in policy.claims.heeds for policy in every):
-            why = f"has no effect: {named} does not go by {words}. Use {loop}+{order}, or leave it out"
+            why = f"has no effect: {named} does not use {words}. Use {loop}+{order}, or leave it out"
             refuse(args, (option,), why)
 
 
@@ -100,7 +100,7 @@ def notes(args: Values, chosen: Iterable[Policy], rows: Rows) -> Iterator[str]:
         heeds = policy.claims.heeds
         if heeds and not differ_in & set(heeds):
             hint = HINTS[heeds[0]]
-            yield f"{policy.name} goes by {hint.words}, which is the same for all these requests. {hint.remedy}"
+            yield f"{policy.name} orders by {hint.words}, which is the same for all these requests. {hint.remedy}"
 
 
 def check_engine(args: Values, cost: Cost, chosen: Iterable[Policy]) -> None:

@@ -42,8 +42,8 @@ def check_source(path: Path) -> None:
         for name in _asked(node, FORBIDDEN_CALLS - own):
             raise Broken(
                 "purity",
-                f"{path.name}, line {getattr(node, 'lineno', 0)}: {name} is not allowed. A policy decides by what it is "
-                "given: no clock, no random generator, no files or processes, nothing that differs between runs",
+                f"{path.name}, line {getattr(node, 'lineno', 0)}: {name} is not allowed. A policy may use only its "
+                "arguments: no clock, no random generator, no files or processes, nothing that differs between runs",
             )
 
 

@@ -65,4 +65,4 @@ def sentence(figures: dict[str, Any]) -> str:
 
 
 def _share(above: float) -> str:
-    return f"{round(above, 4) + 0.0:.0%}"
+    return f"{round(above, 4) + 0.0:,.0%}"

@@ -236,10 +236,12 @@ def arrivals_of(name: str, rate: float) -> Arrivals:
         if process.users is None:
             return process
         raise ValueError(
-            f"{name!r} is a closed loop, which the simulator does not have. Use one of: {', '.join(ARRIVALS)}"
+            f"{name!r} is a closed loop of users, which cannot be simulated. Use one of: {', '.join(ARRIVALS)}"
         )
     guess = nearest(name, ARRIVALS)
-    raise ValueError(f"unknown arrivals {name!r}.{guess} Use one of: {', '.join(ARRIVALS)}, or a load of the client's")
+    raise ValueError(
+        f"unknown arrivals {name!r}.{guess} Use one of: {', '.join(ARRIVALS)}, or a load such as gamma:2:0.5"
+    )
 
 
 def draw(

@@ -239,7 +239,8 @@ def read(folder: Path) -> Results:
         with (folder / "requests.csv").open(newline="", encoding="utf-8") as file:
             requests = list(csv.DictReader(file))
     except (OSError, ValueError) as error:
+        reason = f"it has no {Path(error.filename).name}" if isinstance(error, FileNotFoundError) else error
         raise ValueError(
-            f"{str(folder)!r} is not a comparison: {error}. Use a folder written by client.compare"
+            f"{str(folder)!r} is not a comparison: {reason}. Use a folder written by client.compare"
         ) from error
     return Results(folder, summary, requests)

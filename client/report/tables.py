@@ -63,11 +63,9 @@ def by_turn(turns: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def blame(name: str, figures: Mapping[str, Any]) -> Table:
-    """Return the matrix of who made whom wait, or slowed whose tokens, as a table."""
-    caption = (
-        "waits: until it joins; runs: from there; by client: how much sooner without one of its requests, all added up"
-    )
-    table = Table(title=f"{name}, simulated: ms of a request, and because of which clients", title_justify="left",
+    """Return the matrix of how much each client's requests delayed each other's, as a table."""
+    caption = "waits: until it joins; runs: from there to the answer; client columns: time saved without that client's requests, one by one"
+    table = Table(title=f"{name}, simulated: ms per request, and which clients caused them", title_justify="left",
                   caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # fmt: skip
     table.add_column("client")
     for head in ("waits", "runs", "alone", *figures["clients"], "residual"):

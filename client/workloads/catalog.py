@@ -100,7 +100,7 @@ def shared_prefix(draw: Draw, prefixes: int = 10, length: int = 256) -> list[Sam
 
 
 def drawn_turns(draw: Draw, turns: int = 5) -> list[Sample]:
-    """Chats of T (5) turns of drawn lengths: each prompt begins with all before it and a stand-in for the answer."""
+    """Chats of T (5) turns of random lengths: each prompt repeats the chat so far, with filler for the answers."""
     number = -(-draw.count // turns)
     places = draw.rng.integers(0, 1 << 30, number)
     lengths = np.zeros(number, int)

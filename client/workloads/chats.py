@@ -50,7 +50,7 @@ def multi_turn(draw: Draw, turns: int = 8, think: int = 0) -> list[Sample]:
 
 
 def agent(draw: Draw, turns: int = 8) -> list[Sample]:
-    """Agents of up to T (8) turns: each reads the result of a tool that it called, after all before it."""
+    """Agents of up to T (8) turns: each turn adds the result of a tool to the conversation so far."""
     share = (draw.context - INSTRUCTIONS - START_TOKENS) // turns - QUESTION_TOKENS
     if share < 2 * FEWEST_TOKENS:
         raise ValueError(

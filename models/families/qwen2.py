@@ -23,7 +23,9 @@ def refuse_windows(config: Config, architecture: Architecture) -> None:
         refuse_window(window or 0, architecture.block_size)
     layer_types = config.take("layer_types", default=[])
     if not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types):
-        raise ConfigError("has layer_types beside 'full_attention', which are not supported. Use a model without them")
+        raise ConfigError(
+            "has layer_types other than 'full_attention', which are not supported. Use a model without them"
+        )
 
 
 FAMILY = Family(("qwen2",), read, LAYOUT)

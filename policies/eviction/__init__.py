@@ -1,1 +1,1 @@
-"""Evictions, one per file: which cached page goes first when a request needs one (`scheduling/eviction.py`)."""
+"""Evictions, one per file: which cached page to evict when a request needs one (`scheduling/eviction.py`)."""

@@ -43,7 +43,7 @@ class Predicting(policy.Policy):
 
     predictor = option(
         "oracle",
-        "how a request's output length is predicted: exactly, with a log-normal or a uniform error, as a class, from its client's past, or as learned from finished answers",
+        "how output lengths are predicted: exactly, with a log-normal or uniform error, as a class, as the client's mean, or learned from finished answers",
         choices=("oracle", "noisy", "uniform", "classes", "mean", "learned"),
     )
     sigma = option(0.5, "noisy: standard deviation of the logarithm of the error", low=0.0, high=10.0)

@@ -1,4 +1,4 @@
-"""Adapter affinity: requests of the adapters in the batch go first, so that a step reads the numbers of few adapters.
+"""Adapter affinity: requests whose adapter is in the batch go first, so that a step reads few adapters.
 
 A step reads an adapter once for all of its rows, so a batch of few adapters costs less than one of many (Punica, Chen et
 al., 2023; S-LoRA, Sheng et al., 2023, clusters requests for the same reason). Requests without an adapter cost nothing and

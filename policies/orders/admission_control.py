@@ -1,4 +1,4 @@
-"""Admission control: first come, first served, and what cannot be on time is refused at the door.
+"""Admission control: first come, first served; requests that would miss their deadlines are refused on arrival.
 
 A new request is refused if the work before it and its own end after its deadline (`scheduling/backlog.py`): served late, it
 would only make others late (Clockwork, OSDI 2020; early rejection in Mooncake, FAST 2025). Until the time of steps is known,
@@ -18,9 +18,7 @@ from scheduling.sequence import Sequence
 class Order(policy.Policy):
     estimates = True
     slo = option(0.0, "deadline in seconds for requests that set none; 0: these are never refused", low=0.0)
-    slack = option(
-        0.0, "seconds after its deadline, or before it if negative, up to which a request may be expected to end"
-    )
+    slack = option(0.0, "seconds by which an admitted request may be expected to miss its deadline; negative: to spare")
 
     def __init__(self, max_batch_size: int, **options: object) -> None:
         super().__init__(max_batch_size, **options)

@@ -1,4 +1,4 @@
-"""Prefix tree: requests whose prompts begin alike run one after the other, so that each prefix is computed once.
+"""Prefix tree: requests with the same prompt prefix run one after the other, so that it is computed once.
 
 All waiting prompts form a tree of KV pages (BatchLLM, arXiv 2412.03594; SGLang does the same with what is cached already).
 It is walked depth first, so a prefix stays in the cache until its last waiting request has joined. Where it branches, what

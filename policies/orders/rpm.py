@@ -1,4 +1,4 @@
-"""A limit on requests per client and minute: at most `limit` are accepted in any 60 s, the others are refused.
+"""A limit on requests per client and minute: at most `limit` are accepted in any 60 s; the others are refused.
 
 Accepted requests are served first come, first served. It is the simplest protection against a greedy client, and it
 refuses work even when the engine is idle.

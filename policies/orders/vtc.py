@@ -29,11 +29,11 @@ class Order(Fair):
     w_q = option(2.0, "linear: price of a generated token", low=0.0)
     cost = option(
         "linear",
-        "linear: w_p and w_q per token; profile: the times that the paper measured for such lengths",
+        "linear: w_p and w_q per token; profile: the times that the paper measured for these lengths",
         choices=("linear", "profile"),
     )
     count_twice = option(
-        False, "charge as the paper's code does: decodes only, and all of them again when a request finishes"
+        False, "charge as the paper's code does: only generated tokens, and all of them again when a request finishes"
     )
 
     lifts = True

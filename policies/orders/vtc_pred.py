@@ -1,4 +1,4 @@
-"""VTC that charges in advance: the predicted cost of a request is on its client's account when it joins.
+"""VTC that charges in advance: a client pays the predicted cost of a request when it joins.
 
 Tokens beyond the prediction are charged as they come, and unused ones are refunded at the end. Better predictions make
 the gap between clients smaller (Sheng et al., OSDI 2024, section 4.4). The paper's three are the mean of the client's

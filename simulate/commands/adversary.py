@@ -1,4 +1,4 @@
-"""Search for the trace on which a policy does worst beside another one or the lower bound."""
+"""Search for the trace on which a policy does worst, compared with another policy or a lower bound."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from simulate.inputs import make_cost
 from simulate.option_checks import check_engine
 
 SEARCH = ("requests", "longest", "tries", "seed", "out")
-NOTE = "The trace is a CSV file for --replay, and for --trace of `run` and the other commands."
+NOTE = "The trace is a CSV file, which --replay and `run --trace` read."
 
 
 def options() -> Sections:
@@ -34,19 +34,19 @@ def options() -> Sections:
         "engine": engine_options(kv=False, speculation=False, max_batch_size=2),
         "search": [
             Option(
-                "--against", "fcfs: the same loop in order of arrival, dynamic if the policy names no order; bound: the "
-                "lower bound of the mean latency; or another policy", default="fcfs",
+                "--against", "policy to compare with; fcfs: the same loop in order of arrival (dynamic, if there is no order); bound: "
+                "the lower bound of the mean latency", default="fcfs",
             ),
             Option(
-                "--measure", "of the latencies; slowdown: of the request for which the ratio is largest", Choice(MEASURES),
+                "--measure", "latency to compare; slowdown: that of the request with the largest ratio", Choice(MEASURES),
                 default="mean",
             ),
-            Option("--requests", "number of requests; the trace may get smaller", Number(1, 100), default=6),
-            Option("--longest", "the most tokens of a prompt or an answer", Number(1, 10_000), default=100),
+            Option("--requests", "maximum number of requests", Number(1, 100), default=6),
+            Option("--longest", "maximum tokens of a prompt or an answer", Number(1, 10_000), default=100),
             Option("--tries", "number of traces to try", Number(1), default=3000),
             Option("--seed", "random seed", Number(0), default=0),
             Option("--out", "file for the trace", FILE, default=Path("adversary.csv")),
-            Option("--replay", "search for nothing: serve the trace in this file again", FILE),
+            Option("--replay", "serve the trace in this file, without a search", FILE),
         ],
     }  # fmt: skip
 

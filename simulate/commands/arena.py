@@ -32,24 +32,24 @@ def options() -> Sections:
     """Return the options in sections of the help."""
     return {
         "arguments": [
-            Argument("policies", "a file of your own or loop+order, ranked with all shipped policies", nargs=-1, default=[],
+            Argument("policies", "policy files or loop+order to rank in addition to all shipped policies", nargs=-1, default=[],
                      metavar="[POLICY]..."),
         ],
         "options": [
             Option("--only", f"rank only the named policies and {REFERENCE}", None),
-            Option("--by", f"the figure to rank by; all of them are of each run beside {REFERENCE}'s on the same requests",
+            Option("--by", f"figure to rank by: {', '.join(Measures._fields)}; each is relative to {REFERENCE} on the same requests",
                    Choice(Measures._fields, "FIGURE"), default="mean"),
             Option("--workloads", "workloads of the client", several=True, default=list(arena.WORKLOADS)),
             Option("--seeds", "number of seeds for each workload", Number(1), default=5),
             Option("--seed", "the first seed", Number(0), default=0),
             Option("--num", "requests in a run", Number(10), default=RULES.num),
-            Option("--load", f"rate, as a share of what {REFERENCE} serves when all requests are there at once", POSITIVE,
+            Option("--load", f"rate, as a share of what {REFERENCE} serves when all requests arrive at once", POSITIVE,
                    default=RULES.load),
             Option("--cost", "name of a cost model, or a file written by `calibrate`", default=RULES.cost),
             Option("--max-batch-size", "slots", Number(1), default=RULES.slots),
-            Option("--kv-tokens", "tokens that the KV pages hold, which prompts that begin alike share", Number(1024),
+            Option("--kv-tokens", "tokens that fit into the KV pages, which prompts with the same beginning share", Number(1024),
                    default=RULES.kv_tokens),
-            Option("--jobs", "processes (default: as many as there are cores)", Number(1)),
+            Option("--jobs", "number of processes (default: one per core)", Number(1)),
             Option("--out", "folder for arena.csv and the picture, arena.png", FOLDER),
         ],
     }  # fmt: skip

@@ -11,6 +11,7 @@ from rich.console import Console
 import policies
 from client.options import Argument, Command, Number, Option, Parameter, UsageError, read
 from client.progress import counted
+from scheduling.reservations import ENDLESS
 from simulate.arguments import pairs, read_pairs, refuse
 from simulate.check import CASES, LARGE_CASES, check, check_exhaustively
 from simulate.exhaustive import DEFAULT_SCOPE, Scope
@@ -42,7 +43,8 @@ def describe_options() -> str:
             defaults.setdefault(item.default, []).append(name)
     lines = []
     for (option, help, bounds), defaults in sorted(owners.items()):
-        known = "; ".join(f"{value or 'none'} in {', '.join(of)}" for value, of in defaults.items())
+        named = {"": "none", str(ENDLESS): "no limit"}
+        known = "; ".join(f"{named.get(value, value)} in {', '.join(of)}" for value, of in defaults.items())
         text = f"{option}: {help} ({bounds}). Default: {known}"
         lines.append(textwrap.fill(text, 79, initial_indent="  ", subsequent_indent="      "))
     return "\n".join(lines)
@@ -56,9 +58,9 @@ def build_command() -> Command:
         "options": [
             Option("--cases", "number of small cases to test", Number(0), default=CASES),
             Option("--large-cases", "number of large cases to test", Number(0), default=LARGE_CASES),
-            Option("--exhaustive", f"instead of random cases, go through {DEFAULT_SCOPE}", None),
-            Option("--requests", "with --exhaustive: the most requests", Number(1, 6), default=DEFAULT_SCOPE.requests),
-            Option("--longest", "with --exhaustive: the most tokens of a prompt or an answer", Number(1, 9), default=DEFAULT_SCOPE.longest),
+            Option("--exhaustive", f"instead of random cases, test {DEFAULT_SCOPE}", None),
+            Option("--requests", "with --exhaustive: maximum number of requests", Number(1, 6), default=DEFAULT_SCOPE.requests),
+            Option("--longest", "with --exhaustive: maximum tokens of a prompt or an answer", Number(1, 9), default=DEFAULT_SCOPE.longest),
             Option("--seed", "seed of the random cases", Number(0), default=0),
             pairs("--policy-option", "an option of the policy, as listed below; may be repeated"),
         ],

@@ -59,22 +59,22 @@ def options() -> Sections:
         "engine": engine_options(),
         "arrivals": arrival_options(num=5000),
         "fleet": [
-            Option("--replicas", "number of replicas; with --autoscaler the fewest and the most, as in 2..8", Replicas(),
+            Option("--replicas", "number of replicas; with --autoscaler a range, as in 2..8", Replicas(),
                    default="8"),
             Option("--router", routers, repeat=True),
             Option("--autoscaler", scalers, repeat=True, metavar="NAME"),
             Option("--startup", "seconds until a new replica takes requests", Number(0, kind=float), default=30.0),
             Option("--upscale-delay", "seconds for which more replicas must be wanted", Number(0, kind=float), default=0.0),
             Option("--downscale-delay", "seconds for which fewer replicas must be wanted", Number(0, kind=float), default=60.0),
-            Option("--average", "seconds over which the autoscaler sees the mean of the load, as Ray Serve's; 0: the present one",
+            Option("--average", "show the autoscaler the mean load of this many seconds, as Ray Serve does; 0: the current load",
                    Number(0, kind=float), default=0.0),
             Option(
-                "--prefill-replicas", "also serve with N of the replicas for prompts, and the others for the tokens after "
-                "the first", Number(1), several=True, default=[],
+                "--prefill-replicas", "also serve with two pools: N replicas for prompts and first tokens, the others for later tokens",
+                Number(1), several=True, default=[],
             ),
             Option("--transfer-gbps", "gigabits per second at which a prefill replica sends keys and values", POSITIVE,
                    default=100.0),
-            Option("--kv-bytes", "bytes of keys and values of a token (default: GPT-2 medium's in 16 bit)", Number(1),
+            Option("--kv-bytes", "bytes of keys and values per token (default: GPT-2 medium in 16 bits)", Number(1),
                    default=Sizes().kv_bytes),
             Option("--ttft", f"TTFT limit in seconds, for the SLO (default {TTFT:g}, if no limit is given)", POSITIVE),
             Option("--tpot", "TPOT limit in seconds, for the SLO", POSITIVE),
@@ -217,7 +217,7 @@ def check_pools(args: Values) -> None:
         refuse(args, ("transfer_gbps", "kv_bytes"), "has no effect. Use --prefill-replicas 2")
         return
     if args.autoscaler:
-        refuse(args, ("prefill_replicas",), "has no autoscaler. Leave one out")
+        refuse(args, ("prefill_replicas",), "cannot be combined with --autoscaler. Leave one out")
     if max(args.prefill_replicas) >= args.replicas.most:
         raise UsageError(
             f"--prefill-replicas {max(args.prefill_replicas)} leaves none of {args.replicas.most} replicas for the other "
@@ -243,15 +243,16 @@ def check_router(args: Values, name: str) -> None:
     if name == SHARED:
         if args.autoscaler or args.prefill_replicas:
             raise UsageError(
-                f"router {SHARED!r} has a fixed number of equal replicas. Leave --autoscaler and --prefill-replicas out"
+                f"router {SHARED!r} needs a fixed number of equal replicas. Leave --autoscaler and --prefill-replicas out"
             )
         for policy in args.policies:
             if not policies.get_policy(policy, args.max_batch_size).closed:
                 raise UsageError(
-                    f"router {SHARED!r}: requests join the running batches of {policy}. Use triton, or another closed loop"
+                    f"router {SHARED!r} needs a loop whose running batch no request joins, unlike {policy}. Use triton or static"
                 )
         return
     if name not in ROUTERS:
-        raise UsageError(f"unknown router {name!r}.{nearest(name, ROUTERS)} Use one of: {', '.join(ROUTERS)}")
+        known = [*ROUTERS, SHARED]
+        raise UsageError(f"unknown router {name!r}.{nearest(name, known)} Use one of: {', '.join(known)}")
     if name in NEED_CACHE and not args.kv_tokens:
         raise UsageError(f"router {name!r} has no effect without prefix caches. Use --kv-tokens 65536")

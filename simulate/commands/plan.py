@@ -19,8 +19,8 @@ from simulate.inputs import has_own_rate, make_scheduler
 
 FEWEST_REQUESTS = 500  # with fewer the tail of a run and its start weigh too much
 NOTE = (
-    "The arrivals are played faster and slower to find the highest rate. --rate is the rate that the replicas have to hold; "
-    "with --trace it is the trace's own, times --speed, unless it is given."
+    "The arrivals are played faster and slower to find the highest rate. --rate is the rate for which replicas are counted; with "
+    "--trace its default is the trace's own rate times --speed."
 )
 
 
@@ -52,7 +52,9 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     check_plan(args)
     cost, host, rows = prepare(args, console, unit=True, draws_more=args.shortest_queue > 0)
     if rows.rate == math.inf:
-        raise UsageError(f"{len(rows.at):,} requests that arrive at once have no rate. Use more, or others")
+        raise UsageError(
+            f"all {len(rows.at):,} requests arrive at once, so they have no rate. Use another --num or --trace"
+        )
     if len(rows.at) < FEWEST_REQUESTS:
         say(
             console,
@@ -64,10 +66,12 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     source = args.trace.name if args.trace else args.workload
     table = Table(title=f"{source}, {args.cost}: " + ", ".join(map(str, limits)))
     table.add_column("policy", overflow="fold")
-    columns = ("slots", "requests/s", "90 % interval", "binds", f"replicas for {wanted:.3g}/s", "shortest queue")
     noise = noise_of(args.cost, console)
-    for name in columns:
-        table.add_column(name, justify="left" if name == "binds" else "right")
+    measured = ["90 % interval"] if noise else []
+    for name in ("slots", "requests/s", *measured, "binds", f"replicas for {wanted:.3g}/s", "shortest queue"):
+        table.add_column(
+            name, justify="left" if name == "binds" else "right", min_width=10 if name == "requests/s" else None
+        )
     capacities = []
     for policy in args.policies:
         for slots in args.slots or [args.max_batch_size]:
@@ -84,8 +88,16 @@ def run(args: Values, console: Console) -> dict[str, Any]:
                              f"--shortest-queue {args.shortest_queue} lets it try")  # fmt: skip
             capacities.append({"policy": policy, "slots": slots, "rate": capacity.low, "fails_at": capacity.high,
                           "interval": interval, "binds": capacity.binds, "replicas": replicas, "shortest_queue": shortest})  # fmt: skip
-            table.add_row(policy, str(slots), f"{capacity.low:.3g}", f"{interval.low:.3g} to {interval.high:.3g}", capacity.binds,
-                          str(replicas or "-"), str(shortest or "-"))  # fmt: skip
+            shown = [f"{interval.low:.3g} to {interval.high:.3g}"] if noise else []
+            table.add_row(
+                policy,
+                str(slots),
+                f"{capacity.low:.3g}",
+                *shown,
+                capacity.binds,
+                str(replicas or "-"),
+                str(shortest or "-"),
+            )
     console.print(table)
     if args.out:
         pictures.draw(pictures.capacities, capacities, args.out, console)
@@ -105,11 +117,11 @@ def limits_of(args: Values) -> list[plan.Limit]:
 def check_plan(args: Values) -> None:
     """Refuse options of `plan` that contradict each other."""
     if args.slots:
-        refuse(args, ("max_batch_size",), "has no effect beside --slots. Leave one out")
+        refuse(args, ("max_batch_size",), "has no effect with --slots. Leave one out")
     if args.arrivals.partition(":")[0] in plan.UNSTEADY:
         steady = ", ".join(name for name in workloads.ARRIVALS if name not in plan.UNSTEADY)
-        raise UsageError(f"--arrivals {args.arrivals} has no steady rate to look for. Use {steady}")
+        raise UsageError(f"--arrivals {args.arrivals} has no steady rate to search for. Use {steady}")
     if args.is_given("rate"):
-        refuse(args, ("speed",), "has no effect: --rate is what must be held. Leave one out")
+        refuse(args, ("speed",), "has no effect: --rate sets the rate. Leave one out")
     if args.out:
         pictures.check(args.out)

@@ -26,10 +26,10 @@ def options() -> Sections:
             Option("--cost", "name of a cost model, or a file written by `calibrate`", default="llm-mock"),
             Option(
                 "--kinds", "caches to compare; trie: llm-mock's static trie; live: the server's pages; live+lpm: the "
-                "same, longest hit first", Choice(prefix.KINDS, "KIND"), several=True, default=list(prefix.KINDS),
+                "same, with the order lpm", Choice(prefix.KINDS, "KIND"), several=True, default=list(prefix.KINDS),
             ),
             Option(
-                "--sizes", "cache sizes in tokens: edges of the trie, or pages of 16", Number(0),
+                "--sizes", "cache sizes in tokens", Number(0),
                 several=True, default=[0, 100, 300, 1000, 2000, 5000],
             ),
             Option("--batches", "batch sizes", Number(1), several=True, default=[1, 5, 10, 20]),

@@ -26,13 +26,13 @@ from simulate.simulator import simulate
 
 PREEMPTION_OPTIONS = [
     Option(
-        "--preemption", "what a preempted request costs: its tokens again, or moving its KV pages out and in",
+        "--preemption", "what a preempted request costs: computing its tokens again, or moving its KV pages out and in",
         Choice(["recompute", "swap"]), default="recompute",
     ),
-    Option("--swap-gbps", "with swap: gigabits per second in each direction; 128: PCIe 3.0, 16 lanes", POSITIVE, default=128.0),
+    Option("--swap-gbps", "with swap: gigabits per second in each direction; 128 is PCIe 3.0 with 16 lanes", POSITIVE, default=128.0),
     Option("--swap-space", "with swap: GiB of the host's memory; what does not fit is recomputed", POSITIVE, default=4.0),
     Option(
-        "--kv-bytes", "with swap: bytes of keys and values of a token (default: GPT-2 medium's in 16 bit)", Number(1),
+        "--kv-bytes", "with swap: bytes of keys and values per token (default: GPT-2 medium in 16 bits)", Number(1),
         default=Sizes().kv_bytes,
     ),
 ]  # fmt: skip
@@ -46,7 +46,7 @@ def options() -> Sections:
             *engine_options(),
             Option(
                 "--evict",
-                "which cached page goes first, with --kv-tokens; belady knows all requests; several are compared",
+                "with --kv-tokens: which cached page to evict first; belady knows all requests; several are compared",
                 Choice(policies.eviction_names(clairvoyant=True)),
                 several=True,
                 default=["lru"],
@@ -57,7 +57,7 @@ def options() -> Sections:
             *arrival_options(),
             Option(
                 "--open-ended",
-                "requests name no length, as without max_tokens: they join with pages for prompt and margin, and grow",
+                "send requests without max_tokens, which join with pages for the prompt and a margin, and grow",
                 None,
             ),
         ],
@@ -66,8 +66,8 @@ def options() -> Sections:
             Option("--no-plots", "write no plots and no page", None),
             Option(
                 "--blame",
-                "serve the requests again without each of them, and print how long those of each client made "
-                f"those of each other take; at most {blame.MOST_REQUESTS} requests",
+                "print how much each client's requests delayed those of the others, from runs without each request; "
+                f"at most {blame.MOST_REQUESTS} requests",
                 None,
             ),
             Option("--no-records", "write no iterations.jsonl: much faster for long runs", None),
@@ -88,7 +88,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         check_open_ended(args)
     if args.blame and len(rows.at) > blame.MOST_REQUESTS:
         raise UsageError(
-            f"--blame simulates each of {len(rows.at):,} requests. Use --num {blame.MOST_REQUESTS} or fewer"
+            f"--blame takes at most {blame.MOST_REQUESTS} requests, not {len(rows.at):,}. Use --num {blame.MOST_REQUESTS}"
         )
     check_evict(args, rows)
     check_preemption(args)
@@ -140,10 +140,10 @@ def check_evict(args: Values, rows: workloads.Rows) -> None:
     if not args.kv_tokens:
         refuse(args, ("evict",), "has no effect on unlimited KV. Use --kv-tokens 4096")
     if not rows.has_contents:
-        refuse(args, ("evict",), "has no effect: no prompts begin alike. Use --workload agent")
+        refuse(args, ("evict",), "has no effect: no prompts share a beginning. Use --workload agent")
     heeding = [name for name in args.evict if policies.get_eviction(name).heeds]
     if heeding and not rows.keep_s:
-        raise UsageError(f"--evict {heeding[0]} has no effect: the requests name no session. Use --workload agent")
+        raise UsageError(f"--evict {heeding[0]} has no effect: the requests have no session. Use --workload agent")
 
 
 def check_preemption(args: Values) -> None:
@@ -174,7 +174,9 @@ def check_open_ended(args: Values) -> None:
         refuse(args, ("open_ended",), "has no effect on unlimited KV. Use --kv-tokens 65536")
     chosen = [policies.get_policy(name, args.max_batch_size) for name in args.policies]
     if all(policy.padded or policy.closed for policy in chosen):
-        why = f"has no effect: {', '.join(args.policies)} gives all requests their pages alike. Use dynamic, or leave it out"
+        why = (
+            f"has no effect: {', '.join(args.policies)} always reserves the whole answer. Use dynamic, or leave it out"
+        )
         refuse(args, ("open_ended",), why)
 
 

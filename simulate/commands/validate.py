@@ -40,16 +40,15 @@ def options() -> Sections:
         "arrivals": [
             Option("--rate", "requests per second; choose a utilization of about 0.7", POSITIVE, default=1.0),
             Option("--num", "requests", Number(1), default=60),
-            Option("--seed", "seed of everything drawn", Number(0), default=0),
+            Option("--seed", "random seed", Number(0), default=0),
             Option(
-                "--learn", "add the errors of this run to the file of --cost, whose later intervals are as wide as such errors ask "
-                "for", None,
+                "--learn", "add the errors of this run to the file of --cost, to set the width of later intervals", None,
             ),
         ],
         "server": [
             Option(
-                "--server-flag", "a flag of the server in another form, as in --server-flag=--model=bard; may be "
-                "repeated", metavar="FLAG", repeat=True, default=[],
+                "--server-flag", "flag of the server, as in --server-flag=--model=bard; may be repeated", metavar="FLAG",
+                repeat=True, default=[],
             ),
             *validate.server_options(),
         ],
@@ -87,7 +86,7 @@ def _cost_to_validate(args: Values, server: Config, console: Console) -> tuple[C
     """Return the cost model of --cost, or of a mock server, or one fitted to the server's engine now, with its noise."""
     if args.cost:
         return make_cost(args)[0], noise_of(args.cost, console)
-    refuse(args, ("cost_option",), "changes a model of --cost. Use --cost, too")
+    refuse(args, ("cost_option",), "has no effect without --cost. Add it")
     if not server.model:
         raise UsageError(
             "--cost is missing. Use a file of 'python -m simulate calibrate', or --model NAME to time that engine first"
