@@ -176,7 +176,8 @@ def adapter_of(engine: Engine, name: str | None, param: str) -> Loaded | None:
     try:
         if engine.adapters is None:
             raise AdapterError(
-                "unknown", "this server has no adapters. Leave it out, or start the server with --adapter"
+                "unknown",
+                f"unknown {name!r}, since this server has no adapters. Leave it out, or start it with --adapter",
             )
         return engine.adapters.acquire(name)
     except AdapterError as error:

@@ -199,8 +199,8 @@ class Message(BaseModel):
 # The document does not state the bound as maxItems: most contexts and bodies end long before it, which a schema cannot say.
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1), f.at_most(MOST_MESSAGES)]
 MESSAGES = (
-    f'a list of 1 to {MOST_MESSAGES:,} messages, such as [{{"role": "user", "content": "..."}}]; of a longer conversation, '
-    "send the last ones"
+    f'a list of 1 to {MOST_MESSAGES:,} messages, such as [{{"role": "user", "content": "..."}}], the last ones of a longer '
+    "conversation"
 )
 
 
