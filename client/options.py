@@ -7,6 +7,7 @@ This module must not know any particular option. It is in this folder because th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,6 +115,24 @@ class Argument(Parameter, click.Argument):
 
 
 Section = str | Sequence[tuple[str, str]]
+KEPT_HYPHEN = "\u2011"
+
+
+class HelpFormatter(click.HelpFormatter):
+    """Click's formatter, except that no line ends within a name such as --kv-tokens."""
+
+    def write_text(self, text: str) -> None:
+        super().write_text(re.sub(r"\b-\b", KEPT_HYPHEN, text))
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], *args: Any, **options: Any) -> None:
+        super().write_dl([(name, re.sub(r"\b-\b", KEPT_HYPHEN, text)) for name, text in rows], *args, **options)
+
+    def getvalue(self) -> str:
+        return super().getvalue().replace(KEPT_HYPHEN, "-")
+
+
+class Context(click.Context):
+    formatter_class = HelpFormatter
 
 
 class Command(click.Command):
@@ -121,6 +140,8 @@ class Command(click.Command):
 
     A section of `more` is rows of a name and its description, or a text. A paragraph that begins with `\\b` keeps its lines.
     """
+
+    context_class = Context
 
     def __init__(
         self,

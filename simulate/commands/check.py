@@ -46,7 +46,7 @@ def describe_options() -> str:
         named = {"": "none", str(ENDLESS): "no limit"}
         known = "; ".join(f"{named.get(value, value)} in {', '.join(of)}" for value, of in defaults.items())
         text = f"{option}: {help} ({bounds}). Default: {known}"
-        lines.append(textwrap.fill(text, 79, initial_indent="  ", subsequent_indent="      "))
+        lines.append(textwrap.fill(text, 79, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False))
     return "\n".join(lines)
 
 
