@@ -124,8 +124,8 @@ class HelpFormatter(click.HelpFormatter):
     def write_text(self, text: str) -> None:
         super().write_text(re.sub(r"\b-\b", KEPT_HYPHEN, text))
 
-    def write_dl(self, rows: Sequence[tuple[str, str]], *args: Any, **options: Any) -> None:
-        super().write_dl([(name, re.sub(r"\b-\b", KEPT_HYPHEN, text)) for name, text in rows], *args, **options)
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        super().write_dl([(name, re.sub(r"\b-\b", KEPT_HYPHEN, text)) for name, text in rows], col_max, col_spacing)
 
     def getvalue(self) -> str:
         return super().getvalue().replace(KEPT_HYPHEN, "-")
