@@ -148,7 +148,7 @@ def test_the_clients_with_the_fewest_requests_share_a_row_and_a_column() -> None
 
 
 def test_nobody_is_to_blame_for_a_request_that_is_not_answered() -> None:
-    with pytest.raises(ValueError, match="none of the requests"):
+    with pytest.raises(ValueError):
         blame.of(served("nobatch", 1, (0, 2, "")), Affine(base=1.0), Host(), "7")
 
 
