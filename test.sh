@@ -28,7 +28,7 @@ trap 'rm -f "$output"' EXIT
 # Two workers for each core, because many tests wait for servers; a file's tests run in one worker, the longest files first.
 cores="$(nproc 2> /dev/null || getconf _NPROCESSORS_ONLN)"
 status=0
-.venv/bin/python -m pytest -n "$((2 * cores))" --dist loadfile --no-loadscope-reorder ${chosen[@]+"${chosen[@]}"} "$@" || status=$?
+.venv/bin/python -m pytest -n "$((2 * cores))" --dist loadfile --no-loadscope-reorder -o console_output_style=classic ${chosen[@]+"${chosen[@]}"} "$@" || status=$?
 checked=0
 wait "$checks" || checked=$?
 echo "lint and types:"

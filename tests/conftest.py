@@ -1,4 +1,4 @@
-"""What all tests share: hypothesis profiles, one thread for tiny tensors, the order of the files, and common fixtures."""
+"""What all tests share: hypothesis profiles, one thread for tiny tensors, and common fixtures."""
 
 import gc
 import os
@@ -10,24 +10,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from collections.abc import Iterator
-from functools import cache
 from importlib.util import find_spec
-from typing import Any
 
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import HealthCheck, settings
 from served import Serve, serving
-from support import ROOT, FakeModel
+from support import FakeModel
 
-pytest_plugins = ["skips"]
+pytest_plugins = ["skips", "by_file"]
 collect_ignore = [] if find_spec("ray") else ["fleet/test_ray.py"]  # ./test.sh --all installs it
-COMPUTES = ("simulate", "generate", "policies", "scheduling")
-SLOW_TO_IMPORT = {
-    "transformers": ("support_checkpoints", "support_gguf", "from transformers"),
-    "openai": ("official_client",),
-}
 
 # The default is quick; ./test.sh --all passes --hypothesis-profile full. A property that needs more examples than others
 # takes a multiple of `settings.default.max_examples`.
@@ -58,35 +51,6 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # or Triton's library says at the end that its functions leaked
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that start servers first, then those that compute, so that no worker ends with a long file."""
-    starts_servers = {item.path for item in items if item.get_closest_marker("process")}
-    items.sort(key=lambda item: (item.path not in starts_servers, item.path.parent.name not in COMPUTES))
-
-
-@cache
-def unit_of(file: str) -> str:
-    """Return what one worker of a quick run takes as a whole: a file, or all files that begin with the same slow import."""
-    if file.startswith("tests/web/"):
-        return "browser"
-    text = (ROOT / file).read_text("utf-8")
-    return next((name for name, words in SLOW_TO_IMPORT.items() if any(word in text for word in words)), file)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run what is slow to start in one worker of a quick run."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class SharedStart(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return unit_of(super()._split_scope(nodeid))
-
-    is_quick = config.getoption("dist") == "loadfile" and "not full" in config.getoption("markexpr")
-    return SharedStart(config, log) if is_quick else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
