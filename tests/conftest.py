@@ -32,7 +32,7 @@ settings.register_profile(
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("quick", settings.get_profile("full"), max_examples=12)
+settings.register_profile("quick", settings.get_profile("full"), max_examples=8)
 settings.load_profile("quick")
 
 

@@ -46,22 +46,22 @@ def gpu_runner(capacity: int = 8, strict: bool = False) -> GpuRunner:
 @pytest.mark.parametrize("policy", points(1, "dynamic", "static"))
 def test_texts_are_the_cpus_for_every_shape_of_model(shape: str, policy: str) -> None:
     config = SHAPES[shape]
-    expected = run(make_model(config), ragged(config, 10, 1, temperature=0), policy)
+    expected = run(make_model(config), ragged(config, 6, 1, temperature=0), policy, slots=4)
     runner = GpuRunner(make_model(config), 120, 64, capacity=8)
-    assert run(None, ragged(config, 10, 1, temperature=0), policy, runner=runner) == expected
+    assert run(None, ragged(config, 6, 1, temperature=0), policy, slots=4, runner=runner) == expected
 
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_texts_are_the_cpus_for_every_way_to_draw(draw: str) -> None:
-    expected = run(make_model(CONFIG), ragged(CONFIG, 10, 1, **DRAWS[draw]))
-    assert run(None, ragged(CONFIG, 10, 1, **DRAWS[draw]), runner=gpu_runner()) == expected
+    expected = run(make_model(CONFIG), ragged(CONFIG, 6, 1, **DRAWS[draw]))
+    assert run(None, ragged(CONFIG, 6, 1, **DRAWS[draw]), runner=gpu_runner()) == expected
 
 
 def test_a_warm_runner_gives_the_texts_of_a_cold_one() -> None:
-    expected = run(None, ragged(CONFIG, 10, 1), runner=gpu_runner())
+    expected = run(None, ragged(CONFIG, 6, 1), runner=gpu_runner())
     warm = gpu_runner()
     load_model.warm_up(warm)
-    assert run(None, ragged(CONFIG, 10, 1), runner=warm) == expected
+    assert run(None, ragged(CONFIG, 6, 1), runner=warm) == expected
 
 
 def mixed(n: int, seed: int) -> list[Sequence]:
@@ -83,8 +83,8 @@ def mixed(n: int, seed: int) -> list[Sequence]:
 )  # fmt: skip
 def test_mixed_requests_get_the_cpus_texts_in_any_batch(policy: str, slots: int, budget: int, arrivals: int) -> None:
     options = {"slots": slots, "budget": budget, "arrivals": arrivals}
-    expected = run(make_model(CONFIG), mixed(24, 4), policy, **options)
-    assert run(None, mixed(24, 4), policy, runner=gpu_runner(), **options) == expected
+    expected = run(make_model(CONFIG), mixed(16, 4), policy, **options)
+    assert run(None, mixed(16, 4), policy, runner=gpu_runner(), **options) == expected
 
 
 def test_log_probabilities_are_the_cpus() -> None:

@@ -79,7 +79,7 @@ def serve(runner: Any, pages: int, sequences: list[Sequence], **options: Any) ->
     ids=str,
 )
 def test_a_quarter_of_the_pages_changes_no_token(dtype: torch.dtype, temperature: float) -> None:
-    alone, crowded = (requests(24, 2, temperature=temperature) for _ in range(2))
+    alone, crowded = (requests(18, 2, temperature=temperature) for _ in range(2))
     expected, none = serve(ModelRunner(make_model(CONFIG, dtype), 400, PAGE_SIZE), 400, alone)
     assert none == 0
     few = pages_needed(alone) // 4
@@ -109,8 +109,9 @@ def test_a_quarter_of_the_pages_changes_no_token(dtype: torch.dtype, temperature
     ids=str,
 )
 def test_no_policy_changes_a_token_when_pages_run_out(options: dict[str, Any]) -> None:
-    runner = ModelRunner(make_model(CONFIG), 60, PAGE_SIZE)
-    assert serve(runner, 60, requests(16, 3), **options)[0] == serve(runner, 60, requests(16, 3), policy="nobatch")[0]
+    expected, none = serve(ModelRunner(make_model(CONFIG), 400, PAGE_SIZE), 400, requests(12, 3))
+    assert none == 0
+    assert serve(ModelRunner(make_model(CONFIG), 45, PAGE_SIZE), 45, requests(12, 3), **options)[0] == expected
 
 
 @pytest.mark.full

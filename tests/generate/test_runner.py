@@ -94,10 +94,10 @@ def greedy_oracle(model: GPT, seq: Sequence) -> list[int]:
 def test_greedy_tokens_are_the_plain_models_under_every_policy(shape: str) -> None:
     config = SHAPES[shape]
     model = make_model(config)
-    expected = [greedy_oracle(model, seq) for seq in ragged(config, 10, 1)]
-    assert len({tuple(tokens) for tokens in expected}) > 5
+    expected = [greedy_oracle(model, seq) for seq in ragged(config, 7, 1)]
+    assert len({tuple(tokens) for tokens in expected}) > 3
     for policy in ("nobatch", "static", "dynamic"):
-        assert run(make_model(config), ragged(config, 10, 1, temperature=0), policy) == expected
+        assert run(make_model(config), ragged(config, 7, 1, temperature=0), policy) == expected
 
 
 @pytest.mark.parametrize("policy", ["static", "dynamic"])
@@ -187,12 +187,12 @@ def test_the_text_of_a_request_does_not_depend_on_the_batch(dtype: torch.dtype, 
     runner = ModelRunner(model, 120, 64)
 
     def texts(policy: str, **options: int) -> list[list[int]]:
-        requests = ragged(config, 24, 2, temperature=temperature)
+        requests = ragged(config, 16, 2, temperature=temperature)
         return run(model, requests, policy, runner=runner, **options)
 
     alone = texts("nobatch")
     assert texts("static") == alone
-    assert texts("dynamic", slots=24, arrivals=24) == alone
+    assert texts("dynamic", slots=16, arrivals=16) == alone
     assert texts("dynamic", budget=16) == alone  # prompts in pieces
     assert texts("dynamic", slots=5, prefix_cache=False) == alone
 

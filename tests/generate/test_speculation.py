@@ -87,20 +87,20 @@ def runner() -> ModelRunner:
 
 
 @pytest.mark.parametrize("temperature", points(2, 0, 1.5, 0.7))
-@pytest.mark.parametrize(("pages", "slots", "cancel"), [(400, 1, 0), (400, 24, 5), (14, 8, 0)])
+@pytest.mark.parametrize(("pages", "slots", "cancel"), [(400, 1, 0), (400, 16, 5), (14, 8, 0)])
 def test_the_text_is_the_same_as_without_drafts(
     runner: ModelRunner, temperature: float, pages: int, slots: int, cancel: int
 ) -> None:
-    plain = serve(requests(24, 1, temperature), None, runner=runner, pages=pages, slots=slots)
+    plain = serve(requests(16, 1, temperature), None, runner=runner, pages=pages, slots=slots)
     for fixed in (2, 8, None):
-        sequences = requests(24, 1, temperature)
+        sequences = requests(16, 1, temperature)
         speculator = Speculator(NgramDrafter(), fixed)
         served = serve(sequences, speculator, runner=runner, pages=pages, slots=slots, cancel=cancel)
         for seq in sequences:
             assert served[seq.id] == plain[seq.id][: len(served[seq.id])]
             assert seq.finish_reason == "abort" or served[seq.id] == plain[seq.id]
         assert pages > 14 or sum(seq.preemptions for seq in sequences)
-        assert temperature or sum(seq.accepted for seq in sequences) > 50
+        assert temperature or sum(seq.accepted for seq in sequences) > 30
 
 
 def small_drafter(runner_of: GPT, pages: int = 400) -> ModelDrafter:
@@ -108,14 +108,14 @@ def small_drafter(runner_of: GPT, pages: int = 400) -> ModelDrafter:
 
 
 @pytest.mark.parametrize("temperature", [0, 1.5])
-@pytest.mark.parametrize(("pages", "slots", "cancel"), [(400, 24, 5), (14, 8, 0)])
+@pytest.mark.parametrize(("pages", "slots", "cancel"), [(400, 16, 5), (14, 8, 0)])
 def test_the_text_is_the_same_as_without_a_draft_model(
     runner: ModelRunner, temperature: float, pages: int, slots: int, cancel: int
 ) -> None:
-    plain = serve(requests(24, 1, temperature), None, runner=runner, pages=pages, slots=slots)
+    plain = serve(requests(16, 1, temperature), None, runner=runner, pages=pages, slots=slots)
     for seed, fixed in ((5, 8), (6, 2), (5, None)):
         drafter = small_drafter(make_model(seed=seed), pages)
-        sequences = requests(24, 1, temperature)
+        sequences = requests(16, 1, temperature)
         served = serve(sequences, Speculator(drafter, fixed), runner=runner, pages=pages, slots=slots, cancel=cancel)
         for seq in sequences:
             assert served[seq.id] == plain[seq.id][: len(served[seq.id])]

@@ -40,6 +40,11 @@ OTHERS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def regret_in_one_figure() -> None:
+    """Split the regret, which other tests do not."""
+
+
 def requests(rng: random.Random, cost: Cost, most: int, longest: int = 3) -> list[Sequence]:
     """Return a few short requests whose arrivals are close enough for them to meet."""
     spread = rng.choice([0, 2, 6]) * cost.seconds(decoding(1, 2, 2))

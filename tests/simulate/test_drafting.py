@@ -187,7 +187,7 @@ def test_options_of_drafts_that_can_have_no_effect_are_refused(
     "command", points(1, "run dynamic", "plan dynamic --slots 4", "fleet dynamic --router round-robin")
 )
 def test_drafts_make_every_simulated_server_faster(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    line = [*command.split(), "--num", "200", "--rate", "1", "--cost", "splitwise"]
+    line = [*command.split(), "--num", "80", "--rate", "1", "--cost", "splitwise"]
     plain, _ = run_command(capsys, *line)
     faster, _ = run_command(capsys, *line, "--acceptance", "0.8")
     figure = {

@@ -1,14 +1,14 @@
 """The simulator against exact results of queueing theory.
 
 An estimate passes within 4 of its replication errors or 1 % of the exact value, and its error must be small enough to
-say something. Each test names the figure it holds to. The quick run has a point of each kind of table, --all has them all.
+say something. Each test names the figure it holds to. The quick run has a point of each kind of table with half the sample, --all has them all.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from points import points
+from points import points, sample
 from support_simulate import COST_A, agrees, make_scheduler, poisson, replicate, run_poisson, sequences, uniform
 
 from simulate import published
@@ -30,7 +30,7 @@ def mean_latency(policy: str, slots: int, cost: Cost, rate: float, n: int, draw:
 
 @pytest.mark.parametrize(("rate", "exact"), points(1, (0.4, 0.6324), (1.5, 1.9850), (0.9, 0.8653), (1.2, 1.1730)))
 def test_nobatch_is_pollaczek_khinchine(rate: float, exact: float) -> None:
-    found = replicate(mean_latency("nobatch", 1, COST_A, rate, 2000), 6)
+    found = replicate(mean_latency("nobatch", 1, COST_A, rate, sample(2000)), 6)
     assert agrees(found, exact), found
     assert found[1] < 0.06 * exact
 
@@ -63,7 +63,7 @@ def test_clipping_answers_lowers_the_mean_latency() -> None:
     means = []
     for most in (128, 100, 70, 40):
         rng = np.random.default_rng(1)
-        lengths = np.minimum(uniform(2000, rng), most + 1)
+        lengths = np.minimum(uniform(sample(2000), rng), most + 1)
         means.append(run_poisson("nobatch", 1, COST_A, 1.2, lengths, rng).latency.mean())
     assert means == sorted(means, reverse=True)
 
@@ -82,7 +82,7 @@ def test_clipping_answers_lowers_the_mean_latency() -> None:
     ),
 )
 def test_static_is_the_bulk_service_chain(slots: int, rate: float, exact: float, batch: float, busy: float) -> None:
-    n, found = 2500, []
+    n, found = sample(2500), []
     for seed in range(5):
         rng = np.random.default_rng([seed, 1])
         run = run_poisson("static", slots, COST_A, rate, uniform(n, rng), rng)
@@ -100,7 +100,7 @@ def test_static_is_the_bulk_service_chain(slots: int, rate: float, exact: float,
     ),
 )
 def test_fixed_is_fixed_bulk_service(k: int, rate: float, exact: float) -> None:
-    found = replicate(mean_latency("fixed", k, COST_A, rate, 2000, k=k, flush=1e9), 5)
+    found = replicate(mean_latency("fixed", k, COST_A, rate, sample(2000), k=k, flush=1e9), 5)
     assert agrees(found, exact), found
 
 
@@ -135,7 +135,7 @@ def inoue(
 )
 def test_a_window_without_delay_meets_inoues_table(rho: float, exact: float, batch: float) -> None:
     rate = rho / ALPHA
-    found, (batches, error) = inoue("window", 4096, rate, 6000)
+    found, (batches, error) = inoue("window", 4096, rate, sample(6000))
     assert agrees(found, exact), found
     assert abs(batches - batch) <= max(4 * error, 0.02 * batch)
     x = rate * ALPHA
@@ -277,13 +277,13 @@ def test_continuous_batching_is_processor_sharing(
     a: float, b: float, steps: int, rate: float, exact: float, n: int
 ) -> None:
     cost = Constant(a / 1000, b / 1000)
-    found = replicate(mean_latency("dynamic", 4096, cost, rate, n, lambda n, rng: np.full(n, steps)), 3)
+    found = replicate(mean_latency("dynamic", 4096, cost, rate, sample(n), lambda n, rng: np.full(n, steps)), 3)
     assert exact * 0.99 - 4 * found[1] <= found[0] <= exact * 1.04 + 4 * found[1], found
 
 
 def test_latency_under_continuous_batching_is_a_line_through_the_origin() -> None:
     rng = np.random.default_rng(4)
-    run = run_poisson("dynamic", 4096, Constant(), 20, rng.integers(5, 196, 6000), rng)
+    run = run_poisson("dynamic", 4096, Constant(), 20, rng.integers(5, 196, sample(6000)), rng)
     slope, intercept = np.polyfit(run.tokens, run.latency, 1)
     assert np.corrcoef(run.tokens, run.latency)[0, 1] > 0.98
     assert slope == pytest.approx(0.0082 / (1 - 20 * 0.1 * 0.2), rel=0.04)
@@ -295,7 +295,7 @@ def test_latency_under_continuous_batching_is_a_line_through_the_origin() -> Non
 )
 def test_continuous_batching_with_a_cap_is_its_birth_death_chain(slots: int, rate: float, exact: float) -> None:
     draw = lambda n, rng: geometric(n, rng, 100.0)  # noqa: E731
-    mean, error = replicate(mean_latency("dynamic", slots, Constant(), rate, 3000, draw), 4)
+    mean, error = replicate(mean_latency("dynamic", slots, Constant(), rate, sample(3000), draw), 4)
     assert exact * 0.99 - 4 * error <= mean <= exact * 1.04 + 4 * error, (mean, error)
 
 
@@ -319,7 +319,7 @@ def test_a_static_batch_runs_for_the_expected_maximum(slots: int, longest: float
 @pytest.mark.parametrize(("slots", "exact"), points(1, (4, 4.3549), (1, 1.8660), (16, 11.4963)))
 def test_the_capacity_of_static_is_its_batch_over_its_time(slots: int, exact: float) -> None:
     rng = np.random.default_rng(9)
-    n = 6000 + 600 * slots
+    n = sample(6000 + 600 * slots)
     trace = sequences((0.0, 1, int(x)) for x in uniform(n, rng))
     run = simulate(make_scheduler("static", slots), trace, COST_A)
     assert n / run.ended == pytest.approx(exact, rel=0.02)

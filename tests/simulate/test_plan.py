@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from points import points
+from points import points, sample
 from support_simulate import agrees, make_scheduler, replicate, run_poisson
 
 import policies
@@ -59,7 +59,7 @@ def test_one_queue_before_eight_servers_is_erlang_c() -> None:
     latencies = []
 
     def one(rng: np.random.Generator) -> float:
-        lengths = rng.geometric(1 / 50, 4000)
+        lengths = rng.geometric(1 / 50, sample(4000))
         run = run_poisson("dynamic", 8, Constant(0.02, 0.0), 6.4, lengths, rng)
         latencies.append(run.latency.mean())
         return float((run.waiting > 0.02).mean())
@@ -82,7 +82,7 @@ def test_a_stricter_limit_never_raises_capacity() -> None:
 
 
 def test_a_queue_that_grows_fails_whatever_its_percentiles_say() -> None:
-    unit = jobs(3000, None, 5)
+    unit = jobs(sample(3000), None, 5)
     growing = simulate(nobatch(), unit.faster(1.2).sequences(), MS)
     steady = simulate(nobatch(), unit.faster(0.7).sequences(), MS)
     assert plan.queue_grows(growing.arrival, growing.latency)

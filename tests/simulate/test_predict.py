@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +21,18 @@ from simulate.__main__ import main
 from simulate.simulator import simulate
 
 
-@pytest.fixture
-def folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a comparison of two policies, as a server whose steps take what oracle-a says would give it."""
+    folder = tmp_path_factory.mktemp("comparison") / "x"
     flags = ["--num", "40", "--rate", "6", "--max-batch-size", "8", "--no-plots"]
-    assert main(["run", "static", "dynamic", *flags, "--out", str(tmp_path / "x")]) == 0
-    capsys.readouterr()
-    return tmp_path / "x"
+    assert main(["run", "static", "dynamic", *flags, "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def folder(written: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(written, tmp_path / "x")
 
 
 def test_a_replay_of_a_runs_own_steps_is_the_run(folder: Path) -> None:

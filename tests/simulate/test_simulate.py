@@ -172,7 +172,7 @@ def test_a_trace_may_have_prompts_as_texts_and_the_columns_of_others(
 
 def test_capacity_fleet_and_prefixes_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     picture = tmp_path / "a.png"
-    told, _ = run_command(capsys, "plan", "dynamic", "--num", "300", "--slots", "4", "16", "--limit", "p50:e2el:3",
+    told, _ = run_command(capsys, "plan", "dynamic", "--num", "150", "--slots", "4", "16", "--limit", "p50:e2el:3",
                   "--shortest-queue", "8", "--out", str(picture))  # fmt: skip
     few, many = told["capacities"]
     assert few["rate"] < many["rate"]
@@ -225,7 +225,7 @@ def test_an_order_without_anything_to_go_by_is_noted(
     policy: str, hint: str, values: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the options that the note names, the order differs from arrival, and there is no note."""
-    few = ["--num", "120", "--rate", "9", "--max-batch-size", "4"]
+    few = ["--num", "60", "--rate", "9", "--max-batch-size", "4"]
     plain, _ = run_command(capsys, "run", "dynamic", *few)
     blind, words = run_command(capsys, "run", policy, *few)
     assert f"note: {policy} " in words
@@ -267,14 +267,14 @@ def test_an_order_that_can_tell_the_requests_apart_is_not_noted(
 
 
 def test_hints_leave_the_requests_as_they_were_and_show_what_orders_do(capsys: pytest.CaptureFixture[str]) -> None:
-    few = ["--num", "200", "--rate", "9", "--max-batch-size", "4"]
+    few = ["--num", "150", "--rate", "9", "--max-batch-size", "4"]
     plain, _ = run_command(capsys, "run", "dynamic", *few)
     flags = [*few, "--clients", "3", "--priorities", "2", "--slo", "1", "60"]
     told, _ = run_command(capsys, "run", "dynamic", "dynamic+vtc", "dynamic+edf", "dynamic+priority", *flags)
     fcfs, vtc, edf, _ = (run["simulation"] for run in told["runs"])
     assert told["runs"][0]["mean_ttft_ms"] == plain["mean_ttft_ms"]
     counts = [fcfs["clients"][f"client-{k}"]["requests"] for k in (1, 2, 3)]
-    assert sum(counts) == 200
+    assert sum(counts) == 150
     assert counts == sorted(counts, reverse=True)
     assert vtc["clients"]["client-3"]["mean_ttft_ms"] < vtc["clients"]["client-1"]["mean_ttft_ms"]
     assert edf["deadlines_met"] > fcfs["deadlines_met"]
@@ -283,14 +283,14 @@ def test_hints_leave_the_requests_as_they_were_and_show_what_orders_do(capsys: p
 def test_a_plan_of_a_trace_is_for_the_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Its lengths and its rate, times --speed; requests longer than --context are left out."""
     path = tmp_path / "trace.csv"
-    rows = "".join(f"{0.5 * i},20,{10 if i % 2 else 900}\n" for i in range(301))
+    rows = "".join(f"{0.5 * i},20,{10 if i % 2 else 900}\n" for i in range(121))
     path.write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
     flags = ["plan", "dynamic", "--max-batch-size", "8", "--trace", str(path)]
     told, _ = run_command(capsys, *flags)
     assert told["wanted"] == pytest.approx(2.0)
     short, words = run_command(capsys, *flags, "--context", "500", "--speed", "3")
     assert short["wanted"] == pytest.approx(3.0)
-    assert "151 of 301" in words
+    assert "61 of 121" in words
     assert short["capacities"][0]["rate"] > 10 * told["capacities"][0]["rate"]
     other, _ = run_command(capsys, *flags, "--rate", "7")
     assert other["wanted"] == 7

@@ -20,8 +20,8 @@ from simulate.__main__ import COMMANDS, build_command, main
 from simulate.commands import check, grade
 from simulate.grade import Grade
 
-SMALL = "--num 60 --rate 6 --max-batch-size 4"
-SMALL_PLAN = "--num 150"
+SMALL = "--num 30 --rate 6 --max-batch-size 4"
+SMALL_PLAN = "--num 100"
 TRACE = "--trace TRACE"
 # What says when, where and of what a run was, and would differ though the option did nothing.
 LABELS = {"date", "config", "model_id", "server_after", "machine", "versions", "seed", "trace_sha256"}
@@ -115,7 +115,7 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         "--out": (f"plan dynamic {SMALL_PLAN}", "OUT/a.png"),
     },
     "fleet": {
-        **_for("fleet", "--num 60 --rate 20 --max-batch-size 4 --replicas 2"),
+        **_for("fleet", "--num 40 --rate 20 --max-batch-size 4 --replicas 2"),
         "--max-batch-size": ("fleet dynamic --num 100 --rate 9 --replicas 1", "3"),
         "--replicas": (f"fleet dynamic {SMALL}", "3"),
         "--router": (f"fleet dynamic {SMALL}", "random"),

@@ -24,8 +24,8 @@ from simulate.costs import Host
 from simulate.simulator import Run, simulate
 
 VTC = Path(__file__).parents[2].parent / "shared" / "data" / "vtc"
-SUITES = ("overload", "overload-multi", "proportional", "poisson_short_long", "real")
-RUNS = points(1, *(f"{order}__{suite}" for suite in SUITES for order in ("FCFS", "VTC")))
+SUITES = ("proportional", "overload", "overload-multi", "poisson_short_long", "real")
+RUNS = points(1, *(f"{order}__{suite}" for suite in SUITES for order in ("VTC", "FCFS")))
 TOKEN, PREFILL = 0.14e-3, 20e-3
 PARTICULARS = {"pool": 10_000, "per_client": 32, "batch_max_tokens": 3072, "max_wait": 10}
 
