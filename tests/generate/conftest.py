@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 
 import pytest
-import torch
-
-from generate.cpu.team import team
 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Use one thread: two threads that spin beside other work on two cores turn milliseconds into seconds."""
+    import torch  # not in workers that run nothing of this folder
+
+    from generate.cpu.team import team
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -2,10 +2,8 @@
 
 import pytest
 
-from simulate import regret
-
 
 @pytest.fixture(autouse=True)
 def regret_in_one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the replays that split the regret, which each run has four of. test_bounds.py has them."""
-    monkeypatch.setattr(regret, "MOST_REQUESTS", 0)
+    monkeypatch.setattr("simulate.regret.MOST_REQUESTS", 0)
