@@ -70,7 +70,6 @@ def tokens(replicas: Many[Load], bounds: Bounds, target: float = 0.7) -> int:
 
 
 AUTOSCALERS: dict[str, Callable[..., int]] = {"fixed": fixed, "requests": requests, "tokens": tokens}
-STEADY = {"fixed", "tokens"}  # whose number settles under a constant load; `requests` may alternate between two
 
 
 def make(text: str) -> Autoscaler:

@@ -150,7 +150,6 @@ ROUTERS: dict[str, Callable[[Random], Router]] = {
     "round-robin": round_robin, "random": random, "least-loaded": least_loaded, "power-of-two": power_of_two,
     "prefix-aware": prefix_aware, "session-sticky": session_sticky,
 }  # fmt: skip
-BOUNDED = {"least-loaded", "prefix-aware", "session-sticky"}  # whose first choice has at most `Replicas.most`
 
 
 def _around(start: int, count: int) -> Iterator[int]:

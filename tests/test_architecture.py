@@ -48,7 +48,7 @@ EXCEPTIONS |= {
 }
 PURE = ("scheduling", "policies")
 # Of the fleet, only the routers and autoscalers are the simulator's.
-PURE_FILES = ("fleet/autoscaler_laws.py", "fleet/autoscalers.py", "fleet/laws.py", "fleet/routers.py")
+PURE_FILES = ("fleet/autoscalers.py", "fleet/routers.py")
 # A pure room is the same bytes in server and simulator: it is given time, randomness and the model.
 IMPURE = {"asyncio", "concurrent", "datetime", "flask", "logging", "multiprocessing", "os", "queue", "random",
           "secrets", "socket", "subprocess", "threading", "time", "torch", "uuid"}  # fmt: skip

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 import pytest
+from router_laws import broken_law
 
 from fleet import routers
-from fleet.laws import broken_law
-from fleet.routers import BOUNDED, ROUTERS, Asked, Replicas, Router
+from fleet.routers import ROUTERS, Asked, Replicas, Router
 
 CASES = 20
+BOUNDED = {"least-loaded", "prefix-aware", "session-sticky"}  # whose first choice has at most `Replicas.most`
 
 
 @pytest.mark.parametrize("name", ROUTERS)
