@@ -30,7 +30,7 @@ from rich.table import Table
 
 from benchmarks import closed_loop, report
 from benchmarks.bodies import KINDS, LIMIT
-from benchmarks.door import Served, served
+from benchmarks.server import Served, served
 
 STREAMS, TOKENS = 16, 400
 RATE = 20  # hostile bodies a second
@@ -190,11 +190,7 @@ class Streams:
 
 def figures(gaps: list[float], memory: float) -> dict[str, float]:
     """Return the percentiles of tokens' times in ms, and the server's memory in MB."""
-    ranks = statistics.quantiles(gaps, n=100, method="inclusive")
-    return {
-        "events": len(gaps), "p50_ms": 1e3 * ranks[49], "p99_ms": 1e3 * ranks[98], "longest_ms": 1e3 * gaps[-1],
-        "memory_mb": memory,
-    }  # fmt: skip
+    return {"events": len(gaps), **report.percentiles(gaps), "longest_ms": 1e3 * gaps[-1], "memory_mb": memory}
 
 
 def measure(server: Served, args: argparse.Namespace) -> dict[str, Any]:

@@ -12,34 +12,20 @@ import argparse
 import contextlib
 import json
 import random
-import statistics
 import tempfile
-import threading
 import time
-import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
-from benchmarks.door import served, until
+from benchmarks.server import call, served, until
 
 BOUND = 1.05
 ENDED = ("completed", "failed", "expired", "cancelled")
-BOUNDARY = "benchmark"
-
-
-def call(
-    port: int, method: str, path: str, body: bytes | None = None, kind: str = "application/json"
-) -> dict[str, Any]:
-    """Return the JSON answer to a request."""
-    url = f"http://127.0.0.1:{port}{path}"
-    request = urllib.request.Request(url, body, {"Content-Type": kind}, method=method)
-    with urllib.request.urlopen(request, timeout=120) as reply:
-        answer: dict[str, Any] = json.load(reply)
-        return answer
 
 
 def upload(port: int, lines: int, tokens: int) -> str:
@@ -51,26 +37,24 @@ def upload(port: int, lines: int, tokens: int) -> str:
         json.dumps({"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body})
         for i, body in enumerate(fields)
     ]
-    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--{BOUNDARY}\r\n'
-    head += 'Content-Disposition: form-data; name="file"; filename="lines.jsonl"\r\n\r\n'
-    form = (head + "\n".join(rows) + f"\n\r\n--{BOUNDARY}--\r\n").encode()
-    return str(call(port, "POST", "/v1/files", form, f"multipart/form-data; boundary={BOUNDARY}")["id"])
+    files = {"file": ("lines.jsonl", "\n".join(rows))}
+    return str(call(port, "POST", "/v1/files", data={"purpose": "batch"}, files=files)["id"])
 
 
 @contextlib.contextmanager
 def batch_beside(port: int, file: str, done: list[int]) -> Iterator[None]:
     """Compute a batch meanwhile; append the number of its lines that were computed."""
     fields = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
-    id = call(port, "POST", "/v1/batches", json.dumps(fields).encode())["id"]
+    id = call(port, "POST", "/v1/batches", fields)["id"]
 
-    def state() -> dict[str, Any]:
+    def state() -> Any:
         return call(port, "GET", f"/v1/batches/{id}")
 
     until(lambda: state()["request_counts"]["completed"] > 0, 60)
     yield
     if state()["status"] != "in_progress":
         raise SystemExit("error: the batch ended before the round. Raise --lines")
-    call(port, "POST", f"/v1/batches/{id}/cancel", b"")
+    call(port, "POST", f"/v1/batches/{id}/cancel")
     until(lambda: state()["status"] in ENDED, 60)
     done.append(state()["request_counts"]["completed"])
 
@@ -78,30 +62,20 @@ def batch_beside(port: int, file: str, done: list[int]) -> Iterator[None]:
 def latencies(port: int, args: argparse.Namespace) -> list[float]:
     """Send a round of requests at their times; return the seconds from each one's time to its whole answer."""
     rng = random.Random(args.seed)
-    found: list[float] = []
-    threads = []
-    began = time.perf_counter() + 0.1
-    at = began
-    for number in range(args.requests):
-        at += rng.expovariate(args.rate)
-        body = {"prompt": f"Enter the ghost of {number}", "num_tokens": rng.randint(16, 64), "seed": number}
-        threads.append(threading.Thread(target=_ask, args=(port, at, json.dumps(body).encode(), found)))
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    at = time.perf_counter() + 0.1
 
+    def ask(at: float, body: dict[str, Any]) -> float:
+        time.sleep(max(0.0, at - time.perf_counter()))
+        call(port, "POST", "/inference", body)
+        return time.perf_counter() - at
 
-def _ask(port: int, at: float, body: bytes, found: list[float]) -> None:
-    time.sleep(max(0.0, at - time.perf_counter()))
-    call(port, "POST", "/inference", body)
-    found.append(time.perf_counter() - at)
-
-
-def percentiles(values: list[float]) -> dict[str, float]:
-    ranks = statistics.quantiles(values, n=100, method="inclusive")
-    return {"p50_ms": 1e3 * ranks[49], "p90_ms": 1e3 * ranks[89], "p99_ms": 1e3 * ranks[98], "requests": len(values)}
+    with ThreadPoolExecutor(args.requests) as pool:
+        answers = []
+        for number in range(args.requests):
+            at += rng.expovariate(args.rate)
+            body = {"prompt": f"Enter the ghost of {number}", "num_tokens": rng.randint(16, 64), "seed": number}
+            answers.append(pool.submit(ask, at, body))
+    return [answer.result() for answer in answers]
 
 
 def measure(port: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -114,7 +88,7 @@ def measure(port: int, args: argparse.Namespace) -> dict[str, Any]:
         for kind in ("alone", "beside") if number % 2 == 0 else ("beside", "alone"):
             with batch_beside(port, file, lines) if kind == "beside" else contextlib.nullcontext():
                 pooled[kind] += latencies(port, args)
-    alone, beside = (percentiles(pooled[kind]) for kind in ("alone", "beside"))
+    alone, beside = ({**report.percentiles(own), "requests": len(own)} for own in pooled.values())
     ratios = {f"{rank}_ratio": beside[f"{rank}_ms"] / alone[f"{rank}_ms"] for rank in ("p50", "p90", "p99")}
     return {"alone": alone, "beside": beside, "lines": lines, "rate": args.rate, "bound": BOUND, **ratios}
 

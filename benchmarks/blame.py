@@ -10,37 +10,30 @@ the simulated latency.
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
-import threading
 import time
-import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
-from benchmarks.beside import call
-from benchmarks.door import served
+from benchmarks.server import call, served
 
 
 def send(port: int, name: str, tokens: dict[int, int], gap: float) -> dict[int, Any]:
     """Send a request every `gap` seconds, of these tokens by place; return the server's records of them."""
-    url, began = f"http://127.0.0.1:{port}/inference", time.perf_counter() + 0.1
+    began = time.perf_counter() + 0.1
 
-    def ask(place: int, count: int) -> None:
+    def ask(place: int) -> None:
         time.sleep(max(0.0, began + place * gap - time.perf_counter()))
-        headers = {"Content-Type": "application/json", "X-Request-Id": f"{name}-{place}"}
-        body = json.dumps({"prompt": "hi", "num_tokens": count}).encode()
-        urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=120).read()
+        body = {"prompt": "hi", "num_tokens": tokens[place]}
+        call(port, "POST", "/inference", body, headers={"X-Request-Id": f"{name}-{place}"})
 
-    threads = [threading.Thread(target=ask, args=item) for item in tokens.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(tokens)) as pool:
+        list(pool.map(ask, tokens))
     return {place: call(port, "GET", f"/requests/{name}-{place}") for place in tokens}
 
 

@@ -25,15 +25,16 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import report
-from benchmarks.door import Served, get, served
+from benchmarks import closed_loop, report
+from benchmarks.server import Served, call, served
 
 LIMIT = 1 << 20  # bytes of a body
 LONG, TRIES = 50.0, 8  # a wait of more ms is measured again: another process may have had the core
 MOST_VALUES, MOST_KEYS = 131_000, 16_000  # just fewer than the server reads
 CLIENTS = 8
 MARK = "@here@"
-HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+HEALTH = closed_loop.request("/health")
+CLOSE = "Connection: close\r\n"
 console = Console(stderr=True)
 
 
@@ -165,7 +166,7 @@ class Pulse:
         body = json.dumps({"prompt": "ROMEO:", "num_tokens": 1000, "stream": True}).encode()
         while not self.over.is_set():
             with socket.create_connection(("127.0.0.1", self.port), 60) as sock:
-                sock.sendall(request("POST", "/inference", body))
+                sock.sendall(closed_loop.request("/inference", body, CLOSE))
                 sock.recv(1 << 16)
                 self._last["stream"] = time.perf_counter()
                 while not self.over.is_set() and sock.recv(1 << 16):
@@ -181,18 +182,10 @@ class Pulse:
                 time.sleep(0.001)
 
 
-def request(method: str, path: str, body: bytes) -> bytes:
-    head = (
-        f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + body
-
-
 def send(port: int, body: Hostile) -> tuple[int, int]:
     """Send a body; return the status of its answer and how many bytes that has."""
     with socket.create_connection(("127.0.0.1", port), 120) as sock:
-        sock.sendall(request(body.method, body.path, body.body))
+        sock.sendall(closed_loop.request(body.path, body.body, CLOSE, body.method))
         head = sock.recv(1 << 16)
         size = len(head)
         while piece := sock.recv(1 << 16):
@@ -265,7 +258,7 @@ def flood(server: Served, requests: int) -> dict[str, float]:
     fields = {"prompt": "x", "num_tokens": 1, "stop": [1] * 12_000}
     stop = Hostile("/inference", "stop", "wrong items", json.dumps(fields).encode())
     before = server.memory
-    total = get(server.port, "/info")["max_concurrent_requests"] + 32
+    total = call(server.port, "GET", "/info")["max_concurrent_requests"] + 32
     with ThreadPoolExecutor(total) as pool:
         list(pool.map(lambda _: send(server.port, stop), range(requests)))
     time.sleep(1)

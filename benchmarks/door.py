@@ -12,123 +12,60 @@ and queue are empty when all hang up at once.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import socket
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks import closed_loop, report, stages
+from benchmarks.server import call, served, until
 
-ROOT = Path(__file__).resolve().parents[1]
 RUNNING, WAITING = 64, 256
-LONG = {"prompt": "ROMEO:", "num_tokens": 32}
+LONG, ENDLESS = (
+    closed_loop.request("/inference", json.dumps({"prompt": "ROMEO:", "num_tokens": tokens}).encode())
+    for tokens in (32, 1000)
+)
 
 
-class Served(NamedTuple):
-    """A server that runs: its port, and the pid of its master."""
-
-    port: int
-    pid: int
-
-    @property
-    def memory(self) -> float:
-        """The MB that the process that serves has in memory."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        text = Path(f"/proc/{children[0]}/status").read_text()
-        return int(text.partition("VmRSS:")[2].split()[0]) / 1024
-
-
-@contextlib.contextmanager
-def served(args: argparse.Namespace, *flags: str) -> Iterator[Served]:
-    """Run a server on a free port; stop it by its pid."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    argv = [args.policy, "--model", args.model, "--host", "127.0.0.1", "--port", str(port)]
-    argv += ["--compute-threads", str(args.compute_threads), *flags]
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen([sys.executable, str(ROOT / "app.py"), *argv], stdout=log, stderr=log)
-        try:
-            until(lambda: answers(port), 120)
-            yield Served(port, process.pid)
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
-def answers(port: int) -> bool:
-    try:
-        return first_byte(port, b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")[1] == 200
-    except OSError:
-        return False
-
-
-def first_byte(port: int, request: bytes) -> tuple[float, int]:
-    """Return the seconds from connecting to the first byte of the answer, and its status."""
+def first_byte(port: int, request: bytes) -> float:
+    """Return the seconds from connecting to the first byte of the answer."""
     began = time.perf_counter()
     with socket.create_connection(("127.0.0.1", port), 30) as connection:
         connection.sendall(request)
-        head = connection.recv(16)
+        connection.recv(16)
         took = time.perf_counter() - began
         while connection.recv(65536):
             pass
-    return took, int(head.split()[1])
-
-
-def until(condition: Any, seconds: float) -> float:
-    """Return how long it took until `condition()` was true."""
-    began = time.perf_counter()
-    while not condition():
-        if time.perf_counter() - began > seconds:
-            raise SystemExit(f"it did not happen within {seconds:g} s")
-        time.sleep(0.005)
-    return time.perf_counter() - began
-
-
-def get(port: int, path: str) -> Any:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as reply:
-        return json.load(reply)
+    return took
 
 
 def ask(port: int) -> str:
-    body = json.dumps({"prompt": "ROMEO:", "num_tokens": 16, "temperature": 0}).encode()
-    url = f"http://127.0.0.1:{port}/inference"
-    with urllib.request.urlopen(urllib.request.Request(url, body), timeout=60) as reply:
-        return str(json.load(reply)["completion"])
+    asked = {"prompt": "ROMEO:", "num_tokens": 16, "temperature": 0}
+    return str(call(port, "POST", "/inference", asked)["completion"])
 
 
 def fill(port: int) -> list[socket.socket]:
     """Send as many long requests as run and wait at once; return their connections."""
-    body = json.dumps({"prompt": "ROMEO:", "num_tokens": 1000}).encode()
-    head = f"POST /inference HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    connections = []
-    for _ in range(RUNNING + WAITING):
-        connection = socket.create_connection(("127.0.0.1", port), 30)
-        connection.sendall(head + body)
-        connections.append(connection)
+    connections = [socket.create_connection(("127.0.0.1", port), 30) for _ in range(RUNNING + WAITING)]
+    for connection in connections:
+        connection.sendall(ENDLESS)
     return connections
 
 
 def is_empty(port: int) -> bool:
-    stats = get(port, "/stats")
+    stats = call(port, "GET", "/stats")
     return not (stats["requests-running"] or stats["requests-waiting"] or stats["engine"]["kv"]["pages_used"])
 
 
 def measure(port: int, times: int) -> dict[str, Any]:
     before = ask(port)
     connections = fill(port)
-    until(lambda: get(port, "/stats")["requests-waiting"] >= WAITING - 8, 60)
-    request = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    taken = sorted(first_byte(port, request)[0] for _ in range(times))
-    stats = get(port, "/stats")
+    until(lambda: call(port, "GET", "/stats")["requests-waiting"] >= WAITING - 8, 60)
+    request = closed_loop.request("/health", headers="Connection: close\r\n")
+    taken = sorted(first_byte(port, request) for _ in range(times))
+    stats = call(port, "GET", "/stats")
     for connection in connections:
         connection.close()
     emptied = until(lambda: is_empty(port), 60)
@@ -158,12 +95,11 @@ def short_requests(port: int, pid: int, seconds: float) -> dict[str, Any]:
 
 def goodput(port: int, seconds: float, rounds: int) -> dict[str, Any]:
     """Return what clients that fit are served a second, and what more of them than fit are, in turn."""
-    message = closed_loop.request("/inference", json.dumps(LONG).encode())
     answered: dict[int, list[float]] = {RUNNING + WAITING: [], 512: []}
     refused = []
     for _ in range(rounds):
         for clients, rates in answered.items():
-            load = closed_loop.run(port, clients, message, seconds)
+            load = closed_loop.run(port, clients, LONG, seconds)
             rates.append(load.statuses[200] / load.seconds)
             until(lambda: is_empty(port), 60)
         refused.append(load.statuses[429] / load.seconds)
@@ -176,11 +112,9 @@ def goodput(port: int, seconds: float, rounds: int) -> dict[str, Any]:
 
 def refusal_ms(port: int, pid: int, seconds: float) -> float:
     """Return the processor time of one refusal, by a full server that only waits: its model sleeps."""
-    endless = closed_loop.Client(
-        port, closed_loop.request("/inference", json.dumps({"prompt": "x", "num_tokens": 1000}).encode())
-    )
+    endless = closed_loop.Client(port, ENDLESS)
     endless.send()
-    until(lambda: get(port, "/stats")["requests-running"], 20)
+    until(lambda: call(port, "GET", "/stats")["requests-running"], 20)
     spent = []
     for clients in (0, 64):
         before = closed_loop.processor_seconds(pid)

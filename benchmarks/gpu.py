@@ -32,7 +32,7 @@ from rich.table import Table
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
 
-from benchmarks import gpu_checks, gpu_peers, gpu_steps
+from benchmarks import gpu_checks, gpu_peers, gpu_steps, report
 from benchmarks import machine as measured
 from benchmarks.gpu_loader import FULL, SMALL, Keep, Loader, Sizes, clear
 from generate import machine
@@ -101,8 +101,7 @@ def run(args: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
 
     def keep(name: str, section: Any) -> None:
         result[name] = section
-        if args.json:
-            args.json.write_text(json.dumps(result, indent=1) + "\n")
+        report.keep(args.json, result)
 
     for name in args.sections:
         result[name] = None
@@ -167,9 +166,8 @@ def show(result: dict[str, Any]) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        prog="benchmarks/gpu.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    result = report.parser("gpu", __doc__)
+    result.prog = "benchmarks/gpu.sh"
     words, numbers = (lambda t: t.split(",")), (lambda t: [int(n) for n in t.split(",")])
     result.add_argument("--sections", type=words, default=list(SECTIONS), help=",".join(SECTIONS))
     result.add_argument("--model", help="default: gpt2-medium on a GPU, else bard")
@@ -183,7 +181,6 @@ def parser() -> argparse.ArgumentParser:
         result.add_argument(f"--{name}", type=int)
     result.add_argument("--seconds", type=float, help="per figure")
     result.add_argument("--minutes", type=float, default=9.0, help="the run ends after them, with what it has")
-    result.add_argument("--json", type=Path)
     return result
 
 

@@ -12,19 +12,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from benchmarks import offline
 from benchmarks.gpu_loader import Keep, Loader, Sizes
+from benchmarks.peers import hugging_face
+from benchmarks.peers.hugging_face import Burst
 from generate.params import GREEDY
 from generate.runner import Runner
 from scheduling.sequence import Sequence
 
-Requests = list[tuple[list[int], int]]  # prompt and number of tokens to answer
-SECONDS = 120.0  # timeout of a peer
 
-
-def requests(vocabulary: int, sizes: Sizes) -> Requests:
+def requests(vocabulary: int, sizes: Sizes) -> Burst:
     """Return prompts of 8 to 64 tokens with about `sizes.tokens` tokens to answer, like the client's burst."""
     rng = random.Random(1)
     return [
@@ -58,7 +55,7 @@ def run(loader: Loader, sizes: Sizes, keep: Keep) -> dict[str, Any]:
     return result
 
 
-def ours(runner: Runner, burst: Requests) -> float:
+def ours(runner: Runner, burst: Burst) -> float:
     """Return tokens per second of the dynamic policy, all requests at once."""
     rates = []
     for _ in range(2):
@@ -69,45 +66,18 @@ def ours(runner: Runner, burst: Requests) -> float:
     return max(rates)
 
 
-@torch.inference_mode()
-def static(model: Any, burst: Requests) -> float:
+def static(model: Any, burst: Burst) -> float:
     """Return useful tokens per second of one batch, padded on the left, that runs until the longest is done."""
-    longest = max(len(ids) for ids, _ in burst)
-    ids = torch.tensor([[0] * (longest - len(p)) + p for p, _ in burst], device=model.device)
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p, _ in burst], device=model.device)
-    most = max(tokens for _, tokens in burst)
-    options = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    model.generate(ids, max_new_tokens=2, min_new_tokens=2, **options)
+    hugging_face.static(model, burst, most=2)
     began = time.perf_counter()
-    out = model.generate(ids, max_new_tokens=most, min_new_tokens=most, **options)
-    out.cpu()
+    hugging_face.static(model, burst)
     return sum(tokens for _, tokens in burst) / (time.perf_counter() - began)
 
 
-def continuous(model: Any, burst: Requests) -> float:
+def continuous(model: Any, burst: Burst) -> float:
     """Return tokens per second of transformers' own continuous batching."""
-    from transformers import GenerationConfig
-
-    new_config: Callable[..., Any] = GenerationConfig
-    config = new_config(do_sample=False, eos_token_id=-1, pad_token_id=0,
-                              max_new_tokens=max(tokens for _, tokens in burst))  # fmt: skip
-    with model.continuous_batching_context_manager(generation_config=config, timeout=10) as manager:
-        _answer(manager, burst[:2], "warm")
+    with hugging_face.continuous(model, max(tokens for _, tokens in burst)) as manager:
+        hugging_face.answers(manager, burst[:2], "warm")
         began = time.perf_counter()
-        tokens = _answer(manager, burst, "request")
+        tokens = hugging_face.answers(manager, burst)
         return tokens / (time.perf_counter() - began)
-
-
-def _answer(manager: Any, burst: Requests, name: str) -> int:
-    """Return the number of tokens of all answers. Raises RuntimeError for a timeout."""
-    for i, (ids, count) in enumerate(burst):
-        manager.add_request(ids, request_id=f"{name}{i}", max_new_tokens=count)
-    done = tokens = 0
-    end = time.monotonic() + SECONDS
-    while done < len(burst):
-        answer = manager.get_result(timeout=1)
-        if answer is not None and answer.is_finished():
-            done, tokens = done + 1, tokens + len(answer.generated_tokens)
-        elif time.monotonic() > end:
-            raise RuntimeError(f"{done} of {len(burst)} answers after {SECONDS:g} s")
-    return tokens

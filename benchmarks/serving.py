@@ -12,15 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +25,7 @@ from rich.table import Table
 
 import policies
 from benchmarks import report
+from benchmarks.server import started
 from client.data import plan
 from client.workloads.arrivals import Arrivals
 from config import Config
@@ -72,39 +69,6 @@ def offline(args: argparse.Namespace) -> dict[str, float]:
     return rates
 
 
-@contextmanager
-def server(policy: str, args: argparse.Namespace) -> Iterator[int]:
-    """Run a real server on a free loopback port; yield the port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        sys.executable, str(ROOT / "app.py"), policy, "--port", str(port), "--host", "127.0.0.1",
-        "--load-format", args.load_format, "--dtype", args.dtype, "--quantize", args.quantize, "--kv-dtype", args.kv_dtype,
-        "--max-batch-size", str(args.numsamples), *(["--model", args.model] if args.model else []),
-    ]  # fmt: skip
-    environment = {k: v for k, v in os.environ.items() if k != "BATCHING"}
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment) as process:
-        try:
-            wait_until_ready(port, process)
-            yield port
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def wait_until_ready(port: int, process: subprocess.Popen[bytes], seconds: float = 120) -> None:
-    """Return when the server is ready; RuntimeError when it ends or takes too long."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.2)
-    raise RuntimeError("the server did not become ready. Start it by hand to see why: ./server.sh")
-
-
 def load(port: int, args: argparse.Namespace, *flags: str) -> dict[str, Any]:
     """Run the project's client against the server; return its result."""
     with tempfile.TemporaryDirectory() as folder:
@@ -122,8 +86,12 @@ def load(port: int, args: argparse.Namespace, *flags: str) -> dict[str, Any]:
 def over_http(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Return for each policy the burst's tokens a second and the Poisson load's latency per token."""
     figures: dict[str, dict[str, float]] = {}
+    flags = (
+        "--model", args.model, "--load-format", args.load_format, "--dtype", args.dtype, "--quantize", args.quantize,
+        "--kv-dtype", args.kv_dtype, "--max-batch-size", str(args.numsamples),
+    )  # fmt: skip
     for name in args.policies:
-        with server(name, args) as port:
+        with started(name, *flags) as (port, _):
             load(port, args, "--prompt", "warm up", "--numtokens", "8")
             repeats = args.repeats if name != "nobatch" else 1
             bursts = [load(port, args, "--burst", "--numsamples", str(args.numsamples)) for _ in range(repeats)]
@@ -132,8 +100,7 @@ def over_http(args: argparse.Namespace) -> dict[str, dict[str, float]]:
             if len(speeds) > 1:
                 figures[name]["burst_low"], figures[name]["burst_high"] = report.interval(speeds)
             if args.poisson:
-                flags = ("--rate", str(args.rate), "--numsamples", str(args.poisson))
-                calm = load(port, args, *flags)
+                calm = load(port, args, "--rate", str(args.rate), "--numsamples", str(args.poisson))
                 figures[name]["latency_per_token"] = calm["server_after"]["latency-per-token"]
                 figures[name]["ms_per_token"] = calm["mean_latency_per_token_ms"]
         console.print(f"HTTP {name}: {figures[name]}")

@@ -19,8 +19,8 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import report
-from benchmarks.serving import server
+from benchmarks import closed_loop, report
+from benchmarks.server import started
 
 LOOK_SECONDS = 0.004
 END = {True: b"data: [DONE]\n\n\r\n0\r\n\r\n", False: b"}\n"}
@@ -35,12 +35,7 @@ def message(tokens: int, seed: int, stream: bool) -> bytes:
     }  # fmt: skip
     if stream:
         asked["stream_options"] = {"include_usage": True}
-    body = json.dumps(asked).encode()
-    head = (
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
+    return closed_loop.request("/v1/completions", json.dumps(asked).encode())
 
 
 def burst(port: int, requests: int, tokens: int, stream: bool) -> dict[str, Any]:
@@ -116,9 +111,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=400, help="of each answer")
     parser.add_argument("--rounds", type=int, default=7, help="pairs, of which the median counts")
     parser.add_argument("--port", type=int, help="of a server that runs already")
-    args = parser.parse_args()
-    args.numsamples = args.requests
-    return args
+    return parser.parse_args()
 
 
 def main() -> None:
@@ -126,7 +119,8 @@ def main() -> None:
     if args.port:
         figures = rounds(args.port, args)
     else:
-        with server(args.policy, args) as port:
+        flags = ("--model", args.model, "--load-format", args.load_format, "--dtype", args.dtype)
+        with started(args.policy, *flags, "--max-batch-size", str(args.requests)) as (port, _):
             figures = rounds(port, args)
     console.print(
         f"{args.requests} at once, {args.tokens} tokens each: {figures['whole']:.0f} tokens/s, streamed "

@@ -20,6 +20,7 @@ import statistics
 import threading
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -27,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
-from benchmarks.door import served, until
+from benchmarks.server import call, served, until
 
 VIEWERS, FROZEN = 16, 8
 ASK = b"GET /events?detail=1&compact=1 HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -80,18 +81,9 @@ def read_all(sockets: list[socket.socket], over: threading.Event) -> None:
 
 def compute(port: int, running: int, tokens: int) -> None:
     """Let the server compute one batch of equal requests."""
-
-    def ask() -> None:
-        body = json.dumps({"prompt": "ROMEO:", "num_tokens": tokens}).encode()
-        url = f"http://127.0.0.1:{port}/inference"
-        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=600) as reply:
-            reply.read()
-
-    threads = [threading.Thread(target=ask) for _ in range(running)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    body = {"prompt": "ROMEO:", "num_tokens": tokens}
+    with ThreadPoolExecutor(running) as pool:
+        list(pool.map(lambda _: call(port, "POST", "/inference", body), range(running)))
 
 
 def turns(port: int, running: int, last: int) -> list[float]:
@@ -114,8 +106,7 @@ def round_of(port: int, args: argparse.Namespace, viewers: int) -> dict[str, flo
     taken = turns(port, args.running, args.tokens)
     if len(taken) < args.tokens // 2:
         raise SystemExit(f"error: only {len(taken)} of {args.tokens} steps had all requests. Raise --tokens")
-    ranks = statistics.quantiles(taken, n=100, method="inclusive")
-    return {"p50_ms": 1e3 * ranks[49], "p99_ms": 1e3 * ranks[98], "steps": len(taken)}
+    return {**report.percentiles(taken), "steps": len(taken)}
 
 
 def measure(port: int, args: argparse.Namespace) -> dict[str, Any]:

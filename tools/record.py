@@ -12,12 +12,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import random
-import signal
-import socket
-import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -27,7 +24,10 @@ from typing import Any
 
 import requests
 
-ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from client.send.servers import started
+
 PROMPTS = ("ROMEO:", "JULIET:\nO ", "To be, or not to be", "Good morrow, cousin.", "What, ho!", "DUKE OF YORK:\n",
            "First Citizen:\nBefore we proceed any further, hear me speak.\n", "KING RICHARD:\n")  # fmt: skip
 
@@ -48,28 +48,10 @@ def arrivals(count: int, rate: float, low: int, high: int, seed: int) -> list[tu
 @contextlib.contextmanager
 def server(policy: str, slots: int, model: str = "bard") -> Iterator[str]:
     """Run a server on a free port; yield its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, str(ROOT / "app.py"), policy, "--model", model, "--compute-threads", "1",
-               "--max-batch-size", str(slots), "--host", "127.0.0.1", "--port", str(port), "--access-log", "off"]  # fmt: skip
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("EB_") and k != "BATCHING"}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        end = time.monotonic() + 120
-        while time.monotonic() < end and process.poll() is None:
-            with contextlib.suppress(requests.RequestException):
-                if requests.get(f"{url}/ready", timeout=5).status_code == 200:
-                    break
-            time.sleep(0.1)
-        else:
-            raise SystemExit("error: the server did not start. Run ./server.sh to see why")
+    flags = ("--model", model, "--compute-threads", "1", "--max-batch-size", str(slots), "--access-log", "off")
+    with tempfile.TemporaryDirectory() as folder, started(policy, flags, Path(folder) / "log") as url:
         requests.post(f"{url}/inference", json={"prompt": "Warm", "num_tokens": 8}, timeout=60)
         yield url
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
 
 
 class Recorder:

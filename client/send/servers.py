@@ -58,7 +58,14 @@ def signals_raise() -> Iterator[None]:
 
 @contextlib.contextmanager
 def started(policy: str, arguments: Sequence[str], log: Path, key: str | None = None) -> Iterator[str]:
-    """Run a server with a policy; yield its URL when it is ready, and stop it after the block.
+    """Run a server as `launched` does; yield its URL."""
+    with launched(policy, arguments, log, key) as (url, _):
+        yield url
+
+
+@contextlib.contextmanager
+def launched(policy: str, arguments: Sequence[str], log: Path, key: str | None = None) -> Iterator[tuple[str, int]]:
+    """Run a server with a policy; yield its URL and pid when it is ready, and stop it after the block.
 
     Raise UsageError if the server is not installed here, ServerFailed if it does not become ready.
     """
@@ -77,7 +84,7 @@ def started(policy: str, arguments: Sequence[str], log: Path, key: str | None = 
     with signals_raise():
         try:
             wait_until_ready(f"http://127.0.0.1:{port}", process, log)
-            yield f"http://127.0.0.1:{port}"
+            yield f"http://127.0.0.1:{port}", process.pid
         finally:
             stop(process)
 
