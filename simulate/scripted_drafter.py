@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from scheduling.sequence import Sequence
 from scheduling.speculation import MOST, Offer
+from simulate.drafting import KnownDrafter, Tokens
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(KnownDrafter):
     """Proposes the tokens that sequences are going to get, except that each `every`-th of a text is wrong.
 
     `token` returns the token of a sequence at a place of its answer.
     """
 
-    spent = 0.0
-
-    def __init__(self, token: Callable[[Sequence, int], int], every: int) -> None:
-        self._token = token
+    def __init__(self, token: Tokens, every: int) -> None:
+        super().__init__(lambda seq, later: token(seq, len(seq.output_ids) + later))
         self._every = every
 
     def survey(self, sequences: list[Sequence]) -> list[Offer]:
         """See `Drafter.survey`."""
         return [Offer(i, MOST, i % 2) for i, seq in enumerate(sequences) if seq.output_ids]
 
-    def propose(self, sequences: list[Sequence], counts: list[int]) -> list[list[int]]:
-        """See `Drafter.propose`."""
-        return [
-            [self._draft(seq, place) for place in range(len(seq.output_ids), len(seq.output_ids) + count)]
-            for seq, count in zip(sequences, counts)
-        ]
-
-    def _draft(self, seq: Sequence, place: int) -> int:
-        token = self._token(seq, place)
-        return token if (seq.length + place) % self._every else token + 1
-
-    def seconds(self, sequences: int) -> float:
-        """See `Drafter.seconds`."""
-        return 0.0
-
-    def forget(self, seq: Sequence) -> None:
-        """See `Drafter.forget`."""
+    def accepts(self, seq: Sequence, place: int) -> bool:
+        return (seq.length + place) % self._every > 0
