@@ -6,7 +6,7 @@ counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, exposition
@@ -141,9 +141,7 @@ class Exposition(Collector):
         requests = CounterMetricFamily(
             "eb_http_requests", "HTTP responses by route and status.", labels=("route", "status")
         )
-        for (route, status), times in sorted(m.http.copy().items()):
-            requests.add_metric((route, str(status)), times)
-        yield requests
+        yield filled(requests, (((route, str(status)), n) for (route, status), n in sorted(m.http.copy().items())))
         rejected = m.rejected.copy()
         yield counters("eb_rejected", "Rejected requests by reason.", "reason", rejected)
         yield counter("eb_ignored_params", "Request fields that had no effect.", {}, m.ignored)
@@ -190,11 +188,8 @@ class Exposition(Collector):
     def _batches(self) -> Iterator[Metric]:
         runner = self.service.batches
         files, size, batches = runner.store.usage() if runner else (0, 0, {})
-        by_status = {status: batches.get(status, 0) for status in STATUSES}
         family = GaugeMetricFamily("eb_batches", "Batches by status.", labels=("status",))
-        for status, number in by_status.items():
-            family.add_metric((status,), number)
-        yield family
+        yield filled(family, (((status,), batches.get(status, 0)) for status in STATUSES))
         lines = {"completed": runner.completed if runner else 0, "failed": runner.failed if runner else 0}
         yield counters("eb_batch_lines", "Lines of batches that were answered, by result.", "result", lines)
         yield gauge("eb_batch_files", "Files in --batch-folder.", {}, files)
@@ -222,25 +217,26 @@ class Exposition(Collector):
             yield histograms(name, help, None, {"": values})
 
 
-def gauge(name: str, help: str, labels: Mapping[str, str], value: float) -> Metric:
-    family = GaugeMetricFamily(name, help, labels=tuple(labels))
-    family.add_metric(tuple(labels.values()), value)
+def filled(family: GaugeMetricFamily | CounterMetricFamily, series: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    """Return a metric with a value for the labels of each of its series."""
+    for labels, value in series:
+        family.add_metric(labels, value)
     return family
+
+
+def gauge(name: str, help: str, labels: Mapping[str, str], value: float) -> Metric:
+    return filled(GaugeMetricFamily(name, help, labels=tuple(labels)), [(tuple(labels.values()), value)])
 
 
 def counter(name: str, help: str, labels: Mapping[str, str], value: float) -> Metric:
-    family = CounterMetricFamily(name, help, labels=tuple(labels))
-    family.add_metric(tuple(labels.values()), value)
-    return family
+    return filled(CounterMetricFamily(name, help, labels=tuple(labels)), [(tuple(labels.values()), value)])
 
 
 def counters(name: str, help: str, label: str, values: Values, common: Mapping[str, str] | None = None) -> Metric:
     """Return a counter with one series for each value of a label."""
     common = common or {}
     family = CounterMetricFamily(name, help, labels=(label, *common))
-    for word, value in values.items():
-        family.add_metric((word, *common.values()), value)
-    return family
+    return filled(family, (((word, *common.values()), value) for word, value in values.items()))
 
 
 def histograms(

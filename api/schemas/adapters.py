@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from api.schemas import fields as f
 
 
 class LoadRequest(BaseModel):
     """POST /v1/load_lora_adapter."""
-
-    model_config = ConfigDict(extra="ignore")
 
     lora_name: f.Adapter = Field(description="a name for the adapter")
     lora_path: f.Text = Field(description="a folder below one of --adapter-folder")
@@ -19,7 +17,5 @@ class LoadRequest(BaseModel):
 
 class UnloadRequest(BaseModel):
     """POST /v1/unload_lora_adapter."""
-
-    model_config = ConfigDict(extra="ignore")
 
     lora_name: f.Adapter = Field(description=f.ADAPTER)

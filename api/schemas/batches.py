@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictStr
+from pydantic import BaseModel, Field, StrictStr
 
 from api.schemas import fields as f
 
@@ -16,8 +16,6 @@ Value = Annotated[StrictStr, Field(max_length=512)]
 
 class BatchRequest(BaseModel):
     """POST /v1/batches: compute the requests of an uploaded file."""
-
-    model_config = ConfigDict(extra="ignore")
 
     input_file_id: Annotated[StrictStr, Field(min_length=1, max_length=128)] = Field(
         description="the id of a file that was uploaded with the purpose batch"

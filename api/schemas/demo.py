@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from api.schemas import fields as f
 
@@ -18,8 +18,6 @@ Seconds = Annotated[float, Field(allow_inf_nan=False, ge=0, le=60), f.NUMBER]
 
 class LoadRequest(BaseModel):
     """A bounded load, which is a Poisson process or all requests at once, or an endless one of users who wait."""
-
-    model_config = ConfigDict(extra="ignore")
 
     count: Count = Field(40, description=f"a whole number of requests, 1 to {MOST}")
     rate: Rate = Field(0.0, description="a number of requests per second up to 1000, or 0 to send all at once")

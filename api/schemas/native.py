@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from api.schemas import fields as f
 from api.schemas.scheduling_hints import SchedulingHints
@@ -10,8 +10,6 @@ from api.schemas.scheduling_hints import SchedulingHints
 
 class InferenceRequest(SchedulingHints):
     """The original project's request with its two fields, and optional extensions."""
-
-    model_config = ConfigDict(extra="ignore")
 
     prompt: f.Text = Field(description=f.PROMPT)
     num_tokens: f.Digits = Field(description="a whole number of tokens to generate, at least 1")

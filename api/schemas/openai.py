@@ -63,7 +63,7 @@ ZERO_NEEDS_ECHO: JsonDict = {
 class Sampled(SchedulingHints):
     """The fields that completions and chat share."""
 
-    model_config = ConfigDict(extra="ignore", json_schema_extra=NEEDS_STREAM)
+    model_config = ConfigDict(json_schema_extra=NEEDS_STREAM)
 
     model: f.Name | None = Field(None, description=f.MODEL)
     temperature: f.Temperature = Field(1.0, description=f.TEMPERATURE)

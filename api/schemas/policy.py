@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, StrictStr, WithJsonSchema
 
 from api.http.errors import shown
 
@@ -49,8 +49,6 @@ Options = Annotated[
 
 class PolicyRequest(BaseModel):
     """PUT /policy: the policy to switch to."""
-
-    model_config = ConfigDict(extra="ignore")
 
     policy: Annotated[StrictStr, Field(min_length=1, max_length=100)] = Field(
         description="the name of a policy, or loop+order as in dynamic+sjf"

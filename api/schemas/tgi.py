@@ -30,7 +30,7 @@ STREAMS: JsonDict = {"properties": {"best_of": ONE, "decoder_input_details": {"e
 class GenerateParameters(SchedulingHints):
     """Generation parameters."""
 
-    model_config = ConfigDict(extra="ignore", json_schema_extra={"allOf": [BEST_OF_SAMPLES]})
+    model_config = ConfigDict(json_schema_extra={"allOf": [BEST_OF_SAMPLES]})
 
     best_of: Annotated[int, Field(strict=True, ge=1, le=MOST_ANSWERS), f.INTEGER] | None = Field(
         None, description=f"a whole number from 1 to {MOST_ANSWERS}"
@@ -64,8 +64,6 @@ class GenerateParameters(SchedulingHints):
 
 class GenerateRequest(BaseModel):
     """POST /generate."""
-
-    model_config = ConfigDict(extra="ignore")
 
     inputs: f.Text = Field(description=f.PROMPT)
     parameters: GenerateParameters | None = Field(None, description=PARAMETERS)

@@ -17,9 +17,7 @@ def _has(name: str, kind: str = "string") -> dict[str, Any]:
 class TokenizeRequest(BaseModel):
     """A text to tokenize: vLLM's form has `prompt` or `messages`, TGI's has `inputs`."""
 
-    model_config = ConfigDict(
-        extra="ignore", json_schema_extra={"anyOf": [_has("prompt"), _has("messages", "array"), _has("inputs")]}
-    )
+    model_config = ConfigDict(json_schema_extra={"anyOf": [_has("prompt"), _has("messages", "array"), _has("inputs")]})
 
     model: f.Name | None = Field(None, description=f.MODEL)
     prompt: StrictStr | None = Field(None, description="a string")
@@ -31,8 +29,6 @@ class TokenizeRequest(BaseModel):
 
 class DetokenizeRequest(BaseModel):
     """Token ids to convert to text."""
-
-    model_config = ConfigDict(extra="ignore")
 
     model: f.Name | None = Field(None, description=f.MODEL)
     tokens: f.Ids = Field(description="a list of token ids")

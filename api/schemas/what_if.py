@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictStr
+from pydantic import BaseModel, Field, StrictStr
 
 from api.schemas import fields as f
 
@@ -17,8 +17,6 @@ Rate = Annotated[float, Field(allow_inf_nan=False, gt=0, le=1000), f.NUMBER]
 
 class WhatIfRequest(BaseModel):
     """POST /what-if: the policies to simulate, and the requests to simulate them on."""
-
-    model_config = ConfigDict(extra="ignore")
 
     policies: Annotated[list[Name], Field(max_length=MOST_POLICIES)] = Field(
         ["nobatch", "static", "dynamic"],
