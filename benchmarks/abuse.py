@@ -26,7 +26,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks import closed_loop, report
 from benchmarks.bodies import KINDS, LIMIT
@@ -237,21 +236,18 @@ def kinds_of(answers: list[Timed]) -> dict[str, dict[str, Any]]:
 
 def show(result: dict[str, Any]) -> None:
     """Print the result for a person."""
-    table = Table(title=f"{result['streams']} streams and {result['rate']:g} bodies a second")
-    for name in ("streams", "token p50", "p99", "longest, ms", "memory, MB"):
-        table.add_column(name, justify="left" if name == "streams" else "right")
+    rows = []
     for part, name in (("before", "alone"), ("during", "abused"), ("after", "alone again")):
         own = result[part]
         times = (own[key] for key in ("p50_ms", "p99_ms", "longest_ms"))
-        table.add_row(name, *(f"{ms:.1f}" for ms in times), f"{own['memory_mb']:.0f}")
-    console.print(table)
-    table = Table()
-    for name in ("body", "sent", "answers", "p50, ms", "longest, ms"):
-        table.add_column(name, justify="left" if name in ("body", "answers") else "right")
+        rows.append([name, *(f"{ms:.1f}" for ms in times), f"{own['memory_mb']:.0f}"])
+    heads = ("streams", "token p50", "p99", "longest, ms", "memory, MB")
+    report.show(f"{result['streams']} streams and {result['rate']:g} bodies a second", heads, rows)
+    rows = []
     for name, own in result["bodies"].items():
         statuses = ", ".join(f"{status or 'broken'}: {n}" for status, n in own["statuses"].items())
-        table.add_row(name, str(own["sent"]), statuses, f"{own['p50_ms']:.0f}", f"{own['longest_ms']:.0f}")
-    console.print(table)
+        rows.append([name, str(own["sent"]), statuses, f"{own['p50_ms']:.0f}", f"{own['longest_ms']:.0f}"])
+    report.show(None, ("body", "sent", "answers", "p50, ms", "longest, ms"), rows, words=["answers"])
     met = {True: "met", False: "not met"}
     console.print(
         f"p99 of a token: {result['p99_ratio']:.2f} times as long; wanted at most {P99_BOUND:g}: "

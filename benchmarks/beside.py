@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks import report
 from benchmarks.server import call, served, until
@@ -94,16 +93,14 @@ def measure(port: int, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    table = Table(title="latency of requests, ms")
-    for name in ("", "p50", "p90", "p99"):
-        table.add_column(name, justify="right")
-    for kind in ("alone", "beside"):
-        table.add_row(kind, *(f"{result[kind][f'{rank}_ms']:.1f}" for rank in ("p50", "p90", "p99")))
-    table.add_row("ratio", *(f"{result[f'{rank}_ratio']:.3f}" for rank in ("p50", "p90", "p99")))
-    console = Console(stderr=True)
-    console.print(table)
+    ranks = ("p50", "p90", "p99")
+    rows = [[kind, *(f"{result[kind][f'{rank}_ms']:.1f}" for rank in ranks)] for kind in ("alone", "beside")]
+    rows.append(["ratio", *(f"{result[f'{rank}_ratio']:.3f}" for rank in ranks)])
+    report.show("latency of requests, ms", ("", *ranks), rows)
     met = "met" if result["p99_ratio"] <= BOUND else "not met"
-    console.print(f"lines computed in each round: {result['lines']}; wanted a p99 ratio of at most {BOUND}: {met}")
+    Console(stderr=True).print(
+        f"lines computed in each round: {result['lines']}; wanted a p99 ratio of at most {BOUND}: {met}"
+    )
 
 
 def main() -> None:

@@ -16,9 +16,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks import report
 from benchmarks.server import call, served
 
@@ -76,16 +73,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     result: dict[str, Any] = {}
-    table = Table(title="the wait of a request without its worst culprit, ms")
-    for name in ("policy", "wait_ms", "said_ms", "measured_ms", "error", "residual", "off"):
-        table.add_column(name, justify="right")
+    lines = []
     for policy in args.policies:
         args.policy = policy
         with served(args, "--access-log", "off", "--max-batch-size", args.max_batch_size) as server:
             rows = result[policy] = measure(server.port, args)
         for row in rows:
-            table.add_row(policy, *(f"{v:,.0f}" if k.endswith("_ms") else f"{v:+.1%}" for k, v in row.items()))
-    Console(stderr=True).print(table)
+            lines.append([policy, *(f"{v:,.0f}" if k.endswith("_ms") else f"{v:+.1%}" for k, v in row.items())])
+    report.show("the wait of a request without its worst culprit, ms", ("policy", *rows[0]), lines)
     errors = [abs(row["error"]) for rows in result.values() for row in rows]
     result |= {"median_error": statistics.median(errors), "largest_error": max(errors)}
     report.finish("blame", result, args.json)

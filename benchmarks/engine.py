@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from benchmarks import machine as measured
@@ -158,17 +157,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def show(result: dict[str, Any]) -> None:
     console = Console(stderr=True)
-    table = Table(
-        title=f"{result['model']} {result['dtype']}, weights {result['quantize']}, {torch.get_num_threads()} threads"
-    )
-    for name in ("batch", "context", "ms a step", "tokens/s", "GB/s", "GFLOP/s", "of the limit"):
-        table.add_column(name, justify="right")
-    for r in result["decode"]:
-        table.add_row(
-            str(r["batch"]), str(r["context"]), f"{r['step_ms']:.1f}", f"{r['tokens_per_s']:.0f}",
-            f"{r['bandwidth_gb_s']:.0f}", f"{r['rate_gflop_s']:.0f}", f"{r['fraction']:.2f}",
-        )  # fmt: skip
-    console.print(table)
+    rows = [
+        (str(r["batch"]), str(r["context"]), f"{r['step_ms']:.1f}", f"{r['tokens_per_s']:.0f}",
+         f"{r['bandwidth_gb_s']:.0f}", f"{r['rate_gflop_s']:.0f}", f"{r['fraction']:.2f}")
+        for r in result["decode"]
+    ]  # fmt: skip
+    heads = ("batch", "context", "ms a step", "tokens/s", "GB/s", "GFLOP/s", "of the limit")
+    title = f"{result['model']} {result['dtype']}, weights {result['quantize']}, {torch.get_num_threads()} threads"
+    report.show(title, heads, rows, left=0)
     for r in result["prefill"]:
         console.print(f"prefill {r['tokens']} tokens: {r['ms']:.0f} ms, {r['tokens_per_s']:.0f} tokens/s")
     p = result["prefix"]

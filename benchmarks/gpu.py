@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
@@ -148,13 +147,12 @@ def show(result: dict[str, Any]) -> None:
     console.print(f"{result['gpu'] or 'no GPU: these figures show only that the code runs'}")
     if result.get("checks"):
         console.print_json(data=result["checks"])
-    table = Table(title=f"{result['model']} {result['dtype']}, decode")
-    for name in ("batch", "context", "ms a step", "tokens/s", "of the limit"):
-        table.add_column(name, justify="right")
-    for r in result.get("decode") or ():
-        table.add_row(str(r["batch"]), str(r["context"]), f"{r['step_ms']:.3f}",
-                      f"{r['tokens_per_s']:.0f}", f"{r['fraction']:.2f}")  # fmt: skip
-    console.print(table)
+    rows = [
+        (str(r["batch"]), str(r["context"]), f"{r['step_ms']:.3f}", f"{r['tokens_per_s']:.0f}", f"{r['fraction']:.2f}")
+        for r in result.get("decode") or ()
+    ]
+    heads = ("batch", "context", "ms a step", "tokens/s", "of the limit")
+    report.show(f"{result['model']} {result['dtype']}, decode", heads, rows, left=0)
     for r in result.get("prefill") or ():
         console.print(f"prefill {r['tokens']}: {r['ms']:.2f} ms, {r['tokens_per_s']:.0f} tokens/s")
     serving = result.get("serving") or {"http": {}, "offline": {}}

@@ -13,9 +13,6 @@ import statistics
 import time
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 import policies
 from batching import BatchingManager, Inference
 from benchmarks import report
@@ -60,12 +57,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=800, help="of a request (default %(default)s)")
     args = parser.parse_args()
     rows = [measure(policy, args.max_batch_size, args.tokens) for policy in args.policies]
-    table = Table(title="time of a step beside the model's")
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name == "policy" else "right")
-    for row in rows:
-        table.add_row(*(f"{v:.0f}" if isinstance(v, float) else str(v) for v in row.values()))
-    Console(stderr=True).print(table)
+    lines = [[f"{v:.0f}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
+    report.show("time of a step beside the model's", rows[0], lines)
     report.finish("mock", {"loops": rows}, args.json)
 
 

@@ -22,11 +22,11 @@ from statistics import mean
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 import policies
 from benchmarks import report
 from client.batch_lines import Line
+from client.console import table_of
 from client.send import servers
 from client.send.batch_load import BatchRun
 from client.send.events import EventRecorder
@@ -162,18 +162,19 @@ def measure(policy: str, flags: list[str], args: argparse.Namespace, plain: Reco
 
 
 def show(plain: dict[str, Any], tree: dict[str, Any]) -> None:
-    table = Table(title=f"a cache for {plain['prefixes_in_cache']:.1f} prefixes")
-    for name in ("", "prompt tokens", "of the bound", "tokens/s", "by its steps", "by dynamic's"):
-        table.add_column(name, justify="right" if name else "left")
+    rows = []
     for row in (plain, tree):
         rate = row["tokens_per_s"]
         foreseen = [row[name] for name in ("predicted_tokens_per_s", "predicted_by_plain_steps")]
         shown = [f"{value:.0f} ({value / rate - 1:+.1%})" for value in foreseen]
         bound = row["prompt_tokens"] / row["least_prompt_tokens"]
-        table.add_row(row["policy"], f"{row['prompt_tokens']:,}", f"{bound:.3f}", f"{rate:.0f}", *shown)
+        rows.append([row["policy"], f"{row['prompt_tokens']:,}", f"{bound:.3f}", f"{rate:.0f}", *shown])
     names = ("tokens_per_s", "predicted_tokens_per_s", "predicted_by_plain_steps")
-    table.add_row("ratio", "", "", *(f"{tree[name] / plain[name]:.2f}" for name in names))
-    Console(stderr=True, width=110).print(table)
+    rows.append(["ratio", "", "", *(f"{tree[name] / plain[name]:.2f}" for name in names)])
+    heads = ("", "prompt tokens", "of the bound", "tokens/s", "by its steps", "by dynamic's")
+    Console(stderr=True, width=110).print(
+        table_of(f"a cache for {plain['prefixes_in_cache']:.1f} prefixes", heads, rows)
+    )
 
 
 def main() -> None:

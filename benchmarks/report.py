@@ -8,11 +8,14 @@ import math
 import statistics
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from benchmarks import machine
+from client.console import table_of
 
 
 class Help(argparse.HelpFormatter):
@@ -66,6 +69,11 @@ def add_model(parser: argparse.ArgumentParser, *dtypes: str) -> None:
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16", *dtypes), help="number format")
     add("--quantize", default="none", choices=("none", "as-stored", "int8", "int4"), help="format of the weights")
     add("--kv-dtype", default="auto", choices=("auto", "int8"), help="format of keys and values")
+
+
+def show(title: str | None, heads: Iterable[str], rows: Iterable[Iterable[str]], **more: Any) -> None:
+    """Print a table for a person, as `client.console.table_of` draws it."""
+    Console(stderr=True).print(table_of(title, heads, rows, **more))
 
 
 def keep(file: Path | None, result: dict[str, Any]) -> None:

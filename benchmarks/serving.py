@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 import policies
 from benchmarks import report
@@ -108,20 +107,17 @@ def over_http(args: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 
 def show(result: dict[str, Any]) -> None:
-    table = Table(title=f"{result['model']}, burst of {result['requests']}, {result['rate']}/s Poisson")
-    for name in ("policy", "offline tokens/s", "HTTP tokens/s", "HTTP / offline", "ms per token, Poisson"):
-        table.add_column(name, justify="right")
+    rows = []
     for name, figures in result["http"].items():
         alone = result["offline"].get(name)
         between = f" ({figures['burst_low']:.0f} to {figures['burst_high']:.0f})" if "burst_low" in figures else ""
-        table.add_row(
-            name,
-            f"{alone:.0f}" if alone else "",
-            f"{figures['burst']:.0f}{between}",
+        rows.append((
+            name, f"{alone:.0f}" if alone else "", f"{figures['burst']:.0f}{between}",
             f"{figures['burst'] / alone:.2f}" if alone else "",
             f"{figures['ms_per_token']:.1f}" if "ms_per_token" in figures else "",
-        )
-    console.print(table)
+        ))  # fmt: skip
+    heads = ("policy", "offline tokens/s", "HTTP tokens/s", "HTTP / offline", "ms per token, Poisson")
+    report.show(f"{result['model']}, burst of {result['requests']}, {result['rate']}/s Poisson", heads, rows)
 
 
 def main() -> None:

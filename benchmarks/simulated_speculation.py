@@ -14,9 +14,6 @@ import statistics
 import time
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks import report
 from benchmarks.engine import make_runner
 from benchmarks.speculation import FRESH, REPEATING, Server, prompts_of, requests
@@ -109,12 +106,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    table = Table(title=f"{result['model']}: tokens/s with auto over off")
-    for column in ("case", "measured", "simulated", "error"):
-        table.add_column(column, justify="left" if column == "case" else "right")
-    for case, f in result["cases"].items():
-        table.add_row(case, f"{f['measured_speedup']:.2f}", f"{f['simulated_speedup']:.2f}", f"{f['error']:+.1%}")
-    Console(stderr=True).print(table)
+    rows = [
+        (case, f"{f['measured_speedup']:.2f}", f"{f['simulated_speedup']:.2f}", f"{f['error']:+.1%}")
+        for case, f in result["cases"].items()
+    ]
+    report.show(f"{result['model']}: tokens/s with auto over off", ("case", "measured", "simulated", "error"), rows)
 
 
 def main() -> None:

@@ -25,7 +25,6 @@ from itertools import pairwise
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks import report
 from benchmarks.server import call, served, until
@@ -128,18 +127,16 @@ def measure(port: int, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    table = Table(title=f"an iteration of {result['running']} requests, ms")
-    for name in ("pair", "p50 alone", "p50 watched", "p99 alone", "p99 watched", "p99 ratio"):
-        table.add_column(name, justify="right")
+    rows = []
     for number, pair in enumerate(result["pairs"], 1):
         alone, watched = pair["without"], pair["with"]
         figures = (alone["p50_ms"], watched["p50_ms"], alone["p99_ms"], watched["p99_ms"])
         ratio = watched["p99_ms"] / alone["p99_ms"]
-        table.add_row(str(number), *(f"{ms:.2f}" for ms in figures), f"{ratio:.3f}")
-    console = Console(stderr=True)
-    console.print(table)
+        rows.append([str(number), *(f"{ms:.2f}" for ms in figures), f"{ratio:.3f}"])
+    heads = ("pair", "p50 alone", "p50 watched", "p99 alone", "p99 watched", "p99 ratio")
+    report.show(f"an iteration of {result['running']} requests, ms", heads, rows, left=0)
     met = "met" if result["p99_ratio"] < BOUND else "not met"
-    console.print(f"median p99 ratio {result['p99_ratio']:.3f}; wanted below {BOUND}: {met}")
+    Console(stderr=True).print(f"median p99 ratio {result['p99_ratio']:.3f}; wanted below {BOUND}: {met}")
 
 
 def main() -> None:

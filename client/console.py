@@ -6,11 +6,12 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.table import Table
 
 from .options import UsageError
 from .progress import Reporter, State
@@ -29,6 +30,24 @@ EXIT_CODES = [
 def say(console: Console, text: str) -> None:
     """Print a line for humans, wrapped between words on a terminal; brackets are not markup."""
     console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=not console.is_terminal)
+
+
+def table_of(
+    title: str | None, heads: Iterable[str], rows: Iterable[Iterable[RenderableType]], left: int = 1,
+    words: Sequence[str] = (), no_wrap: bool = False, **style: Any,
+) -> Table:  # fmt: skip
+    """Return a table: its first `left` columns and those headed by `words` are words, the others numbers.
+
+    What is too long is wrapped; with `no_wrap` only words are.
+    """
+    result = Table(title=title, **style)
+    for place, head in enumerate(heads):
+        is_word = place < left or head in words
+        justify: Literal["left", "right"] = "left" if is_word else "right"
+        result.add_column(head, justify=justify, overflow="fold", no_wrap=no_wrap and not is_word)
+    for row in rows:
+        result.add_row(*row)
+    return result
 
 
 def emit(text: str, end: str = "\n") -> None:

@@ -39,6 +39,7 @@ from benchmarks.peers.ours import NAME, programs
 from benchmarks.peers.peer import Job, NotMeasured, Peer
 from benchmarks.peers.vllm import VLLM
 from benchmarks.quality import formats
+from client.console import table_of
 from models import catalog
 
 PEERS: dict[str, type[Peer]] = {peer.name: peer for peer in (VLLM, LlamaCpp, OpenVINO, Transformers)}
@@ -115,18 +116,11 @@ def shown(rates: Rates, load: str) -> str:
 
 def tables(result: dict[str, Any]) -> Iterator[Table]:
     """Yield the rates and the ratios, in 80 columns."""
-    rates = Table(title=f"tokens/s, median (lowest-highest): {result['processor']}", title_justify="left")
-    ratio = Table(title="times as fast as the peer", title_justify="left")
-    for table, names in ((rates, ("server", "format", "how")), (ratio, ("ours", "peer", "how"))):
-        for name in names:
-            table.add_column(name)
-        for name in (f"W{result['slots']}", "W1"):
-            table.add_column(name, justify="right")
-    for r in result["rounds"]:
-        rates.add_row(r["name"], r["format"], r["how"], shown(r, "burst"), shown(r, "stream"))
-    for r in result["ratios"]:
-        ratio.add_row(r["ours"], r["peer"], r["how"], f"{r['burst']:.2f}", f"{r['stream']:.2f}")
-    yield from (rates, ratio)
+    heads, title = ("how", f"W{result['slots']}", "W1"), f"tokens/s, median (lowest-highest): {result['processor']}"
+    rows = [(r["name"], r["format"], r["how"], shown(r, "burst"), shown(r, "stream")) for r in result["rounds"]]
+    yield table_of(title, ("server", "format", *heads), rows, left=3, title_justify="left")
+    rows = [(r["ours"], r["peer"], r["how"], f"{r['burst']:.2f}", f"{r['stream']:.2f}") for r in result["ratios"]]
+    yield table_of("times as fast as the peer", ("ours", "peer", *heads), rows, left=3, title_justify="left")
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -23,6 +23,7 @@ from rich.table import Table
 from api.service import Engine
 from benchmarks import report
 from benchmarks.quality import figures, formats, layers, text
+from client.console import table_of
 from generate.runner import ModelRunner
 
 
@@ -76,18 +77,15 @@ def compare(results: list[dict[str, Any]]) -> None:
 
 def table(results: list[dict[str, Any]], title: str) -> Table:
     """Return the results in 80 columns."""
-    rows = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False)
-    rows.add_column("format")
-    for name in ("bits/byte", "change", "bound", "tokens", "texts"):
-        rows.add_column(name, justify="right")
-    rows.add_column("worst layer")
+    rows = []
     for r in results:
         bound = "" if r["bound"] is None else f"{r['bound']:.1%}" + ("" if r["within"] else " !")
         layer = f"{r['worst_error']:.2%} {r['worst_layer']}" if "worst_layer" in r else ""
         change = "" if r["format"] == r["against"] else f"{r['change']:+.2%}"
-        rows.add_row(r["format"], f"{r['bits_per_byte']:.4f}", change, bound, f"{r['equal_tokens']:.1%}",
-                     str(r["equal_texts"]), layer)  # fmt: skip
-    return rows
+        tokens, texts = f"{r['equal_tokens']:.1%}", str(r["equal_texts"])
+        rows.append((r["format"], f"{r['bits_per_byte']:.4f}", change, bound, tokens, texts, layer))
+    heads = ("format", "bits/byte", "change", "bound", "tokens", "texts", "worst layer")
+    return table_of(title, heads, rows, 1, heads[-1:], title_justify="left", box=box.SIMPLE, pad_edge=False)
 
 
 def was_four_bits(model: str) -> bool:

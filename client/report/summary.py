@@ -7,16 +7,16 @@ model on another machine, without a KV cache, with at most 8 requests at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from ..console import table_of
 from . import figures
 from .store import Results
-from .tables import shown
+from .tables import PLAIN, shown, whole
 
 # Mean latency (s), seconds per requested token, correlation; 5..145 tokens, about 100 requests, gaps of 0 to 1 s.
 ORIGINAL = {"dynamic": (7.42, 0.1005, 0.996), "nobatch": (11.02, 0.0148, 0.487)}
@@ -150,14 +150,11 @@ def short_tables(results: Results) -> list[Table]:
     """Return the tables with the columns that fit a terminal of 80 columns."""
     short = []
     for heading, heads, lines in tables(results):
-        table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         columns = [i for i, head in enumerate(heads) if head in ("policy", "load", *SHORT)]
-        for i in columns:
-            justify: Literal["left", "right"] = "left" if heads[i] in ("policy", "load") else "right"
-            table.add_column(heads[i], justify=justify, min_width=max(map(len, heads[i].split())))
-        for cells in lines:
-            table.add_row(*(Text(cells[i].strip("*"), "bold" if cells[i].startswith("**") else "") for i in columns))
-        short.append(table)
+        rows = [
+            [Text(cells[i].strip("*"), "bold" if cells[i].startswith("**") else "") for i in columns] for cells in lines
+        ]
+        short.append(whole(table_of(heading, [heads[i] for i in columns], rows, 0, ("policy", "load"), **PLAIN)))
     return short
 
 

@@ -8,28 +8,23 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from ..console import table_of
 from .measure import Outcome
 
 LAG_BOUND_MS = 10.0
 STALL_BOUND_MS = 50.0
 # A lag beyond this share of the median latency is named in the warning.
 LAG_SHARE = 0.05
+LEFT: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
+PLAIN: dict[str, Any] = {**LEFT, "box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0)}  # no more lines than it needs
 
 
 def result(numbers: Mapping[str, Any]) -> list[Table]:
     """Return a result as tables: counts and rates, and latencies."""
-    table = Table(title="Result", show_header=False, title_justify="left")
-    table.add_column()
-    table.add_column(justify="right")
-    for row in rows(numbers):
-        table.add_row(*row)
-    times = Table(title="Milliseconds", title_justify="left")
-    for name in ("", *STATISTICS):
-        times.add_column(name, justify="right" if name else "left")
-    for label, *texts in latencies(numbers):
-        times.add_row(label, *texts)
+    counts = table_of("Result", ("", " "), rows(numbers), show_header=False, **LEFT)
+    times = table_of("Milliseconds", ("", *STATISTICS), latencies(numbers), **LEFT)
     turns = [by_turn(numbers["turns"])] if numbers.get("turns") else []
-    return [*originals(numbers["server_after"] or {}), *turns, times, table]
+    return [*originals(numbers["server_after"] or {}), *turns, times, counts]
 
 
 def originals(stats: Mapping[str, Any]) -> list[Table]:
@@ -37,45 +32,43 @@ def originals(stats: Mapping[str, Any]) -> list[Table]:
     lines = [(name, shown(stats.get(name), digits), what) for name, digits, what in STATS]
     if all(text == "-" for _, text, _ in lines):
         return []
-    table = Table(title="The original's figures in /stats, since the server's start", title_justify="left")
-    for head, justify in (("", "left"), ("value", "right"), ("the original's formula", "left")):
-        table.add_column(head, justify=justify)  # type: ignore[arg-type]
-    for line in lines:
-        table.add_row(*line)
-    return [table]
+    heads = ("", "value", "the original's formula")
+    return [
+        table_of("The original's figures in /stats, since the server's start", heads, lines, words=heads[2:], **LEFT)
+    ]
 
 
 def by_turn(turns: Sequence[Mapping[str, Any]]) -> Table:
     """Return the turns of conversations as a table."""
     caption = "expected: if the text of an answer tokenizes back to the tokens that the model generated"
-    table = Table(title="Turns of the conversations", title_justify="left", caption=caption, caption_justify="left",
-                  box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # fmt: skip
     columns = {
         "turn": "turn", "answered": "completed", "TTFT ms, mean": "mean_ttft_ms", "p99": "p99_ttft_ms",
         "E2E ms, mean": "mean_e2el_ms", "prompt tokens": "prompt_tokens", "cached": "cached_tokens",
         "expected": "expected_cached_tokens",
     }  # fmt: skip
-    for name in columns:
-        table.add_column(name, justify="right", min_width=max(map(len, name.split())))
-    for turn in turns:
-        table.add_row(*(shown(turn[key], 1 if key.endswith("_ms") else 0) for key in columns.values()))
+    lines = [[shown(turn[key], 1 if key.endswith("_ms") else 0) for key in columns.values()] for turn in turns]
+    return whole(table_of("Turns of the conversations", columns, lines, left=0, caption=caption, **PLAIN))
+
+
+def whole(table: Table) -> Table:
+    """Return the table with columns so wide that no head is broken within a word."""
+    for column in table.columns:
+        column.min_width = max(map(len, str(column.header).split()))
     return table
 
 
 def blame(name: str, figures: Mapping[str, Any]) -> Table:
     """Return the matrix of how much each client's requests delayed each other's, as a table."""
     caption = "waits: until it joins; runs: from there to the answer; client columns: time saved without that client's requests, one by one"
-    table = Table(title=f"{name}, simulated: ms per request, and which clients caused them", title_justify="left",
-                  caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # fmt: skip
-    table.add_column("client")
-    for head in ("waits", "runs", "alone", *figures["clients"], "residual"):
-        table.add_column(head, justify="right")
+    lines = []
     waits, runs = figures["wait_ms"], figures["run_ms"]
     for k, client in enumerate(figures["clients"]):
         times = [(part["alone"][k], *part["by"][k], part["residual"][k]) for part in (waits, runs)]
         values = [waits["simulated"][k], runs["simulated"][k], *map(sum, zip(*times))]
-        table.add_row(client, *(shown(value, 0) for value in values))
-    return table
+        lines.append([client, *(shown(value, 0) for value in values)])
+    title = f"{name}, simulated: ms per request, and which clients caused them"
+    heads = ("client", "waits", "runs", "alone", *figures["clients"], "residual")
+    return table_of(title, heads, lines, caption=caption, **PLAIN)
 
 
 def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from rich import box
 from rich.table import Table
 
+from ..console import table_of
 from . import figures
-from .tables import shown
+from .tables import PLAIN, shown
 
 SAME = "not distinguishable"
 NAMES = {
@@ -140,18 +140,17 @@ def as_dict(line: Line) -> dict[str, Any]:
 
 def table(lines: Sequence[Line], a: str, b: str) -> Table:
     """Return the comparison as a table of at most 80 columns."""
-    result = Table(
-        title=f"A: {a}\nB: {b}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
-        caption="intervals: 95 %, over the requests of one run each", caption_justify="left",
-    )  # fmt: skip
-    for head in ("times in ms", "A", "B", "B - A", "interval", "verdict"):
-        result.add_column(head, justify="left" if head in ("times in ms", "verdict") else "right")
+    rows = []
     for line in lines:
         span = "-" if line.low is None else f"{shown(line.low, 1)} to {shown(line.high, 1)}"
         digits = 0 if isinstance(line.a, int) else 1
         cells = [shown(value, digits) for value in (line.a, line.b, line.difference)]
-        result.add_row(_label(line.measure), *cells, span, line.short)
-    return result
+        rows.append((_label(line.measure), *cells, span, line.short))
+    heads, caption = (
+        ("times in ms", "A", "B", "B - A", "interval", "verdict"),
+        "intervals: 95 %, over the requests of one run each",
+    )
+    return table_of(f"A: {a}\nB: {b}", heads, rows, words=["verdict"], caption=caption, **PLAIN)
 
 
 def _label(measure: str) -> str:

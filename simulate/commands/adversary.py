@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 import policies
-from client.console import say
+from client.console import say, table_of
 from client.options import FILE, Argument, Choice, Number, Option, UsageError, Values
 from scheduling.scheduler import Scheduler
 from simulate import workloads
@@ -115,7 +114,6 @@ def replay_line(args: Values) -> str:
 
 def show(console: Console, rows: workloads.Rows, found: Finding, names: tuple[str, str], what: str) -> None:
     """Print a line for each request, and the ratio."""
-    table = Table(title=f"the trace; latencies in ms with {' and '.join(names)}")
     columns: dict[str, Sequence[Any]] = {
         "arrives, ms": [1000 * at for at in rows.at.tolist()],
         "prompt": rows.prompt.tolist(),
@@ -125,10 +123,7 @@ def show(console: Console, rows: workloads.Rows, found: Finding, names: tuple[st
         **{name: [1000 * seconds for seconds in side] for name, side in zip(names, found.latencies)},
     }
     shown = {name: cells for name, cells in columns.items() if cells}
-    for name in shown:
-        table.add_column(name, justify="right")
-    for cells in zip(*shown.values()):
-        table.add_row(*(cell if isinstance(cell, str) else f"{cell:,.0f}" for cell in cells))
-    console.print(table)
+    lines = [[cell if isinstance(cell, str) else f"{cell:,.0f}" for cell in cells] for cells in zip(*shown.values())]
+    console.print(table_of(f"the trace; latencies in ms with {' and '.join(names)}", shown, lines, left=0))
     words = f"{names[0]}: {found.ratio:.2f} times {names[1]} on this trace of {len(rows.at)} request{'s' * (len(rows.at) > 1)}"
     say(console, f"{words} ({what} {1000 * found.own:,.0f} ms instead of {1000 * found.other:,.0f} ms)")

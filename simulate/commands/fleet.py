@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 import policies
-from client.console import say
+from client.console import say, table_of
 from client.option_types import Type
 from client.options import FILE, POSITIVE, Number, Option, UsageError, Values, nearest
 from fleet import autoscalers, bodies
@@ -173,18 +172,16 @@ def show(
         for name in ("policy", "pools", "autoscaler", "router")
         if name not in names and name in every[0]
     ]
-    table = Table(title=f"{', '.join([f'{shown(args.replicas)} replicas', *same])}; SLO: {slo}; times in seconds")
-    for name in names:
-        table.add_column(name, overflow="fold")
     heads = {"E2E mean": "mean_e2el_s", "E2E p99": "p99_e2el_s", "TTFT p99": "p99_ttft_s"}
     shares = {"SLO met": "slo", **({"cache hits": "hit_rate"} if cached else {})}
     hours = {"replicas": "mean_replicas", "replica-h": "replica_hours"} if args.autoscaler else {}
-    for head in (*heads, *shares, *hours):
-        table.add_column(head, justify="right")
-    for row in every:
-        numbers = [f"{row[key]:,.3f}" for key in heads.values()] + [f"{row[key]:.1%}" for key in shares.values()]
-        table.add_row(*(row[name] for name in names), *numbers, *(f"{row[key]:,.2f}" for key in hours.values()))
-    console.print(table)
+    lines = [
+        [*(row[name] for name in names), *(f"{row[key]:,.3f}" for key in heads.values()),
+         *(f"{row[key]:.1%}" for key in shares.values()), *(f"{row[key]:,.2f}" for key in hours.values())]
+        for row in every
+    ]  # fmt: skip
+    title = f"{', '.join([f'{shown(args.replicas)} replicas', *same])}; SLO: {slo}; times in seconds"
+    console.print(table_of(title, (*names, *heads, *shares, *hours), lines, len(names)))
 
 
 def shown(bounds: Bounds) -> int | str:

@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from client.console import say, writable
+from client.console import say, table_of, writable
 from client.options import FILE, Argument, Choice, Number, Option, Values
 from scheduling.scheduler import Scheduler
 from simulate import regret
@@ -72,16 +72,14 @@ def run(args: Values, console: Console) -> dict[str, Any]:
 
 
 def _table(lesson: Lesson, grades: list[Grade]) -> Table:
-    table = Table(title=f"{lesson.title}: {WORDS[lesson.field]}")
-    table.add_column("policy", overflow="fold")
-    for head in ("score", "figure", lesson.base, grades[0].best, "lower bound"):
-        table.add_column(head, justify="right")
+    rows = []
     for found in grades:
         figures = (found.figure, found.fcfs, found.best_known, found.bound)
-        table.add_row(
-            found.policy, f"{found.score:.0f}", *("-" if value is None else f"{value:.3f}" for value in figures)
+        rows.append(
+            [found.policy, f"{found.score:.0f}", *("-" if value is None else f"{value:.3f}" for value in figures)]
         )
-    return table
+    heads = ("policy", "score", "figure", lesson.base, grades[0].best, "lower bound")
+    return table_of(f"{lesson.title}: {WORDS[lesson.field]}", heads, rows)
 
 
 def grade_apart(policy: str, lesson: str, seed: int, limit: float = LIMIT) -> Grade:

@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from client.console import say
+from client.console import say, table_of
 from client.options import FILE, POSITIVE, Number, Option, UsageError, Values
 from simulate import pictures, plan, workloads
 from simulate.arguments import arrival_options, engine_options, policies_argument, refuse
@@ -64,15 +63,8 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     unit = rows.faster(1 / rows.rate) if own_rate else rows
     wanted = rows.rate if own_rate and not args.is_given("rate") else args.rate
     source = args.trace.name if args.trace else args.workload
-    table = Table(title=f"{source}, {args.cost}: " + ", ".join(map(str, limits)))
-    table.add_column("policy", overflow="fold")
     noise = noise_of(args.cost, console)
-    measured = ["90 % interval"] if noise else []
-    for name in ("slots", "requests/s", *measured, "binds", f"replicas for {wanted:.3g}/s", "shortest queue"):
-        table.add_column(
-            name, justify="left" if name == "binds" else "right", min_width=10 if name == "requests/s" else None
-        )
-    capacities = []
+    capacities, lines = [], []
     for policy in args.policies:
         for slots in args.slots or [args.max_batch_size]:
             make = partial(make_scheduler, args, policy, slots, prefix_cache=rows.has_contents)
@@ -89,15 +81,12 @@ def run(args: Values, console: Console) -> dict[str, Any]:
             capacities.append({"policy": policy, "slots": slots, "rate": capacity.low, "fails_at": capacity.high,
                           "interval": interval, "binds": capacity.binds, "replicas": replicas, "shortest_queue": shortest})  # fmt: skip
             shown = [f"{interval.low:.3g} to {interval.high:.3g}"] if noise else []
-            table.add_row(
-                policy,
-                str(slots),
-                f"{capacity.low:.3g}",
-                *shown,
-                capacity.binds,
-                str(replicas or "-"),
-                str(shortest or "-"),
-            )
+            lines.append((policy, str(slots), f"{capacity.low:.3g}", *shown, capacity.binds, str(replicas or "-"),
+                          str(shortest or "-")))  # fmt: skip
+    measured = ["90 % interval"] if noise else []
+    heads = ("policy", "slots", "requests/s", *measured, "binds", f"replicas for {wanted:.3g}/s", "shortest queue")
+    table = table_of(f"{source}, {args.cost}: " + ", ".join(map(str, limits)), heads, lines, words=["binds"])
+    table.columns[2].min_width = len(heads[2])
     console.print(table)
     if args.out:
         pictures.draw(pictures.capacities, capacities, args.out, console)

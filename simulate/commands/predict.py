@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from client.console import say
+from client.console import say, table_of
 from client.options import FOLDER, Argument, Option, Values
 from client.report import tables
 from simulate import predict
@@ -29,14 +28,11 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     if args.cost:
         noise_of(args.cost, console)
     prediction = predict.predict(args.folder, args.cost)
-    table = Table(title=f"measured / simulated by {prediction['cost']}")
-    columns = ("mean s", "p99 s", "off by", "steps alike")
-    for name in ("policy", "load", *columns):
-        table.add_column(name, justify="right" if name in columns else "left")
+    rows = []
     for c in prediction["compared"]:
         both = (f"{c[key]:.3f} / {c[f'simulated_{key}']:.3f}" for key in ("mean_s", "p99_s"))
         alike = f"{c['steps_alike'] / c['steps']:.1%}" if c.get("steps") else "-"
-        table.add_row(c["policy"], c["load"], *both, f"{c['mape']:.1%}", alike)
+        rows.append((c["policy"], c["load"], *both, f"{c['mape']:.1%}", alike))
         for name, (low, high) in c.get("intervals", {}).items():
             say(
                 console, f"{c['policy']}, {c['load']}: {name} expected in 90 of 100 runs from {low:.3f} to {high:.3f} s"
@@ -45,7 +41,8 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         say(console, f"note: {run['policy']}, {run['load']} left out: {run['why']}")
     if not prediction["compared"]:
         return prediction
-    console.print(table)
+    heads = ("policy", "load", "mean s", "p99 s", "off by", "steps alike")
+    console.print(table_of(f"measured / simulated by {prediction['cost']}", heads, rows, left=2))
     for c in prediction["compared"]:
         say(console, f"{c['policy']}, {c['load']}: {c['regret']}")
         if "blame" in c:

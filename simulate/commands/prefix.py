@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from client.console import table_of
 from client.options import FILE, FOLDER, Choice, Number, Option, UsageError, Values
 from simulate import pictures, prefix, published
 from simulate.arguments import refuse
@@ -53,23 +53,14 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     for share in args.share:
         rows = prefix.experiment(cost, args.sizes, args.batches, share, args.train, dict.fromkeys(args.kinds), host)
         result[f"share_{share}"] = rows
-        table = Table(
-            title=f"{args.cost}, prompts share {share} tokens" if share else f"{args.cost}, no shared prompts"
-        )
-        table.add_column("cache")
-        for head in HEADS.values():
-            table.add_column(head, justify="right")
-        for row in rows:
-            table.add_row(row["kind"], *(f"{row[key]:,.4g}" for key in HEADS))
-        console.print(table)
+        title = f"{args.cost}, prompts share {share} tokens" if share else f"{args.cost}, no shared prompts"
+        lines = [[row["kind"], *(f"{row[key]:,.4g}" for key in HEADS)] for row in rows]
+        console.print(table_of(title, ("cache", *HEADS.values()), lines))
     if blocks:
         result["caches"] = prefix.popularity_and_recency(blocks, (100, 300, 1000, 3000, 5000, 10_000, 30_000))
-        table = Table(title="hits on the second half: a static trie of the first, and the most recent")
-        for name in ("size", "trie", "lru"):
-            table.add_column(name, justify="right")
-        for row in result["caches"]:
-            table.add_row(*(f"{value:,}" for value in row.values()))
-        console.print(table)
+        lines = [[f"{value:,}" for value in row.values()] for row in result["caches"]]
+        title = "hits on the second half: a static trie of the first, and the most recent"
+        console.print(table_of(title, ("size", "trie", "lru"), lines, left=0))
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "prefix.json").write_text(json.dumps(result, indent=1) + "\n")

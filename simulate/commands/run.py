@@ -8,11 +8,10 @@ from itertools import product
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 import policies
 from client import ending
-from client.console import say
+from client.console import say, table_of
 from client.options import FOLDER, POSITIVE, Choice, Number, Option, UsageError, Values
 from client.report import store, tables
 from scheduling.scheduler import Scheduler
@@ -228,16 +227,13 @@ def show_runs(console: Console, results: Rows[dict[str, Any]]) -> None:
         console.print(times, counts)
         say(console, regret.sentence(results[0]["simulation"]))
         return
-    table = Table(title="simulated, the same arrivals for all; times in ms")
     columns = {
         "tokens/s": "output_throughput", "E2E\nmean": "mean_e2el_ms", "E2E\np99": "p99_e2el_ms",
         "TTFT\nmean": "mean_ttft_ms", "TTFT\np99": "p99_ttft_ms", "ITL\np99": "p99_itl_ms",
     }  # fmt: skip
-    table.add_column("policy", overflow="fold")
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    for n in results:
-        table.add_row(n["policy"], *(_number(n[key]) for key in columns.values()))
-    console.print(table)
+    rows = [[n["policy"], *(_number(n[key]) for key in columns.values())] for n in results]
+    console.print(
+        table_of("simulated, the same arrivals for all; times in ms", ("policy", *columns), rows, no_wrap=True)
+    )
     for n in results:
         say(console, f"{n['policy']}: {regret.sentence(n['simulation'])}")

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 import config
-from client.console import say
+from client.console import say, table_of
 from client.options import POSITIVE, Number, Option, UsageError, Values
 from client.workloads.corpus import USUAL_CONTEXT
 from config import Config
@@ -104,18 +104,16 @@ def _cost_to_validate(args: Values, server: Config, console: Console) -> tuple[C
 
 def show(console: Console, validation: validate.Validation) -> None:
     """Print figures, errors, bounds, batch sizes and agreement."""
-    table = Table(title=f"{validation.policy}, {len(validation.served.outcomes)} requests")
     columns = ["", "predicted", "90 % interval", "measured", "error", "bound"]
     if not validation.intervals:
         columns.remove("90 % interval")
-    for name in columns:
-        table.add_column(name, justify="right" if name else "left")
+    rows = []
     for c in validation.compared:
         bound = "" if c.bound is None else f"{c.bound:.0%}"
         interval = ["" if c.interval is None else _between(c.interval)] if validation.intervals else []
         sides = [_shown(value, c.unit) for value in (c.predicted, c.measured)]
-        table.add_row(c.name, sides[0], *interval, sides[1], f"{c.error:+.1%}", bound)
-    console.print(table)
+        rows.append([c.name, sides[0], *interval, sides[1], f"{c.error:+.1%}", bound])
+    console.print(table_of(f"{validation.policy}, {len(validation.served.outcomes)} requests", columns, rows))
     host = validation.host
     console.print(
         f"host, from requests sent one at a time: {1000 * (host.alpha0 + host.alpha1):.1f} ms a request, "
@@ -146,15 +144,15 @@ def _between(interval: Interval) -> str:
 def _histogram(predicted: list[comparison.Record], measured: list[comparison.Record]) -> Table:
     """Return the shares of the steps by batch size, as numbers and bars."""
     sides = [comparison.batch_sizes(side) for side in (predicted, measured)]
-    table = Table(title="share of the steps by batch size")
-    for name in ("batch size", "predicted", "measured"):
-        table.add_column(name, justify="left" if name != "batch size" else "right")
     rows = [
         (first, last, [sum(side[n] for n in range(first, last + 1)) / side.total() for side in sides])
         for first, last in comparison.ranges([*sides[0], *sides[1]])
     ]
     highest = max(share for *_, shares in rows for share in shares)
-    for first, last, shares in rows:
-        bars = (f"{share:6.1%} {'█' * round(BAR * share / highest)}" for share in shares)
-        table.add_row(f"{first}" if first == last else f"{first}-{last}", *bars)
-    return table
+    lines = [
+        (f"{first}" if first == last else f"{first}-{last}",
+         *(f"{share:6.1%} {'█' * round(BAR * share / highest)}" for share in shares))
+        for first, last, shares in rows
+    ]  # fmt: skip
+    heads = ("batch size", "predicted", "measured")
+    return table_of("share of the steps by batch size", heads, lines, 0, heads[1:])
