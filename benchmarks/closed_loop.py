@@ -6,6 +6,7 @@ it shares with the server.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -106,8 +107,12 @@ def run(port: int, clients: int, message: bytes, seconds: float) -> Load:
 def processor_seconds(pid: int) -> float:
     """Return the processor time that a process and its children have taken."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    ticks = 0
-    for number in (pid, *map(int, children)):
-        fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return sum(map(cpu_seconds, (pid, *map(int, children))))
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time that a process has taken; 0 of one that has ended."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0

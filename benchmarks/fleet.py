@@ -28,7 +28,8 @@ from typing import Any
 import aiohttp
 
 from benchmarks import fleet_scaling, report
-from benchmarks.fleet_process import ACTOR, SERVER, cpu_seconds, descendants, isolate, running
+from benchmarks.closed_loop import cpu_seconds
+from benchmarks.fleet_process import ACTOR, SERVER, descendants, isolate, running
 from benchmarks.fleet_routers import LOADS, NAMES, measure_routers
 
 MOCK = ["dynamic", "--model", "mock:llm-mock@20"]

@@ -96,11 +96,3 @@ async def running(
             yield fleet, session, await fleet.ready(session, replicas)
         finally:
             fleet.stop()
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the processor time that a process has taken."""
-    with contextlib.suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return 0.0

@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
-from benchmarks.fleet_process import SERVER, Fleet, cpu_seconds, descendants, running
+from benchmarks.closed_loop import cpu_seconds
+from benchmarks.fleet_process import SERVER, Fleet, descendants, running
 from client.data import Planned
 from client.options import read
 from client.report.measure import Outcome

@@ -59,13 +59,6 @@ class BlockMatrix:
         """Return how many numbers it holds."""
         return self.shape.numel()
 
-    @property
-    def is_finite(self) -> bool:
-        """Whether each scale and each minimum is a number."""
-        halves = 2 if self.kind == "Q4_1" else 1
-        blocks = self.data.view(-1, row_bytes(self.kind, BLOCK))[:, : 2 * halves]
-        return bool(torch.isfinite(blocks.contiguous().view(torch.float16)).all())
-
     def dequantized(self) -> Tensor:
         """Return the weight in `dtype`."""
         n, k = self.shape

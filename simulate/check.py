@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import policies
@@ -27,6 +28,7 @@ LARGE_CASES = 8
 TWICE = 4  # one small case in this many runs twice, to see whether the second run equals the first
 
 Progress = Callable[[int], None]
+Maker = Callable[[int], Policy]
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,7 @@ def check(
     progress: Progress | None = None,
 ) -> Verdict:
     """Test the policy with this name, or in this file, on `cases` and `large` cases; ValueError if it does not exist."""
-
-    maker = policies.policy_maker(name)
-
-    def make(slots: int) -> Policy:
-        return maker(slots, options)
-
+    make: Maker = partial(policies.policy_maker(name), options=options)
     try:
         check_purity(make(4))
     except Broken as broken:
@@ -89,11 +86,7 @@ def check(
 
 def check_exhaustively(name: str, scope: Scope = DEFAULT_SCOPE, options: Mapping[str, object] | None = None) -> Verdict:
     """Decide whether the policy keeps the laws in a whole scope (`exhaustive.py`); ValueError if it does not exist."""
-    maker = policies.policy_maker(name)
-
-    def make(slots: int) -> Policy:
-        return maker(slots, options)
-
+    make: Maker = partial(policies.policy_maker(name), options=options)
     try:
         check_purity(make(scope.slots))
     except Broken as broken:
@@ -105,9 +98,7 @@ def check_exhaustively(name: str, scope: Scope = DEFAULT_SCOPE, options: Mapping
     return Verdict(name, found.runs, 0, *smallest, scope, found.states)
 
 
-def _smallest(
-    make: Callable[[int], Policy], make_scheduler: Callable[..., Scheduler], case: Case, broken: Broken
-) -> tuple[Broken, Case]:
+def _smallest(make: Maker, make_scheduler: Callable[..., Scheduler], case: Case, broken: Broken) -> tuple[Broken, Case]:
     """Return the smallest case found that breaks the same law, and how."""
 
     def again(simpler: Case) -> Broken | None:

@@ -41,9 +41,6 @@ class Interval(NamedTuple):
     low: float
     high: float
 
-    def holds(self, value: float) -> bool:
-        return self.low <= value <= self.high
-
     def wider(self, center: float, factor: float) -> Interval:
         """Return the interval with its distances from `center` to the power of `factor`, as ratios."""
         return Interval(center * (self.low / center) ** factor, center * (self.high / center) ** factor)

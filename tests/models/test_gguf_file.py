@@ -103,6 +103,16 @@ def test_low_nibbles_are_the_first_half_of_a_block(tmp_path: Path) -> None:
     assert gguf_file.read(path).tensor("x").tolist() == expected
 
 
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_blocks_with_a_scale_that_is_no_number_are_refused(value: float, kind: str, tmp_path: Path) -> None:
+    blocks = gguf.quants.quantize(np.ones((64, 96), np.float32), Kind[kind])
+    blocks[5, -blocks.shape[1] // 3 :].view(np.float16)[0] = value  # the first half of a row's last block
+    path = write(tmp_path / "model.gguf", "llama", {}, {"x": (blocks, Kind[kind])})
+    with pytest.raises(CheckpointError, match="'x' has a scale that is NaN or infinite"):
+        gguf_file.read(path).blocks("x")
+
+
 def test_metadata_are_plain_values(tmp_path: Path) -> None:
     changes = {"tokenizer.ggml.tokens": ["a", "Ġé", ""], "tokenizer.ggml.scores": [0.5, -1.0], "general.x": True}
     metadata = gguf_file.read(tiny(tmp_path / "model.gguf", changes)).metadata
