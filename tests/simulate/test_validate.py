@@ -245,7 +245,7 @@ def test_without_cost_the_engine_of_the_model_is_timed_first(flags: list[str], m
         ("--modle bard", "Did you mean '--model'?"),
         ("--model bard --dtype f32", "Use one of: auto, float32"),
         ("", "--cost is missing"),
-        ("--model bard --cost-option base=1", "Use --cost, too"),
+        ("--model bard --cost-option base=1", "has no effect without --cost. Add it"),
     ],
 )
 def test_a_wrong_command_line_is_answered_with_the_remedy(
