@@ -56,3 +56,15 @@ def reference_of(model_type: str, **changes: Any) -> Any:
         if "norm" in name:
             parameter.data += 1
     return hf.eval()
+
+
+@torch.no_grad()
+def judged(hf: Any, prompt: list[int], answer: list[int]) -> list[tuple[int, float]]:
+    """Return for each token of an answer what transformers chooses after the tokens before it, and by what lead.
+
+    An answer equals all choices exactly where it is the greedy answer of transformers, which would need a step a token.
+    """
+    logits = hf(torch.tensor([prompt + answer[:-1]]), logits_to_keep=len(answer)).logits[0]  # (tokens, vocabulary)
+    best = logits.topk(2)
+    leads = (best.values[:, 0] - best.values[:, 1]).tolist()
+    return list(zip(best.indices[:, 0].tolist(), leads))
