@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -87,7 +86,6 @@ def option(
     return Option(default, help, low, high, choices)  # type: ignore[return-value]
 
 
-@cache
 def options_of(cls: type) -> dict[str, Option]:
     """Return the options that a class and its bases declare, those of the bases first."""
     options: dict[str, Option] = {}

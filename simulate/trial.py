@@ -102,7 +102,15 @@ class Trial(Driver):
     def run(self) -> None:
         """Serve all requests; raise Broken when a law is broken."""
         super().run()
-        for seq in self.sequences:
+        self.check_outcomes(self.sequences)
+        laws.check_all_free(self.scheduler)
+        self._books.check_littles_law(self.sequences)
+        if self._service is not None:
+            self._service.check(self.case)
+
+    def check_outcomes(self, sequences: list[Sequence]) -> None:
+        """Hold the answers of sequences that left against the laws."""
+        for seq in sequences:
             outcomes = self._books.outcomes[seq.id]
             if outcomes != 1:
                 raise Broken("one outcome each", f"{seq.id} has {outcomes}")
@@ -111,10 +119,6 @@ class Trial(Driver):
             tokens = [self._token(seq, place) for place in range(seq.max_tokens)]
             if seq.output_ids != tokens:
                 raise Broken("exactly its tokens", f"{seq.id} has {seq.output_ids}, not {tokens}")
-        laws.check_all_free(self.scheduler)
-        self._books.check_littles_law(self.sequences)
-        if self._service is not None:
-            self._service.check(self.case)
 
     def deliver(self) -> None:
         super().deliver()
