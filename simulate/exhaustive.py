@@ -25,7 +25,6 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import count
 from math import inf, isfinite
-from types import CodeType
 from typing import Any
 
 from scheduling.claims import Claims
@@ -96,14 +95,13 @@ class Undecided(Sequence):
 
 def _noted(name: str) -> property:
     """Return an attribute of a request that notes when a policy asks for it."""
-    slot, known = getattr(Sequence, name), dict[int, CodeType]()
+    slot = getattr(Sequence, name)
 
     def read(self: Undecided) -> Any:
-        if name not in self.asked and id((caller := sys._getframe(1)).f_code) not in known:
+        if name not in self.asked:
+            caller = sys._getframe(1)
             module = caller.f_globals["__name__"]
-            if module.startswith("simulate.") or (module, caller.f_code.co_name) in BOOKKEEPING:
-                known[id(caller.f_code)] = caller.f_code
-            else:
+            if (module, caller.f_code.co_name) not in BOOKKEEPING and not module.startswith("simulate."):
                 self.asked.add(name)
         return slot.__get__(self)
 
@@ -204,7 +202,7 @@ class ScriptedTrial(Trial):
         """Return what the future depends on."""
         scheduler, inside = self.scheduler, [seq for seq in self.sequences if seq.state != "finished"]
         self._ranks = {seq: rank for rank, seq in enumerate(inside)}
-        self._met: dict[int, int] = {}
+        self._met: dict[int, tuple[int, Any]] = {}  # objects in the order in which they were met
         policy = {
             name: value for name, value in vars(self.policy).items()
             if not callable(value) and not (isinstance(value, CONSTANT) and value is self._first.get(name))
@@ -230,7 +228,7 @@ class ScriptedTrial(Trial):
         )  # fmt: skip
 
     def _frozen(self, value: Any) -> Hashable:
-        """Return a value with the same content, in which times count from now."""
+        """Return a value with the same content, in which times count from now; what has none equals only itself."""
         if isinstance(value, bool | str | bytes | type(None)):
             return value
         if isinstance(value, int | float):
@@ -250,9 +248,13 @@ class ScriptedTrial(Trial):
         if isinstance(value, count):
             return repr(value)
         if id(value) in self._met:
-            return (type(value), self._met[id(value)])
-        self._met[id(value)] = len(self._met)
-        return (type(value), self._frozen(value.__reduce_ex__(2)[2]))
+            return (type(value), self._met[id(value)][0])
+        self._met[id(value)] = (len(self._met), value)
+        try:
+            made = value.__reduce_ex__(2)
+        except TypeError:
+            return value
+        return value if callable(value) or isinstance(made, str) else (type(value), *map(self._frozen, made[1:3]))
 
     def as_case(self, slots: int) -> Case:
         """Return the requests so far as a case to try again."""
