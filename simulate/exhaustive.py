@@ -227,7 +227,7 @@ class ScriptedTrial(Trial):
             *(self._frozen(getattr(seq, name)) for name in ASKED if name in self._asked),
         )  # fmt: skip
 
-    def _frozen(self, value: Any) -> Hashable:
+    def _frozen(self, value: Any) -> Any:
         """Return a value with the same content, in which times count from now; what has none equals only itself."""
         if isinstance(value, bool | str | bytes | type(None)):
             return value
