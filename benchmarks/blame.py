@@ -1,11 +1,10 @@
-"""Whether a request waits as much less without its worst culprit as the server says: the same load is sent with and without it.
+"""Test `/requests/{id}/blame`: does a request wait as much less without its worst culprit as the server predicts?
 
     python -m benchmarks.blame --model mock:llm-mock@2 --json benchmarks/results/blame.json
 
-For each policy, a load is sent once, and GET /requests/{id}/blame is asked about the requests that waited the longest. Then
-the load is sent again for each of them, without the request that it names first. `error` is how far the measured gain in
-waiting is from the one that was said, as a share of the whole wait; `residual` is that of the answer, and `off` the error of
-the simulated latency.
+For each policy, a load is sent once, and the server is asked who delayed the requests that waited longest. Then the load is
+sent again for each of them, without the request that it names first. `error` is the measured gain in waiting minus the
+predicted one, as a share of the whole wait; `residual` is that of the answer, and `off` the error of the simulated latency.
 """
 
 from __future__ import annotations
@@ -65,12 +64,12 @@ def measure(port: int, args: Any) -> list[dict[str, Any]]:
 def main() -> None:
     parser = report.parser("blame", __doc__)
     report.add_server(parser)
-    parser.add_argument("--policies", nargs="+", default=["nobatch", "dynamic", "static"])
-    parser.add_argument("--max-batch-size", default="2")
+    parser.add_argument("--policies", nargs="+", default=["nobatch", "dynamic", "static"], help="policies to test")
+    parser.add_argument("--max-batch-size", default="2", help="slots of the server")
     parser.add_argument("--requests", type=int, default=16, help="of a load (16)")
     parser.add_argument("--gap", type=float, default=0.05, help="seconds between two requests (0.05)")
     parser.add_argument("--victims", type=int, default=4, help="requests that are asked about (4)")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="random seed")
     args = parser.parse_args()
     result: dict[str, Any] = {}
     lines = []

@@ -1,13 +1,12 @@
-"""What a length prediction that reads prompts is worth: the gain of mean latency between first come (0) and the truth (1).
+"""Measure what learned lengths gain: the mean latency, where first come, first served is 0 and the true lengths are 1.
 
     python -m benchmarks.learned --json benchmarks/results/learned.json
 
-The requests are the chats that the client draws (`--workload chat`), simulated with the lengths that a model's answers had
-(--lengths). There are 324 messages, so that with more requests they come again. The rate is --load of what `dynamic` serves
-when all come at once. Three drifts try to make predictions harmful: from the middle on, or in every other hundred requests,
-the shortest answers are the longest ones and the other way round; or answers have nothing to do with prompts. The figures
-are means over --seeds (of which some were used to choose constants, and others are used here). They are the same on every
-machine.
+The requests are the chats of the client (`--workload chat`), simulated with the lengths of a model's answers (--lengths).
+There are 324 messages, which repeat if there are more requests. The rate is --load times what `dynamic` serves when all
+arrive at once. Three drifts try to make predictions harmful: long and short answers trade places halfway, or every hundred
+requests, or lengths are independent of prompts. The figures are means over --seeds, of which some were used to choose
+constants. They are the same on every machine.
 """
 
 from __future__ import annotations
@@ -121,11 +120,11 @@ def main() -> None:
     """Print the gains, and write them to the file of --json."""
     parser = report.parser("learned", __doc__)
     parser.add_argument("--lengths", type=Path, default=LENGTHS, help="a JSON file with the lengths of all openings")
-    parser.add_argument("--policy", default="dynamic+sjf")
-    parser.add_argument("--drifts", nargs="+", default=[*DRIFTS], choices=DRIFTS)
-    parser.add_argument("--numsamples", type=int, default=972)
-    parser.add_argument("--load", type=float, default=0.9)
-    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--policy", default="dynamic+sjf", help="loop and order to test")
+    parser.add_argument("--drifts", nargs="+", default=[*DRIFTS], choices=DRIFTS, help="changes of the lengths to test")
+    parser.add_argument("--numsamples", type=int, default=972, help="number of requests")
+    parser.add_argument("--load", type=float, default=0.9, help="rate, as a share of what dynamic serves")
+    parser.add_argument("--seeds", type=int, default=4, help="number of seeds")
     args = parser.parse_args()
     known = json.loads(args.lengths.read_text())
     chats = known["lengths"], known["limit"], args.numsamples

@@ -1,9 +1,9 @@
-"""What the loop itself costs: steps of a model that takes no time, so that all that is left is ours.
+"""Time the loop itself, with a model whose steps take no time.
 
     python -m benchmarks.mock --json benchmarks/results/mock.json
 
-A full batch of a mock model whose cost is zero decodes behind the real `BatchingManager`, with KV pages and the
-observers of a server; the time from step to step is what planning, bookkeeping and handing over take.
+A full batch of a mock model decodes behind the real `BatchingManager`, with KV pages and the observers of a server. The
+time from step to step is that of planning, bookkeeping and publishing tokens.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def autoscaler(text: str) -> str:
 
 FLEET = [
     Option("--replicas", "replicas: N, or LEAST..MOST for autoscaling", Read(bounds, "N"), default="2"),
-    Option("--router", "how a replica is chosen for each request", Choice(ROUTERS), default="prefix-aware"),
+    Option("--router", f"how a replica is chosen for each request: {', '.join(ROUTERS)}", Choice(ROUTERS, "NAME"), default="prefix-aware"),
     Option(
         "--autoscaler", "with LEAST..MOST: how many replicas there should be, such as tokens, tokens:0.6 or requests:8",
         Read(autoscaler, "NAME"), default="tokens",

@@ -37,7 +37,7 @@ def options() -> Sections:
         ],
         "options": [
             Option("--only", f"rank only the named policies and {REFERENCE}", None),
-            Option("--by", f"figure to rank by: {', '.join(Measures._fields)}; each is relative to {REFERENCE} on the same requests",
+            Option("--by", f"figure to rank by: {', '.join(Measures._fields)}; all are relative to {REFERENCE} on the same requests",
                    Choice(Measures._fields, "FIGURE"), default="mean"),
             Option("--workloads", "workloads of the client", several=True, default=list(arena.WORKLOADS)),
             Option("--seeds", "number of seeds for each workload", Number(1), default=5),
