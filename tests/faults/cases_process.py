@@ -18,6 +18,7 @@ from harness import PATIENCE, SLOTS, Setting, Watched
 from support import Answer, in_background, read_answer, wait_until
 from table import Act, Case, body
 
+MOCK = Setting(mock=True)  # for repetitions: without torch, a process begins sooner
 FLEETING = Setting(
     faults={"slow_step": ARMED.faults["slow_step"]}, environment={"GUNICORN_CMD_ARGS": "--graceful-timeout 3"}
 )
@@ -221,7 +222,7 @@ CASES = [
                 "tests/launch/test_server.py::test_a_broken_model_is_one_line_with_the_remedy",
                 "tests/launch/test_config.py::test_a_taken_port_is_one_line_with_the_remedy",
                 "tests/launch/test_config.py::test_too_few_open_files_are_refused_and_a_soft_limit_is_raised")),
-    Case("F3", "ten reloads", reloads(10), quick=False, killed=True),
+    Case("F3", "ten reloads", reloads(10), setting=MOCK, quick=False, killed=True),
     Case("I1", "TERM under load", terminate, setting=SLOW, ends=True),
     Case("I1", "TERM, then TERM", signals(TERM, TERM), setting=ARMED, ends=True),
     Case("I1", "TERM, then INT", signals(TERM, INT), setting=ARMED, ends=True, quick=False),
@@ -235,7 +236,7 @@ CASES = [
     Case("I2", "TERM with little time", too_long_for_the_end, setting=FLEETING, ends=True, quick=False,
          tests=("tests/api/test_cancel.py::test_who_outlasts_the_drain_is_told",)),
     Case("I3", "the worker killed", kills(1), killed=True),
-    Case("I3", "the worker killed twenty times", kills(20), quick=False, killed=True),
+    Case("I3", "the worker killed twenty times", kills(20), setting=MOCK, quick=False, killed=True),
     Case("I4", "the master killed", kill_the_master, ends=True, quick=False),
     Case("I5", "a reload under load", reloads(1), quick=False, killed=True),
 ]  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 from shared_servers import Fleet
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     fleet = Fleet(tmp_path_factory.mktemp("faults"))
     yield fleet

@@ -1,7 +1,8 @@
 """The fault table: every case against a real gunicorn, and after each one the server must be as before.
 
 `./test.sh` runs the quick part under dynamic in front of mock models, `./test.sh --all` all of it under nobatch, static
-and dynamic, in front of a computed model where a case has no reason against it.
+and dynamic, in front of a computed model where a case has no reason against it. Each policy has a file, and so a worker, of
+its own: `test_cases_nobatch.py`, `test_cases_static.py`, and this one with dynamic.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ IDS = [f"{letter}{n}" for letter, most in (("A", 22), ("B", 15), ("C", 10), ("D"
        for n in range(1, most + 1)]  # fmt: skip
 
 
-def runs() -> list[object]:
+def runs(*wanted: str) -> list[object]:
     """Return each case with each policy it makes sense under, those of one server together, and last what ends it."""
     acts = [case for case in TABLE if case.act]
     mocked = [replace(case, setting=replace(case.setting, mock=True)) for case in acts]
     quick = [("dynamic", mock) for case, mock in zip(acts, mocked) if case.quick]
     full = [(policy, case) for case in acts for policy in case.policies if (policy, case) not in quick]
     chosen = [(*pair, ()) for pair in quick] + [(*pair, pytest.mark.full) for pair in full]
+    chosen = [run for run in chosen if run[0] in wanted]
     chosen.sort(key=lambda run: (repr(run[1].setting), run[0], run[1].killed, run[1].ends))
     return [
         pytest.param(
@@ -44,9 +46,8 @@ def runs() -> list[object]:
     ]  # fmt: skip
 
 
-@pytest.mark.process
-@pytest.mark.parametrize(("policy", "case"), runs())
-def test_the_case_is_answered_and_harms_nobody(fleet: Fleet, policy: str, case: Case) -> None:
+def hold(fleet: Fleet, policy: str, case: Case) -> None:
+    """Let a case happen to a server, and hold the server to what must be true of it afterwards."""
     assert case.act is not None
     server = fleet.server(policy, case.setting)
     if case.ends:
@@ -61,6 +62,12 @@ def test_the_case_is_answered_and_harms_nobody(fleet: Fleet, policy: str, case: 
     except BaseException:
         fleet.forget(server)
         raise
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("policy", "case"), runs("dynamic"))
+def test_the_case_is_answered_and_harms_nobody(fleet: Fleet, policy: str, case: Case) -> None:
+    hold(fleet, policy, case)
 
 
 def test_every_case_of_the_list_is_in_the_table() -> None:

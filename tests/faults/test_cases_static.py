@@ -1,0 +1,14 @@
+"""The fault table under static, in a worker of its own: its servers are not those of the other policies."""
+
+from __future__ import annotations
+
+import pytest
+from shared_servers import Fleet
+from table import Case
+from test_cases import hold, runs
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("policy", "case"), runs("static"))
+def test_the_case_under_static_is_answered_and_harms_nobody(fleet: Fleet, policy: str, case: Case) -> None:
+    hold(fleet, policy, case)
