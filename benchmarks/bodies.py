@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks import closed_loop, report
 from benchmarks.server import Served, call, served
@@ -266,15 +265,16 @@ def flood(server: Served, requests: int) -> dict[str, float]:
 
 
 def show(result: dict[str, Any]) -> None:
-    table = Table("route", "bodies", "stream ms", "by", "/health ms", "by", "answer MB")
+    rows = []
     for path, worst in result["routes"].items():
         stream, health = worst["stream"], worst["health"]
-        table.add_row(
+        rows.append((
             path, str(worst["bodies"]), f"{stream['stream']:.0f}", stream["name"], f"{health['health']:.0f}",
             health["name"], f"{worst['bytes_out']['bytes_out'] / 1e6:.1f}",
-        )  # fmt: skip
+        ))  # fmt: skip
     idle, together, memory = result["idle"], result["together"], result["flood"]
-    console.print(table)
+    heads = ("route", "bodies", "stream ms", "by", "/health ms", "by", "answer MB")
+    report.show(None, heads, rows, words=["by"])
     console.print(
         f"idle: stream {idle['stream']:.0f} ms, /health {idle['health']:.0f} ms; {CLIENTS} clients with "
         f"{together['path']} {together['name']}: stream {together['stream']:.0f} ms, /health {together['health']:.0f} ms"
