@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support import Server
-from support_checkpoints import transformers
+from support_checkpoints import judged, transformers
 
 import policies
 from client.workloads import messages
@@ -24,6 +25,7 @@ from scheduling.sequence import Sequence
 
 QUESTION = {"role": "user", "content": "What is the capital of France?"}
 TOKENS = 32
+ALONE = 20  # texts that are also computed alone, where each step reads all weights for one token
 PAGES, PAGE_SIZE = 600, 64
 NEAR = 1 / 4  # logits here are about 20, where two numbers of bfloat16 are 1/8 apart, and both logits are rounded
 
@@ -50,11 +52,21 @@ def test_the_capital_of_france_is_paris_through_the_chat_route(resolved: catalog
     assert answer["usage"]["prompt_tokens"] == 37
 
 
-def served(
-    resolved: catalog.ResolvedModel, prompts: list[list[int]], slots: int, dtype: torch.dtype
-) -> list[list[int]]:
+@pytest.fixture(scope="module")
+def prompts(resolved: catalog.ResolvedModel) -> list[list[int]]:
+    """Return a hundred chats of one question."""
+    tokenizer = load_tokenizer(resolved)
+    return [tokenizer.encode_chat([{"role": "user", "content": text}])[1] for text in messages.openings()[:100]]
+
+
+@pytest.fixture(scope="module")
+def runner_of(resolved: catalog.ResolvedModel) -> Callable[[torch.dtype], ModelRunner]:
+    """Return our engine in a number format, of which the model is packed once."""
+    return cache(lambda dtype: ModelRunner(weights.load(resolved, dtype), PAGES, PAGE_SIZE))
+
+
+def served(runner: ModelRunner, prompts: list[list[int]], slots: int) -> list[list[int]]:
     """Return the greedy answers of our engine, several prompts joining at each step."""
-    runner = ModelRunner(weights.load(resolved, dtype), PAGES, PAGE_SIZE)
     scheduler = Scheduler(policies.get_policy("dynamic", max_batch_size=slots), PagePool(PAGES, PAGE_SIZE), 256)
     sequences = [Sequence(prompt, TOKENS, id=str(i), sampling=GREEDY) for i, prompt in enumerate(prompts)]
     for seq in sequences:
@@ -64,69 +76,67 @@ def served(
     return [seq.output_ids for seq in sequences]
 
 
-@cache
-def reference(path: Path, dtype: torch.dtype) -> Any:
-    """Return transformers' model with the file's weights."""
+@pytest.fixture(scope="module")
+def in_float32(runner_of: Callable[[torch.dtype], ModelRunner], prompts: list[list[int]]) -> list[list[int]]:
+    return served(runner_of(torch.float32), prompts, 64)
+
+
+def reference(path: Path) -> Any:
+    """Return transformers' model with the file's weights, in float32."""
     file = gguf_file.read(path)
     config = transformers().LlamaConfig(**{k: v for k, v in gguf_file.config(file).items() if k != "model_type"})
     model = transformers().LlamaForCausalLM(config)
     state = {name: torch.from_numpy(array.copy()) for name, array in gguf_file.hf_tensors(file)}
     model.load_state_dict(state, strict=False)
     model.tie_weights()
-    return model.to(dtype).eval()
+    return model.eval()
 
 
-@torch.no_grad()
-def judged(model: Any, prompt: list[int], answer: list[int]) -> list[tuple[int, float]]:
-    """Return for each token of an answer what transformers chooses after the tokens before it, and by what lead.
-
-    An answer equals all choices exactly where it is the greedy answer of transformers, which would need a step a token.
-    """
-    logits = model(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :].float()  # (tokens, vocabulary)
-    best = logits.topk(2)
-    leads = (best.values[:, 0] - best.values[:, 1]).tolist()
-    return list(zip(best.indices[:, 0].tolist(), leads))
-
-
-def prompts_of(resolved: catalog.ResolvedModel, count: int) -> list[list[int]]:
-    tokenizer = load_tokenizer(resolved)
-    return [tokenizer.encode_chat([{"role": "user", "content": text}])[1] for text in messages.openings()[:count]]
+@pytest.fixture(scope="module")
+def choices(
+    resolved: catalog.ResolvedModel, prompts: list[list[int]], in_float32: list[list[int]]
+) -> list[list[tuple[int, float]]]:
+    """Return what transformers chooses at each token of the texts in float32, and by what lead."""
+    assert resolved.path is not None
+    model = reference(resolved.path)
+    return [judged(model, prompt, answer) for prompt, answer in zip(prompts, in_float32)]
 
 
 @pytest.mark.full
-def test_a_hundred_greedy_texts_are_those_of_transformers_alone_and_among_64(resolved: catalog.ResolvedModel) -> None:
-    assert resolved.path is not None
-    prompts = prompts_of(resolved, 100)
-    answers = served(resolved, prompts, 64, torch.float32)
-    assert served(resolved, prompts, 1, torch.float32) == answers
-    for prompt, answer in zip(prompts, answers):
-        choices = judged(reference(resolved.path, torch.float32), prompt, answer)
-        assert [token for token, _ in choices] == answer
+def test_a_hundred_greedy_texts_among_64_are_those_of_transformers_and_some_alone(
+    runner_of: Callable[[torch.dtype], ModelRunner],
+    prompts: list[list[int]],
+    in_float32: list[list[int]],
+    choices: list[list[tuple[int, float]]],
+) -> None:
+    assert {len(text) for text in in_float32} == {TOKENS}
+    assert [[token for token, _ in text] for text in choices] == in_float32
+    assert served(runner_of(torch.float32), prompts[:ALONE], 1) == in_float32[:ALONE]
 
 
 @pytest.mark.full
 def test_texts_in_bfloat16_leave_those_in_float32_only_where_two_tokens_are_nearly_as_likely(
-    resolved: catalog.ResolvedModel,
+    runner_of: Callable[[torch.dtype], ModelRunner],
+    prompts: list[list[int]],
+    in_float32: list[list[int]],
+    choices: list[list[tuple[int, float]]],
 ) -> None:
     """The two logits that rounding can swap are at most a quarter apart; the texts are the same alone and among 64."""
-    assert resolved.path is not None
-    prompts = prompts_of(resolved, 100)
-    found = served(resolved, prompts, 64, torch.bfloat16)
-    assert found == served(resolved, prompts, 1, torch.bfloat16)
+    found = served(runner_of(torch.bfloat16), prompts, 64)
+    assert found[:ALONE] == served(runner_of(torch.bfloat16), prompts[:ALONE], 1)
     leads_where_they_part = []
-    for prompt, answer in zip(prompts, found):
-        choices = judged(reference(resolved.path, torch.float32), prompt, answer)
-        leads_where_they_part += [lead for token, (best, lead) in zip(answer, choices) if token != best][:1]
+    for answer, text, judgements in zip(found, in_float32, choices):
+        # Up to where they part, the texts are the same, and so is what transformers chooses there.
+        leads_where_they_part += [lead for a, b, (_, lead) in zip(answer, text, judgements) if a != b][:1]
     assert all(lead < NEAR for lead in leads_where_they_part)
     assert len(leads_where_they_part) <= 50
 
 
 @pytest.mark.full
 def test_each_turn_of_a_chat_finds_all_full_pages_that_it_shares_with_the_turn_before(
-    resolved: catalog.ResolvedModel,
+    resolved: catalog.ResolvedModel, runner_of: Callable[[torch.dtype], ModelRunner]
 ) -> None:
     tokenizer = load_tokenizer(resolved)
-    runner = ModelRunner(weights.load(resolved, torch.bfloat16), PAGES, PAGE_SIZE)
     scheduler = Scheduler(policies.get_policy("dynamic", max_batch_size=4), PagePool(PAGES, PAGE_SIZE), 256)
     chat = [{"role": "user", "content": messages.openings()[0]}]
     computed: list[int] = []  # the tokens of the turn before that have keys and values
@@ -137,7 +147,7 @@ def test_each_turn_of_a_chat_finds_all_full_pages_that_it_shares_with_the_turn_b
         seq.stop = lambda token: "stop" if token in tokenizer.eos_ids else None
         scheduler.add(seq)
         while not scheduler.is_idle:
-            scheduler.step(runner.forward, lambda: 0.0)
+            scheduler.step(runner_of(torch.bfloat16).forward, lambda: 0.0)
         shared = next((i for i, (a, b) in enumerate(zip(computed, prompt)) if a != b), len(computed))
         expectation.append(shared // PAGE_SIZE * PAGE_SIZE)
         found.append(seq.cached)
