@@ -1,5 +1,6 @@
 """What all tests share: hypothesis profiles, one thread for tiny tensors, and common fixtures."""
 
+import atexit
 import gc
 import os
 import signal
@@ -41,16 +42,15 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # collecting the tests imports much and frees little
+    atexit.register(
+        gc.unfreeze
+    )  # or Triton's library says that its functions leaked; pytest's own searches come before
 
 
 def pytest_collection_finish() -> None:
     """Exclude what the tests' modules hold from the search for garbage: thousands of classes and all of torch."""
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # or Triton's library says at the end that its functions leaked
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
