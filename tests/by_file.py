@@ -17,6 +17,8 @@ import pytest
 TESTS = Path(__file__).parent
 STARTS_SERVERS = ("mark.process", "in_a_browser")
 COMPUTES = ("simulate", "generate", "policies", "scheduling")
+# The files that take minutes in --all: none is left to one worker at the end.
+LONGEST = ["cases", "check", "cases_nobatch", "smollm2", "cases_static", "exhaustive", "ray", "tutorial", "published"]
 SLOW_TO_IMPORT = {
     "transformers": ("support_checkpoints", "support_gguf", "from transformers"),
     "openai": ("official_client",),
@@ -80,11 +82,13 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Put the files that start servers first, then those that compute, so that no worker ends with a long file."""
+    """Put the longest files first, then those that start servers, then those that compute: no worker ends with one."""
 
-    def turn(item: pytest.Item) -> tuple[bool, bool]:
+    def turn(item: pytest.Item) -> tuple[int, bool, bool]:
         starts_servers = any(words in text_of(item.path) for words in STARTS_SERVERS)
-        return not starts_servers, item.path.parent.name not in COMPUTES
+        name = item.path.stem.removeprefix("test_")
+        place = LONGEST.index(name) if name in LONGEST else len(LONGEST)
+        return place, not starts_servers, item.path.parent.name not in COMPUTES
 
     items.sort(key=turn)
     files = [item for item in items if isinstance(item, WholeFile)]
