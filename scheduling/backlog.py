@@ -4,7 +4,7 @@ Those that wait join before it, one whenever a slot is free. Each computes its p
 and then one token in each. For a continuous loop in order of arrival, with room for the KV of all and exact lengths, this is
 what happens unless more requests arrive, which only add rows; so with an exact law the request never ends earlier.
 
-The first arrival after a step, or after a request left the queue unserved, goes through the whole queue. The next ones go on
+The first arrival after a step, or after a request left unserved, goes through the whole queue. The next ones go on
 where that ended, in a time that grows with the slots and not with the queue.
 """
 
@@ -39,7 +39,7 @@ class Backlog:
         self._ended = now
 
     def forget(self) -> None:
-        """Note that sequences computed or lost their slots, not only came, joined or left."""
+        """Note that sequences computed or left their slots: one that joins then makes the numbers what they were."""
         self._queues.clear()
 
     def estimate(

@@ -258,6 +258,7 @@ class Scheduler:
     def _vacate(self, leaving: list[Sequence]) -> None:
         if leaving:
             self.batch.vacate(leaving)
+            self.backlog.forget()
             self._repeat = None
             if self.speculator is not None:
                 self.speculator.forget(leaving)
