@@ -2,11 +2,13 @@
 
     python -m benchmarks.exhaustive --json benchmarks/results/exhaustive.json
 
-States and runs are the same on every machine, and seconds are of the processor.
+Policies that the file has already are not gone through again. States and runs are the same on every machine, and seconds are
+of the processor.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from multiprocessing import Pool
 from typing import Any
@@ -30,9 +32,10 @@ def main() -> None:
     parser = report.parser("exhaustive", __doc__)
     every = [*names(), *(f"dynamic+{order}" for order in order_names())]
     parser.add_argument("policies", nargs="*", default=every, help="(default: each loop, and dynamic with each order)")
-    args, decided = parser.parse_args(), dict[str, Any]()
+    args = parser.parse_args()
+    decided = json.loads(args.json.read_text())["policies"] if args.json and args.json.exists() else {}
     with Pool() as pool:
-        for name, found in pool.imap_unordered(decide, args.policies):
+        for name, found in pool.imap_unordered(decide, [name for name in args.policies if name not in decided]):
             decided[name] = found
             report.keep(args.json, {"policies": decided})
     report.finish("exhaustive", {"policies": decided}, args.json)
