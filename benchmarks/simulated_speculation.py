@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.engine import make_runner
-from benchmarks.speculation import FRESH, REPEATING, Server, prompts_of, requests
+from benchmarks.speculation import FRESH, REPEATING, Server, pool_of, prompts_of, requests
 from generate import machine
 from generate.runner import ModelRunner
 from models import catalog
@@ -66,7 +66,7 @@ def predicted(served: list[Sequence], at_once: int, law: Cost, drafts: Records |
 
 def compare(runner: ModelRunner, prompts: list[list[int]], at_once: int, args: argparse.Namespace) -> dict[str, float]:
     """Predict the speedup of some requests, then measure it."""
-    servers = {drafts: Server(runner, at_once, drafts) for drafts in ("0", "8", "auto")}
+    servers = {drafts: Server(runner, pool_of(runner), at_once, drafts) for drafts in ("0", "8", "auto")}
     for server in servers.values():  # a first round warms up, and the speculator learns its law
         serve(server, requests(prompts, args, 0))
     known: Records = []

@@ -2,13 +2,15 @@
 
     python -m benchmarks.speculation --model smollm2 --json benchmarks/results/speculation.json
 
-Each round serves the same requests without drafts and with `--speculate auto`, one after the other, since the speed of a
-shared machine changes; the figures are medians over the rounds, and ratios of one round each. The texts must be equal.
+Each round serves the same requests without drafts and with `--speculate auto`. The speed of a shared machine changes from second
+to second, so they take turns of 0.04 seconds, and chance decides who is first in a round. The figures are medians over the rounds,
+and ratios of one round each. The texts must be equal. `--drafts 0 00 auto` has off twice, and their ratio shows the noise.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import sys
 import time
@@ -53,6 +55,7 @@ REPEATING = {
     "summary": f"Repeat the following text, then summarize it in one sentence:\n\n{FACTS}",
     "correction": f"Return this text with every mistake in spelling corrected:\n\n{FACTS}",
 }
+SLICE = 0.04  # seconds of a turn
 FRESH = {
     "story": "Write a short story about a lighthouse keeper who finds a letter.",
     "advice": "How do I learn to play the violin as an adult?",
@@ -83,50 +86,71 @@ def requests(prompts: list[list[int]], args: argparse.Namespace, seed: int) -> l
 
 
 class Server:
-    """Serves requests without HTTP, with what it has learned in the rounds before."""
+    """Serves requests without HTTP, with what it has learned in the rounds before. Several may share a runner and its pages."""
 
-    def __init__(self, runner: ModelRunner, slots: int, drafts: str) -> None:
-        pool = PagePool(runner.keys.shape[1], runner.page_size, prefix_cache=False)
+    def __init__(self, runner: ModelRunner, pool: PagePool, slots: int, drafts: str) -> None:
         fixed = None if drafts == "auto" else int(drafts)
-        speculator = None if drafts == "0" else Speculator(NgramDrafter(), fixed, time.perf_counter)
+        speculator = None if fixed == 0 else Speculator(NgramDrafter(), fixed, time.perf_counter)
         self.runner = runner
         self.scheduler = Scheduler(get_policy("dynamic", max_batch_size=slots), pool, 256, speculator=speculator)
 
-    def serve(self, sequences: list[Sequence], at_once: int) -> float:
-        """Serve requests, so many at once, and return the tokens per second of their decoding."""
-        waiting, seconds, tokens = [*sequences], 0.0, 0
-        while waiting or not self.scheduler.is_idle:
-            while waiting and len(self.scheduler.running) + len(self.scheduler.waiting) < at_once:
-                self.scheduler.add(waiting.pop(0))
-            before = sum(len(seq.output_ids) for seq in sequences)
+    def begin(self, sequences: list[Sequence], at_once: int) -> None:
+        """Take requests, of which so many are served at once."""
+        self.sequences, self.waiting, self.at_once = sequences, [*sequences], at_once
+        self.spent = self.decoding = 0.0
+        self.tokens = 0
+
+    @property
+    def is_done(self) -> bool:
+        return not self.waiting and self.scheduler.is_idle
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of the steps in which all requests decode."""
+        return self.tokens / self.decoding
+
+    def serve(self, seconds: float) -> None:
+        """Serve for about so long, or until all is done."""
+        end = self.spent + seconds
+        while self.spent < end and not self.is_done:
+            while self.waiting and len(self.scheduler.running) + len(self.scheduler.waiting) < self.at_once:
+                self.scheduler.add(self.waiting.pop(0))
+            before = sum(len(seq.output_ids) for seq in self.sequences)
             began = time.perf_counter()
             iteration = self.scheduler.step(self.runner.forward, time.perf_counter)
+            took = time.perf_counter() - began
+            self.spent += took
             assert iteration is not None
             if all(member.phase == "decode" for member in iteration.members):
-                seconds += time.perf_counter() - began
-                tokens += sum(len(seq.output_ids) for seq in sequences) - before
-        return tokens / seconds
+                self.decoding += took
+                self.tokens += sum(len(seq.output_ids) for seq in self.sequences) - before
+
+
+def pool_of(runner: ModelRunner) -> PagePool:
+    return PagePool(runner.keys.shape[1], runner.page_size, prefix_cache=False)
 
 
 def compare(
     runner: ModelRunner, prompts: list[list[int]], at_once: int, args: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
-    """Serve the same requests with each number of drafts in turn; return the figures by number."""
-    servers = {drafts: Server(runner, max(at_once, 1), drafts) for drafts in args.drafts}
+    """Serve the same requests with each number of drafts; return the figures by number."""
+    pool = pool_of(runner)
+    servers = {drafts: Server(runner, pool, max(at_once, 1), drafts) for drafts in args.drafts}
     rates: dict[str, list[float]] = {drafts: [] for drafts in servers}
     drafted, accepted, steps = (dict.fromkeys(servers, 0) for _ in range(3))
     for number in range(args.rounds + 1):  # the first one warms up
-        texts = []
-        for drafts, server in servers.items():
-            sequences = requests(prompts, args, 1000 * number)
-            rate = server.serve(sequences, at_once)
-            texts.append([seq.output_ids for seq in sequences])
-            if number:
-                rates[drafts].append(rate)
-                drafted[drafts] += sum(seq.drafted for seq in sequences)
-                accepted[drafts] += sum(seq.accepted for seq in sequences)
-                steps[drafts] += sum(len(seq.output_ids) - seq.accepted for seq in sequences)
+        for server in servers.values():
+            server.begin(requests(prompts, args, 1000 * number), at_once)
+        order = sorted(servers.values(), key=lambda server: random.random())
+        while waiting := [server for server in order if not server.is_done]:
+            min(waiting, key=lambda server: server.spent).serve(SLICE)
+        texts = [[seq.output_ids for seq in server.sequences] for server in servers.values()]
         assert all(text == texts[0] for text in texts), "drafts changed a text"
+        for drafts, server in servers.items() if number else ():
+            rates[drafts].append(server.rate)
+            drafted[drafts] += sum(seq.drafted for seq in server.sequences)
+            accepted[drafts] += sum(seq.accepted for seq in server.sequences)
+            steps[drafts] += sum(len(seq.output_ids) - seq.accepted for seq in server.sequences)
     base = rates[args.drafts[0]]
     return {
         drafts: {
@@ -146,7 +170,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     args.ends = frozenset(tokenizer.eos_ids)
     repeating, fresh = prompts_of(tokenizer, REPEATING), prompts_of(tokenizer, FRESH)
     longest = max(map(len, repeating)) + args.tokens + machine.PAGE_SIZE
-    runner, name = make_runner(args, (max(args.batch, default=1) + 1) * longest)
+    runner, name = make_runner(args, len(args.drafts) * (max(args.batch, default=1) + 1) * longest)
     both = repeating + fresh
     wanted = [("one stream, repeating", repeating, 1), ("one stream, nothing to look up", fresh, 1)]
     for batch in args.batch:
@@ -188,7 +212,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         for drafts, figures in [*by_drafts.items()][1:] if comma else []:
             lines.setdefault((drafts, kind), []).append((int(batch), figures["ratio"]))
     for (drafts, kind), points in lines.items():
-        axes.plot(*zip(*points), marker="o", label=f"{drafts}, {kind}")
+        axes.plot(*zip(*points), marker="o", label=f"{drafts if drafts.strip('0') else 'off again'}, {kind}")
     axes.axhline(1, color="#777777", linewidth=0.8)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
