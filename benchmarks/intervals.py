@@ -5,7 +5,9 @@
 A server is started for each policy. After a burst and a warm-up come runs at two utilizations with two loads: ours, of U{1..128}
 tokens as `python -m simulate validate` sends them, and requests of a trace, their lengths divided by --shorter. Each is predicted
 by a law that is fitted to the steps of the four runs before it. What the runs before missed by sets the width of the next intervals;
-the first --unseen runs serve that alone and are not counted. `--markdown FILE...` prints the table of earlier results and measures nothing.
+the first --unseen runs of a policy serve that alone and are not counted. Beside it stands what the law of a run's own steps gives:
+what is still off then is the simulator's, the rest is the machine's, whose speed changes from run to run. `--markdown FILE...`
+prints the table of earlier results and measures nothing.
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ def drawn(make: Callable[[int], Trace], wanted: float, args: Namespace, policy: 
 def served_by(policy: str, args: Namespace, scores: list[float]) -> Iterator[dict[str, Any]]:
     """Start a server, fit, and yield each run; `scores` grow by what each missed by."""
     flags = ["--model", args.model, "--load-format", args.load_format, "--dtype", args.dtype, "--quantize", args.quantize,
-             "--max-batch-size", str(args.slots), "--prefix-cache", "off", "--access-log", "off"]  # fmt: skip
+             "--max-batch-size", str(args.slots), "--prefix-cache", "off", "--speculate", "off", "--access-log", "off"]  # fmt: skip
     with validate.server(policy, flags, console) as target:
         send = partial(validate.observe, target, policy, console=None, single=UNSENT)
         send([Planned(0, 0.0, "warm up", 8)])
@@ -113,7 +115,7 @@ def served_by(policy: str, args: Namespace, scores: list[float]) -> Iterator[dic
         first = drawn(partial(requests, "trace", args, 1), 0.65, args, policy, learn(policy, runs))
         runs.append((first, send(first)))
         kinds = [*product(("ours", "trace"), (0.5, 0.8))]
-        for number in range(0 if scores else -args.unseen, args.runs):
+        for number in range(-args.unseen, args.runs):
             load, wanted = kinds[number % len(kinds)]
             learned = learn(policy, runs[-RECENT:])
             trace = drawn(partial(requests, load, args, 100 + number), wanted, args, policy, learned)
@@ -125,10 +127,14 @@ def served_by(policy: str, args: Namespace, scores: list[float]) -> Iterator[dic
             within = noise.intervals(partial(simulated, policy, learned, trace, served), law, run)
             found = validate.Validation(policy, host, run, served, within)
             scores += found.scores(noise)
+            own = validate.Validation(
+                policy, host, simulated(policy, learn(policy, runs[-1:]), trace, served, records=True), served
+            )
             yield {
                 "model": args.model, "policy": policy, "load": load, "wanted": wanted, "utilization": found.compared[0].measured,
                 "requests": len(trace), "counted": number >= 0, "widening": noise.widening,
                 "figures": {c.name: [c.predicted, *c.interval, c.measured] for c in found.compared if c.interval},
+                "own_steps": {c.name: c.predicted for c in own.compared if c.name in BOUNDS},
             }  # fmt: skip
 
 
@@ -137,10 +143,15 @@ def summary(runs: Rows[dict[str, Any]]) -> dict[str, Any]:
     figures = [(name, *values) for run in runs if run["counted"] for name, values in run["figures"].items()]
     held = [low <= measured <= high for _, _, low, high, measured in figures]
     good = {n: [abs(p / m - 1) <= bound for name, p, _, _, m in figures if name == n] for n, bound in BOUNDS.items()}
+    own = {
+        n: [abs(run["own_steps"][n] / run["figures"][n][-1] - 1) <= bound for run in runs if run["counted"]]
+        for n, bound in BOUNDS.items()
+    }
     return {
         "predictions": len(held),
         "coverage": float(np.mean(held)),
         "within": {n: float(np.mean(g)) for n, g in good.items()},
+        "within_by_own_steps": {n: float(np.mean(g)) for n, g in own.items()},
     }
 
 
@@ -153,10 +164,11 @@ def markdown(runs: Rows[dict[str, Any]]) -> str:
         if run["counted"]:
             lines.append([run["model"], f"`{run['policy']}`", run["load"], f"{run['utilization']:.2f}", *cells])
     told = summary(runs)
-    within = ", ".join(
-        f"{name} within {BOUNDS[name]:.0%} in {share:.0%} of the runs" for name, share in told["within"].items()
+    within, own = (
+        ", ".join(f"{name} within {BOUNDS[name]:.0%} in {share:.0%} of the runs" for name, share in told[key].items())
+        for key in ("within", "within_by_own_steps")
     )
-    words = f"{told['coverage']:.0%} of {told['predictions']} intervals hold the measurement; {within}."
+    words = f"{told['coverage']:.0%} of {told['predictions']} intervals hold the measurement; {within}. By a run's own steps: {own}."
     return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", words])
 
 
@@ -169,7 +181,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=10.0, help="of the arrivals of a run")
     parser.add_argument("--runs", type=int, default=8, help="runs of each policy that count")
-    parser.add_argument("--unseen", type=int, default=4, help="runs of the first policy that only set the widths")
+    parser.add_argument("--unseen", type=int, default=4, help="first runs of each policy, which only set the widths")
     parser.add_argument("--markdown", type=Path, nargs="+", default=[], help="print the table of these results")
     args = parser.parse_args()
     if args.markdown:
