@@ -114,8 +114,8 @@ class Config:
         "sequences in the same memory as with bfloat16", Choice(["auto", "int8"])
     )  # fmt: skip
     speculate: str = setting(
-        "off", "speculative decoding: compute several tokens of a request in a step where that is faster; no text changes. ngram: from "
-        "repetitions in the text; model: by --draft-model; auto: by that if it is set, otherwise ngram",
+        "auto", "speculative decoding: compute several tokens of a request in a step where that is faster; no text changes. ngram: from "
+        "repetitions in the text; model: by --draft-model; auto: by that if it is set, otherwise ngram on CPUs; off with padded policies",
         Choice(["off", "ngram", "model", "auto"])
     )  # fmt: skip
     draft_model: str = setting(
@@ -126,7 +126,7 @@ class Config:
         Choice(["auto", *map(str, range(9))], "N|auto")
     )  # fmt: skip
     mock_acceptance: float = setting(
-        0.7, "with --speculate and a mock model: probability that a draft token is accepted if those before it are",
+        0.0, "with a mock model: probability that a draft token is accepted if those before it are; 0: it has none",
         Number(0, 1, float)
     )  # fmt: skip
     batch_invariant: bool = setting(

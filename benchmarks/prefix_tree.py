@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args, other = parser.parse_known_args()
     flags = ["--model", args.model, "--kv-memory", args.kv_memory, "--max-batch-size", str(args.max_batch_size)]
-    flags += ["--max-queue", str(args.requests), "--access-log", "off", *other]
+    flags += ["--max-queue", str(args.requests), "--speculate", "off", "--access-log", "off", *other]
     records: Records = []
     plain, tree = (measure(policy, flags, args, records) for policy in POLICIES)
     show(plain, tree)

@@ -87,7 +87,7 @@ def over_http(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     figures: dict[str, dict[str, float]] = {}
     flags = (
         "--model", args.model, "--load-format", args.load_format, "--dtype", args.dtype, "--quantize", args.quantize,
-        "--kv-dtype", args.kv_dtype, "--max-batch-size", str(args.numsamples),
+        "--kv-dtype", args.kv_dtype, "--max-batch-size", str(args.numsamples), "--speculate", "off",
     )  # fmt: skip
     for name in args.policies:
         with started(name, *flags) as (port, _):

@@ -64,7 +64,8 @@ STARTED = [
     Option("--model", "model of the servers to start", metavar="NAME"),
     Option("--load-format", "dummy: random weights of the right shape (default: auto if --model is used)", Choice(["auto", "dummy"])),
     Option(
-        "--server", "more flags for these servers, as one argument: --server='--max-batch-size 16'",
+        "--server", "more flags for these servers, as one argument: --server='--max-batch-size 16'. Without --speculate auto among "
+        "them, the servers draft no tokens",
         Read(shlex.split, "FLAGS"), default=[],
     ),
 ]  # fmt: skip
@@ -139,7 +140,8 @@ def reached(word: str, args: Values, folder: Path) -> Iterator[Target]:
     dialect = dialects.Dialect(args.api, args.stream, temperature=args.temperature)
     url = word.partition("=")[2]
     if not url.startswith("http"):
-        extra = ["--model", args.model, "--load-format", args.load_format, *args.server]
+        # Without draft tokens, which some policies cannot have: a comparison of loops should show what batching does.
+        extra = ["--model", args.model, "--load-format", args.load_format, "--speculate", "off", *args.server]
         log = folder / f"server-{store.slug(word)}.log"
         with servers.started(word, extra, log, key) as url:
             yield Target(url, args.timeout, api_key=key, dialect=dialect)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import policies
 from config import Config, ConfigError
 from launch.load_model import Parts
 from scheduling.speculation import Drafter, Speculator
@@ -22,7 +23,7 @@ KV_SHARE = 0.25  # of the free memory that the keys and values of a draft model 
 
 def make_speculator(config: Config, parts: Parts) -> Speculator | None:
     """Return the configured speculator, None where there is none; ConfigError for a draft model that cannot be used."""
-    if config.speculate == "off" or config.drafts == "0":
+    if not _has_drafts(config, parts):
         return None
     from generate.drafters.guarded import GuardedDrafter
 
@@ -35,6 +36,16 @@ def make_speculator(config: Config, parts: Parts) -> Speculator | None:
         None if config.drafts == "auto" else int(config.drafts),
         time.perf_counter,
     )
+
+
+def _has_drafts(config: Config, parts: Parts) -> bool:
+    """Return whether there may be draft tokens; `auto` has none where it was not shown that they cost nothing."""
+    if config.speculate != "auto" or config.draft_model or config.drafts == "0":
+        return config.speculate != "off" and config.drafts != "0"
+    if isinstance(parts.model, MockModel):
+        return config.mock_acceptance > 0
+    policy = policies.get_policy(config.policy, config.max_batch_size, config.policy_options)
+    return not policy.padded and not parts.device.startswith("cuda")
 
 
 def make_drafter(config: Config, parts: Parts) -> Drafter:

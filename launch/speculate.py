@@ -24,7 +24,9 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"--draft-model is {draft!r}, but {config.model} has no weights whose tokens it could propose. Leave it out"
         )
-    if mode != "off" and policies.get_policy(config.policy, config.max_batch_size, config.policy_options).padded:
+    if (draft or mode not in ("off", "auto")) and policies.get_policy(
+        config.policy, config.max_batch_size, config.policy_options
+    ).padded:
         raise ConfigError(
             f"--speculate is {mode!r}, but the policy {config.policy} pads its batches, so that all requests compute one token "
             "per step. Use another policy such as dynamic, or --speculate off"

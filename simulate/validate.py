@@ -197,6 +197,8 @@ def speculator_of(server: config.Config, records: Rows[Record] = ()) -> Speculat
     if server.speculate == "off" or server.drafts == "0":
         return None
     if mock.is_mock(server.model):
+        if not server.mock_acceptance:
+            return None
         return drafting.speculator(server.mock_acceptance, server.drafts)
     return drafting.replaying(records, server.drafts) if records else None
 

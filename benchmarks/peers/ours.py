@@ -25,7 +25,7 @@ class Ours(ServerPeer):
         options = [f"--{key.replace('_', '-')}={value}" for key, value in formats.settings(self.format).items()]
         return [
             str(self.program), str(ROOT / "app.py"), "dynamic", "--model", self.job.model, *options,
-            "--max-batch-size", str(self.job.slots), "--compute-threads", str(self.job.threads),
+            "--max-batch-size", str(self.job.slots), "--speculate", "off", "--compute-threads", str(self.job.threads),
             "--host", "127.0.0.1", "--port", str(port),
         ]  # fmt: skip
 

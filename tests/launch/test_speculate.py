@@ -20,7 +20,7 @@ def refusal(**settings: Any) -> str:
 
 
 def test_a_draft_model_and_the_mode_must_fit_each_other() -> None:
-    assert "--speculate is off" in refusal(draft_model="gpt2")
+    assert "--speculate is off" in refusal(draft_model="gpt2", speculate="off")
     assert "--speculate model" in refusal(draft_model="gpt2", speculate="ngram")
     assert "--draft-model" in refusal(speculate="model")
     assert "mock:llm-mock" in refusal(speculate="model", draft_model="gpt2", model="mock:llm-mock")
@@ -52,4 +52,16 @@ def test_a_draft_model_of_the_same_tokens_is_loaded_with_pages_of_its_own() -> N
     speculator = load_drafter.make_speculator(config, parts(load_tokenizer(catalog.resolve("bard"))))
     assert speculator is not None
     assert speculator.drafter.drafter.free_pages == 4 - 1  # two slots of 128 tokens in pages of 64, one for padding
-    assert load_drafter.make_speculator(Config(policy="dynamic"), parts(None)) is None
+
+
+def test_draft_tokens_are_the_default_where_they_cost_nothing() -> None:
+    def has_drafts(device: str = "cpu", **settings: Any) -> bool:
+        config = Config(**{"policy": "dynamic", "model": "bard", **settings})
+        return load_drafter.make_speculator(config, SimpleNamespace(model=None, device=device)) is not None
+
+    assert has_drafts()
+    assert not has_drafts(speculate="off")
+    assert not has_drafts(drafts="0")
+    assert not has_drafts(policy="static")
+    assert not has_drafts("cuda:0")
+    assert has_drafts("cuda:0", speculate="ngram")
