@@ -117,6 +117,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     session = item.session
     place = session.items.index(item)
     tests = read(item)
+    if not tests:  # the test before left to this file what its fixtures share with it
+        session._setupstate.teardown_exact(nextitem)
     for test, following in zip(tests, [*tests[1:], nextitem]):
         session.items[place] = test  # xdist makes sure that a report is about the item that it asked for
         item.config.hook.pytest_runtest_protocol(item=test, nextitem=following)

@@ -30,6 +30,11 @@ SECOND = """
 from test_first import say
 def test_it(): say("second")
 """
+SLOW = """
+import pytest
+@pytest.mark.slow
+def test_that_is_deselected(): pass
+"""
 INI = """
 [pytest]
 markers = slow: slow
@@ -38,6 +43,7 @@ addopts = -m 'not slow'
 
 
 FILES = {
+    "sub/test_alone.py": "def test_it(): pass", "sub/test_slow.py": SLOW,
     "test_broken.py": "import nothing_of_this_name", "test_first.py": FIRST, "test_second.py": SECOND, "pytest.ini": INI
 }  # fmt: skip
 
@@ -45,6 +51,7 @@ FILES = {
 def run(folder: Path, *flags: str) -> tuple[list[str], int]:
     """Run these files in one worker; return what their tests said, and the exit status."""
     for name, text in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-pby_file", "-pxdist", "-n1", "--dist=loadfile", *flags]
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

@@ -149,4 +149,4 @@ def test_a_chat_that_is_longer_than_the_context_is_measured_by_its_messages_alon
 def test_a_chat_of_too_many_messages_is_asked_for_the_last_ones(client: FlaskClient) -> None:
     refusal = error(chat(client, *[USER] * 4097, max_tokens=1))
     assert refusal["param"] == "messages"
-    assert "send the last ones" in refusal["message"]
+    assert "4,096" in refusal["message"]

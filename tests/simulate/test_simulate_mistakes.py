@@ -85,4 +85,4 @@ def test_a_mistake_is_answered_in_one_line_with_a_remedy(
     assert err.count("\n") == 1
     assert named.replace("HERE", str(tmp_path)) in err
     assert more in err
-    assert any(remedy in err for remedy in ("Use ", "Change ", "Check ", "Name ", "Make ", "Run "))
+    assert any(remedy in err for remedy in ("Use ", "Add ", "Change ", "Check ", "Name ", "Make ", "Run "))
