@@ -18,7 +18,8 @@ TESTS = Path(__file__).parent
 STARTS_SERVERS = ("mark.process", "in_a_browser")
 COMPUTES = ("simulate", "generate", "policies", "scheduling")
 # The files that take minutes in --all: none is left to one worker at the end.
-LONGEST = ["cases", "check", "cases_nobatch", "smollm2", "cases_static", "exhaustive", "ray", "tutorial", "published"]
+LONGEST = ["ray", "bounds", "cases", "check", "cases_nobatch", "smollm2", "cases_static", "exhaustive", "bodies", "tutorial",
+           "clients", "published"]  # fmt: skip
 SLOW_TO_IMPORT = {
     "transformers": ("support_checkpoints", "support_gguf", "from transformers"),
     "openai": ("official_client",),

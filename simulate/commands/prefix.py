@@ -14,8 +14,8 @@ from simulate.arguments import refuse
 from simulate.commands.prepared import Sections
 
 HEADS = {
-    "cache": "size, tokens", "batch": "slots", "hit_tokens": "hits, tokens", "requests_per_s": "requests per s",
-    "p99_ttft_s": "TTFT p99, s", "p99_latency_per_token_ms": "ms/token p99", "p99_tpot_ms": "TPOT p99, ms",
+    "cache": "size, tokens", "batch": "slots", "hit_tokens": "hits, tokens", "requests_per_s": "req/s",
+    "p99_ttft_s": "TTFT p99, s", "p99_latency_per_token_ms": "ms per token, p99", "p99_tpot_ms": "TPOT p99, ms",
 }  # fmt: skip
 
 

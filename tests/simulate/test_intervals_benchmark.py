@@ -46,10 +46,14 @@ def test_only_runs_that_count_are_in_the_summary() -> None:
         "mean latency": [1.0, 0.9, 1.1, 1.2],
         "p99 latency": [2.0, 1.5, 3.0, 2.9],
     }
-    told = intervals.summary([{"counted": True, "figures": figures}, {"counted": False, "figures": {}}])
+    own = {"makespan": 10.4, "mean latency": 1.19, "p99 latency": 2.0}
+    told = intervals.summary(
+        [{"counted": True, "figures": figures, "own_steps": own}, {"counted": False, "figures": {}, "own_steps": {}}]
+    )
     assert told["predictions"] == 3
     assert told["coverage"] == pytest.approx(2 / 3)
     assert told["within"] == {"makespan": 1.0, "mean latency": 0.0, "p99 latency": 0.0}
+    assert told["within_by_own_steps"] == {"makespan": 1.0, "mean latency": 1.0, "p99 latency": 0.0}
 
 
 @pytest.mark.full
