@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Rows
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -171,8 +172,10 @@ def read(path: Path) -> dict[str, Recorded]:
     return found
 
 
-def replaying(records: Iterable[Mapping[str, Any]], drafts: str) -> Speculator:
-    """Return a speculator with the draft tokens of a server's records, and no others."""
+def replaying(records: Rows[Mapping[str, Any]], drafts: str) -> Speculator | None:
+    """Return a speculator with the draft tokens of a server's records, and no others; None if there are none."""
+    if not any("drafts" in record for record in records):
+        return None  # a simulation without a speculator skips equal steps
     return Speculator(RecordedDrafter(recorded(records)), None if drafts == "auto" else int(drafts))
 
 

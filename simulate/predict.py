@@ -25,7 +25,7 @@ from scheduling.pages import PagePool
 from scheduling.policy import Policy
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
-from scheduling.speculation import MOST, Speculator
+from scheduling.speculation import MOST
 from simulate import blame, calibrate, drafting, intervals, published, regret
 from simulate.clairvoyant import KnownHits
 from simulate.costs import Cost, Host
@@ -112,11 +112,6 @@ def scheduler_of(policy: Policy, engine: Record, hits: Mapping[str, int]) -> Sch
     return scheduler
 
 
-def speculator_of(records: Rows[Record]) -> Speculator | None:
-    """Return a speculator that computes the draft tokens that a server computed; None if it had none."""
-    return drafting.replaying(records, str(MOST)) if any("drafts" in record for record in records) else None
-
-
 def sequences(
     lines: Iterable[Line], records: Iterable[Record], arrivals: Mapping[str, float] | None = None
 ) -> list[Sequence]:
@@ -164,7 +159,7 @@ def replay(run: Record, lines: Rows[Line], records: Rows[Record], law: Cost) -> 
               for line in lines if line["id"] in arrived]  # fmt: skip
     half = max(0.0, float(np.median(beside))) / 2 if beside else 0.0
     served = sequences(lines, records, seen(arrived, records))
-    scheduler.speculator = speculator_of(records)
+    scheduler.speculator = drafting.replaying(records, str(MOST))
     simulated = simulate(scheduler, served, cost, Host(alpha1=half), fast_forward=False)
     for seq in simulated.sequences:
         seq.arrived_at = arrived[seq.id] - half
@@ -178,7 +173,7 @@ def predicted(
 
     def fresh(law: Cost) -> Run:
         scheduler = _scheduler(run, lines)
-        scheduler.speculator = speculator_of(records)
+        scheduler.speculator = drafting.replaying(records, str(MOST))
         return simulate(scheduler, sequences(lines, records), law, host)
 
     simulated = fresh(cost)

@@ -200,7 +200,7 @@ def speculator_of(server: config.Config, records: Rows[Record] = ()) -> Speculat
         if not server.mock_acceptance:
             return None
         return drafting.speculator(server.mock_acceptance, server.drafts)
-    return drafting.replaying(records, server.drafts) if records else None
+    return drafting.replaying(records, server.drafts)
 
 
 def alone(cost: Cost, prompt: int, tokens: int, speculator: Speculator | None = None) -> Run:

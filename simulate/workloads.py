@@ -231,17 +231,14 @@ def arrivals_of(name: str, rate: float) -> Arrivals:
     """Return the arrival process of a name in ARRIVALS at `rate`, or of the client's own form, as in gamma:2:0.5."""
     if name in ARRIVALS:
         return ARRIVALS[name](rate)
+    known = ", ".join(ARRIVALS)
     if ":" in name:
         process = arrivals.parse(name)
         if process.users is None:
             return process
-        raise ValueError(
-            f"{name!r} is a closed loop of users, which cannot be simulated. Use one of: {', '.join(ARRIVALS)}"
-        )
+        raise ValueError(f"{name!r} is a closed loop of users, which cannot be simulated. Use one of: {known}")
     guess = nearest(name, ARRIVALS)
-    raise ValueError(
-        f"unknown arrivals {name!r}.{guess} Use one of: {', '.join(ARRIVALS)}, or a load such as gamma:2:0.5"
-    )
+    raise ValueError(f"unknown arrivals {name!r}.{guess} Use one of: {known}, or a load such as gamma:2:0.5")
 
 
 def draw(
