@@ -116,7 +116,10 @@ def signals(*numbers: int, to_all: bool = False, at_once: bool = False) -> Act:
 def master_has_begun(server: Watched) -> bool:
     """Whether the master has closed its listening socket: until then a second signal could be one with the first."""
     folder = Path(f"/proc/{server.process.pid}/fd")
-    return not any(os.readlink(fd).startswith("socket:") for fd in folder.iterdir())
+    try:
+        return not any(os.readlink(fd).startswith("socket:") for fd in folder.iterdir())
+    except FileNotFoundError:  # a file was closed between its listing and its reading: look again
+        return False
 
 
 def ends_by(number: int) -> Act:
