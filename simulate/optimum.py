@@ -9,7 +9,7 @@ not know policies.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from itertools import combinations
+from itertools import accumulate, combinations
 from math import prod
 
 import numpy as np
@@ -44,7 +44,7 @@ class Optimum:
         self.output = [max(1, s.max_tokens) for s in sequences]
         before = self.host.alpha0 + self.host.alpha1
         self.deadline = [float("inf") if s.deadline is None else s.deadline - before for s in sequences]
-        self._shares = shares_of(cost, min(slots, len(sequences)), self.host)[0]
+        self._rest = [self._rest_of(*row) for row in zip(self.prompt, self.output)]
 
     def least_mean(self) -> float:
         """Return the least mean latency."""
@@ -82,7 +82,7 @@ class Optimum:
         if not waiting:
             self._best = min(self._best, total if self._weights or self._counts else now)
             return
-        if total + self._least_rest(done, waiting, now) >= self._best - 1e-12 or self._is_dominated(done, now, total):
+        if self._is_dominated(done, now, total) or total + self._least_rest(done, waiting, now) >= self._best - 1e-12:
             return
         for start in sorted({now, *(self.arrival[j] for j in waiting if self.arrival[j] > now)}):
             for members in self._choices(done, [j for j in waiting if self.arrival[j] <= start]):
@@ -110,28 +110,32 @@ class Optimum:
             sum(p * p for p in prompts), max([*decodes, *prompts]), max([1, *prompts]), sum(decodes) + sum(p * p for p in prompts),
         )  # fmt: skip
 
+    def _rest_of(self, prompt: int, output: int) -> list[tuple[float, float]]:
+        """Return the least seconds that a request still takes, shared with others and alone, by the tokens that it has."""
+        shares = shares_of(self.cost, min(self.slots, len(self.arrival)), self.host)[0]
+        pairs = shares.pair * prompt * (prompt + 1) / 2
+        first = shares.prompt + shares.token * prompt + pairs
+        first_alone = shares.alone_prompt + shares.alone_token * prompt + pairs
+        begun = [(left * shares.row, left * shares.alone_row) for left in range(output)]
+        return [(first + begun[-1][0], first_alone + begun[-1][1]), *reversed(begun)]
+
     def _least_rest(self, done: tuple[int, ...], waiting: list[int], now: float) -> float:
         """Return the least that the requests that are not done add to the sum, or the earliest time of the last end."""
-        shares = self._shares
-        arrival = np.array([max(now, self.arrival[j]) for j in waiting])
-        work, soonest = [], []
-        for j, start in zip(waiting, arrival.tolist()):
-            left, prompt = self.output[j] - done[j], self.prompt[j]
-            first, first_alone = shares.row, shares.alone_row
-            if not done[j]:
-                pairs = shares.pair * prompt * (prompt + 1) / 2
-                first = shares.prompt + shares.token * prompt + pairs
-                first_alone = shares.alone_prompt + shares.alone_token * prompt + pairs
-            work.append(first + (left - 1) * shares.row)
-            soonest.append(start + first_alone + (left - 1) * shares.alone_row)
+        rest = [self._rest[j][done[j]] for j in waiting]
+        starts = [max(now, self.arrival[j]) for j in waiting]
+        soonest = [start + seconds for start, (_, seconds) in zip(starts, rest)]
         alone = sum(self._price(j, end) for j, end in zip(waiting, soonest))
         if self._counts:
             return alone
-        together = completions(arrival, np.array(work))
+        if max(starts) == now:  # all are here, so the shortest goes first: the same in a tenth of the time
+            together = [now + seconds for seconds in accumulate(sorted(seconds for seconds, _ in rest))]
+        else:
+            together = completions(np.array(starts), np.array([seconds for seconds, _ in rest])).tolist()
         if not self._weights:
-            return float(max(together[-1], *soonest))
+            return max(together[-1], *soonest)
         heaviest = sorted((self._weights[j] for j in waiting), reverse=True)
-        return float(max(alone, (together * heaviest).sum() - sum(self._weights[j] * self.arrival[j] for j in waiting)))
+        ends = sum(weight * end for weight, end in zip(heaviest, together))
+        return max(alone, ends - sum(self._weights[j] * self.arrival[j] for j in waiting))
 
     def _is_dominated(self, done: tuple[int, ...], now: float, total: float) -> bool:
         """Return whether the same point was reached no later with no larger sum; otherwise note this way."""
