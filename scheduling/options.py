@@ -54,9 +54,10 @@ class Option:
             parsed = None
         parts = parsed if isinstance(parsed, tuple) else (parsed,)
         if parsed is None or not all(self._is_allowed(part) for part in parts):
+            default = ("off", "on")[self.default] if isinstance(self.default, bool) else repr(self.default)
             raise OptionError(
                 f"policy option {name} is {value!r}, but must be {self.bounds} ({self.help}). "
-                f"Leave it out for the default {self.default!r}"
+                f"Leave it out for the default {default}"
             )
         return parsed
 

@@ -84,9 +84,9 @@ def bounds(
     page_size: int = 0,
     weights: Many[float] | None = None,
 ) -> Bounds:
-    """Return the bounds of fresh sequences for any policy with `slots` slots; `page_size` of a prefix cache, 0 without one.
+    """Return the bounds of sequences for any policy with `slots` slots; `page_size` of a prefix cache, 0 without one.
 
-    `weights` are those of the weighted latency: one over the tokens of each answer by default. ValueError without sequences.
+    Prompt tokens that a sequence found `cached` in its run cost no policy anything. `weights` are those of the weighted latency: one over the tokens of each answer by default. ValueError without sequences.
     """
     if not sequences:
         raise ValueError("0 requests have no bounds. Give at least 1")
@@ -99,7 +99,9 @@ def bounds(
     fixed = host.alpha0 + host.alpha1
 
     def least(of: np.ndarray) -> float:
-        apart = 0.0 if page_size else least_in_groups(sequences, cost, slots, host, of)
+        apart = (
+            0.0 if page_size or any(s.cached for s in sequences) else least_in_groups(sequences, cost, slots, host, of)
+        )
         return max(apart, *(least_weighted(view, of) for view in views)) + fixed * float(of.mean())
 
     mean = least(ones)
@@ -113,9 +115,9 @@ def bounds(
 
 def jobs_of(sequences: Many[Sequence], shares: Shares, slots: int, host: Host, page_size: int = 0) -> Jobs:
     """Return the requests as jobs with these shares."""
-    p = np.array([len(s.prompt_ids) for s in sequences], float) - shared_prefixes(sequences, page_size)
-    m = np.array([max(0, s.max_tokens - 1) for s in sequences], float)
     length = np.array([len(s.prompt_ids) for s in sequences], float)
+    p = length - np.maximum(shared_prefixes(sequences, page_size), [s.cached for s in sequences])
+    m = np.array([max(0, s.max_tokens - 1) for s in sequences], float)
     s1, s2, s3 = m * (m + 1) / 2, m * (m + 1) * (2 * m + 1) / 6, (m * (m + 1) / 2) ** 2
     # The i-th of the m decodes: share row + c i, alone flat + c i, i from 1 to m.
     c = shares.context

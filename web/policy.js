@@ -102,6 +102,9 @@
       this.menu = menu;
       this.headers = headers;
       this.form = menu.appendChild(EB.element("form"));
+      menu.addEventListener("beforetoggle", (event) => { // or a choice in the old form would be lost
+        if (event.newState === "open") this.form.replaceChildren(EB.element("p", "", "Loading…"));
+      });
       menu.addEventListener("toggle", (event) => {
         badge.setAttribute("aria-expanded", String(event.newState === "open"));
         if (event.newState === "open") this.open();
@@ -117,7 +120,6 @@
     }
 
     async open() {
-      if (!this.form.childElementCount) this.form.append(EB.element("p", "", "Loading…"));
       try {
         this.known = await readPolicies(this.headers);
       } catch (error) {

@@ -240,7 +240,7 @@ def read(folder: Path) -> Results:
             requests = list(csv.DictReader(file))
     except (OSError, ValueError) as error:
         reason = f"it has no {Path(error.filename).name}" if isinstance(error, FileNotFoundError) else error
-        raise ValueError(
-            f"{str(folder)!r} is not a comparison: {reason}. Use a folder written by client.compare"
-        ) from error
+        inside = sorted(str(path.parent) for path in folder.glob("*/summary.json"))
+        remedy = f"Use one inside it, such as {inside[-1]!r}" if inside else "Use a folder written by client.compare"
+        raise ValueError(f"{str(folder)!r} is not a comparison: {reason}. {remedy}") from error
     return Results(folder, summary, requests)

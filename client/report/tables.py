@@ -137,7 +137,7 @@ def fitted(fairness: Mapping[str, float | None]) -> str:
     slope, intercept, r = (fairness[k] for k in ("slope_ms_per_token", "intercept_ms", "r"))
     if slope is None or intercept is None or r is None:
         return "-"
-    return f"{intercept:,.0f} ms + {slope:,.2f} ms/token, r = {r:.3f}"
+    return f"{intercept:,.0f} ms {'-' if slope < 0 else '+'} {abs(slope):,.2f} ms/token, r = {r:.3f}"
 
 
 def warnings_of(numbers: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[str]:

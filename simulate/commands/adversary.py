@@ -124,6 +124,16 @@ def show(console: Console, rows: workloads.Rows, found: Finding, names: tuple[st
     }
     shown = {name: cells for name, cells in columns.items() if cells}
     lines = [[cell if isinstance(cell, str) else f"{cell:,.0f}" for cell in cells] for cells in zip(*shown.values())]
-    console.print(table_of(f"the trace; latencies in ms with {' and '.join(names)}", shown, lines, left=0))
-    words = f"{names[0]}: {found.ratio:.2f} times {names[1]} on this trace of {len(rows.at)} request{'s' * (len(rows.at) > 1)}"
+    console.print(
+        table_of(
+            f"the trace; latencies in ms with {' and '.join(name for name in names if name in shown)}",
+            shown,
+            lines,
+            left=0,
+        )
+    )
+    rival = "the bound" if names[1] == "bound" else names[1]
+    words = (
+        f"{names[0]}: {found.ratio:.2f} times {rival} on this trace of {len(rows.at)} request{'s' * (len(rows.at) > 1)}"
+    )
     say(console, f"{words} ({what} {1000 * found.own:,.0f} ms instead of {1000 * found.other:,.0f} ms)")

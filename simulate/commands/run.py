@@ -135,7 +135,10 @@ def run(args: Values, console: Console) -> dict[str, Any]:
 
 
 def check_evict(args: Values, rows: workloads.Rows) -> None:
-    """Reject an --evict that would be the same as lru."""
+    """Reject an --evict that is given twice, or would be the same as lru."""
+    if len(set(args.evict)) < len(args.evict):
+        twice = next(name for name in args.evict if args.evict.count(name) > 1)
+        raise UsageError(f"--evict {twice} is given twice. Name it once")
     if not args.kv_tokens:
         refuse(args, ("evict",), "has no effect on unlimited KV. Use --kv-tokens 4096")
     if not rows.has_contents:
@@ -182,7 +185,7 @@ def check_open_ended(args: Values) -> None:
 def hint_words(simulation: dict[str, Any]) -> str:
     """Count preemptions and cached tokens, and describe what clients waited and how many deadlines were met, where there are any."""
     words = f"; {simulation['preemptions']:,} preemptions" if simulation["preemptions"] else ""
-    words += f"; {simulation['cached']:.0%} of prompt tokens cached" if simulation["cached"] else ""
+    words += f"; {simulation['cached']:.0%} of prompt tokens cached" if simulation["cached"] >= 0.005 else ""
     if "acceptance" in simulation:
         words += f"; {simulation['acceptance']:.0%} of draft tokens accepted, {simulation['tokens_per_step']:.2f} tokens per step"
     if simulation.get("clients"):

@@ -18,7 +18,7 @@ from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
 from simulate import regret
 from simulate.bounds import Jobs, bounds, misses
-from simulate.clairvoyant import parts
+from simulate.clairvoyant import KnownHits, parts
 from simulate.costs import Affine, Cost, Host, Phases, Scaled
 from simulate.optimum import Optimum
 from simulate.published import MODELS
@@ -275,3 +275,12 @@ def test_a_run_of_few_short_requests_is_compared_with_the_best_schedule(capsys: 
     assert batched["above_best_mean_e2el"] == pytest.approx(0)
     assert alone["above_best_mean_e2el"] > 0.2
     assert alone["least_mean_e2el_ms"] <= alone["best_mean_e2el_ms"]
+
+
+def test_prompt_tokens_that_a_run_found_cached_cost_no_policy_anything() -> None:
+    rows = [Sequence([i] * 9, 2, id=str(i)) for i in range(3)]
+    scheduler = Scheduler(policies.get_policy("nobatch", max_batch_size=1))
+    scheduler.batch.pages = KnownHits(None, {"1": 6})
+    figures = regret.of(simulate(scheduler, rows, LINEAR[0]), LINEAR[0], scheduler)
+    assert figures["above_least_duration"] == pytest.approx(0)
+    assert "best_mean_e2el_ms" not in figures  # the search computes whole prompts
