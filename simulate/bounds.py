@@ -86,7 +86,8 @@ def bounds(
 ) -> Bounds:
     """Return the bounds of sequences for any policy with `slots` slots; `page_size` of a prefix cache, 0 without one.
 
-    Prompt tokens that a sequence found `cached` in its run cost no policy anything. `weights` are those of the weighted latency: one over the tokens of each answer by default. ValueError without sequences.
+    Prompt tokens that a sequence found `cached` in its run cost no policy anything. `weights` are those of the weighted
+    latency: one over the tokens of each answer by default. ValueError without sequences.
     """
     if not sequences:
         raise ValueError("0 requests have no bounds. Give at least 1")
@@ -97,11 +98,10 @@ def bounds(
     views = [jobs_of(sequences, shares, slots, host, page_size) for shares in shares_of(cost, slots, host)]
     late = max(misses(view) for view in views) if any(s.deadline is not None for s in sequences) else None
     fixed = host.alpha0 + host.alpha1
+    cached = page_size or any(s.cached for s in sequences)
 
     def least(of: np.ndarray) -> float:
-        apart = (
-            0.0 if page_size or any(s.cached for s in sequences) else least_in_groups(sequences, cost, slots, host, of)
-        )
+        apart = 0.0 if cached else least_in_groups(sequences, cost, slots, host, of)
         return max(apart, *(least_weighted(view, of) for view in views)) + fixed * float(of.mean())
 
     mean = least(ones)

@@ -127,7 +127,7 @@ class Optimum:
         alone = sum(self._price(j, end) for j, end in zip(waiting, soonest))
         if self._counts:
             return alone
-        if max(starts) == now:  # all are here, so the shortest goes first: the same in a tenth of the time
+        if max(starts) == now:  # all are here, so the shortest goes first
             together = [now + seconds for seconds in accumulate(sorted(seconds for seconds, _ in rest))]
         else:
             together = completions(np.array(starts), np.array([seconds for seconds, _ in rest])).tolist()

@@ -124,14 +124,8 @@ def show(console: Console, rows: workloads.Rows, found: Finding, names: tuple[st
     }
     shown = {name: cells for name, cells in columns.items() if cells}
     lines = [[cell if isinstance(cell, str) else f"{cell:,.0f}" for cell in cells] for cells in zip(*shown.values())]
-    console.print(
-        table_of(
-            f"the trace; latencies in ms with {' and '.join(name for name in names if name in shown)}",
-            shown,
-            lines,
-            left=0,
-        )
-    )
+    served = " and ".join(name for name in names if name in shown)
+    console.print(table_of(f"the trace; latencies in ms with {served}", shown, lines, left=0))
     rival = "the bound" if names[1] == "bound" else names[1]
     words = (
         f"{names[0]}: {found.ratio:.2f} times {rival} on this trace of {len(rows.at)} request{'s' * (len(rows.at) > 1)}"
