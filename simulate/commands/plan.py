@@ -81,13 +81,10 @@ def run(args: Values, console: Console) -> dict[str, Any]:
             capacities.append({"policy": policy, "slots": slots, "rate": capacity.low, "fails_at": capacity.high,
                           "interval": interval, "binds": capacity.binds, "replicas": replicas, "shortest_queue": shortest})  # fmt: skip
             shown = [f"{interval.low:.3g} to {interval.high:.3g}"] if noise else []
-            joined = [str(shortest or "-")] if args.shortest_queue else []
-            lines.append(
-                (policy, str(slots), f"{capacity.low:.3g}", *shown, capacity.binds, str(replicas or "-"), *joined)
-            )
+            lines.append((policy, str(slots), f"{capacity.low:.3g}", *shown, capacity.binds, str(replicas or "-"),
+                          str(shortest or "-")))  # fmt: skip
     measured = ["90 % interval"] if noise else []
-    queue = ["shortest queue"] if args.shortest_queue else []
-    heads = ("policy", "slots", "requests/s", *measured, "binds", f"replicas for {wanted:.3g}/s", *queue)
+    heads = ("policy", "slots", "requests/s", *measured, "binds", f"replicas for {wanted:.3g}/s", "shortest queue")
     table = table_of(f"{source}, {args.cost}: " + ", ".join(map(str, limits)), heads, lines, words=["binds"])
     table.columns[2].min_width = len(heads[2])
     console.print(table)
