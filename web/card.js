@@ -209,6 +209,10 @@
     }
 
     async simulate(of, count = 200) {
+      if (this.go.disabled) { // the server simulates one question at a time
+        this.next = [of, count];
+        return;
+      }
       const policies = [...this.boxes].filter(([, box]) => box.checked).map(([name]) => name);
       const which = ["latest", "load"].includes(of) ? { requests: of } : { workload: of, rate: Number(document.getElementById("load-rate")?.value) || 4 };
       this.error.hidden = true;
@@ -223,6 +227,9 @@
         this.fail(error.message);
       } finally {
         this.go.disabled = false;
+        const { next } = this;
+        this.next = null;
+        if (next) this.simulate(...next);
       }
     }
 

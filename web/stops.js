@@ -116,7 +116,7 @@
   }
 
   function twoClients(slots) {
-    return { users: capped(4 * slots), quiet_users: 2, pause: 0.4, min_tokens: 8, max_tokens: 48, seed: 4 };
+    return { users: capped(4 * slots), quiet_users: 2, pause: 0.1, min_tokens: 8, max_tokens: 48, seed: 4 };
   }
 
   function capped(users) {
