@@ -17,7 +17,7 @@ import numpy as np
 from scheduling.sequence import Sequence
 from simulate.costs import Cost, Host
 from simulate.one_machine import completions
-from simulate.shares import shares_of
+from simulate.shares import Shares, shares_of
 from simulate.steps import Step
 
 MOST_REQUESTS = 8
@@ -28,6 +28,13 @@ def is_small(sequences: Many[Sequence]) -> bool:
     """Return whether the search is over within about a second."""
     points = prod(max(1, s.max_tokens) + 1 for s in sequences)
     return 1 <= len(sequences) <= MOST_REQUESTS and points <= MOST_POINTS
+
+
+def seconds_left(shares: Shares, prompt: int, output: int) -> list[tuple[float, float]]:
+    """Return the least seconds that a request still takes, shared with others and alone, by the tokens that it has."""
+    first = shares.prompt + shares.token * prompt + shares.pair * prompt * (prompt + 1) / 2
+    begun = [(left * shares.row, left * shares.alone_row) for left in range(output)]
+    return [(first + begun[-1][0], shares.alone(prompt, 1) + begun[-1][1]), *reversed(begun)]
 
 
 class Optimum:
@@ -44,7 +51,8 @@ class Optimum:
         self.output = [max(1, s.max_tokens) for s in sequences]
         before = self.host.alpha0 + self.host.alpha1
         self.deadline = [float("inf") if s.deadline is None else s.deadline - before for s in sequences]
-        self._rest = [self._rest_of(*row) for row in zip(self.prompt, self.output)]
+        shares = shares_of(cost, min(slots, len(sequences)), self.host)[0]
+        self._rest = [seconds_left(shares, *row) for row in zip(self.prompt, self.output)]
 
     def least_mean(self) -> float:
         """Return the least mean latency."""
@@ -109,15 +117,6 @@ class Optimum:
             len(decodes), sum(decodes), len(prompts), sum(prompts), sum(p * (p + 1) / 2 for p in prompts),
             sum(p * p for p in prompts), max([*decodes, *prompts]), max([1, *prompts]), sum(decodes) + sum(p * p for p in prompts),
         )  # fmt: skip
-
-    def _rest_of(self, prompt: int, output: int) -> list[tuple[float, float]]:
-        """Return the least seconds that a request still takes, shared with others and alone, by the tokens that it has."""
-        shares = shares_of(self.cost, min(self.slots, len(self.arrival)), self.host)[0]
-        pairs = shares.pair * prompt * (prompt + 1) / 2
-        first = shares.prompt + shares.token * prompt + pairs
-        first_alone = shares.alone_prompt + shares.alone_token * prompt + pairs
-        begun = [(left * shares.row, left * shares.alone_row) for left in range(output)]
-        return [(first + begun[-1][0], first_alone + begun[-1][1]), *reversed(begun)]
 
     def _least_rest(self, done: tuple[int, ...], waiting: list[int], now: float) -> float:
         """Return the least that the requests that are not done add to the sum, or the earliest time of the last end."""

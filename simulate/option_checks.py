@@ -37,14 +37,19 @@ HINTS = {
 }  # fmt: skip
 
 
+def check_once(what: str, names: list[str]) -> None:
+    """Reject a name that is given twice."""
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{what} {name} is given twice. Name it once")
+
+
 def check_policies(args: Values, reported: Collection[str] = ()) -> list[Policy]:
     """Return the policies as they will run; reject options that none of them uses.
 
     The command's result reports the hints in `reported` for every policy.
     """
-    if len(set(args.policies)) < len(args.policies):
-        twice = next(name for name in args.policies if args.policies.count(name) > 1)
-        raise UsageError(f"policy {twice} is given twice. Name it once")
+    check_once("policy", args.policies)
     chosen = read_pairs(args.policy_option, "--policy-option")
     named = ", ".join(args.policies)
     loops = {name.partition("+")[0] for name in args.policies}

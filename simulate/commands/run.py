@@ -21,6 +21,7 @@ from simulate.arguments import arrival_options, config_of, engine_options, now, 
 from simulate.commands.prepared import Sections, prepare
 from simulate.costs import Sizes
 from simulate.inputs import make_scheduler
+from simulate.option_checks import check_once
 from simulate.simulator import simulate
 
 PREEMPTION_OPTIONS = [
@@ -136,9 +137,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
 
 def check_evict(args: Values, rows: workloads.Rows) -> None:
     """Reject an --evict that is given twice, or would be the same as lru."""
-    if len(set(args.evict)) < len(args.evict):
-        twice = next(name for name in args.evict if args.evict.count(name) > 1)
-        raise UsageError(f"--evict {twice} is given twice. Name it once")
+    check_once("--evict", args.evict)
     if not args.kv_tokens:
         refuse(args, ("evict",), "has no effect on unlimited KV. Use --kv-tokens 4096")
     if not rows.has_contents:
