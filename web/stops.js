@@ -123,10 +123,13 @@
     return Math.min(256, Math.ceil(users));
   }
 
-  // The figures of the last seconds under a policy since step `from`; null before there are enough.
+  // The figures of the last seconds under a policy since step `from`; null before there are enough. What ran at the switch
+  // runs on under the new policy, so they begin when the last of it has left. The switch may be some steps after `from`,
+  // because the page is behind the server.
   function measure(model, from, policy) {
     const { columns } = model;
-    const since = columns.findLastIndex((column) => column.n < from || column.policy !== policy || !isOf(model, column, from)) + 1;
+    const start = columns.findLastIndex((column) => column.n < from || column.policy !== policy) + 1;
+    const since = columns.findLastIndex((column, k) => k < start || !isOf(model, column, columns[start].n)) + 1;
     const last = columns[columns.length - 1];
     if (!last || since >= columns.length || last.end - columns[since].t < LEAST) return null;
     let first = columns.length - 1;
@@ -154,7 +157,7 @@
     };
   }
 
-  // Whether all members of a step have joined since step `from`: what ran at a switch runs on under the new policy.
+  // Whether all members of a step have joined since step `from`.
   function isOf(model, column, from) {
     return column.who.every((number) => !number || (model.requests.get(number)?.joinedAt ?? 0) >= from);
   }

@@ -133,6 +133,27 @@ def test_one_click_shows_held_rows_and_that_dynamic_has_none_until_the_reader_ta
     assert seen.complaints == []
 
 
+def test_a_stop_does_not_measure_what_ran_at_the_switch_even_if_the_page_learns_of_the_switch_late(seen: Tab) -> None:
+    def step(n: int, policy: str, **phases: str) -> dict[str, Any]:
+        members = [
+            {"id": id, "slot": slot, "phase": phase, "tokens": 1, "computed": n, "total": 40}
+            for slot, (id, phase) in enumerate(phases.items())
+        ]
+        return {
+            "n": n, "t": n / 2, "seconds": 0.5, "policy": policy, "queue": 0, "members": members, "joined": [], "left": [],
+            "slot_steps": {"useful": len(phases)},
+        }  # fmt: skip
+
+    steps = [step(1, "dynamic", a="prefill"), step(2, "dynamic", a="decode", b="prefill")]
+    steps += [step(n, "nobatch", a="held", b="decode") for n in range(3, 9)]
+    steps += [step(n, "nobatch", c="decode") for n in range(9, 15)]
+    measured = seen.page.evaluate(
+        "(steps) => { const model = new EB.Model(); steps.forEach((s) => model.add(s)); return EB.measure(model, 1, 'nobatch'); }",
+        steps,
+    )
+    assert (measured["heldRows"], measured["rows"], measured["span"]) == (0, 6, 3)
+
+
 @pytest.mark.full
 def test_the_tour_waits_for_a_reader_who_wants_less_motion(chromium: Any, server: Server) -> None:
     tab = Tab(chromium, server, reduced_motion="reduce")
