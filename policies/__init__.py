@@ -63,6 +63,8 @@ def check_name(name: str, *, own: bool = True) -> None:
     loop, order = _split(name, own)
     if "+" in loop and loop.partition("+")[0] in names():
         raise ValueError(f"policy {name!r} has two orders. Use one, as in {loop}")
+    if not order and loop in order_names():
+        raise ValueError(f"{loop!r} is an order, not a policy. Combine it with one, as in dynamic+{loop}")
     _check(loop, "policy", names(), own)
     if order:
         _check(order, "order", order_names(), own)
@@ -104,8 +106,6 @@ def policy_maker(name: str, *, own: bool = True) -> Callable[..., Policy]:
             )
         policy = policy_class(max_batch_size=max_batch_size, **values)
         policy.slots = max(policy.max_batch_size, max_batch_size)
-        if order:
-            policy.name = f"{policy.name}+{_stem(order)}"
         return policy
 
     return make
@@ -222,7 +222,7 @@ def _class_of(loop: str, order: str) -> type[Policy]:
     if not order:
         return loop_class
     order_class = _find(_module(order, "policies.orders"), "Order", order)
-    return type("Policy", (loop_class, order_class), {"__module__": loop_class.__module__})
+    return type("Policy", (loop_class, order_class), {"__module__": loop_class.__module__, "order_name": _stem(order)})
 
 
 def _find(module: ModuleType, name: str, policy: str) -> type[Policy]:

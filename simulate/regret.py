@@ -52,7 +52,7 @@ def of(run: Run, cost: Cost, scheduler: Scheduler, again: Again | None = None) -
 def sentence(figures: dict[str, Any]) -> str:
     """Say how far a run is from the bounds, or why there are none."""
     if "least_duration_s" not in figures:
-        return "no lower bounds, because requests were refused or got several tokens in a step"
+        return "no lower bounds, which exist only where every request is answered and gets one token in a step"
     parts = {name: _share(share) for name, share in figures.get("above_by", {}).items() if name != "other"}
     by = ", ".join(f"{name} {share}" for name, share in parts.items() if share != "0%")
     best = ""

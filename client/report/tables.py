@@ -73,9 +73,10 @@ def blame(name: str, figures: Mapping[str, Any]) -> Table:
 
 def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return labels and values of counts and rates, in the usual words and order; unknown values are left out."""
+    unsuccessful = "Refused requests" if set(numbers["failures"]) == {"refused"} else "Failed requests"
     lines = [
         ("Successful requests", str(numbers["completed"])),
-        ("Failed requests", str(numbers["failed"])),
+        (unsuccessful, str(numbers["failed"])),
         ("Duration (s)", shown(numbers["duration"])),
         ("Requests/s", shown(numbers["request_throughput"])),
         ("Input tokens", shown(numbers["total_input_tokens"], 0)),

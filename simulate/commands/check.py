@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 import policies
+from client.console import say
 from client.options import Argument, Command, Number, Option, Parameter, UsageError, read
 from client.progress import counted
 from scheduling.reservations import ENDLESS
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.exhaustive:
             refuse(args, ("cases", "large_cases", "seed"), "has no effect with --exhaustive. Leave one out")
             verdict = check_exhaustively(args.policy, Scope(args.requests, args.longest), values)
-            sys.stdout.write(f"{verdict}\n")
+            say(Console(), str(verdict))
             return 0 if verdict.broken is None else 1
         refuse(args, ("requests", "longest"), "has no effect without --exhaustive. Add it")
         with counted(Console(stderr=True), args.cases + args.large_cases, "cases tested") as progress:
@@ -87,5 +88,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    sys.stdout.write(f"{verdict}\n")
+    say(Console(), str(verdict))
     return 0 if verdict.broken is None else 1

@@ -116,11 +116,12 @@ def run(args: Values, console: Console) -> dict[str, Any]:
             run, config={**config_of(args), "policies": [policy], "evict": evict}, seed=args.seed, limits=limits,
             arrivals=rows.arrivals, trace_sha256=rows.sha256, date=now(),
         )  # fmt: skip
-        numbers["simulation"] |= regret.of(run, cost, scheduler, fresh)
-        if args.blame:
-            numbers["simulation"]["blame"] = blame.of(fresh, cost, host, run=run).by_client()
         pace = f"{run.steps:,} steps in {seconds:.2f} s, {run.steps / max(seconds, 1e-9):,.0f} a second"
         say(console, f"{scheduler.policy.name}: {pace}{hint_words(numbers['simulation'])}")
+        numbers["simulation"] |= regret.of(run, cost, scheduler, fresh)
+        if args.blame:
+            say(console, f"{scheduler.policy.name}: serving the requests again without each of them, for --blame")
+            numbers["simulation"]["blame"] = blame.of(fresh, cost, host, run=run).by_client()
         if folder:
             result.keep(folder, load_of(args, rows), run, numbers)
         results.append(numbers)

@@ -235,3 +235,7 @@ def test_a_file_without_a_policy_is_refused_with_the_remedy(tmp_path: Path) -> N
         policies.get_policy(str(path), 8)
     with pytest.raises(ValueError, match=r"unknown order 'sfj'. Did you mean 'sjf'\?"):
         policies.get_policy("dynamic+sfj", 8)
+    with pytest.raises(ValueError, match=r"'sjf' is an order.*dynamic\+sjf"):
+        policies.get_policy("sjf", 8)
+    with pytest.raises(ValueError, match=r"policy dynamic\+sjf has no option 'most'"):
+        policies.get_policy("dynamic+sjf", 8, {"most": "2"})
