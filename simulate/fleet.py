@@ -30,9 +30,11 @@ class Pool:
         self.replicas: list[Replica] = []
         self.load: list[int] = []
         self.now = 0.0
+        self.joined = 0  # so many replicas have ever been in it
         self._known = Replicas([], self.load)
 
     def join(self, replica: Replica) -> None:
+        self.joined += 1
         self.replicas.append(replica)
         self.load.append(len(replica.scheduler.waiting) + len(replica.scheduler.running))
         self._renumber()
@@ -143,6 +145,7 @@ class Fleet:
         for replica in self.replicas:
             if not replica.scheduler.is_idle:
                 raise waits_forever(replica.scheduler)
+        result.replicas = self.pool.joined
         self._sum_up()
         return result
 

@@ -70,6 +70,10 @@ def test_the_busiest_replica_is_told_by_the_mean() -> None:
     sequences = [Sequence([1], 1, id=str(i), arrived_at=float(i)) for i in range(4)]
     run = Fleet(schedulers(2), Constant()).run(sequences, lambda replicas, asked: iter([next(turns)]))
     assert run.busiest == pytest.approx(1.5)
+    idle = Fleet(schedulers(2), Constant()).run(
+        [Sequence([1], 1, id="0", arrived_at=0.0)], lambda replicas, asked: iter([0])
+    )
+    assert idle.busiest == 2  # the mean counts a replica that got no request
 
 
 @pytest.mark.parametrize("until", [float("inf"), 0.0, 1.0, 1.3, 1.30001, 2.0, 50.0])
