@@ -37,7 +37,7 @@ COMMAND = Command(
         "options": [
             Option("--url", "address of the server", Read(flags.base_url, "URL"), default="http://127.0.0.1:8500"),
             flags.API_KEY,
-            Option("--concurrency", "requests that are open at once", Number(1, 4096), default=64),
+            Option("--concurrency", "maximum number of requests in flight", Number(1, 4096), default=64),
             flags.TIMEOUT,
             Option("--patience", "end when nothing is answered for S seconds", Number(0, kind=float, name="S"), default=600.0),
         ],

@@ -64,8 +64,8 @@ STARTED = [
     Option("--model", "model of the servers to start", metavar="NAME"),
     Option("--load-format", "dummy: random weights of the right shape (default: auto if --model is used)", Choice(["auto", "dummy"])),
     Option(
-        "--server", "more flags for these servers, as one argument: --server='--max-batch-size 16'. Without --speculate auto among "
-        "them, the servers draft no tokens",
+        "--server", "more flags for these servers, as one argument: --server='--max-batch-size 16'. Speculative decoding is off "
+        "unless --speculate auto is among them",
         Read(shlex.split, "FLAGS"), default=[],
     ),
 ]  # fmt: skip
@@ -210,7 +210,9 @@ def verdict(paths: Sequence[str], different: bool, console: Console) -> int:
         try:
             both.append(json.loads(Path(path).read_text("utf-8").splitlines()[0]))
             assert isinstance(both[-1].get("e2els"), list)
-        except (OSError, ValueError, IndexError, AttributeError, AssertionError) as error:
+        except OSError as error:
+            raise UsageError(f"cannot read {path!r}: {error.strerror}. Check the path") from error
+        except (ValueError, IndexError, AttributeError, AssertionError) as error:
             raise UsageError(
                 f"{path!r} is not the result of a single run. Use a file from client.py --json or from runs/"
             ) from error

@@ -49,7 +49,10 @@ def bounds(text: str) -> Bounds:
     except ValueError:
         found = Bounds(0, 0)
     if not 1 <= found.least <= found.most <= 1000:
-        raise ValueError(f"{text!r} is not a number of replicas. Use N, or LEAST..MOST for autoscaling, such as 2..8")
+        raise ValueError(
+            f"{text!r} is neither a number of replicas from 1 to 1,000 nor a range with the smaller number first. Use 4, or "
+            "2..8 for autoscaling"
+        )
     return found
 
 

@@ -63,8 +63,17 @@ def check_name(name: str, *, own: bool = True) -> None:
     loop, order = _split(name, own)
     if "+" in loop and loop.partition("+")[0] in names():
         raise ValueError(f"policy {name!r} has two orders. Use one, as in {loop}")
-    if not order and loop in order_names():
-        raise ValueError(f"{loop!r} is an order, not a policy. Combine it with one, as in dynamic+{loop}")
+    if name.endswith("+"):
+        raise ValueError(f"{name!r} has nothing after the +. Use {loop}, or an order as in {loop}+sjf")
+    if not loop and order:
+        raise ValueError(f"{name!r} has nothing before the +. Use a policy, as in dynamic{name}")
+    if loop in order_names() and loop not in names():
+        policy = order if order in names() else "dynamic"
+        raise ValueError(f"{loop!r} is an order, not a policy. Put it after one, as in {policy}+{loop}")
+    if order in names() and order not in order_names():
+        raise ValueError(
+            f"{order!r} is a policy, not an order. Use one policy, alone or with an order, as in {order}+sjf"
+        )
     _check(loop, "policy", names(), own)
     if order:
         _check(order, "order", order_names(), own)
@@ -106,6 +115,8 @@ def policy_maker(name: str, *, own: bool = True) -> Callable[..., Policy]:
             )
         policy = policy_class(max_batch_size=max_batch_size, **values)
         policy.slots = max(policy.max_batch_size, max_batch_size)
+        if order:
+            policy.name = f"{policy.name}+{_stem(order)}"
         return policy
 
     return make

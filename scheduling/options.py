@@ -116,7 +116,8 @@ def set_options(target: object, given: Mapping[str, object]) -> None:
     for name in given:
         if name not in known:
             guess = nearest(name, known)
-            owner = getattr(target, "name", type(target).__name__)
+            owner, order = getattr(target, "name", type(target).__name__), getattr(target, "order_name", "")
+            owner += f"+{order}" if order else ""
             has = f"Use one of: {', '.join(known)}" if known else "It has no options. Remove it"
             raise OptionError(f"policy {owner} has no option {name!r}.{guess} {has}")
     for name, item in known.items():

@@ -67,7 +67,7 @@ class Policy:
     preempts = True  # `preempt` may return requests, if it is overridden
     max_batched_tokens = 1 << 60  # the policy's own limit on the tokens of one step
     margin = 64  # tokens for which a request gets KV pages when it joins, beside its own, if not for its whole answer
-    order_name = ""  # set where a loop is combined with an order
+    order_name = ""  # of the order that it is combined with, if there is one
 
     draining = False  # set by the scheduler: no more requests will arrive
 
@@ -76,8 +76,7 @@ class Policy:
             raise ValueError(f"max_batch_size is {max_batch_size}, but must be at least 1. Raise it")
         self.max_batch_size = max_batch_size
         self.slots = max_batch_size  # of the engine; a policy that uses fewer leaves the others idle
-        loop = type(self).__module__.rpartition(".")[2].replace("_", "-")
-        self.name = f"{loop}+{self.order_name}" if self.order_name else loop
+        self.name = type(self).__module__.rpartition(".")[2].replace("_", "-")
         self.cached_tokens: Callable[[Sequence], int] = lambda seq: 0  # replaced by a scheduler with a prefix cache
         self.page_size = 1  # tokens of a KV page, set by such a scheduler
         self.claims = with_former(Claims(conserving=type(self).admit is Policy.admit), self)

@@ -30,12 +30,12 @@ class Pool:
         self.replicas: list[Replica] = []
         self.load: list[int] = []
         self.now = 0.0
-        self.joined = 0  # so many replicas have ever been in it
+        self.most = 0  # so many replicas have been in it at the same time
         self._known = Replicas([], self.load)
 
     def join(self, replica: Replica) -> None:
-        self.joined += 1
         self.replicas.append(replica)
+        self.most = max(self.most, len(self.replicas))
         self.load.append(len(replica.scheduler.waiting) + len(replica.scheduler.running))
         self._renumber()
 
@@ -145,7 +145,7 @@ class Fleet:
         for replica in self.replicas:
             if not replica.scheduler.is_idle:
                 raise waits_forever(replica.scheduler)
-        result.replicas = self.pool.joined
+        result.replicas = self.pool.most
         self._sum_up()
         return result
 

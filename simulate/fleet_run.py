@@ -19,9 +19,9 @@ COLUMNS = ("arrived", "scheduled", "first", "finished", "prompt", "output", "cac
 class FleetRun(Run):
     """Times and lengths of each request, in order of arrival, and the sums of the steps of all replicas.
 
-    `sequences` is empty. A request that was refused has no times. `replicas` counts all that could get new requests, at
-    any time. `history` has the numbers of replicas that were ready, starting and draining, from each time on at which one
-    of them changed.
+    `sequences` is empty. A request that was refused has no times. `replicas` is the most that could get new requests at
+    the same time. `history` has the numbers of replicas that were ready, starting and draining, from each time on at which
+    one of them changed.
     """
 
     columns: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in COLUMNS})
@@ -85,7 +85,7 @@ class FleetRun(Run):
 
     @property
     def busiest(self) -> float:
-        """The requests that were sent to the replica with the most, by the mean over the replicas that could get any."""
+        """The requests that were sent to the replica with the most, by the mean over `replicas`."""
         return int(np.bincount(self.where).max()) * self.replicas / self.requests
 
     @property

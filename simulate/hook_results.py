@@ -85,7 +85,7 @@ def _check_arguments(policy: Policy, hook: str) -> None:
         signature(call).bind(*names[1:])
     except TypeError as error:
         wanted = f"def {hook}({', '.join(names)})"
-        raise Broken(ARGUMENTS, f"{hook}(){_place(call)} takes other arguments. Write `{wanted}`") from error
+        raise Broken(ARGUMENTS, f"{hook}(){_place(call)} has the wrong arguments. Write `{wanted}`") from error
 
 
 def _place(call: Callable[..., Any]) -> str:

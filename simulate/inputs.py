@@ -133,9 +133,9 @@ def _check_kv(args: Values, longest: int) -> None:
     """Reject KV pages that do not hold the longest request, and a page size where there are no pages."""
     size = args.page_size
     if not args.kv_tokens:
-        refuse(args, ("page_size",), "has no effect on unlimited KV. Use --kv-tokens 65536")
+        refuse(args, ("page_size",), "has no effect while KV memory is unlimited. Use --kv-tokens 65536")
     elif -(-longest // size) > args.kv_tokens // size:
         raise UsageError(
             f"--kv-tokens is {args.kv_tokens:,}, and the longest request has {longest:,} tokens. "
-            f"Use --kv-tokens {-(-longest // size) * size} or more, or leave it out with --context"
+            f"Use --kv-tokens {-(-longest // size) * size} or more, or leave out the requests that are longer, with --context"
         )

@@ -54,7 +54,9 @@ def check_policies(args: Values, reported: Collection[str] = ()) -> list[Policy]
     named = ", ".join(args.policies)
     loops = {name.partition("+")[0] for name in args.policies}
     if "dynamic" in loops and chosen.get("reserve") == "prompt" and not getattr(args, "kv_tokens", True):
-        raise UsageError("--policy-option reserve=prompt has no effect on unlimited KV. Use --kv-tokens 65536")
+        raise UsageError(
+            "--policy-option reserve=prompt has no effect while KV memory is unlimited. Use --kv-tokens 65536"
+        )
     every: list[Policy] = []
     for slots in getattr(args, "slots", None) or [args.max_batch_size]:
         some = [policies.get_policy(name, max_batch_size=slots, options=chosen) for name in args.policies]

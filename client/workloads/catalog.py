@@ -200,7 +200,7 @@ def check(spec: str) -> None:
         _parse(spec)
         return
     if not Path(file).is_file():
-        raise ValueError(f"{spec.partition(':')[0]} file {file!r} does not exist. Use {form}")
+        raise ValueError(f"{spec.partition(':')[0]} file {file!r} does not exist. Check the path in {form}")
 
 
 def is_chat(spec: str | None) -> bool:

@@ -140,7 +140,7 @@ def check_evict(args: Values, rows: workloads.Rows) -> None:
     """Reject an --evict that is given twice, or would be the same as lru."""
     check_once("--evict", args.evict)
     if not args.kv_tokens:
-        refuse(args, ("evict",), "has no effect on unlimited KV. Use --kv-tokens 4096")
+        refuse(args, ("evict",), "has no effect while KV memory is unlimited. Use --kv-tokens 4096")
     if not rows.has_contents:
         refuse(args, ("evict",), "has no effect: no prompts share a beginning. Use --workload agent")
     heeding = [name for name in args.evict if policies.get_eviction(name).heeds]
@@ -158,7 +158,7 @@ def check_preemption(args: Values) -> None:
     if not any(
         made.hooks.preempts or (args.kv_tokens and made.policy.reserve_tokens(answer) < answer.total) for made in chosen
     ):
-        why = f"has no effect: {', '.join(args.policies)} preempts no request. Use --kv-tokens 65536 --open-ended"
+        why = f"has no effect: {', '.join(args.policies)} never preempts a request. Use --kv-tokens 65536 --open-ended"
         refuse(args, ("preemption",), why)
 
 
@@ -173,7 +173,7 @@ def foresee(scheduler: Scheduler, sequences: Rows[Sequence]) -> None:
 def check_open_ended(args: Values) -> None:
     """Reject --open-ended where every request gets the pages of its whole answer at once."""
     if not args.kv_tokens:
-        refuse(args, ("open_ended",), "has no effect on unlimited KV. Use --kv-tokens 65536")
+        refuse(args, ("open_ended",), "has no effect while KV memory is unlimited. Use --kv-tokens 65536")
     chosen = [policies.get_policy(name, args.max_batch_size) for name in args.policies]
     if all(policy.padded or policy.closed for policy in chosen):
         why = (

@@ -228,6 +228,27 @@ def test_a_policy_of_ones_own_is_named_by_its_file_or_module(tmp_path: Path, mon
         policies.get_policy(str(path), 8, own=False)
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("sjf", r"'sjf' is an order.*dynamic\+sjf"),
+        ("sjf+static", r"'sjf' is an order.*static\+sjf"),
+        ("dynamic+static", r"'static' is a policy.*static\+sjf"),
+        ("+sjf", r"nothing before the \+.*dynamic\+sjf"),
+        ("dynamic+", r"nothing after the \+.*dynamic\+sjf"),
+    ],
+)
+def test_policies_and_orders_in_each_others_place_are_named(name: str, remedy: str) -> None:
+    with pytest.raises(ValueError, match=remedy):
+        policies.check_name(name)
+
+
+def test_a_policy_may_be_called_as_an_order_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = [*policies.names(), "sjf"]
+    monkeypatch.setattr(policies, "names", lambda: known)
+    policies.check_name("sjf")
+
+
 def test_a_file_without_a_policy_is_refused_with_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "empty.py"
     path.write_text("")
@@ -235,7 +256,5 @@ def test_a_file_without_a_policy_is_refused_with_the_remedy(tmp_path: Path) -> N
         policies.get_policy(str(path), 8)
     with pytest.raises(ValueError, match=r"unknown order 'sfj'. Did you mean 'sjf'\?"):
         policies.get_policy("dynamic+sfj", 8)
-    with pytest.raises(ValueError, match=r"'sjf' is an order.*dynamic\+sjf"):
-        policies.get_policy("sjf", 8)
     with pytest.raises(ValueError, match=r"policy dynamic\+sjf has no option 'most'"):
         policies.get_policy("dynamic+sjf", 8, {"most": "2"})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support_simulate import make_scheduler, run_command
 
@@ -42,6 +44,18 @@ def test_a_replica_takes_requests_only_after_its_start_up_and_costs_from_the_dec
     assert late.min() >= run.began + 20.0
     assert run.history[:2] == [(run.began, 1, 1, 0), (run.began + 20.0, 2, 0, 0)]
     assert run.replica_seconds == pytest.approx(2 * (run.ended - run.began))
+
+
+def test_the_busiest_replica_is_told_by_no_more_replicas_than_there_were_at_once() -> None:
+    calls = itertools.count()
+
+    def flaps(replicas: Sequence[Load], bounds: Bounds) -> int:
+        return bounds.most if next(calls) // 5 % 2 else bounds.least
+
+    run = scaled(Scaling(flaps, Bounds(1, 4), 1.0, down=0.0))
+    assert len(set(run.where)) > 4
+    assert run.replicas == 4
+    assert run.busiest == pytest.approx(max(np.bincount(run.where)) / (run.requests / 4))
 
 
 def test_an_autoscaler_sees_the_mean_of_the_last_seconds() -> None:
