@@ -61,22 +61,23 @@ def check_name(name: str, *, own: bool = True) -> None:
     With `own=False`, only the policies of this package are known, and no user's file or module is imported.
     """
     loop, order = _split(name, own)
-    if "+" in loop and loop.partition("+")[0] in names():
+    loops, orders = names(), order_names()
+    if "+" in loop and loop.partition("+")[0] in loops:
         raise ValueError(f"policy {name!r} has two orders. Use one, as in {loop}")
     if name.endswith("+"):
         raise ValueError(f"{name!r} has nothing after the +. Use {loop}, or an order as in {loop}+sjf")
     if not loop and order:
         raise ValueError(f"{name!r} has nothing before the +. Use a policy, as in dynamic{name}")
-    if loop in order_names() and loop not in names():
-        policy = order if order in names() else "dynamic"
+    if loop in orders and loop not in loops:
+        policy = order if order in loops else "dynamic"
         raise ValueError(f"{loop!r} is an order, not a policy. Put it after one, as in {policy}+{loop}")
-    if order in names() and order not in order_names():
+    if order in loops and order not in orders:
         raise ValueError(
             f"{order!r} is a policy, not an order. Use one policy, alone or with an order, as in {order}+sjf"
         )
-    _check(loop, "policy", names(), own)
+    _check(loop, "policy", loops, own)
     if order:
-        _check(order, "order", order_names(), own)
+        _check(order, "order", orders, own)
 
 
 def absolute(name: str) -> str:
@@ -115,8 +116,8 @@ def policy_maker(name: str, *, own: bool = True) -> Callable[..., Policy]:
             )
         policy = policy_class(max_batch_size=max_batch_size, **values)
         policy.slots = max(policy.max_batch_size, max_batch_size)
-        if order:
-            policy.name = f"{policy.name}+{_stem(order)}"
+        if policy.order_name:
+            policy.name += f"+{policy.order_name}"
         return policy
 
     return make

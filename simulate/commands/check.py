@@ -80,11 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.exhaustive:
             refuse(args, ("cases", "large_cases", "seed"), "has no effect with --exhaustive. Leave one out")
             verdict = check_exhaustively(args.policy, Scope(args.requests, args.longest), values)
-            say(Console(), str(verdict))
-            return 0 if verdict.broken is None else 1
-        refuse(args, ("requests", "longest"), "has no effect without --exhaustive. Add it")
-        with counted(Console(stderr=True), args.cases + args.large_cases, "cases tested") as progress:
-            verdict = check(args.policy, args.cases, args.seed, values, large=args.large_cases, progress=progress)
+        else:
+            refuse(args, ("requests", "longest"), "has no effect without --exhaustive. Add it")
+            with counted(Console(stderr=True), args.cases + args.large_cases, "cases tested") as progress:
+                verdict = check(args.policy, args.cases, args.seed, values, large=args.large_cases, progress=progress)
     except ValueError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

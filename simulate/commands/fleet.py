@@ -245,7 +245,8 @@ def check_router(args: Values, name: str) -> None:
         for policy in args.policies:
             if not policies.get_policy(policy, args.max_batch_size).closed:
                 raise UsageError(
-                    f"router {SHARED!r} needs a loop that lets no request join a running batch, which {policy} does. Use triton or static"
+                    f"router {SHARED!r} needs a loop that lets no request join a running batch, which {policy} does. "
+                    "Use triton or static"
                 )
         return
     if name not in ROUTERS:
