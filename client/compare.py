@@ -17,7 +17,6 @@ import secrets
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -33,7 +32,7 @@ from .experiment import Experiment, draw
 from .options import FOLDER, Argument, Choice, Command, Number, Option, Parameter, Read, UsageError, Values
 from .report import simulated, store
 from .send import dialects, servers
-from .send.target import Target, model_name
+from .send.target import Target, known
 from .workloads import arrivals, catalog
 
 THREE = ("nobatch", "static", "dynamic")
@@ -138,19 +137,16 @@ def reached(word: str, args: Values, folder: Path) -> Iterator[Target]:
     """Yield the target of `name=URL`, or of a server that runs until the end of the block."""
     key = args.api_key
     dialect = dialects.Dialect(args.api, args.stream, temperature=args.temperature)
-    url = word.partition("=")[2]
-    if not url.startswith("http"):
-        # Without draft tokens, which some policies cannot have: a comparison of loops should show what batching does.
-        extra = ["--model", args.model, "--load-format", args.load_format, "--speculate", "off", *args.server]
-        log = folder / f"server-{store.slug(word)}.log"
-        with servers.started(word, extra, log, key) as url:
-            yield Target(url, args.timeout, api_key=key, dialect=dialect)
-        return
-    url = flags.base_url(url)
-    target = Target(url, args.timeout, api_key=key, dialect=dialect)
-    if args.api == "openai" or catalog.is_chat(args.workload):
-        target = replace(target, dialect=replace(dialect, model=model_name(target)))
-    yield target
+    with contextlib.ExitStack() as stack:
+        if "=http" in word:
+            url = flags.base_url(word.partition("=")[2])
+        else:
+            # Without draft tokens, which some policies cannot have: a comparison of loops should show what batching does.
+            extra = ["--model", args.model, "--load-format", args.load_format, "--speculate", "off", *args.server]
+            log = folder / f"server-{store.slug(word)}.log"
+            url = stack.enter_context(servers.started(word, extra, log, key))
+        target = Target(url, args.timeout, api_key=key, dialect=dialect)
+        yield known(target) if args.api == "openai" or catalog.is_chat(args.workload) else target
 
 
 def make_store(args: Values, seed: int, command: str) -> store.Store:

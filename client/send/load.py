@@ -21,7 +21,7 @@ import aiohttp
 
 from ..data import Planned
 from ..report.measure import Outcome
-from .dialects import Events, Message, status_failure
+from .dialects import Events, Message, Unreadable, status_failure
 from .reading import Reading, failure
 from .target import CANNOT_CONNECT, CONNECT_SECONDS, KeyRefused, ServerUnreachable, Target
 
@@ -303,15 +303,16 @@ class LoadRun:
     async def _follow(self, answer: aiohttp.ClientResponse, reading: Reading) -> Outcome:
         events, shown = Events(), 0
         reading.answer.id = answer.headers.get("X-Request-Id", "")
-        async for received in answer.content.iter_any():
-            now = self.now()
-            for data in events.cut(received):
-                tokens = reading.dialect.feed(data, reading.answer)
-                if tokens is not None:
-                    reading.token(now, tokens)
-            if self._on_text is not None:
-                self._on_text(reading.answer.text[shown:])
-                shown = len(reading.answer.text)
-        if not reading.answer.ended:
-            return reading.outcome(self.now(), "stream cut", "the stream ended without its final event")
-        return reading.outcome(self.now())
+        try:
+            async for received in answer.content.iter_any():
+                reading.read(events.cut(received), self.now())
+                if self._on_text is not None:
+                    self._on_text(reading.answer.text[shown:])
+                    shown = len(reading.answer.text)
+        except (aiohttp.ClientError, OSError):
+            if not reading.answer.ended:
+                raise
+            return reading.outcome(max(reading.last, reading.sent), *reading.missing())
+        with contextlib.suppress(Unreadable):  # half an event, where the stream was cut
+            reading.read(events.end(), self.now())
+        return reading.outcome(self.now(), *reading.missing())

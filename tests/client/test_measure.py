@@ -107,10 +107,11 @@ def test_the_dialects_name_a_temperature_only_if_the_user_did(server: MockServer
     assert tgi["parameters"] == {"max_new_tokens": 6, "do_sample": False}  # TGI refuses a temperature of 0
 
 
-def test_a_chunk_of_many_tokens_is_one_gap_and_its_size_is_kept(server: MockServer) -> None:
+@pytest.mark.parametrize(("api", "chunks"), [("openai", (4, 4, 2)), ("inference", (0, 0, 0))])
+def test_a_chunk_of_many_tokens_is_as_many_gaps(server: MockServer, api: str, chunks: tuple[int, ...]) -> None:
     server.together = 4
-    (only,) = sent(server, Dialect("openai", True), trace(1, tokens=10)).outcomes()
-    assert (only.tokens, only.chunks, len(only.gaps)) == (10, (4, 4, 2), 2)
+    (only,) = sent(server, Dialect(api, True), trace(1, tokens=10)).outcomes()
+    assert (only.tokens, only.chunks, len(only.gaps), len(only.itls)) == (10, chunks, 2, 6)
 
 
 @pytest.mark.parametrize("api", APIS)
