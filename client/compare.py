@@ -204,7 +204,7 @@ def verdict(paths: Sequence[str], different: bool, console: Console) -> int:
     both = []
     for path in paths:
         try:
-            both.append(json.loads(Path(path).read_text("utf-8").splitlines()[0]))
+            both.append(json.loads(Path(path).read_text("utf-8-sig").splitlines()[0]))
             assert isinstance(both[-1].get("e2els"), list)
         except OSError as error:
             raise UsageError(f"cannot read {path!r}: {error.strerror}. Check the path") from error
