@@ -132,6 +132,12 @@ def name_of(word: str) -> str:
     return word.partition("=")[0] if "=http" in word else word
 
 
+def server_flags(args: Values) -> list[str]:
+    """Return the flags of the servers to start."""
+    # Without draft tokens, which some policies cannot have: a comparison of loops should show what batching does.
+    return ["--model", args.model, "--load-format", args.load_format, "--speculate", "off", *args.server]
+
+
 @contextlib.contextmanager
 def reached(word: str, args: Values, folder: Path) -> Iterator[Target]:
     """Yield the target of `name=URL`, or of a server that runs until the end of the block."""
@@ -141,10 +147,8 @@ def reached(word: str, args: Values, folder: Path) -> Iterator[Target]:
         if "=http" in word:
             url = flags.base_url(word.partition("=")[2])
         else:
-            # Without draft tokens, which some policies cannot have: a comparison of loops should show what batching does.
-            extra = ["--model", args.model, "--load-format", args.load_format, "--speculate", "off", *args.server]
             log = folder / f"server-{store.slug(word)}.log"
-            url = stack.enter_context(servers.started(word, extra, log, key))
+            url = stack.enter_context(servers.started(word, server_flags(args), log, key))
         target = Target(url, args.timeout, api_key=key, dialect=dialect)
         yield known(target) if args.api == "openai" or catalog.is_chat(args.workload) else target
 
@@ -176,6 +180,7 @@ def run(args: Values, console: Console, command: str) -> int:
         runs.allow_files(len(load.plans[0].planned), load.arrivals.kind == "burst")
         for note in load.plans[0].notes:
             say(console, f"note: {note}")
+    servers.check([word, *server_flags(args)] for word in args.what if "=http" not in word)
     folder = make_store(args, seed, command)
     say(console, f"{', '.join(map(name_of, args.what))}; {args.workload}, seed {seed}")
     experiment = Experiment(folder, console, args, seed)
