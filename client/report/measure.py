@@ -88,14 +88,14 @@ class Outcome:
     @property
     def itls(self) -> list[float]:
         """Return the seconds between tokens: a gap before n tokens that came together counts n times, as an n-th of it."""
-        result: list[float] = []
-        seconds = 0.0
-        for gap, size in zip(self.gaps, self.sizes[1:]):
-            seconds += gap
-            if size:
-                result += [seconds / size] * size
-                seconds = 0.0
-        return result
+        arrivals = [(0.0, 0)]  # the seconds before tokens that came together, and their number
+        for gap, size in zip((0.0, *self.gaps), self.sizes):
+            before, tokens = arrivals[-1]
+            if gap and tokens:
+                arrivals.append((gap, size))
+            else:  # at the same moment, or after a chunk without tokens, whose gap is part of the next
+                arrivals[-1] = before + gap, tokens + size
+        return [gap / size for gap, size in arrivals[1:] for _ in range(size)]
 
     @property
     def normalized(self) -> float | None:

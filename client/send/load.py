@@ -274,7 +274,8 @@ class LoadRun:
                 self._target.url + dialect.path, data=body, allow_redirects=False,
                 headers={"Content-Type": "application/json", **self._target.id(planned.index)},
             ) as answer:  # fmt: skip
-                if answer.status == 200 and dialect.stream:
+                # Some servers ignore the wish for a stream, and answer with all tokens at once.
+                if answer.status == 200 and dialect.stream and answer.content_type != "application/json":
                     outcome = await self._follow(answer, reading)
                 else:
                     outcome = await self._whole(answer, reading)

@@ -108,6 +108,12 @@ def test_a_gap_before_n_tokens_counts_n_times_as_an_nth_of_it(api: str) -> None:
     assert outcome.itls == pytest.approx([GAP / 5] * 5 + [GAP])
 
 
+def test_chunks_that_arrive_together_are_one_gap_before_all_of_their_tokens() -> None:
+    one, two, three = words("openai")
+    outcome = received("openai", [one, two + three, one + two + three, line(total(6)), DONE])
+    assert outcome.itls == pytest.approx([GAP / 2] * 2 + [GAP / 3] * 3)
+
+
 @pytest.mark.parametrize("last", [line(total(8)), line(chunk("openai", "", "length", used=8))], ids=["alone", "final"])
 def test_a_total_at_the_end_is_spread_evenly_over_the_chunks(last: bytes) -> None:
     outcome = received("openai", [*words("openai"), last, DONE])
@@ -164,6 +170,16 @@ def test_the_usage_of_each_chunk_is_requested_only_where_it_is_known_to_work(
         "m",
         {"include_usage": True} | ({"continuous_usage_stats": True} if counts else {}),
     )
+
+
+def test_an_answer_at_once_counts_where_a_stream_was_requested(
+    server: MockServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.answer = lambda body: (200, {"choices": [{"text": "so"}], "usage": {"completion_tokens": 7}})
+    flags = ["--url", server.url, "--api", "openai", "--stream", "--burst", "--numsamples", "1"]
+    assert client.main(flags, {}) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (result["output_lens"], result["mean_ttft_ms"]) == ([7], None)
 
 
 def test_what_a_command_sends_depends_on_the_server(server: MockServer) -> None:
