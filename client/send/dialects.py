@@ -6,16 +6,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..data import Planned
+from .sse import read_json
 
 APIS = ("inference", "openai", "tgi")
 CHAT_PATH = "/v1/chat/completions"
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MOST_TOKENS = 10_000_000  # of an answer; a greater number is not a count
 SAID = (
     "content",
@@ -137,7 +136,7 @@ class Dialect:
             answer.ended = True
         if data in (b"[DONE]", b""):
             return None
-        event = _json(data)
+        event = read_json(data)
         if not isinstance(event, dict):
             raise Unreadable(f"not an event: {data[:60]!r}")
         if event.get("error"):
@@ -161,60 +160,6 @@ def status_failure(status: int, content: Any) -> tuple[str, str]:
     """Return the kind and the detail of a failure with this HTTP status."""
     kind, message = fault(content)
     return f"HTTP {status}" + (f" ({kind})" if kind else ""), message
-
-
-class Events:
-    """Splits a stream of bytes into the data of its events, whose lines end with CR, LF or both."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self._lines: list[bytes] = []  # of the data of an event that has not ended
-        self._after_cr = False
-
-    def cut(self, received: bytes) -> Iterator[bytes]:
-        """Yield the data of each complete event; skip comments."""
-        if self._after_cr and received:
-            received = received.removeprefix(b"\n")
-            self._after_cr = False
-        if not received:
-            return
-        self._after_cr = received.endswith(b"\r")
-        received = self._rest + received
-        lines = received.splitlines()
-        self._rest = b"" if received.endswith((b"\n", b"\r")) else lines.pop()
-        for line in lines:
-            line = line.removeprefix(BYTE_ORDER_MARK)
-            if line.startswith(b"data:"):
-                yield from self._whole()
-                self._lines.append(line[5:].strip())
-            elif not line:
-                yield from self._take()
-        yield from self._whole()
-
-    def end(self) -> Iterator[bytes]:
-        """Yield the data that the end of the stream completes."""
-        yield from self.cut(b"\n")
-        yield from self._take()
-
-    def _take(self) -> Iterator[bytes]:
-        if self._lines:
-            data, self._lines = b"\n".join(self._lines), []
-            yield data
-
-    def _whole(self) -> Iterator[bytes]:
-        """Yield data that is complete although no blank line ended it, as some servers send it."""
-        if self._lines:
-            data = b"\n".join(self._lines)
-            if data == b"[DONE]" or (data.endswith(b"}") and _json(data) is not None):
-                yield from self._take()
-
-
-def _json(data: bytes) -> Any:
-    """Return what JSON holds; None if it is not valid."""
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _number(value: Any) -> float | None:

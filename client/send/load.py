@@ -21,8 +21,9 @@ import aiohttp
 
 from ..data import Planned
 from ..report.measure import Outcome
-from .dialects import Events, Message, Unreadable, status_failure
+from .dialects import Message, Unreadable, status_failure
 from .reading import Reading, failure
+from .sse import Events
 from .target import CANNOT_CONNECT, CONNECT_SECONDS, KeyRefused, ServerUnreachable, Target
 
 HEARTBEAT_SECONDS = 0.01

@@ -16,7 +16,8 @@ from client import runs
 from client.data import Chat, Planned
 from client.report import figures, measure, tables
 from client.send import load
-from client.send.dialects import APIS, Dialect, Events
+from client.send.dialects import APIS, Dialect
+from client.send.sse import Events
 from client.send.target import Target
 from client.workloads.arrivals import Arrivals
 

@@ -12,8 +12,9 @@ from mock_server import MockServer
 from client import client
 from client.data import Chat, Planned
 from client.report.measure import Outcome
-from client.send.dialects import Dialect, Events, Unreadable
+from client.send.dialects import Dialect, Unreadable
 from client.send.reading import Reading
+from client.send.sse import Events
 from client.send.target import Target, known
 
 GAP = 0.1
