@@ -33,7 +33,7 @@ from .options import FILE, POSITIVE, Choice, Command, Number, Option, Read, Usag
 from .report import conversations, measure, store, tables, waste
 from .report.requests_csv import Record
 from .send.load import Failed, raise_for, send_all
-from .send.target import Target, check_chat, fetch_context, fetch_stats, model_name
+from .send.target import Target, check_chat, fetch_context, fetch_stats, known
 from .workloads import catalog, corpus
 from .workloads.arrivals import Arrivals
 
@@ -297,10 +297,8 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         arguments = sys.argv[1:] if argv is None else argv
         settings = read_settings(arguments, os.environ if environ is None else environ)
         targets.append(settings.target)
-        dialect = settings.target.dialect
-        if (dialect.api == "openai" or catalog.is_chat(settings.flags.workload)) and not dialect.model:
-            named = replace(dialect, model=model_name(settings.target))
-            settings = replace(settings, target=replace(settings.target, dialect=named))
+        if settings.target.dialect.api == "openai" or catalog.is_chat(settings.flags.workload):
+            settings = replace(settings, target=known(settings.target))
         if settings.flags.prompt is not None:
             return run_single(settings, console)
         return run_load(settings, console)

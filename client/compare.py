@@ -17,7 +17,6 @@ import secrets
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -33,7 +32,7 @@ from .experiment import Experiment, draw
 from .options import FOLDER, Argument, Choice, Command, Number, Option, Parameter, Read, UsageError, Values
 from .report import simulated, store
 from .send import dialects, servers
-from .send.target import Target, model_name
+from .send.target import Target, known
 from .workloads import arrivals, catalog
 
 THREE = ("nobatch", "static", "dynamic")
@@ -133,24 +132,25 @@ def name_of(word: str) -> str:
     return word.partition("=")[0] if "=http" in word else word
 
 
+def server_flags(args: Values) -> list[str]:
+    """Return the flags of the servers to start."""
+    # Without draft tokens, which some policies cannot have: a comparison of loops should show what batching does.
+    return ["--model", args.model, "--load-format", args.load_format, "--speculate", "off", *args.server]
+
+
 @contextlib.contextmanager
 def reached(word: str, args: Values, folder: Path) -> Iterator[Target]:
     """Yield the target of `name=URL`, or of a server that runs until the end of the block."""
     key = args.api_key
     dialect = dialects.Dialect(args.api, args.stream, temperature=args.temperature)
-    url = word.partition("=")[2]
-    if not url.startswith("http"):
-        # Without draft tokens, which some policies cannot have: a comparison of loops should show what batching does.
-        extra = ["--model", args.model, "--load-format", args.load_format, "--speculate", "off", *args.server]
-        log = folder / f"server-{store.slug(word)}.log"
-        with servers.started(word, extra, log, key) as url:
-            yield Target(url, args.timeout, api_key=key, dialect=dialect)
-        return
-    url = flags.base_url(url)
-    target = Target(url, args.timeout, api_key=key, dialect=dialect)
-    if args.api == "openai" or catalog.is_chat(args.workload):
-        target = replace(target, dialect=replace(dialect, model=model_name(target)))
-    yield target
+    with contextlib.ExitStack() as stack:
+        if "=http" in word:
+            url = flags.base_url(word.partition("=")[2])
+        else:
+            log = folder / f"server-{store.slug(word)}.log"
+            url = stack.enter_context(servers.started(word, server_flags(args), log, key))
+        target = Target(url, args.timeout, api_key=key, dialect=dialect)
+        yield known(target) if args.api == "openai" or catalog.is_chat(args.workload) else target
 
 
 def make_store(args: Values, seed: int, command: str) -> store.Store:
@@ -180,6 +180,7 @@ def run(args: Values, console: Console, command: str) -> int:
         runs.allow_files(len(load.plans[0].planned), load.arrivals.kind == "burst")
         for note in load.plans[0].notes:
             say(console, f"note: {note}")
+    servers.check([word, *server_flags(args)] for word in args.what if "=http" not in word)
     folder = make_store(args, seed, command)
     say(console, f"{', '.join(map(name_of, args.what))}; {args.workload}, seed {seed}")
     experiment = Experiment(folder, console, args, seed)
@@ -208,7 +209,7 @@ def verdict(paths: Sequence[str], different: bool, console: Console) -> int:
     both = []
     for path in paths:
         try:
-            both.append(json.loads(Path(path).read_text("utf-8").splitlines()[0]))
+            both.append(json.loads(Path(path).read_text("utf-8-sig").splitlines()[0]))
             assert isinstance(both[-1].get("e2els"), list)
         except OSError as error:
             raise UsageError(f"cannot read {path!r}: {error.strerror}. Check the path") from error

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from ipaddress import IPv6Address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from . import data
 from .console import EXIT_CODES, writable
@@ -38,9 +40,19 @@ def slo(text: str) -> tuple[str, float]:
 def base_url(text: str) -> str:
     """Check a server's address and remove a final `/v1`, which the routes have."""
     url = text.rstrip("/").removesuffix("/v1")
-    scheme, _, host = url.partition("://")
-    if scheme not in ("http", "https") or not host or any(c in host for c in "@?# "):
-        raise ValueError(f"{text!r} is not a server address. Use http://HOST:PORT, and --api-key for a key")
+    try:
+        parts = urlsplit(url)
+        is_bad = parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
+        is_bad |= not url.isprintable() or any(c in url for c in "@?# \\")
+        if "[" in parts.netloc or "]" in parts.netloc:
+            IPv6Address(parts.hostname or "")
+    except ValueError:
+        is_bad = True
+    if is_bad:
+        raise ValueError(
+            f"{text!r} is not a server address. Use http://HOST:PORT, with an IPv6 address as in http://[::1]:8500, and "
+            "--api-key for a key"
+        )
     return url
 
 
@@ -98,12 +110,16 @@ def make_target(flags: Values) -> Target:
     url = flags.url
     if not url:
         host = (flags.ip or "").strip() or "127.0.0.1"
-        if any(c in host for c in "/@?# ") or host.count(":") == 1:
+        is_bare = ":" in host and not host.startswith("[")
+        try:
+            url = base_url(f"http://{f'[{host}]' if is_bare else host}:{flags.port}")
+        except ValueError:
+            url = ""
+        if "/" in host or not url:
             raise UsageError(
                 f"{'--ip' if flags.is_given('ip') else 'IP'} is {host!r}, but must be a host name or an address. "
                 "Set IP=10.0.0.5 in client/.env and use --port for the port"
             )
-        url = f"http://{f'[{host}]' if ':' in host else host}:{flags.port}"
     dialect = dialects.Dialect(flags.api, flags.stream, flags.model, flags.temperature)
     return Target(url, flags.timeout, api_key=flags.api_key, dialect=dialect)
 

@@ -33,7 +33,7 @@ def read(path: Path, console: Console) -> Table:
     rows: Table = []
     invalid: list[int] = []
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             for number, cells in enumerate(csv.reader(file), 1):
                 try:
                     tokens, latency = map(float, cells)

@@ -34,6 +34,7 @@ from .console import guarded, leave, say
 from .experiment import DEFAULT_WARMUP, Experiment, draw
 from .option_types import Type
 from .options import POSITIVE, Argument, Choice, Command, Number, Option, Parameter, UsageError, Values
+from .send import servers
 from .send.target import Target
 from .workloads.arrivals import Arrivals
 
@@ -272,6 +273,13 @@ class Sweep:
 def run(args: Values, console: Console, command: str) -> int:
     """Sweep every policy; print and write the results."""
     seed = secrets.randbits(32) if args.seed is None else args.seed
+    values = args.sweep_values if args.over in STARTING else args.sweep_values[:1]
+    servers.check(
+        [word, *compare.server_flags(args), *AXES[args.over].server(value)]
+        for word in args.what
+        for value in values
+        if "=http" not in word
+    )
     folder = compare.make_store(args, seed, command)
     folder.summary["workload"] = SHOWN.get(args.over, args.workload)
     folder.summary["sweep"] = {"over": args.over, "values": args.sweep_values, "saturation": {}}

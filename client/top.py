@@ -43,7 +43,7 @@ class Watched:
     def __init__(self) -> None:
         self.state: dict[str, Any] = {}
         self.steps: deque[dict[str, Any]] = deque(maxlen=MAX_STEPS)
-        self.problem = "connecting ..."
+        self.problem = "no answer yet"
         self.offset = 0.0  # server's clock minus ours
         self.last_id: int | None = None
 
@@ -98,10 +98,12 @@ def events(url: str, key: str, last_id: int | None) -> Iterator[tuple[str, dict[
     with requests.get(f"{url}/events", params=params, headers=headers, stream=True, timeout=(5, 30)) as answer:
         if answer.status_code != 200:
             try:
-                reason = answer.json()["error"]["message"]
+                reason = str(answer.json()["error"]["message"])
             except (ValueError, KeyError, TypeError):
-                reason = f"the server answered {answer.status_code}"
-            raise requests.RequestException(reason)
+                reason = "check the address"
+            raise requests.RequestException(f"{url}/events answered {answer.status_code}: {reason}")
+        if not answer.headers.get("Content-Type", "").startswith("text/event-stream"):
+            raise requests.RequestException(f"{url}/events is not a stream of events. Check the address")
         name = "step"
         for line in answer.iter_lines(chunk_size=None):  # type: ignore[call-overload]
             if line.startswith(b"event: "):
@@ -113,7 +115,7 @@ def events(url: str, key: str, last_id: int | None) -> Iterator[tuple[str, dict[
 
 
 def follow(watched: Watched, url: str, key: str, stop: threading.Event) -> None:
-    """Process events until `stop` is set; reconnect when the connection is lost."""
+    """Process events until `stop` is set; reconnect when the connection is lost, and set `stop` if there never was one."""
     while not stop.is_set():
         try:
             for event, data in events(url, key, watched.last_id):
@@ -123,10 +125,16 @@ def follow(watched: Watched, url: str, key: str, stop: threading.Event) -> None:
                 watched.add(event, data)
                 if stop.is_set():
                     return
-            watched.problem = "the server closed the connection; reconnecting ..."
-        except (requests.RequestException, ValueError) as error:
-            message = str(error) if "refused" not in str(error) else f"cannot reach {url}"
-            watched.problem = f"{message[:120]}; reconnecting ..."
+            problem = "the server closed the connection"
+        except (requests.ConnectionError, requests.Timeout):
+            problem = f"cannot reach {url}"
+        except (requests.RequestException, ValueError, KeyError, TypeError) as error:
+            problem = str(error)[:200]
+        if not watched.state:
+            watched.problem = problem
+            stop.set()
+            return
+        watched.problem = f"{problem}; reconnecting ..."
         stop.wait(1.0)
 
 
@@ -238,43 +246,39 @@ def main(argv: list[str] | None = None) -> int:
     """Show a server until Ctrl-C; return 3 if it was never reached."""
     try:
         args = flags.parse(COMMAND, sys.argv[1:] if argv is None else argv, os.environ)
-    except options.UsageError as error:
+        url = flags.base_url(args.url if "://" in args.url else f"http://{args.url}")
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
-    url = args.url.rstrip("/") if "://" in args.url else f"http://{args.url.rstrip('/')}"
     watched, stop = Watched(), threading.Event()
     threading.Thread(target=follow, args=(watched, url, args.api_key or "", stop), daemon=True).start()
     console = Console()
     end = time.monotonic() + (args.seconds or 1e12)
     try:
         if console.is_terminal:
-            _redraw(console, watched, url, end)
+            _redraw(console, watched, url, end, stop)
         else:
-            _lines(watched, end)
+            _lines(watched, end, stop)
     except KeyboardInterrupt:
         pass
     finally:
         stop.set()
     if not watched.state:
-        problem = watched.problem.partition("; ")[0]
-        remedy = (
-            ". Is the server running? Start it with ./server.sh dynamic" if problem.startswith("cannot reach") else ""
-        )
-        print(f"error: {problem}{remedy}", file=sys.stderr)
+        is_away = watched.problem.startswith("cannot reach")
+        remedy = ". Is the server running? Start it with ./server.sh dynamic, or check the address" if is_away else ""
+        print(f"error: {watched.problem}{remedy}", file=sys.stderr)
         return UNREACHABLE
     return FINE
 
 
-def _redraw(console: Console, watched: Watched, url: str, end: float) -> None:
+def _redraw(console: Console, watched: Watched, url: str, end: float, stop: threading.Event) -> None:
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        while time.monotonic() < end:
+        while time.monotonic() < end and not stop.wait(0.15):
             live.update(screen(watched, url, console.width, console.height), refresh=True)
-            time.sleep(0.15)
 
 
-def _lines(watched: Watched, end: float) -> None:
-    while time.monotonic() < end:
-        time.sleep(min(5.0, max(0.0, end - time.monotonic())))
+def _lines(watched: Watched, end: float, stop: threading.Event) -> None:
+    while time.monotonic() < end and not stop.wait(min(5.0, max(0.0, end - time.monotonic()))):
         figures = watched.figures(time.monotonic() + watched.offset)
         print(
             watched.problem or f"{figures['running']} running, {figures['waiting']} waiting, "

@@ -9,6 +9,7 @@ import numpy as np
 
 import policies
 from client.options import UsageError, Values
+from client.workloads.arrivals import check_span
 from client.workloads.corpus import USUAL_CONTEXT
 from scheduling.pages import PagePool
 from scheduling.scheduler import Scheduler
@@ -122,6 +123,7 @@ def make_rows(args: Values, *, unit: bool = False, draws_more: bool = False) -> 
         if args.is_given("num"):
             rows = rows.only(np.arange(min(args.num, len(rows.at))))
         rows = rows.faster(args.speed)
+        check_span(rows.at, f"Use a higher --speed than {args.speed!r}, or leave out the last requests with --num")
         if args.copies > 1:
             rows = rows.copied(args.copies, args.seed)
     rows = rows.hinted(args.seed, args.clients, args.priorities, args.slo)

@@ -139,7 +139,8 @@ class Rows:
 
     def faster(self, factor: float) -> Rows:
         """Return the same requests at `factor` times the rate."""
-        return replace(self, at=self.at / factor, arrivals=None)
+        with np.errstate(over="ignore"):
+            return replace(self, at=self.at / factor, arrivals=None)
 
     def only(self, chosen: np.ndarray, note: str = "") -> Rows:
         """Return the requests with these indices."""

@@ -37,6 +37,7 @@ class MockServer:
         self.most = 0  # nobody is answered before so many run
         self.stats: Answer = (200, STATS)
         self.info: Answer = (404, {"error": {"message": "no such path"}})
+        self.models: Answer = (200, {"data": [{"id": "bard"}]})
         self.chats = True  # whether it has the route of chats
         self.step: dict[str, Any] = {}  # told on /events after each request, if there is one
         self._viewers: list[asyncio.StreamWriter] = []
@@ -119,11 +120,7 @@ class MockServer:
             writer.write(head_of(200, "text/event-stream"))
             self._viewers.append(writer)
             await self._over.wait()
-        known: dict[str, Answer] = {
-            "/stats": self.stats,
-            "/info": self.info,
-            "/v1/models": (200, {"data": [{"id": "bard"}]}),
-        }
+        known: dict[str, Answer] = {"/stats": self.stats, "/info": self.info, "/v1/models": self.models}
         reply(writer, *known.get(path, (404, {"error": {"message": "no such path"}})))
 
     async def _generate(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:

@@ -2,14 +2,24 @@
 # Create .venv and install a requirements file into it. Later calls skip what is done.
 # usage: tools/setup.sh [client/]requirements.txt|requirements-mock.txt|requirements-dev.txt|requirements-ray.txt
 #        [the server's arguments]
-# Where the arguments start a server without weights, or none, requirements-mock.txt takes the place of requirements.txt.
+# Where the arguments start a server without weights, requirements-mock.txt takes the place of requirements.txt; where they
+# only ask for help, that of requirements-ray.txt, too.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 cpu_builds=https://download.pytorch.org/whl/cpu  # of PyTorch, by its authors
 wanted="$1"
 shift
 
-# Whether the server with these arguments has no weights, or only prints something. As for the server, a flag wins over the variable, and that over
+# Whether a command with these arguments only prints something.
+only_prints() {
+  local word
+  for word in "$@"; do
+    case "$word" in -h | --help | --version | --print-config) return 0 ;; esac
+  done
+  return 1
+}
+
+# Whether the server with these arguments has no weights. As for the server, a flag wins over the variable, and that over
 # .env; a demonstration and the lab have none unless a model is named.
 is_without_weights() {
   local model="${EB_MODEL:-}" demo=
@@ -20,7 +30,6 @@ is_without_weights() {
       --demo | --lab) [ "${2:-}" = off ] || demo=yes ;;
       --model) model="${2:-}" ;;
       --model=*) model="${1#--model=}" ;;
-      -h | --help | --version | --print-config) return 0 ;;
     esac
     shift
   done
@@ -35,6 +44,7 @@ takes_cpu_build() {
   ! .venv/bin/python -m pip config list 2> /dev/null | grep -E '(index-url|no-index|find-links)=' > /dev/null
 }
 
+case "$wanted" in requirements.txt | requirements-ray.txt) ! only_prints "$@" || wanted=requirements-mock.txt ;; esac
 if [ "$wanted" = requirements.txt ] && is_without_weights "$@"; then wanted=requirements-mock.txt; fi
 with_torch=yes
 case "$wanted" in client/requirements.txt | requirements-mock.txt | requirements-ray.txt) with_torch= ;; esac

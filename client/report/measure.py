@@ -26,8 +26,8 @@ _STATISTICS = ("mean", "median", "std", "p50", "p90", "p99")
 class Outcome:
     """The outcome of one request; times are seconds after the start of the run.
 
-    Only streams have `first`, `gaps` and `chunks` (tokens of each chunk, 0 if unknown), and only chat messages `turn`
-    (1 for the first of a conversation) and `finish_reason`. `asked_tokens` of a chat are those that it got; `max_tokens` is
+    Only streams have `first`, `gaps` (between chunks) and `chunks` (tokens of each, 0 if unknown), and only chat messages
+    `turn` (1 for the first of a conversation) and `finish_reason`. `asked_tokens` of a chat are those that it got; `max_tokens` is
     the limit that was sent, None if the request named none.
     """
 
@@ -70,6 +70,32 @@ class Outcome:
         if self.ttft is None or self.tokens < 2:
             return None
         return (self.latency - self.ttft) / (self.tokens - 1)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return the tokens of each chunk; those of unknown size share what the others leave, evenly."""
+        unknown, count = self.chunks.count(0), 0
+        rest = max(0, self.tokens - sum(self.chunks)) if self.tokens else unknown
+        sizes = []
+        for size in self.chunks:
+            if not size:
+                # In whole tokens, so that they add up; the first of two unequal shares is the greater one.
+                size = -(-rest * (count + 1) // unknown) + (-rest * count // unknown)
+                count += 1
+            sizes.append(size)
+        return sizes
+
+    @property
+    def itls(self) -> list[float]:
+        """Return the seconds between tokens: a gap before n tokens that came together counts n times, as an n-th of it."""
+        arrivals = [(0.0, 0)]  # the seconds before tokens that came together, and their number
+        for gap, size in zip((0.0, *self.gaps), self.sizes):
+            before, tokens = arrivals[-1]
+            if gap and tokens:
+                arrivals.append((gap, size))
+            else:  # at the same moment, or after a chunk without tokens, whose gap is part of the next
+                arrivals[-1] = before + gap, tokens + size
+        return [gap / size for gap, size in arrivals[1:] for _ in range(size)]
 
     @property
     def normalized(self) -> float | None:
@@ -159,12 +185,10 @@ def peak(done: Sequence[Outcome]) -> float | None:
         return None
     seconds: dict[int, float] = defaultdict(float)
     for o in done:
-        # A chunk of unknown size counts as an equal share of the tokens.
-        share = o.tokens / max(1, len(o.chunks))
         at = o.first or 0.0
-        for gap, tokens in zip((0.0, *o.gaps), o.chunks):
+        for gap, tokens in zip((0.0, *o.gaps), o.sizes):
             at += gap
-            seconds[int(at)] += tokens or share
+            seconds[int(at)] += tokens
     return float(max(seconds.values(), default=0.0))
 
 
@@ -244,7 +268,7 @@ def result(outcomes: Sequence[Outcome], facts: RunFacts) -> dict[str, Any]:
         "input_lens": _all_or_none([o.prompt_tokens for o in outcomes]),
         "output_lens": [outcome.tokens for outcome in outcomes],
         "ttfts": [None if o.error else o.ttft for o in outcomes] if streamed else None,
-        "itls": [list(o.gaps) for o in outcomes] if streamed else None,
+        "itls": [o.itls for o in outcomes] if streamed else None,
         "e2els": [None if outcome.error else outcome.latency for outcome in outcomes],
         "errors": [outcome.error for outcome in outcomes],
         "asked_lens": [outcome.asked_tokens for outcome in outcomes],
@@ -269,11 +293,11 @@ def result(outcomes: Sequence[Outcome], facts: RunFacts) -> dict[str, Any]:
 
 
 def distributions(done: Sequence[Outcome]) -> dict[str, float | None]:
-    """Return the statistics of every measure of single requests; ITL is pooled over all gaps."""
+    """Return the statistics of every measure of single requests; ITL is pooled over all tokens."""
     series: dict[str, list[float | None]] = {
         "ttft": [o.ttft for o in done],
         "tpot": [o.tpot for o in done],
-        "itl": [gap for o in done for gap in o.gaps],
+        "itl": [gap for o in done for gap in o.itls],
         "e2el": [o.latency for o in done],
         "normalized_latency": [o.normalized for o in done],
         "queue": [o.queue for o in done],

@@ -73,7 +73,7 @@ def distributions(album: Album, load: str) -> None:
     if not any(series["TTFT"].values()):
         return
     count = sum(map(len, series["TTFT"].values()))
-    name, title = f"ttft-itl.{slug(load)}", f"Time to first token, and between chunks, {load}"
+    name, title = f"ttft-itl.{slug(load)}", f"Time to first token, and between tokens, {load}"
     says = sentences.first_tokens(album.results, load)
     with album.draw(name, title, count, ["measure", "policy", "percentile", "seconds"], 2, says=says) as (grid, rows):
         share = np.linspace(0, 100, 201)

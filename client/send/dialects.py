@@ -6,15 +6,24 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..data import Planned
+from .sse import read_json
 
 APIS = ("inference", "openai", "tgi")
 CHAT_PATH = "/v1/chat/completions"
+MOST_TOKENS = 10_000_000  # of an answer; a greater number is not a count
+SAID = (
+    "content",
+    "reasoning",
+    "reasoning_content",
+    "tool_calls",
+    "function_call",
+    "refusal",
+)  # tokens of a chat's chunk
 Message = dict[str, str]
 
 
@@ -44,6 +53,7 @@ class Answer:
     finish_reason: str = ""
     id: str = ""
     ended: bool = False
+    uncounted: bool = False  # a chunk came whose number of tokens is unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +61,14 @@ class Dialect:
     """A form of requests: one of `APIS` or chat, streamed or not, with the model's name if the API requires one.
 
     Without a `temperature`, requests name none, except in the API openai, where servers may have defaults of their own.
+    `counts` asks OpenAI's APIs for the usage in each chunk, which many servers refuse.
     """
 
     api: str = "inference"
     stream: bool = False
     model: str | None = None
     temperature: float | None = None
+    counts: bool = False
 
     def of(self, planned: Planned) -> Dialect:
         """Return the dialect of a request: chat messages have their own."""
@@ -80,13 +92,14 @@ class Dialect:
         if self.api == "tgi":
             greedy = self.temperature == 0  # TGI takes only temperatures above 0
             drawn = {"do_sample": False} if greedy else {"do_sample": True, **warmth}
-            parameters = {"max_new_tokens": planned.num_tokens, **drawn, **extra}
+            details = {"details": True} if self.stream else {}
+            parameters = {"max_new_tokens": planned.num_tokens, **drawn, **details, **extra}
             return {"inputs": planned.prompt, "parameters": parameters}
         user = {"user": planned.user} if planned.user else {}
         if self.api == "inference":
             streams = {"stream": True} if self.stream else {}
             return {"prompt": planned.prompt, "num_tokens": planned.num_tokens, **warmth, **user, **streams, **extra}
-        usage = {"include_usage": True, "continuous_usage_stats": True}
+        usage = {"include_usage": True, **({"continuous_usage_stats": True} if self.counts else {})}
         stream = {"stream": True, "stream_options": usage} if self.stream else {}
         model = {"model": self.model} if self.model else {}
         if self.api == "chat":
@@ -115,17 +128,15 @@ class Dialect:
         return answer
 
     def feed(self, data: bytes, answer: Answer) -> int | None:
-        """Add one event to an answer; return its number of tokens (0 if unknown), or None if it has none.
+        """Add one event to an answer; return its number of tokens (0 if unknown), or None if it brings none.
 
         Raises `Refused` on an error event and `Unreadable` on what is no event of the dialect.
         """
         if data == b"[DONE]":
             answer.ended = True
+        if data in (b"[DONE]", b""):
             return None
-        try:
-            event = json.loads(data)
-        except (ValueError, RecursionError):
-            event = None
+        event = read_json(data)
         if not isinstance(event, dict):
             raise Unreadable(f"not an event: {data[:60]!r}")
         if event.get("error"):
@@ -151,27 +162,14 @@ def status_failure(status: int, content: Any) -> tuple[str, str]:
     return f"HTTP {status}" + (f" ({kind})" if kind else ""), message
 
 
-class Events:
-    """Splits a stream of bytes into the data of its events."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def cut(self, received: bytes) -> Iterator[bytes]:
-        """Yield the data of each complete event line; skip comments."""
-        lines = (self._rest + received).split(b"\n")
-        self._rest = lines.pop()
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line[5:].strip()
-
-
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _count(value: Any) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+    """Return a number of tokens, which some servers write as 6.0; None for anything else."""
+    is_count = type(value) in (int, float) and 0 <= value <= MOST_TOKENS and value == int(value)
+    return int(value) if is_count else None
 
 
 def _add_facts(content: Mapping[str, Any], answer: Answer) -> None:
@@ -210,8 +208,9 @@ def _usage(content: Mapping[str, Any], answer: Answer) -> int:
     if not isinstance(usage, dict):
         return 0
     before = answer.tokens or 0
-    answer.tokens = _count(usage.get("completion_tokens"))
-    answer.prompt_tokens = _count(usage.get("prompt_tokens"))
+    counts = {name: _count(usage.get(name)) for name in ("completion_tokens", "prompt_tokens")}
+    answer.tokens = before or None if counts["completion_tokens"] is None else counts["completion_tokens"]
+    answer.prompt_tokens = answer.prompt_tokens if counts["prompt_tokens"] is None else counts["prompt_tokens"]
     details = usage.get("prompt_tokens_details")
     if isinstance(details, dict):
         answer.cached_tokens = _count(details.get("cached_tokens"))
@@ -242,31 +241,46 @@ def _read_chat(content: Mapping[str, Any], _: Mapping[str, str], answer: Answer)
 
 
 def _feed_openai(event: Mapping[str, Any], answer: Answer) -> int | None:
-    tokens, choices = _choices(event, answer)
+    grown, choices = _choices(event, answer)
     text = "".join(_text(c.get("text")) for c in choices)
     answer.text += text
-    return tokens if text else None
+    return _brought(grown, bool(text), choices, answer)
 
 
 def _feed_chat(event: Mapping[str, Any], answer: Answer) -> int | None:
-    tokens, choices = _choices(event, answer)
-    text = ""
+    grown, choices = _choices(event, answer)
+    has_said = False
     for choice in choices:
         delta = choice.get("delta")
-        text += _text(delta.get("content")) if isinstance(delta, dict) else ""
+        delta = delta if isinstance(delta, dict) else {}
+        answer.text += _text(delta.get("content"))
         answer.finish_reason = _text(choice.get("finish_reason")) or answer.finish_reason
-    answer.text += text
-    return tokens if text else None
+        has_said |= any(delta.get(name) for name in SAID)
+    return _brought(grown, has_said, choices, answer)
 
 
 def _choices(event: Mapping[str, Any], answer: Answer) -> tuple[int, list[Mapping[str, Any]]]:
-    """Return how many tokens an event of OpenAI's APIs adds, and its choices."""
+    """Return by how many tokens an event of OpenAI's APIs raises the usage, and its choices."""
     answer.id = str(event.get("id") or answer.id)
-    tokens = _usage(event, answer)
-    choices = event.get("choices")
+    grown = _usage(event, answer)
+    choices = event.get("choices") or []
     if not isinstance(choices, list) or not all(isinstance(c, dict) for c in choices):
         raise Unreadable(f"event without choices: {str(event)[:60]}")
-    return tokens, choices
+    # Some servers send no [DONE]. The usage of the whole request is in an event without choices.
+    answer.ended |= any(c.get("finish_reason") for c in choices) or (
+        not choices and isinstance(event.get("usage"), dict)
+    )
+    return grown, choices
+
+
+def _brought(grown: int, has_said: bool, choices: Sequence[Any], answer: Answer) -> int | None:
+    """Return the number of tokens of an event, 0 if it is unknown; None if it brings none."""
+    if has_said:
+        answer.uncounted |= not grown
+        return grown
+    # A token may have no text of its own, such as half a character. But usage that comes only at the end is no token:
+    # it counts the chunks before it.
+    return grown if grown and choices and not answer.uncounted else None
 
 
 def _text(value: Any) -> str:
@@ -290,14 +304,16 @@ def _header(headers: Mapping[str, str], name: str) -> int | None:
 
 
 def _feed_tgi(event: Mapping[str, Any], answer: Answer) -> int | None:
-    token = event.get("token")
-    if not isinstance(token, dict):
+    token, text = event.get("token"), event.get("generated_text")
+    if not isinstance(token, dict) and not isinstance(text, str):
         raise Unreadable(f"event without token: {str(event)[:60]}")
-    answer.text += str(token.get("text") or "")
-    answer.tokens = (answer.tokens or 0) + 1
     details = event.get("details")
     if isinstance(details, dict):
-        answer.ended = True
-        answer.tokens = _count(details.get("generated_tokens")) or answer.tokens
+        answer.tokens = _count(details.get("generated_tokens"))
         answer.prompt_tokens = _count(details.get("input_length"))
-    return 1
+    # Only the last event has the whole text, and its details only if they were asked for.
+    answer.ended |= isinstance(text, str) or isinstance(details, dict)
+    if not isinstance(token, dict):
+        return None
+    answer.text += _text(token.get("text"))
+    return 0

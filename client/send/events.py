@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import aiohttp
 
-from .dialects import Events
+from .sse import Events
 from .target import CONNECT_SECONDS, Target
 
 QUIET_SECONDS = 0.25

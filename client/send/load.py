@@ -21,8 +21,9 @@ import aiohttp
 
 from ..data import Planned
 from ..report.measure import Outcome
-from .dialects import Events, Message, status_failure
+from .dialects import Message, Unreadable, status_failure
 from .reading import Reading, failure
+from .sse import Events
 from .target import CANNOT_CONNECT, CONNECT_SECONDS, KeyRefused, ServerUnreachable, Target
 
 HEARTBEAT_SECONDS = 0.01
@@ -274,7 +275,8 @@ class LoadRun:
                 self._target.url + dialect.path, data=body, allow_redirects=False,
                 headers={"Content-Type": "application/json", **self._target.id(planned.index)},
             ) as answer:  # fmt: skip
-                if answer.status == 200 and dialect.stream:
+                # Some servers ignore the wish for a stream, and answer with all tokens at once.
+                if answer.status == 200 and dialect.stream and answer.content_type != "application/json":
                     outcome = await self._follow(answer, reading)
                 else:
                     outcome = await self._whole(answer, reading)
@@ -303,15 +305,16 @@ class LoadRun:
     async def _follow(self, answer: aiohttp.ClientResponse, reading: Reading) -> Outcome:
         events, shown = Events(), 0
         reading.answer.id = answer.headers.get("X-Request-Id", "")
-        async for received in answer.content.iter_any():
-            now = self.now()
-            for data in events.cut(received):
-                tokens = reading.dialect.feed(data, reading.answer)
-                if tokens is not None:
-                    reading.token(now, tokens)
-            if self._on_text is not None:
-                self._on_text(reading.answer.text[shown:])
-                shown = len(reading.answer.text)
-        if not reading.answer.ended:
-            return reading.outcome(self.now(), "stream cut", "the stream ended without its final event")
-        return reading.outcome(self.now())
+        try:
+            async for received in answer.content.iter_any():
+                reading.read(events.cut(received), self.now())
+                if self._on_text is not None:
+                    self._on_text(reading.answer.text[shown:])
+                    shown = len(reading.answer.text)
+        except (aiohttp.ClientError, OSError):
+            if not reading.answer.ended:
+                raise
+            return reading.outcome(max(reading.last, reading.sent), *reading.missing())
+        with contextlib.suppress(Unreadable):  # half an event, where the stream was cut
+            reading.read(events.end(), self.now())
+        return reading.outcome(self.now(), *reading.missing())

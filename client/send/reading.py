@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -31,25 +32,33 @@ class Reading:
     gaps: list[float] = field(default_factory=list)
     chunks: list[int] = field(default_factory=list)
 
-    def token(self, now: float, count: int) -> None:
-        """Record a chunk of `count` tokens (0: unknown)."""
-        if self.first is None:
-            self.first = now
-        else:
-            self.gaps.append(now - self.last)
-        self.last = now
-        self.chunks.append(count)
+    def read(self, events: Iterable[bytes], now: float) -> None:
+        """Add events that arrived at a time; raise as `Dialect.feed` does."""
+        for data in events:
+            count = self.dialect.feed(data, self.answer)
+            if count is None:
+                continue
+            if self.first is None:
+                self.first = now
+            else:
+                self.gaps.append(now - self.last)
+            self.last = now
+            self.chunks.append(count)
+
+    def missing(self) -> tuple[str, str]:
+        """Return the kind of failure of a stream that is over, and its detail; "" if it was complete."""
+        a = self.answer
+        if not a.ended:
+            return "stream cut", "the stream ended without its final event"
+        if not self.chunks and a.tokens is None and not a.finish_reason:
+            return "unreadable answer", "the stream had neither text nor usage"
+        return "", ""
 
     def outcome(self, now: float, error: str = "", detail: str = "") -> Outcome:
         """Return the outcome of the request."""
         a, chat, failed = self.answer, self.planned.chat, bool(error)
-        asked = tokens = self.planned.num_tokens
-        if a.tokens is not None:
-            tokens = a.tokens
-        elif chat:
-            tokens = len(self.chunks)  # a server that streams without usage sends a chunk per token
-        if chat and not failed:
-            asked = tokens
+        tokens = a.tokens or len(self.chunks)  # a server that streams without usage sends a chunk per token
+        asked = tokens if chat and not failed else self.planned.num_tokens
         return Outcome(
             self.planned.index, asked, self.intended, self.sent, now,
             tokens=0 if failed else tokens, error=error, detail=detail[:DETAIL_CHARACTERS],

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import requests
@@ -56,6 +56,35 @@ def signals_raise() -> Iterator[None]:
             signal.signal(getattr(signal, name), handler)
 
 
+def check(commands: Iterable[Sequence[str]]) -> None:
+    """Raise UsageError if a server cannot be started with one of these policies and flags, without starting any."""
+    for command in commands:
+        done = subprocess.run(
+            _program(*command, "--print-config"), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, env=_environment(), text=True, errors="replace",
+        )  # fmt: skip
+        if done.returncode:
+            raise UsageError(_reason(done.stderr) or f"./server.sh {command[0]} cannot start. Run it to see why")
+
+
+def _program(*arguments: str) -> list[str]:
+    """Return the command of a server; UsageError if it is not installed here."""
+    if not APP.is_file():
+        raise UsageError("this client was installed without the server. Use name=http://HOST:PORT instead of a policy")
+    return [sys.executable, str(APP), *arguments]
+
+
+def _environment() -> dict[str, str]:
+    return {name: text for name, text in os.environ.items() if name != "BATCHING"}
+
+
+def _reason(log: str) -> str:
+    """Return the errors in the log of a server, or its last lines."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")] or lines[-LOG_LINES:]
+    return " ".join(errors)
+
+
 @contextlib.contextmanager
 def started(policy: str, arguments: Sequence[str], log: Path, key: str | None = None) -> Iterator[str]:
     """Run a server as `launched` does; yield its URL."""
@@ -69,13 +98,10 @@ def launched(policy: str, arguments: Sequence[str], log: Path, key: str | None =
 
     Raise UsageError if the server is not installed here, ServerFailed if it does not become ready.
     """
-    if not APP.is_file():
-        raise UsageError("this client was installed without the server. Use name=http://HOST:PORT instead of a policy")
     port = free_port()
-    command = [sys.executable, str(APP), policy, "--host", "127.0.0.1", "--port", str(port)]
-    environment = {name: text for name, text in os.environ.items() if name != "BATCHING"}
+    command = _program(policy, "--host", "127.0.0.1", "--port", str(port))
     # Not an argument: every user of the machine can read those.
-    environment |= {"EB_API_KEY": key} if key else {}
+    environment = _environment() | ({"EB_API_KEY": key} if key else {})
     with log.open("w") as file:
         # In a new session, so that Ctrl-C reaches only the client, which lets requests finish.
         process = subprocess.Popen(
@@ -97,9 +123,7 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path, seco
             if requests.get(f"{url}/ready", timeout=5).status_code == 200:
                 return
         time.sleep(0.1)
-    lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")] or lines[-LOG_LINES:]
-    raise ServerFailed(" ".join(errors) or f"the server was not ready after {seconds:.0f} s")
+    raise ServerFailed(_reason(log.read_text("utf-8", "replace")) or f"the server was not ready after {seconds:.0f} s")
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import requests
@@ -17,6 +17,8 @@ from .dialects import CHAT_PATH, Dialect
 CONNECT_SECONDS = 5.0
 STATS_SECONDS = 10.0
 CANNOT_CONNECT = "cannot connect"
+# Servers, by the owner of their models, that have `continuous_usage_stats`. OpenAI's API and others refuse the field.
+COUNTING = ("effective-batching", "vllm", "sglang")
 
 
 class ServerUnreachable(Exception):
@@ -120,10 +122,15 @@ def check_chat(target: Target, workload: str) -> None:
         )
 
 
-def model_name(target: Target) -> str | None:
-    """Return the model name that an OpenAI-compatible server reports; None if it reports none."""
+def known(target: Target) -> Target:
+    """Return the target with its server's model and, for servers that have it, the usage in each chunk of a stream.
+
+    Raise ServerUnreachable and KeyRefused as `fetch` does.
+    """
     body = fetch(target, "/v1/models")
     try:
-        return str(body["data"][0]["id"])
-    except (KeyError, IndexError, TypeError):
-        return None
+        model, owner = str(body["data"][0]["id"]), body["data"][0].get("owned_by")
+    except (KeyError, IndexError, TypeError, AttributeError):
+        return target
+    dialect = replace(target.dialect, model=target.dialect.model or model, counts=owner in COUNTING)
+    return replace(target, dialect=dialect)

@@ -5,11 +5,14 @@ not know what is sent.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..options import nearest
+
+LONGEST = 1e9  # seconds of a run, 32 years; a clock cannot count milliseconds beside much greater numbers
 
 # kind: its form, its meaning, the number of its parameters and the defaults of the last ones.
 KINDS: dict[str, tuple[str, str, int, tuple[float, ...]]] = {
@@ -64,7 +67,13 @@ class Arrivals:
         return ":".join([self.kind, *(f"{number:g}" for number in numbers)])
 
     def times(self, count: int, rng: np.random.Generator) -> list[float]:
-        """Draw `count` ascending send times in seconds; the first is 0."""
+        """Draw `count` ascending send times in seconds; the first is 0. ValueError if the last is after `LONGEST`."""
+        with np.errstate(all="ignore"):  # of a rate that is almost 0
+            times = self._times(count, rng)
+        check_span(times, f"Use a higher rate than {self.text}")
+        return times
+
+    def _times(self, count: int, rng: np.random.Generator) -> list[float]:
         gaps = np.zeros(count)
         later = max(count - 1, 0)
         if self.kind == "poisson":
@@ -107,6 +116,13 @@ class Arrivals:
             + (f" with {self.second:g} s of think time" if self.second else ""),
             "trace": f"at the times of the trace, {self.value or 1:g} times as fast",
         }[self.kind]
+
+
+def check_span(times: Iterable[float], remedy: str) -> None:
+    """Raise ValueError with the remedy for a run that goes beyond `LONGEST`."""
+    for at in times:
+        if not at <= LONGEST:
+            raise ValueError(f"a request comes after {at:.3g} s, but a run has at most {LONGEST:,.0f} s. {remedy}")
 
 
 def parse(text: str) -> Arrivals:

@@ -15,7 +15,7 @@ import numpy as np
 from ..data import Planned, PromptData, redrawn
 from ..options import nearest
 from . import chats, traces
-from .arrivals import Arrivals
+from .arrivals import Arrivals, check_span
 from .corpus import USUAL_CONTEXT, Corpus, fitted
 from .sample import Draw, Sample
 
@@ -261,7 +261,9 @@ def draw(
         )
     firsts = [s for s in samples if s.chat is None or s.chat.after is None]
     if arrivals.kind == "trace":
-        times = iter([sample.at / arrivals.value for sample in firsts])
+        at_times = [sample.at / arrivals.value for sample in firsts]
+        check_span(at_times, f"Play the trace faster than {arrivals.value:g} times, or leave out its last requests")
+        times = iter(at_times)
     else:
         times = iter(arrivals.times(len(firsts), np.random.default_rng(arrival_seed)))
     planned, at = [], 0.0

@@ -104,7 +104,7 @@ def sharegpt(path: Path, draw: Draw) -> tuple[list[Sample], list[str]]:
 def read(path: Path) -> Trace:
     """Read a ShareGPT file; name the entries that have no question with an answer. ValueError if none has."""
     try:
-        entries = json.loads(path.read_text("utf-8"))
+        entries = json.loads(path.read_text("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise ValueError(
             f"{str(path)!r}, line {error.lineno}: invalid JSON: {error.msg}. Use a ShareGPT file, a JSON list of conversations"

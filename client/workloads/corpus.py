@@ -69,7 +69,7 @@ def load(path: Path | None = None) -> Corpus:
     if path is None:
         return plays()
     try:
-        words = re.findall(r"\S+\s*", path.read_text("utf-8"))
+        words = re.findall(r"\S+\s*", path.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise ValueError(f"cannot read {str(path)!r}: {reason}. Use a plain UTF-8 --text file") from error

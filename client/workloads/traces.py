@@ -1,21 +1,34 @@
 """Traces of real services, read line by line: lines that cannot be read are reported by number and skipped.
 
-The content determines the format: CSV with a header (Azure's 2023 trace in its own columns or in
+The content determines the format: CSV with a header (Azure's traces in their own columns or in
 seconds, VTC's, our `requests.csv`, the simulator's, which may have priorities), and JSON lines (Mooncake's, or ours with `at`, `num_tokens` and
-`prompt` or `prompt_tokens`). This module must not know how prompts are made.
+`prompt` or `prompt_tokens`). A date without a zone is in UTC, wherever it is read. This module must not know how prompts
+are made.
 """
 
 import csv
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 MOST_LINES_NAMED = 5
+MOST_TOKENS = 10_000_000  # of a prompt or an answer: no published model holds more, and the simulator keeps every token
+USE = (
+    "Use a CSV with the columns arrival_s, prompt_tokens and output_tokens, or JSON lines with at, prompt_tokens and "
+    "num_tokens"
+)
+# Date, time, fraction of any length and zone. Python 3.10 reads neither Z nor Azure's seven digits of a second.
+STAMP = re.compile(
+    r"(\d{4}-\d\d-\d\d)(?:[t ](\d\d:\d\d(?::\d\d)?)(?:[.,](\d+))?)? ?(?:(z|utc|gmt)|([+-])(\d\d):?(\d\d)?)?",
+    re.ASCII | re.IGNORECASE,
+)
+NUMBER, ZONED, UNZONED = "a number", "a date with a zone", "a date without a zone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +48,7 @@ class Row:
     user: str = ""
     priority: int = 0
     limit: int | None = 0
+    form: str = NUMBER  # of its time in the file
 
 
 @dataclass(slots=True)
@@ -59,30 +73,42 @@ class Trace:
 
 
 def read(path: Path, most: int | None = None) -> Trace:
-    """Read a trace, at most its first `most` requests; ValueError when nothing can be used."""
+    """Read a trace, at most its first `most` requests; ValueError when nothing can be used, or times are of two forms."""
     trace = Trace([])
     rows: list[Row] = []
+    began_at = 0
     try:
-        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
             for number, make in _lines(file):
                 try:
-                    rows.append(make())
-                except (KeyError, TypeError, ValueError, RecursionError) as error:
+                    row = make()
+                except (KeyError, TypeError, ValueError, RecursionError, csv.Error) as error:
                     trace.bad.append((number, _reason(error)))
+                    continue
+                rows.append(row)
+                began_at = began_at or number
+                if row.form != rows[0].form:
+                    raise ValueError(
+                        f"{str(path)!r}, line {number}: the time is {row.form}, but that of line {began_at} is "
+                        f"{rows[0].form}. Write all times in one form"
+                    )
                 if most and len(rows) >= most:
                     break
     except OSError as error:
         raise ValueError(f"cannot read {str(path)!r}: {error.strerror}. Use another trace file") from error
+    except _NotLines as error:
+        raise ValueError(f"{str(path)!r}, {error}") from None
     if not rows:
-        what = "; ".join(trace.notes()) or "the file is empty"
-        raise ValueError(
-            f"{str(path)!r} has no request: {what}. Use a CSV with the columns "
-            "arrival_s, prompt_tokens and output_tokens, or JSON lines with at, prompt_tokens and num_tokens"
-        )
+        what = "; ".join(trace.notes()) or "it has no line with one"
+        raise ValueError(f"{str(path)!r} has no request: {what}. {USE}")
     rows.sort(key=lambda row: row.at)
     began = rows[0].at
     trace.rows = [replace(row, at=row.at - began) for row in rows]
     return trace
+
+
+class _NotLines(Exception):
+    """The file is neither a CSV nor JSON lines; the message says in which line, and what to do."""
 
 
 def _reason(error: Exception) -> str:
@@ -105,42 +131,70 @@ def _lines(file: Any) -> Iterator[tuple[int, Callable[[], Row]]]:
             if line.strip():
                 yield later, partial(_from_json, line)
         return
-    names = [name.strip() for name in next(csv.reader([first]))]
+    if first.lstrip().startswith("["):
+        raise _NotLines(
+            f"line {number}: it is a JSON array. Write each of its objects on a line of its own, without commas"
+        )
+    if "\0" in first:
+        raise _NotLines(f"line {number}: it is not text in UTF-8. Save it as UTF-8. {USE}")
+    try:
+        names = [name.strip() for name in _cells(first)]
+    except (csv.Error, ValueError) as error:
+        raise _NotLines(f"line {number}: {_reason(error)}. {USE}") from None
     for later, line in enumerate(file, number + 1):
         if line.strip():
             yield later, partial(_from_csv, names, line)
 
 
 def _from_csv(names: list[str], line: str) -> Row:
-    cells = next(csv.reader([line.replace("\0", "")]))
+    cells = _cells(line.replace("\0", ""))
     if len(cells) != len(names):
         raise ValueError(f"{len(cells)} columns instead of {len(names)}")
     cell = dict(zip(names, cells))
     output = _first(cell, "asked_tokens", "output_tokens", "GeneratedTokens", "num_tokens", "output_len")
     prompt = _first(cell, "prompt_tokens", "ContextTokens", "prompt_len")
     user = cell.get("user") or cell.get("client") or ""
+    at, form = _seconds(cell)
     return Row(
-        _seconds(cell),
+        at,
         _count(prompt, "prompt"),
         _count(output, "output"),
         user=user,
         priority=int(cell.get("priority") or 0),
         limit=_limit(cell),
+        form=form,
     )
 
 
-def _seconds(cell: Mapping[str, str]) -> float:
-    text = _first(cell, "arrival_s", "TIMESTAMP", "timestamp", "req_time")
+def _cells(line: str) -> list[str]:
+    """Return the cells of a line; csv.Error or ValueError for one that is not a whole row."""
     try:
-        at = float(text)
+        return next(csv.reader([line], strict=True))
+    except csv.Error as error:
+        if "unexpected end" in str(error):
+            raise ValueError("a quoted value does not end on this line") from None
+        raise
+
+
+def _seconds(cell: Mapping[str, str]) -> tuple[float, str]:
+    """Return the time of a row in seconds, and the form in which it is written."""
+    text = _first(cell, "arrival_s", "TIMESTAMP", "timestamp", "req_time").strip()
+    try:
+        return _time(float(text)), NUMBER
     except ValueError:
-        try:
-            # Azure writes seven digits of a second; datetime reads six.
-            stem, _, fraction = text.partition(".")
-            at = datetime.fromisoformat(f"{stem}.{(fraction + '000000')[:6]}").timestamp()
-        except ValueError:
-            raise ValueError(f"time {text[:20]!r} is not a number") from None
-    return _time(at)
+        stamp = STAMP.fullmatch(text)
+    if stamp is None:
+        raise ValueError(f"time {text[:20]!r} is not a number or a date")
+    day, clock, fraction, name, sign, hours, minutes = stamp.groups()
+    try:
+        at = datetime.fromisoformat(f"{day} {clock or '00:00'}").replace(tzinfo=timezone.utc).timestamp()
+    except ValueError as error:
+        raise ValueError(f"time {text[:20]!r}: {error}") from None
+    if int(hours or 0) > 23 or int(minutes or 0) > 59:
+        raise ValueError(f"time {text[-20:]!r} has no zone from -23:59 to +23:59")
+    offset = 3600 * int(hours or 0) + 60 * int(minutes or 0)
+    at += float(f"0.{fraction or 0}") + (offset if sign == "-" else -offset)
+    return at, ZONED if name or sign else UNZONED
 
 
 def _first(cell: Mapping[str, str], *names: str) -> str:
@@ -183,8 +237,10 @@ def _count(value: Any, name: str) -> int:
         count = float(value)
     except (TypeError, ValueError):
         count = math.nan
-    if isinstance(value, bool) or not (1 <= count < 1e9) or count != int(count):
+    if isinstance(value, bool) or not (1 <= count < math.inf) or count != int(count):
         raise ValueError(f"{name} {str(value)[:20]!r} is not a number of tokens")
+    if count > MOST_TOKENS:
+        raise ValueError(f"{name} {str(value)[:20]} is more than {MOST_TOKENS:,} tokens")
     return int(count)
 
 

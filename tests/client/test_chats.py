@@ -165,7 +165,7 @@ SHAREGPT: list[Any] = [
 
 def test_a_sharegpt_file_gives_its_first_questions(tmp_path: Path) -> None:
     file = tmp_path / "sharegpt.json"
-    file.write_text(json.dumps(SHAREGPT))
+    file.write_text("\ufeff" + json.dumps(SHAREGPT))
     plan = catalog.draw(f"sharegpt:{file}", 2, BURST, 1, TEXT)
     assert {(p.prompt, p.num_tokens) for p in plan.planned} == {("we come to the king", 6), ("who is he", 2)}
     assert all(p.chat and not p.chat.capped for p in plan.planned)

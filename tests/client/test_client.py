@@ -262,6 +262,10 @@ def test_a_missing_key_is_a_usage_error_with_remedy(server: MockServer, capsys: 
         ("--prompt hi --numtokens 3 --burst", "Remove --burst"),
         ("--json /nowhere/at/all.json", "Use another --json file"),
         ("--port 99999", "from 1 to 65,535"),
+        ("--url http://[zz]:80", "'http://[zz]:80' is not a server address"),
+        ("--url http://[::1", "is not a server address"),
+        ("--url http://h:99999", "is not a server address"),
+        ("--url http://:80", "is not a server address"),
     ],
 )
 def test_usage_errors_end_with_2_value_and_remedy(flags: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -272,7 +276,7 @@ def test_usage_errors_end_with_2_value_and_remedy(flags: str, words: str, capsys
     assert words in err.replace("\n", " ")
 
 
-@pytest.mark.parametrize("host", ["http://10.0.0.5", "10.0.0.5:8500", "a b"])
+@pytest.mark.parametrize("host", ["http://10.0.0.5", "10.0.0.5:8500", "a b", "[zz]", "[::1]:8500", "zz::"])
 def test_an_invalid_ip_is_a_usage_error(host: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert client.main([], {"IP": host}) == 2
     assert "Set IP=10.0.0.5 in client/.env" in capsys.readouterr().err
@@ -289,5 +293,5 @@ def test_ip_comes_from_the_environment_then_from_the_env_file_then_from_the_defa
     assert url() == "http://127.0.0.1:8500"
     (tmp_path / ".env").write_text("IP=10.0.0.5\n")
     assert url() == "http://10.0.0.5:8500"
-    assert url(IP="::1") == "http://[::1]:8500"
+    assert url(IP="::1") == url(IP="[::1]") == "http://[::1]:8500"
     assert capsys.readouterr().err == ""

@@ -211,6 +211,22 @@ def test_a_wrong_address_is_rejected_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("main", "flags", "words"),
+    [
+        (compare.main, "dynamic edf", "'edf' is an order"),
+        (compare.main, "a=http://127.0.0.1:1 dinamic", "Did you mean 'dynamic'"),
+        (sweep.main, "static --over batch --values 4 5000", "--max-batch-size"),
+    ],
+)
+def test_all_policies_are_checked_before_a_server_starts_or_a_folder_is_made(
+    main: Callable[..., int], flags: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*flags.split(), "--numsamples", "2", "--out", str(tmp_path)], {}) == 2
+    assert words in capsys.readouterr().err.replace("\n", " ")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_quick_and_full_are_what_the_help_says() -> None:
     quick, full = compare.read(["--quick"], {}), compare.read([], {})
     assert (quick.model, quick.numsamples, quick.what) == ("bard", 58, ["nobatch", "static", "dynamic"])

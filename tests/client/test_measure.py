@@ -16,7 +16,8 @@ from client import runs
 from client.data import Chat, Planned
 from client.report import figures, measure, tables
 from client.send import load
-from client.send.dialects import APIS, Dialect, Events
+from client.send.dialects import APIS, Dialect
+from client.send.sse import Events
 from client.send.target import Target
 from client.workloads.arrivals import Arrivals
 
@@ -63,12 +64,13 @@ def test_every_measure_of_a_stream_is_right(server: MockServer, api: str) -> Non
     for ttft, gaps, e2el in zip(result["ttfts"], result["itls"], result["e2els"]):
         assert total - 2 <= 1000 * (ttft + sum(gaps)) <= 1000 * e2el + 0.001
     every = [1000 * gap for gaps in result["itls"] for gap in gaps]
-    means = [1000 * statistics.mean(gaps) for gaps in result["itls"]]
+    means = [1000 * sum(gaps) / (TOKENS - 1) for gaps in result["itls"]]
     assert result["median_itl_ms"] == pytest.approx(statistics.median(every))
     assert statistics.median(means) <= result["median_tpot_ms"] + 0.001 <= 10 * ITL * 1000
     assert close(total / TOKENS, result["median_normalized_latency_ms"])
     assert result["output_lens"] == [TOKENS] * 30
-    assert all(len(gaps) == TOKENS - 1 for gaps in result["itls"])
+    # Tokens that a busy machine reads together with the first have no gap.
+    assert all(0 < len(gaps) < TOKENS for gaps in result["itls"])
     if api == "inference":
         assert result["median_queue_ms"] == pytest.approx(4)
         assert (outcomes[0].batch_mean, outcomes[0].batch_max) == (2.0, 3)
@@ -107,7 +109,7 @@ def test_the_dialects_name_a_temperature_only_if_the_user_did(server: MockServer
     assert tgi["parameters"] == {"max_new_tokens": 6, "do_sample": False}  # TGI refuses a temperature of 0
 
 
-def test_a_chunk_of_many_tokens_is_one_gap_and_its_size_is_kept(server: MockServer) -> None:
+def test_the_size_of_a_chunk_of_many_tokens_is_kept(server: MockServer) -> None:
     server.together = 4
     (only,) = sent(server, Dialect("openai", True), trace(1, tokens=10)).outcomes()
     assert (only.tokens, only.chunks, len(only.gaps)) == (10, (4, 4, 2), 2)

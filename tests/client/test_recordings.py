@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from driver import drive, requests, scheduler
+import requests
+from driver import drive, scheduler
+from driver import requests as requests_at
+from mock_server import mock_server
 from rich.console import Console
 from support import ROOT, FakeModel, fake_engine
 from werkzeug.serving import make_server
@@ -25,7 +28,7 @@ import trace_export
 
 
 def static_run() -> list[dict[str, Any]]:
-    return drive(scheduler("static", 4), requests((0, 5, 3), (0, 9, 8), (1, 2, 6))).records()
+    return drive(scheduler("static", 4), requests_at((0, 5, 3), (0, 9, 8), (1, 2, 6))).records()
 
 
 def test_a_trace_has_a_slice_for_each_stay_and_no_overlaps_in_a_slot() -> None:
@@ -110,6 +113,30 @@ def test_the_terminal_reads_a_server(url: str, capsys: pytest.CaptureFixture[str
     assert "9 steps" in capsys.readouterr().out
 
 
-def test_the_terminal_view_reports_an_unreachable_server(capsys: pytest.CaptureFixture[str]) -> None:
-    assert top.main(["127.0.0.1:1", "--seconds", "0.2"]) == 3
+def test_the_terminal_view_ends_at_once_where_no_server_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert top.main(["127.0.0.1:1"]) == 3
     assert capsys.readouterr().err.startswith("error: cannot reach http://127.0.0.1:1. Is the server running?")
+    with mock_server() as other:
+        assert top.main([other.url]) == 3
+    assert capsys.readouterr().err.startswith(f"error: {other.url}/events answered 404")
+    assert top.main(["[zz]:80"]) == 2
+
+
+def test_the_terminal_view_reconnects_to_a_server_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = threading.Event()
+    monkeypatch.setattr(stop, "wait", lambda seconds: None)
+    connections: list[int | None] = []
+
+    def connect(url: str, key: str, last_id: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
+        connections.append(last_id)
+        if len(connections) == 3:
+            stop.set()
+        if len(connections) == 2:
+            raise requests.ConnectionError
+        yield "state", {"run": "x", "now": 0.0}
+
+    monkeypatch.setattr(top, "events", connect)
+    watched = top.Watched()
+    top.follow(watched, "http://h", "", stop)
+    assert len(connections) == 3
+    assert watched.state["run"] == "x"

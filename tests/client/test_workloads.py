@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -213,3 +214,105 @@ def test_a_trace_without_a_request_is_refused(tmp_path: Path, content: str) -> N
     file.write_text(content)
     with pytest.raises(ValueError, match="has no request"):
         traces.read(file)
+
+
+HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens"
+
+
+def times(tmp_path: Path, *stamps: str) -> list[float]:
+    file = tmp_path / "trace.csv"
+    file.write_text("\n".join([HEAD, *(f"{stamp},10,5" for stamp in stamps)]))
+    trace = traces.read(file)
+    assert trace.bad == []
+    return [row.at for row in trace.rows]
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kolkata"])
+@pytest.mark.parametrize(
+    ("stamps", "expected"),
+    [
+        (["2024-05-10 01:00:00.000000+01:00", "2024-05-10 00:00:01.5+00:00"], [0, 1.5]),
+        (["2024-05-10T00:00:00Z", "2024-05-10 05:30:02.25 +0530", "2024-05-09 19:00:04-05"], [0, 2.25, 4]),
+        (["2024-05-10 00:00:00 UTC", "2024-05-10 00:00:00.1234567z"], [0, 0.1234567]),
+        (["2024-03-10 01:59:59", "2024-03-10 03:00:00", "2024-11-03 01:30", "2024-11-04"], [0, 3601, 20561401, 20642401]),
+    ],
+)  # fmt: skip
+def test_a_date_keeps_its_zone_and_without_one_is_in_utc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zone: str, stamps: list[str], expected: list[float]
+) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert times(tmp_path, *stamps) == pytest.approx(expected, abs=1e-6)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize("other", ["2024-05-10 00:00:01", "7", "2024-05-10 00:00:01Z"])
+def test_times_of_two_forms_are_refused_by_their_lines(tmp_path: Path, other: str) -> None:
+    first = "2024-05-10 00:00:00" if other.endswith("Z") else "2024-05-10 00:00:00Z"
+    with pytest.raises(ValueError, match=r"line 4: .* line 2 "):
+        times(tmp_path, first, first, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("bom.csv", "arrival_s,prompt_tokens,output_tokens\n0,10,5\n"),
+        ("bom.jsonl", '{"timestamp": 0, "input_length": 10, "output_length": 5}\n'),
+        ("cr.csv", "arrival_s,prompt_tokens,output_tokens\r0,10,5\r"),
+    ],
+)
+def test_a_byte_order_mark_does_not_hide_a_column(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content.encode())
+    assert [row.prompt_tokens for row in traces.read(tmp_path / name).rows] == [10]
+    (tmp_path / "text.txt").write_text("\ufeff" + "alpha beta " * 100)
+    assert "\ufeff" not in corpus.load(tmp_path / "text.txt").at(0, 40)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ('1,10,5,"a\nb"', "a quoted value does not end on this line"),
+        (f"1,10,5,{'x' * 200_000}", "field larger than"),
+        ("1,999999999,5,a", "more than 10,000,000 tokens"),
+        ("1,10,1e8,a", "more than 10,000,000 tokens"),
+        ("2024-13-10 00:00:00Z,10,5,a", "month must be in"),
+        ("2024-05-10 00:00:00+24:00,10,5,a", "no zone from"),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_named_by_its_line(tmp_path: Path, row: str, words: str) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text(f"arrival_s,prompt_tokens,output_tokens,user\n0,10,5,b\n{row}\n")
+    trace = traces.read(file)
+    assert [r.user for r in trace.rows] == ["b"]
+    assert trace.bad[0][0] == 3
+    assert words in trace.bad[0][1]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'[{"at": 0, "prompt_tokens": 10, "num_tokens": 5}]', "line 1: it is a JSON array"),
+        (f"{HEAD}\n0,1,1".encode("utf-16"), "Save it as UTF-8"),
+        (b'"' + b"x" * 200_000, "line 1: "),
+        (HEAD.encode(), "no line with one"),
+    ],
+    ids=["array", "utf-16", "long", "head"],
+)
+def test_a_file_of_another_kind_is_refused_plainly(tmp_path: Path, content: bytes, words: str) -> None:
+    file = tmp_path / "trace"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        traces.read(file)
+
+
+@pytest.mark.parametrize("pace", [Arrivals(kind, 1e-320, 1.0) for kind in ("poisson", "gamma", "constant", "onoff")])
+def test_a_run_without_an_end_is_refused(pace: Arrivals, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Use a higher rate"):
+        drawn("uniform", 9, pace)
+    file = tmp_path / "trace.csv"
+    file.write_text(f"{HEAD}\n0,1,1\n1,1,1\n")
+    with pytest.raises(ValueError, match="Play the trace faster"):
+        catalog.draw(f"trace:{file}:1e-320", None, Arrivals("trace", 1.0), 1, TEXT)

@@ -33,7 +33,8 @@ def write_program(path: Path, text: str) -> None:
 def folder(tmp_path: Path) -> Path:
     """Return a copy of what setup.sh needs, beside a Python that only records its calls and a system without drivers."""
     folder = tmp_path / "a folder"
-    for path in (ROOT / "tools" / "setup.sh", *ROOT.glob("requirements*.txt"), ROOT / "client" / "requirements.txt"):
+    scripts = (ROOT / "tools" / "setup.sh", ROOT / "eb", ROOT / "server.sh")
+    for path in (*scripts, *ROOT.glob("requirements*.txt"), ROOT / "client" / "requirements.txt"):
         copy = folder / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
@@ -49,15 +50,20 @@ def folder(tmp_path: Path) -> Path:
 
 def set_up(folder: Path, *arguments: str, **environ: str) -> tuple[int, str, list[str]]:
     """Run setup.sh from another directory; return its status, its messages, and its calls of Python."""
+    return ran(folder, "tools/setup.sh", *(arguments or ["requirements.txt"]), **environ)
+
+
+def ran(folder: Path, script: str, *arguments: str, **environ: str) -> tuple[int, str, list[str]]:
+    """Run a script from another directory; return its status, its messages, and its calls of Python."""
     calls = folder.parent / "calls"
     calls.write_text("")
     names = {"PATH": str(folder.parent / "bin"), "PYTHON": str(folder.parent / "python"), "CALLS": str(calls)}
     result = subprocess.run(
-        [folder / "tools" / "setup.sh", *(arguments or ["requirements.txt"])],
+        [folder / script, *arguments],
         capture_output=True, text=True, timeout=20, cwd=folder.parent,
         env={"SYSTEM": "Linux x86_64", "PIP_CONFIG": "global.index-url='https://mirror.invalid'", **names, **environ},
     )  # fmt: skip
-    assert result.stdout == ""
+    assert result.stdout == "" or script == "eb"
     return result.returncode, result.stderr, calls.read_text().splitlines()
 
 
@@ -124,6 +130,13 @@ def test_a_server_without_weights_and_its_help_need_no_torch_and_another_install
     assert set_up(folder, "requirements.txt", *arguments) == (0, "", [])
     assert installed(set_up(folder, "requirements.txt", "dynamic")[2]) == ["requirements.txt"]
     assert set_up(folder, "requirements.txt", *arguments) == (0, "", [])
+
+
+@pytest.mark.parametrize("command", ["serve", "fleet", "load", "compare", "sweep", "top", "simulate", "doctor"])
+def test_help_installs_no_more_than_a_mock_needs(folder: Path, command: str) -> None:
+    calls = ran(folder, "eb", "help", command)[2] + ran(folder, "eb", command, "-h")[2]
+    assert set(installed(calls)) <= {MOCK, "client/requirements.txt"}
+    assert installed(ran(folder, "eb", "fleet", "dynamic")[2])[-1] == "requirements-ray.txt"
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,8 @@ MISTAKES = [
     ("run dynamic --context 3", "--context", "3"),
     ("run dynamic --max-tokens-per-step 8", "--max-tokens-per-step", "32"),
     ("run dynamic --speed 2", "--speed", "--trace"),
+    ("run dynamic --speed 1e-320 --trace HERE/good.csv", "1e-320", "Use a higher --speed"),
+    ("run dynamic --rate 1e-320", "poisson", "Use a higher rate"),
     ("run dynamic --trace HERE/none.csv", "none.csv", "No such file"),
     ("run dynamic --trace HERE", "HERE", "directory"),
     ("run dynamic --trace HERE/bytes.csv", "bytes.csv", "arrival_s, prompt_tokens"),
@@ -78,7 +80,7 @@ def test_a_mistake_is_answered_in_one_line_with_a_remedy(
 ) -> None:
     (tmp_path / "bytes.csv").write_bytes(bytes(range(256)) * 9)
     (tmp_path / "empty.csv").write_text("")
-    (tmp_path / "good.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,4,3\n")
+    (tmp_path / "good.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,4,3\n1,4,3\n")
     (tmp_path / "words.json").write_text('{"cost": {"kind": "affine", "base": "x"}}')
     _, err = run_command(capsys, *line.replace("HERE", str(tmp_path)).split(), code=2)
     assert err.startswith("error: ")
