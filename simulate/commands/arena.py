@@ -11,9 +11,8 @@ from multiprocessing import get_context
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from client.console import say
+from client.console import say, table_of
 from client.options import FOLDER, POSITIVE, Argument, Choice, Number, Option, UsageError, Values
 from client.progress import counted
 from client.workloads import catalog
@@ -108,14 +107,12 @@ def shown(field: str, beside: Paired) -> str:
 
 
 def _show(standings: list[Standing], args: Values, console: Console) -> None:
-    table = Table(title=f"ranked by {HEADS[args.by]}; multiples of {REFERENCE}'s, misses in points")
-    table.add_column("", justify="right")
-    table.add_column("policy", overflow="fold", min_width=18)
-    for field in HEADS:
-        table.add_column(field, justify="right", no_wrap=True)
-    for place, standing in enumerate(standings, 1):
-        table.add_row(str(place), standing.policy, *(shown(field, standing.beside[field]) for field in HEADS))
-    console.print(table)
+    rows = [
+        [str(place), standing.policy, *(shown(field, standing.beside[field]) for field in HEADS)]
+        for place, standing in enumerate(standings, 1)
+    ]
+    title = f"ranked by {HEADS[args.by]}; multiples of {REFERENCE}'s, misses in points"
+    console.print(table_of(title, ("", "policy", *HEADS.values()), rows, left=0, words=["policy"]))
     mean = next(standing.mean for standing in standings if standing.policy == REFERENCE)
     say(console, f"{REFERENCE}: mean latency {mean.mean:.2f} s, p99 {mean.p99:.2f} s, light clients wait {mean.light:.2f} times as long "
                  f"as all, {mean.misses:.1%} of deadlines missed")  # fmt: skip

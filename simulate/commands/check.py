@@ -79,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         values = read_pairs(args.policy_option, "--policy-option")
         if args.exhaustive:
             refuse(args, ("cases", "large_cases", "seed"), "has no effect with --exhaustive. Leave one out")
-            verdict = check_exhaustively(args.policy, Scope(args.requests, args.longest), values)
+            with counted(Console(stderr=True), None, "runs so far") as progress:
+                verdict = check_exhaustively(args.policy, Scope(args.requests, args.longest), values, progress)
         else:
             refuse(args, ("requests", "longest"), "has no effect without --exhaustive. Add it")
             with counted(Console(stderr=True), args.cases + args.large_cases, "cases tested") as progress:
