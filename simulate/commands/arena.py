@@ -6,6 +6,7 @@ import csv
 import math
 import os
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
@@ -16,7 +17,7 @@ from client.console import say, table_of
 from client.options import FOLDER, POSITIVE, Argument, Choice, Number, Option, UsageError, Values
 from client.progress import counted
 from client.workloads import catalog
-from simulate import arena, pictures, published
+from simulate import arena, hook_limit, pictures, published
 from simulate.arena import REFERENCE, Paired, Rules, Standing
 from simulate.commands.prepared import Sections
 from simulate.measures import Measures
@@ -91,10 +92,14 @@ def _cores() -> int:
 def _play(keys: list[Round], names: list[str], rules: Rules, jobs: int, console: Console) -> list[Played]:
     """Play the rounds in as many processes, or in this one."""
     one, results = partial(arena.play, names, rules), []
-    with counted(console, len(keys), "rounds played") as done, ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        for result in pool.map(one, *zip(*keys)) if jobs > 1 else map(one, *zip(*keys)):
-            results.append(result)
-            done(len(results))
+    workers = ProcessPoolExecutor(jobs, get_context("spawn"), initializer=hook_limit.begin)
+    with counted(console, len(keys), "rounds played") as done, workers as pool:
+        try:
+            for result in pool.map(one, *zip(*keys)) if jobs > 1 else map(one, *zip(*keys)):
+                results.append(result)
+                done(len(results))
+        except BrokenProcessPool as error:
+            raise RuntimeError("a process that played a round has ended. See above, or use --jobs 1") from error
     return results
 
 
