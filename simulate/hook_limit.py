@@ -15,14 +15,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from traceback import walk_stack
 from types import FrameType
 
-import policies
-from scheduling.located import locate
-
-Stack = list[tuple[FrameType, int]]
+from scheduling.lasting import LastingCall
 
 LIMIT = 5.0  # seconds, a thousand times what a hook needs
 GRACE = 2.0
@@ -40,8 +35,7 @@ class HookLimit:
     def __init__(self, seconds: float = LIMIT) -> None:
         self._limit = seconds
         self._look_every = min(LOOK_EVERY, seconds / 4)
-        self._call: FrameType | None = None  # kept, so that no other call's frame gets its place in memory
-        self._taken = 0.0
+        self._call = LastingCall()
         self._looked_at = 0.0
         self._has_raised = False
 
@@ -54,43 +48,21 @@ class HookLimit:
     def stop(self) -> None:
         """Stop looking."""
         signal.setitimer(signal.ITIMER_REAL, 0)
-        self._call = None
 
     def _look(self, number: int, frame: FrameType | None) -> None:
         # A process that was suspended has not computed meanwhile.
         now, longest = time.monotonic(), 2 * self._look_every
         passed, self._looked_at = min(now - self._looked_at, longest), now
-        stack = list(walk_stack(frame))
-        call = _call_in(stack)
-        if call is None or call is not self._call:
-            self._call, self._taken, self._has_raised = call, 0.0, False
+        taken = self._call.look(frame, passed)
+        self._has_raised &= taken > 0
+        if taken < self._limit:
             return
-        self._taken += passed
-        if self._taken < self._limit:
-            return
-        words = f"{_place(call, stack)}, took more than {self._limit:g} s. Look for a loop whose condition stays true"
-        if self._taken >= self._limit + GRACE:
+        words = f"{self._call.place}, took more than {self._limit:g} s. Look for a loop whose condition stays true"
+        if taken >= self._limit + GRACE:
             _end(words)
         if not self._has_raised:
             self._has_raised = True
             raise HookTimeout(words)
-
-
-def _call_in(stack: Stack) -> FrameType | None:
-    """Return the call of a hook, or else the run of a policy's file that is being loaded; `stack` begins with the innermost."""
-    is_loading = False
-    for frame, line in reversed(stack):
-        is_loading |= frame.f_globals.get("__name__") == policies.__name__
-        if locate([(frame, line)]) or (is_loading and frame.f_code.co_name == "<module>"):
-            return frame
-    return None
-
-
-def _place(call: FrameType, stack: Stack) -> str:
-    """Return the line that a call has reached, with the hook where there is one."""
-    file = call.f_code.co_filename
-    line = next(line for frame, line in stack if frame.f_code.co_filename == file)
-    return str(locate(stack) or f"{Path(file).name}, line {line}")
 
 
 def _end(words: str) -> None:

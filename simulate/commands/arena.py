@@ -8,7 +8,7 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Any
 
 from rich.console import Console
@@ -20,6 +20,7 @@ from client.workloads import catalog
 from simulate import arena, hook_limit, pictures, published
 from simulate.arena import REFERENCE, Paired, Rules, Standing
 from simulate.commands.prepared import Sections
+from simulate.hook_limit import HookTimeout
 from simulate.measures import Measures
 
 RULES = Rules()
@@ -98,6 +99,10 @@ def _play(keys: list[Round], names: list[str], rules: Rules, jobs: int, console:
             for result in pool.map(one, *zip(*keys)) if jobs > 1 else map(one, *zip(*keys)):
                 results.append(result)
                 done(len(results))
+        except HookTimeout:
+            for process in active_children():  # they would go on with the rounds that they have been given
+                process.terminate()
+            raise
         except BrokenProcessPool as error:
             raise RuntimeError("a process that played a round has ended. See above, or use --jobs 1") from error
     return results
