@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with counted(Console(stderr=True), args.cases + args.large_cases, "cases tested") as progress:
                 verdict = check(args.policy, args.cases, args.seed, values, large=args.large_cases, progress=progress)
     except ValueError as error:
-        sys.stderr.write(f"error: {error}\n")
+        say(Console(stderr=True), f"error: {error}")
         return 2
     say(Console(), str(verdict))
     return 0 if verdict.broken is None else 1
