@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Hashable
+from types import FrameType
 from typing import Any
 
 from scheduling.options import values_of
@@ -225,6 +227,11 @@ class BatchingManager:
     @property
     def running(self) -> int:
         return len(self.scheduler.running) if self.scheduler else 0
+
+    @property
+    def frame(self) -> FrameType | None:
+        """What the loop's thread executes at this moment; None without a thread."""
+        return None if self._thread is None else sys._current_frames().get(self._thread.ident or 0)
 
     @property
     def heartbeat(self) -> float:

@@ -30,6 +30,7 @@ from serving.watchdog import FAILURE_SECONDS, MAX_FAILURES, RestartLimiter
 
 gc.enable()
 ANSWER_SECONDS = 1.0  # to answer the open requests of a failed engine
+SILENT_SECONDS = 10.0  # between two heartbeats of a worker, which has one in each second
 
 _config = settings.load().config
 _restart_limiter = RestartLimiter()  # created in the master, so that its workers share it
@@ -81,7 +82,7 @@ def when_ready(server: Any) -> None:
 
 
 class Shutdown:
-    """Shut down the master: after all requests on a first SIGTERM, and at once on any other signal.
+    """Shut down the master: after all requests on a first SIGTERM, and at once on any other signal or without a heartbeat.
 
     gunicorn itself would wait for a reload first, drop a signal that arrives together with another, and ignore a second
     SIGTERM.
@@ -99,12 +100,20 @@ class Shutdown:
         for other in queued:
             if other != signal.SIGHUP:
                 server.SIG_QUEUE.put_nowait(other)
-        if self._has_begun or number != signal.SIGTERM:
+        if self._has_begun or number != signal.SIGTERM or any(map(_is_silent, server.WORKERS.values())):
             number = signal.SIGQUIT
             server.cfg.set("graceful_timeout", math.ceil(QUICK_SECONDS))  # then it kills
             server.kill_workers(number)
         self._has_begun = True
         server.signal(number, frame)
+
+
+def _is_silent(worker: Any) -> bool:
+    """Return whether a worker has stopped its heartbeat, because a call in C keeps Python's lock: it can answer no request."""
+    try:
+        return time.monotonic() - float(worker.tmp.last_update()) > SILENT_SECONDS
+    except (OSError, ValueError):  # it has ended and closed the file whose time is its heartbeat
+        return False
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:

@@ -13,7 +13,10 @@ import time
 from multiprocessing import Pool
 from typing import Any
 
+from rich.console import Console
+
 from benchmarks import report
+from client.progress import counted
 from policies import names, order_names
 from simulate.check import check_exhaustively
 
@@ -34,10 +37,12 @@ def main() -> None:
     parser.add_argument("policies", nargs="*", default=every, help="(default: each loop, and dynamic with each order)")
     args = parser.parse_args()
     decided = json.loads(args.json.read_text())["policies"] if args.json and args.json.exists() else {}
-    with Pool() as pool:
-        for name, found in pool.imap_unordered(decide, [name for name in args.policies if name not in decided]):
+    names_left = [name for name in args.policies if name not in decided]
+    with counted(Console(stderr=True), len(names_left), "policies decided") as progress, Pool() as pool:
+        for number, (name, found) in enumerate(pool.imap_unordered(decide, names_left), 1):
             decided[name] = found
             report.keep(args.json, {"policies": decided})
+            progress(number)
     report.finish("exhaustive", {"policies": decided}, args.json)
 
 

@@ -21,10 +21,10 @@ PLAIN_LINE_SECONDS = 5.0
 
 
 class State(NamedTuple):
-    """How much is done of how much, and the same in words."""
+    """How much is done of how much (None: nobody knows), and the same in words."""
 
     done: float
-    total: float
+    total: float | None
     text: str
 
 
@@ -72,11 +72,13 @@ class Reporter(threading.Thread):
 
 
 @contextmanager
-def counted(console: Console, total: int, what: str) -> Iterator[Callable[[int], None]]:
-    """Show how many of `total` are done; yield the function that is given this number."""
+def counted(console: Console, total: int | None, what: str) -> Iterator[Callable[[int], None]]:
+    """Show how many of `total` are done, if that is known; yield the function that is given this number."""
     began, done = time.monotonic(), 0
 
     def state() -> State:
+        if total is None:
+            return State(done, None, f"{done:,} {what}")
         text = f"{done:,} of {total:,} {what}"
         return State(done, total, text + (f", ETA {remaining(done, total, time.monotonic() - began)}" if done else ""))
 

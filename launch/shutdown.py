@@ -1,24 +1,32 @@
-"""How a worker's open requests end when it shuts down: answered within a time, or failed at once."""
+"""How a worker's open requests end when it shuts down: answered within a time, or failed at once if nothing answers them."""
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
 
 from api.service import Service
+from scheduling.lasting import LastingCall
+
+log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.02
 QUICK_SECONDS = 1.5  # to answer the open requests on SIGINT or SIGQUIT
+HANG_SECONDS = 1.0  # for which one call of a policy's hook lasts until no request is waited for: it takes microseconds
 
 
 def drain(service: Service, seconds: float) -> None:
-    """Wait until all requests are answered; a second before `seconds` are over, fail the rest."""
-    end = time.monotonic() + seconds - 1.0
+    """Wait until all requests are answered; a second before `seconds` are over, or when a hook hangs, fail the rest."""
+    end, call = time.monotonic() + seconds - 1.0, LastingCall()
     if service.batches is not None:
         service.batches.stop()  # the next process computes the rest
     while service.requests.open and time.monotonic() < end:
         time.sleep(POLL_SECONDS)
+        if service.engine is not None and call.look(service.engine.manager.frame, POLL_SECONDS) >= HANG_SECONDS:
+            log.error("%s, does not return, so the open requests end with an error", call.place)
+            end = time.monotonic()
     service.stop()
     while service.requests.open and time.monotonic() < end + 0.5:
         time.sleep(POLL_SECONDS)

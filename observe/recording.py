@@ -85,7 +85,7 @@ class Recording:
 
     def on_arrival(self, inference: Inference) -> None:
         """Record an arrival; called in the handlers' threads, one at a time. Copies and background work are left out."""
-        if inference.first is not None or inference.is_background:
+        if inference.first is not None or inference.is_background or self._is_blind:
             return
         self._open[inference.id] = (inference.sequence.arrived_at, not self._open, [])
 
@@ -101,6 +101,7 @@ class Recording:
                     self._depart(inference)
         except Exception:
             self._is_blind = True
+            self._open.clear()  # nothing would remove them any more
             log.exception("the recording for simulations cannot read a record and stops")
 
     def _step(self, iteration: Iteration) -> None:

@@ -12,11 +12,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Protocol
+
+from scheduling.lasting import LastingCall
 
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0
+HOOK_SECONDS = 10.0  # for which one call of a policy's hook lasts until it is named in the log
 # The engine is not restarted after this many failures within this many seconds.
 MAX_FAILURES = 5
 FAILURE_SECONDS = 60.0
@@ -31,6 +35,8 @@ class Watched(Protocol):
     def has_thread(self) -> bool: ...
     @property
     def is_alive(self) -> bool: ...
+    @property
+    def frame(self) -> FrameType | None: ...
     def give_up(self, reason: str) -> None: ...
 
 
@@ -42,6 +48,7 @@ def dump_stacks() -> None:
 class Watchdog:
     """Ends a loop whose thread has died, or that has completed no iteration for twice `stall_seconds`.
 
+    A hook of the policy that does not return is named after HOOK_SECONDS.
     Time counts only while the watchdog itself runs, so a process that was suspended does not count as hung.
     """
 
@@ -60,6 +67,8 @@ class Watchdog:
         self._checked_at = clock()
         self._stalled = 0.0  # seconds since the loop's last iteration
         self._has_dumped = False
+        self._call = LastingCall()
+        self._has_named = False
 
     def start(self) -> None:
         """Check the loop in a separate thread until the loop has ended."""
@@ -78,11 +87,13 @@ class Watchdog:
         if not self._loop.has_thread:
             self._loop.give_up("the thread of the batching loop has ended")
             return False
+        passed, self._checked_at = min(now - self._checked_at, 2 * CHECK_SECONDS), now
         if heartbeat != self._heartbeat:
             self._heartbeat, self._stalled, self._has_dumped = heartbeat, 0.0, False
+            self._call = LastingCall()  # it keeps a frame, and so all requests that the hook was called with
         else:
-            self._stalled += min(now - self._checked_at, 2 * CHECK_SECONDS)
-        self._checked_at = now
+            self._stalled += passed
+            self._name_hook(passed)
         if self._stalled >= self._limit and not self._has_dumped:
             self._has_dumped = True
             log.error("the batching loop has not completed a step for %.0f s; thread stacks follow", self._stalled)
@@ -91,6 +102,17 @@ class Watchdog:
             self._loop.give_up(f"the batching loop has not completed a step for {self._stalled:.0f} s")
             return False
         return True
+
+    def _name_hook(self, passed: float) -> None:
+        """Log once where a call of a hook is that does not return."""
+        lasts = self._call.look(self._loop.frame, passed)
+        self._has_named &= lasts > 0
+        if lasts >= HOOK_SECONDS and not self._has_named:
+            self._has_named = True
+            log.error(
+                "the policy has not returned for %.0f s from %s. No request is computed meanwhile. Correct the policy and "
+                "restart the server", lasts, self._call.place,
+            )  # fmt: skip
 
 
 class RestartLimiter:

@@ -16,6 +16,7 @@ from client.console import emit_json, say
 from client.options import Argument, Choice, Command, read
 from scheduling.renamed import RenamedWarning
 from scheduling.scheduler import PolicyError
+from simulate.hook_limit import HookTimeout, limited
 
 COMMANDS = {
     "run": "Serve a workload with one or more policies and report the result of each.",
@@ -57,14 +58,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
     try:
         command = _command(argv)
-        if command == "check":
-            return int(_module(command).main(argv[1:]))
-        args = read(build_command(command), argv[1:])
-        args.command_line = shlex.join(["python", "-m", "simulate", *argv])
-        result = _module(command).run(args, console)
+        with limited():
+            if command == "check":
+                return int(_module(command).main(argv[1:]))
+            args = read(build_command(command), argv[1:])
+            args.command_line = shlex.join(["python", "-m", "simulate", *argv])
+            result = _module(command).run(args, console)
     except KeyboardInterrupt:
         return 130
-    except (ValueError, OSError, PolicyError, RuntimeError) as error:
+    except (ValueError, OSError, PolicyError, RuntimeError, HookTimeout) as error:
         if isinstance(error, OSError) and error.filename is not None:
             say(console, f"error: cannot open {error.filename!r}: {error.strerror}. Check the path")
             return 2

@@ -34,8 +34,10 @@ def pairs(flag: str, help: str) -> Option:
 
 
 def policies_argument() -> Argument:
-    names = f"loop or loop+order: {', '.join(policies.names())}"
-    return Argument("policies", names, nargs=-1, required=True, metavar="POLICY...")
+    known = f"loops: {', '.join(policies.names())}; orders: {', '.join(policies.order_names())}"
+    return Argument(
+        "policies", f"loop, loop+order, or the path of a file; {known}", nargs=-1, required=True, metavar="POLICY..."
+    )
 
 
 class Acceptance(Type):

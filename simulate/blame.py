@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Any
@@ -96,11 +96,18 @@ class Blame:
         return {"clients": names, "requests": counts.astype(int).tolist(), **matrix}
 
 
-def of(again: Again, cost: Cost, host: Host, asked: str = "", run: Run | None = None) -> Blame:
+def of(
+    again: Again,
+    cost: Cost,
+    host: Host,
+    asked: str = "",
+    run: Run | None = None,
+    progress: Callable[[int], None] = lambda number: None,
+) -> Blame:
     """Serve the requests without each of them, and return the blame for all, or for the one with the id `asked`.
 
-    `again` makes a fresh scheduler and all requests; `run` is the run of all of them, if it is known. A request that a
-    replay does not answer has no blame from it.
+    `again` makes a fresh scheduler and all requests; `run` is the run of all of them, if it is known. `progress` is called
+    with the number of requests that were left out. A request that a replay does not answer has no blame from it.
     """
     everyone = run or simulate(*again(), cost, host)
 
@@ -125,11 +132,12 @@ def of(again: Again, cost: Cost, host: Host, asked: str = "", run: Run | None = 
         others = nearest(mine[0], period) if asked and mine else period
         chosen = others[: MOST_OTHERS if asked else None]
         left_out += len(others) - len(chosen)
-        for culprit in chosen:
+        for number, culprit in enumerate(chosen, len(culprits) + 1):
             without = times(ids - {culprit.id})
             for seq in mine:
                 if seq is not culprit and together(seq, culprit) > 0:
                     blame[seq.id, culprit.id] = base[seq.id] - without.get(seq.id, base[seq.id])
+            progress(number)
         victims += mine
         culprits += chosen
     if not victims:

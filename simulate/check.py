@@ -84,14 +84,19 @@ def check(
     return Verdict(name, cases, large)
 
 
-def check_exhaustively(name: str, scope: Scope = DEFAULT_SCOPE, options: Mapping[str, object] | None = None) -> Verdict:
+def check_exhaustively(
+    name: str,
+    scope: Scope = DEFAULT_SCOPE,
+    options: Mapping[str, object] | None = None,
+    progress: Progress = lambda runs: None,
+) -> Verdict:
     """Decide whether the policy keeps the laws in a whole scope (`exhaustive.py`); ValueError if it does not exist."""
     make: Maker = partial(policies.policy_maker(name), options=options)
     try:
         check_purity(make(scope.slots))
     except Broken as broken:
         return Verdict(name, 0, broken=broken, scope=scope)
-    found = explore(make, scope)
+    found = explore(make, scope, progress)
     if found.broken is None or found.case is None:
         return Verdict(name, found.runs, scope=scope, states=found.states)
     smallest = _smallest(make, Scheduler, found.case, found.broken)

@@ -280,8 +280,10 @@ class Explored:
     case: Case | None = None
 
 
-def explore(make: Callable[[int], Policy], scope: Scope) -> Explored:
-    """Go through a scope, fewest requests first, until a law is broken."""
+def explore(
+    make: Callable[[int], Policy], scope: Scope, progress: Callable[[int], None] = lambda runs: None
+) -> Explored:
+    """Go through a scope, fewest requests first, until a law is broken; `progress` is called with the number of runs."""
     asked: set[str] = set()
     runs = 0
     while True:
@@ -293,6 +295,7 @@ def explore(make: Callable[[int], Policy], scope: Scope) -> Explored:
                     policy = make(scope.slots)
                 trial = ScriptedTrial(Scheduler(policy, record=False), scope, requests, ahead.pop(), seen, ahead, asked)
                 runs += 1
+                progress(runs)
                 try:
                     with laws_named(policy):
                         trial.run()

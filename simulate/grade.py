@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from scheduling.scheduler import Scheduler
-from simulate.check import check
+from simulate.check import Progress, check
 from simulate.laws import Broken
 from simulate.lessons import COST, LESSONS, Lesson
 from simulate.measures import measure
@@ -62,10 +62,11 @@ def grade(
     large: int = LARGE_CASES,
     make_scheduler: Callable[..., Scheduler] = Scheduler,
     bounds: Bounds | None = None,
+    progress: Progress | None = None,
 ) -> Grade:
     """Grade the policy with this name, or in this file; ValueError for a lesson that does not exist.
 
-    The laws are checked on so many `cases`. `make_scheduler` is called before each list of requests. `bounds` is
+    The laws are checked on so many `cases`, whose number `progress` is called with. `make_scheduler` is called before each list of requests. `bounds` is
     `regret.of`, which needs numpy.
     """
     task = LESSONS.get(lesson)
@@ -74,7 +75,7 @@ def grade(
     try:
         if policy.endswith(".py") and Path(policy).is_file():
             check_source(Path(policy))
-        verdict = check(policy, cases, seed, make_scheduler=make_scheduler, large=large)
+        verdict = check(policy, cases, seed, make_scheduler=make_scheduler, large=large, progress=progress)
         if verdict.broken is not None:
             return Grade(policy, lesson, seed, str(verdict))
         runs = _serve(task, policy, lesson, seed, make_scheduler)

@@ -16,7 +16,7 @@ from rich.text import Text
 from ..console import table_of
 from . import figures
 from .store import Results
-from .tables import PLAIN, shown, whole
+from .tables import PLAIN, shown
 
 # Mean latency (s), seconds per requested token, correlation; 5..145 tokens, about 100 requests, gaps of 0 to 1 s.
 ORIGINAL = {"dynamic": (7.42, 0.1005, 0.996), "nobatch": (11.02, 0.0148, 0.487)}
@@ -154,7 +154,7 @@ def short_tables(results: Results) -> list[Table]:
         rows = [
             [Text(cells[i].strip("*"), "bold" if cells[i].startswith("**") else "") for i in columns] for cells in lines
         ]
-        short.append(whole(table_of(heading, [heads[i] for i in columns], rows, 0, ("policy", "load"), **PLAIN)))
+        short.append(table_of(heading, [heads[i] for i in columns], rows, 0, ("policy", "load"), **PLAIN))
     return short
 
 

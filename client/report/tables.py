@@ -47,14 +47,7 @@ def by_turn(turns: Sequence[Mapping[str, Any]]) -> Table:
         "expected": "expected_cached_tokens",
     }  # fmt: skip
     lines = [[shown(turn[key], 1 if key.endswith("_ms") else 0) for key in columns.values()] for turn in turns]
-    return whole(table_of("Turns of the conversations", columns, lines, left=0, caption=caption, **PLAIN))
-
-
-def whole(table: Table) -> Table:
-    """Return the table with columns so wide that no head is broken within a word."""
-    for column in table.columns:
-        column.min_width = max(map(len, str(column.header).split()))
-    return table
+    return table_of("Turns of the conversations", columns, lines, left=0, caption=caption, **PLAIN)
 
 
 def blame(name: str, figures: Mapping[str, Any]) -> Table:
@@ -73,10 +66,11 @@ def blame(name: str, figures: Mapping[str, Any]) -> Table:
 
 def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return labels and values of counts and rates, in the usual words and order; unknown values are left out."""
-    unsuccessful = "Refused requests" if set(numbers["failures"]) == {"refused"} else "Failed requests"
+    refused = sum(count for kind, count in numbers["failures"].items() if is_refusal(kind))
     lines = [
         ("Successful requests", str(numbers["completed"])),
-        (unsuccessful, str(numbers["failed"])),
+        ("Refused requests", str(refused) if refused else "-"),
+        ("Failed requests", str(numbers["failed"] - refused)),
         ("Duration (s)", shown(numbers["duration"])),
         ("Requests/s", shown(numbers["request_throughput"])),
         ("Input tokens", shown(numbers["total_input_tokens"], 0)),
@@ -92,6 +86,11 @@ def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Jain's index of tokens/s", shown(numbers["fairness"]["jain_requests"], 3)),
     ]
     return [(label, text) for label, text in lines if label in ALWAYS or text != "-"]
+
+
+def is_refusal(kind: str) -> bool:
+    """Whether a failure of this kind is a server that was full, or a policy that turned a request away."""
+    return kind == "refused" or kind.startswith("HTTP 429") or "(overloaded)" in kind
 
 
 def latencies(numbers: Mapping[str, Any]) -> list[list[str]]:
@@ -146,7 +145,8 @@ def warnings_of(numbers: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list
     warnings = []
     for kind, count in numbers["failures"].items():
         detail = next((o.detail for o in outcomes if o.error == kind and o.detail), "")
-        warnings.append(f"{count} failed: {kind}" + (f": {detail}" if detail else ""))
+        verb = "refused" if is_refusal(kind) else "failed"
+        warnings.append(f"{count} {verb}: {kind}" + (f": {detail}" if detail else ""))
     warnings += lateness(numbers)
     if numbers["unsent"]:
         why = "a turn before them failed, or the run stopped early" if numbers.get("turns") else "stopped early"

@@ -6,20 +6,21 @@ import csv
 import math
 import os
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from client.console import say
+from client.console import say, table_of
 from client.options import FOLDER, POSITIVE, Argument, Choice, Number, Option, UsageError, Values
 from client.progress import counted
 from client.workloads import catalog
-from simulate import arena, pictures, published
+from simulate import arena, hook_limit, pictures, published
 from simulate.arena import REFERENCE, Paired, Rules, Standing
 from simulate.commands.prepared import Sections
+from simulate.hook_limit import HookTimeout
 from simulate.measures import Measures
 
 RULES = Rules()
@@ -92,10 +93,18 @@ def _cores() -> int:
 def _play(keys: list[Round], names: list[str], rules: Rules, jobs: int, console: Console) -> list[Played]:
     """Play the rounds in as many processes, or in this one."""
     one, results = partial(arena.play, names, rules), []
-    with counted(console, len(keys), "rounds played") as done, ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        for result in pool.map(one, *zip(*keys)) if jobs > 1 else map(one, *zip(*keys)):
-            results.append(result)
-            done(len(results))
+    workers = ProcessPoolExecutor(jobs, get_context("spawn"), initializer=hook_limit.begin)
+    with counted(console, len(keys), "rounds played") as done, workers as pool:
+        try:
+            for result in pool.map(one, *zip(*keys)) if jobs > 1 else map(one, *zip(*keys)):
+                results.append(result)
+                done(len(results))
+        except HookTimeout:
+            for process in active_children():  # they would go on with the rounds that they have been given
+                process.terminate()
+            raise
+        except BrokenProcessPool as error:
+            raise RuntimeError("a process that played a round has ended. See above, or use --jobs 1") from error
     return results
 
 
@@ -108,14 +117,12 @@ def shown(field: str, beside: Paired) -> str:
 
 
 def _show(standings: list[Standing], args: Values, console: Console) -> None:
-    table = Table(title=f"ranked by {HEADS[args.by]}; multiples of {REFERENCE}'s, misses in points")
-    table.add_column("", justify="right")
-    table.add_column("policy", overflow="fold", min_width=18)
-    for field in HEADS:
-        table.add_column(field, justify="right", no_wrap=True)
-    for place, standing in enumerate(standings, 1):
-        table.add_row(str(place), standing.policy, *(shown(field, standing.beside[field]) for field in HEADS))
-    console.print(table)
+    rows = [
+        [str(place), standing.policy, *(shown(field, standing.beside[field]) for field in HEADS)]
+        for place, standing in enumerate(standings, 1)
+    ]
+    title = f"ranked by {HEADS[args.by]}; multiples of {REFERENCE}'s, misses in points"
+    console.print(table_of(title, ("", "policy", *HEADS.values()), rows, left=0, words=["policy"]))
     mean = next(standing.mean for standing in standings if standing.policy == REFERENCE)
     say(console, f"{REFERENCE}: mean latency {mean.mean:.2f} s, p99 {mean.p99:.2f} s, light clients wait {mean.light:.2f} times as long "
                  f"as all, {mean.misses:.1%} of deadlines missed")  # fmt: skip

@@ -79,13 +79,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         values = read_pairs(args.policy_option, "--policy-option")
         if args.exhaustive:
             refuse(args, ("cases", "large_cases", "seed"), "has no effect with --exhaustive. Leave one out")
-            verdict = check_exhaustively(args.policy, Scope(args.requests, args.longest), values)
+            with counted(Console(stderr=True), None, "runs so far") as progress:
+                verdict = check_exhaustively(args.policy, Scope(args.requests, args.longest), values, progress)
         else:
             refuse(args, ("requests", "longest"), "has no effect without --exhaustive. Add it")
             with counted(Console(stderr=True), args.cases + args.large_cases, "cases tested") as progress:
                 verdict = check(args.policy, args.cases, args.seed, values, large=args.large_cases, progress=progress)
     except ValueError as error:
-        sys.stderr.write(f"error: {error}\n")
+        say(Console(stderr=True), f"error: {error}")
         return 2
     say(Console(), str(verdict))
     return 0 if verdict.broken is None else 1

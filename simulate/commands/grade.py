@@ -13,7 +13,6 @@ import signal
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields
-from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,10 +23,12 @@ from rich.table import Table
 
 from client.console import say, table_of, writable
 from client.options import FILE, Argument, Choice, Number, Option, Values
+from client.progress import counted
 from scheduling.scheduler import Scheduler
 from simulate import regret
+from simulate.check import Progress
 from simulate.commands.prepared import Sections
-from simulate.grade import WORDS, Grade, grade
+from simulate.grade import CASES, LARGE_CASES, WORDS, Grade, grade
 from simulate.lessons import LESSONS, Lesson
 
 LIMIT = 10.0  # seconds of processor time for one list of requests, a hundred times what a policy needs
@@ -53,8 +54,17 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     """Grade each policy; `good` is false when one has no score."""
     if args.csv:
         writable(args.csv, "--csv")
-    one = partial(grade_apart, lesson=args.lesson, seed=args.seed)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    cases = dict.fromkeys(args.policies, 0)
+    total = len(cases) * (CASES + LARGE_CASES)
+    with counted(console, total, "cases tested") as done, ThreadPoolExecutor(os.cpu_count()) as pool:
+
+        def one(policy: str) -> Grade:
+            def progress(number: int) -> None:
+                cases[policy] = number
+                done(sum(cases.values()))
+
+            return grade_apart(policy, args.lesson, args.seed, progress=progress)
+
         grades = list(pool.map(one, args.policies))
     scored = [found for found in grades if found.score is not None]
     if scored:
@@ -82,8 +92,10 @@ def _table(lesson: Lesson, grades: list[Grade]) -> Table:
     return table_of(f"{lesson.title}: {WORDS[lesson.field]}", heads, rows)
 
 
-def grade_apart(policy: str, lesson: str, seed: int, limit: float = LIMIT) -> Grade:
-    """Grade a policy in a process of its own, so that it can be stopped wherever it hangs."""
+def grade_apart(
+    policy: str, lesson: str, seed: int, limit: float = LIMIT, progress: Progress = lambda number: None
+) -> Grade:
+    """Grade a policy in a process of its own, so that it can be stopped wherever it hangs, also within C."""
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as stack:
@@ -91,7 +103,8 @@ def grade_apart(policy: str, lesson: str, seed: int, limit: float = LIMIT) -> Gr
         process.start()
         sender.close()
         try:
-            found: Grade = receiver.recv()
+            while not isinstance(found := receiver.recv(), Grade):
+                progress(found)
         except EOFError:  # the process ended without a word
             process.join()
             return Grade(policy, lesson, seed, _why_it_ended(process.exitcode, stack.read(), policy, limit))
@@ -110,7 +123,7 @@ def _grade_here(sender: Connection, stack: str, policy: str, lesson: str, seed: 
 
         signal.setitimer(signal.ITIMER_PROF, limit)  # for the file's own statements
         try:
-            found = grade(policy, lesson, seed, make_scheduler=make_scheduler, bounds=regret.of)
+            found = grade(policy, lesson, seed, make_scheduler=make_scheduler, bounds=regret.of, progress=sender.send)
         except BaseException as error:  # SystemExit, or what else a policy raises to leave
             found = Grade(policy, lesson, seed, f"{policy} raised {type(error).__name__}: {error}")
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -121,7 +134,7 @@ def _why_it_ended(status: int | None, stack: str, policy: str, limit: float) -> 
     """Say why a process ended without a grade, with the line of the policy that it was in."""
     places = re.findall(r'File "(.+)", line (\d+) in (\S+)', stack)  # the innermost first
     own = [(line, hook) for file, line, hook in places if Path(file).name == Path(policy).name]
-    where = f"line {own[0][0]} of {Path(policy).name} ({own[0][1]})" if own else policy
+    where = f"{own[0][1]}() of {Path(policy).name}, line {own[0][0]}," if own else policy
     if status == -signal.SIGPROF:
-        return f"{where} did not end within {limit:g} s of computing. Look for a loop whose condition stays true"
+        return f"{where} took more than {limit:g} s of computing. Look for a loop whose condition stays true"
     return f"{where} ended its process with status {status}"

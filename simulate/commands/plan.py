@@ -85,9 +85,7 @@ def run(args: Values, console: Console) -> dict[str, Any]:
                           str(shortest or "-")))  # fmt: skip
     measured = ["90 % interval"] if noise else []
     heads = ("policy", "slots", "requests/s", *measured, "binds", f"replicas for {wanted:.3g}/s", "shortest queue")
-    table = table_of(f"{source}, {args.cost}: " + ", ".join(map(str, limits)), heads, lines, words=["binds"])
-    table.columns[2].min_width = len(heads[2])
-    console.print(table)
+    console.print(table_of(f"{source}, {args.cost}: " + ", ".join(map(str, limits)), heads, lines, words=["binds"]))
     if args.out:
         pictures.draw(pictures.capacities, capacities, args.out, console)
     return {"limits": [asdict(limit) for limit in limits], "wanted": wanted, "capacities": capacities}

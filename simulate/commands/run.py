@@ -13,6 +13,7 @@ import policies
 from client import ending
 from client.console import say, table_of
 from client.options import FOLDER, POSITIVE, Choice, Number, Option, UsageError, Values
+from client.progress import counted
 from client.report import store, tables
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence
@@ -120,8 +121,9 @@ def run(args: Values, console: Console) -> dict[str, Any]:
         say(console, f"{scheduler.policy.name}: {pace}{hint_words(numbers['simulation'])}")
         numbers["simulation"] |= regret.of(run, cost, scheduler, fresh)
         if args.blame:
-            say(console, f"{scheduler.policy.name}: serving the requests again without each of them, for --blame")
-            numbers["simulation"]["blame"] = blame.of(fresh, cost, host, run=run).by_client()
+            with counted(console, run.requests, "requests left out once, for --blame") as progress:
+                found = blame.of(fresh, cost, host, run=run, progress=progress)
+            numbers["simulation"]["blame"] = found.by_client()
         if folder:
             result.keep(folder, load_of(args, rows), run, numbers)
         results.append(numbers)
@@ -183,8 +185,9 @@ def check_open_ended(args: Values) -> None:
 
 
 def hint_words(simulation: dict[str, Any]) -> str:
-    """Count preemptions and cached tokens, and describe what clients waited and how many deadlines were met, where there are any."""
-    words = f"; {simulation['preemptions']:,} preemptions" if simulation["preemptions"] else ""
+    """Count refusals, preemptions and cached tokens, and describe what clients waited and how many deadlines were met, where there are any."""
+    words = f"; {simulation['refused']:,} requests refused" if simulation["refused"] else ""
+    words += f"; {simulation['preemptions']:,} preemptions" if simulation["preemptions"] else ""
     words += f"; {simulation['cached']:.0%} of prompt tokens cached" if simulation["cached"] >= 0.005 else ""
     if "acceptance" in simulation:
         words += f"; {simulation['acceptance']:.0%} of draft tokens accepted, {simulation['tokens_per_step']:.2f} tokens per step"

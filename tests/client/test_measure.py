@@ -300,6 +300,13 @@ def test_a_punctual_client_is_not_warned_about() -> None:
     assert tables.warnings_of(measure.result(outcomes, facts(1)), outcomes) == []
 
 
+def test_requests_that_a_server_refused_are_not_counted_as_failed() -> None:
+    errors = ["timeout", "refused", "HTTP 429 (overloaded)", "error event (overloaded)"]
+    outcomes = [outcome(i, tokens=0, error=error) for i, error in enumerate(errors)]
+    shown = dict(tables.rows(measure.result(outcomes, facts(4))))
+    assert (shown["Refused requests"], shown["Failed requests"]) == ("3", "1")
+
+
 def test_a_run_in_which_nothing_finished_still_has_a_result() -> None:
     result = measure.result([outcome(tokens=0, error="timeout")], facts(2))
     assert (result["completed"], result["failed"], result["unsent"]) == (0, 1, 1)

@@ -39,6 +39,14 @@ def test_a_log_gets_lines_and_a_terminal_a_bar(monkeypatch: pytest.MonkeyPatch) 
     assert "━" in drawn
 
 
+def test_a_count_of_an_unknown_total_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out = io.StringIO()
+    with Reporter(Console(file=out, force_terminal=True, width=60), lambda: State(1234, None, "1,234 runs"), after=0.0):
+        pass
+    assert "1,234 runs" in out.getvalue()
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_command_that_is_over_soon_shows_nothing(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     assert reported(monkeypatch, terminal, after=60) == ""

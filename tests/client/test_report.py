@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from client.console import table_of
 from client.report import album, measure, page, plots, plots_steps, plots_sweep, race, sentences, store, summary, waste
 from client.report.album import Album
 from scheduling.iteration import SlotSteps
@@ -251,6 +252,18 @@ def test_the_tables_of_a_terminal_fit_80_columns(folder: Path) -> None:
         lines = out.getvalue().splitlines()
     assert not any("…" in line for line in lines)
     assert {"static", "vllm"} <= {line.split()[0] for line in lines if line.strip()}
+
+
+@pytest.mark.parametrize("width", [120, 80, 60, 45])
+def test_a_table_that_has_room_for_its_words_breaks_none_and_loses_no_column(width: int) -> None:
+    row = ["dynamic+admission", "9,999", "1 to 2", "the queue grows", "7"]
+    with io.StringIO() as out:
+        Console(file=out, width=width).print(
+            table_of("title", ["policy", "slots", "90 % interval", "binds", "end"], [row])
+        )
+        lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert {*" ".join(row).split()} <= {*" ".join(lines).split()}
 
 
 def test_batch_fill_and_wasted_rows_are_told_apart_as_the_server_does() -> None:

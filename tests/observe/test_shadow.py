@@ -211,6 +211,15 @@ def test_an_unreadable_record_is_logged_once(caplog: pytest.LogCaptureFixture) -
     assert len(caplog.records) == 1
 
 
+def test_a_recording_that_stopped_keeps_no_more_arrivals() -> None:
+    recording, (before, after) = Recording(), inferences(2)
+    recording.on_arrival(before)
+    assert recording.oldest_open() == before.sequence.arrived_at
+    recording.observe(SimpleNamespace(), [])  # type: ignore[arg-type]
+    recording.on_arrival(after)
+    assert recording.oldest_open() == float("inf")
+
+
 def test_a_failing_policy_is_reported_without_a_crash() -> None:
     shadow, _ = watched()
     shadow.policy = "no-such"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
+import threading
+from types import FrameType
 
 import pytest
 from served import SOON, Serve, expected, kind_of
 
 from batching import InferenceError
 from launch.faulty import lose_event
+from scheduling.policy import Policy
 from serving.watchdog import CHECK_SECONDS, MAX_FAILURES, RestartLimiter, Watchdog
 
 
@@ -20,6 +24,11 @@ class Loop:
         self.has_thread = True
         self.is_alive = True
         self.given_up: list[str] = []
+        self.thread: threading.Thread | None = None
+
+    @property
+    def frame(self) -> FrameType | None:
+        return None if self.thread is None else sys._current_frames()[self.thread.ident or 0]
 
     def give_up(self, reason: str) -> None:
         self.given_up.append(reason)
@@ -68,6 +77,34 @@ def test_a_loop_that_hangs_a_second_time_logs_its_stacks_again() -> None:
         watched.pass_by(15.0)
         watched.pass_by(1.0, beats=True)
         assert (watched.dumps, watched.loop.given_up) == (times, [])
+
+
+def test_a_hook_that_does_not_return_is_named_once_after_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    is_inside, may_return = threading.Event(), threading.Event()
+
+    class Waiting(Policy):
+        def admit(self, *_: object) -> int:
+            is_inside.set()
+            return may_return.wait(SOON)
+
+    watched = Watched(100.0)
+    watched.loop.thread = threading.Thread(target=Waiting(4).admit)
+    watched.loop.thread.start()
+    assert is_inside.wait(SOON)
+    watched.pass_by(9.0)
+    assert caplog.messages == []
+    watched.pass_by(80.0)
+    may_return.set()
+    watched.loop.thread.join(SOON)
+    (message,) = caplog.messages
+    assert "admit() of test_supervision.py, line" in message
+
+
+def test_a_step_that_takes_a_minute_names_no_hook(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched(100.0)
+    watched.loop.thread = threading.current_thread()
+    watched.pass_by(60.0)
+    assert caplog.messages == []
 
 
 def test_a_process_suspended_for_an_hour_has_not_hung() -> None:

@@ -125,7 +125,9 @@ def test_the_blame_for_one_request_is_its_row_of_the_matrix_and_leaves_out_those
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     again = drawn("dynamic")
-    every = blame.of(again, COST, Host())
+    left_out: list[int] = []
+    every = blame.of(again, COST, Host(), progress=left_out.append)
+    assert left_out == [*range(1, len(every.culprits) + 1)]
     monkeypatch.setattr(blame, "MOST_OTHERS", 7)
     one = blame.of(again, COST, Host(), "15")
     row = [seq.id for seq in every.victims].index("15")

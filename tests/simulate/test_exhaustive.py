@@ -45,6 +45,12 @@ def test_a_rare_fault_is_found_in_a_small_scope(name: str) -> None:
     assert len(verdict.case.requests) <= requests
 
 
+def test_each_run_is_counted_as_it_ends() -> None:
+    runs: list[int] = []
+    verdict = check_exhaustively("dynamic", Scope(2, 2), progress=runs.append)
+    assert runs == [*range(1, verdict.cases + 1)]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", LAWS)
 def test_random_cases_miss_a_rare_fault(name: str) -> None:

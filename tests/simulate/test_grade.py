@@ -70,7 +70,7 @@ def test_a_bad_file_gets_line_and_reason(kind: str, tmp_path: Path) -> None:
 )
 def test_an_endless_loop_is_stopped_also_in_c(body: str, tmp_path: Path) -> None:
     found = grade_apart(written(tmp_path, ORDER + body), "sjf", 0, limit=0.3)
-    assert "of bad.py (order)" in found.problem
+    assert "order() of bad.py, line 6," in found.problem
     assert found.score is None
 
 

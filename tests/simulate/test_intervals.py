@@ -157,7 +157,10 @@ def test_a_capacity_is_an_interval_around_what_the_law_says(tmp_path: Path, caps
     path = calibrated(tmp_path / "cost.json")
     line = "plan dynamic --num 120 --max-batch-size 8 --workload uniform --itl 1 --cost"
     assert main([*line.split(), str(path)]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["capacities"]
+    printed = capsys.readouterr()
+    (found,) = json.loads(printed.out)["capacities"]
+    assert printed.err.split()[-1] == "-"  # of the last column, which is not cut off
+    assert max(map(len, printed.err.splitlines())) <= 80
     low, high = found["interval"]
     assert low < found["rate"] < found["fails_at"] < high
     assert main([*line.split(), "oracle-a"]) == 0

@@ -13,6 +13,7 @@ from mock_server import mock_server
 from points import points
 from support_simulate import run_command
 
+import policies
 from client import compare
 from client.report import store
 from simulate.__main__ import COMMANDS, main
@@ -304,6 +305,13 @@ def test_each_command_explains_itself(command: str, capsys: pytest.CaptureFixtur
     text = capsys.readouterr().out
     assert COMMANDS[command] in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "fleet", "validate"])
+def test_a_command_that_takes_policies_names_the_orders(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert {f"{order}," for order in policies.order_names()[:-1]} <= {*capsys.readouterr().out.split()}
 
 
 def loaded_by(*modules: str) -> set[str]:

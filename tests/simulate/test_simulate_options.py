@@ -249,7 +249,9 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validate, "validate", ask)
     monkeypatch.setattr(check, "check", ask)
     monkeypatch.setattr(check, "check_exhaustively", ask)
-    monkeypatch.setattr(grade, "grade_apart", lambda policy, lesson, seed: Grade(policy, lesson, seed, f"asked {seed}"))
+    monkeypatch.setattr(
+        grade, "grade_apart", lambda policy, lesson, seed, **more: Grade(policy, lesson, seed, f"asked {seed}")
+    )
 
 
 Outcome = tuple[int, str, set[str]]
