@@ -1,0 +1,66 @@
+"""Where the code of a policy is: the hook that is being called, and the line that it has reached. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import PurePath
+from types import FrameType
+from typing import NamedTuple
+
+from scheduling.policy import Policy
+
+HOOKS = [name for name, method in vars(Policy).items() if callable(method) and (name[0] != "_" or name == "__init__")]
+
+
+class Place(NamedTuple):
+    """A line of a policy, and the hook whose call reached it. As text: `order() of loop.py, line 5`."""
+
+    hook: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.hook}() of {PurePath(self.file).name}, line {self.line}"
+
+
+def locate(frames: Iterable[tuple[FrameType, int | None]]) -> Place | None:
+    """Return the policy's hook that is being called, with the last line of the policy's files that it reached.
+
+    `frames` is what `traceback.walk_tb` or `traceback.walk_stack` yields. Return None if no hook is being called. A
+    line in a module that the policy only uses counts as the line that called it.
+    """
+    calls = list(frames)
+    if len(calls) > 1 and calls[0][0].f_back is calls[1][0]:  # `walk_stack` begins with the innermost call
+        calls.reverse()
+    for i, (frame, _) in enumerate(calls):
+        policy = _policy_of(frame)
+        hook = None if policy is None else _hook_of(frame, type(policy))
+        if policy is not None and hook is not None:
+            files = _files_of(type(policy)) | {frame.f_code.co_filename}
+            inside = [(call, line) for call, line in calls[i:] if call.f_code.co_filename in files]
+            call, line = inside[-1]
+            return Place(hook, call.f_code.co_filename, line or call.f_code.co_firstlineno)
+    return None
+
+
+def _policy_of(frame: FrameType) -> Policy | None:
+    """Return the policy whose method this call is, by its first argument."""
+    names = frame.f_code.co_varnames
+    first = frame.f_locals.get(names[0]) if names and frame.f_code.co_argcount else None
+    return first if isinstance(first, Policy) else None
+
+
+def _hook_of(frame: FrameType, cls: type[Policy]) -> str | None:
+    """Return the name of the hook that is called here: of the function, or what a class calls it."""
+    if frame.f_code.co_name in HOOKS:
+        return frame.f_code.co_name
+    for hook in HOOKS:
+        if any(getattr(vars(base).get(hook), "__code__", None) is frame.f_code for base in cls.__mro__):
+            return hook
+    return None
+
+
+def _files_of(cls: type[Policy]) -> set[str]:
+    """Return the files with the methods of a policy and its order, without that of the defaults."""
+    methods = [method for base in cls.__mro__ if base not in (Policy, object) for method in vars(base).values()]
+    return {method.__code__.co_filename for method in methods if hasattr(method, "__code__")}
