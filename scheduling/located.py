@@ -47,12 +47,18 @@ def locate(frames: Iterable[tuple[FrameType, int | None]]) -> Place | None:
     return None
 
 
-def locate_error(error: BaseException, policy: Policy) -> Place | None:
+def locate_error(error: BaseException, policy: Policy | None = None) -> Place | None:
     """Return the line of a policy that raised an error, or where the hook begins whose call or result the caller refused.
 
-    That is known from an error that names the hook, as a PolicyError does, or from the line of the call.
+    That is known from an error that names the hook, as a PolicyError does, or from the line of the call. Without a
+    `policy`, it is that of the innermost scheduler that was called.
     """
     calls = list(walk_tb(error.__traceback__))
+    if policy is None:
+        owners = [getattr(frame.f_locals.get("self"), "policy", None) for frame, _ in calls]
+        policy = next((owner for owner in reversed(owners) if isinstance(owner, Policy)), None)
+    if policy is None:
+        return locate(calls)
     lines = [linecache.getline(frame.f_code.co_filename, line) for frame, line in reversed(calls)]
     return locate(calls) or next(filter(None, (_definition(policy, text) for text in (str(error), *lines))), None)
 
