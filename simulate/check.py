@@ -84,6 +84,22 @@ def check(
     return Verdict(name, cases, large)
 
 
+def first_broken(
+    name: str, cases: int, options: Mapping[str, object] | None, is_over: Callable[[], bool]
+) -> Verdict | None:
+    """Return which law one of the first cases breaks, as it is, None if none does; no case begins when `is_over`."""
+    make: Maker = partial(policies.policy_maker(name), options=options)
+    try:
+        check_purity(make(4))
+        for case in make_cases(cases, 0):
+            if is_over():
+                break
+            try_case(make, case, twice=False)
+    except Broken as broken:
+        return Verdict(name, cases, broken=broken)
+    return None
+
+
 def check_exhaustively(name: str, scope: Scope = DEFAULT_SCOPE, options: Mapping[str, object] | None = None) -> Verdict:
     """Decide whether the policy keeps the laws in a whole scope (`exhaustive.py`); ValueError if it does not exist."""
     make: Maker = partial(policies.policy_maker(name), options=options)
