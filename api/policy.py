@@ -109,6 +109,9 @@ def _create(known: Policies, name: str, slots: int, options: dict[str, Any]) -> 
         return known.get_policy(name, slots, options, own=False)
     except ValueError as error:
         raise ApiError(str(error)[:2000], param="options") from None
+    except Exception as error:  # the arithmetic of a policy may not be up to all values within its bounds
+        text = f"policy {name} cannot be created with these options ({type(error).__name__}: {error}). Correct them"
+        raise ApiError(text[:2000], param="options") from None
 
 
 def announce(service: Service, engine: Engine) -> None:
